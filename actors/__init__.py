@@ -1,0 +1,1 @@
+"""The processes: runtime, supervision, the actors, launcher, replay, command line."""

@@ -1,0 +1,1 @@
+"""How processes talk and what is remembered: messages, codec, transports, event log."""

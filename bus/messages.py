@@ -1,0 +1,426 @@
+"""The whole protocol on one page: every message that crosses a process border.
+
+Reading order: one trajectory's way is StartGroup, LeaseRequested, LeaseGranted, TurnRequested, TurnGenerated,
+CodeRequested, CodeFinished, ... AnswerSubmitted, AnswerGraded, TrajectoryFinished; a step's way is StepRequested,
+BatchReady, StepTrained, WeightsPublished, WeightsLoaded.
+
+Token ids travel as raw bytes: little-endian int32; logprobs float32; policy versions int32; masks uint8.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of all messages; the class name is the tag on the wire and in the log."""
+
+
+# ---------------------------------------------------------------- joining and leaving
+
+
+class ActorReady(Message, frozen=True):
+    """An actor has bound its address and can be sent to."""
+
+    actor: str
+
+
+class EngineJoined(Message, frozen=True):
+    """A generator offers its KV cache. Leases on it are rounded up to whole pages."""
+
+    engine: str
+    kv_tokens: int
+    page_tokens: int
+    version: int  # policy version of the weights that it holds
+
+
+class EngineLeft(Message, frozen=True):
+    engine: str
+    cause: str
+
+
+class RunStarted(Message, frozen=True):
+    """Sent by the head to its own recipe; `step` is the step of the checkpoint that the run goes on from."""
+
+    step: int
+    engines: tuple[str, ...]
+
+
+class RunFinished(Message, frozen=True):
+    steps: int
+
+
+# ---------------------------------------------------------------- the step, seen from above
+
+
+class StepRequested(Message, frozen=True):
+    """recipe -> buffer: collect the groups of one training step."""
+
+    step: int
+    version: int
+
+
+class EvaluationRequested(Message, frozen=True):
+    """recipe -> buffer: one trajectory for each of the first `questions` test questions."""
+
+    label: str  # "start_sampled", "start_greedy", "end_sampled", "end_greedy"
+    temperature: float
+    questions: int
+    version: int
+
+
+class EvaluationFinished(Message, frozen=True):
+    """buffer -> recipe, recorder. Accuracy is correct / (questions - failed)."""
+
+    label: str
+    questions: int
+    correct: int
+    failed: int  # trajectories that infrastructure lost; they are no answers
+    response_tokens: int  # summed
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """One trajectory as the learner sees it. T tokens, prompt included."""
+
+    trajectory_id: int
+    group_id: int
+    advantage: float
+    prompt_tokens: int
+    token_ids: bytes  # int32 [T]
+    loss_mask: bytes  # uint8 [T]; 1 where the model generated the token
+    logprobs: bytes  # float32 [T]; under the version that generated the token, 0 where it was not generated
+    versions: bytes  # int32 [T]; -1 where not generated
+
+
+class StepCounts(msgspec.Struct, frozen=True):
+    """What one step's groups were. Sums over all groups that the step started, the rejected ones included."""
+
+    groups: int = 0
+    groups_rejected: int = 0  # equal rewards: no gradient
+    groups_lost: int = 0  # too few trajectories left after infrastructure failures
+    trajectories: int = 0  # finished
+    trajectories_failed: int = 0  # lost to infrastructure
+    correct: int = 0
+    overlong: int = 0  # hit the length limit
+    calls: int = 0
+    calls_failed: int = 0
+    positive_calls: int = 0  # of correct trajectories
+    positive_calls_failed: int = 0
+    generated_tokens: int = 0
+    response_tokens: int = 0  # generated and tool tokens
+    lease_wait_s: float = 0.0  # summed over trajectories
+    generation_s: float = 0.0
+    tools_s: float = 0.0
+    grading_s: float = 0.0
+
+
+class BatchReady(Message, frozen=True):
+    """buffer -> learner: the kept trajectories of a step."""
+
+    step: int
+    rows: tuple[Row, ...]
+
+
+class StepCollected(Message, frozen=True):
+    """buffer -> recipe, recorder: the step has its groups; the learner has the batch."""
+
+    step: int
+    rows: int
+    counts: StepCounts
+    failures: dict[str, int]  # infrastructure failures by cause
+
+
+class StepTrained(Message, frozen=True):
+    """learner -> recipe, recorder. `step` 0 is the end of the cold start."""
+
+    step: int
+    metrics: dict[str, float]
+
+
+class WeightsPublished(Message, frozen=True):
+    """learner -> recipe -> generators. The weights lie in shared memory; only their address travels."""
+
+    version: int
+    path: str
+    num_bytes: int
+    digest: str  # blake2b-128 of the bytes
+
+
+class WeightsLoaded(Message, frozen=True):
+    engine: str
+    version: int
+    load_s: float
+
+
+class Progress(Message, frozen=True):
+    """anyone -> launcher, for the display alone: nothing is decided by it."""
+
+    stage: str
+    step: int
+    steps: int
+    values: dict[str, float]
+
+
+# ---------------------------------------------------------------- one trajectory
+
+
+class StartGroup(Message, frozen=True):
+    """buffer -> rollout: start `size` trajectories, numbered from `first_trajectory_id`, on one prompt."""
+
+    group_id: int
+    purpose: Literal["train", "evaluate"]
+    problem: str  # the question's name in its data file
+    ground_truth: str
+    prompt_ids: bytes
+    size: int
+    first_trajectory_id: int
+    temperature: float
+    seed: int
+
+
+class LeaseRequested(Message, frozen=True):
+    """rollout -> arbiter. A trajectory holds one lease at most."""
+
+    trajectory_id: int
+    tokens: int  # KV tokens wanted, worst case
+
+
+class LeaseGranted(Message, frozen=True):
+    trajectory_id: int
+    engine: str
+    tokens: int
+
+
+class LeaseReleased(Message, frozen=True):
+    """rollout -> arbiter, and -> the engine, which forgets the trajectory's cache."""
+
+    trajectory_id: int
+
+
+class TurnRequested(Message, frozen=True):
+    """rollout -> generator. The ids of the whole trajectory so far; the engine knows which it has cached."""
+
+    trajectory_id: int
+    turn: int
+    token_ids: bytes
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    stop_token_ids: tuple[int, ...]
+    seed: int  # of the trajectory; a token's draw depends on it and on the token's position alone
+
+
+class TurnGenerated(Message, frozen=True):
+    """generator -> rollout. N new tokens, the stop token among them."""
+
+    trajectory_id: int
+    turn: int
+    token_ids: bytes  # int32 [N]
+    logprobs: bytes  # float32 [N]
+    versions: bytes  # int32 [N]
+    finish: Literal["stop", "length", "abort"]
+
+
+class TurnFailed(Message, frozen=True):
+    trajectory_id: int
+    turn: int
+    cause: str
+
+
+class TurnAborted(Message, frozen=True):
+    """rollout -> generator: stop this turn; it answers with what it has and finish "abort"."""
+
+    trajectory_id: int
+
+
+class CodeRequested(Message, frozen=True):
+    """rollout -> executor."""
+
+    trajectory_id: int
+    call: int  # counts the trajectory's calls from 0
+    tool: Literal["jupyter_code", "python_code_with_standard_io"]
+    code: str
+    stdin: str
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True):
+    """What a call wrote, as text whatever its bytes."""
+
+    stdout: str = ""
+    stderr: str = ""
+    stdout_cut: int = 0  # bytes dropped beyond the limit
+    stderr_cut: int = 0
+
+
+class CodeOk(Message, frozen=True):
+    output: Output
+
+
+class CodeRaised(Message, frozen=True):
+    """An exception left the code, or it did not compile; `traceback` is without the harness's own frames."""
+
+    output: Output
+    error: str  # "NameError: name 'x' is not defined"
+    traceback: str
+
+
+class CodeTimedOut(Message, frozen=True):
+    output: Output
+    limit_s: float
+
+
+class CodeOutOfMemory(Message, frozen=True):
+    output: Output
+    limit_mib: int
+
+
+class CodeDied(Message, frozen=True):
+    """The process ended by itself before the code did: an exit code, or the negative number of a signal."""
+
+    output: Output
+    exit_code: int
+
+
+class CodeRefused(Message, frozen=True):
+    """The call never ran: an unknown tool, a code text over the limit."""
+
+    reason: str
+
+
+CodeOutcome = CodeOk | CodeRaised | CodeTimedOut | CodeOutOfMemory | CodeDied | CodeRefused
+
+
+class CodeFinished(Message, frozen=True):
+    """executor -> rollout."""
+
+    trajectory_id: int
+    call: int
+    outcome: CodeOutcome
+    duration_s: float  # from the start of execution; never shown to the model
+
+
+class CallFailed(Message, frozen=True):
+    """executor -> rollout: infrastructure broke. `call` is the call's number, or -1 for a grading."""
+
+    trajectory_id: int
+    call: int
+    cause: str
+
+
+class SessionEnded(Message, frozen=True):
+    """rollout -> executor: the trajectory is over; its session may go."""
+
+    trajectory_id: int
+
+
+class AnswerSubmitted(Message, frozen=True):
+    """rollout -> executor: grade the assistant's own final answer."""
+
+    trajectory_id: int
+    answer: str
+    ground_truth: str
+
+
+class AnswerGraded(Message, frozen=True):
+    trajectory_id: int
+    correct: bool
+    duration_s: float
+
+
+class TrajectoryFinished(Message, frozen=True):
+    """rollout -> buffer. T tokens, prompt included, as in Row."""
+
+    trajectory_id: int
+    group_id: int
+    reward: float
+    ending: Literal["answered", "no_answer", "length", "turns"]
+    prompt_tokens: int
+    token_ids: bytes
+    loss_mask: bytes
+    logprobs: bytes
+    versions: bytes
+    turns: int
+    calls: int
+    calls_failed: int
+    responses_with_error: int  # tool responses whose text contains "error" in any case: the release's p_err
+    answer_opens: int  # `<answer>` tags in the assistant's own text
+    answer_closes: int
+    lease_wait_s: float
+    generation_s: float
+    tools_s: float
+    grading_s: float
+
+
+class TrajectoryFailed(Message, frozen=True):
+    """rollout -> buffer: lost to infrastructure, after a retry. Never a reward."""
+
+    trajectory_id: int
+    group_id: int
+    cause: str
+
+
+# ---------------------------------------------------------------- control
+
+
+class GenerationPaused(Message, frozen=True):
+    """anyone -> generator: hold all requests where they are."""
+
+
+class GenerationContinued(Message, frozen=True):
+    """anyone -> generator."""
+
+
+class Shutdown(Message, frozen=True):
+    """launcher -> every process: end in order, losing nothing that is logged."""
+
+
+AnyMessage = (
+    ActorReady
+    | EngineJoined
+    | EngineLeft
+    | RunStarted
+    | RunFinished
+    | StepRequested
+    | EvaluationRequested
+    | EvaluationFinished
+    | BatchReady
+    | StepCollected
+    | StepTrained
+    | WeightsPublished
+    | WeightsLoaded
+    | Progress
+    | StartGroup
+    | LeaseRequested
+    | LeaseGranted
+    | LeaseReleased
+    | TurnRequested
+    | TurnGenerated
+    | TurnFailed
+    | TurnAborted
+    | CodeRequested
+    | CodeFinished
+    | CallFailed
+    | SessionEnded
+    | AnswerSubmitted
+    | AnswerGraded
+    | TrajectoryFinished
+    | TrajectoryFailed
+    | GenerationPaused
+    | GenerationContinued
+    | Shutdown
+)
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """What travels. An actor's address is its process, or `process/actor` where a process holds several."""
+
+    sender: str
+    to: str
+    message: AnyMessage
+
+
+class ProtocolError(Exception):
+    """An event that the protocol forbids in the present state. The state is as it was."""

@@ -1,0 +1,214 @@
+"""Every knob of a run: one frozen Struct per component, each checking only itself.
+
+Paths may begin with `$RUN`, which stands for the run's own folder.
+Units are part of a name: `_s` seconds, `_mib` mebibytes, `_tokens` tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the TOML file. A key that it does not know is an error."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ValueError(message), which the loader prefixes with the table's path, unless `condition` holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+class Tiny(Section, frozen=True):
+    """The task, the tokenizer and the model that a run makes for itself, so that it needs no download."""
+
+    num_train_questions: int = 4096
+    num_test_questions: int = 512
+    num_sft_dialogues: int = 16_000
+    num_layers: int = 2
+    hidden_size: int = 128
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 32
+    intermediate_size: int = 384
+
+
+class Model(Section, frozen=True):
+    checkpoint: str = "$RUN/checkpoints/init"  # a transformers folder of a Qwen3-architecture model
+
+
+class Data(Section, frozen=True):
+    """Questions with known answers: JSONL or parquet, in any of the layouts that docs/data.md lists."""
+
+    train: str = "$RUN/data/train.jsonl"
+    test: str = "$RUN/data/test.jsonl"
+
+
+class Dialogue(Section, frozen=True):
+    """What the model sees, and how long it may go on (rStar2-Agent, arXiv 2508.20722, section 3)."""
+
+    tools: tuple[Literal["jupyter_code", "python_code_with_standard_io"], ...] = (
+        "jupyter_code",
+        "python_code_with_standard_io",
+    )
+    prompt_tokens: int = 1024  # a longer prompt is skipped and counted
+    response_tokens: int = 8192  # generated and tool tokens together
+    max_turns: int = 10
+    max_calls_per_turn: int = 1
+    result_characters: int = 2048  # of each of stdout, stderr and the traceback; the middle is cut out
+
+    def __post_init__(self) -> None:
+        require(self.response_tokens > 0, "response_tokens must be positive")
+        require(self.max_turns > 0, "max_turns must be positive")
+
+    @property
+    def sequence_tokens(self) -> int:
+        """The longest a trajectory can get."""
+        return self.prompt_tokens + self.response_tokens
+
+
+class Sampling(Section, frozen=True):
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 takes all tokens
+
+    def __post_init__(self) -> None:
+        require(self.temperature >= 0, "temperature must not be negative")
+        require(0 < self.top_p <= 1, "top_p must lie in (0, 1]")
+        require(self.top_k >= 0, "top_k must not be negative")
+
+
+class Sft(Section, frozen=True):
+    """The cold start: tool format and answer format only. `steps = 0` leaves it out."""
+
+    data: str = "$RUN/data/sft.jsonl"
+    steps: int = 250
+    batch_size: int = 64
+    lr: float = 3e-3  # AdamW, for vectors and embeddings
+    muon_lr: float = 0.02  # Muon, for matrices
+    warmup_steps: int = 10
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 0, "steps must not be negative")
+        require(self.batch_size > 0, "batch_size must be positive")
+
+
+class Rl(Section, frozen=True):
+    steps: int = 300
+    prompts: int = 512  # groups that one step trains on
+    rollouts: int = 32  # 2G: trajectories started for each prompt
+    refills: int = 512  # further groups that a step may start in place of those with equal rewards
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 0, "steps must not be negative")
+        require(self.prompts > 0, "prompts must be positive")
+        require(self.rollouts >= 2, "rollouts must be at least 2")
+        require(self.rollouts % 2 == 0, f"rollouts must be even, Resample-on-Correct keeps half of them: {self.rollouts}")
+        require(self.refills >= 0, "refills must not be negative")
+
+
+class Roc(Section, frozen=True):
+    """Resample-on-Correct. The defaults follow the report; configs/presets/rstar2_release.toml follows the release."""
+
+    enabled: bool = True  # false is plain GRPO: the whole group is trained on
+    penalty: Literal["report", "release"] = "report"
+    positives: Literal["weighted", "lowest"] = "weighted"
+    negatives: Literal["uniform", "first"] = "uniform"
+    counts: Literal["half", "proportional"] = "half"
+    min_per_class: int = 0  # with "proportional": keep at least so many of each class where there are so many
+
+
+class Engine(Section, frozen=True):
+    kind: Literal["embedded"] = "embedded"
+    num_engines: int = 1
+    kv_tokens: int = 65_536  # capacity of one engine's KV cache
+    threads: int = 1
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        require(self.num_engines > 0, "num_engines must be positive")
+        require(self.kv_tokens > 0, "kv_tokens must be positive")
+
+
+class Sandbox(Section, frozen=True):
+    """Limits of one call. What is in force is in the log, the summary and `asterism doctor`."""
+
+    backend: Literal["process"] = "process"
+    namespaces: Literal["auto", "required", "off"] = "auto"  # auto: where the kernel allows
+    fork_servers: int = 1
+    time_limit_s: float = 4.0
+    grade_limit_s: float = 4.0
+    memory_mib: int = 512
+    max_processes: int = 16
+    file_mib: int = 16
+    output_kib: int = 64  # kept of each of stdout and stderr; the rest is drained and dropped, and said
+    max_queued_calls: int = 65_536
+
+    def __post_init__(self) -> None:
+        require(self.fork_servers > 0, "fork_servers must be positive")
+        require(self.time_limit_s > 0, "time_limit_s must be positive")
+
+
+class Learner(Section, frozen=True):
+    ranks: int = 1
+    threads: int = 2
+    lr: float = 1e-6
+    final_lr_fraction: float = 1.0  # the rate falls linearly to this share of it over the run
+    warmup_steps: int = 5
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    minibatches: int = 2  # optimizer updates a step
+    micro_batch_tokens: int = 16_384  # padded tokens in one forward and backward
+    max_grad_norm: float = 1.0
+    checkpoint_every: int = 10  # steps; the last step is always saved
+    keep_checkpoints: int = 2  # older ones are deleted; the cold start's and the last are kept
+
+    def __post_init__(self) -> None:
+        require(self.ranks > 0, "ranks must be positive")
+        require(self.minibatches > 0, "minibatches must be positive")
+        require(0 <= self.clip_low < 1, "clip_low must lie in [0, 1)")
+        require(self.clip_high >= 0, "clip_high must not be negative")
+        require(self.checkpoint_every > 0, "checkpoint_every must be positive")
+
+
+class Evaluation(Section, frozen=True):
+    """Before the first RL step and after the last: one sampled and one greedy answer to each question."""
+
+    questions: int = 512
+
+
+class Bus(Section, frozen=True):
+    queue_messages: int = 65_536  # bound of every queue, sending and receiving; a full one makes the sender wait
+
+
+class Log(Section, frozen=True):
+    events: bool = True
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class Run(Section, frozen=True):
+    name: str
+    seed: int = 0
+    runs_folder: str = "runs"
+    tiny: Tiny | None = None
+    model: Model = Model()
+    data: Data = Data()
+    dialogue: Dialogue = Dialogue()
+    sampling: Sampling = Sampling()
+    sft: Sft = Sft()
+    rl: Rl = Rl()
+    roc: Roc = Roc()
+    engine: Engine = Engine()
+    sandbox: Sandbox = Sandbox()
+    learner: Learner = Learner()
+    evaluation: Evaluation = Evaluation()
+    bus: Bus = Bus()
+    log: Log = Log()
+
+    def __post_init__(self) -> None:
+        require(self.name != "", "name must not be empty")

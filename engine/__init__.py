@@ -1,0 +1,1 @@
+"""What touches weights: the model, the embedded engine, the learner, weight transfer, checkpoints."""

@@ -1,0 +1,89 @@
+"""What every inference engine does, embedded or served."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from bus.messages import WeightsPublished
+
+
+class EngineFailure(Exception):
+    """The engine could not answer: infrastructure, nobody's answer. `str(error)` is the cause."""
+
+
+class RequestRefused(EngineFailure):
+    """The request can never be served: a token id outside the vocabulary, a sequence beyond the capacity."""
+
+
+class Capacity(msgspec.Struct, frozen=True):
+    """The KV cache, in tokens. Every sequence takes whole pages."""
+
+    kv_tokens: int
+    page_tokens: int
+
+    def pages(self, tokens: int) -> int:
+        return -(-tokens // self.page_tokens)
+
+
+class GenerationRequest(msgspec.Struct, frozen=True):
+    sequence_id: int  # the trajectory's; its cached prefix is reused when its ids still match
+    token_ids: NDArray[np.int32]  # [T], all so far
+    max_new_tokens: int
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int = 0  # with a token's position it decides the token's draw
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """N new tokens; a stop token is among them."""
+
+    token_ids: NDArray[np.int32]  # [N]
+    logprobs: NDArray[np.float32]  # [N], log p of the sampled token under softmax(logits / temperature), before top-p and top-k; greedy: temperature 1
+    versions: NDArray[np.int32]  # [N], policy version that produced each
+    finish: Literal["stop", "length", "abort"]
+
+
+class EngineLoad(msgspec.Struct, frozen=True):
+    running: int
+    waiting: int
+    used_tokens: int  # KV tokens that sequences hold, parked ones included
+    decode_steps: int  # since the start
+    busy_s: float  # time spent computing since the start
+
+
+class Engine(Protocol):
+    async def start(self) -> Capacity: ...
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Raises RequestRefused before anything reaches the model, EngineFailure if the engine breaks."""
+        ...
+
+    def abort(self, sequence_id: int) -> None:
+        """The pending generate returns what it has, with finish "abort". Nothing pending: no effect."""
+        ...
+
+    def forget(self, sequence_id: int) -> None:
+        """Give the sequence's KV tokens back."""
+        ...
+
+    async def load_weights(self, weights: WeightsPublished) -> None:
+        """Between two decode steps; tokens from then on bear the new version. Cached keys and values of parked
+        sequences are dropped; running ones go on with what they have."""
+        ...
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    @property
+    def version(self) -> int: ...
+
+    def load(self) -> EngineLoad: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,31 @@
+"""Random draws as a function of what they are for, so that a decider has no generator to carry along."""
+
+from __future__ import annotations
+
+_MASK = (1 << 64) - 1
+
+
+def mix(*keys: int) -> int:
+    """A 64-bit hash of the keys, in their order (splitmix64's finalizer over each)."""
+    state = 0x9E3779B97F4A7C15
+    for key in keys:
+        state = (state ^ (key & _MASK)) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _MASK
+        state ^= state >> 31
+        state = (state + 0x9E3779B97F4A7C15) & _MASK
+    return state
+
+
+def uniform(*keys: int) -> float:
+    """A number in [0, 1) that depends on the keys alone."""
+    return (mix(*keys) >> 11) * 2.0**-53
+
+
+def shuffled(count: int, *keys: int) -> list[int]:
+    """A permutation of range(count) that depends on the keys alone (Fisher-Yates)."""
+    order = list(range(count))
+    for last in range(count - 1, 0, -1):
+        other = mix(*keys, last) % (last + 1)
+        order[last], order[other] = order[other], order[last]
+    return order

@@ -1,0 +1,56 @@
+"""What every sandbox does, whatever it is made of."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from bus.messages import AnswerSubmitted, CodeOutcome, CodeRequested
+
+
+class SandboxFailure(Exception):
+    """The infrastructure broke: this is nobody's answer. `str(error)` is the cause, short and without numbers that vary."""
+
+
+class Isolation(msgspec.Struct, frozen=True):
+    """What stands between a call and the machine, as it is in force."""
+
+    backend: str
+    namespaces: tuple[str, ...]  # of "user", "pid", "mount", "network", "ipc"; empty where the kernel refuses
+    seccomp: bool
+    missing: tuple[str, ...]  # one sentence for each protection that is not in force, with its remedy
+
+
+class CodeResult(msgspec.Struct, frozen=True):
+    outcome: CodeOutcome
+    duration_s: float  # from the start of execution, not of queueing
+
+
+class Grade(msgspec.Struct, frozen=True):
+    correct: bool
+    duration_s: float
+
+
+class Sandbox(Protocol):
+    """Calls run side by side; those of one trajectory's notebook run in the order in which they were asked for."""
+
+    async def start(self) -> Isolation:
+        """Raises SandboxFailure if nothing can be run here."""
+        ...
+
+    async def run(self, call: CodeRequested) -> CodeResult:
+        """Raises SandboxFailure. `jupyter_code` keeps the trajectory's names between calls."""
+        ...
+
+    async def grade(self, submission: AnswerSubmitted) -> Grade:
+        """Whether the answer equals the ground truth. Raises SandboxFailure if the grader hangs or dies."""
+        ...
+
+    async def end_session(self, trajectory_id: int) -> None:
+        """Forget the trajectory's notebook, and stop what still runs in it."""
+        ...
+
+    async def close(self) -> None:
+        """Leaves no process, file or socket behind."""
+        ...
