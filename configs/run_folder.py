@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,6 +50,22 @@ class RunFolder(NamedTuple):
     @property
     def lock(self) -> Path:
         return self.path / "lock"
+
+    @property
+    def sockets(self) -> Path:
+        """The ipc sockets. Outside the run's folder, since the path of a socket is limited to 107 bytes."""
+        return Path(tempfile.gettempdir()) / self._scratch_name
+
+    @property
+    def shared_memory(self) -> Path:
+        """Where weights are handed over: memory where the system has it, else the disk."""
+        memory = Path("/dev/shm")
+        return (memory if memory.is_dir() else Path(tempfile.gettempdir())) / f"{self._scratch_name}-weights"
+
+    @property
+    def _scratch_name(self) -> str:
+        digest = hashlib.blake2b(str(self.path.resolve()).encode(), digest_size=6).hexdigest()
+        return f"asterism-{os.getuid()}-{digest}"
 
     def checkpoint(self, step: int) -> Path:
         """The checkpoint after `step` RL steps; step 0 is the end of the cold start."""
