@@ -41,11 +41,22 @@ class EngineLeft(Message, frozen=True):
     cause: str
 
 
+class BufferCursor(msgspec.Struct, frozen=True, array_like=True):
+    """Where the group buffer stands between two steps."""
+
+    position: int = 0  # in the endless sequence of problems
+    next_group_id: int = 0
+    next_trajectory_id: int = 0
+
+
 class RunStarted(Message, frozen=True):
-    """Sent by the head to its own recipe; `step` is the step of the checkpoint that the run goes on from."""
+    """launcher's word to every decider, the first event of each life of a run: begin anew after `step`.
+
+    `cursor` is the buffer's at the end of that step, found in the log.
+    """
 
     step: int
-    engines: tuple[str, ...]
+    cursor: BufferCursor
 
 
 class RunFinished(Message, frozen=True):
@@ -130,6 +141,7 @@ class StepCollected(Message, frozen=True):
     rows: int
     counts: StepCounts
     failures: dict[str, int]  # infrastructure failures by cause
+    cursor: BufferCursor
 
 
 class StepTrained(Message, frozen=True):
@@ -152,6 +164,15 @@ class WeightsLoaded(Message, frozen=True):
     engine: str
     version: int
     load_s: float
+
+
+class MetricsRecorded(Message, frozen=True):
+    """recorder -> the head's metrics file: one line of it."""
+
+    kind: Literal["step", "evaluation"]
+    step: int
+    label: str  # of an evaluation, else empty
+    values: dict[str, float]
 
 
 class Progress(Message, frozen=True):
@@ -391,6 +412,7 @@ AnyMessage = (
     | StepTrained
     | WeightsPublished
     | WeightsLoaded
+    | MetricsRecorded
     | Progress
     | StartGroup
     | LeaseRequested

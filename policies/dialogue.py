@@ -147,16 +147,17 @@ def _read_call(text: str, tools: Sequence[ToolName]) -> ToolCall | MalformedCall
         return MalformedCall('a call must be an object with "name" and "arguments"')
     fields = cast(dict[str, Any], call)
     name, arguments = fields.get("name"), fields.get("arguments")
-    if name not in tools:
+    if not isinstance(name, str) or name not in tools:
         return MalformedCall(f"unknown function {json.dumps(name)}; known: {', '.join(tools)}")
     if not isinstance(arguments, dict):
         return MalformedCall('"arguments" must be an object')
     values = cast(dict[str, Any], arguments)
-    wanted = _DESCRIPTIONS[name][2]
+    tool = cast(ToolName, name)
+    wanted = _DESCRIPTIONS[tool][2]
     for parameter in wanted:
         if not isinstance(values.get(parameter), str):
             return MalformedCall(f'"{parameter}" must be given, as a string')
-    return ToolCall(tool=name, code=values["code"], stdin=values["input"] if "input" in wanted else "")
+    return ToolCall(tool=tool, code=values["code"], stdin=values["input"] if "input" in wanted else "")
 
 
 def last_boxed(text: str) -> str | None:

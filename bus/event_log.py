@@ -1,0 +1,158 @@
+"""The event log: what every decider received, before it decided, and a fingerprint of what it did.
+
+One SQLite file a process, in WAL mode. A thread of its own commits in groups, so that the event loop never waits for a
+disk. A kill loses at most the last group; no record is ever torn.
+"""
+
+from __future__ import annotations
+
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+SCHEMA_VERSION = 1
+BOUND = 200_000  # records that may wait for the thread; beyond it `full` tells the owner to hold its events back
+_GROUP_S = 0.05  # a group is committed at the latest this long after its first record
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS events (
+    seq INTEGER PRIMARY KEY,
+    time REAL NOT NULL,           -- seconds since the epoch, by the process's own clock that never goes back
+    actor TEXT NOT NULL,
+    sender TEXT NOT NULL,
+    kind TEXT NOT NULL,           -- the message's class
+    trajectory INTEGER,
+    frame BLOB NOT NULL           -- the envelope as it arrived
+);
+CREATE INDEX IF NOT EXISTS events_trajectory ON events (trajectory) WHERE trajectory IS NOT NULL;
+CREATE TABLE IF NOT EXISTS decisions (
+    seq INTEGER PRIMARY KEY,      -- of the event
+    effects BLOB NOT NULL,        -- fingerprint of the effects, in their order
+    state BLOB                    -- fingerprint of the state afterwards, where the decider gives one
+);
+"""
+
+
+class Event(NamedTuple):
+    seq: int
+    time: float
+    actor: str
+    sender: str
+    kind: str
+    trajectory: int | None
+    frame: bytes
+
+
+class Decision(NamedTuple):
+    seq: int
+    effects: bytes
+    state: bytes | None
+
+
+class EventLogFailure(Exception):
+    """The log cannot be written: a full disk, a read-only folder. The run must stop: what is not logged is lost."""
+
+
+class EventLog:
+    """Appends from one thread; `close` commits all that was appended."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = _open(path)
+        except (OSError, sqlite3.Error) as error:
+            raise EventLogFailure(f"{path}: {error}") from error
+        self._path = path
+        self._last = int(self._connection.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
+        self._records: queue.SimpleQueue[Event | Decision | None] = queue.SimpleQueue()
+        self._failure: EventLogFailure | None = None
+        self._thread = threading.Thread(target=self._write, name="event-log", daemon=True)
+        self._thread.start()
+
+    @property
+    def full(self) -> bool:
+        return self._records.qsize() > BOUND
+
+    def append(self, at: float, actor: str, sender: str, kind: str, trajectory: int | None, frame: bytes) -> int:
+        """Returns the event's number. Raises EventLogFailure if an earlier record could not be written."""
+        self._check()
+        self._last += 1
+        self._records.put(Event(self._last, at, actor, sender, kind, trajectory, frame))
+        return self._last
+
+    def decided(self, seq: int, effects: bytes, state: bytes | None) -> None:
+        self._records.put(Decision(seq, effects, state))
+
+    def close(self) -> None:
+        self._records.put(None)
+        self._thread.join()
+        self._connection.close()
+        self._check()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _write(self) -> None:
+        open_ = True
+        while open_:
+            group, open_ = self._next_group()
+            try:
+                self._commit(group)
+            except sqlite3.Error as error:
+                self._failure = EventLogFailure(f"{self._path}: {error}")
+                return
+
+    def _next_group(self) -> tuple[list[Event | Decision], bool]:
+        """What arrives within one group's time, and whether more may come."""
+        group: list[Event | Decision] = []
+        record = self._records.get()
+        deadline = time.monotonic() + _GROUP_S
+        while record is not None:
+            group.append(record)
+            try:
+                record = self._records.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return group, True
+        return group, False
+
+    def _commit(self, group: list[Event | Decision]) -> None:
+        events = [record for record in group if isinstance(record, Event)]
+        decisions = [record for record in group if isinstance(record, Decision)]
+        with self._connection:
+            self._connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)", events)
+            self._connection.executemany("INSERT INTO decisions VALUES (?, ?, ?)", decisions)
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, check_same_thread=False)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.executescript(_SCHEMA)
+    with connection:
+        connection.execute("INSERT OR IGNORE INTO meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
+    found = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()[0]
+    if int(found) != SCHEMA_VERSION:
+        raise sqlite3.DatabaseError(f"event log of schema version {found}, this program reads {SCHEMA_VERSION}")
+    return connection
+
+
+def read_events(path: Path, trajectory: int | None = None) -> Iterator[tuple[Event, Decision | None]]:
+    """Every event in order, with what was decided on it, if a decider received it and lived to decide."""
+    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    try:
+        chosen = "" if trajectory is None else "WHERE trajectory = ?"
+        query = (
+            "SELECT e.seq, time, actor, sender, kind, trajectory, frame, effects, state FROM events e "
+            f"LEFT JOIN decisions d ON e.seq = d.seq {chosen} ORDER BY e.seq"
+        )
+        for row in connection.execute(query, () if trajectory is None else (trajectory,)):
+            decision = None if row[7] is None else Decision(row[0], row[7], row[8])
+            yield Event(*row[:7]), decision
+    finally:
+        connection.close()

@@ -1,0 +1,418 @@
+"""One trajectory: a frozen record, and what an event makes of it.
+
+    leasing --LeaseGranted--> generating --TurnGenerated--> calling --CodeFinished (all)--> generating ...
+                                   |                                                           |
+                                   +--> grading --AnswerGraded--> ended <--- length, turns, no answer
+
+Only here tokens are appended. Text is decoded to be understood, and never encoded again.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Literal, assert_never
+
+import msgspec
+from msgspec.structs import replace
+
+from bus.messages import (
+    AnswerGraded,
+    AnswerSubmitted,
+    CallFailed,
+    CodeFinished,
+    CodeRequested,
+    LeaseGranted,
+    LeaseReleased,
+    LeaseRequested,
+    ProtocolError,
+    SessionEnded,
+    StartGroup,
+    TrajectoryFailed,
+    TrajectoryFinished,
+    TurnFailed,
+    TurnGenerated,
+    TurnRequested,
+)
+from policies.decider import Send
+from policies.dialogue import (
+    MalformedCall,
+    TextTokenizer,
+    ToolCall,
+    ToolName,
+    encode_pieces,
+    read_turn,
+    tool_turn_pieces,
+)
+from policies.draws import mix
+from policies.tool_text import failed, malformed_text, result_text
+
+Phase = Literal["leasing", "generating", "calling", "grading", "ended"]
+Ending = Literal["answered", "no_answer", "length", "turns"]
+TrajectoryEvent = LeaseGranted | TurnGenerated | TurnFailed | CodeFinished | CallFailed | AnswerGraded
+
+MAX_RETRIES = 1  # of one turn, call or grading that infrastructure broke; then the trajectory is masked
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """What is the same for all trajectories of a run."""
+
+    tools: tuple[ToolName, ...]
+    response_tokens: int
+    max_turns: int
+    max_calls_per_turn: int
+    result_characters: int
+    top_p: float
+    top_k: int
+    stop_token_ids: tuple[int, ...]
+    arbiter: str = "head/arbiter"
+    buffer: str = "head/buffer"
+    executor: str = "executor-0"
+
+
+class Waits(msgspec.Struct, frozen=True, array_like=True):
+    """Seconds spent in each phase."""
+
+    leasing: float = 0.0
+    generating: float = 0.0
+    calling: float = 0.0
+    grading: float = 0.0
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """The tokens of a trajectory, prompt included, as in bus.messages.Row."""
+
+    prompt_tokens: int
+    token_ids: bytes
+    loss_mask: bytes
+    logprobs: bytes
+    versions: bytes
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.loss_mask)
+
+    @property
+    def response_tokens(self) -> int:
+        return self.num_tokens - self.prompt_tokens
+
+    def with_generated(self, turn: TurnGenerated) -> Record:
+        return replace(
+            self,
+            token_ids=self.token_ids + turn.token_ids,
+            loss_mask=self.loss_mask + b"\x01" * (len(turn.token_ids) // 4),
+            logprobs=self.logprobs + turn.logprobs,
+            versions=self.versions + turn.versions,
+        )
+
+    def with_given(self, token_ids: Sequence[int]) -> Record:
+        """Tokens that the model did not generate: a tool's response and the next turn's header."""
+        given = blank_record(ids_to_bytes(token_ids))
+        return replace(
+            self,
+            token_ids=self.token_ids + given.token_ids,
+            loss_mask=self.loss_mask + given.loss_mask,
+            logprobs=self.logprobs + given.logprobs,
+            versions=self.versions + given.versions,
+        )
+
+
+class Trajectory(msgspec.Struct, frozen=True, array_like=True):
+    trajectory_id: int
+    group: StartGroup
+    record: Record
+    phase: Phase = "leasing"
+    since: float = 0.0  # when the phase began
+    waits: Waits = Waits()
+    engine: str = ""
+    turn: int = 0
+    turn_start: int = 0  # position of the present turn's first token
+    requested: tuple[ToolCall | MalformedCall, ...] = ()  # the present turn's calls, in their order
+    results: tuple[str | None, ...] = ()  # their texts, as they come
+    calls: int = 0
+    calls_failed: int = 0
+    responses_with_error: int = 0
+    answer: str = ""
+    answer_opens: int = 0
+    answer_closes: int = 0
+    holds_lease: bool = True
+    has_session: bool = False
+    retries: int = 0
+
+    @property
+    def seed(self) -> int:
+        """Distinct for each sibling; the same in every run with the same seed."""
+        return mix(self.group.seed, self.trajectory_id - self.group.first_trajectory_id) >> 1
+
+
+Step = tuple[Trajectory, list[Send]]
+
+
+def ids_to_bytes(token_ids: Sequence[int]) -> bytes:
+    return array("i", token_ids).tobytes()
+
+
+def bytes_to_ids(token_ids: bytes) -> list[int]:
+    return array("i", token_ids).tolist()
+
+
+def blank_record(prompt_ids: bytes) -> Record:
+    count = len(prompt_ids) // 4
+    return Record(
+        prompt_tokens=count,
+        token_ids=prompt_ids,
+        loss_mask=bytes(count),
+        logprobs=bytes(4 * count),
+        versions=b"\xff\xff\xff\xff" * count,
+    )
+
+
+def start(rules: Rules, group: StartGroup, trajectory_id: int, now: float) -> Step:
+    record = blank_record(group.prompt_ids)
+    trajectory = Trajectory(trajectory_id=trajectory_id, group=group, record=record, since=now)
+    tokens = record.prompt_tokens + rules.response_tokens
+    return trajectory, [Send(rules.arbiter, LeaseRequested(trajectory_id, tokens))]
+
+
+def advance(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float, event: TrajectoryEvent) -> Step:
+    """Raises ProtocolError for an event that does not belong into the trajectory's phase."""
+    match event:
+        case LeaseGranted(engine=engine):
+            _expect(trajectory, "leasing", event)
+            return _request_turn(rules, replace(_enter(trajectory, "generating", now), engine=engine))
+        case TurnGenerated():
+            _expect_turn(trajectory, event)
+            return _take_turn(rules, tokenizer, trajectory, now, event)
+        case TurnFailed():
+            _expect_turn(trajectory, event)
+            return _retry(rules, trajectory, event.cause, *_request_turn(rules, trajectory)[1])
+        case CodeFinished():
+            _expect_call(trajectory, event)
+            text = result_text(event.outcome, rules.result_characters)
+            return _take_result(rules, tokenizer, trajectory, now, event.call, text, failed(event.outcome))
+        case CallFailed(call=-1):
+            _expect(trajectory, "grading", event)
+            return _retry(rules, trajectory, event.cause, _submission(rules, trajectory))
+        case CallFailed():
+            _expect_call(trajectory, event)
+            again = Send(rules.executor, _code_request(trajectory, event.call))
+            return _retry(rules, trajectory, event.cause, again)
+        case AnswerGraded():
+            _expect(trajectory, "grading", event)
+            return _end(rules, trajectory, now, "answered", 1.0 if event.correct else 0.0)
+        case _:
+            assert_never(event)
+
+
+# ---------------------------------------------------------------- guards
+
+
+def _expect(trajectory: Trajectory, phase: Phase, event: TrajectoryEvent) -> None:
+    if trajectory.phase != phase:
+        name = type(event).__name__
+        raise ProtocolError(f"trajectory {trajectory.trajectory_id} is {trajectory.phase}: {name} has no place there")
+
+
+def _expect_turn(trajectory: Trajectory, event: TurnGenerated | TurnFailed) -> None:
+    _expect(trajectory, "generating", event)
+    if event.turn != trajectory.turn:
+        raise ProtocolError(f"trajectory {trajectory.trajectory_id} is in turn {trajectory.turn}, not {event.turn}")
+
+
+def _expect_call(trajectory: Trajectory, event: CodeFinished | CallFailed) -> None:
+    _expect(trajectory, "calling", event)
+    place = event.call - trajectory.calls
+    if not 0 <= place < len(trajectory.results) or trajectory.results[place] is not None:
+        raise ProtocolError(f"trajectory {trajectory.trajectory_id} does not wait for call {event.call}")
+
+
+def _enter(trajectory: Trajectory, phase: Phase, now: float) -> Trajectory:
+    """Change the phase, and book the time of the one that ends."""
+    waits = trajectory.waits
+    if trajectory.phase != "ended":
+        spent = getattr(waits, trajectory.phase) + now - trajectory.since
+        waits = replace(waits, **{trajectory.phase: spent})
+    return replace(trajectory, phase=phase, since=now, waits=waits, retries=0)
+
+
+# ---------------------------------------------------------------- turns
+
+
+def _request_turn(rules: Rules, trajectory: Trajectory) -> Step:
+    record = trajectory.record
+    request = TurnRequested(
+        trajectory_id=trajectory.trajectory_id,
+        turn=trajectory.turn,
+        token_ids=record.token_ids,
+        max_new_tokens=rules.response_tokens - record.response_tokens,
+        temperature=trajectory.group.temperature,
+        top_p=rules.top_p,
+        top_k=rules.top_k,
+        stop_token_ids=rules.stop_token_ids,
+        seed=trajectory.seed,
+    )
+    return trajectory, [Send(trajectory.engine, request)]
+
+
+def _take_turn(
+    rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float, turn: TurnGenerated
+) -> Step:
+    start_of_turn = trajectory.turn_start or trajectory.record.num_tokens
+    trajectory = replace(trajectory, record=trajectory.record.with_generated(turn), turn_start=start_of_turn)
+    if turn.finish == "length":
+        return _end(rules, trajectory, now, "length", 0.0)
+    if turn.finish == "abort":  # go on with what is there: no token is generated twice
+        return _request_turn(rules, trajectory)
+    said = read_turn(tokenizer.decode(bytes_to_ids(trajectory.record.token_ids)[start_of_turn:]), rules.tools)
+    trajectory = replace(
+        trajectory,
+        turn=trajectory.turn + 1,
+        turn_start=0,
+        requested=said.calls,
+        answer=said.answer or "",
+        answer_opens=trajectory.answer_opens + said.answer_opens,
+        answer_closes=trajectory.answer_closes + said.answer_closes,
+    )
+    if said.calls:
+        return _call_tools(rules, tokenizer, trajectory, now)
+    if said.answer is None:
+        return _end(rules, trajectory, now, "no_answer", 0.0)
+    trajectory, releases = _release(rules, _enter(trajectory, "grading", now))
+    return trajectory, [*releases, _submission(rules, trajectory)]
+
+
+def _submission(rules: Rules, trajectory: Trajectory) -> Send:
+    answer = AnswerSubmitted(trajectory.trajectory_id, trajectory.answer, trajectory.group.ground_truth)
+    return Send(rules.executor, answer)
+
+
+# ---------------------------------------------------------------- calls
+
+
+def _call_tools(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float) -> Step:
+    if trajectory.turn >= rules.max_turns:
+        return _end(rules, trajectory, now, "turns", 0.0)
+    texts = tuple(_text_at_once(rules, place, call) for place, call in enumerate(trajectory.requested))
+    refused = [text for text in texts if text is not None]
+    trajectory = replace(
+        _enter(trajectory, "calling", now),
+        results=texts,
+        calls_failed=trajectory.calls_failed + len(refused),
+        responses_with_error=trajectory.responses_with_error + sum(_mentions_error(text) for text in refused),
+        has_session=trajectory.has_session or "jupyter_code" in rules.tools,
+    )
+    numbers = [trajectory.calls + place for place, text in enumerate(texts) if text is None]
+    if not numbers:
+        return _answer_calls(rules, tokenizer, trajectory, now)
+    return trajectory, [Send(rules.executor, _code_request(trajectory, number)) for number in numbers]
+
+
+def _text_at_once(rules: Rules, place: int, call: ToolCall | MalformedCall) -> str | None:
+    """The result of a call that is not run, or None."""
+    if isinstance(call, MalformedCall):
+        return malformed_text(call.error, rules.result_characters)
+    if place >= rules.max_calls_per_turn:
+        return malformed_text(f"not run: at most {rules.max_calls_per_turn} calls a turn", rules.result_characters)
+    return None
+
+
+def _code_request(trajectory: Trajectory, number: int) -> CodeRequested:
+    call = trajectory.requested[number - trajectory.calls]
+    assert isinstance(call, ToolCall)  # malformed calls have their result from the start
+    return CodeRequested(trajectory.trajectory_id, number, call.tool, call.code, call.stdin)
+
+
+def _take_result(
+    rules: Rules,
+    tokenizer: TextTokenizer,
+    trajectory: Trajectory,
+    now: float,
+    number: int,
+    text: str,
+    call_failed: bool,
+) -> Step:
+    results = list(trajectory.results)
+    results[number - trajectory.calls] = text
+    trajectory = replace(
+        trajectory,
+        results=tuple(results),
+        calls_failed=trajectory.calls_failed + call_failed,
+        responses_with_error=trajectory.responses_with_error + _mentions_error(text),
+        retries=0,
+    )
+    if None in results:
+        return trajectory, []
+    return _answer_calls(rules, tokenizer, trajectory, now)
+
+
+def _answer_calls(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float) -> Step:
+    """All results are there: give them to the model, unless they leave it no token to answer with."""
+    texts = [text for text in trajectory.results if text is not None]
+    given = encode_pieces(tokenizer, tool_turn_pieces(texts))
+    trajectory = replace(
+        trajectory, calls=trajectory.calls + len(trajectory.results), requested=(), results=(), answer=""
+    )
+    if trajectory.record.response_tokens + len(given) >= rules.response_tokens:
+        return _end(rules, trajectory, now, "length", 0.0)
+    trajectory = replace(_enter(trajectory, "generating", now), record=trajectory.record.with_given(given))
+    return _request_turn(rules, trajectory)
+
+
+def _mentions_error(text: str) -> bool:
+    return "error" in text.lower()
+
+
+# ---------------------------------------------------------------- endings
+
+
+def _retry(rules: Rules, trajectory: Trajectory, cause: str, *again: Send) -> Step:
+    if trajectory.retries < MAX_RETRIES:
+        return replace(trajectory, retries=trajectory.retries + 1), list(again)
+    trajectory, sends = _leave(rules, trajectory)
+    failure = TrajectoryFailed(trajectory.trajectory_id, trajectory.group.group_id, cause)
+    return replace(trajectory, phase="ended"), [*sends, Send(rules.buffer, failure)]
+
+
+def _end(rules: Rules, trajectory: Trajectory, now: float, ending: Ending, reward: float) -> Step:
+    if trajectory.requested:  # calls that will not be answered count neither as made nor as failed
+        trajectory = replace(trajectory, requested=(), results=())
+    trajectory, sends = _leave(rules, _enter(trajectory, "ended", now))
+    record, waits = trajectory.record, trajectory.waits
+    finished = TrajectoryFinished(
+        trajectory_id=trajectory.trajectory_id,
+        group_id=trajectory.group.group_id,
+        reward=reward,
+        ending=ending,
+        prompt_tokens=record.prompt_tokens,
+        token_ids=record.token_ids,
+        loss_mask=record.loss_mask,
+        logprobs=record.logprobs,
+        versions=record.versions,
+        turns=trajectory.turn,
+        calls=trajectory.calls,
+        calls_failed=trajectory.calls_failed,
+        responses_with_error=trajectory.responses_with_error,
+        answer_opens=trajectory.answer_opens,
+        answer_closes=trajectory.answer_closes,
+        lease_wait_s=waits.leasing,
+        generation_s=waits.generating,
+        tools_s=waits.calling,
+        grading_s=waits.grading,
+    )
+    return trajectory, [*sends, Send(rules.buffer, finished)]
+
+
+def _leave(rules: Rules, trajectory: Trajectory) -> Step:
+    trajectory, sends = _release(rules, trajectory)
+    if trajectory.has_session:
+        sends.append(Send(rules.executor, SessionEnded(trajectory.trajectory_id)))
+    return replace(trajectory, has_session=False), sends
+
+
+def _release(rules: Rules, trajectory: Trajectory) -> Step:
+    """Give the KV tokens back: first the engine's, so that the arbiter never grants what is still in use."""
+    if not trajectory.holds_lease:
+        return trajectory, []
+    released = LeaseReleased(trajectory.trajectory_id)
+    receivers = [trajectory.engine, rules.arbiter] if trajectory.engine else [rules.arbiter]
+    return replace(trajectory, holds_lease=False), [Send(receiver, released) for receiver in receivers]
