@@ -1,0 +1,161 @@
+"""From token lists and rows to padded tensors, the same for any number of ranks taken together.
+
+A minibatch (one optimizer update) is dealt to the ranks by length, and each rank cuts its share into micro batches (one
+forward and backward pass). Nothing here depends on the order in which rows arrived, and nothing is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bus.messages import Row
+from policies.draws import shuffled
+
+
+class TrainingSequence(NamedTuple):
+    """What is trained on. T tokens, prompt included."""
+
+    token_ids: NDArray[np.int32]  # [T]
+    loss_mask: NDArray[np.bool_]  # [T]; the first token is never counted: nothing predicts it
+    logprobs: NDArray[np.float32]  # [T], under the policy that generated the token; zeros in the cold start
+    advantage: float
+
+    @property
+    def counted(self) -> int:
+        return int(self.loss_mask.sum())
+
+
+class MicroBatch(NamedTuple):
+    """B sequences without their last token, padded on the right to T; N counted tokens in all of them."""
+
+    token_ids_BT: Tensor  # int64
+    positions_N: Tensor  # int64, into the flattened [B * T]: where the hidden state stands that predicts the token
+    targets_N: Tensor  # int64
+    logprobs_N: Tensor
+    advantages_N: Tensor
+
+
+def training_sequence(
+    token_ids: NDArray[np.int32], loss_mask: NDArray[np.bool_], logprobs: NDArray[np.float32], advantage: float
+) -> TrainingSequence:
+    """Raises ValueError if the arrays differ in length."""
+    if not len(token_ids) == len(loss_mask) == len(logprobs):
+        raise ValueError(f"{len(token_ids)} token ids, {len(loss_mask)} mask entries, {len(logprobs)} logprobs")
+    counted = loss_mask.copy()
+    counted[:1] = False
+    return TrainingSequence(token_ids, counted, logprobs, advantage)
+
+
+def sft_sequence(token_ids: Iterable[int], loss_mask: Iterable[int | bool]) -> TrainingSequence:
+    ids = np.fromiter(token_ids, np.int32)
+    return training_sequence(ids, np.fromiter(loss_mask, np.bool_), np.zeros(len(ids), np.float32), 1.0)
+
+
+def row_sequence(row: Row) -> TrainingSequence:
+    """Raises ValueError, naming the trajectory, if the row's arrays do not fit together."""
+    try:
+        return training_sequence(
+            np.frombuffer(row.token_ids, "<i4"),
+            np.frombuffer(row.loss_mask, np.uint8).astype(np.bool_),
+            np.frombuffer(row.logprobs, "<f4"),
+            row.advantage,
+        )
+    except ValueError as error:
+        raise ValueError(f"trajectory {row.trajectory_id}: {error}") from error
+
+
+def rl_minibatches(rows: Sequence[Row], count: int, seed: int, step: int) -> list[list[TrainingSequence]]:
+    """At most `count` minibatches of whole groups, as equal in groups as can be; which group comes when depends on
+    seed and step alone."""
+    groups: defaultdict[int, list[Row]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: (row.group_id, row.trajectory_id)):
+        groups[row.group_id].append(row)
+    in_order = list(groups.values())
+    drawn = [in_order[index] for index in shuffled(len(in_order), seed, step)]
+    parts = min(count, len(drawn))
+    cuts = [len(drawn) * part // parts for part in range(parts + 1)] if parts else []
+    return [
+        [row_sequence(row) for group in drawn[start:end] for row in group]
+        for start, end in zip(cuts, cuts[1:], strict=False)
+    ]
+
+
+class SftOrder:
+    """Which sequences a step of the cold start takes: one permutation an epoch, batches run across its border."""
+
+    def __init__(self, count: int, batch_size: int, seed: int) -> None:
+        if count == 0:
+            raise ValueError("there is no sequence to train on")
+        self._count = count
+        self._batch_size = batch_size
+        self._seed = seed
+        self._epoch = -1
+        self._order: list[int] = []
+
+    def batch(self, step: int) -> list[int]:
+        """Indices of the sequences of `step`, counted from 0: a function of seed and step."""
+        first = step * self._batch_size
+        return [self._at(position) for position in range(first, first + self._batch_size)]
+
+    def _at(self, position: int) -> int:
+        epoch, offset = divmod(position, self._count)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, shuffled(self._count, self._seed, epoch)
+        return self._order[offset]
+
+
+def split(sequences: Sequence[TrainingSequence], ranks: int, micro_batch_tokens: int) -> list[list[list[int]]]:
+    """For each rank its micro batches, each a list of indices; every rank has the same number of them, perhaps empty.
+
+    A micro batch holds at most `micro_batch_tokens` padded tokens; a sequence longer than that stands alone.
+    Sequences without a counted token are left out: they add nothing to a sum.
+    """
+    counted = [index for index, sequence in enumerate(sequences) if sequence.counted]
+    longest_first = sorted(counted, key=lambda index: (-len(sequences[index].token_ids), index))
+    lengths = [len(sequence.token_ids) - 1 for sequence in sequences]
+    cut = [_cut(longest_first[rank::ranks], lengths, micro_batch_tokens) for rank in range(ranks)]
+    most = max(len(micro_batches) for micro_batches in cut)
+    return [micro_batches + [[]] * (most - len(micro_batches)) for micro_batches in cut]
+
+
+def _cut(longest_first: list[int], lengths: list[int], micro_batch_tokens: int) -> list[list[int]]:
+    micro_batches: list[list[int]] = []
+    width = 0
+    for index in longest_first:
+        if not micro_batches or (len(micro_batches[-1]) + 1) * width > micro_batch_tokens:
+            micro_batches.append([])
+            width = lengths[index]
+        micro_batches[-1].append(index)
+    return micro_batches
+
+
+def micro_batch(sequences: Sequence[TrainingSequence]) -> MicroBatch:
+    """Pad and gather. No sequence at all gives one padding token and nothing counted, so that a rank without work can
+    still take part in its step's collectives."""
+    width = max((len(sequence.token_ids) - 1 for sequence in sequences), default=1)
+    token_ids_BT = np.zeros((max(1, len(sequences)), width), np.int64)
+    positions: list[NDArray[np.int64]] = []
+    for row, sequence in enumerate(sequences):
+        token_ids_BT[row, : len(sequence.token_ids) - 1] = sequence.token_ids[:-1]
+        positions.append(np.flatnonzero(sequence.loss_mask) - 1 + row * width)
+    targets = [sequence.token_ids[sequence.loss_mask] for sequence in sequences]
+    logprobs = [sequence.logprobs[sequence.loss_mask] for sequence in sequences]
+    advantages = [np.full(sequence.counted, sequence.advantage, np.float32) for sequence in sequences]
+    return MicroBatch(
+        torch.from_numpy(token_ids_BT),
+        _joined(positions, np.int64),
+        _joined(targets, np.int64),
+        _joined(logprobs, np.float32),
+        _joined(advantages, np.float32),
+    )
+
+
+def _joined(parts: Sequence[NDArray[np.generic]], dtype: type[np.generic]) -> Tensor:
+    return torch.from_numpy(np.concatenate([*parts, np.zeros(0, dtype)], dtype=dtype))

@@ -1,0 +1,128 @@
+"""How new weights reach the generators of a machine: through shared memory, in two slots used by turns.
+
+A slot's file is a header and then all parameters as float32, in the order of their sorted names. The header is made
+invalid before the parameters are written and valid after; the digest travels in the message. A reader copies first and
+checks what it copied, so that a slot that was overwritten meanwhile is noticed, whatever the timing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bus.messages import WeightsPublished
+from engine.contract import EngineFailure
+
+HEADER = struct.Struct("<8sqq")  # magic, policy version, bytes of parameters
+HEADER_BYTES = 64  # keeps the parameters aligned
+MAGIC = b"asterism"
+UNFINISHED = -1  # in place of the version while a slot is written
+
+
+def weights_folder(run_folder: Path) -> Path:
+    """Where a run's learner publishes: in shared memory where there is any, under a name that only this run has.
+
+    The launcher removes the folder when the run ends.
+    """
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        return run_folder / "weights"
+    name = hashlib.blake2b(str(run_folder.resolve()).encode(), digest_size=8).hexdigest()
+    return memory / f"asterism-{name}"
+
+
+class WeightsPublisher:
+    """Writes each version into slot `version % slots`: the one before it stays readable while a generator loads it."""
+
+    def __init__(self, folder: Path, slots: int = 2) -> None:
+        self._folder = folder
+        self._slots: list[mmap.mmap | None] = [None] * slots
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def publish(self, version: int, parameters: Mapping[str, Tensor]) -> WeightsPublished:
+        """Write all parameters; returns what the generators have to be told. Raises OSError if the memory is full."""
+        num_bytes = 4 * sum(parameter.numel() for parameter in parameters.values())
+        number = version % len(self._slots)
+        slot = self._slot(number, HEADER_BYTES + num_bytes)
+        HEADER.pack_into(slot, 0, MAGIC, UNFINISHED, num_bytes)
+        body = np.frombuffer(slot, np.float32, num_bytes // 4, HEADER_BYTES)
+        _flatten(parameters, body)
+        HEADER.pack_into(slot, 0, MAGIC, version, num_bytes)
+        return WeightsPublished(version, str(self._path(number)), num_bytes, _digest(body))
+
+    def close(self) -> None:
+        for number, slot in enumerate(self._slots):
+            if slot is not None:
+                slot.close()
+            self._slots[number] = None
+            self._path(number).unlink(missing_ok=True)
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"slot_{number}"
+
+    def _slot(self, number: int, size: int) -> mmap.mmap:
+        slot = self._slots[number]
+        if slot is None or len(slot) != size:
+            with self._path(number).open("a+b") as file:
+                file.truncate(size)
+                os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, not a SIGBUS later
+                slot = mmap.mmap(file.fileno(), size)
+            self._slots[number] = slot
+        return slot
+
+
+def load_published(published: WeightsPublished, parameters: Mapping[str, Tensor]) -> None:
+    """Copy the published weights into `parameters` in place, or leave them as they are and raise EngineFailure."""
+    expected = 4 * sum(parameter.numel() for parameter in parameters.values())
+    if published.num_bytes != expected:
+        raise EngineFailure(f"weights have {published.num_bytes} bytes, the model takes {expected}")
+    body = _read(published)
+    if _digest(body) != published.digest:
+        raise EngineFailure(f"weights of version {published.version} were overwritten, or are damaged")
+    _unflatten(body, parameters)
+
+
+def _read(published: WeightsPublished) -> NDArray[np.float32]:
+    """A private copy of the parameters' bytes."""
+    try:
+        content = np.fromfile(published.path, np.uint8)
+    except OSError as error:
+        raise EngineFailure(f"weights cannot be read: {error.strerror}") from error
+    if len(content) != HEADER_BYTES + published.num_bytes:
+        raise EngineFailure(f"the file of the weights has {len(content)} bytes")
+    header = HEADER.unpack_from(content)
+    if header != (MAGIC, published.version, published.num_bytes):
+        raise EngineFailure(f"the slot holds version {header[1]}, not {published.version}")
+    return content[HEADER_BYTES:].view(np.float32)
+
+
+def _flatten(parameters: Mapping[str, Tensor], body: NDArray[np.float32]) -> None:
+    flat = torch.from_numpy(body)
+    start = 0
+    for name in sorted(parameters):
+        parameter = parameters[name].detach()
+        flat[start : start + parameter.numel()].view(parameter.shape).copy_(parameter)
+        start += parameter.numel()
+
+
+def _unflatten(body: NDArray[np.float32], parameters: Mapping[str, Tensor]) -> None:
+    flat = torch.from_numpy(body)
+    start = 0
+    with torch.no_grad():
+        for name in sorted(parameters):
+            parameter = parameters[name]
+            parameter.copy_(flat[start : start + parameter.numel()].view(parameter.shape))
+            start += parameter.numel()
+
+
+def _digest(body: NDArray[np.float32]) -> str:
+    return hashlib.blake2b(memoryview(body).cast("B"), digest_size=16).hexdigest()

@@ -1,0 +1,99 @@
+"""The losses of the cold start and of GRPO, over the tokens that the model itself has to answer for.
+
+Shapes: N counted tokens of a micro batch, E hidden size, V vocabulary. A loss here is a sum over the micro batch divided
+by the token count of the whole minibatch, so that micro batches and ranks are only ever added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+LOGITS_AT_ONCE = 1 << 25  # elements; beyond it logits are made in chunks, and made again in the backward pass
+
+
+class TokenScores(NamedTuple):
+    logprobs_N: Tensor  # log p of each target, with gradient
+    entropies_N: Tensor  # nats, without gradient
+
+
+class GrpoSums(NamedTuple):
+    """Scalars that add up over micro batches and ranks."""
+
+    loss: Tensor  # already divided by the minibatch's tokens
+    clipped: Tensor  # tokens whose gradient the clipping removed
+    ratio: Tensor
+    log_difference: Tensor  # |recomputed - behaviour log probability|
+    entropy: Tensor
+
+
+class GrpoPeaks(NamedTuple):
+    """Scalars whose largest counts."""
+
+    ratio: Tensor
+    log_difference: Tensor
+
+
+def token_scores(
+    hidden_NE: Tensor,
+    targets_N: Tensor,
+    logits: Callable[[Tensor], Tensor],
+    vocabulary: int,
+    temperature: float = 1.0,
+) -> TokenScores:
+    """Score the targets under softmax(logits(hidden) / temperature). Only counted tokens ever get logits, and never
+    more than about LOGITS_AT_ONCE of them exist at a time."""
+
+    def score(hidden_CE: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
+        logits_CV = logits(hidden_CE).float()
+        log_p_CV = torch.log_softmax(logits_CV if temperature == 1.0 else logits_CV / temperature, dim=-1)
+        logprobs_C = log_p_CV.gather(-1, targets_C.unsqueeze(-1)).squeeze(-1)
+        with torch.no_grad():
+            entropies_C = -torch.linalg.vecdot(log_p_CV.exp(), log_p_CV)
+        return logprobs_C, entropies_C
+
+    chunk = max(1, LOGITS_AT_ONCE // vocabulary)
+    if len(targets_N) <= chunk:
+        return TokenScores(*score(hidden_NE, targets_N))
+    pairs = zip(hidden_NE.split(chunk), targets_N.split(chunk), strict=True)
+    parts = [checkpoint(score, hidden_CE, targets_C, use_reentrant=False) for hidden_CE, targets_C in pairs]
+    return TokenScores(torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]))
+
+
+def sft_loss(scores: TokenScores, minibatch_tokens: int) -> Tensor:
+    """Cross entropy, averaged over all counted tokens of the minibatch."""
+    return -scores.logprobs_N.sum() / minibatch_tokens
+
+
+def grpo_loss(
+    scores: TokenScores,
+    behaviour_N: Tensor,
+    advantages_N: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    minibatch_tokens: int,
+) -> tuple[GrpoSums, GrpoPeaks]:
+    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), averaged over the minibatch's tokens; r is the ratio of the
+    token's probability now and when it was generated. No KL term and no entropy bonus.
+
+    Source: rStar2-Agent, arXiv 2508.20722, section 3; the wider upper bound and the token mean: DAPO, arXiv 2503.14476.
+    """
+    differences_N = scores.logprobs_N - behaviour_N
+    ratios_N = differences_N.exp()
+    free_N = ratios_N * advantages_N
+    held_N = ratios_N.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages_N
+    loss = -torch.minimum(free_N, held_N).sum() / minibatch_tokens
+    with torch.no_grad():
+        clipped = (held_N < free_N).sum().float()
+        distances_N = differences_N.abs()
+        sums = GrpoSums(loss, clipped, ratios_N.sum(), distances_N.sum(), scores.entropies_N.sum())
+        return sums, GrpoPeaks(_peak(ratios_N), _peak(distances_N))
+
+
+def _peak(values_N: Tensor) -> Tensor:
+    return values_N.detach().max() if len(values_N) else values_N.new_zeros(())
