@@ -1,0 +1,53 @@
+# Every target works alone in a fresh clone: it makes .venv and installs the pinned packages first, once.
+# Needs Python 3.11 or newer, git, make and a C compiler. Another Python: make demo PYTHON=python3.12
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+ABLATION := runs/ablation
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo ablation test check format clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
+
+setup: $(INSTALLED) ## make .venv and install the pinned packages; again only after pyproject.toml or constraints.txt changed
+	@echo "Installed in .venv"
+
+# PIP_CONSTRAINT and not -c: it also holds for the packages that build this one.
+$(INSTALLED): pyproject.toml constraints.txt
+	@command -v $(PYTHON) > /dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1 | cut -d' ' -f2); name another: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
+	@echo "Installing into .venv (once; a few minutes)"
+	@PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip install --quiet --editable '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED) ## train the tiny model end to end; writes runs/demo/, replacing an earlier one
+	$(BIN)/asterism run configs/tiny.toml --overwrite
+
+ablation: $(INSTALLED) ## GRPO-RoC against plain GRPO from the same checkpoint, data and seed; writes runs/ablation/
+	$(BIN)/asterism run configs/tiny.toml --set name=ablation/roc --overwrite
+	$(BIN)/asterism run configs/tiny.toml --set name=ablation/grpo --overwrite \
+		--set roc.enabled=false --set sft.steps=0 --set model.checkpoint=$(ABLATION)/roc/checkpoints/step_000000 \
+		--set data.train=$(ABLATION)/roc/data/train.jsonl --set data.test=$(ABLATION)/roc/data/test.jsonl
+	$(BIN)/python -m analysis.compare $(ABLATION)/roc $(ABLATION)/grpo --into $(ABLATION)
+
+test: $(INSTALLED) ## all tests, those that start processes and train included
+	$(BIN)/python -m pytest
+
+check: $(INSTALLED) ## format, lint, types, import layers, fast tests
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/pyright
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m pytest -m "not slow"
+
+format: $(INSTALLED) ## rewrite the files as `make check` wants them
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove .venv and all caches; runs/ stays
+	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
