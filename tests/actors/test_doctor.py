@@ -1,0 +1,200 @@
+"""asterism doctor: each lack is found, told apart from its neighbours, and comes with a remedy."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from actors import docker_engine, doctor
+from actors.docker_engine import DockerTrial, try_docker
+from actors.doctor import Finding, exit_code, render
+from actors.namespaces import NamespaceTrial, namespace_remedy, try_namespaces
+
+NAMES = [
+    *("Python", "torch", "uvloop", "CPU", "cores", "memory", "GPU"),
+    *("Docker engine", "user namespaces", "shared memory", "open files", "disk"),
+]
+
+
+def text_of(findings: list[Finding]) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(render(findings))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+class TestExamination:
+    @pytest.mark.slow
+    def test_this_machine_is_examined_in_full_and_every_lack_has_a_remedy(self, tmp_path: Path):
+        findings = doctor.examine(tmp_path)
+        assert [finding.name for finding in findings] == NAMES
+        assert all(finding.detail for finding in findings)
+        assert [bool(finding.remedy) for finding in findings] == [finding.status != "ok" for finding in findings]
+
+    @pytest.mark.slow
+    def test_a_check_that_breaks_becomes_a_warning_and_the_others_are_still_made(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        def breaks(*_: object) -> Finding:
+            raise RuntimeError("odd machine")
+
+        monkeypatch.setattr(doctor, "check_cpu", breaks)
+        findings = {finding.name: finding for finding in doctor.examine(tmp_path)}
+        assert list(findings) == NAMES
+        assert findings["CPU"].status == "warning"
+        assert findings["CPU"].detail == "could not be examined: RuntimeError: odd machine"
+
+    def test_only_a_missing_requirement_makes_the_exit_code_1(self):
+        fine, lacking, missing = Finding("a", "ok", ""), Finding("b", "warning", ""), Finding("c", "missing", "")
+        assert exit_code([fine, lacking]) == 0
+        assert exit_code([fine, lacking, missing]) == 1
+
+    def test_the_table_shows_status_name_detail_and_remedy_and_takes_no_markup_from_the_machine(self):
+        shown = text_of([Finding("disk", "warning", "1 GiB in /a[b]c", "Delete [old] runs.")])
+        assert "warning  disk  1 GiB in /a[b]c" in shown
+        assert "-> Delete [old] runs." in shown
+
+
+class TestDocker:
+    def test_no_socket_means_not_installed(self, tmp_path: Path):
+        trial = try_docker({"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})
+        assert trial.found.startswith("no engine at unix://")
+        assert "Install Docker Engine" in trial.remedy
+
+    def test_a_socket_that_nobody_listens_at_means_not_running(self, tmp_path: Path):
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(tmp_path / "d.sock"))
+        trial = try_docker({"DOCKER_HOST": f"unix://{tmp_path}/d.sock"})
+        assert trial.found.startswith("nobody listens at unix://")
+        assert "systemctl start docker" in trial.remedy
+
+    def test_a_socket_without_the_right_to_use_it_is_told_apart(self, monkeypatch: pytest.MonkeyPatch):
+        def refuse(_: object) -> str:  # root, which tests may run as, is refused nothing
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(docker_engine, "ask_version", refuse)
+        trial = try_docker({})
+        assert trial.found == "no right to use unix:///var/run/docker.sock"
+        assert "usermod -aG docker" in trial.remedy
+
+    def test_an_engine_that_answers_is_reported_with_its_version(self, tmp_path: Path):
+        body = json.dumps({"Version": "27.1", "ApiVersion": "1.46"})
+        with answering(tmp_path / "d.sock", body) as requests:
+            trial = try_docker({"DOCKER_HOST": f"unix://{tmp_path}/d.sock"})
+        assert trial == DockerTrial(f"27.1, API 1.46 at unix://{tmp_path}/d.sock", "")
+        assert requests[0].startswith(b"GET /version HTTP/1.0\r\n")
+
+    @pytest.mark.parametrize("body", ["<html>", "{}", "[]"])
+    def test_something_else_at_the_socket_is_no_engine(self, tmp_path: Path, body: str):
+        with answering(tmp_path / "d.sock", body):
+            trial = try_docker({"DOCKER_HOST": f"unix://{tmp_path}/d.sock"})
+        assert "gave no usable answer" in trial.found
+
+    @pytest.mark.parametrize("host", ["ssh://me@there", "npipe:////./pipe/docker_engine", "nonsense"])
+    def test_an_address_that_the_doctor_does_not_speak_is_not_asked(self, host: str):
+        assert try_docker({"DOCKER_HOST": host}).found == f"{host} was not asked"
+
+    def test_a_rootless_engines_socket_is_preferred(self, tmp_path: Path):
+        with answering(tmp_path / "docker.sock", json.dumps({"Version": "27.1", "ApiVersion": "1.46"})):
+            trial = try_docker({"XDG_RUNTIME_DIR": str(tmp_path)})
+        assert trial.found == f"27.1, API 1.46 at unix://{tmp_path}/docker.sock"
+
+    def test_what_the_trial_says_is_the_finding(self):
+        assert doctor.check_docker(DockerTrial("27.1", "")) == Finding("Docker engine", "ok", "27.1")
+        assert doctor.check_docker(DockerTrial("none", "Install.")) == Finding(
+            "Docker engine", "warning", "none", "Install."
+        )
+
+
+@contextmanager
+def answering(path: Path, body: str) -> Iterator[list[bytes]]:
+    """A server that answers one request with `body`; the requests it saw."""
+    requests: list[bytes] = []
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            requests.append(connection.recv(4096))
+            connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + body.encode())
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield requests
+        thread.join()
+
+
+class TestNamespaces:
+    def test_a_refusal_names_what_was_refused_and_the_remedy(self):
+        finding = doctor.check_namespaces(NamespaceTrial("mount: Permission denied", "Do this."))
+        assert finding.status == "warning"
+        assert "mount: Permission denied" in finding.detail
+        assert finding.remedy == "Do this."
+
+    def test_the_trial_says_either_that_all_is_allowed_or_what_to_do(self):
+        trial = try_namespaces()
+        assert bool(trial.refused) == bool(trial.remedy)
+
+    @pytest.mark.parametrize(
+        ("setting", "value", "remedy"),
+        [
+            ("kernel/unprivileged_userns_clone", "0", "kernel.unprivileged_userns_clone=1"),
+            ("user/max_user_namespaces", "0", "user.max_user_namespaces=15000"),
+            (
+                "kernel/apparmor_restrict_unprivileged_userns",
+                "1",
+                "kernel.apparmor_restrict_unprivileged_userns=0",
+            ),
+        ],
+    )
+    def test_the_remedy_is_the_setting_that_forbids(self, tmp_path: Path, setting: str, value: str, remedy: str):
+        (tmp_path / setting).parent.mkdir()
+        (tmp_path / setting).write_text(f"{value}\n")
+        assert namespace_remedy(tmp_path) == f"Run `sudo sysctl -w {remedy}`."
+
+    def test_where_no_setting_forbids_the_container_does(self, tmp_path: Path):
+        assert "seccomp profile" in namespace_remedy(tmp_path)
+
+
+class TestLimits:
+    def test_an_old_python_is_missing_and_a_new_one_is_not(self):
+        assert doctor.check_python((3, 10, 12)).status == "missing"
+        assert doctor.check_python((3, 11, 0)).status == "ok"
+
+    def test_the_cpu_features_that_matter_are_named(self, tmp_path: Path):
+        cpuinfo = tmp_path / "cpuinfo"
+        cpuinfo.write_text("model name\t: A Fine CPU\nflags\t\t: fpu avx2 avx512f amx_bf16\n")
+        assert doctor.check_cpu(cpuinfo) == Finding("CPU", "ok", "A Fine CPU; AVX2, AVX-512, AMX BF16")
+
+    def test_a_cpu_without_vector_extensions_is_a_warning(self, tmp_path: Path):
+        cpuinfo = tmp_path / "cpuinfo"
+        cpuinfo.write_text("model name\t: An Old CPU\nflags\t\t: fpu sse2\n")
+        assert doctor.check_cpu(cpuinfo).status == "warning"
+
+    def test_less_than_two_cores_is_a_warning(self):
+        assert doctor.check_cores(1.5).status == "warning"
+        assert doctor.check_cores(2).status == "ok"
+
+    def test_little_memory_is_a_warning(self):
+        assert doctor.check_memory((3 * 2**30, 64 * 2**30)).status == "warning"
+        assert doctor.check_memory((8 * 2**30, 64 * 2**30)).detail == "8.0 GiB available of 64.0"
+
+    def test_no_shared_memory_is_missing(self, tmp_path: Path):
+        assert doctor.check_shared_memory(tmp_path / "shm").status == "missing"
+        assert "free of" in doctor.check_shared_memory(tmp_path).detail
+
+    def test_few_open_files_is_a_warning_and_unlimited_is_not(self):
+        assert doctor.check_open_files(256, 4096).status == "warning"
+        assert doctor.check_open_files(-1, -1) == Finding("open files", "ok", "unlimited (may be raised to unlimited)")
+
+    def test_a_folder_that_cannot_be_written_is_missing(self):
+        assert doctor.check_disk(Path("/proc")).status == "missing"
