@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 class UnsupportedModel(ValueError):
@@ -120,7 +120,7 @@ class Attention(nn.Module):
         k_BKTD = self.k_norm(self.k_proj(x_BTE).view(heads)).transpose(1, 2)
         v_BKTD = self.v_proj(x_BTE).view(heads).transpose(1, 2)
         q_BHTD, k_BKTD = rotate(q_BHTD, cos, sin), rotate(k_BKTD, cos, sin)
-        out_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, is_causal=True, enable_gqa=True)
+        out_BHTD = functional.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, is_causal=True, enable_gqa=True)
         return self.o_proj(out_BHTD.transpose(1, 2).flatten(2))
 
 
@@ -132,7 +132,7 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Layer(nn.Module):
@@ -186,7 +186,7 @@ class Qwen3(nn.Module):
         """[..., E] -> [..., V]. Apart from `forward`, so that a loss may take it at the positions that it needs."""
         if self.lm_head is not None:
             return self.lm_head(hidden)
-        return F.linear(hidden, self.model.embed_tokens.weight)
+        return functional.linear(hidden, self.model.embed_tokens.weight)
 
 
 def initialize(model: Qwen3, seed: int, std: float = 0.02) -> None:

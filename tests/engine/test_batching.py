@@ -1,0 +1,316 @@
+"""The embedded engine's core: what it generates does not depend on how the work is batched, cached or moved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from engine.batching import ContinuousBatch
+from engine.contract import Capacity, EngineFailure, Generation, GenerationRequest, RequestRefused
+from engine.qwen3 import Qwen3
+from tests.engine.tiny_models import random_ids, small_model
+
+PAGE = 48
+
+
+@pytest.fixture(scope="module")
+def model() -> Qwen3:
+    return small_model()
+
+
+def new_core(model: Qwen3, rows: int = 4) -> ContinuousBatch:
+    return ContinuousBatch(model, Capacity(kv_tokens=rows * PAGE, page_tokens=PAGE))
+
+
+def drain(core: ContinuousBatch) -> dict[int, Generation]:
+    """Step until nothing can go on; every outcome must be a generation."""
+    found: dict[int, Generation] = {}
+    while core.has_work:
+        for sequence_id, outcome in core.step():
+            assert isinstance(outcome, Generation)
+            found[sequence_id] = outcome
+    return found
+
+
+def alone(model: Qwen3, request: GenerationRequest) -> Generation:
+    core = new_core(model, rows=1)
+    core.submit(request)
+    return drain(core)[request.sequence_id]
+
+
+def greedy(model: Qwen3, ids: NDArray[np.int32], count: int) -> list[int]:
+    """The plain reference: the training forward over the whole sequence for every token."""
+    tokens = ids.tolist()
+    for _ in range(count):
+        hidden = model(torch.tensor([tokens]))
+        tokens.append(int(model.logits(hidden[0, -1]).argmax()))
+    return tokens[len(ids) :]
+
+
+def training_logprobs(
+    model: Qwen3, ids: NDArray[np.int32], generated: NDArray[np.int32], temperature: float
+) -> NDArray[np.float32]:
+    tokens = torch.tensor(np.concatenate((ids, generated)), dtype=torch.int64)
+    logits = model.logits(model(tokens[None])[0])[len(ids) - 1 : -1] / temperature
+    return logits.log_softmax(-1).gather(-1, tokens[len(ids) :, None]).squeeze(-1).numpy()
+
+
+def test_greedy_decoding_equals_the_training_forward_while_sequences_join_and_leave(model: Qwen3) -> None:
+    core = new_core(model, rows=3)
+    requests = [
+        GenerationRequest(number, random_ids(3 + 5 * number, number), 4 + 3 * number, temperature=0)
+        for number in range(6)
+    ]
+    found: dict[int, Generation] = {}
+    for request in requests:  # one joins before each step; three fit
+        core.submit(request)
+        for sequence_id, outcome in core.step():
+            assert isinstance(outcome, Generation)
+            found[sequence_id] = outcome
+            core.forget(sequence_id)
+    while len(found) < len(requests):
+        for sequence_id, outcome in core.step():
+            assert isinstance(outcome, Generation)
+            found[sequence_id] = outcome
+            core.forget(sequence_id)
+    for request in requests:
+        generation = found[request.sequence_id]
+        assert generation.token_ids.tolist() == greedy(model, request.token_ids, request.max_new_tokens)
+        assert generation.finish == "length"
+
+
+def test_logprobs_equal_the_training_forward_for_every_temperature(model: Qwen3) -> None:
+    core = new_core(model)
+    temperatures = (1.0, 0.5, 2.0, 0.0)
+    for number, temperature in enumerate(temperatures):
+        core.submit(
+            GenerationRequest(number, random_ids(5 + number, number), 20, temperature=temperature, top_p=0.8, seed=3)
+        )
+    found = drain(core)
+    for number, temperature in enumerate(temperatures):
+        expected = training_logprobs(model, random_ids(5 + number, number), found[number].token_ids, temperature or 1.0)
+        np.testing.assert_allclose(found[number].logprobs, expected, atol=1e-4)
+
+
+def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(model: Qwen3) -> None:
+    request = GenerationRequest(7, random_ids(9, 1), 24, seed=2**63 + 5)
+    expected = alone(model, request)
+    core = new_core(model)
+    for number in range(3):
+        core.submit(
+            GenerationRequest(number, random_ids(4 + 7 * number, number), 5 + 9 * number, temperature=0.7, seed=number)
+        )
+    core.step()
+    core.submit(request)
+    found = drain(core)
+    assert found[7].token_ids.tolist() == expected.token_ids.tolist()
+    np.testing.assert_allclose(found[7].logprobs, expected.logprobs, atol=1e-4)
+
+
+def test_seeds_differ_and_so_do_their_tokens(model: Qwen3) -> None:
+    first, second = (alone(model, GenerationRequest(0, random_ids(5, 0), 24, seed=seed)) for seed in (1, 2))
+    assert first.token_ids.tolist() != second.token_ids.tolist()
+
+
+def test_a_turn_that_goes_on_from_a_parked_prefix_equals_one_that_computes_it_anew(model: Qwen3) -> None:
+    core = new_core(model, rows=2)
+    prompt = random_ids(6, 0)
+    core.submit(GenerationRequest(1, prompt, 5, seed=1))
+    core.submit(GenerationRequest(2, random_ids(3, 4), 30, seed=1))  # goes on while the other is parked
+    first = core_outcome(core, 1)
+    ids = np.concatenate((prompt, first.token_ids, random_ids(4, 9)))
+    second = GenerationRequest(1, ids, 8, seed=1)
+    core.submit(second)
+    found = drain(core)[1]
+    assert found.token_ids.tolist() == alone(model, second).token_ids.tolist()
+    np.testing.assert_allclose(found.logprobs, training_logprobs(model, ids, found.token_ids, 1.0), atol=1e-4)
+
+
+def core_outcome(core: ContinuousBatch, wanted: int) -> Generation:
+    while True:
+        for sequence_id, outcome in core.step():
+            if sequence_id == wanted:
+                assert isinstance(outcome, Generation)
+                return outcome
+
+
+@pytest.mark.parametrize("changed", [0, 3, 9])
+def test_a_parked_prefix_is_used_only_as_far_as_its_ids_match(model: Qwen3, changed: int) -> None:
+    core = new_core(model)
+    prompt = random_ids(6, 0)
+    core.submit(GenerationRequest(1, prompt, 5, seed=1))
+    ids = np.concatenate((prompt, drain(core)[1].token_ids, random_ids(2, 9)))
+    ids[changed] = (ids[changed] + 1) % 97
+    again = GenerationRequest(1, ids, 8, seed=1)
+    core.submit(again)
+    assert drain(core)[1].token_ids.tolist() == alone(model, again).token_ids.tolist()
+
+
+def test_a_shorter_second_turn_is_answered_too(model: Qwen3) -> None:
+    core = new_core(model)
+    core.submit(GenerationRequest(1, random_ids(12, 0), 5, seed=1))
+    drain(core)
+    again = GenerationRequest(1, random_ids(12, 0)[:4], 8, seed=1)
+    core.submit(again)
+    assert drain(core)[1].token_ids.tolist() == alone(model, again).token_ids.tolist()
+
+
+def test_prompts_longer_than_one_filling_pass_are_read_in_pieces(model: Qwen3, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [
+        GenerationRequest(number, random_ids(size, number), 6, seed=1) for number, size in enumerate((30, 3, 17, 16))
+    ]
+    expected = [alone(model, request).token_ids.tolist() for request in requests]
+    monkeypatch.setattr("engine.decoder.FILL_TOKENS", 8)
+    core = new_core(model)
+    for request in requests:
+        core.submit(request)
+    found = drain(core)
+    assert [found[number].token_ids.tolist() for number in range(4)] == expected
+
+
+def test_generation_ends_at_a_stop_token_which_is_kept(model: Qwen3) -> None:
+    request = GenerationRequest(1, random_ids(5, 0), 30, seed=1)
+    tokens = alone(model, request).token_ids.tolist()
+    stop = tokens[10]
+    found = alone(
+        model, GenerationRequest(1, random_ids(5, 0), 30, seed=1, stop_token_ids=(96 if stop != 96 else 95, stop))
+    )
+    assert found.finish == "stop"
+    assert found.token_ids.tolist() == tokens[: len(found.token_ids)]
+    assert found.token_ids[-1] in (stop, 96, 95)
+
+
+def test_a_sequence_may_fill_its_page_to_the_last_token(model: Qwen3) -> None:
+    found = alone(model, GenerationRequest(1, random_ids(8, 0), PAGE - 8, temperature=0))
+    assert found.token_ids.tolist() == greedy(model, random_ids(8, 0), PAGE - 8)
+
+
+def test_without_a_free_row_requests_wait_first_come_first_served(model: Qwen3) -> None:
+    core = new_core(model, rows=1)
+    for number in (1, 2, 3):
+        core.submit(GenerationRequest(number, random_ids(4, number), 3))
+    assert drain(core).keys() == {1}
+    assert core.load().waiting == 2
+    core.forget(1)
+    assert drain(core).keys() == {2}
+    core.forget(2)
+    assert drain(core).keys() == {3}
+
+
+def test_a_parked_sequence_goes_on_though_others_wait_for_a_row(model: Qwen3) -> None:
+    core = new_core(model, rows=1)
+    core.submit(GenerationRequest(1, random_ids(4, 1), 3))
+    drain(core)
+    core.submit(GenerationRequest(2, random_ids(4, 2), 3))
+    core.submit(GenerationRequest(1, random_ids(4, 1), 3))
+    assert drain(core).keys() == {1}
+
+
+def test_used_tokens_are_whole_pages_of_running_and_parked_sequences_until_they_are_forgotten(model: Qwen3) -> None:
+    core = new_core(model)
+    assert core.capacity == Capacity(kv_tokens=4 * PAGE, page_tokens=PAGE)
+    for number in (1, 2):
+        core.submit(GenerationRequest(number, random_ids(4, number), 3 * number))
+    drain(core)
+    assert core.load().used_tokens == 2 * PAGE
+    core.forget(1)
+    core.forget(1)
+    assert core.load().used_tokens == PAGE
+    core.forget(2)
+    assert core.load().used_tokens == 0
+
+
+def test_an_abort_returns_what_there_is_and_leaves_the_others_alone(model: Qwen3) -> None:
+    core = new_core(model, rows=2)
+    requests = {number: GenerationRequest(number, random_ids(4, number), 20, seed=number) for number in (1, 2, 3)}
+    for request in requests.values():
+        core.submit(request)
+    for _ in range(5):
+        core.step()
+    [(sequence_id, aborted)] = core.abort(1)
+    [(_, never_started)] = core.abort(3)
+    assert core.abort(1) == []
+    assert isinstance(aborted, Generation)
+    assert isinstance(never_started, Generation)
+    assert (sequence_id, aborted.finish, len(aborted.token_ids)) == (1, "abort", 5)
+    assert aborted.token_ids.tolist() == alone(model, requests[1]).token_ids.tolist()[:5]
+    assert (never_started.finish, len(never_started.token_ids)) == ("abort", 0)
+    assert drain(core)[2].token_ids.tolist() == alone(model, requests[2]).token_ids.tolist()
+
+
+def test_forgetting_a_running_sequence_aborts_it_and_frees_its_row(model: Qwen3) -> None:
+    core = new_core(model, rows=1)
+    core.submit(GenerationRequest(1, random_ids(4, 1), 20))
+    core.step()
+    [(_, outcome)] = core.forget(1)
+    assert isinstance(outcome, Generation)
+    assert outcome.finish == "abort"
+    assert core.load().used_tokens == 0
+
+
+def test_a_sequence_that_is_being_generated_is_refused_a_second_time(model: Qwen3) -> None:
+    core = new_core(model, rows=1)
+    core.submit(GenerationRequest(1, random_ids(4, 1), 20))
+    with pytest.raises(RequestRefused, match="sequence 1 is being generated already"):
+        core.submit(GenerationRequest(1, random_ids(4, 1), 20))
+    core.step()
+    with pytest.raises(RequestRefused, match="sequence 1 is being generated already"):
+        core.submit(GenerationRequest(1, random_ids(4, 1), 20))
+
+
+def test_tokens_bear_the_version_of_the_weights_that_produced_them() -> None:
+    core = new_core(small_model(), rows=2)
+    other = small_model(seed=5)
+    core.submit(GenerationRequest(1, random_ids(4, 1), 6, seed=1))
+    for _ in range(2):
+        core.step()
+    core.install(7, other.state_dict())
+    core.submit(GenerationRequest(2, random_ids(4, 2), 6, seed=1))
+    found = drain(core)
+    assert found[1].versions.tolist() == [0, 0, 7, 7, 7, 7]
+    assert found[2].versions.tolist() == [7] * 6
+    assert (
+        found[2].token_ids.tolist()
+        == alone(other, GenerationRequest(2, random_ids(4, 2), 6, seed=1)).token_ids.tolist()
+    )
+
+
+def test_after_new_weights_a_parked_prefix_is_computed_anew() -> None:
+    core = new_core(small_model())
+    other = small_model(seed=5)
+    core.submit(GenerationRequest(1, random_ids(8, 1), 6, seed=1))
+    ids = np.concatenate((random_ids(8, 1), drain(core)[1].token_ids, random_ids(2, 3)))
+    core.install(1, other.state_dict())
+    again = GenerationRequest(1, ids, 6, seed=1)
+    core.submit(again)
+    found = drain(core)[1]
+    assert found.token_ids.tolist() == alone(other, again).token_ids.tolist()
+    np.testing.assert_allclose(found.logprobs, training_logprobs(other, ids, found.token_ids, 1.0), atol=1e-4)
+
+
+def test_logits_that_are_not_finite_fail_their_request_and_nobody_afterwards() -> None:
+    broken, whole = small_model(), small_model()
+    broken.model.layers[0].mlp.down_proj.weight.fill_(float("inf"))  # pyright: ignore
+    core = new_core(broken, rows=1)
+    core.submit(GenerationRequest(1, random_ids(8, 1), 3))
+    while not (outcomes := core.step()):
+        pass
+    assert isinstance(outcomes[0][1], EngineFailure)
+    core.forget(1)
+    core.install(1, whole.state_dict())
+    core.submit(GenerationRequest(2, random_ids(3, 2), 3, temperature=0))
+    assert drain(core)[2].token_ids.tolist() == greedy(whole, random_ids(3, 2), 3)
+
+
+@pytest.mark.parametrize("changes", [{"tie_word_embeddings": False}, {"num_kv_heads": 4}, {"num_kv_heads": 1}])
+def test_other_shapes_of_the_architecture_decode_as_the_training_forward(changes: dict[str, int]) -> None:
+    other = small_model(**changes)
+    found = alone(other, GenerationRequest(1, random_ids(8, 0), 12, temperature=0))
+    assert found.token_ids.tolist() == greedy(other, random_ids(8, 0), 12)
+
+
+def test_a_capacity_that_holds_no_sequence_is_an_error(model: Qwen3) -> None:
+    with pytest.raises(ValueError, match="kv_tokens 47 hold no sequence of page_tokens 48"):
+        ContinuousBatch(model, Capacity(kv_tokens=47, page_tokens=48))

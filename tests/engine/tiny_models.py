@@ -1,0 +1,61 @@
+"""Small random models and tokenizers for the tests of engine/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from engine.qwen3 import Qwen3, Qwen3Config, initialize
+
+VOCABULARY = 97
+
+
+def small_config(**changes: int | float | bool) -> Qwen3Config:
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "tie_word_embeddings": True,
+    }
+    return Qwen3Config(**(sizes | changes))
+
+
+def small_model(seed: int = 0, **changes: int | float | bool) -> Qwen3:
+    """Random weights large enough that neighbouring logits differ clearly, norm weights unlike 1."""
+    model = Qwen3(small_config(**changes))
+    initialize(model, seed, std=0.3)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.uniform_(0.5, 1.5, generator=generator)
+    return model.requires_grad_(False)
+
+
+def random_ids(length: int, seed: int) -> NDArray[np.int32]:
+    return np.random.default_rng(seed).integers(0, VOCABULARY, length, dtype=np.int32)
+
+
+def write_tokenizer(folder: Path, vocab_size: int = 280) -> None:
+    """Byte-level BPE with ChatML's tokens, `<tool_call>` unmarked as in Qwen's files, and one plain added word."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - 2,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|im_start|>", "<|im_end|>"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog", "print(1 + 1)"] * 4, trainer)
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=False), AddedToken("print(", special=False)])
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
