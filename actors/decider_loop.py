@@ -53,7 +53,12 @@ class DeciderLoop:
     """
 
     def __init__(
-        self, bus: Bus, log: EventLog | None, deciders: Mapping[str, Decider], services: Mapping[str, Service], clock: Clock
+        self,
+        bus: Bus,
+        log: EventLog | None,
+        deciders: Mapping[str, Decider],
+        services: Mapping[str, Service],
+        clock: Clock,
     ) -> None:
         self._bus = bus
         self._log = log
@@ -74,8 +79,7 @@ class DeciderLoop:
             await self._take(envelope, frame)
             if self._log is not None and self._log.full:
                 self._logger.warning("event_log.filled")
-                while self._log.full:
-                    await asyncio.sleep(0.01)
+                await asyncio.to_thread(self._log.wait_for_room)
 
     async def _take(self, envelope: Envelope, frame: bytes) -> None:
         actor = envelope.to.rpartition("/")[2]

@@ -70,6 +70,7 @@ class EventLog:
         self._path = path
         self._last = int(self._connection.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
         self._records: queue.SimpleQueue[Event | Decision | None] = queue.SimpleQueue()
+        self._room = threading.Event()
         self._failure: EventLogFailure | None = None
         self._thread = threading.Thread(target=self._write, name="event-log", daemon=True)
         self._thread.start()
@@ -77,6 +78,13 @@ class EventLog:
     @property
     def full(self) -> bool:
         return self._records.qsize() > BOUND
+
+    def wait_for_room(self) -> None:
+        """Blocks until the thread has caught up. Raises EventLogFailure if it cannot."""
+        while self.full:
+            self._check()
+            self._room.clear()
+            self._room.wait(timeout=1.0)
 
     def append(self, at: float, actor: str, sender: str, kind: str, trajectory: int | None, frame: bytes) -> int:
         """Returns the event's number. Raises EventLogFailure if an earlier record could not be written."""
@@ -107,6 +115,8 @@ class EventLog:
             except sqlite3.Error as error:
                 self._failure = EventLogFailure(f"{self._path}: {error}")
                 return
+            finally:
+                self._room.set()
 
     def _next_group(self) -> tuple[list[Event | Decision], bool]:
         """What arrives within one group's time, and whether more may come."""
@@ -142,16 +152,23 @@ def _open(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def read_events(path: Path, trajectory: int | None = None) -> Iterator[tuple[Event, Decision | None]]:
-    """Every event in order, with what was decided on it, if a decider received it and lived to decide."""
+def read_events(
+    path: Path, *, trajectory: int | None = None, kind: str | None = None
+) -> Iterator[tuple[Event, Decision | None]]:
+    """Every event in order, with what was decided on it, if a decider received it and lived to decide.
+
+    `trajectory` and `kind` choose among them.
+    """
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    wanted = {"trajectory": trajectory, "kind": kind}
+    chosen = [(column, value) for column, value in wanted.items() if value is not None]
+    where = "WHERE " + " AND ".join(f"{column} = ?" for column, _ in chosen) if chosen else ""
     try:
-        chosen = "" if trajectory is None else "WHERE trajectory = ?"
         query = (
             "SELECT e.seq, time, actor, sender, kind, trajectory, frame, effects, state FROM events e "
-            f"LEFT JOIN decisions d ON e.seq = d.seq {chosen} ORDER BY e.seq"
+            f"LEFT JOIN decisions d ON e.seq = d.seq {where} ORDER BY e.seq"
         )
-        for row in connection.execute(query, () if trajectory is None else (trajectory,)):
+        for row in connection.execute(query, [value for _, value in chosen]):
             decision = None if row[7] is None else Decision(row[0], row[7], row[8])
             yield Event(*row[:7]), decision
     finally:

@@ -39,7 +39,7 @@ class ZmqTransport:
         self._router.bind(self._endpoint(process))
         inbox.when_drained = self._read
         self._loop.add_reader(self._router.fileno(), self._read)
-        self._read()
+        self._loop.call_soon(self._read)
 
     def _endpoint(self, process: str) -> str:
         return f"ipc://{self._sockets / process}"

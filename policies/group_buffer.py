@@ -137,9 +137,7 @@ class GroupBuffer:
         seed = mix(self._run.seed, TRAIN, position)
         return self._start_group(collection, problem, self._run.rl.rollouts, self._run.sampling.temperature, seed)
 
-    def _start_group(
-        self, collection: Collection, problem: Problem, size: int, temperature: float, seed: int
-    ) -> Send:
+    def _start_group(self, collection: Collection, problem: Problem, size: int, temperature: float, seed: int) -> Send:
         cursor = self.state.cursor
         start = StartGroup(
             group_id=cursor.next_group_id,
@@ -235,9 +233,7 @@ class GroupBuffer:
     def _end_step(self, collection: Collection, request: StepRequested) -> list[Send]:
         """Rows go in the order of their ids, so that a batch does not depend on who was faster."""
         rows = tuple(row for group_id in sorted(collection.rows) for row in collection.rows[group_id])
-        collected = StepCollected(
-            request.step, len(rows), collection.counts, collection.failures, self.state.cursor
-        )
+        collected = StepCollected(request.step, len(rows), collection.counts, collection.failures, self.state.cursor)
         self.state.collection = None
         batch = Send("learner", BatchReady(request.step, rows))
         return [batch, *(Send(observer, collected) for observer in self._observers)]

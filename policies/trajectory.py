@@ -254,9 +254,7 @@ def _request_turn(rules: Rules, trajectory: Trajectory) -> Step:
     return trajectory, [Send(trajectory.engine, request)]
 
 
-def _take_turn(
-    rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float, turn: TurnGenerated
-) -> Step:
+def _take_turn(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float, turn: TurnGenerated) -> Step:
     start_of_turn = trajectory.turn_start or trajectory.record.num_tokens
     trajectory = replace(trajectory, record=trajectory.record.with_generated(turn), turn_start=start_of_turn)
     if turn.finish == "length":

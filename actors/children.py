@@ -1,0 +1,79 @@
+"""The processes that a launcher starts, watches and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+
+class Child(NamedTuple):
+    name: str
+    process: asyncio.subprocess.Process
+    output: Path  # what it printed
+
+
+class Children:
+    """Each child is a session of its own, so that a terminal's ^C reaches the launcher alone, and dies with it."""
+
+    def __init__(self, outputs: Path) -> None:
+        self._outputs = outputs
+        self._children: dict[str, Child] = {}
+        self._logger = structlog.get_logger()
+
+    async def spawn(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> Child:
+        output = self._outputs / f"{name}.out"
+        with output.open("ab") as stream:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "actors.death", str(os.getpid()), *argv),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+        self._children[name] = child = Child(name, process, output)
+        self._logger.info("process.started", name=name, pid=process.pid)
+        return child
+
+    async def first_exit(self) -> Child:
+        """The first child that ends, as soon as one does."""
+        waits = {asyncio.ensure_future(child.process.wait()): child for child in self._children.values()}
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return waits[done.pop()]
+
+    async def wait(self, name: str, seconds: float) -> bool:
+        """Whether the child ended within so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._children[name].process.wait(), seconds)
+        return self._children[name].process.returncode is not None
+
+    async def kill(self, name: str) -> None:
+        """End the child and all that it started."""
+        process = self._children[name].process
+        if process.returncode is None:
+            self._logger.warning("process.killed", name=name, pid=process.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._children)
+
+
+def last_words(child: Child, lines: int = 12) -> str:
+    """The end of what a child printed."""
+    text = child.output.read_text(errors="replace").rstrip() if child.output.exists() else ""
+    return "\n".join(text.splitlines()[-lines:])

@@ -1,0 +1,106 @@
+"""The command line: `asterism run`, `report`, `log`, `doctor`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from configs.errors import UNUSABLE, UnusableInput
+from configs.run_folder import RunFolder
+
+app = typer.Typer(
+    help="Train language models that think with a Python tool: event-driven GRPO-RoC.",
+    epilog="A run lives in one folder, runs/NAME: configuration, logs, event logs, metrics, checkpoints, pictures.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+log_app = typer.Typer(help="Read a run's event logs.", no_args_is_help=True)
+app.add_typer(log_app, name="log")
+
+RunArgument = Annotated[Path, typer.Argument(help="A run's folder, such as runs/demo.", metavar="RUN")]
+
+
+def run_folder(path: Path) -> RunFolder:
+    """Raises UnusableInput if there is no run in `path`."""
+    folder = RunFolder(path)
+    if not folder.config.exists():
+        raise UnusableInput(f"{path}: this is no run's folder (it has no {folder.config.name})")
+    return folder
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="A TOML file, such as configs/tiny.toml.")],
+    override: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; may be repeated.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run of this name and begin anew.")] = False,
+) -> None:
+    """Run the whole recipe of CONFIG: cold start, RL steps, evaluation.
+
+    ^C ends all processes in order; `--resume` goes on later.
+    """
+    from actors.run_command import run_recipe
+
+    raise typer.Exit(run_recipe(config, override or [], resume=resume, overwrite=overwrite, console=Console()))
+
+
+@app.command()
+def report(run: RunArgument) -> None:
+    """Show a run's summary, and draw its curves again."""
+    from analysis.summary_table import read_summary, summary_table
+
+    from analysis.curves import draw_curves
+
+    folder = run_folder(run)
+    console = Console()
+    console.print(summary_table(read_summary(folder.path)))
+    console.print(f"curves: {draw_curves(folder.path)}")
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine has and lacks for a run, with the remedy for each lack."""
+    from actors.doctor import examine, findings_table
+
+    findings = examine()
+    Console().print(findings_table(findings))
+    raise typer.Exit(int(any(finding.status == "missing" for finding in findings)))
+
+
+@log_app.command()
+def replay(
+    run: RunArgument,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare every decision's effects and state.")] = False,
+) -> None:
+    """Feed every decider its log again. With --verify, exit with 1 at the first difference and show it."""
+    from actors.log_commands import replay_log
+
+    raise typer.Exit(replay_log(run_folder(run), verify=verify, console=Console()))
+
+
+@log_app.command()
+def story(run: RunArgument, trajectory: Annotated[int, typer.Argument(help="The trajectory's number.")]) -> None:
+    """Tell everything that happened to one trajectory, in order."""
+    from actors.log_commands import tell_story
+
+    tell_story(run_folder(run), trajectory, console=Console())
+
+
+def main() -> None:
+    try:
+        app()
+    except UnusableInput as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(UNUSABLE)
+
+
+if __name__ == "__main__":
+    main()

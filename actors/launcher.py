@@ -1,0 +1,159 @@
+"""The launcher: starts a run's processes, watches them, shows how the run goes, and ends them in order.
+
+Consumes Progress and RunFinished; waits for either a finished run, a child's death, or SIGINT. Whatever ends it, no
+process stays: children die with it, even after `kill -9`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from typing import Literal
+
+import structlog
+
+from actors.children import Children, last_words
+from actors.display import Display
+from actors.wiring import EXECUTOR, HEAD, LAUNCHER, LEARNER, ROLLOUT, generators
+from bus.messages import Progress, RunFinished, Shutdown
+from bus.transport import Bus
+from bus.zeromq import zmq_bus
+from configs.run_folder import RunFolder
+from configs.schema import Run
+from engine.snapshots import steps_saved
+
+Ending = Literal["finished", "interrupted"]
+
+STOP_WITHIN_S = 4.0  # for all children together, from the first Shutdown on; then they are killed
+
+
+class ProcessDied(Exception):
+    """A child ended before the run did. `str(error)` names it, and says what it printed last."""
+
+
+class Launcher:
+    def __init__(self, run: Run, folder: RunFolder, display: Display) -> None:
+        self._run = run
+        self._folder = folder
+        self._display = display
+        self._children = Children(folder.logs)
+        self._logger = structlog.get_logger()
+
+    async def launch(self) -> Ending:
+        """Raises ProcessDied."""
+        interrupted = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, interrupted.set)
+        bus = zmq_bus(LAUNCHER, self._folder.sockets, self._run.bus.queue_messages)
+        try:
+            if self._run.tiny is not None and not self._folder.data.exists():
+                await self._prepare(interrupted)
+            if interrupted.is_set():
+                return "interrupted"
+            await self._start()
+            return await self._watch(bus, interrupted)
+        finally:
+            await self._stop(bus)
+            await bus.close()
+
+    # ---------------------------------------------------------------- starting
+
+    async def _prepare(self, interrupted: asyncio.Event) -> None:
+        """Let the tiny task make its data, tokenizer and model."""
+        began = time.monotonic()
+        self._display.say("making the tiny task: questions, cold-start dialogues, tokenizer, model")
+        child = await self._children.spawn("prepare", self._program("engine.tiny.prepare"), _threads(1))
+        exit_, stop = asyncio.ensure_future(child.process.wait()), asyncio.ensure_future(interrupted.wait())
+        await asyncio.wait((exit_, stop), return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if not exit_.done():
+            exit_.cancel()
+        elif child.process.returncode != 0:
+            raise ProcessDied(f"preparing failed:\n{last_words(child)}")
+        self._logger.info("task.prepared", prepare_s=time.monotonic() - began)
+
+    async def _start(self) -> None:
+        saved = steps_saved(self._folder.checkpoints)
+        step = saved[-1] if saved else 0
+        if saved:
+            self._display.say(f"going on after step {step}")
+        self._logger.info("run.started", step=step, seed=self._run.seed)
+        # Fewest to wait for first: who needs another's messages finds them queued.
+        for name in (HEAD, ROLLOUT, EXECUTOR, *generators(self._run)):
+            argv = self._program("actors.process", name, "--step", str(step))
+            threads = self._run.engine.threads if name.startswith("generator") else 1
+            await self._children.spawn(name, argv, _threads(threads))
+        learner = self._program(
+            *("torch.distributed.run", "--nproc-per-node", str(self._run.learner.ranks), "--standalone"),
+            *("-m", "engine.learner", "--resume-step", str(step)),
+        )
+        await self._children.spawn(LEARNER, learner, _threads(self._run.learner.threads))
+
+    def _program(self, module: str, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", module, *arguments, "--run", str(self._folder.path)]
+
+    # ---------------------------------------------------------------- watching
+
+    async def _watch(self, bus: Bus, interrupted: asyncio.Event) -> Ending:
+        following = asyncio.ensure_future(self._follow(bus))
+        dying = asyncio.ensure_future(self._children.first_exit())
+        stopping = asyncio.ensure_future(interrupted.wait())
+        tasks = (following, dying, stopping)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if stopping.done():
+                return "interrupted"
+            if following.done():
+                following.result()
+                return "finished"
+            child = dying.result()
+            self._logger.error("process.died", name=child.name, exit_code=child.process.returncode)
+            raise ProcessDied(
+                f"{child.name} ended with exit code {child.process.returncode}:\n{last_words(child)}\n"
+                f"({child.output}; --resume goes on from the last checkpoint)"
+            )
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _follow(self, bus: Bus) -> None:
+        while True:
+            match (await bus.receive()).message:
+                case Progress() as progress:
+                    self._display.show(progress)
+                case RunFinished(steps=steps):
+                    self._logger.info("run.finished", step=steps)
+                    return
+                case other:
+                    self._logger.error("message.misdirected", kind=type(other).__name__)
+
+    # ---------------------------------------------------------------- ending
+
+    async def _stop(self, bus: Bus) -> None:
+        """Those who ask before those who answer; the head, whose log is the run's memory, last."""
+        began = time.monotonic()
+        order = ("prepare", ROLLOUT, *generators(self._run), EXECUTOR, LEARNER, HEAD)
+        names = [name for name in order if name in self._children.names]
+        for name in names:
+            if name != HEAD:
+                await self._ask(bus, name)
+        for name in names:
+            if name == HEAD:
+                await self._ask(bus, name)
+            left = STOP_WITHIN_S - (time.monotonic() - began)
+            if not await self._children.wait(name, max(left, 0.1)):
+                await self._children.kill(name)
+        self._logger.info("processes.stopped", stop_s=time.monotonic() - began)
+
+    async def _ask(self, bus: Bus, name: str) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(bus.send(name, Shutdown()), timeout=0.5)
+
+
+def _threads(count: int) -> Mapping[str, str]:
+    return {"OMP_NUM_THREADS": str(count), "OPENBLAS_NUM_THREADS": str(count), "PYTHONUNBUFFERED": "1"}

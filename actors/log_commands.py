@@ -1,0 +1,91 @@
+"""`asterism log`: reading event logs in the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from actors.replay import replay_run
+from bus.codec import decode
+from bus.event_log import Event, read_events
+from bus.messages import (
+    AnyMessage,
+    BatchReady,
+    CodeFinished,
+    StartGroup,
+    TrajectoryFinished,
+    TurnGenerated,
+    TurnRequested,
+)
+from configs.errors import UnusableInput
+from configs.load import load_resolved
+from configs.run_folder import RunFolder
+from engine.tokenizer import FastTokenizer, load_tokenizer
+from policies.tool_text import result_text
+from policies.trajectory import bytes_to_ids
+
+_TOKEN_FIELDS = ("token_ids", "loss_mask", "logprobs", "versions", "prompt_ids")
+
+
+def replay_log(folder: RunFolder, *, verify: bool, console: Console) -> int:
+    """The exit code: 0 if nothing differs, or if nobody asked."""
+    replay = replay_run(load_resolved(folder.config), folder)
+    difference = replay.difference
+    if difference is None:
+        console.print(f"{replay.events:,} events replayed: states and effects are identical")
+        return 0
+    console.print(
+        f"event {difference.seq} of {difference.process} ({difference.actor}, {difference.kind}): "
+        f"the {difference.what} differ. The replay did:\n{escape(difference.effects)}",
+        soft_wrap=True,
+    )
+    return int(verify)
+
+
+def tell_story(folder: RunFolder, trajectory: int, console: Console) -> None:
+    """Raises UnusableInput if no log knows the trajectory."""
+    run = load_resolved(folder.config)
+    tokenizer = load_tokenizer(folder.expand(run.model.checkpoint))
+    events = [event for path in sorted(folder.events.glob("*.sqlite")) for event in _events_of(path, trajectory)]
+    if not events:
+        raise UnusableInput(f"{folder.events}: no log knows trajectory {trajectory}")
+    events.sort(key=lambda event: event.time)
+    for event in events:
+        message = decode(event.frame).message
+        header = f"[dim]{event.time - events[0].time:9.4f} s[/]  {event.actor:<10} [bold]{event.kind}[/]"
+        console.print(f"{header}  {escape(_told(message, tokenizer, run.dialogue.result_characters))}", soft_wrap=True)
+
+
+def _events_of(path: Path, trajectory: int) -> list[Event]:
+    """The trajectory's events in one log; what a message says of its whole group belongs to it as well."""
+    about = [event for event, _ in read_events(path, trajectory=trajectory)]
+    groups = [event for event, _ in read_events(path, kind="StartGroup") if _starts(event, trajectory)]
+    return [*groups, *about]
+
+
+def _starts(event: Event, trajectory: int) -> bool:
+    group = decode(event.frame).message
+    assert isinstance(group, StartGroup)
+    return group.first_trajectory_id <= trajectory < group.first_trajectory_id + group.size
+
+
+def _told(message: AnyMessage, tokenizer: FastTokenizer, limit: int) -> str:
+    match message:
+        case StartGroup():
+            return (
+                f"group {message.group_id}, {message.problem}, truth {message.ground_truth!r}, {message.size} siblings"
+            )
+        case TurnGenerated():
+            text = tokenizer.decode(bytes_to_ids(message.token_ids))
+            return f"turn {message.turn}, {len(message.token_ids) // 4} tokens, {message.finish}: {text}"
+        case CodeFinished():
+            return f"call {message.call}, {message.duration_s * 1000:.1f} ms: {result_text(message.outcome, limit)}"
+        case TurnRequested() | BatchReady():
+            return ""
+        case TrajectoryFinished():
+            return f"{message.ending}, reward {message.reward:g}, {message.calls_failed}/{message.calls} calls failed"
+        case _:
+            fields = ((name, getattr(message, name)) for name in message.__struct_fields__)
+            return ", ".join(f"{name} {value}" for name, value in fields if name not in _TOKEN_FIELDS)

@@ -1,0 +1,118 @@
+"""`python -m actors.process NAME --run FOLDER --step STEP`: one process of a run, as the launcher starts it.
+
+The learner is another program (engine.learner), since torchrun starts it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from actors.clock import steady_clock
+from actors.decider_loop import DeciderLoop
+from actors.head import run_head
+from actors.loop_lag import measure_loop_lag
+from actors.wiring import EXECUTOR, HEAD, deciders_of
+from bus.event_log import EventLog, EventLogFailure
+from bus.structured_log import configure
+from bus.zeromq import zmq_bus
+from configs.errors import UNUSABLE, UnusableInput
+from configs.load import load_resolved
+from configs.run_folder import RunFolder
+from configs.schema import Run
+from engine.contract import Capacity
+from sandbox.contract import SandboxFailure
+
+NO_POLICY = -1  # version of the weights that an engine starts with: nothing is generated before the learner's arrive
+
+
+async def run_rollout(name: str, run: Run, folder: RunFolder) -> None:
+    deciders = deciders_of(name, run, folder)
+    log = EventLog(folder.events / f"{name}.sqlite") if run.log.events else None
+    bus = zmq_bus(name, folder.sockets, run.bus.queue_messages)
+    try:
+        await DeciderLoop(bus, log, deciders, {}, steady_clock()).run()
+    finally:
+        await bus.close()
+        if log is not None:
+            log.close()
+
+
+async def run_generator(name: str, run: Run, folder: RunFolder) -> None:
+    from actors.generator import Generator  # imports torch, which the other processes do without
+    import torch
+
+    from engine.embedded import EmbeddedEngine
+
+    engine = EmbeddedEngine(
+        folder.expand(run.model.checkpoint),
+        Capacity(run.engine.kv_tokens, run.dialogue.sequence_tokens),
+        threads=run.engine.threads,
+        dtype=getattr(torch, run.engine.dtype),
+        version=NO_POLICY,
+    )
+    bus = zmq_bus(name, folder.sockets, run.bus.queue_messages)
+    try:
+        await Generator(name, bus, engine, arbiter=f"{HEAD}/arbiter").run()
+    finally:
+        await bus.close()
+
+
+async def run_executor(name: str, run: Run, folder: RunFolder) -> None:
+    from sandbox.process_backend import ProcessSandbox
+
+    from actors.executor import Executor
+
+    bus = zmq_bus(name, folder.sockets, run.bus.queue_messages)
+    try:
+        await Executor(bus, ProcessSandbox(run.sandbox, run.seed)).run()
+    finally:
+        await bus.close()
+
+
+def work_of(name: str, run: Run, folder: RunFolder, step: int) -> Callable[[], Awaitable[None]]:
+    if name == HEAD:
+        return lambda: run_head(run, folder, step)
+    if name == EXECUTOR:
+        return lambda: run_executor(name, run, folder)
+    if name.startswith("generator-"):
+        return lambda: run_generator(name, run, folder)
+    return lambda: run_rollout(name, run, folder)
+
+
+async def live(work: Callable[[], Awaitable[None]]) -> None:
+    gauge = asyncio.create_task(measure_loop_lag())
+    try:
+        await work()
+    finally:
+        gauge.cancel()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name")
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--step", type=int, required=True)
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher ends its processes, in order
+    folder = RunFolder(arguments.run)
+    try:
+        run = load_resolved(folder.config)
+        configure(folder, arguments.name, run.log.level)
+        uvloop.run(live(work_of(arguments.name, run, folder, arguments.step)))
+    except (UnusableInput, EventLogFailure, SandboxFailure) as error:
+        structlog.get_logger().exception("process.failed")
+        sys.stderr.write(f"{error}\n")
+        return UNUSABLE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

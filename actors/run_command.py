@@ -1,0 +1,61 @@
+"""`asterism run`: from a configuration to a finished run's table and curves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import uvloop
+from analysis.summary_table import summary_table
+from rich.console import Console
+from rich.markup import escape
+
+from actors.display import Display, display_for
+from actors.launcher import Ending, Launcher, ProcessDied
+from actors.replay import replay_run
+from actors.run_setup import claimed
+from analysis.curves import draw_curves
+from analysis.summary import summarize
+from bus.structured_log import configure
+from configs.load import load_run
+from configs.run_folder import RunFolder
+from configs.schema import Run
+
+INTERRUPTED = 130  # exit code, as a shell's after ^C
+
+
+def run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwrite: bool, console: Console) -> int:
+    """The exit code: 0 finished, 1 a process died, 130 interrupted. Raises UnusableInput."""
+    run = load_run(config, overrides)
+    with claimed(run, resume=resume, overwrite=overwrite) as folder:
+        configure(folder, "launcher", run.log.level)
+        display = display_for(console)
+        began = time.monotonic()
+        display.say(f"run {run.name}, seed {run.seed}, in {folder.path}")
+        try:
+            ending = uvloop.run(Launcher(run, folder, display).launch())
+        except ProcessDied as error:
+            console.print(f"[bold red]failed:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+            return 1
+        finally:
+            display.close()
+        return _close(ending, run, folder, display, console, time.monotonic() - began)
+
+
+def _close(ending: Ending, run: Run, folder: RunFolder, display: Display, console: Console, wall_s: float) -> int:
+    if ending == "interrupted":
+        display.say(
+            f"interrupted; `asterism run ... --resume` goes on from the last checkpoint in {folder.checkpoints}"
+        )
+        return INTERRUPTED
+    identical = None
+    if run.log.events:
+        display.say("replaying the event logs")
+        identical = replay_run(run, folder).identical
+    summary = summarize(run, folder, wall_s=wall_s, replay_identical=identical)
+    folder.summary.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+    console.print(summary_table(summary))
+    display.say(f"curves: {draw_curves(folder.path)}\nsummary: {folder.summary}")
+    return 0

@@ -1,0 +1,84 @@
+"""Taking a run's folder: new, to go on with, or to write over. One run at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from configs.errors import UnusableInput
+from configs.load import differences, load_resolved, write_resolved
+from configs.run_folder import RunFolder
+from configs.schema import Run
+
+MIN_FREE_MIB = 64
+
+
+class RunRefused(UnusableInput):
+    """The run cannot have its folder. `str(error)` says why, and which flag helps."""
+
+
+@contextmanager
+def claimed(run: Run, *, resume: bool, overwrite: bool) -> Generator[RunFolder]:
+    """The run's folder, with its resolved configuration in it, for this process alone. Raises RunRefused."""
+    folder = RunFolder(Path(run.runs_folder) / run.name)
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        with folder.lock.open("a+") as lock:
+            _take(lock.fileno(), folder)
+            _settle(run, folder, resume=resume, overwrite=overwrite)
+            write_resolved(run, folder.config)
+            _check_room(folder)
+            for scratch in (folder.sockets, folder.shared_memory):
+                shutil.rmtree(scratch, ignore_errors=True)
+                scratch.mkdir(mode=0o700)
+            yield folder
+            for scratch in (folder.sockets, folder.shared_memory):
+                shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        raise RunRefused(f"{error.filename or folder.path}: {error.strerror}") from error
+
+
+def _take(lock: int, folder: RunFolder) -> None:
+    """The kernel gives the lock back when this process ends, however it ends."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = folder.lock.read_text().strip()
+        raise RunRefused(
+            f"{folder.path}: a run is using this folder (process {holder}); --set name=... takes another"
+        ) from None
+    os.ftruncate(lock, 0)
+    os.write(lock, f"{os.getpid()}\n".encode())
+
+
+def _settle(run: Run, folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
+    if not folder.config.exists():
+        if resume:
+            raise RunRefused(f"{folder.path}: there is no run to resume")
+        return
+    if overwrite:
+        for path in folder.path.iterdir():
+            if path == folder.lock:
+                continue
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return
+    changed = differences(load_resolved(folder.config), run)
+    if changed:
+        listed = "\n  ".join(changed)
+        raise RunRefused(
+            f"{folder.path}: this run exists with another configuration:\n  {listed}\n"
+            "--overwrite deletes it and begins anew; to --resume it, leave these keys as they were"
+        )
+    if not resume:
+        state = "is finished" if folder.summary.exists() else "was not finished"
+        raise RunRefused(f"{folder.path}: this run exists and {state}: --resume goes on, --overwrite begins anew")
+
+
+def _check_room(folder: RunFolder) -> None:
+    free_mib = shutil.disk_usage(folder.path).free >> 20
+    if free_mib < MIN_FREE_MIB:
+        raise RunRefused(f"{folder.path}: {free_mib} MiB free on this disk; a run needs {MIN_FREE_MIB} at least")

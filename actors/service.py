@@ -1,0 +1,28 @@
+"""The receive loop of an actor that works rather than decides: every message becomes a task of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from bus.messages import Envelope, Shutdown
+from bus.transport import Bus
+
+Work = Coroutine[Any, Any, None]
+
+
+async def serve(bus: Bus, take: Callable[[Envelope], Work | None]) -> None:
+    """Until Shutdown; tasks that are under way then are cancelled. A task that raises ends them all.
+
+    `take` answers at once with what there is to do, or None. What is in flight is bounded by those who ask.
+    """
+    tasks: set[asyncio.Task[None]] = set()
+    async with asyncio.TaskGroup() as group:
+        while not isinstance((envelope := await bus.receive()).message, Shutdown):
+            if (work := take(envelope)) is not None:
+                task = group.create_task(work)
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+        for task in tasks:
+            task.cancel()

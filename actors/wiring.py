@@ -1,0 +1,59 @@
+"""Who is who in a run: the processes, and the deciders that each of them holds.
+
+Live processes and replay build their deciders here, from the run's folder alone: so a replay decides as the run did.
+"""
+
+from __future__ import annotations
+
+from actors.problems import Problems, load_problems
+from configs.run_folder import RunFolder
+from configs.schema import Run
+from engine.tokenizer import FastTokenizer, load_tokenizer
+from policies.accounting import Recorder
+from policies.arbiter import Arbiter
+from policies.decider import Decider
+from policies.group_buffer import GroupBuffer
+from policies.recipe import Recipe
+from policies.rollout import Rollout
+from policies.trajectory import Rules
+
+HEAD, ROLLOUT, EXECUTOR, LEARNER, LAUNCHER = "head", "rollout-0", "executor-0", "learner", "launcher"
+
+
+def generators(run: Run) -> tuple[str, ...]:
+    return tuple(f"generator-{index}" for index in range(run.engine.num_engines))
+
+
+def rules(run: Run, tokenizer: FastTokenizer) -> Rules:
+    dialogue = run.dialogue
+    return Rules(
+        tools=dialogue.tools,
+        response_tokens=dialogue.response_tokens,
+        max_turns=dialogue.max_turns,
+        max_calls_per_turn=dialogue.max_calls_per_turn,
+        result_characters=dialogue.result_characters,
+        top_p=run.sampling.top_p,
+        top_k=run.sampling.top_k,
+        stop_token_ids=(tokenizer.end_of_turn_id,),
+        arbiter=f"{HEAD}/arbiter",
+        buffer=f"{HEAD}/buffer",
+        executor=EXECUTOR,
+    )
+
+
+def head_deciders(run: Run, problems: Problems) -> dict[str, Decider]:
+    engines = generators(run)
+    return {
+        "arbiter": Arbiter(ROLLOUT),
+        "buffer": GroupBuffer(run, problems.train, problems.test, (ROLLOUT,)),
+        "recipe": Recipe(run.rl.steps, run.evaluation.questions, run.sampling.temperature, engines),
+        "recorder": Recorder(run.rl.steps, len(engines)),
+    }
+
+
+def deciders_of(process: str, run: Run, folder: RunFolder) -> dict[str, Decider]:
+    """The deciders of a process by name. Raises engine.datasets.DatasetError and tokenizer errors."""
+    tokenizer = load_tokenizer(folder.expand(run.model.checkpoint))
+    if process == HEAD:
+        return head_deciders(run, load_problems(run, folder, tokenizer))
+    return {process: Rollout(rules(run, tokenizer), tokenizer)}

@@ -1,0 +1,103 @@
+"""A finished run in one JSON object: what it learned, how fast, and whether its numbers add up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from bus.codec import decode
+from bus.event_log import read_events
+from bus.messages import StartGroup
+from configs.run_folder import RunFolder
+from configs.schema import Run
+
+WINDOW = 10  # steps at each end over which a tool-error rate is taken; the first is step 1 alone
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics file, in order. A last line that a kill cut short is left out."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return [cast(dict[str, Any], msgspec.json.decode(line)) for line in lines if line.endswith(b"\n")]
+
+
+def summarize(run: Run, folder: RunFolder, *, wall_s: float, replay_identical: bool | None) -> dict[str, Any]:
+    """Accuracies in [0, 1], times in seconds. `err_positive_start` is step 1's, `err_positive_end` the mean of the last
+    ten steps'."""
+    lines = read_metrics(folder.metrics)
+    steps = [line for line in lines if line["kind"] == "step"]
+    accuracy = {line["label"]: line["accuracy"] for line in lines if line["kind"] == "evaluation"}
+    rollout_s = sum(line["rollout_s"] for line in steps)
+    return {
+        "name": run.name,
+        "seed": run.seed,
+        "params": count_parameters(folder.checkpoint(0) / "model.safetensors"),
+        "sft_s": _sft_seconds(folder),
+        "rl_s": sum(line["step_s"] for line in steps),
+        "wall_s": wall_s,
+        "steps": len(steps),
+        "pass1_start": accuracy.get("start_sampled"),
+        "pass1_end": accuracy.get("end_sampled"),
+        "greedy_start": accuracy.get("start_greedy"),
+        "greedy_end": accuracy.get("end_greedy"),
+        "err_positive_start": steps[0]["errors_in_positives"] if steps else None,
+        "err_positive_end": _mean([line["errors_in_positives"] for line in steps[-WINDOW:]]),
+        "reward_end": _mean([line["reward"] for line in steps[-WINDOW:]]),
+        "response_tokens_end": _mean([line["response_tokens"] for line in steps[-WINDOW:]]),
+        "step_s_mean": _mean([line["step_s"] for line in steps]),
+        "tokens_per_s": sum(line["generated_tokens"] for line in steps) / rollout_s if rollout_s else None,
+        **count_trajectories(folder),
+        "groups_rejected": sum(line["groups_rejected"] for line in steps),
+        "isolation": isolation_in_force(folder),
+        "replay_identical": replay_identical,
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def count_parameters(weights: Path) -> int | None:
+    """From the header of a safetensors file."""
+    if not weights.exists():
+        return None
+    with weights.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return sum(int(np.prod(entry["shape"])) for name, entry in header.items() if name != "__metadata__")
+
+
+def count_trajectories(folder: RunFolder) -> dict[str, int | None]:
+    """Started, finished and failed, counted in the event logs of this life of the run: started = finished + failed."""
+    started_log, ended_log = folder.events / "rollout-0.sqlite", folder.events / "head.sqlite"
+    if not started_log.exists() or not ended_log.exists():
+        return {"trajectories_started": None, "trajectories_finished": None, "trajectories_failed": None}
+    groups = [decode(event.frame).message for event, _ in read_events(started_log, kind="StartGroup")]
+    return {
+        "trajectories_started": sum(group.size for group in groups if isinstance(group, StartGroup)),
+        "trajectories_finished": sum(1 for _ in read_events(ended_log, kind="TrajectoryFinished")),
+        "trajectories_failed": sum(1 for _ in read_events(ended_log, kind="TrajectoryFailed")),
+    }
+
+
+def _log_entries(folder: RunFolder, process: str, event: str) -> list[dict[str, Any]]:
+    path = folder.logs / f"{process}.jsonl"
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    entries = (cast(dict[str, Any], msgspec.json.decode(line)) for line in lines)
+    return [entry for entry in entries if entry.get("event") == event]
+
+
+def isolation_in_force(folder: RunFolder) -> dict[str, Any] | None:
+    """What stood between the model's code and the machine, as the executor logged it."""
+    entries = _log_entries(folder, "executor-0", "sandbox.started")
+    if not entries:
+        return None
+    return {key: entries[-1].get(key) for key in ("backend", "namespaces", "seccomp", "missing")}
+
+
+def _sft_seconds(folder: RunFolder) -> float | None:
+    entries = _log_entries(folder, "learner", "sft.finished")
+    return entries[-1].get("sft_s") if entries else None

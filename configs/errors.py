@@ -1,0 +1,17 @@
+"""What a user can mend.
+
+    UnusableInput               a file, a key or a flag; str(error) names it and says what is wrong
+      configs.load.ConfigError          the configuration
+      engine.datasets.DatasetError      a data file
+      engine.tokenizer.UnusableTokenizer, engine.checkpoint.CheckpointRefused   a checkpoint
+      actors.run_setup.RunRefused       a run's folder
+      actors.head.NotResumable          a run that cannot go on
+
+Programs print these as one line and exit with UNUSABLE; all else is a bug and shows its traceback.
+"""
+
+UNUSABLE = 2  # exit code
+
+
+class UnusableInput(ValueError):
+    pass
