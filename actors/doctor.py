@@ -65,11 +65,7 @@ def examine(folder: Path = Path()) -> list[Finding]:
     return [_find(name, check) for name, check in checks.items()]
 
 
-def exit_code(findings: Sequence[Finding]) -> int:
-    return int(any(finding.status == "missing" for finding in findings))
-
-
-def render(findings: Sequence[Finding]) -> Table:
+def findings_table(findings: Sequence[Finding]) -> Table:
     """One row for each finding, its remedy beneath what was found."""
     table = Table(title="asterism doctor", title_justify="left", title_style="bold", box=None, show_header=False)
     table.add_column("", no_wrap=True)

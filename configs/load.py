@@ -15,13 +15,14 @@ import msgspec
 import tomli_w
 
 from configs.complaints import Layer, explain, show
+from configs.errors import UnusableInput
 from configs.keys import PRESET, annotation_at, is_text, nearest_keys, section_of
 from configs.schema import Run
 
 PRESETS = Path(__file__).parent / "presets"
 
 
-class ConfigError(Exception):
+class ConfigError(UnusableInput):
     """The configuration cannot be used. `str(error)` names the file or the flag, the key's full path, and the remedy."""
 
 

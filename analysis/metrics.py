@@ -1,0 +1,75 @@
+"""Reading `metrics.jsonl`: one JSON object a line, of kind "step", "sft" or "evaluation"."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import polars as pl
+
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+
+
+class AnalysisError(UnusableInput):
+    """What was to be read is not there or not what it should be; `str(error)` names the file, and the line."""
+
+
+class Metrics(NamedTuple):
+    run: str  # the folder's name
+    steps: pl.DataFrame  # one row an RL step, in order
+    sft: pl.DataFrame  # step, loss
+    evaluations: dict[str, float]  # label -> accuracy
+
+
+def read_metrics(run_folder: Path) -> Metrics:
+    """Raises AnalysisError. Of a step that was done twice, as after a resume, the later one counts."""
+    lines = _decode_lines(RunFolder(run_folder).metrics)
+    return Metrics(
+        run=run_folder.resolve().name,
+        steps=_by_step(lines, "step"),
+        sft=_by_step(lines, "sft"),
+        evaluations={line["label"]: line["accuracy"] for line in lines if line["kind"] == "evaluation"},
+    )
+
+
+def column(frame: pl.DataFrame, name: str) -> pl.Series:
+    """The column as float64; nulls throughout where no line has it."""
+    if name not in frame.columns:
+        return pl.Series(name, [None] * frame.height, dtype=pl.Float64)
+    return frame[name].cast(pl.Float64)
+
+
+def _by_step(lines: list[dict[str, Any]], kind: str) -> pl.DataFrame:
+    latest = {line["step"]: line for line in lines if line["kind"] == kind}
+    rows = [latest[step] for step in sorted(latest)]
+    return pl.DataFrame(rows, infer_schema_length=None) if rows else pl.DataFrame({"step": []})
+
+
+def _decode_lines(path: Path) -> list[dict[str, Any]]:
+    texts = read_bytes(path).splitlines()
+    lines: list[dict[str, Any]] = []
+    for number, text in enumerate(texts, start=1):
+        try:
+            line = msgspec.json.decode(text, type=dict[str, Any])
+            required = ("label", "accuracy") if line["kind"] == "evaluation" else ("step",)
+            _ = [line[key] for key in required]
+        except msgspec.DecodeError as error:
+            if number == len(texts) and not isinstance(error, msgspec.ValidationError):
+                break  # a run that was killed leaves its last line torn
+            raise AnalysisError(f"{path}, line {number}: {error}") from None
+        except KeyError as error:
+            raise AnalysisError(f"{path}, line {number}: the key {error} is missing") from None
+        lines.append(line)
+    return lines
+
+
+def read_bytes(path: Path) -> bytes:
+    """Raises AnalysisError."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise AnalysisError(f"{path}: there is no such file; is {path.parent} a run's folder?") from None
+    except OSError as error:
+        raise AnalysisError(f"{path}: {error.strerror}") from None

@@ -1,0 +1,75 @@
+"""The house: the import names are this repository's own, and what its files promise about themselves is so."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LAYERS = ("configs", "bus", "policies", "sandbox", "engine", "actors", "analysis")
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_an_import_name_as_plain_as_engine_is_ours(layer: str):
+    spec = importlib.util.find_spec(layer)
+    assert spec is not None
+    assert spec.origin == str(ROOT / layer / "__init__.py")
+
+
+def test_every_folder_of_python_files_says_what_it_is_for_in_its_init():
+    folders = {path.parent for layer in LAYERS for path in (ROOT / layer).rglob("*.py")}
+    for folder in folders:
+        init = folder / "__init__.py"
+        assert init.exists(), f"{folder} has no __init__.py"
+        assert init.read_text().startswith('"""'), f"{init} does not say what its folder is for"
+
+
+def test_every_file_says_in_its_first_line_what_it_is_for():
+    silent = [
+        str(path.relative_to(ROOT))
+        for layer in LAYERS
+        for path in (ROOT / layer).rglob("*.py")
+        if not re.match(r'(#!.*\n)?r?"""\S', path.read_text())
+    ]
+    assert silent == []
+
+
+def test_every_layer_is_linted_typed_and_held_to_the_order_of_imports(project: dict[str, Any]):
+    tool = project["tool"]
+    ordered = [layer for line in tool["importlinter"]["contracts"][0]["layers"] for layer in line.split(" | ")]
+    assert set(ordered) == set(tool["importlinter"]["root_packages"]) == set(LAYERS)
+    assert set(LAYERS) < set(tool["pyright"]["include"])
+    assert {name.rstrip("*") for name in tool["setuptools"]["packages"]["find"]["include"]} == set(LAYERS)
+
+
+def test_every_package_that_is_asked_for_is_pinned_and_meets_what_is_asked(project: dict[str, Any]):
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    pinned = {canonicalize_name(name): version for name, version in pins.items()}
+    asked = project["project"]["dependencies"] + project["project"]["optional-dependencies"]["dev"]
+    for requirement in map(Requirement, [*asked, *project["build-system"]["requires"]]):
+        version = pinned[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), f"{requirement} is pinned to {version}"
+        assert "+" not in version, f"{requirement.name} is pinned to one build of a version"
+
+
+def test_every_target_of_the_makefile_that_runs_something_installs_first():
+    makefile = (ROOT / "Makefile").read_text()
+    targets = dict(re.findall(r"^([a-z]+):(.*?)##", makefile, flags=re.MULTILINE))
+    assert {"setup", "demo", "ablation", "test", "check"} < set(targets)
+    for target, prerequisites in targets.items():
+        if target not in ("help", "clean"):
+            assert "$(INSTALLED)" in prerequisites, target
