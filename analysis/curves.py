@@ -102,12 +102,18 @@ def _draw_time(axes: Axes, steps: pl.DataFrame) -> None:
 
 
 def _draw_groups(axes: Axes, steps: pl.DataFrame) -> None:
-    """Groups that were trained on, and those that were rejected because all their rewards were equal."""
-    started = column(steps, "groups").fill_null(0.0)
-    rejected = column(steps, "groups_rejected").fill_null(0.0)
-    x, kept = steps["step"].to_numpy(), (started - rejected).to_numpy()
-    axes.bar(x, kept, 1.0, color=GREEN, label="kept", linewidth=0, alpha=0.85)
-    axes.bar(
-        x, rejected.to_numpy(), 1.0, bottom=kept, color=GREY, label="rejected: equal rewards", linewidth=0, alpha=0.6
+    """Groups that were trained on, rejected because all their rewards were equal, and lost to infrastructure."""
+    started, rejected, lost = (
+        column(steps, name).fill_null(0.0) for name in ("groups", "groups_rejected", "groups_lost")
     )
-    axes.legend(loc="upper right", ncols=2, fontsize=9.5, frameon=False, columnspacing=1, handlelength=0.9)
+    layers = [(started - rejected - lost, "kept", GREEN, 0.85), (rejected, "rejected: equal rewards", GREY, 0.6)]
+    if lost.sum():
+        layers.append((lost, "lost", RED, 0.85))
+    bottom = started.to_numpy() * 0
+    for layer, label, color, alpha in layers:
+        heights = layer.to_numpy()
+        axes.bar(
+            steps["step"].to_numpy(), heights, 1.0, bottom=bottom, color=color, label=label, alpha=alpha, linewidth=0
+        )
+        bottom = bottom + heights
+    axes.legend(loc="upper right", ncols=3, fontsize=9.5, frameon=False, columnspacing=1, handlelength=0.9)

@@ -89,7 +89,10 @@ class TestMetrics:
 
 class TestCurves:
     def test_a_runs_curves_lie_in_its_folder(self, tmp_path: Path):
-        steps = [step(n, errors_in_positives=0.3, groups=16, groups_rejected=2, rollout_s=0.5) for n in range(1, 13)]
+        steps = [
+            step(n, errors_in_positives=0.3, groups=16, groups_rejected=2, groups_lost=1, rollout_s=0.5)
+            for n in range(1, 13)
+        ]
         end = {"kind": "evaluation", "label": "end_sampled", "accuracy": 0.9}
         path = draw_curves(write_run(tmp_path / "demo", *steps, end))
         assert path == tmp_path / "demo" / "curves.png"
