@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from policies.draws import shuffled
 class TrainingSequence(NamedTuple):
     """What is trained on. T tokens, prompt included."""
 
-    token_ids: NDArray[np.int32]  # [T]
+    token_ids: NDArray[np.int32]  # [T]; ends with a counted token
     loss_mask: NDArray[np.bool_]  # [T]; the first token is never counted: nothing predicts it
     logprobs: NDArray[np.float32]  # [T], under the policy that generated the token; zeros in the cold start
     advantage: float
@@ -45,12 +46,16 @@ class MicroBatch(NamedTuple):
 def training_sequence(
     token_ids: NDArray[np.int32], loss_mask: NDArray[np.bool_], logprobs: NDArray[np.float32], advantage: float
 ) -> TrainingSequence:
-    """Raises ValueError if the arrays differ in length."""
+    """What follows the last counted token is cut off: nothing that counts depends on it.
+
+    Raises ValueError if the arrays differ in length.
+    """
     if not len(token_ids) == len(loss_mask) == len(logprobs):
         raise ValueError(f"{len(token_ids)} token ids, {len(loss_mask)} mask entries, {len(logprobs)} logprobs")
     counted = loss_mask.copy()
     counted[:1] = False
-    return TrainingSequence(token_ids, counted, logprobs, advantage)
+    end = int(np.flatnonzero(counted)[-1]) + 1 if counted.any() else 0
+    return TrainingSequence(token_ids[:end], counted[:end], logprobs[:end], advantage)
 
 
 def sft_sequence(token_ids: Iterable[int], loss_mask: Iterable[int | bool]) -> TrainingSequence:
@@ -81,10 +86,7 @@ def rl_minibatches(rows: Sequence[Row], count: int, seed: int, step: int) -> lis
     drawn = [in_order[index] for index in shuffled(len(in_order), seed, step)]
     parts = min(count, len(drawn))
     cuts = [len(drawn) * part // parts for part in range(parts + 1)] if parts else []
-    return [
-        [row_sequence(row) for group in drawn[start:end] for row in group]
-        for start, end in zip(cuts, cuts[1:], strict=False)
-    ]
+    return [[row_sequence(row) for group in drawn[start:end] for row in group] for start, end in pairwise(cuts)]
 
 
 class SftOrder:

@@ -102,9 +102,7 @@ def sft_optimizers(model: nn.Module, sft: Sft) -> list[Optimizer]:
 def rl_optimizers(model: nn.Module, learner: Learner) -> list[Optimizer]:
     """AdamW for all: Muon's full-rank updates are too coarse for the small changes of reinforcement learning."""
     return [
-        AdamW(
-            model.parameters(), lr=learner.lr, betas=learner.betas, weight_decay=learner.weight_decay, foreach=True
-        )
+        AdamW(model.parameters(), lr=learner.lr, betas=learner.betas, weight_decay=learner.weight_decay, foreach=True)
     ]
 
 

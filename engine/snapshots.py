@@ -1,11 +1,11 @@
 """Checkpoints of a run: an ordinary transformers folder with `trainer/` inside, complete under its name or not there.
 
-    step_000010/
-        config.json, model.safetensors, tokenizer files
-        trainer/
-            state.json              stage, step (which is the data position too), ranks, seed
-            random_0.pt             random state of each rank
-            optimizer/              torch.distributed.checkpoint; absent at the start of a stage
+step_000010/
+    config.json, model.safetensors, tokenizer files
+    trainer/
+        state.json              stage, step (which is the data position too), ranks, seed
+        random_0.pt             random state of each rank
+        optimizer/              torch.distributed.checkpoint; absent at the start of a stage
 """
 
 from __future__ import annotations

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
@@ -28,6 +29,12 @@ from policies.losses import GrpoPeaks, GrpoSums, TokenScores, grpo_loss, sft_los
 # What a micro batch gives its minibatch: scalars to add up, the loss first, and scalars of which the largest counts.
 Objective = Callable[[MicroBatch, TokenScores, int], tuple[Sequence[Tensor], Sequence[Tensor]]]
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)  # so that another number of ranks can read it
+
+
+class Update(NamedTuple):
+    sums: list[float]
+    peaks: list[float]
+    grad_norm: float  # before it was clipped
 
 
 class Trainer:
@@ -63,10 +70,10 @@ class Trainer:
         """One update. Returns loss, grad_norm, lr, tokens (counted)."""
         sft = self._run.sft
         rate = cosine(self.step, sft.steps, sft.warmup_steps)
-        sums, _, grad_norm = self._update(sequences, rate, _sft_objective)
+        update = self._update(sequences, rate, _sft_objective)
         self.step += 1
         tokens = sum(sequence.counted for sequence in sequences)
-        return {"loss": sums[0], "grad_norm": grad_norm, "lr": rate * sft.lr, "tokens": float(tokens)}
+        return {"loss": update.sums[0], "grad_norm": update.grad_norm, "lr": rate * sft.lr, "tokens": float(tokens)}
 
     def rl_step(self, rows: Sequence[Row]) -> dict[str, float]:
         """`learner.minibatches` updates, or none if there are no rows. Raises ValueError for rows that do not fit.
@@ -92,7 +99,9 @@ class Trainer:
             if sequence.token_ids.min(initial=0) < 0 or sequence.token_ids.max(initial=0) >= size:
                 raise ValueError(f"a token id lies outside the vocabulary of {size}")
 
-    def _grpo_objective(self, batch: MicroBatch, scores: TokenScores, tokens: int) -> tuple[GrpoSums, GrpoPeaks]:
+    def _grpo_objective(
+        self, batch: MicroBatch, scores: TokenScores, tokens: int
+    ) -> tuple[GrpoSums[Tensor], GrpoPeaks[Tensor]]:
         learner = self._run.learner
         return grpo_loss(
             scores,
@@ -103,10 +112,8 @@ class Trainer:
             minibatch_tokens=tokens,
         )
 
-    def _update(
-        self, sequences: Sequence[TrainingSequence], rate: float, objective: Objective
-    ) -> tuple[list[float], list[float], float]:
-        """One optimizer update; the sums and peaks over all ranks, and the gradient's norm before it was clipped.
+    def _update(self, sequences: Sequence[TrainingSequence], rate: float, objective: Objective) -> Update:
+        """One optimizer update; sums and peaks are those of all ranks together.
 
         A gradient that is not finite changes nothing.
         """
@@ -118,7 +125,7 @@ class Trainer:
         ]
         sums = sum_over(self._ranks, torch.stack([sums for sums, _ in contributions]).sum(0))
         peaks = max_over(self._ranks, torch.stack([peaks for _, peaks in contributions]).amax(0))
-        return sums.tolist(), peaks.tolist(), self._apply_gradients(rate)
+        return Update(sums.tolist(), peaks.tolist(), self._apply_gradients(rate))
 
     def _backward(self, batch: MicroBatch, tokens: int, objective: Objective) -> tuple[Tensor, Tensor]:
         hidden_BTE = self.model(batch.token_ids_BT)
@@ -159,7 +166,7 @@ class Trainer:
         wait_for_all(self._ranks)
         if self.step:  # before the first step there is no state, and asking for it would make some
             writer = FileSystemWriter(trainer_folder(target) / "optimizer", sync_files=False)
-            dcp.save(self._optimizer_state(), storage_writer=writer, no_dist=self._ranks.size == 1)
+            save_tensors(self._optimizer_state(), storage_writer=writer, no_dist=self._ranks.size == 1)
         torch.save(torch.get_rng_state(), trainer_folder(target) / f"random_{self._ranks.rank}.pt")
         wait_for_all(self._ranks)
         if self._ranks.leads:
@@ -178,7 +185,7 @@ class Trainer:
         if state.step:
             tensors = self._optimizer_state()
             reader = FileSystemReader(trainer_folder(checkpoint) / "optimizer")
-            dcp.load(tensors, storage_reader=reader, no_dist=self._ranks.size == 1)
+            load_tensors(tensors, storage_reader=reader, no_dist=self._ranks.size == 1)
             set_optimizer_state_dict(self.model, self._optimizers, tensors, options=BY_NAME)
         random_state = trainer_folder(checkpoint) / f"random_{self._ranks.rank}.pt"
         if random_state.exists():
@@ -193,12 +200,12 @@ def _sft_objective(_batch: MicroBatch, scores: TokenScores, tokens: int) -> tupl
     return [loss], [loss]
 
 
-def _rl_metrics(updates: Sequence[tuple[list[float], list[float], float]], tokens: Sequence[int]) -> dict[str, float]:
+def _rl_metrics(updates: Sequence[Update], tokens: Sequence[int]) -> dict[str, float]:
     if not updates:
         return {"updates": 0.0}
-    sums = [GrpoSums(*sums) for sums, _, _ in updates]
-    peaks = [GrpoPeaks(*peaks) for _, peaks, _ in updates]
-    norms = [norm for _, _, norm in updates]
+    sums = [GrpoSums[float](*update.sums) for update in updates]
+    peaks = [GrpoPeaks[float](*update.peaks) for update in updates]
+    norms = [update.grad_norm for update in updates]
     total = sum(tokens)
     return {
         "updates": float(len(updates)),

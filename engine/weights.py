@@ -28,20 +28,11 @@ MAGIC = b"asterism"
 UNFINISHED = -1  # in place of the version while a slot is written
 
 
-def weights_folder(run_folder: Path) -> Path:
-    """Where a run's learner publishes: in shared memory where there is any, under a name that only this run has.
-
-    The launcher removes the folder when the run ends.
-    """
-    memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK):
-        return run_folder / "weights"
-    name = hashlib.blake2b(str(run_folder.resolve()).encode(), digest_size=8).hexdigest()
-    return memory / f"asterism-{name}"
-
-
 class WeightsPublisher:
-    """Writes each version into slot `version % slots`: the one before it stays readable while a generator loads it."""
+    """Writes each version into slot `version % slots`: the one before it stays readable while a generator loads it.
+
+    `folder` lies in memory and belongs to the run (RunFolder.shared_memory); the launcher sweeps it.
+    """
 
     def __init__(self, folder: Path, slots: int = 2) -> None:
         self._folder = folder
@@ -60,9 +51,8 @@ class WeightsPublisher:
         return WeightsPublished(version, str(self._path(number)), num_bytes, _digest(body))
 
     def close(self) -> None:
-        for number, slot in enumerate(self._slots):
-            if slot is not None:
-                slot.close()
+        """Remove the files. Who has one open keeps what it holds."""
+        for number in range(len(self._slots)):
             self._slots[number] = None
             self._path(number).unlink(missing_ok=True)
 
@@ -99,7 +89,7 @@ def _read(published: WeightsPublished) -> NDArray[np.float32]:
         raise EngineFailure(f"weights cannot be read: {error.strerror}") from error
     if len(content) != HEADER_BYTES + published.num_bytes:
         raise EngineFailure(f"the file of the weights has {len(content)} bytes")
-    header = HEADER.unpack_from(content)
+    header = HEADER.unpack_from(content.data)
     if header != (MAGIC, published.version, published.num_bytes):
         raise EngineFailure(f"the slot holds version {header[1]}, not {published.version}")
     return content[HEADER_BYTES:].view(np.float32)
@@ -125,4 +115,4 @@ def _unflatten(body: NDArray[np.float32], parameters: Mapping[str, Tensor]) -> N
 
 
 def _digest(body: NDArray[np.float32]) -> str:
-    return hashlib.blake2b(memoryview(body).cast("B"), digest_size=16).hexdigest()
+    return hashlib.blake2b(body.data.cast("B"), digest_size=16).hexdigest()

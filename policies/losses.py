@@ -7,7 +7,7 @@ by the token count of the whole minibatch, so that micro batches and ranks are o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,21 +21,24 @@ class TokenScores(NamedTuple):
     entropies_N: Tensor  # nats, without gradient
 
 
-class GrpoSums(NamedTuple):
-    """Scalars that add up over micro batches and ranks."""
-
-    loss: Tensor  # already divided by the minibatch's tokens
-    clipped: Tensor  # tokens whose gradient the clipping removed
-    ratio: Tensor
-    log_difference: Tensor  # |recomputed - behaviour log probability|
-    entropy: Tensor
+Scalar = TypeVar("Scalar", Tensor, float)
 
 
-class GrpoPeaks(NamedTuple):
-    """Scalars whose largest counts."""
+class GrpoSums(NamedTuple, Generic[Scalar]):
+    """What adds up over micro batches and ranks."""
 
-    ratio: Tensor
-    log_difference: Tensor
+    loss: Scalar  # already divided by the minibatch's tokens
+    clipped: Scalar  # tokens whose gradient the clipping removed
+    ratio: Scalar
+    log_difference: Scalar  # |recomputed - behaviour log probability|
+    entropy: Scalar
+
+
+class GrpoPeaks(NamedTuple, Generic[Scalar]):
+    """Of what the largest counts."""
+
+    ratio: Scalar
+    log_difference: Scalar
 
 
 def token_scores(
@@ -77,7 +80,7 @@ def grpo_loss(
     clip_low: float,
     clip_high: float,
     minibatch_tokens: int,
-) -> tuple[GrpoSums, GrpoPeaks]:
+) -> tuple[GrpoSums[Tensor], GrpoPeaks[Tensor]]:
     """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), averaged over the minibatch's tokens; r is the ratio of the
     token's probability now and when it was generated. No KL term and no entropy bonus.
 

@@ -1,0 +1,170 @@
+"""`python -m torch.distributed.run --nproc-per-node RANKS -m engine.learner --run FOLDER`: the learner's process.
+
+Without torchrun it is a single rank. Rank 0 speaks to the bus as "learner" and passes each piece of work on to the
+others by broadcast. It consumes BatchReady and waits for nothing but its own worker thread; it produces, once at the
+beginning and once for each batch, StepTrained and then WeightsPublished. Shutdown or SIGTERM ends it at once: a step
+that is under way is abandoned, the last checkpoint stands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import structlog
+import torch
+import uvloop
+
+from bus.messages import BatchReady, Progress, Shutdown, StepTrained
+from bus.structured_log import configure
+from bus.transport import Bus
+from bus.zeromq import zmq_bus
+from configs.errors import UNUSABLE, UnusableInput
+from configs.load import load_resolved
+from configs.run_folder import RunFolder
+from configs.schema import Run
+from engine.distributed import Ranks, from_leader, join_ranks, leave_ranks
+from engine.learner_rank import LearnerRank, Trained
+
+RECIPE, LAUNCHER = "head/recipe", "launcher"
+WAITING_BATCHES = 2  # the bus holds back what comes on top of them
+PR_SET_PDEATHSIG = 1
+
+
+class Learner:
+    """The leading rank's asyncio side. All training happens in one worker thread, so that the loop never waits for it
+    and torch keeps a single pool of threads."""
+
+    def __init__(self, bus: Bus, run: Run, rank: LearnerRank, ranks: Ranks, worker: ThreadPoolExecutor) -> None:
+        self._bus = bus
+        self._sft_steps = run.sft.steps
+        self._rank = rank
+        self._ranks = ranks
+        self._worker = worker
+        self._batches: asyncio.Queue[BatchReady] = asyncio.Queue(WAITING_BATCHES)
+        self._showing: asyncio.Task[None] | None = None
+        self._logger = structlog.get_logger()
+        self._under_way: Future[Trained] | None = None
+        self.stop = asyncio.Event()
+
+    @property
+    def busy(self) -> bool:
+        """Whether the worker is in the middle of something."""
+        return self._under_way is not None and not self._under_way.done()
+
+    async def run(self, resume_step: int | None) -> None:
+        """Until Shutdown, or until `stop` is set. Raises what the worker raises."""
+        working = asyncio.create_task(self._work(resume_step))
+        tasks = (working, asyncio.create_task(self._listen()), asyncio.create_task(self.stop.wait()))
+        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        for task in done:
+            task.result()
+        self._logger.info("learner.stopped", abandoned=self.busy)
+
+    async def _listen(self) -> None:
+        while True:
+            match (await self._bus.receive()).message:
+                case Shutdown():
+                    return
+                case BatchReady() as batch:
+                    await self._batches.put(batch)
+                case other:
+                    self._logger.error("message.misdirected", kind=type(other).__name__)
+
+    async def _work(self, resume_step: int | None) -> None:
+        loop = asyncio.get_running_loop()
+
+        def report(step: int, values: dict[str, float]) -> None:
+            loop.call_soon_threadsafe(self._show, Progress("sft", step, self._sft_steps, values))
+
+        await self._announce(await self._in_worker(lambda: self._rank.start(resume_step, report)))
+        while True:
+            batch = await self._batches.get()
+            await self._announce(await self._in_worker(lambda batch=batch: self._train(batch)))
+
+    def _train(self, batch: BatchReady) -> Trained:
+        from_leader(self._ranks, batch)
+        return self._rank.train(batch.step, batch.rows)
+
+    async def _in_worker(self, work: Callable[[], Trained]) -> Trained:
+        self._under_way = self._worker.submit(work)
+        return await asyncio.wrap_future(self._under_way)
+
+    async def _announce(self, trained: Trained) -> None:
+        assert trained.published is not None
+        await self._bus.send(RECIPE, StepTrained(trained.step, trained.metrics))
+        await self._bus.send(RECIPE, trained.published)
+
+    def _show(self, progress: Progress) -> None:
+        """For the display alone: while the last one is not sent yet, this one is not sent at all."""
+        if self._showing is None or self._showing.done():
+            self._showing = asyncio.create_task(self._bus.send(LAUNCHER, progress))
+
+
+async def lead(run: Run, folder: RunFolder, ranks: Ranks, resume_step: int | None) -> None:
+    loop = asyncio.get_running_loop()
+    bus = zmq_bus("learner", folder.sockets, run.bus.queue_messages)
+    worker = ThreadPoolExecutor(1, "training", torch.set_num_threads, (run.learner.threads,))
+    rank = LearnerRank(run, folder, ranks)
+    learner = Learner(bus, run, rank, ranks, worker)
+    loop.add_signal_handler(signal.SIGTERM, learner.stop.set)
+    try:
+        await learner.run(resume_step)
+    finally:
+        await bus.close()
+        rank.close()
+    if learner.busy:
+        os._exit(0)  # the worker cannot be interrupted, and what it does no longer counts
+    await loop.run_in_executor(worker, from_leader, ranks, None)
+    worker.shutdown()
+
+
+def follow(run: Run, folder: RunFolder, ranks: Ranks, resume_step: int | None) -> None:
+    """All ranks but the first: the same work, in the order in which the leader begins it."""
+    rank = LearnerRank(run, folder, ranks)
+    rank.start(resume_step, lambda _step, _values: None)
+    while (batch := from_leader(ranks)) is not None:
+        rank.train(batch.step, batch.rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="engine.learner", description="Trains the policy of a run.")
+    parser.add_argument("--run", type=Path, required=True, help="the run's folder, with its config.toml")
+    parser.add_argument("--resume-step", type=int, help="checkpoint to go on from; by default the newest")
+    arguments = parser.parse_args()
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is for the launcher, which says Shutdown
+    folder = RunFolder(arguments.run)
+    try:
+        run = load_resolved(folder.config)
+        ranks = join_ranks()
+        configure(folder, "learner" if ranks.leads else f"learner-{ranks.rank}", run.log.level)
+        torch.set_num_threads(run.learner.threads)
+        if ranks.leads:
+            uvloop.run(lead(run, folder, ranks, arguments.resume_step))
+        else:
+            follow(run, folder, ranks, arguments.resume_step)
+        leave_ranks(ranks)
+    except (UnusableInput, OSError) as error:
+        structlog.get_logger().exception("process.failed")
+        sys.stderr.write(f"{error}\n")
+        return UNUSABLE
+    return 0
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent (torchrun's agent) is gone, however that one died."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
