@@ -91,12 +91,15 @@ class ContinuousBatch:
                     return [(sequence_id, _nothing())]
         return []
 
+    @torch.inference_mode()
     def forget(self, sequence_id: int) -> list[Outcome]:
         """Free the sequence's row. A pending request is aborted."""
         outcomes = self.abort(sequence_id)
         row = self._row_of.pop(sequence_id, None)
         if row is not None:
             self._held[row] = None
+        if not self._row_of:
+            self._cache.shrink()
         return outcomes
 
     def parameters(self) -> dict[str, Tensor]:

@@ -63,17 +63,16 @@ class Decoder:
 
     def decode(self, token_ids_B: Tensor, positions_B: Tensor, longest: int) -> Tensor:
         """Logits float32 [B, V] behind the first B rows' tokens, of which none stands beyond position longest - 1."""
+        self.cache.fit(longest)
         batch, cache = token_ids_B.shape[0], self.cache
         groups = cache.heads, self._num_queries // cache.heads
-        longest = min(-(-longest // 8) * 8, cache.page_tokens)
-        hidden_from = positions_B[:, None] < self._all_positions(longest)
-        mask_BKGT = torch.zeros((batch, *groups, longest), dtype=self._cos.dtype, device=positions_B.device)
-        mask = mask_BKGT.masked_fill_(hidden_from[:, None, None], float("-inf")).view(-1, groups[1], longest)
+        hidden_BW = positions_B[:, None] < self._all_positions(cache.width)
+        mask_BKGW = torch.zeros((batch, *groups, cache.width), dtype=self._cos.dtype, device=positions_B.device)
+        mask = mask_BKGW.masked_fill_(hidden_BW[:, None, None], float("-inf")).view(-1, groups[1], cache.width)
 
         def attend(layer: int, q_BHD: Tensor) -> Tensor:
-            """Every key/value head serves its group of queries: a batched product over views of the cache."""
-            keys = cache.keys[layer][: batch * cache.heads, :longest]
-            values = cache.values[layer][: batch * cache.heads, :longest]
+            """Every key/value head serves its group of queries: a batched product over a view of the cache."""
+            keys, values = cache.keys[layer][: batch * cache.heads], cache.values[layer][: batch * cache.heads]
             queries = q_BHD.reshape(-1, groups[1], q_BHD.shape[-1])
             scores = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=queries.shape[-1] ** -0.5)
             return torch.bmm(scores.softmax(-1), values).view(batch, -1)
@@ -98,6 +97,7 @@ class Decoder:
 
     def _fill_pass(self, pieces: Sequence[Stretch]) -> None:
         """N tokens without padding through the matrices; R rows, padded to the longest, through attention."""
+        self.cache.fit(max(piece.start + len(piece.token_ids) for piece in pieces))
         device = self._all_rows.device
         lengths = [len(piece.token_ids) for piece in pieces]
         starts_R = torch.tensor([piece.start for piece in pieces], device=device)
@@ -119,12 +119,20 @@ class Decoder:
             return out_RHSD.transpose(1, 2)[piece_N, offset_N].flatten(1)
 
         token_ids_N = torch.cat([piece.token_ids for piece in pieces])
-        self._run(token_ids_N, positions_N, rows_R[piece_N], attend)
+        self._run(token_ids_N, positions_N, rows_R[piece_N], attend, cache_only=True)
 
     def _run(
-        self, token_ids_N: Tensor, positions_N: Tensor, rows_N: Tensor, attend: Callable[[int, Tensor], Tensor]
+        self,
+        token_ids_N: Tensor,
+        positions_N: Tensor,
+        rows_N: Tensor,
+        attend: Callable[[int, Tensor], Tensor],
+        cache_only: bool = False,
     ) -> Tensor:
-        """Hidden states [N, E] behind the last norm; keys and values go into the cache on the way."""
+        """Hidden states [N, E] behind the last norm; keys and values go into the cache on the way.
+
+        With `cache_only` it stops at the last layer's keys and values, and what it returns means nothing.
+        """
         config, eps, width = self.config, self.config.rms_norm_eps, (self.config.hidden_size,)
         queries, rotated, size = self._num_queries, self._num_rotated, self.config.head_dim
         cos, sin = self._cos[positions_N], self._sin[positions_N]
@@ -136,6 +144,8 @@ class Decoder:
             qk = functional.rms_norm(heads[:, :rotated], (size,), None, eps) * layer.qk_norm
             qk = torch.addcmul(qk * cos, qk.roll(size // 2, -1), sin)
             self.cache.write(number, addresses, qk[:, queries:], heads[:, rotated:])
+            if cache_only and number == len(self._layers) - 1:
+                break
             x = torch.addmm(x, attend(number, qk[:, :queries]), layer.out)
             gate, up = (functional.rms_norm(x, width, layer.mlp_norm, eps) @ layer.gate_up).chunk(2, -1)
             x = torch.addmm(x, functional.silu(gate).mul_(up), layer.down)

@@ -1,6 +1,7 @@
-"""Keys and values of all sequences: one static tensor, one page for each row, running rows first.
+"""Keys and values of all sequences: static memory, one page for each row, running rows first.
 
-Attention in decode reads views of the first rows; so rows move when a sequence comes or goes.
+Attention in decode reads views of the first rows; so rows move when a sequence comes or goes. Its speed is that of
+memory, and memory is fast only without gaps: rows therefore lie as close together as the longest of them allows.
 """
 
 from __future__ import annotations
@@ -12,26 +13,49 @@ from torch import Tensor
 
 from engine.qwen3 import Qwen3Config
 
+WIDTH_STEP = 32  # tokens by which all rows grow together
+
 
 class KvCache:
-    """S rows of P tokens. Shapes: L layers, K key/value heads, D head_dim."""
+    """S rows of up to P tokens, of which the first W have a place now. L layers, K key/value heads, D head_dim."""
 
     def __init__(
         self, config: Qwen3Config, rows: int, page_tokens: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
-        heads, size = config.num_kv_heads, config.head_dim
-        self.rows, self.page_tokens, self.heads = rows, page_tokens, heads
-        shape = (2, config.num_layers, rows, heads, page_tokens, size)
-        self._both = torch.zeros(shape, dtype=dtype, device=device)
-        both_flat = self._both.view(2, config.num_layers, rows * heads, page_tokens, size)
-        self.keys = both_flat[0].unbind(0)  # one [S * K, P, D] for each layer
-        self.values = both_flat[1].unbind(0)
-        self._head_starts = torch.arange(heads, device=device) * page_tokens
+        self.rows, self.page_tokens = rows, page_tokens
+        self.heads, self._size = config.num_kv_heads, config.head_dim
+        shape = (2, config.num_layers, rows * self.heads * page_tokens * self._size)
+        self._memory = torch.zeros(shape, dtype=dtype, device=device)
+        self._head_numbers = torch.arange(self.heads, device=device)
+        self._set_width(min(WIDTH_STEP, page_tokens))
+
+    def _set_width(self, width: int) -> None:
+        self.width = width
+        taken = self._memory[:, :, : self.rows * self.heads * width * self._size]
+        self._both = taken.view(2, -1, self.rows, self.heads, width, self._size)
+        flat = self._both.view(2, -1, self.rows * self.heads, width, self._size)
+        self.keys, self.values = flat[0].unbind(0), flat[1].unbind(0)  # of each layer: [S * K, W, D]
+
+    def fit(self, tokens: int) -> None:
+        """Make room for `tokens` <= P in every row, keeping what is there."""
+        if tokens <= self.width:
+            return
+        narrow, old_width = self._both, self.width
+        self._set_width(min(-(-tokens // WIDTH_STEP) * WIDTH_STEP, self.page_tokens))
+        for layer in range(narrow.shape[1]):  # one by one: the copy in between is small then
+            old = narrow[:, layer].clone()
+            self._both[:, layer, :, :, :old_width] = old
+            self._both[:, layer, :, :, old_width:] = 0  # what lay there might not be finite
+
+    def shrink(self) -> None:
+        """Back to the least width, when no row holds anything."""
+        self._set_width(min(WIDTH_STEP, self.page_tokens))
+        self._both.zero_()
 
     def addresses(self, rows_N: Tensor, positions_N: Tensor) -> Tensor:
-        """Where `write` puts the tokens at these rows and positions: int64 [N * K]."""
-        starts = rows_N * (self.heads * self.page_tokens) + positions_N
-        return (starts[:, None] + self._head_starts).flatten()
+        """Where `write` puts the tokens at these rows and positions: int64 [N * K]. Valid until the next `fit`."""
+        heads_NK = rows_N[:, None] * self.heads + self._head_numbers
+        return (heads_NK * self.width + positions_N[:, None]).flatten()
 
     def write(self, layer: int, addresses: Tensor, keys_NKD: Tensor, values_NKD: Tensor) -> None:
         size = keys_NKD.shape[-1]
