@@ -90,6 +90,7 @@ def _short(filename: str) -> str:
 
 
 def _cut(text: str) -> str:
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")  # a lone surrogate must not stop the message
     if len(text) <= TEXT_LIMIT:
         return text
     half = TEXT_LIMIT // 2

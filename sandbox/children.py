@@ -1,0 +1,143 @@
+"""The forked processes of a fork server, as it sees them: pipes, sockets, what they have written. Standard library only."""
+
+import os
+import socket
+from typing import Any
+
+from sandbox.frames import BrokenStream, Frame, FrameReader
+
+_CHUNK = 65_536
+_LAST_READS = 32  # after a process has ended: its pipes hold 1 MiB each at most, unless something still writes
+
+
+class Captured:
+    """One output pipe's reading end. Keeps the first `limit` bytes and counts the others."""
+
+    def __init__(self, fd: int, limit: int) -> None:
+        self.fd = fd
+        self._limit = limit
+        self._kept = bytearray()
+        self._cut = 0
+
+    def drain(self) -> bool:
+        """Takes what is there now, bounded. False once nobody can write any more."""
+        for _ in range(_LAST_READS):
+            try:
+                chunk = os.read(self.fd, _CHUNK)
+            except BlockingIOError:
+                return True
+            if not chunk:
+                return False
+            room = max(0, self._limit - len(self._kept))
+            self._kept += chunk[:room]
+            self._cut += max(0, len(chunk) - room)
+            if len(chunk) < _CHUNK // 16:
+                return True
+        return True
+
+    def take(self) -> tuple[str, int]:
+        """(text, bytes cut) since the last take. Bytes that are no UTF-8 become \\xNN."""
+        kept, cut = bytes(self._kept), self._cut
+        self._kept.clear()
+        self._cut = 0
+        if cut:
+            kept = _whole_characters(kept)
+        return kept.decode("utf-8", "backslashreplace"), cut
+
+
+def _whole_characters(text: bytes) -> bytes:
+    """Without the first bytes of a character that the limit cut through."""
+    for back in range(1, min(4, len(text)) + 1):
+        byte = text[-back]
+        if byte & 0xC0 == 0xC0:
+            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return text[:-back] if length > back else text
+        if byte & 0xC0 != 0x80:
+            return text
+    return text
+
+
+class Child:
+    """A process that waits for its first call, runs one, or holds a session between two."""
+
+    def __init__(self, pid: int, control: socket.socket, stdout: Captured, stderr: Captured, folder: str | None) -> None:
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+        self.control = control
+        self.streams = (stdout, stderr)
+        self.folder = folder
+        self.session: int | None = None
+        self.call: Frame | None = None  # what it runs now
+        self.serial = 0  # of the call: timers of an earlier call no longer mean it
+        self.began_at = 0.0
+        self.deadline = 0.0
+        self.waited_s = 0.0  # for a processor, before the clock of this call began
+        self.timed_out = False
+        self.cancelled = False
+        self.watched = False  # its pipes are in the poll set
+        self.unsent = b""
+        self.outcome: dict[str, Any] | None = None
+        self._reader = FrameReader()
+        self._received = 0
+
+    @property
+    def fds(self) -> tuple[int, int, int, int]:
+        return self.control.fileno(), self.pidfd, self.streams[0].fd, self.streams[1].fd
+
+    def begin(self, call: Frame, now: float, limit_s: float) -> None:
+        self.call = call
+        self.serial += 1
+        self.began_at = now
+        self.deadline = now + limit_s
+        self.outcome = None
+        self._received = 0
+
+    def send(self) -> bool:
+        """Passes on what the socket takes. True when all is sent."""
+        while self.unsent:
+            try:
+                sent = self.control.send(self.unsent)
+            except BlockingIOError:
+                return False
+            except OSError:
+                self.unsent = b""  # it has ended, or closed its socket: the exit tells
+                break
+            self.unsent = self.unsent[sent:]
+        return True
+
+    def read_outcome(self, limit: int) -> bool:
+        """Takes what the process says of its call. False if it says what it must not: it is to be ended."""
+        while True:
+            try:
+                chunk = self.control.recv(_CHUNK)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not chunk:
+                return self.call is None or self.outcome is not None
+            self._received += len(chunk)
+            try:
+                frames = self._reader.feed(chunk)
+            except BrokenStream:
+                return False
+            if self._received > limit or len(frames) > 1 or (frames and not self._accepts(frames[0])):
+                return False
+            if len(chunk) < _CHUNK:
+                return True
+
+    def _accepts(self, frame: Frame) -> bool:
+        if self.call is None or self.outcome is not None or frame.get("nonce") != self.call["nonce"]:
+            return False
+        kinds = {"ok": (), "memory": (), "raised": ("error", "traceback"), "exit": ("code",)}
+        kind = frame.get("kind")
+        if kind not in kinds or not all(isinstance(frame.get(name), str | int) for name in kinds[kind]):
+            return False
+        self.outcome = frame
+        return True
+
+    def close(self) -> None:
+        self.control.close()
+        os.close(self.pidfd)
+        for stream in self.streams:
+            os.close(stream.fd)

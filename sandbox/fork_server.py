@@ -1,0 +1,408 @@
+"""The fork server: one thread that forks an isolated process for each call and watches over it.
+
+Standard library only; started by `sandbox.server_link` with a socket whose descriptor and settings are its arguments.
+
+    executor -> fork server   {"op": "run" | "cell", "id", "code", "stdin", "seed", "session", "fresh"}
+                              {"op": "end", "session"}     {"op": "kill", "id"}
+    fork server -> executor   {"hello": ...} or {"refused": cause}, once
+                              {"id", "kind", "stdout", "stderr", "stdout_cut", "stderr_cut", "duration_s", ...}
+
+"kind" is the outcome's (sandbox.program), or "timeout", "died" ("code"), "lost": the session of a cell that is not its
+first has ended, and the cell did not run. What the code writes can never become a frame: it reaches this process by
+pipes, as bytes to be quoted. A session's process is its own until "end", until it ends, or until a cell of it fails to
+come back. The executor bounds how many calls and sessions there are.
+
+A call's clock starts when its process gets it, and stands still while the process waits for a processor, up to
+`_PATIENCE` time limits: a busy machine must not turn into the model's mistake.
+"""
+
+import builtins
+import gc
+import heapq
+import importlib
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections import deque
+from typing import Any, NoReturn
+
+from sandbox import cell_process, kernel, namespaces, seccomp
+from sandbox.cell_process import Isolating
+from sandbox.children import Captured, Child
+from sandbox.frames import Frame, FrameReader, encode
+from sandbox.program import leave
+from sandbox.settings import Settings, from_json
+
+_WATCH_AFTER_S = 0.01  # most calls end before, and their pipes are read once, at their end
+_PATIENCE = 10
+_OUTCOME_BYTES = 1 << 20
+_FIRST_FREE_ID = 2_000_000_000  # users that no system hands out; one for each call where root has no namespaces
+_COMMON = "ast cmath collections datetime decimal fractions functools heapq itertools json math operator random re"
+_COMMON += " statistics string bisect typing copy dataclasses traceback linecache"
+_SCIENTIFIC = "numpy numpy.random numpy.linalg numpy.fft sympy"
+
+
+class ForkServer:
+    """Consumes the executor's frames, produces one answer for each call; waits in `epoll` for both and for timers."""
+
+    def __init__(self, settings: Settings, executor: socket.socket, how: Isolating, folder: str | None) -> None:
+        self._settings = settings
+        self._how = how
+        self._folder = folder
+        self._executor = executor
+        self._reader = FrameReader()
+        self._poll = select.epoll()
+        self._poll.register(executor, select.EPOLLIN)
+        self._warm: deque[Child] = deque()
+        self._by_fd: dict[int, Child] = {}
+        self._by_call: dict[int, Child] = {}
+        self._sessions: dict[int, Child] = {}
+        self._timers: list[tuple[float, int, int, Child]] = []  # (when, order, serial, child)
+        self._order = 0
+        self._calls_forked = 0
+        self._own_pidfd = os.pidfd_open(os.getpid())
+
+    def serve(self) -> None:
+        """Until the executor closes its end."""
+        while True:
+            idle = len(self._warm) < self._settings.warm_processes
+            events = self._poll.poll(0 if idle else self._until_next_timer())
+            if not events and idle:
+                self._warm.append(self._fork())
+            for fd, _ in events:
+                if fd == self._executor.fileno():
+                    if not self._read_executor():
+                        return
+                elif (child := self._by_fd.get(fd)) is not None:
+                    self._on_child(child, fd)
+            self._run_timers()
+
+    # ------------------------------------------------------------ calls
+
+    def _read_executor(self) -> bool:
+        chunk = self._executor.recv(1 << 18)
+        if not chunk:
+            return False
+        for frame in self._reader.feed(chunk):
+            match frame["op"]:
+                case "run":
+                    self._start(self._take_process(), frame)
+                case "cell":
+                    self._start_cell(frame)
+                case "end":
+                    self._end_session(frame["session"])
+                case "kill":
+                    self._cancel(self._by_call.get(frame["id"]))
+                case _:
+                    raise ValueError(f"unknown op {frame['op']}")
+        return True
+
+    def _start_cell(self, call: Frame) -> None:
+        child = self._sessions.get(call["session"])
+        if child is None and not call["fresh"]:
+            self._send({"id": call["id"], "kind": "lost"})
+            return
+        if child is None:
+            child = self._take_process()
+            child.session = call["session"]
+            self._sessions[call["session"]] = child
+            self._register(child, child.control.fileno())
+        for stream in child.streams:  # what a thread wrote between two cells belongs to neither
+            stream.drain()
+            stream.take()
+        self._start(child, call)
+
+    def _start(self, child: Child, call: Frame) -> None:
+        call["nonce"] = secrets.randbits(62)
+        now = time.monotonic()
+        child.begin(call, now, self._settings.time_limit_s)
+        self._by_call[call["id"]] = child
+        job = {name: call[name] for name in ("op", "code", "stdin", "seed", "nonce")}
+        child.unsent = encode(job)
+        if not child.send():
+            self._poll.register(child.control.fileno(), select.EPOLLIN | select.EPOLLOUT)
+            self._by_fd[child.control.fileno()] = child
+        self._set_timer(child, now + _WATCH_AFTER_S)
+
+    def _take_process(self) -> Child:
+        return self._warm.popleft() if self._warm else self._fork()
+
+    def _end_session(self, session: int) -> None:
+        child = self._sessions.pop(session, None)
+        if child is not None:
+            self._cancel(child)
+
+    def _cancel(self, child: Child | None) -> None:
+        if child is not None:
+            child.cancelled = True
+            self._kill(child)
+
+    def _kill(self, child: Child) -> None:
+        """Ends the process, and in a pid namespace all that it started. The answer goes out when it has ended."""
+        self._sessions.pop(child.session, None) if child.session is not None else None
+        os.kill(child.pid, signal.SIGKILL)
+
+    # ------------------------------------------------------------ events
+
+    def _on_child(self, child: Child, fd: int) -> None:
+        if fd == child.pidfd:
+            self._reap(child)
+        elif fd == child.control.fileno():
+            if child.unsent and child.send():
+                self._poll.modify(fd, select.EPOLLIN)
+            if not child.read_outcome(_OUTCOME_BYTES):
+                self._forget(fd)
+                self._kill(child)
+            elif child.outcome is not None and child.session is not None and child.outcome["kind"] != "exit":
+                self._finish_cell(child)
+        else:
+            for stream in child.streams:
+                if stream.fd == fd and not stream.drain():
+                    self._forget(fd)
+
+    def _finish_cell(self, child: Child) -> None:
+        for stream in child.streams:
+            stream.drain()
+        if child.watched:
+            child.watched = False
+            for stream in child.streams:
+                self._forget(stream.fd)
+        assert child.outcome is not None
+        self._answer(child, child.outcome)
+
+    def _reap(self, child: Child) -> None:
+        _, status = os.waitpid(child.pid, 0)
+        for fd in child.fds:
+            self._forget(fd)
+        if not self._how.own_namespaces:
+            self._end_orphans()
+        if child in self._warm:
+            self._warm.remove(child)
+        if child.session is not None and self._sessions.get(child.session) is child:
+            del self._sessions[child.session]
+        if child.call is not None:
+            for stream in child.streams:
+                stream.drain()
+            child.read_outcome(_OUTCOME_BYTES)
+            self._answer(child, self._ending(child, os.waitstatus_to_exitcode(status)))
+        child.close()
+        if child.folder is not None:
+            shutil.rmtree(child.folder, ignore_errors=True)
+
+    def _ending(self, child: Child, exit_code: int) -> dict[str, Any]:
+        if child.timed_out or exit_code == -signal.SIGXCPU:
+            return {"kind": "timeout"}
+        if child.outcome is None:
+            return {"kind": "died", "code": exit_code}
+        if child.outcome["kind"] == "exit":
+            return {"kind": "died", "code": child.outcome["code"]}
+        return child.outcome
+
+    def _answer(self, child: Child, outcome: dict[str, Any]) -> None:
+        assert child.call is not None
+        stdout, stdout_cut = child.streams[0].take()
+        stderr, stderr_cut = child.streams[1].take()
+        outcome.pop("nonce", None)
+        self._by_call.pop(child.call["id"], None)
+        answer = {
+            **outcome,
+            "id": child.call["id"],
+            "stdout": stdout,
+            "stderr": stderr,
+            "stdout_cut": stdout_cut,
+            "stderr_cut": stderr_cut,
+            "duration_s": time.monotonic() - child.began_at,
+        }
+        child.call = None
+        self._send(answer)
+
+    def _send(self, frame: Frame) -> None:
+        self._executor.sendall(encode(frame))
+
+    # ------------------------------------------------------------ time
+
+    def _until_next_timer(self) -> float:
+        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else -1
+
+    def _set_timer(self, child: Child, when: float) -> None:
+        self._order += 1
+        heapq.heappush(self._timers, (when, self._order, child.serial, child))
+
+    def _run_timers(self) -> None:
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            _, _, serial, child = heapq.heappop(self._timers)
+            if child.call is None or child.serial != serial:
+                continue
+            if not child.watched:
+                self._watch(child)
+            elif child.began_at + self._settings.time_limit_s * _PATIENCE > now and self._still_has_time(child, now):
+                self._set_timer(child, child.deadline)
+            else:
+                child.timed_out = True
+                self._kill(child)
+
+    def _watch(self, child: Child) -> None:
+        child.watched = True
+        child.waited_s = self._waited_s(child.pid)
+        for stream in child.streams:
+            self._register(child, stream.fd)
+        self._set_timer(child, child.deadline)
+
+    def _still_has_time(self, child: Child, now: float) -> bool:
+        child.deadline = child.began_at + self._settings.time_limit_s + self._waited_s(child.pid) - child.waited_s
+        return child.deadline > now + 0.001
+
+    def _waited_s(self, pid: int) -> float:
+        """How long the process has been ready to run without a processor, since its start."""
+        if self._how.proc is None:
+            return 0.0
+        try:
+            fd = os.open(f"{pid}/schedstat", os.O_RDONLY, dir_fd=self._how.proc)
+        except OSError:
+            return 0.0
+        try:
+            return int(os.read(fd, 128).split()[1]) / 1e9
+        finally:
+            os.close(fd)
+
+    # ------------------------------------------------------------ processes
+
+    def _register(self, child: Child, fd: int) -> None:
+        if fd not in self._by_fd:
+            self._by_fd[fd] = child
+            self._poll.register(fd, select.EPOLLIN)
+
+    def _forget(self, fd: int) -> None:
+        if self._by_fd.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+    def _fork(self) -> Child:
+        """A process that isolates itself and then waits for a call."""
+        ours, theirs = socket.socketpair()
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
+        self._calls_forked += 1
+        folder, how = self._place()
+        if how.own_namespaces:
+            kernel.unshare(kernel.CLONE_NEWPID)  # for the next child
+        pid = os.fork()
+        if pid == 0:
+            cell_process.run(theirs.fileno(), out_write, err_write, folder, how)
+        if how.own_namespaces:
+            kernel.setns(self._own_pidfd, kernel.CLONE_NEWPID)
+        theirs.close()
+        os.close(out_write)
+        os.close(err_write)
+        ours.setblocking(False)
+        os.set_blocking(out_read, False)
+        os.set_blocking(err_read, False)
+        limit = self._settings.output_bytes
+        child = Child(pid, ours, Captured(out_read, limit), Captured(err_read, limit), folder)
+        self._register(child, child.pidfd)
+        return child
+
+    def _place(self) -> tuple[str | None, Isolating]:
+        if self._folder is None:
+            return None, self._how
+        folder = tempfile.mkdtemp(dir=self._folder)
+        if os.getuid() != 0:
+            return folder, self._how
+        user = _FIRST_FREE_ID + self._calls_forked % 1_000_000
+        os.chown(folder, user, user)
+        return folder, self._how._replace(unprivileged_id=user)
+
+    def _end_orphans(self) -> None:
+        """Without pid namespaces: what a call's process left running became this process's child."""
+        known = {child.pid for child in self._by_fd.values()}
+        while orphans := _children() - known:
+            for pid in orphans:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+def _children() -> set[int]:
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return {int(pid) for pid in file.read().split()}
+
+
+# ---------------------------------------------------------------- start
+
+
+def main() -> NoReturn:
+    """Arguments: the settings' JSON, the socket's descriptor. Ends the process when the executor has gone."""
+    settings = from_json(sys.argv[1])
+    executor = socket.socket(fileno=int(sys.argv[2]))
+    try:
+        how, folder, missing = _isolate(settings, executor)
+        _warm_up(settings)
+        how = how._replace(mapped_bytes=_mapped_bytes(how))
+    except (OSError, ImportError) as error:
+        executor.sendall(encode({"refused": f"{type(error).__name__}: {error}"}))
+        os._exit(1)
+    in_force = list(namespaces.NAMES) if how.own_namespaces else []
+    executor.sendall(encode({"hello": settings.flavour, "namespaces": in_force, "missing": missing}))
+    try:
+        ForkServer(settings, executor, how, folder).serve()
+    except ConnectionError:
+        pass  # the executor has gone while an answer was on its way
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+def _isolate(settings: Settings, executor: socket.socket) -> tuple[Isolating, str | None, list[str]]:
+    sys.path[:] = list(settings.import_folders)
+    missing: list[str] = []
+    folder = None
+    if settings.namespaces:
+        proc = namespaces.enter([*settings.import_folders, sys.base_prefix], [executor.fileno()])
+        os.environ.update(HOME=namespaces.SCRATCH, TMPDIR=namespaces.SCRATCH)
+    else:
+        kernel.die_with_parent(signal.SIGKILL)
+        kernel.adopt_orphans()
+        proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+        folder = tempfile.mkdtemp(prefix=f"asterism-sandbox-{os.getppid()}-")
+        os.chmod(folder, 0o711)
+    kernel.no_new_privileges()
+    filter_ = _filter(missing)
+    return Isolating(settings, proc, 0, filter_, settings.namespaces, None), folder, missing
+
+
+def _mapped_bytes(how: Isolating) -> int:
+    fd = os.open("self/statm", os.O_RDONLY, dir_fd=how.proc)
+    try:
+        return int(os.read(fd, 256).split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    finally:
+        os.close(fd)
+
+
+def _filter(missing: list[str]) -> seccomp.Filter | None:
+    """Puts the fork server's own filter on this process, for all that it forks. None where the kernel has none."""
+    try:
+        seccomp.server_filter().install()
+    except (OSError, KeyError) as error:
+        missing.append(f"No seccomp filter ({error}): use a kernel with CONFIG_SECCOMP_FILTER on x86-64 or arm64.")
+        return None
+    return seccomp.call_filter()
+
+
+def _warm_up(settings: Settings) -> None:
+    for name in _COMMON.split():
+        importlib.import_module(name)
+    builtins.exit = builtins.quit = leave  # pyright: ignore[reportAttributeAccessIssue]
+    if settings.flavour == "scientific":
+        for name in _SCIENTIFIC.split():
+            importlib.import_module(name)
+        sympy: Any = sys.modules["sympy"]
+        sympy.solve(sympy.Symbol("x") ** 2 - 2)
+    sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # pyright: ignore
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,55 @@
+"""What travels between the executor and its fork servers and grader: JSON objects behind a length of four bytes.
+
+Standard library only. The executed code never holds such a socket: fork servers write these frames, and nobody else.
+"""
+
+import json
+import struct
+from typing import Any
+
+Frame = dict[str, Any]
+LENGTH = struct.Struct("<I")
+FRAME_LIMIT = 64 * 1024 * 1024  # bytes; a longer one is a broken peer
+
+
+class BrokenStream(Exception):
+    """The peer sent what is no frame."""
+
+
+def encode(frame: Frame) -> bytes:
+    body = json.dumps(frame, separators=(",", ":")).encode("ascii")
+    return LENGTH.pack(len(body)) + body
+
+
+class FrameReader:
+    """Cuts a byte stream into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, chunk: bytes) -> list[Frame]:
+        """All frames that are complete now. Raises BrokenStream."""
+        self._buffer += chunk
+        frames: list[Frame] = []
+        start = 0
+        while len(self._buffer) - start >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(self._buffer, start)
+            if length > FRAME_LIMIT:
+                raise BrokenStream(f"a frame of {length} bytes")
+            end = start + LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            frames.append(_object(self._buffer[start + LENGTH.size : end]))
+            start = end
+        del self._buffer[:start]
+        return frames
+
+
+def _object(body: bytearray) -> Frame:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BrokenStream("a frame that is not JSON") from error
+    if not isinstance(value, dict):
+        raise BrokenStream("a frame that is not an object")
+    return value  # pyright: ignore[reportUnknownVariableType]

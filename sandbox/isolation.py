@@ -1,0 +1,34 @@
+"""Which isolation is in force, in sentences for the log, the summary and `asterism doctor`."""
+
+from __future__ import annotations
+
+from sandbox.contract import Isolation
+from sandbox.frames import Frame
+
+_LANDLOCK = "No Landlock rules: the read-only root without /proc, /sys and home folders stands in their place."
+_MEMORY = (
+    "Memory is limited for each process and not for all processes of a call together: "
+    "run under a cgroup with a memory limit where several calls at their limit would not fit into memory."
+)
+_SHARED_VIEW = (
+    "Executed code sees the machine's files and other processes as its user may: "
+    "allow unprivileged user namespaces (sysctl user.max_user_namespaces=15000, "
+    "kernel.apparmor_restrict_unprivileged_userns=0, kernel.unprivileged_userns_clone=1), or run as root."
+)
+
+
+def isolation_of(greeting: Frame, refusal: str | None) -> Isolation:
+    """`refusal` is why the kernel allowed no namespaces, None where it did or they are switched off."""
+    missing = list(greeting["missing"])
+    if refusal is not None:
+        missing.append(f"No namespaces: {refusal}.")
+    elif not greeting["namespaces"]:
+        missing.append('No namespaces: sandbox.namespaces = "off"; set it to "auto".')
+    missing.append(_LANDLOCK if greeting["namespaces"] else _SHARED_VIEW)
+    missing.append(_MEMORY)
+    return Isolation(
+        backend="process",
+        namespaces=tuple(greeting["namespaces"]),
+        seccomp=not any(sentence.startswith("No seccomp") for sentence in missing),
+        missing=tuple(missing),
+    )

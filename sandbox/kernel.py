@@ -1,0 +1,94 @@
+"""The system calls that Python has no function for. Standard library only; Linux."""
+
+import ctypes
+import os
+
+CLONE_NEWNS = 0x0002_0000
+CLONE_NEWIPC = 0x0800_0000
+CLONE_NEWUSER = 0x1000_0000
+CLONE_NEWPID = 0x2000_0000
+CLONE_NEWNET = 0x4000_0000
+
+MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
+MNT_DETACH = 2
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID = 1, 2
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+_CAPABILITY_VERSION_3 = 0x2008_0522
+
+# Numbers that x86-64 and arm64 share (all calls since Linux 5.1), and pivot_root, which they do not.
+_SYS_CLOSE_RANGE, _SYS_MOUNT_SETATTR = 436, 442
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
+
+MACHINE = os.uname().machine
+LIBC = ctypes.CDLL(None, use_errno=True)
+_syscall = LIBC.syscall
+_syscall.restype = ctypes.c_long
+
+
+def checked(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def unshare(flags: int) -> None:
+    checked(LIBC.unshare(flags), "unshare")
+
+
+def setns(fd: int, flags: int) -> None:
+    checked(LIBC.setns(fd, flags), "setns")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    kind_bytes = kind.encode() if kind else None
+    option_bytes = options.encode() if options else None
+    checked(LIBC.mount(source.encode(), target.encode(), kind_bytes, flags, option_bytes), f"mount {target}")
+
+
+def set_mount_attributes(target: str, attributes: int, recursive: bool) -> None:
+    """Adds to what is set: flags that a user namespace may not clear stay as they are. Linux 5.12."""
+    values = (ctypes.c_uint64 * 4)(attributes, 0, 0, 0)
+    flags = _AT_RECURSIVE if recursive else 0
+    done = _syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, target.encode(), flags, values, ctypes.sizeof(values))
+    checked(done, f"mount_setattr {target}")
+
+
+def pivot_to(folder: str) -> None:
+    """Make `folder`, a mount point, the root; nothing of the old root stays reachable."""
+    os.chdir(folder)
+    checked(_syscall(_SYS_PIVOT_ROOT[MACHINE], b".", b"."), "pivot_root")
+    checked(LIBC.umount2(b".", MNT_DETACH), "umount the old root")
+    os.chdir("/")
+
+
+def close_all_from(fd: int) -> None:
+    if _syscall(_SYS_CLOSE_RANGE, fd, 0xFFFF_FFFF, 0) < 0:
+        os.closerange(fd, os.sysconf("SC_OPEN_MAX"))
+
+
+def drop_capabilities() -> None:
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    nothing = (ctypes.c_uint32 * 6)()
+    checked(_syscall(_SYS_CAPSET[MACHINE], header, nothing), "capset")
+
+
+def die_with_parent(signal: int) -> None:
+    """The signal comes when the thread that forked this process ends."""
+    checked(LIBC.prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0), "PR_SET_PDEATHSIG")
+
+
+def allow_own_proc() -> None:
+    """After a change of user, /proc/self belongs to root until the process is dumpable again."""
+    checked(LIBC.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "PR_SET_DUMPABLE")
+
+
+def adopt_orphans() -> None:
+    checked(LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "PR_SET_CHILD_SUBREAPER")
+
+
+def no_new_privileges() -> None:
+    checked(LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "PR_SET_NO_NEW_PRIVS")

@@ -1,0 +1,107 @@
+"""Compiles and runs one text of model code in this process, and says how it ended. Standard library only.
+
+An outcome is a dict with "kind": "ok" | "raised" ("error", "traceback") | "memory" | "exit" ("code").
+"""
+
+import ast
+import atexit
+import os
+import sys
+from collections.abc import Callable
+from types import CodeType, ModuleType
+from typing import Any, NoReturn
+
+from sandbox.tracebacks import error_line, traceback_text
+
+Outcome = dict[str, Any]
+CELL, PROGRAM = "<cell>", "<program>"
+_show = print  # what the code does to `print` must not change what a cell shows
+
+
+def leave(code: object = None) -> NoReturn:
+    """The `exit` and `quit` of interactive Python, which come from a module that the fork server leaves out."""
+    raise SystemExit(code)
+
+
+def fresh_main() -> ModuleType:
+    """A `__main__` with nothing of the harness in it."""
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = sys.modules["builtins"]
+    sys.modules["__main__"] = main
+    return main
+
+
+def run_program(code: str, main: ModuleType) -> Outcome:
+    """Runs a whole program: threads that it waits for and its exit functions belong to it."""
+
+    def body() -> None:
+        exec(compile(code, PROGRAM, "exec"), main.__dict__)
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+
+    outcome = _outcome_of(body)
+    return {"kind": "ok"} if outcome == {"kind": "exit", "code": 0} else outcome
+
+
+def run_cell(code: str, main: ModuleType) -> Outcome:
+    """Runs a notebook's cell: the value of a last expression is shown unless it is None."""
+
+    def body() -> None:
+        statements, last = _compiled_cell(code)
+        exec(statements, main.__dict__)
+        if last is not None:
+            value = eval(last, main.__dict__)
+            if value is not None:
+                _show(repr(value))
+
+    return _outcome_of(body)
+
+
+def _compiled_cell(code: str) -> tuple[CodeType, CodeType | None]:
+    tree = ast.parse(code, CELL)
+    last = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        expression = tree.body.pop()
+        assert isinstance(expression, ast.Expr)
+        last = compile(ast.Expression(expression.value), CELL, "eval")
+    return compile(tree, CELL, "exec"), last
+
+
+def _outcome_of(body: Callable[[], None]) -> Outcome:
+    try:
+        body()
+        _flush()
+    except SystemExit as request:
+        return {"kind": "exit", "code": _exit_code(request.code)}
+    except MemoryError as error:
+        error.__traceback__ = None  # it holds what filled the memory
+        return {"kind": "memory"}
+    except BaseException as error:
+        return {"kind": "raised", "error": error_line(error), "traceback": traceback_text(error, __file__)}
+    return {"kind": "ok"}
+
+
+def _exit_code(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    _show(code, file=sys.stderr)
+    return 1
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+
+
+def end_process(code: int) -> NoReturn:
+    """Nothing of what the code left behind runs: no finalizers, no exit functions."""
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        try:
+            if stream is not None:
+                stream.flush()
+        except BaseException:
+            continue
+    os._exit(code)

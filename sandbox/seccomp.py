@@ -1,0 +1,145 @@
+"""System calls that executed code must not make, as a classic BPF program. Standard library only.
+
+Two filters: one that the fork server puts on itself once and that every call inherits, and a short one per call for
+what the fork server itself needs (namespaces and mounts). Denied calls fail with EPERM; clone3 with ENOSYS, so that
+libc falls back to clone, whose flags a filter can read.
+"""
+
+import ctypes
+import errno
+import struct
+
+from sandbox import kernel
+
+# name: (x86-64, arm64); None where the machine has no such call
+_NUMBERS: dict[str, tuple[int | None, int]] = {
+    "socket": (41, 198),
+    "clone": (56, 220),
+    "semget": (64, 190),
+    "shmget": (29, 194),
+    "msgget": (68, 186),
+    "mq_open": (240, 180),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "kcmp": (312, 272),
+    "pidfd_getfd": (438, 438),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "bpf": (321, 280),
+    "userfaultfd": (323, 282),
+    "perf_event_open": (298, 241),
+    "fanotify_init": (300, 262),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "reboot": (169, 142),
+    "syslog": (103, 116),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsmount": (432, 432),
+    "mount_setattr": (442, 442),
+}
+_FOR_CALLS_ONLY = ("unshare", "setns", "mount", "umount2", "pivot_root", "chroot")
+_FOR_CALLS_ONLY += ("open_tree", "move_mount", "fsopen", "fsmount", "mount_setattr")
+_CLONE3 = 435
+_NAMESPACE_FLAGS = 0x7E02_0000  # every CLONE_NEW* but CLONE_NEWTIME, which clone cannot take
+_AUDIT_ARCH = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
+_X32 = 0x4000_0000  # the bit of x86-64's second calling convention
+
+_LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER_AT, _ARCH_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
+_ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000
+_DENY = _ERRNO | errno.EPERM
+_SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_SECCOMP_SET_MODE_FILTER = 1
+
+
+def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("<HBBI", code, if_true, if_false, value)
+
+
+def _number(name: str) -> int | None:
+    return _NUMBERS[name][0 if kernel.MACHINE == "x86_64" else 1]
+
+
+def _deny(names: tuple[str, ...]) -> list[bytes]:
+    """With the call's number loaded: go on only if it is none of `names`."""
+    numbers = [number for name in names if (number := _number(name)) is not None]
+    program: list[bytes] = []
+    for number in numbers:
+        program += [_instruction(_JUMP_EQUAL, number, 0, 1), _instruction(_RETURN, _DENY)]
+    return program
+
+
+def _server_program() -> bytes:
+    names = tuple(name for name in _NUMBERS if name not in _FOR_CALLS_ONLY and name != "clone")
+    program = [
+        _instruction(_LOAD, _ARCH_AT),
+        _instruction(_JUMP_EQUAL, _AUDIT_ARCH[kernel.MACHINE], 1, 0),
+        _instruction(_RETURN, _DENY),
+        _instruction(_LOAD, _NUMBER_AT),
+        _instruction(_JUMP_AT_LEAST, _X32, 0, 1),
+        _instruction(_RETURN, _DENY),
+        _instruction(_JUMP_EQUAL, _CLONE3, 0, 1),
+        _instruction(_RETURN, _ERRNO | errno.ENOSYS),
+        *_deny(names),
+        _instruction(_RETURN, _ALLOW),
+    ]
+    return b"".join(program)
+
+
+def _call_program() -> bytes:
+    clone = _number("clone")
+    assert clone is not None
+    program = [
+        _instruction(_LOAD, _NUMBER_AT),
+        *_deny(_FOR_CALLS_ONLY),
+        _instruction(_JUMP_EQUAL, clone, 0, 3),
+        _instruction(_LOAD, _FIRST_ARGUMENT_AT),
+        _instruction(_JUMP_ANY_BIT, _NAMESPACE_FLAGS, 0, 1),
+        _instruction(_RETURN, _DENY),
+        _instruction(_RETURN, _ALLOW),
+    ]
+    return b"".join(program)
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+
+class Filter:
+    """A program that is ready to be installed: built once, before the fork."""
+
+    def __init__(self, instructions: bytes) -> None:
+        self._program = _Program(len(instructions) // 8, instructions)
+
+    def install(self) -> None:
+        """On this thread and all that comes from it, for good. Needs no_new_privs. Raises OSError."""
+        done = kernel.LIBC.syscall(
+            _SYS_SECCOMP[kernel.MACHINE], _SECCOMP_SET_MODE_FILTER, 0, ctypes.byref(self._program)
+        )
+        kernel.checked(done, "seccomp")
+
+
+def server_filter() -> Filter:
+    return Filter(_server_program())
+
+
+def call_filter() -> Filter:
+    return Filter(_call_program())

@@ -1,0 +1,55 @@
+"""What a notebook is beyond its process: its cells so far, from which the process can be made again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+from sandbox.flavours import Flavour
+from sandbox.pool import ForkServerLink
+
+LIVE_SESSIONS = 512  # processes kept; one more ends the idle one that was used longest ago, which is made again when needed
+
+
+class Session:
+    """One trajectory's notebook. `done` are the cells whose effects its state holds, with their seeds."""
+
+    def __init__(self, number: int, flavour: Flavour) -> None:
+        self.number = number
+        self.flavour: Flavour = flavour
+        self.server: ForkServerLink | None = None  # which holds the process; None when there is none
+        self.done: list[tuple[str, int]] = []
+        self.turn = asyncio.Lock()  # cells run in the order in which they were asked for
+        self.ended = False
+
+    @property
+    def live(self) -> bool:
+        return self.server is not None and self.server.alive
+
+
+class Sessions:
+    """By trajectory, least recently used first."""
+
+    def __init__(self) -> None:
+        self._sessions: OrderedDict[int, Session] = OrderedDict()
+        self._numbers = 0
+
+    def of(self, trajectory_id: int, flavour: Flavour) -> Session:
+        session = self._sessions.get(trajectory_id)
+        if session is None:
+            self._numbers += 1
+            session = self._sessions[trajectory_id] = Session(self._numbers, flavour)
+        self._sessions.move_to_end(trajectory_id)
+        return session
+
+    def remove(self, trajectory_id: int) -> Session | None:
+        return self._sessions.pop(trajectory_id, None)
+
+    def to_evict(self) -> Session | None:
+        """The idle process that was used longest ago, if there are more than may be."""
+        if len(self._sessions) <= LIVE_SESSIONS:
+            return None
+        live = [session for session in self._sessions.values() if session.live]
+        if len(live) <= LIVE_SESSIONS:
+            return None
+        return next((session for session in live if not session.turn.locked()), None)
