@@ -50,7 +50,7 @@ def class_counts(positives: int, negatives: int, keep: int, roc: Roc) -> tuple[i
         wanted = round(positives * keep / (positives + negatives))
         wanted = max(wanted, min(roc.min_per_class, positives))
         wanted = min(wanted, keep - min(roc.min_per_class, negatives))
-    kept_positives = max(min(wanted, positives), min(positives, keep - negatives))
+    kept_positives = max(min(wanted, positives), min(positives, keep - negatives), 0)
     return kept_positives, min(keep - kept_positives, negatives)
 
 

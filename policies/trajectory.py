@@ -297,12 +297,13 @@ def _call_tools(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, 
         results=texts,
         calls_failed=trajectory.calls_failed + len(refused),
         responses_with_error=trajectory.responses_with_error + sum(_mentions_error(text) for text in refused),
-        has_session=trajectory.has_session or "jupyter_code" in rules.tools,
     )
     numbers = [trajectory.calls + place for place, text in enumerate(texts) if text is None]
     if not numbers:
         return _answer_calls(rules, tokenizer, trajectory, now)
-    return trajectory, [Send(rules.executor, _code_request(trajectory, number)) for number in numbers]
+    requests = [_code_request(trajectory, number) for number in numbers]
+    has_session = trajectory.has_session or any(request.tool == "jupyter_code" for request in requests)
+    return replace(trajectory, has_session=has_session), [Send(rules.executor, request) for request in requests]
 
 
 def _text_at_once(rules: Rules, place: int, call: ToolCall | MalformedCall) -> str | None:

@@ -1,0 +1,111 @@
+"""What is appended is read again, in order; a kill loses no committed record; a log that cannot be written says so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bus.event_log import EventLog, EventLogFailure, read_events
+
+events = st.lists(
+    st.tuples(st.floats(0, 1e9), st.sampled_from(["buffer", "arbiter"]), st.none() | st.integers(0, 5), st.binary(max_size=20)),
+    max_size=30,
+)
+
+
+@settings(deadline=None, max_examples=15)
+@given(events)
+def test_what_is_appended_is_read_again_in_order(tmp_path_factory: pytest.TempPathFactory, appended: list[tuple]) -> None:  # pyright: ignore
+    path = tmp_path_factory.mktemp("log") / "log.sqlite"
+    log = EventLog(path)
+    for time, actor, trajectory, frame in appended:
+        seq = log.append(time, actor, "sender", "Kind", trajectory, frame)
+        log.decided(seq, frame[:8], None)
+    log.close()
+    read = [(event.time, event.actor, event.trajectory, event.frame) for event, _ in read_events(path)]
+    assert read == appended
+    assert all(decision is not None and decision.effects == event.frame[:8] for event, decision in read_events(path))
+    mine = [event.frame for event, _ in read_events(path, trajectory=3)]
+    assert mine == [frame for _, _, trajectory, frame in appended if trajectory == 3]
+
+
+def test_an_event_that_nobody_lived_to_decide_on_has_no_decision(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "log.sqlite")
+    log.append(1.0, "buffer", "a", "Kind", None, b"x")
+    log.close()
+    ((_, decision),) = read_events(tmp_path / "log.sqlite")
+    assert decision is None
+
+
+def test_a_log_that_is_opened_again_goes_on(tmp_path: Path) -> None:
+    for number in range(3):
+        log = EventLog(tmp_path / "log.sqlite")
+        assert log.append(0.0, "a", "b", "Kind", None, b"") == number + 1
+        log.close()
+    assert len(list(read_events(tmp_path / "log.sqlite"))) == 3
+
+
+def test_a_log_of_another_schema_is_refused_with_both_versions(tmp_path: Path) -> None:
+    EventLog(tmp_path / "log.sqlite").close()
+    with sqlite3.connect(tmp_path / "log.sqlite") as connection:
+        connection.execute("UPDATE meta SET value = '99'")
+    connection.close()
+    with pytest.raises(EventLogFailure, match="schema version 99"):
+        EventLog(tmp_path / "log.sqlite")
+
+
+def test_a_log_in_a_place_that_cannot_be_written_names_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EventLogFailure, match="file"):
+        EventLog(tmp_path / "file" / "log.sqlite")
+
+
+def test_a_write_that_fails_stops_the_owner_at_his_next_event(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "log.sqlite")
+    with sqlite3.connect(tmp_path / "log.sqlite") as connection:
+        connection.execute("DROP TABLE decisions")
+    connection.close()
+    log.append(0.0, "a", "b", "Kind", None, b"")
+    log.decided(1, b"", None)
+    with pytest.raises(EventLogFailure, match="decisions"):
+        log.close()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from bus.event_log import EventLog
+log = EventLog(Path(sys.argv[1]))
+for number in range(10_000_000):
+    log.append(float(number), "a", "b", "Kind", number, b"x" * 50)
+    if number == 20_000:
+        log.wait_for_room()
+        print("far enough", flush=True)
+    if log.full:
+        log.wait_for_room()
+"""
+
+
+@pytest.mark.slow
+def test_kill_9_in_the_middle_of_writing_tears_no_record(tmp_path: Path) -> None:
+    path = tmp_path / "log.sqlite"
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE)
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    while not list(read_events(path, trajectory=100)):
+        pass
+    os.kill(writer.pid, signal.SIGKILL)
+    writer.wait()
+    writer.stdout.close()
+    read = [event for event, _ in read_events(path)]
+    assert [event.seq for event in read] == list(range(1, len(read) + 1))
+    assert all(event.frame == b"x" * 50 for event in read)
+    EventLog(path).close()  # and it can be written again

@@ -1,0 +1,61 @@
+"""Stand-ins that several tests share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from bus.messages import TurnGenerated
+from policies.dialogue import PROTOCOL_TAGS, TURN_END, TURN_START
+from policies.trajectory import Rules, ids_to_bytes
+
+TAGS = (TURN_START, TURN_END, *PROTOCOL_TAGS)
+_SPLIT = re.compile("(" + "|".join(re.escape(tag) for tag in TAGS) + ")")
+_FIRST_TAG = 0x110000  # beyond the last code point
+
+
+class CharTokenizer:
+    """One token a character; protocol tags are single tokens where the text is trusted."""
+
+    def encode(self, text: str, *, trusted: bool) -> list[int]:
+        if not trusted:
+            return [ord(character) for character in text]
+        return [token for part in _SPLIT.split(text) for token in self._part(part)]
+
+    def _part(self, part: str) -> list[int]:
+        return [_FIRST_TAG + TAGS.index(part)] if part in TAGS else [ord(character) for character in part]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(TAGS[token - _FIRST_TAG] if token >= _FIRST_TAG else chr(token) for token in token_ids)
+
+
+TOKENIZER = CharTokenizer()
+END = TOKENIZER.encode(TURN_END, trusted=True)[0]
+
+
+def rules(**changes: object) -> Rules:
+    settings: dict[str, object] = {
+        "tools": ("jupyter_code", "python_code_with_standard_io"),
+        "response_tokens": 4000,
+        "max_turns": 4,
+        "max_calls_per_turn": 1,
+        "result_characters": 200,
+        "top_p": 1.0,
+        "top_k": 0,
+        "stop_token_ids": (END,),
+    }
+    return Rules(**{**settings, **changes})  # pyright: ignore[reportArgumentType]
+
+
+def generated(trajectory_id: int, turn: int, text: str, finish: str = "stop", version: int = 3) -> TurnGenerated:
+    """A turn whose text is `text`; a stop token is its last."""
+    ids = TOKENIZER.encode(text, trusted=True) + ([END] if finish == "stop" else [])
+    count = len(ids)
+    return TurnGenerated(
+        trajectory_id=trajectory_id,
+        turn=turn,
+        token_ids=ids_to_bytes(ids),
+        logprobs=b"\x00\x00\x80\xbf" * count,  # -1.0
+        versions=version.to_bytes(4, "little") * count,
+        finish=finish,  # pyright: ignore[reportArgumentType]
+    )

@@ -1,0 +1,142 @@
+"""Golden dialogues: `python -m tests.policies.golden` writes the expected lines of tests/policies/dialogues/*.txt anew.
+
+A line that begins at the margin is an event; the indented lines below it are the effects that it must have. At the end
+the response stands as the learner sees it, with what the model did not generate in brackets. `\\n` is a line break.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bus.messages import (
+    AnswerGraded,
+    AnswerSubmitted,
+    AnyMessage,
+    CallFailed,
+    CodeFinished,
+    CodeOk,
+    CodeRaised,
+    CodeRequested,
+    CodeTimedOut,
+    LeaseGranted,
+    LeaseRequested,
+    Output,
+    StartGroup,
+    TrajectoryFailed,
+    TrajectoryFinished,
+    TurnFailed,
+    TurnRequested,
+)
+from policies.decider import Send
+from policies.dialogue import encode_pieces, prompt_pieces
+from policies.rollout import Rollout
+from policies.trajectory import bytes_to_ids, ids_to_bytes
+from tests.fakes import TOKENIZER, generated, rules
+
+DIALOGUES = Path(__file__).parent / "dialogues"
+
+
+class Conversation:
+    """Plays the events of one file and writes down what happens."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, object] = {}
+        self.lines: list[str] = []
+        self.now = 100.0
+        self.turn = 0
+        self.call = 0
+
+    def play(self, script: str) -> str:
+        for line in script.splitlines():
+            if line.startswith("#") or not line.strip():
+                self.lines.append(line)
+            elif line.startswith("rule "):
+                name, _, value = line.removeprefix("rule ").partition(" ")
+                self.settings[name] = int(value)
+                self.lines.append(line)
+            elif not line.startswith((" ", "response:")):
+                self.lines.append(line)
+                self._event(line)
+        return "\n".join(self.lines).rstrip() + "\n"
+
+    def _event(self, line: str) -> None:
+        self.now += 1.0
+        if line.startswith("start "):
+            self.rollout = Rollout(rules(**self.settings), TOKENIZER)
+        event = self._parse(line)
+        for effect in self.rollout.decide(self.now, event):
+            self._tell(effect)
+
+    def _parse(self, line: str) -> AnyMessage:
+        kind, _, rest = line.partition(" ")
+        text = rest.replace("\\n", "\n")
+        match kind:
+            case "start":
+                prompt = encode_pieces(TOKENIZER, prompt_pieces(text, ("jupyter_code",)))
+                return StartGroup(0, "train", "q:1", "2", ids_to_bytes(prompt), 1, 7, 1.0, 5)
+            case "lease":
+                return LeaseGranted(7, rest, 1)
+            case "turn":
+                finish, _, said = text.partition(" ")
+                return generated(7, self.turn, said, finish)
+            case "ok":
+                return CodeFinished(7, self.call, CodeOk(Output(text)), 0.1)
+            case "raised":
+                return CodeFinished(7, self.call, CodeRaised(Output(), text, text), 0.1)
+            case "timed-out":
+                return CodeFinished(7, self.call, CodeTimedOut(Output(), 4.0), 4.0)
+            case "call-failed":
+                return CallFailed(7, self.call, text)
+            case "grading-failed":
+                return CallFailed(7, -1, text)
+            case "turn-failed":
+                return TurnFailed(7, self.turn, text)
+            case "graded":
+                return AnswerGraded(7, text == "right", 0.01)
+            case _:
+                raise ValueError(f"unknown event in a golden dialogue: {line}")
+
+    def _tell(self, effect: Send) -> None:
+        message = effect.message
+        match message:
+            case TurnRequested():
+                self.turn = message.turn
+                end = TOKENIZER.decode(bytes_to_ids(message.token_ids))[-40:].replace("\n", "\\n")
+                said = f"turn {message.turn}, {message.max_new_tokens} tokens left, after ...{end}"
+            case CodeRequested():
+                self.call = message.call
+                said = f"call {message.call}, {message.tool}: {message.code!r} < {message.stdin!r}"
+            case AnswerSubmitted():
+                said = f"{message.answer!r} against {message.ground_truth!r}"
+            case TrajectoryFailed():
+                said = message.cause
+            case LeaseRequested():
+                said = "prompt and response"
+            case TrajectoryFinished():
+                said = (
+                    f"{message.ending}, reward {message.reward:g}, {message.turns} turns, "
+                    f"{message.calls_failed} of {message.calls} calls failed, "
+                    f"{message.responses_with_error} responses with error, "
+                    f"answer tags {message.answer_opens}/{message.answer_closes}, waits lease {message.lease_wait_s:g} "
+                    f"generation {message.generation_s:g} tools {message.tools_s:g} grading {message.grading_s:g}"
+                )
+            case _:
+                said = ""
+        self.lines.append(f"    {effect.to} <- {type(message).__name__} {said}".rstrip())
+        if isinstance(message, TrajectoryFinished):
+            self.lines += ["", "response:", _response(message)]
+
+
+def _response(message: TrajectoryFinished) -> str:
+    ids = bytes_to_ids(message.token_ids)[message.prompt_tokens :]
+    shown, given = "", False
+    for token, trained in zip(ids, message.loss_mask[message.prompt_tokens :], strict=True):
+        if given == bool(trained):
+            shown, given = shown + ("]" if given else "["), not given
+        shown += TOKENIZER.decode([token])
+    return "    " + shown.replace("\n", "\\n")
+
+
+if __name__ == "__main__":
+    for path in sorted(DIALOGUES.glob("*.txt")):
+        path.write_text(Conversation().play(path.read_text()))

@@ -1,0 +1,177 @@
+"""The trajectory machine under any order of events."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from bus.messages import (
+    AnswerGraded,
+    AnswerSubmitted,
+    AnyMessage,
+    CallFailed,
+    CodeFinished,
+    CodeOk,
+    CodeRaised,
+    CodeRequested,
+    LeaseGranted,
+    LeaseReleased,
+    LeaseRequested,
+    Output,
+    ProtocolError,
+    StartGroup,
+    TrajectoryFailed,
+    TrajectoryFinished,
+    TurnFailed,
+    TurnRequested,
+)
+from policies.rollout import Rollout
+from policies.trajectory import ids_to_bytes
+from tests.fakes import TOKENIZER, generated, rules
+
+PROMPT = ids_to_bytes(TOKENIZER.encode("question", trusted=False))
+CALL = '<tool_call>\n{"name": "jupyter_code", "arguments": {"code": "1"}}\n</tool_call>'
+SAYINGS = (CALL, "</reason><answer>\\boxed{2}</answer>", "nothing", "<tool_call>{</tool_call>", CALL + CALL, "")
+
+
+def group(size: int = 2, first: int = 0, group_id: int = 0) -> StartGroup:
+    return StartGroup(group_id, "train", "q:1", "2", PROMPT, size, first, 1.0, 5)
+
+
+class TrajectoryMachine(RuleBasedStateMachine):
+    """Answers whatever the trajectories ask for, in any order, and checks invariants 1 and 2 of the design."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rollout = Rollout(rules(response_tokens=300, max_turns=3, max_calls_per_turn=2), TOKENIZER)
+        self.now = 0.0
+        self.open: list[AnyMessage] = []  # requests that wait for an answer
+        self.sent: dict[int, bytes] = {}  # trajectory: the ids that it must have by now
+        self.ended: list[int] = []
+        self.leases: dict[int, int] = {}
+        self._decide(group(size=3))
+
+    def _decide(self, event: AnyMessage) -> None:
+        self.now += 1.0
+        for effect in self.rollout.decide(self.now, event):
+            self._take(effect.to, effect.message)
+
+    def _take(self, to: str, message: AnyMessage) -> None:
+        match message:
+            case LeaseRequested(trajectory_id=tid):
+                assert self.leases.setdefault(tid, 0) == 0
+                self.leases[tid] = 1
+                self.open.append(message)
+            case TurnRequested(trajectory_id=tid):
+                assert message.token_ids.startswith(self.sent.get(tid, PROMPT))
+                assert 0 < message.max_new_tokens <= 300
+                self.sent[tid] = message.token_ids
+                self.open.append(message)
+            case CodeRequested() | AnswerSubmitted():
+                self.open.append(message)
+            case LeaseReleased(trajectory_id=tid) if to == "head/arbiter":
+                assert self.leases[tid] == 1
+                self.leases[tid] = 2
+            case TrajectoryFinished() | TrajectoryFailed():
+                assert message.trajectory_id not in self.ended
+                self.ended.append(message.trajectory_id)
+                if isinstance(message, TrajectoryFinished):
+                    self._check_record(message)
+            case _:
+                pass
+
+    def _check_record(self, finished: TrajectoryFinished) -> None:
+        count = len(finished.loss_mask)
+        assert len(finished.token_ids) == len(finished.logprobs) == len(finished.versions) == 4 * count
+        assert finished.token_ids.startswith(self.sent.get(finished.trajectory_id, PROMPT))
+        assert count - finished.prompt_tokens <= 300
+        mask = np.frombuffer(finished.loss_mask, np.uint8).astype(bool)
+        versions = np.frombuffer(finished.versions, np.int32)
+        logprobs = np.frombuffer(finished.logprobs, np.float32)
+        assert (versions[mask] == 3).all() and (versions[~mask] == -1).all()
+        assert (logprobs[mask] == -1).all() and (logprobs[~mask] == 0).all()
+        assert not mask[: finished.prompt_tokens].any()
+        assert finished.calls_failed <= finished.calls + 2  # the calls of a last turn may have no answer
+        assert finished.reward == 0 or finished.ending == "answered"
+        waits = finished.lease_wait_s + finished.generation_s + finished.tools_s + finished.grading_s
+        assert abs(waits - (self.now - 1.0)) < 1e-6  # every second since the start is booked once
+
+    @precondition(lambda self: self.open)
+    @rule(which=st.integers(0, 100), saying=st.sampled_from(SAYINGS), luck=st.integers(0, 9), cut=st.booleans())
+    def answer(self, which: int, saying: str, luck: int, cut: bool) -> None:
+        request = self.open.pop(which % len(self.open))
+        tid = request.trajectory_id  # pyright: ignore[reportAttributeAccessIssue]
+        match request:
+            case LeaseRequested():
+                self._decide(LeaseGranted(tid, "generator-0", 300))
+            case TurnRequested(turn=turn) if luck == 0:
+                self._decide(TurnFailed(tid, turn, "engine: gone"))
+            case TurnRequested(turn=turn):
+                budget = request.max_new_tokens
+                finish = "length" if cut or len(saying) >= budget else "stop"
+                said = generated(tid, turn, saying[:budget].ljust(budget, ".") if finish == "length" else saying, finish)
+                self.sent[tid] += said.token_ids
+                self._decide(said)
+            case CodeRequested(call=call) if luck == 0:
+                self._decide(CallFailed(tid, call, "sandbox: gone"))
+            case CodeRequested(call=call):
+                outcome = CodeRaised(Output(), "E", "error") if luck < 4 else CodeOk(Output("2"))
+                self._decide(CodeFinished(tid, call, outcome, 0.1))
+            case AnswerSubmitted() if luck == 0:
+                self._decide(CallFailed(tid, -1, "grader: gone"))
+            case _:
+                self._decide(AnswerGraded(tid, luck > 4, 0.1))
+
+    @rule(tid=st.integers(0, 4), kind=st.integers(0, 4))
+    def an_event_that_nobody_waits_for(self, tid: int, kind: int) -> None:
+        """It raises and changes nothing."""
+        waited = {type(request) for request in self.open if request.trajectory_id == tid}  # pyright: ignore[reportAttributeAccessIssue]
+        forbidden: list[tuple[type, AnyMessage]] = [
+            (LeaseRequested, LeaseGranted(tid, "generator-0", 1)),
+            (TurnRequested, generated(tid, 0, "x")),
+            (CodeRequested, CodeFinished(tid, 0, CodeOk(Output()), 0.0)),
+            (AnswerSubmitted, AnswerGraded(tid, True, 0.0)),
+            (TurnRequested, TurnFailed(tid, 99, "x")),
+        ]
+        expected_by, event = forbidden[kind]
+        if expected_by in waited:
+            return
+        before = dict(self.rollout.trajectories)
+        with pytest.raises(ProtocolError):
+            self.rollout.decide(self.now, event)
+        assert self.rollout.trajectories == before
+
+    def teardown(self) -> None:
+        """Whoever is asked answers: then every trajectory ends exactly once, and no lease is kept."""
+        while self.open:
+            self.answer(0, SAYINGS[1], 5, False)
+        assert sorted(self.ended) == [0, 1, 2]
+        assert not self.rollout.trajectories
+        assert set(self.leases.values()) == {2}
+
+
+TestTrajectoryMachine = TrajectoryMachine.TestCase
+TestTrajectoryMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_group_cannot_be_started_twice() -> None:
+    rollout = Rollout(rules(), TOKENIZER)
+    rollout.decide(0.0, group())
+    with pytest.raises(ProtocolError, match="started before"):
+        rollout.decide(0.0, group())
+
+
+@given(st.integers(0, 2**62), st.integers(0, 2**40))
+def test_siblings_have_seeds_of_their_own_that_do_not_depend_on_their_numbers(seed: int, first: int) -> None:
+    def seeds(first_id: int) -> list[int]:
+        rollout = Rollout(rules(), TOKENIZER)
+        start = StartGroup(0, "train", "q", "2", PROMPT, 4, first_id, 1.0, seed)
+        rollout.decide(0.0, start)
+        return [trajectory.seed for trajectory in rollout.trajectories.values()]
+
+    assert seeds(first) == seeds(first + 1000)
+    assert len(set(seeds(first))) == 4
+    assert all(0 <= value < 2**63 for value in seeds(first))
