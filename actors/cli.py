@@ -68,11 +68,11 @@ def report(run: RunArgument) -> None:
 @app.command()
 def doctor() -> None:
     """Say what this machine has and lacks for a run, with the remedy for each lack."""
-    from actors.doctor import examine, findings_table
+    from actors.doctor import examine, exit_code, render
 
     findings = examine()
-    Console().print(findings_table(findings))
-    raise typer.Exit(int(any(finding.status == "missing" for finding in findings)))
+    Console().print(render(findings))
+    raise typer.Exit(exit_code(findings))
 
 
 @log_app.command()
