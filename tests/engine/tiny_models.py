@@ -14,23 +14,24 @@ from engine.qwen3 import Qwen3, Qwen3Config, initialize
 VOCABULARY = 97
 
 
-def small_config(**changes: int | float | bool) -> Qwen3Config:
-    sizes = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_layers": 2,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 16,
-        "tie_word_embeddings": True,
-    }
-    return Qwen3Config(**(sizes | changes))
+def small_config(
+    *, num_kv_heads: int = 2, tie_word_embeddings: bool = True, vocab_size: int = VOCABULARY
+) -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=num_kv_heads,
+        head_dim=16,
+        tie_word_embeddings=tie_word_embeddings,
+    )
 
 
-def small_model(seed: int = 0, **changes: int | float | bool) -> Qwen3:
+def small_model(seed: int = 0, config: Qwen3Config | None = None) -> Qwen3:
     """Random weights large enough that neighbouring logits differ clearly, norm weights unlike 1."""
-    model = Qwen3(small_config(**changes))
+    model = Qwen3(config or small_config())
     initialize(model, seed, std=0.3)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
