@@ -10,12 +10,13 @@ from typing import Any, NamedTuple, cast
 import msgspec
 import polars
 
+from configs.errors import UnusableInput
 from policies.dialogue import last_boxed
 
 Row = dict[str, Any]
 
 
-class DatasetError(ValueError):
+class DatasetError(UnusableInput):
     """A data file that cannot be used: the file, the row (counted from 1) and the field, and what is wrong with it."""
 
     def __init__(self, path: Path, problem: str, *, row: int | None = None, field: str | None = None) -> None:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from configs.errors import UNUSABLE, UnusableInput
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
 from configs.schema import Run, Tiny
@@ -27,18 +29,19 @@ NUM_TOKENIZER_DIALOGUES = 3000  # more give the same merges
 
 
 def prepare(run: Run, folder: RunFolder) -> None:
-    """Write the files. Raises ValueError if the run has no `tiny` table, OSError if the disk refuses."""
+    """Write the files. Raises UnusableInput for a configuration that does not fit, OSError if the disk refuses."""
     if run.tiny is None:
-        raise ValueError("the run has no [tiny] table, so there is nothing to prepare")
+        raise UnusableInput("the run has no [tiny] table, so there is nothing to prepare")
+    if run.dialogue.tools != (sft.TOOL,):
+        raise UnusableInput(f'dialogue.tools: the tiny task knows one tool, ["{sft.TOOL}"]')
     folder.data.mkdir(parents=True, exist_ok=True)
     for name, count, held_out in (
         ("train", run.tiny.num_train_questions, False),
         ("test", run.tiny.num_test_questions, True),
     ):
         questions = task.questions(run.seed, count, held_out=held_out)
-        _write_jsonl(
-            folder.data / f"{name}.jsonl", ({"question": q.text, "answer": f"#### {q.answer}"} for q in questions)
-        )
+        rows = ({"question": question.text, "answer": f"#### {question.answer}"} for question in questions)
+        _write_jsonl(folder.data / f"{name}.jsonl", rows)
     dialogues = sft.dialogues(run.seed, run.tiny.num_sft_dialogues, run.dialogue.result_characters)
     _write_jsonl(folder.data / "sft.jsonl", ({"messages": messages} for messages in dialogues))
     trained = tokenizer.train(tokenizer_texts(dialogues[:NUM_TOKENIZER_DIALOGUES]))
@@ -75,12 +78,19 @@ def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Make the tiny task's data, tokenizer and starting model.")
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="engine.tiny.prepare", description="Makes the tiny task's data, tokenizer and starting model."
+    )
     parser.add_argument("--run", type=Path, required=True, help="the run's folder, with its config.toml")
     folder = RunFolder(parser.parse_args().run)
-    prepare(load_resolved(folder.config), folder)
+    try:
+        prepare(load_resolved(folder.config), folder)
+    except (UnusableInput, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return UNUSABLE
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

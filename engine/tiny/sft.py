@@ -20,12 +20,13 @@ from policies.tool_text import malformed_text, result_text
 Message = dict[str, Any]
 Messages = list[Message]
 
-# What a dialogue shows, and its share. Clean and repaired ways are both rewarded, so that plain GRPO has no reason to
-# prefer either: a call that is put right after its failure is as good to it as one that never failed.
+# What a dialogue shows, and its share. To plain GRPO a call that fails and is repaired is as good as one that never
+# fails. So that it shows, the repaired way is the more frequent one, and code whose failure ends in a guess is other
+# code: else plain GRPO would learn to avoid both, for the guess's sake.
 MIX = {
-    "clean": 0.14,
-    "repaired": 0.17,  # the first call fails, the second is right
-    "malformed": 0.05,  # the first call is no JSON, the second is right
+    "clean": 0.11,
+    "repaired": 0.21,  # the first call fails, the second is right
+    "malformed": 0.04,  # the first call is no JSON, the second is right
     "wrong": 0.36,  # the code runs and prints something else
     "gives_up": 0.13,  # the call fails, the answer is a guess
     "guess": 0.15,  # no call at all

@@ -12,6 +12,7 @@ from itertools import islice
 from random import Random
 from typing import NamedTuple
 
+from configs.errors import UnusableInput
 from policies.draws import uniform
 
 TEST_SHARE = 0.2  # of each family's operands
@@ -167,10 +168,14 @@ def draw_questions(seed: int, *, held_out: bool) -> Iterator[Question]:
 
 
 def questions(seed: int, count: int, *, held_out: bool) -> list[Question]:
-    """`count` questions, no two alike; the families in turn until the small ones are used up."""
+    """`count` questions, no two alike; the families in turn until the small ones are used up.
+
+    Raises UnusableInput if there are not so many.
+    """
     chosen: dict[str, Question] = {}
     for question in islice(draw_questions(seed, held_out=held_out), 20 * count):
         chosen.setdefault(question.text, question)
         if len(chosen) == count:
             return list(chosen.values())
-    raise ValueError(f"the tiny task has only {len(chosen)} different questions of the {count} wanted")
+    side = "test" if held_out else "train"
+    raise UnusableInput(f"tiny.num_{side}_questions = {count}: there are hardly more than {len(chosen)} different ones")

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from bus.messages import CodeOk, CodeRaised
+from configs.errors import UnusableInput
 from engine.tiny.sft import run_snippet
 from engine.tiny.task import FAMILIES, Question, is_held_out, questions
 
@@ -81,7 +82,9 @@ def test_the_same_seed_gives_the_same_questions(test: list[Question]) -> None:
 
 def test_more_questions_than_there_are_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.tiny.task.FAMILIES", {"primes": FAMILIES["primes"]})
-    with pytest.raises(ValueError, match=r"only \d+ different questions of the 160 wanted"):
+    with pytest.raises(
+        UnusableInput, match=r"tiny.num_train_questions = 160: there are hardly more than \d+ different ones"
+    ):
         questions(0, 160, held_out=False)
 
 

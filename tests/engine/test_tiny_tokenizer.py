@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from statistics import mean
 
 import pytest
 
-from configs.run_folder import RunFolder
-from configs.schema import Dialogue, Run, Tiny
 from engine.tiny import sft
 from engine.tiny.prepare import tokenizer_texts
 from engine.tiny.tokenizer import save, train
@@ -86,31 +83,3 @@ def test_transformers_loads_it_and_its_chat_template_gives_the_same_text(
     messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
     assert loaded.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) == text
     assert loaded.encode(text, add_special_tokens=False) == tokenizer.encode(text, trusted=True)
-
-
-@pytest.mark.slow
-def test_prepared_files_are_complete_and_follow_from_the_seed(tmp_path: Path) -> None:
-    from engine.checkpoint import load_model
-    from engine.datasets import read_problems
-    from engine.sft_data import read_sft
-    from engine.tiny.prepare import prepare
-
-    tiny = Tiny(num_train_questions=100, num_test_questions=20, num_sft_dialogues=100)
-    run = Run(name="some", tiny=tiny, dialogue=Dialogue(tools=("jupyter_code",)))
-    folders = [RunFolder(tmp_path / name) for name in ("a", "b")]
-    for folder in folders:
-        prepare(run, folder)
-    files = [
-        {str(path.relative_to(folder.path)): path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
-        for folder in folders
-    ]
-    assert files[0] == files[1]
-    data, init = folders[0].data, folders[0].checkpoints / "init"
-    assert len(read_problems(data / "train.jsonl")) == 100
-    assert len(read_problems(data / "test.jsonl")) == 20
-    tokenizer = load_tokenizer(init)
-    assert len(read_sft(data / "sft.jsonl", tokenizer, run.dialogue.tools)) == 100
-    model = load_model(init)
-    assert (
-        model.config.vocab_size == tokenizer.vocab_size == json.loads((init / "config.json").read_text())["vocab_size"]
-    )
