@@ -16,11 +16,13 @@ from torch import Tensor
 
 from engine.qwen3 import Qwen3, Qwen3Config
 from engine.tokenizer import load_tokenizer
+from policies.dialogue import TURN_END
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "chat_template.jinja"),
 )
+_PLAIN_TOKENIZER = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 
 
 class CheckpointRefused(ValueError):
@@ -119,6 +121,8 @@ def _write_files(folder: Path, config: Qwen3Config, state_dict: Mapping[str, Ten
     for name in TOKENIZER_FILES:
         if (source / name).exists():
             shutil.copyfile(source / name, folder / name)
+    if not (source / "tokenizer_config.json").exists():  # without it transformers guesses Qwen2's own pre-tokenizer
+        _write_json(folder / "tokenizer_config.json", {**_PLAIN_TOKENIZER, "eos_token": TURN_END})
     generation = source / "generation_config.json"
     if generation.exists():
         shutil.copyfile(generation, folder / generation.name)

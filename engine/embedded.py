@@ -73,12 +73,12 @@ class EmbeddedEngine:
             raise
 
     def abort(self, sequence_id: int) -> None:
-        thread = self._running()
-        thread.post(lambda: thread.abort(sequence_id))
+        if (thread := self._thread) is not None:  # a closed engine holds nothing
+            thread.post(lambda: thread.abort(sequence_id))
 
     def forget(self, sequence_id: int) -> None:
-        thread = self._running()
-        thread.post(lambda: thread.forget(sequence_id))
+        if (thread := self._thread) is not None:
+            thread.post(lambda: thread.forget(sequence_id))
 
     async def load_weights(self, weights: WeightsPublished) -> None:
         """EngineFailure if the published bytes are not what they should be; the engine then goes on as it was."""

@@ -87,6 +87,16 @@ class RmsNorm(nn.Module):
         return self.weight * scaled.to(x.dtype)
 
 
+class Linear(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Left as memory had it: a checkpoint or `initialize` follows, and on meta tensors it takes seconds."""
+
+
+class Embedding(nn.Embedding):
+    def reset_parameters(self) -> None:
+        """As in Linear."""
+
+
 def rope_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
     """Cosine and sine, float32 [*positions.shape, head_dim], both halves alike (RoFormer, arXiv 2104.09864)."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
@@ -106,10 +116,10 @@ class Attention(nn.Module):
         super().__init__()
         width, head_dim = config.hidden_size, config.head_dim
         self.head_dim = head_dim
-        self.q_proj = nn.Linear(width, config.num_heads * head_dim, bias=False)
-        self.k_proj = nn.Linear(width, config.num_kv_heads * head_dim, bias=False)
-        self.v_proj = nn.Linear(width, config.num_kv_heads * head_dim, bias=False)
-        self.o_proj = nn.Linear(config.num_heads * head_dim, width, bias=False)
+        self.q_proj = Linear(width, config.num_heads * head_dim, bias=False)
+        self.k_proj = Linear(width, config.num_kv_heads * head_dim, bias=False)
+        self.v_proj = Linear(width, config.num_kv_heads * head_dim, bias=False)
+        self.o_proj = Linear(config.num_heads * head_dim, width, bias=False)
         self.q_norm = RmsNorm(head_dim, config.rms_norm_eps)
         self.k_norm = RmsNorm(head_dim, config.rms_norm_eps)
 
@@ -127,9 +137,9 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -154,7 +164,7 @@ class Body(nn.Module):
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList([Layer(config) for _ in range(config.num_layers)])
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -168,13 +178,13 @@ class Body(nn.Module):
 
 
 class Qwen3(nn.Module):
+    """Its weights mean nothing before `initialize` or `load_state_dict`."""
+
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__()
         self.config = config
         self.model = Body(config)
-        self.lm_head = (
-            None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        )
+        self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def forward(self, token_ids_BT: Tensor, positions_BT: Tensor | None = None) -> Tensor:
         """Hidden states behind the last norm, [B, T, E]. Rows may be padded at their right end: attention is causal."""

@@ -1,0 +1,242 @@
+"""The embedded engine as its users see it: asyncio in front, one thread behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bus.messages import WeightsPublished
+from engine.batching import ContinuousBatch
+from engine.checkpoint import CheckpointRefused, save_model
+from engine.contract import Capacity, Engine, EngineFailure, Generation, GenerationRequest, RequestRefused
+from engine.embedded import EmbeddedEngine
+from engine.tokenizer import UnusableTokenizer
+from engine.weights import WeightsPublisher
+from tests.engine.tiny_models import random_ids, small_config, small_model, write_tokenizer
+
+PAGE = 400
+CONFIG = small_config(vocab_size=280)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    parent = tmp_path_factory.mktemp("embedded")
+    write_tokenizer(parent / "tokenizer")
+    save_model(parent / "model", CONFIG, small_model(config=CONFIG).state_dict(), parent / "tokenizer")
+    return parent / "model"
+
+
+def serve(
+    folder: Path, scene: Callable[[EmbeddedEngine], Awaitable[None]], *, rows: int = 4, max_pending: int = 100
+) -> None:
+    """Play the scene on a started engine; then close it, and see that its thread is gone."""
+
+    async def play() -> None:
+        engine = EmbeddedEngine(folder, Capacity(kv_tokens=rows * PAGE + 5, page_tokens=PAGE), max_pending=max_pending)
+        assert await engine.start() == Capacity(kv_tokens=rows * PAGE, page_tokens=PAGE)
+        try:
+            await scene(engine)
+        finally:
+            await engine.close()
+            await engine.close()
+
+    before = set(threading.enumerate())
+    asyncio.run(play())
+    assert [thread.name for thread in set(threading.enumerate()) - before] == []
+
+
+def request(number: int, new_tokens: int = 12) -> GenerationRequest:
+    return GenerationRequest(number, random_ids(4 + number, number), new_tokens, seed=number)
+
+
+def expected(asked: GenerationRequest, seed: int = 0) -> list[int]:
+    core = ContinuousBatch(small_model(seed, CONFIG), Capacity(PAGE, PAGE))
+    core.submit(asked)
+    while not (outcomes := core.step()):
+        pass
+    [(_, generation)] = outcomes
+    assert isinstance(generation, Generation)
+    return generation.token_ids.tolist()
+
+
+def test_concurrent_calls_get_what_each_would_get_alone(folder: Path) -> None:
+    async def scene(engine: Engine) -> None:
+        generations = await asyncio.gather(*(engine.generate(request(number)) for number in range(4)))
+        assert [found.token_ids.tolist() for found in generations] == [expected(request(number)) for number in range(4)]
+        assert engine.load().used_tokens == 4 * PAGE
+        assert engine.load().decode_steps >= 12
+
+    serve(folder, scene)
+
+
+def test_a_call_waits_for_capacity_until_another_sequence_is_forgotten(folder: Path) -> None:
+    async def scene(engine: Engine) -> None:
+        await engine.generate(request(0))
+        waiting = asyncio.ensure_future(engine.generate(request(1)))
+        await engine.pause()  # a round trip through the thread
+        await engine.resume()
+        assert (waiting.done(), engine.load().waiting) == (False, 1)
+        engine.forget(0)
+        assert (await waiting).token_ids.tolist() == expected(request(1))
+
+    serve(folder, scene, rows=1)
+
+
+def test_while_paused_nothing_is_generated_and_abort_answers_at_once(folder: Path) -> None:
+    async def scene(engine: Engine) -> None:
+        await engine.pause()
+        first, second = (asyncio.ensure_future(engine.generate(request(number))) for number in (0, 1))
+        await asyncio.sleep(0)  # let both be posted
+        engine.abort(0)
+        aborted = await first
+        assert (aborted.finish, len(aborted.token_ids), engine.load().decode_steps) == ("abort", 0, 0)
+        await engine.resume()
+        assert (await second).token_ids.tolist() == expected(request(1))
+
+    serve(folder, scene)
+
+
+def test_a_bad_request_is_refused_and_the_engine_goes_on(folder: Path) -> None:
+    async def scene(engine: Engine) -> None:
+        bad = GenerationRequest(9, np.array([3, 280], np.int32), 4)
+        with pytest.raises(RequestRefused, match="token id 280 at position 1 is outside the vocabulary of 280"):
+            await engine.generate(bad)
+        await engine.pause()
+        pending = asyncio.ensure_future(engine.generate(request(1)))
+        await asyncio.sleep(0)
+        with pytest.raises(RequestRefused, match="sequence 1 is being generated already"):
+            await engine.generate(request(1))
+        await engine.resume()
+        assert (await pending).token_ids.tolist() == expected(request(1))
+
+    serve(folder, scene)
+
+
+def test_a_call_beyond_the_bound_fails_and_those_within_it_are_answered(folder: Path) -> None:
+    async def scene(engine: Engine) -> None:
+        calls = (engine.generate(request(number)) for number in range(3))
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(each) for each in found] == [Generation, Generation, EngineFailure]
+        assert str(found[2]) == "2 calls are pending, the engine takes no more"
+
+    serve(folder, scene, max_pending=2)
+
+
+def test_a_cancelled_call_is_aborted_and_may_be_made_again(folder: Path) -> None:
+    async def scene(engine: Engine) -> None:
+        await engine.pause()
+        call = asyncio.ensure_future(engine.generate(request(1)))
+        await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await engine.resume()
+        assert (await engine.generate(request(1))).token_ids.tolist() == expected(request(1))
+
+    serve(folder, scene)
+
+
+def test_published_weights_are_in_force_from_the_next_token_on(folder: Path, tmp_path: Path) -> None:
+    other = small_model(5, CONFIG)
+    published = WeightsPublisher(tmp_path / "weights").publish(3, dict(other.named_parameters()))
+
+    async def scene(engine: Engine) -> None:
+        assert engine.version == 0
+        await engine.load_weights(published)
+        assert engine.version == 3
+        generation = await engine.generate(request(1))
+        assert generation.token_ids.tolist() == expected(request(1), seed=5)
+        assert set(generation.versions.tolist()) == {3}
+
+    serve(folder, scene)
+
+
+def test_damaged_weights_are_an_error_and_the_old_ones_stay_in_force(folder: Path, tmp_path: Path) -> None:
+    other = small_model(5, CONFIG)
+    published = WeightsPublisher(tmp_path / "weights").publish(3, dict(other.named_parameters()))
+    damaged = WeightsPublished(published.version, published.path, published.num_bytes, "0" * 32)
+
+    async def scene(engine: Engine) -> None:
+        with pytest.raises(EngineFailure):
+            await engine.load_weights(damaged)
+        assert engine.version == 0
+        assert (await engine.generate(request(1))).token_ids.tolist() == expected(request(1))
+
+    serve(folder, scene)
+
+
+def test_an_error_in_the_thread_fails_all_that_is_pending_and_all_that_follows(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: ContinuousBatch) -> None:
+        raise RuntimeError("out of something")
+
+    async def scene(engine: Engine) -> None:
+        monkeypatch.setattr(ContinuousBatch, "step", broken)
+        found = await asyncio.gather(*(engine.generate(request(n)) for n in range(2)), return_exceptions=True)
+        assert [str(each) for each in found] == ["the engine broke: RuntimeError: out of something"] * 2
+        with pytest.raises(EngineFailure, match="the engine broke: RuntimeError: out of something"):
+            await engine.generate(request(3))
+
+    serve(folder, scene)
+
+
+def test_closing_fails_what_is_pending(folder: Path) -> None:
+    async def scene(engine: Engine) -> None:
+        await engine.pause()
+        pending = asyncio.ensure_future(engine.generate(request(1)))
+        await asyncio.sleep(0)
+        await engine.close()
+        with pytest.raises(EngineFailure, match="the engine is closed"):
+            await pending
+
+    serve(folder, scene)
+
+
+def test_a_folder_without_a_model_fails_the_start(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointRefused, match=r"config\.json: no such file"):
+        asyncio.run(EmbeddedEngine(tmp_path, Capacity(PAGE, PAGE)).start())
+
+
+def test_a_tokenizer_of_another_model_fails_the_start(tmp_path: Path) -> None:
+    small = small_config()
+    write_tokenizer(tmp_path / "tokenizer")
+    save_model(tmp_path / "model", small, small_model().state_dict(), tmp_path / "tokenizer")
+    with pytest.raises(
+        UnusableTokenizer, match=r"tokenizer\.json has token ids up to .*config\.json says vocab_size 97"
+    ):
+        asyncio.run(EmbeddedEngine(tmp_path / "model", Capacity(PAGE, PAGE)).start())
+
+
+@pytest.mark.slow
+def test_greedy_tokens_are_those_of_transformers_generate(folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    theirs = AutoModelForCausalLM.from_pretrained(folder)
+    lengths = (1, 5, 17, 40, 3, 90)
+
+    async def scene(engine: Engine) -> None:
+        async def answer(number: int, length: int) -> None:
+            ids, count = random_ids(length, number), 10 + 15 * number
+            found = await engine.generate(GenerationRequest(number, ids, count, temperature=0))
+            engine.forget(number)
+            prompt = torch.from_numpy(ids.astype(np.int64))[None]
+            wanted = theirs.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                do_sample=False,
+                max_new_tokens=count,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+            assert found.token_ids.tolist() == wanted[0, length:].tolist()
+
+        await asyncio.gather(*(answer(number, length) for number, length in enumerate(lengths)))
+
+    serve(folder, scene, rows=3)
