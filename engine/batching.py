@@ -177,20 +177,32 @@ class ContinuousBatch:
 
     def _start(self, requests: list[GenerationRequest]) -> None:
         """The rows [running, running + len(requests)) are the requests'. All tokens but the last are read now."""
-        first, token_ids = self._running, self._rows.token_ids
-        unread: list[tuple[int, int, int]] = []
-        for row, request in enumerate(requests, first):
-            sequence, ids = self._held[row], request.token_ids
-            assert sequence is not None
-            old_ids = token_ids[row, : min(sequence.cached, len(ids) - 1)].cpu().numpy()
-            unread.append((row, _common(old_ids, ids), len(ids) - 1))
-            sequence.request, sequence.versions = request, [(len(ids), self.version)]
+        first = self._running
+        unread = [self._unread(row, request) for row, request in enumerate(requests, first)]
         self._rows.put(first, requests)
-        self._decoder.fill(
-            [Stretch(row, start, token_ids[row, start:end]) for row, start, end in unread if start < end]
-        )
+        stretches: list[Stretch] = []
+        same: dict[bytes, int] = {}  # the row of each prompt: a group's siblings come together, and it is read once
+        copies: list[tuple[int, int, int]] = []
+        for row, (request, (start, end)) in enumerate(zip(requests, unread, strict=True), first):
+            source = same.setdefault(request.token_ids[:end].tobytes(), row) if start == 0 else row
+            if source != row:
+                copies.append((row, source, end))
+            elif start < end:
+                stretches.append(Stretch(row, start, self._rows.token_ids[row, start:end]))
+        self._decoder.fill(stretches)
+        if copies:
+            to, sources, ends = zip(*copies, strict=True)
+            self._cache.move(to, sources, max(ends))
         self._running += len(requests)
         self._membership_changed()
+
+    def _unread(self, row: int, request: GenerationRequest) -> tuple[int, int]:
+        """The stretch of the request's ids that the row's keys and values do not cover yet."""
+        sequence, last = self._held[row], len(request.token_ids) - 1
+        assert sequence is not None
+        sequence.request, sequence.versions = request, [(last + 1, self.version)]
+        cached_ids = self._rows.token_ids[row, : min(sequence.cached, last)].cpu().numpy()
+        return _common(cached_ids, request.token_ids), last
 
     def _retire(self, rows: list[int], finish: Literal["abort"] | None) -> list[Outcome]:
         """Park the sequences in these running rows."""

@@ -109,6 +109,17 @@ def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(model: Qwen3
     np.testing.assert_allclose(found[7].logprobs, expected.logprobs, atol=1e-4)
 
 
+def test_siblings_on_one_prompt_equal_those_that_come_alone(model: Qwen3) -> None:
+    core = new_core(model, rows=5)
+    prompts = (random_ids(9, 1), random_ids(9, 1), random_ids(1, 2), random_ids(9, 1), random_ids(1, 2))
+    requests = [GenerationRequest(number, prompt, 8 + number, seed=number) for number, prompt in enumerate(prompts)]
+    for request in requests:
+        core.submit(request)
+    found = drain(core)
+    for request in requests:
+        assert found[request.sequence_id].token_ids.tolist() == alone(model, request).token_ids.tolist()
+
+
 def test_seeds_differ_and_so_do_their_tokens(model: Qwen3) -> None:
     first, second = (alone(model, GenerationRequest(0, random_ids(5, 0), 24, seed=seed)) for seed in (1, 2))
     assert first.token_ids.tolist() != second.token_ids.tolist()
@@ -309,6 +320,13 @@ def test_other_shapes_of_the_architecture_decode_as_the_training_forward(config:
     other = small_model(config=config)
     found = alone(other, GenerationRequest(1, random_ids(8, 0), 12, temperature=0))
     assert found.token_ids.tolist() == greedy(other, random_ids(8, 0), 12)
+
+
+def test_in_bfloat16_logprobs_stay_near_those_of_float32(model: Qwen3) -> None:
+    low = small_model().to(torch.bfloat16)
+    found = alone(low, GenerationRequest(1, random_ids(8, 0), 30, seed=1))
+    expected = training_logprobs(model, random_ids(8, 0), found.token_ids, 1.0)
+    assert np.abs(found.logprobs - expected).mean() < 0.15
 
 
 def test_a_capacity_that_holds_no_sequence_is_an_error(model: Qwen3) -> None:

@@ -29,9 +29,9 @@ def small_config(
     )
 
 
-def small_model(seed: int = 0, config: Qwen3Config | None = None) -> Qwen3:
+def small_model(seed: int = 0, config: Qwen3Config | None = None, *, vocab_size: int = VOCABULARY) -> Qwen3:
     """Random weights large enough that neighbouring logits differ clearly, norm weights unlike 1."""
-    model = Qwen3(config or small_config())
+    model = Qwen3(config or small_config(vocab_size=vocab_size))
     initialize(model, seed, std=0.3)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
