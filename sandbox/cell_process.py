@@ -7,25 +7,28 @@ default one when they come from inside, so `os.kill(os.getpid(), 9)` has no effe
 Descriptors: 0 nothing or the call's standard input, 1 and 2 pipes, 3 the socket to the fork server, and no other.
 """
 
-import json
 import math
 import os
 import random
 import resource
 import signal
+import struct
 import sys
 from typing import Any, NamedTuple, NoReturn
 
 from sandbox import kernel, program
-from sandbox.frames import LENGTH, Frame, encode
 from sandbox.namespaces import SCRATCH
 from sandbox.seccomp import Filter
 from sandbox.settings import Settings
 
 _CONTROL = 3
 _SESSION_CPU_CELLS = 64  # a session's whole CPU time, in time limits: the kernel's limit cannot be raised for a cell
+_OPEN_FILES = 256
 _BROKEN = 70  # exit code of a process whose socket the code broke
 MIB = 1 << 20
+_CALL = struct.Struct("<BQQII")  # kind, seed, nonce, bytes of the code, bytes of the input
+_ANSWER = struct.Struct("<IQ")  # bytes of the outcome's text, nonce
+_PROGRAM, _CELL = 0, 1
 
 
 class Isolating(NamedTuple):
@@ -33,7 +36,7 @@ class Isolating(NamedTuple):
 
     settings: Settings
     proc: int | None  # a descriptor of /proc
-    mapped_bytes: int  # address space of the fork server itself
+    scratch_options: str  # of a call's own file system
     filter: Filter | None
     own_namespaces: bool
     unprivileged_id: int | None  # user and group that each call takes, where root has no namespaces
@@ -52,61 +55,49 @@ def run(control: int, stdout: int, stderr: int, folder: str | None, how: Isolati
 
 
 def _isolate(control: int, folder: str | None, how: Isolating) -> None:
-    if how.proc is not None:
-        _offer_to_the_kernel_first(how.proc)
+    """Few steps, because each costs copies of the interpreter's pages: the rest is inherited from the fork server."""
     os.dup2(control, _CONTROL)
     kernel.close_all_from(_CONTROL + 1)
     os.setsid()
     if how.own_namespaces:
         kernel.unshare(kernel.CLONE_NEWNS)
-        size = f"size={how.settings.file_mib}m,nr_inodes=4096,mode=700"
-        kernel.mount("tmpfs", SCRATCH, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, size)
+        kernel.mount("tmpfs", SCRATCH, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, how.scratch_options)
         os.chdir(SCRATCH)
         kernel.unshare(kernel.CLONE_NEWUSER)  # the kernel counts processes by user namespace
     elif folder is not None:
-        os.chdir(folder)
-        os.environ["HOME"] = os.environ["TMPDIR"] = folder
+        _take_folder(folder, how)
+    kernel.drop_capabilities()
+    if how.own_namespaces or how.unprivileged_id is not None:
+        _limit(resource.RLIMIT_NPROC, how.settings.max_processes)
+    _limit(resource.RLIMIT_NOFILE, _OPEN_FILES)
+    if how.filter is not None:
+        how.filter.install()
+
+
+def _take_folder(folder: str, how: Isolating) -> None:
+    os.chdir(folder)
+    os.environ["HOME"] = os.environ["TMPDIR"] = folder
     if how.unprivileged_id is not None:
         os.setgroups([])
         os.setresgid(*[how.unprivileged_id] * 3)
         os.setresuid(*[how.unprivileged_id] * 3)
+    kernel.die_with_parent(signal.SIGKILL)  # in a pid namespace the fork server's end is the end of all
+
+
+def limit_for_all_calls(settings: Settings, mapped_bytes: int) -> None:
+    """What a fork server puts on itself and its calls inherit. `mapped_bytes` is its own address space."""
+    _limit(resource.RLIMIT_AS, mapped_bytes + settings.memory_mib * MIB)
+    _limit(resource.RLIMIT_FSIZE, settings.file_mib * MIB)
+    for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
+        _limit(kind, 0)
     kernel.no_new_privileges()
-    kernel.drop_capabilities()
-    _limit(how)
-    if how.filter is not None:
-        how.filter.install()
-    kernel.die_with_parent(signal.SIGKILL)
 
 
-def _offer_to_the_kernel_first(proc: int) -> None:
-    """When memory runs out, the kernel ends this process before the fork server or the training."""
-    try:
-        fd = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=proc)
-        os.write(fd, b"1000")
-        os.close(fd)
-    except OSError:
-        pass
-
-
-def _limit(how: Isolating) -> None:
-    settings = how.settings
-    limits = {
-        resource.RLIMIT_AS: how.mapped_bytes + settings.memory_mib * MIB,
-        resource.RLIMIT_FSIZE: settings.file_mib * MIB,
-        resource.RLIMIT_NOFILE: 256,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_MEMLOCK: 0,
-        resource.RLIMIT_MSGQUEUE: 0,
-    }
-    if how.own_namespaces or how.unprivileged_id is not None:
-        limits[resource.RLIMIT_NPROC] = settings.max_processes
-    for kind, value in limits.items():
-        resource.setrlimit(kind, (value, value))
+def _limit(kind: int, value: int) -> None:
+    resource.setrlimit(kind, (value, value))
 
 
 def _prepare_interpreter() -> None:
-    for name in [name for name in sys.modules if name == "sandbox" or name.startswith("sandbox.")]:
-        del sys.modules[name]
     sys.path.insert(0, "")
     sys.argv = [""]
 
@@ -114,52 +105,77 @@ def _prepare_interpreter() -> None:
 # ---------------------------------------------------------------- calls
 
 
+class Call(NamedTuple):
+    is_cell: bool
+    seed: int
+    nonce: int
+    code: str
+    stdin: bytes
+
+
+def call_bytes(is_cell: bool, seed: int, nonce: int, code: str, stdin: str) -> bytes:
+    """A call as the forked process reads it: no JSON, whose machinery would cost it page copies."""
+    code_utf8, stdin_utf8 = code.encode("utf-8", "replace"), stdin.encode("utf-8", "backslashreplace")
+    kind = _CELL if is_cell else _PROGRAM
+    return _CALL.pack(kind, seed, nonce, len(code_utf8), len(stdin_utf8)) + code_utf8 + stdin_utf8
+
+
+def read_answer(received: bytes) -> tuple[int, list[str]] | None:
+    """(nonce, outcome) once it is complete. Raises ValueError if it is more than one answer."""
+    if len(received) < _ANSWER.size:
+        return None
+    length, nonce = _ANSWER.unpack_from(received)
+    if len(received) > _ANSWER.size + length:
+        raise ValueError("more than one answer")
+    if len(received) < _ANSWER.size + length:
+        return None
+    return nonce, received[_ANSWER.size :].decode("utf-8", "replace").split("\0")
+
+
 def _serve(settings: Settings) -> NoReturn:
     main = program.fresh_main()
     while True:
         call = _read_call()
         _begin(call, settings)
-        if call["op"] == "run":
-            outcome = program.run_program(call["code"], main)
-            _answer(outcome, call["nonce"])
-            program.end_process(0)
-        outcome = program.run_cell(call["code"], main)
-        if outcome["kind"] == "exit":
-            _answer(outcome, call["nonce"])
-            program.end_process(outcome["code"])
-        _answer(outcome, call["nonce"])
+        if call.is_cell:
+            outcome = program.run_cell(call.code, main)
+        else:
+            outcome = program.run_program(call.code, main)
+        _answer(outcome, call.nonce)
+        if outcome[0] == "exit" or not call.is_cell:
+            program.end_process(int(outcome[1]) if outcome[0] == "exit" else 0)
 
 
-def _begin(call: Frame, settings: Settings) -> None:
+def _begin(call: Call, settings: Settings) -> None:
     cpu_s = math.ceil(settings.time_limit_s) + 1
-    if call["op"] == "cell":
+    if call.is_cell:
         cpu_s *= _SESSION_CPU_CELLS
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     if hard == resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
-    if call["stdin"]:
+    if call.stdin:
         fd = os.memfd_create("stdin")
-        os.write(fd, call["stdin"].encode("utf-8", "backslashreplace"))
+        os.write(fd, call.stdin)
         os.lseek(fd, 0, os.SEEK_SET)
         os.dup2(fd, 0)
         os.close(fd)
-    if call["seed"] is not None:
-        _seed(call["seed"])
+    _seed(call.seed)
 
 
 def _seed(seed: int) -> None:
     random.seed(seed)
-    modules: dict[str, Any] = dict(sys.modules)
-    if "numpy" in modules:
-        modules["numpy"].random.seed(seed & 0xFFFF_FFFF)
-    if "sympy" in modules:
-        modules["sympy"].core.random.seed(seed)
+    numpy: Any = sys.modules.get("numpy")
+    sympy: Any = sys.modules.get("sympy")
+    if numpy is not None:
+        numpy.random.seed(seed & 0xFFFF_FFFF)
+    if sympy is not None:
+        sympy.core.random.seed(seed)
 
 
-def _read_call() -> Frame:
-    (length,) = LENGTH.unpack(_read(LENGTH.size))
-    return json.loads(_read(length))
+def _read_call() -> Call:
+    kind, seed, nonce, code_bytes, stdin_bytes = _CALL.unpack(_read(_CALL.size))
+    return Call(kind == _CELL, seed, nonce, _read(code_bytes).decode("utf-8", "replace"), _read(stdin_bytes))
 
 
 def _read(length: int) -> bytes:
@@ -181,6 +197,7 @@ def _answer(outcome: program.Outcome, nonce: int) -> None:
                 stream.flush()
         except BaseException:
             continue
-    frame = memoryview(encode({**outcome, "nonce": nonce}))
-    while frame:
-        frame = frame[os.write(_CONTROL, frame) :]
+    text = "\0".join(outcome).encode("utf-8", "backslashreplace")
+    answer = _ANSWER.pack(len(text), nonce) + text
+    while answer:
+        answer = answer[os.write(_CONTROL, answer) :]

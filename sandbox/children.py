@@ -2,11 +2,12 @@
 
 import os
 import socket
-from typing import Any
 
-from sandbox.frames import BrokenStream, Frame, FrameReader
+from sandbox.cell_process import read_answer
+from sandbox.frames import Frame
 
 _CHUNK = 65_536
+_PARTS = {"ok": 1, "memory": 1, "raised": 3, "exit": 2}
 _LAST_READS = 32  # after a process has ended: its pipes hold 1 MiB each at most, unless something still writes
 
 
@@ -76,21 +77,22 @@ class Child:
         self.cancelled = False
         self.watched = False  # its pipes are in the poll set
         self.unsent = b""
-        self.outcome: dict[str, Any] | None = None
-        self._reader = FrameReader()
-        self._received = 0
+        self.nonce = 0
+        self.outcome: list[str] | None = None
+        self._received = b""
 
     @property
     def fds(self) -> tuple[int, int, int, int]:
         return self.control.fileno(), self.pidfd, self.streams[0].fd, self.streams[1].fd
 
-    def begin(self, call: Frame, now: float, limit_s: float) -> None:
+    def begin(self, call: Frame, nonce: int, now: float, limit_s: float) -> None:
         self.call = call
+        self.nonce = nonce
         self.serial += 1
         self.began_at = now
         self.deadline = now + limit_s
         self.outcome = None
-        self._received = 0
+        self._received = b""
 
     def send(self) -> bool:
         """Passes on what the socket takes. True when all is sent."""
@@ -115,25 +117,27 @@ class Child:
             except OSError:
                 return False
             if not chunk:
-                return self.call is None or self.outcome is not None
-            self._received += len(chunk)
-            try:
-                frames = self._reader.feed(chunk)
-            except BrokenStream:
-                return False
-            if self._received > limit or len(frames) > 1 or (frames and not self._accepts(frames[0])):
+                return False  # closed: it has ended, or the code closed what it must not
+            self._received += chunk
+            if len(self._received) > limit or not self._accepts():
                 return False
             if len(chunk) < _CHUNK:
                 return True
 
-    def _accepts(self, frame: Frame) -> bool:
-        if self.call is None or self.outcome is not None or frame.get("nonce") != self.call["nonce"]:
+    def _accepts(self) -> bool:
+        """False if what has come so far can be no answer to this process's call."""
+        try:
+            answer = read_answer(self._received)
+        except ValueError:
             return False
-        kinds = {"ok": (), "memory": (), "raised": ("error", "traceback"), "exit": ("code",)}
-        kind = frame.get("kind")
-        if kind not in kinds or not all(isinstance(frame.get(name), str | int) for name in kinds[kind]):
+        if answer is None:
+            return self.call is not None
+        nonce, outcome = answer
+        if self.call is None or nonce != self.nonce or len(outcome) != _PARTS.get(outcome[0]):
             return False
-        self.outcome = frame
+        if outcome[0] == "exit" and not (outcome[1].isascii() and outcome[1].isdigit() and len(outcome[1]) <= 3):
+            return False
+        self.outcome = outcome
         return True
 
     def close(self) -> None:

@@ -5,9 +5,9 @@ Standard library only; started by `sandbox.server_link` with a socket whose desc
     executor -> fork server   {"op": "run" | "cell", "id", "code", "stdin", "seed", "session", "fresh"}
                               {"op": "end", "session"}     {"op": "kill", "id"}
     fork server -> executor   {"hello": ...} or {"refused": cause}, once
-                              {"id", "kind", "stdout", "stderr", "stdout_cut", "stderr_cut", "duration_s", ...}
+                              {"id", "kind", "details", "stdout", "stderr", "stdout_cut", "stderr_cut", "duration_s"}
 
-"kind" is the outcome's (sandbox.program), or "timeout", "died" ("code"), "lost": the session of a cell that is not its
+"kind" and "details" are the outcome's (sandbox.program), or "timeout", "died" (exit code), "lost": the session of a cell that is not its
 first has ended, and the cell did not run. What the code writes can never become a frame: it reaches this process by
 pipes, as bytes to be quoted. A session's process is its own until "end", until it ends, or until a cell of it fails to
 come back. The executor bounds how many calls and sessions there are.
@@ -21,6 +21,7 @@ import gc
 import heapq
 import importlib
 import os
+import resource
 import secrets
 import select
 import shutil
@@ -33,7 +34,7 @@ from collections import deque
 from typing import Any, NoReturn
 
 from sandbox import cell_process, kernel, namespaces, seccomp
-from sandbox.cell_process import Isolating
+from sandbox.cell_process import Isolating, call_bytes
 from sandbox.children import Captured, Child
 from sandbox.frames import Frame, FrameReader, encode
 from sandbox.program import leave
@@ -43,8 +44,8 @@ _WATCH_AFTER_S = 0.01  # most calls end before, and their pipes are read once, a
 _PATIENCE = 10
 _OUTCOME_BYTES = 1 << 20
 _FIRST_FREE_ID = 2_000_000_000  # users that no system hands out; one for each call where root has no namespaces
-_COMMON = "ast cmath collections datetime decimal fractions functools heapq itertools json math operator random re"
-_COMMON += " statistics string bisect typing copy dataclasses traceback linecache"
+_COMMON = "ast bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator"
+_COMMON += " random re string typing"
 _SCIENTIFIC = "numpy numpy.random numpy.linalg numpy.fft sympy"
 
 
@@ -119,12 +120,11 @@ class ForkServer:
         self._start(child, call)
 
     def _start(self, child: Child, call: Frame) -> None:
-        call["nonce"] = secrets.randbits(62)
+        nonce = secrets.randbits(62)
         now = time.monotonic()
-        child.begin(call, now, self._settings.time_limit_s)
+        child.begin(call, nonce, now, self._settings.time_limit_s)
         self._by_call[call["id"]] = child
-        job = {name: call[name] for name in ("op", "code", "stdin", "seed", "nonce")}
-        child.unsent = encode(job)
+        child.unsent = call_bytes(call["op"] == "cell", call["seed"], nonce, call["code"], call["stdin"])
         if not child.send():
             self._poll.register(child.control.fileno(), select.EPOLLIN | select.EPOLLOUT)
             self._by_fd[child.control.fileno()] = child
@@ -159,7 +159,7 @@ class ForkServer:
             if not child.read_outcome(_OUTCOME_BYTES):
                 self._forget(fd)
                 self._kill(child)
-            elif child.outcome is not None and child.session is not None and child.outcome["kind"] != "exit":
+            elif child.call and child.outcome and child.session is not None and child.outcome[0] != "exit":
                 self._finish_cell(child)
         else:
             for stream in child.streams:
@@ -195,24 +195,24 @@ class ForkServer:
         if child.folder is not None:
             shutil.rmtree(child.folder, ignore_errors=True)
 
-    def _ending(self, child: Child, exit_code: int) -> dict[str, Any]:
+    def _ending(self, child: Child, exit_code: int) -> list[str]:
         if child.timed_out or exit_code == -signal.SIGXCPU:
-            return {"kind": "timeout"}
+            return ["timeout"]
         if child.outcome is None:
-            return {"kind": "died", "code": exit_code}
-        if child.outcome["kind"] == "exit":
-            return {"kind": "died", "code": child.outcome["code"]}
+            return ["died", str(exit_code)]
+        if child.outcome[0] == "exit":
+            return ["died", child.outcome[1]]
         return child.outcome
 
-    def _answer(self, child: Child, outcome: dict[str, Any]) -> None:
+    def _answer(self, child: Child, outcome: list[str]) -> None:
         assert child.call is not None
         stdout, stdout_cut = child.streams[0].take()
         stderr, stderr_cut = child.streams[1].take()
-        outcome.pop("nonce", None)
         self._by_call.pop(child.call["id"], None)
         answer = {
-            **outcome,
             "id": child.call["id"],
+            "kind": outcome[0],
+            "details": outcome[1:],
             "stdout": stdout,
             "stderr": stderr,
             "stdout_cut": stdout_cut,
@@ -304,9 +304,19 @@ class ForkServer:
         os.set_blocking(out_read, False)
         os.set_blocking(err_read, False)
         limit = self._settings.output_bytes
+        self._offer_to_the_kernel_first(pid)
         child = Child(pid, ours, Captured(out_read, limit), Captured(err_read, limit), folder)
         self._register(child, child.pidfd)
         return child
+
+    def _offer_to_the_kernel_first(self, pid: int) -> None:
+        """When memory runs out, the kernel ends a call before the fork server or the training."""
+        try:
+            fd = os.open(f"{pid}/oom_score_adj", os.O_WRONLY, dir_fd=self._how.proc)
+        except OSError:
+            return
+        os.write(fd, b"1000")
+        os.close(fd)
 
     def _place(self) -> tuple[str | None, Isolating]:
         if self._folder is None:
@@ -342,7 +352,7 @@ def main() -> NoReturn:
     try:
         how, folder, missing = _isolate(settings, executor)
         _warm_up(settings)
-        how = how._replace(mapped_bytes=_mapped_bytes(how))
+        cell_process.limit_for_all_calls(settings, _mapped_bytes(how))
     except (OSError, ImportError) as error:
         executor.sendall(encode({"refused": f"{type(error).__name__}: {error}"}))
         os._exit(1)
@@ -372,8 +382,8 @@ def _isolate(settings: Settings, executor: socket.socket) -> tuple[Isolating, st
         folder = tempfile.mkdtemp(prefix=f"asterism-sandbox-{os.getppid()}-")
         os.chmod(folder, 0o711)
     kernel.no_new_privileges()
-    filter_ = _filter(missing)
-    return Isolating(settings, proc, 0, filter_, settings.namespaces, None), folder, missing
+    options = f"size={settings.file_mib}m,nr_inodes=4096,mode=700"
+    return Isolating(settings, proc, options, _filter(missing), settings.namespaces, None), folder, missing
 
 
 def _mapped_bytes(how: Isolating) -> int:
@@ -397,6 +407,8 @@ def _filter(missing: list[str]) -> seccomp.Filter | None:
 def _warm_up(settings: Settings) -> None:
     for name in _COMMON.split():
         importlib.import_module(name)
+    _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))  # four for each call and session
     builtins.exit = builtins.quit = leave  # pyright: ignore[reportAttributeAccessIssue]
     if settings.flavour == "scientific":
         for name in _SCIENTIFIC.split():
@@ -404,5 +416,7 @@ def _warm_up(settings: Settings) -> None:
         sympy: Any = sys.modules["sympy"]
         sympy.solve(sympy.Symbol("x") ** 2 - 2)
     sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # pyright: ignore
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sandbox"]:
+        del sys.modules[name]  # here and not in the forked process: to walk through the modules there copies their pages
     gc.collect()
     gc.freeze()

@@ -217,12 +217,12 @@ def outcome_of(answer: Frame, config: SandboxConfig) -> CodeOutcome:
         case "ok":
             return CodeOk(output)
         case "raised":
-            return CodeRaised(output, str(answer["error"]), str(answer["traceback"]))
+            return CodeRaised(output, *answer["details"])
         case "timeout":
             return CodeTimedOut(output, config.time_limit_s)
         case "memory":
             return CodeOutOfMemory(output, config.memory_mib)
         case "died":
-            return CodeDied(output, int(answer["code"]))
+            return CodeDied(output, int(answer["details"][0]))
         case kind:
             raise KeyError(kind)

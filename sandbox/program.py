@@ -1,6 +1,6 @@
 """Compiles and runs one text of model code in this process, and says how it ended. Standard library only.
 
-An outcome is a dict with "kind": "ok" | "raised" ("error", "traceback") | "memory" | "exit" ("code").
+An outcome is a list of texts: ["ok"], ["raised", error, traceback], ["memory"], or ["exit", code].
 """
 
 import ast
@@ -9,11 +9,11 @@ import os
 import sys
 from collections.abc import Callable
 from types import CodeType, ModuleType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from sandbox.tracebacks import error_line, traceback_text
 
-Outcome = dict[str, Any]
+Outcome = list[str]
 CELL, PROGRAM = "<cell>", "<program>"
 _show = print  # what the code does to `print` must not change what a cell shows
 
@@ -41,7 +41,7 @@ def run_program(code: str, main: ModuleType) -> Outcome:
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
 
     outcome = _outcome_of(body)
-    return {"kind": "ok"} if outcome == {"kind": "exit", "code": 0} else outcome
+    return ["ok"] if outcome == ["exit", "0"] else outcome
 
 
 def run_cell(code: str, main: ModuleType) -> Outcome:
@@ -73,13 +73,13 @@ def _outcome_of(body: Callable[[], None]) -> Outcome:
         body()
         _flush()
     except SystemExit as request:
-        return {"kind": "exit", "code": _exit_code(request.code)}
+        return ["exit", str(_exit_code(request.code))]
     except MemoryError as error:
         error.__traceback__ = None  # it holds what filled the memory
-        return {"kind": "memory"}
+        return ["memory"]
     except BaseException as error:
-        return {"kind": "raised", "error": error_line(error), "traceback": traceback_text(error, __file__)}
-    return {"kind": "ok"}
+        return ["raised", error_line(error), traceback_text(error, __file__)]
+    return ["ok"]
 
 
 def _exit_code(code: object) -> int:

@@ -16,7 +16,16 @@ from sandbox.frames import BrokenStream, Frame, FrameReader, encode
 from sandbox.settings import Settings
 
 _ROOT = Path(__file__).resolve().parent.parent
-_BOOT = "import sys; sys.path.insert(0, {root!r}); from {module} import main; main()"
+# `random` would seed itself anew in each forked process, which costs as much as a small call; each call is seeded anyway.
+_BOOT = """
+import os, sys
+hook, os.register_at_fork = os.register_at_fork, lambda **_: None
+import random
+os.register_at_fork = hook
+sys.path.insert(0, {root!r})
+from {module} import main
+main()
+"""
 _STOP_S = 5.0  # a server that has not ended so long after its socket closed is killed
 _ENVIRONMENT = {  # all that executed code can find there
     "PATH": "/usr/local/bin:/usr/bin:/bin",

@@ -90,7 +90,8 @@ def _short(filename: str) -> str:
 
 
 def _cut(text: str) -> str:
-    text = text.encode("utf-8", "backslashreplace").decode("utf-8")  # a lone surrogate must not stop the message
+    # A lone surrogate must not stop the message, and NUL separates its parts.
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "\\x00")
     if len(text) <= TEXT_LIMIT:
         return text
     half = TEXT_LIMIT // 2
