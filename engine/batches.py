@@ -114,7 +114,8 @@ class SftOrder:
 
 
 def split(sequences: Sequence[TrainingSequence], ranks: int, micro_batch_tokens: int) -> list[list[list[int]]]:
-    """For each rank its micro batches, each a list of indices; every rank has the same number of them, perhaps empty.
+    """For each rank its micro batches, each a list of indices; every rank has the same
+    number of them, at least one, perhaps empty.
 
     A micro batch holds at most `micro_batch_tokens` padded tokens; a sequence longer than that stands alone.
     Sequences without a counted token are left out: they add nothing to a sum.
@@ -123,7 +124,7 @@ def split(sequences: Sequence[TrainingSequence], ranks: int, micro_batch_tokens:
     longest_first = sorted(counted, key=lambda index: (-len(sequences[index].token_ids), index))
     lengths = [len(sequence.token_ids) - 1 for sequence in sequences]
     cut = [_cut(longest_first[rank::ranks], lengths, micro_batch_tokens) for rank in range(ranks)]
-    most = max(len(micro_batches) for micro_batches in cut)
+    most = max(1, *(len(micro_batches) for micro_batches in cut))
     return [micro_batches + [[]] * (most - len(micro_batches)) for micro_batches in cut]
 
 

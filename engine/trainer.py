@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -117,7 +119,7 @@ class Trainer:
 
         A gradient that is not finite changes nothing.
         """
-        tokens = sum(sequence.counted for sequence in sequences)
+        tokens = max(1, sum(sequence.counted for sequence in sequences))
         shares = split(sequences, self._ranks.size, self._run.learner.micro_batch_tokens)
         contributions = [
             self._backward(micro_batch([sequences[index] for index in indices]), tokens, objective)
@@ -166,7 +168,8 @@ class Trainer:
         wait_for_all(self._ranks)
         if self.step:  # before the first step there is no state, and asking for it would make some
             writer = FileSystemWriter(trainer_folder(target) / "optimizer", sync_files=False)
-            save_tensors(self._optimizer_state(), storage_writer=writer, no_dist=self._ranks.size == 1)
+            with _single_rank_unremarked():
+                save_tensors(self._optimizer_state(), storage_writer=writer, no_dist=self._ranks.size == 1)
         torch.save(torch.get_rng_state(), trainer_folder(target) / f"random_{self._ranks.rank}.pt")
         wait_for_all(self._ranks)
         if self._ranks.leads:
@@ -185,7 +188,8 @@ class Trainer:
         if state.step:
             tensors = self._optimizer_state()
             reader = FileSystemReader(trainer_folder(checkpoint) / "optimizer")
-            load_tensors(tensors, storage_reader=reader, no_dist=self._ranks.size == 1)
+            with _single_rank_unremarked():
+                load_tensors(tensors, storage_reader=reader, no_dist=self._ranks.size == 1)
             set_optimizer_state_dict(self.model, self._optimizers, tensors, options=BY_NAME)
         random_state = trainer_folder(checkpoint) / f"random_{self._ranks.rank}.pt"
         if random_state.exists():
@@ -193,6 +197,14 @@ class Trainer:
 
     def _optimizer_state(self) -> dict[str, Any]:
         return get_optimizer_state_dict(self.model, self._optimizers, options=BY_NAME)
+
+
+@contextmanager
+def _single_rank_unremarked() -> Generator[None]:
+    """Without torch's warning, given even when asked for it, that there is no process group."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+        yield
 
 
 def _sft_objective(_batch: MicroBatch, scores: TokenScores, tokens: int) -> tuple[list[Tensor], list[Tensor]]:

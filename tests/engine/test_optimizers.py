@@ -4,7 +4,7 @@ from torch import nn
 
 from configs.schema import Learner, Sft
 from engine.optimizers import Muon, cosine, linear, orthogonalized, rl_optimizers, sft_optimizers
-from tests.engine.tiny_models import small_model
+from tests.engine.tiny_models import small_config, small_model
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (16, 6), (6, 16)])
@@ -59,7 +59,7 @@ def test_muon_agrees_with_torch_up_to_its_bfloat16() -> None:
 
 
 def test_the_cold_start_gives_muon_the_layers_matrices_and_adamw_the_rest() -> None:
-    model = small_model(tie_word_embeddings=False).requires_grad_(True)
+    model = small_model(config=small_config(tie_word_embeddings=False)).requires_grad_(True)
     names = {parameter: name for name, parameter in model.named_parameters()}
     muon, adamw = (
         [names[p] for p in optimizer.param_groups[0]["params"]] for optimizer in sft_optimizers(model, Sft())

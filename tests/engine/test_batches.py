@@ -1,0 +1,133 @@
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus.messages import Row
+from engine.batches import (
+    SftOrder,
+    TrainingSequence,
+    micro_batch,
+    rl_minibatches,
+    row_sequence,
+    sft_sequence,
+    split,
+    training_sequence,
+)
+from tests.engine.training_examples import row, rows
+
+LENGTHS = st.lists(st.integers(1, 50), max_size=40)
+
+
+def sequence(length: int, counted: bool = True) -> TrainingSequence:
+    ids = np.arange(length, dtype=np.int32)
+    return training_sequence(ids, np.full(length, counted), np.zeros(length, np.float32), 1.0)
+
+
+@given(LENGTHS, st.integers(1, 4), st.integers(1, 200))
+def test_ranks_together_train_on_every_counted_sequence_once(lengths: list[int], ranks: int, tokens: int) -> None:
+    sequences = [sequence(length) for length in lengths]
+    shares = split(sequences, ranks, tokens)
+    dealt = [index for share in shares for indices in share for index in indices]
+    assert sorted(dealt) == [index for index, length in enumerate(lengths) if length > 1]
+
+
+@given(LENGTHS, st.integers(1, 4), st.integers(1, 200))
+def test_ranks_have_equally_many_micro_batches_within_the_padded_bound(
+    lengths: list[int], ranks: int, tokens: int
+) -> None:
+    sequences = [sequence(length) for length in lengths]
+    shares = split(sequences, ranks, tokens)
+    assert len(shares) == ranks
+    assert len({len(share) for share in shares}) == 1
+    assert shares[0]
+    for indices in (indices for share in shares for indices in share):
+        padded = micro_batch([sequences[index] for index in indices]).token_ids_BT.numel()
+        assert padded <= tokens or len(indices) <= 1
+
+
+def test_a_sequence_without_counted_tokens_costs_nothing() -> None:
+    assert split([sequence(5, counted=False), sequence(4)], 1, 100) == [[[1]]]
+
+
+def test_a_micro_batch_says_where_each_counted_token_is_predicted() -> None:
+    first = training_sequence(
+        np.array([5, 6, 7, 8], np.int32),
+        np.array([True, False, True, True]),
+        np.array([0, 0, -1, -2], np.float32),
+        0.5,
+    )
+    second = training_sequence(np.array([1, 2], np.int32), np.array([False, True]), np.array([0, -3], np.float32), -0.5)
+    batch = micro_batch([first, second])
+    assert batch.token_ids_BT.tolist() == [[5, 6, 7], [1, 0, 0]]
+    assert batch.positions_N.tolist() == [1, 2, 3]
+    assert batch.targets_N.tolist() == [7, 8, 2]
+    assert batch.logprobs_N.tolist() == [-1.0, -2.0, -3.0]
+    assert batch.advantages_N.tolist() == [0.5, 0.5, -0.5]
+
+
+def test_an_empty_micro_batch_is_one_padding_token_that_does_not_count() -> None:
+    batch = micro_batch([])
+    assert batch.token_ids_BT.tolist() == [[0]]
+    assert [len(values) for values in batch[1:]] == [0, 0, 0, 0]
+    assert [values.dtype for values in batch] == [torch.int64, torch.int64, torch.int64, torch.float32, torch.float32]
+
+
+def test_what_follows_the_last_counted_token_is_cut_off() -> None:
+    assert sft_sequence([1, 2, 3, 4], [0, 1, 0, 0]).token_ids.tolist() == [1, 2]
+
+
+def test_the_first_token_never_counts_because_nothing_predicts_it() -> None:
+    assert sft_sequence([1, 2], [1, 1]).loss_mask.tolist() == [False, True]
+
+
+def test_a_row_whose_arrays_differ_in_length_is_refused_with_its_name() -> None:
+    broken = msgspec.structs.replace(row(41, 0, seed=0), logprobs=b"")
+    with pytest.raises(ValueError, match=r"trajectory 41: .* logprobs"):
+        row_sequence(broken)
+
+
+def test_groups_stay_whole_and_no_row_is_dropped() -> None:
+    batch = rows(0, groups=5, size=3)
+    minibatches = rl_minibatches(batch, 2, seed=1, step=4)
+    names = [[sequence.token_ids.tobytes() for sequence in minibatch] for minibatch in minibatches]
+    group_of = {row_sequence(each).token_ids.tobytes(): each.group_id for each in batch}
+    groups = [{group_of[name] for name in minibatch} for minibatch in names]
+    assert [len(minibatch) for minibatch in minibatches] == [6, 9]
+    assert groups[0].isdisjoint(groups[1])
+    assert groups[0] | groups[1] == set(range(5))
+
+
+@given(st.permutations(rows(0)))
+def test_minibatches_do_not_depend_on_the_order_in_which_rows_arrived(arrived: list[Row]) -> None:
+    assert _advantages(rl_minibatches(arrived, 2, 0, 0)) == _advantages(rl_minibatches(rows(0), 2, 0, 0))
+
+
+def _advantages(minibatches: list[list[TrainingSequence]]) -> list[list[float]]:
+    return [[sequence.advantage for sequence in minibatch] for minibatch in minibatches]
+
+
+def test_fewer_groups_than_minibatches_make_fewer_minibatches() -> None:
+    assert len(rl_minibatches(rows(0, groups=1), 4, 0, 0)) == 1
+    assert rl_minibatches([], 4, 0, 0) == []
+
+
+def test_the_cold_start_takes_every_sequence_once_an_epoch_and_runs_across_its_border() -> None:
+    order = SftOrder(count=10, batch_size=4, seed=2)
+    drawn = [index for step in range(5) for index in order.batch(step)]
+    assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
+    assert drawn[:10] != drawn[10:]
+
+
+def test_the_order_of_the_cold_start_is_a_function_of_seed_and_step() -> None:
+    steps = (7, 0, 3)
+    one, other = SftOrder(10, 4, seed=2), SftOrder(10, 4, seed=2)
+    assert [one.batch(step) for step in steps] == [other.batch(step) for step in reversed(steps)][::-1]
+    assert one.batch(0) != SftOrder(10, 4, seed=3).batch(0)
+
+
+def test_there_is_no_cold_start_without_a_sequence() -> None:
+    with pytest.raises(ValueError, match="no sequence"):
+        SftOrder(0, 4, 0)

@@ -1,0 +1,74 @@
+"""Random sequences and rows to train on, for the tests of the trainer and the learner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from bus.messages import Row
+from configs.schema import Learner, Rl, Run, Sft
+from engine.batches import TrainingSequence, training_sequence
+from engine.checkpoint import save_model
+from engine.qwen3 import Qwen3
+from tests.engine.tiny_models import VOCABULARY, small_config, small_model, write_tokenizer
+
+
+def small_run(**learner: float) -> Run:
+    """Rates high enough that a wrong update shows, micro batches small enough that there are several."""
+    settings = {"lr": 1e-3, "warmup_steps": 2, "micro_batch_tokens": 128, "minibatches": 2, "threads": 1} | learner
+    return Run(
+        name="small",
+        seed=3,
+        sft=Sft(steps=10, warmup_steps=2, batch_size=12),
+        rl=Rl(steps=6),
+        learner=Learner(**settings),
+    )
+
+
+def trainable_model() -> Qwen3:
+    return small_model().requires_grad_(True)
+
+
+def row(trajectory_id: int, group_id: int, seed: int, advantage: float | None = None) -> Row:
+    draws = np.random.default_rng((seed, trajectory_id))
+    length = int(draws.integers(6, 40))
+    mask = draws.random(length) < 0.6
+    mask[-1] = True
+    logprobs = np.where(mask, -6 * draws.random(length), 0).astype(np.float32)
+    return Row(
+        trajectory_id=trajectory_id,
+        group_id=group_id,
+        advantage=float(draws.normal()) if advantage is None else advantage,
+        prompt_tokens=3,
+        token_ids=draws.integers(0, VOCABULARY, length, dtype=np.int32).tobytes(),
+        loss_mask=mask.astype(np.uint8).tobytes(),
+        logprobs=logprobs.tobytes(),
+        versions=np.where(mask, 0, -1).astype(np.int32).tobytes(),
+    )
+
+
+def rows(step: int, groups: int = 5, size: int = 4) -> list[Row]:
+    return [row(group * size + member, group, step) for group in range(groups) for member in range(size)]
+
+
+def sequences(step: int, count: int = 12) -> list[TrainingSequence]:
+    draws = np.random.default_rng(step)
+    lengths = draws.integers(6, 40, count)
+    return [
+        training_sequence(
+            draws.integers(0, VOCABULARY, length, dtype=np.int32),
+            draws.random(length) < 0.6,
+            np.zeros(length, np.float32),
+            1.0,
+        )
+        for length in lengths
+    ]
+
+
+def write_initial_checkpoint(folder: Path) -> None:
+    """A transformers folder whose tokenizer fits its model."""
+    tokenizer = folder.parent / "tokenizer"
+    write_tokenizer(tokenizer)
+    model = small_model(config=small_config(vocab_size=280))
+    save_model(folder, model.config, model.state_dict(), tokenizer)
