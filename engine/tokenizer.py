@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from engine.qwen3 import Qwen3Config
 from policies.dialogue import TURN_END
+
+if TYPE_CHECKING:  # importing torch takes seconds, and the head and the rollouts need none of it
+    from engine.qwen3 import Qwen3Config
 
 
 class UnusableTokenizer(ValueError):
