@@ -14,6 +14,7 @@ import resource
 import signal
 import struct
 import sys
+import time
 from typing import Any, NamedTuple, NoReturn
 
 from sandbox import kernel, program
@@ -27,6 +28,7 @@ _OPEN_FILES = 256
 _BROKEN = 70  # exit code of a process whose socket the code broke
 MIB = 1 << 20
 _CALL = struct.Struct("<BQQII")  # kind, seed, nonce, bytes of the code, bytes of the input
+STARTED = struct.Struct("<d")  # monotonic time at which the code began, sent ahead of the answer
 _ANSWER = struct.Struct("<IQ")  # bytes of the outcome's text, nonce
 _PROGRAM, _CELL = 0, 1
 
@@ -122,6 +124,7 @@ def call_bytes(is_cell: bool, seed: int, nonce: int, code: str, stdin: str) -> b
 
 def read_answer(received: bytes) -> tuple[int, list[str]] | None:
     """(nonce, outcome) once it is complete. Raises ValueError if it is more than one answer."""
+    received = received[STARTED.size :]
     if len(received) < _ANSWER.size:
         return None
     length, nonce = _ANSWER.unpack_from(received)
@@ -137,6 +140,7 @@ def _serve(settings: Settings) -> NoReturn:
     while True:
         call = _read_call()
         _begin(call, settings)
+        os.write(_CONTROL, STARTED.pack(time.monotonic()))
         if call.is_cell:
             outcome = program.run_cell(call.code, main)
         else:

@@ -3,7 +3,7 @@
 import os
 import socket
 
-from sandbox.cell_process import read_answer
+from sandbox.cell_process import STARTED, read_answer
 from sandbox.frames import Frame
 
 _CHUNK = 65_536
@@ -93,6 +93,14 @@ class Child:
         self.deadline = now + limit_s
         self.outcome = None
         self._received = b""
+
+    def note_start(self, now: float) -> bool:
+        """Whether the code has begun; `began_at` is then when it did, and not when the process was given the call."""
+        if len(self._received) < STARTED.size:
+            return False
+        (started_at,) = STARTED.unpack_from(self._received)
+        self.began_at = min(max(self.began_at, started_at), now)
+        return True
 
     def send(self) -> bool:
         """Passes on what the socket takes. True when all is sent."""

@@ -12,7 +12,7 @@ first has ended, and the cell did not run. What the code writes can never become
 pipes, as bytes to be quoted. A session's process is its own until "end", until it ends, or until a cell of it fails to
 come back. The executor bounds how many calls and sessions there are.
 
-A call's clock starts when its process gets it, and stands still while the process waits for a processor, up to
+A call's clock starts with its code, and stands still while the process waits for a processor, up to
 `_PATIENCE` time limits: a busy machine must not turn into the model's mistake.
 """
 
@@ -206,6 +206,8 @@ class ForkServer:
 
     def _answer(self, child: Child, outcome: list[str]) -> None:
         assert child.call is not None
+        now = time.monotonic()
+        child.note_start(now)
         stdout, stdout_cut = child.streams[0].take()
         stderr, stderr_cut = child.streams[1].take()
         self._by_call.pop(child.call["id"], None)
@@ -217,7 +219,7 @@ class ForkServer:
             "stderr": stderr,
             "stdout_cut": stdout_cut,
             "stderr_cut": stderr_cut,
-            "duration_s": time.monotonic() - child.began_at,
+            "duration_s": now - child.began_at,
         }
         child.call = None
         self._send(answer)
@@ -242,7 +244,7 @@ class ForkServer:
                 continue
             if not child.watched:
                 self._watch(child)
-            elif child.began_at + self._settings.time_limit_s * _PATIENCE > now and self._still_has_time(child, now):
+            elif self._still_has_time(child, now):
                 self._set_timer(child, child.deadline)
             else:
                 child.timed_out = True
@@ -256,7 +258,16 @@ class ForkServer:
         self._set_timer(child, child.deadline)
 
     def _still_has_time(self, child: Child, now: float) -> bool:
-        child.deadline = child.began_at + self._settings.time_limit_s + self._waited_s(child.pid) - child.waited_s
+        """The clock begins with the code and not with the process's isolation, and stands still without a processor."""
+        limit_s = self._settings.time_limit_s
+        if now > child.began_at + limit_s * _PATIENCE:
+            return False
+        child.read_outcome(_OUTCOME_BYTES)
+        if child.note_start(now):
+            waited_s = self._waited_s(child.pid) - child.waited_s
+            child.deadline = child.began_at + limit_s + waited_s
+        else:
+            child.deadline = now + limit_s
         return child.deadline > now + 0.001
 
     def _waited_s(self, pid: int) -> float:

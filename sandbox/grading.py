@@ -138,7 +138,6 @@ class Grader:
             return
         self._process = None
         self._stop_clock()
-        process.kill()
         task = asyncio.get_running_loop().create_task(process.stop())
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)

@@ -120,6 +120,7 @@ def _fork_first_process(fds_of_server: Sequence[int]) -> None:
         return
     for fd in fds_of_server:
         os.close(fd)
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     os._exit(code if code >= 0 else 128 - code)

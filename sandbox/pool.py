@@ -69,7 +69,6 @@ class ForkServerLink:
 
     def _on_end(self) -> None:
         self.alive = False
-        self._process.kill()
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(SandboxFailure(DIED))

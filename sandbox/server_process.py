@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from sandbox.contract import SandboxFailure
 from sandbox.frames import BrokenStream, Frame, FrameReader, encode
@@ -91,7 +92,7 @@ class ServerProcess(asyncio.Protocol):
     def kill(self) -> None:
         """At once. `on_end` follows."""
         if self._process is not None and self._process.poll() is None:
-            self._process.kill()
+            self._process.terminate()
 
     async def stop(self) -> None:
         """Returns when the process has ended."""
@@ -108,8 +109,7 @@ class ServerProcess(asyncio.Protocol):
     # ------------------------------------------------------------ asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own is no subclass
 
     def data_received(self, data: bytes) -> None:
         try:

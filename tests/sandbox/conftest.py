@@ -1,0 +1,93 @@
+"""What the suites of the sandbox share: a sandbox of each backend, and how to ask it for things."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bus.messages import AnswerSubmitted, CodeOk, CodeRequested
+from configs.schema import Sandbox as SandboxConfig
+from sandbox.contract import CodeResult, Grade, Isolation
+from sandbox.process_backend import ProcessSandbox
+
+BACKENDS = {"process": ProcessSandbox}
+
+
+class Client:
+    """One running sandbox. Numbers the calls of each trajectory."""
+
+    def __init__(self, sandbox: ProcessSandbox, isolation: Isolation) -> None:
+        self.sandbox = sandbox
+        self.isolation = isolation
+        self._calls: dict[int, int] = {}
+
+    def _request(self, tool: Any, code: str, stdin: str, trajectory: int) -> CodeRequested:
+        self._calls[trajectory] = number = self._calls.get(trajectory, -1) + 1
+        return CodeRequested(trajectory, number, tool, code, stdin)
+
+    async def program(self, code: str, stdin: str = "", trajectory: int = 0) -> CodeResult:
+        return await self.sandbox.run(self._request("python_code_with_standard_io", code, stdin, trajectory))
+
+    async def cell(self, code: str, trajectory: int = 0) -> CodeResult:
+        return await self.sandbox.run(self._request("jupyter_code", code, "", trajectory))
+
+    async def printed(self, code: str, trajectory: int = 0) -> str:
+        """What a cell prints; it must succeed."""
+        outcome = (await self.cell(code, trajectory)).outcome
+        assert isinstance(outcome, CodeOk), outcome
+        return outcome.output.stdout
+
+    async def grade(self, answer: str, truth: str) -> Grade:
+        return await self.sandbox.grade(AnswerSubmitted(0, answer, truth))
+
+
+Scenario = Callable[[Client], Awaitable[None]]
+Play = Callable[..., None]
+
+
+@pytest.fixture(params=list(BACKENDS))
+def play(request: pytest.FixtureRequest) -> Iterator[Play]:
+    """play(scenario, **limits) runs the scenario on a fresh sandbox, and then finds no process of it left."""
+
+    def play_one(scenario: Scenario, **limits: Any) -> None:
+        async def whole() -> None:
+            sandbox = BACKENDS[request.param](SandboxConfig(**limits), seed=7)
+            client = Client(sandbox, await sandbox.start())
+            try:
+                await asyncio.wait_for(scenario(client), 120)
+                started = family(*sandbox.server_pids)
+            finally:
+                await sandbox.close()
+            assert started, "the sandbox has no processes"
+            assert [pid for pid in started if is_running(pid)] == []
+
+        asyncio.run(whole())
+
+    yield play_one
+
+
+def family(*ancestors: int) -> list[int]:
+    """The processes and all that descend from them, by /proc."""
+    found, new = list(ancestors), list(ancestors)
+    while new:
+        text = ""
+        for pid in new:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended in between
+                for task in Path(f"/proc/{pid}/task").glob("*/children"):
+                    text += task.read_text() + " "
+        new = [int(pid) for pid in text.split()]
+        found += new
+    return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"

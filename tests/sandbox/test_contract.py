@@ -1,0 +1,196 @@
+"""What every backend does: values, outcomes, limits, notebooks, order and independence of calls."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bus.messages import CodeDied, CodeOk, CodeOutOfMemory, CodeRaised, CodeRefused, CodeTimedOut, Output
+from sandbox.contract import SandboxFailure
+from tests.sandbox.conftest import Client, Play
+
+
+def test_a_program_reads_its_input_and_its_output_is_returned(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        result = await client.program("import sys\nprint(input()[::-1])\nprint('oops', file=sys.stderr)", "abc\n")
+        assert result.outcome == CodeOk(Output("cba\n", "oops\n"))
+        assert result.duration_s > 0
+
+    play(scenario)
+
+
+def test_a_notebook_keeps_its_names_and_shows_the_last_value(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        assert await client.printed("x = 'a'") == ""
+        assert await client.printed("x * 2") == "'aa'\n"
+        assert await client.printed("print(x)\nNone") == "a\n"
+        other = (await client.cell("x", trajectory=1)).outcome
+        assert isinstance(other, CodeRaised)
+
+    play(scenario)
+
+
+def test_an_exception_is_told_without_the_harness(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        outcome = (await client.cell("print(gcd(12, 18))")).outcome
+        assert outcome == CodeRaised(
+            Output(),
+            "NameError: name 'gcd' is not defined",
+            'Traceback (most recent call last):\n  File "<cell>", line 1, in <module>\n'
+            "NameError: name 'gcd' is not defined",
+        )
+        assert isinstance((await client.program("print((")).outcome, CodeRaised)
+        outcome = (await client.program("def f():\n    return 1 / 0\nprint('before')\nf()")).outcome
+        assert outcome == CodeRaised(
+            Output("before\n"),
+            "ZeroDivisionError: division by zero",
+            'Traceback (most recent call last):\n  File "<program>", line 4, in <module>\n'
+            '  File "<program>", line 2, in f\nZeroDivisionError: division by zero',
+        )
+
+    play(scenario)
+
+
+def test_text_that_no_message_can_carry_is_escaped_and_a_call_too_long_is_refused(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        outcome = (await client.program("import sys\nsys.stdout.buffer.write(b'a\\xff\\x00b')")).outcome
+        assert outcome == CodeOk(Output("a\\xff\x00b"))
+        outcome = (await client.program("print('\\ud800')\nraise ValueError('\\ud800\\0')")).outcome
+        assert isinstance(outcome, CodeRaised)
+        assert (outcome.output.stdout, outcome.error) == ("\\ud800\n", "ValueError: \\ud800\\x00")
+        assert isinstance((await client.program("#" * 2_000_000)).outcome, CodeRefused)
+
+    play(scenario)
+
+
+@pytest.mark.slow
+def test_each_way_to_end_has_its_outcome(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        async def ends(code: str) -> object:
+            return (await client.program(code)).outcome
+
+        assert await ends("print(1, end='')\nexit()") == CodeOk(Output("1"))
+        assert await ends("import sys; sys.exit(3)") == CodeDied(Output(), 3)
+        assert await ends("import sys; sys.exit('why')") == CodeDied(Output("", "why\n"), 1)
+        assert await ends("import os; print('x', flush=True); os._exit(0)") == CodeDied(Output("x\n"), 0)
+        assert await ends("import ctypes; ctypes.string_at(0)") == CodeDied(Output(), -11)
+        assert await ends("x = bytearray(1 << 30)") == CodeOutOfMemory(Output(), 128)
+        assert await ends("print('on the way')\nwhile True: pass") == CodeTimedOut(Output("on the way\n"), 0.5)
+        assert await ends("import time; time.sleep(60)") == CodeTimedOut(Output(), 0.5)
+        assert await ends("import atexit; atexit.register(print, 'bye')") == CodeOk(Output("bye\n"))
+
+    play(scenario, time_limit_s=0.5, memory_mib=128)
+
+
+@pytest.mark.slow
+def test_output_beyond_the_limit_is_drained_and_counted(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        outcome = (await client.program("import sys\nprint('x' * 2_000_000)\nprint('e', file=sys.stderr)")).outcome
+        assert outcome == CodeOk(Output("x" * 4096, "e\n", 2_000_001 - 4096, 0))
+        outcome = (await client.program("print('\\u20ac' * 5000)")).outcome  # three bytes each: 4096 cuts through one
+        assert outcome == CodeOk(Output("\u20ac" * 1365, "", 15_001 - 4096, 0))
+
+    play(scenario, output_kib=4)
+
+
+@pytest.mark.slow
+def test_a_cell_that_ends_its_process_costs_the_notebook_nothing_but_itself(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await client.printed("import random\nx = random.random()\nnames = ['kept']")
+        before = await client.printed("x")
+        assert isinstance((await client.cell("names.append('lost')\nwhile True: pass")).outcome, CodeTimedOut)
+        assert await client.printed("names") == "['kept']\n"
+        assert (await client.cell("names.append('lost')\nexit()")).outcome == CodeDied(Output(), 0)
+        assert await client.printed("names") == "['kept']\n"
+        assert (await client.cell("import os; os._exit(5)")).outcome == CodeDied(Output(), 5)
+        assert await client.printed("x") == before
+        assert isinstance((await client.cell("y = 1\n1 / 0")).outcome, CodeRaised)
+        assert await client.printed("y") == "1\n"
+
+    play(scenario, time_limit_s=0.5)
+
+
+@pytest.mark.slow
+def test_cells_of_one_notebook_run_in_the_order_in_which_they_were_asked_for(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await client.printed("seen = []")
+        await asyncio.gather(*[client.printed(f"seen.append({number})") for number in range(50)])
+        assert await client.printed("seen == list(range(50))") == "True\n"
+
+    play(scenario)
+
+
+@pytest.mark.slow
+def test_an_ended_session_is_forgotten_and_what_runs_in_it_is_stopped(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await client.printed("x = 1")
+        running = asyncio.create_task(client.cell("import time; time.sleep(60)"))
+        await asyncio.sleep(0)
+        await client.sandbox.end_session(0)
+        with pytest.raises(SandboxFailure, match="the trajectory ended"):
+            await running
+        assert isinstance((await client.cell("x")).outcome, CodeRaised)
+
+    play(scenario, time_limit_s=100)
+
+
+@pytest.mark.slow
+def test_random_draws_depend_on_seed_trajectory_and_call_alone(play: Play) -> None:
+    code = "import random, numpy\nprint(random.random(), numpy.random.rand(), {'a', 'b', 'c'})"
+
+    async def drawn(client: Client, trajectory: int) -> str:
+        outcome = (await client.program(code, trajectory=trajectory)).outcome
+        assert isinstance(outcome, CodeOk)
+        return outcome.output.stdout
+
+    draws: list[list[str]] = []
+
+    async def scenario(client: Client) -> None:
+        draws.append([await drawn(client, 1), await drawn(client, 1), await drawn(client, 2)])
+
+    play(scenario)
+    play(scenario)
+    assert draws[0] == draws[1]
+    assert len(set(draws[0])) == 3
+
+
+@pytest.mark.slow
+def test_a_slow_call_delays_no_other(play: Play) -> None:
+    """The fast calls end while 64 slow ones are still waiting for a file that appears after them: never."""
+
+    async def scenario(client: Client) -> None:
+        slow = [asyncio.create_task(client.program("import time; time.sleep(600)")) for _ in range(64)]
+        fast = await asyncio.gather(*[client.program(f"print({number})") for number in range(200)])
+        assert [result.outcome for result in fast] == [CodeOk(Output(f"{number}\n")) for number in range(200)]
+        assert not any(task.done() for task in slow)
+        for task in slow:
+            task.cancel()
+        assert all(isinstance(end, asyncio.CancelledError) for end in await asyncio.gather(*slow, return_exceptions=True))
+
+    play(scenario, time_limit_s=500)
+
+
+@pytest.mark.slow
+def test_the_time_limit_counts_from_the_start_of_a_call_and_not_from_its_arrival(play: Play) -> None:
+    """300 calls of 0.5 s on a server that runs 128 side by side: the last waits longer than the limit of 0.9 s."""
+
+    async def scenario(client: Client) -> None:
+        results = await asyncio.gather(*[client.program("import time; time.sleep(0.5)") for _ in range(300)])
+        assert {type(result.outcome) for result in results} == {CodeOk}
+
+    play(scenario, time_limit_s=0.9)
+
+
+@pytest.mark.slow
+def test_a_full_queue_refuses_and_says_so(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        first = asyncio.create_task(client.program("import time; time.sleep(600)"))
+        await asyncio.sleep(0)
+        with pytest.raises(SandboxFailure, match="queue of calls is full"):
+            await client.program("print(1)")
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        assert isinstance((await client.program("print(1)")).outcome, CodeOk)
+
+    play(scenario, time_limit_s=500, max_queued_calls=1)

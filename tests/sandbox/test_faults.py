@@ -1,0 +1,155 @@
+"""What happens when the sandbox's own processes die: each call ends once, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from bus.messages import CodeOk, Output
+from configs.schema import Sandbox as SandboxConfig
+from sandbox.contract import CodeResult, SandboxFailure
+from tests.sandbox.conftest import Client, Play, family, is_running
+
+pytestmark = pytest.mark.slow
+
+
+def test_when_a_fork_server_dies_each_call_fails_once_and_the_next_one_runs(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await client.printed("x = 5", trajectory=3)
+        calls = [asyncio.create_task(client.program("import time; time.sleep(600)")) for _ in range(20)]
+        assert isinstance((await client.program("print(1)")).outcome, CodeOk)  # by now the others have been sent
+        before = family(*client.sandbox.server_pids)
+        os.kill(_serving(client), signal.SIGKILL)
+        for end in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(end, SandboxFailure)
+            assert str(end) == "fork server died"
+        assert (await client.program("print(2)")).outcome == CodeOk(Output("2\n"))
+        assert await client.printed("x", trajectory=3) == "5\n"
+        assert [pid for pid in before if is_running(pid)] == []
+
+    play(scenario, time_limit_s=500)
+
+
+def test_calls_that_wait_for_a_slot_survive_the_death_of_the_fork_server(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        calls = [asyncio.create_task(client.program("import time; time.sleep(0.3)")) for _ in range(200)]
+        assert await client.printed("1") == "1\n"
+        os.kill(_serving(client), signal.SIGKILL)
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        answered = [end for end in ends if isinstance(end, CodeResult)]
+        failed = [end for end in ends if isinstance(end, SandboxFailure)]
+        assert len(answered) + len(failed) == 200
+        assert len(failed) <= 128
+        assert {type(result.outcome) for result in answered} == {CodeOk}
+
+    play(scenario)
+
+
+def test_a_grader_that_hangs_or_dies_is_infrastructure_and_the_others_are_graded(play: Play) -> None:
+    hanging = "9^{9^{9^{9^{9}}}}+x"
+
+    async def scenario(client: Client) -> None:
+        assert (await client.grade("x+1", "1+x")).correct
+        grader = client.sandbox.server_pids[-1]
+        os.kill(family(grader)[-1], signal.SIGSTOP)
+        ends = await asyncio.gather(
+            client.grade(hanging, "1"), client.grade("2x", "x+x"), client.grade("x", "y"), return_exceptions=True
+        )
+        assert isinstance(ends[0], SandboxFailure)
+        assert str(ends[0]) == "grader timed out"
+        assert [end.correct for end in ends[1:] if not isinstance(end, BaseException)] == [True, False]
+        os.kill(family(client.sandbox.server_pids[-1])[-1], signal.SIGSTOP)
+        last = asyncio.create_task(client.grade("a+b", "b+a"))
+        await asyncio.sleep(0)
+        os.kill(family(client.sandbox.server_pids[-1])[-1], signal.SIGKILL)
+        with pytest.raises(SandboxFailure, match="grader died"):
+            await last
+        assert (await client.grade("a+b", "b+a")).correct
+
+    play(scenario, grade_limit_s=3.0)
+
+
+_HOLDER = """
+import asyncio, sys
+from bus.messages import CodeRequested
+from configs.schema import Sandbox
+from sandbox.process_backend import ProcessSandbox
+
+async def hold():
+    sandbox = ProcessSandbox(Sandbox(time_limit_s=500, namespaces=sys.argv[1]))
+    await sandbox.start()
+    def call(trajectory, tool, code):
+        return asyncio.create_task(sandbox.run(CodeRequested(trajectory, 0, tool, code, "")))
+    for trajectory in range(5):
+        await call(trajectory, "jupyter_code", "x = 1")
+    hostile = "import os, ctypes\\nctypes.CDLL(None).prctl(1, 0)\\nif os.fork(): os.setsid\\nwhile True: pass"
+    calls = [call(9, "python_code_with_standard_io", code) for code in ("while True: pass", hostile)]
+    await call(10, "python_code_with_standard_io", "1")
+    print(*sandbox.server_pids, flush=True)
+    await asyncio.gather(*calls)
+
+asyncio.run(hold())
+"""
+
+
+def test_nothing_outlives_the_process_that_holds_the_sandbox() -> None:
+    """Killed at once, with notebooks open, an endless loop, and code that asked not to be ended with its parent."""
+    with subprocess.Popen([sys.executable, "-c", _HOLDER, "auto"], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        servers = [int(pid) for pid in holder.stdout.readline().split()]
+        started = family(*servers)
+        assert len(started) >= 1 + 1 + 5 + 3  # who entered the namespaces, fork server, notebooks, loops
+        pidfds = [os.pidfd_open(pid) for pid in started]
+        holder.kill()
+    for pidfd in pidfds:
+        _wait_for_end(pidfd)
+    assert [pid for pid in started if is_running(pid)] == []
+
+
+def test_a_backend_without_namespaces_says_so_and_runs(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        assert client.isolation.namespaces == ()
+        assert any(sentence.startswith("No namespaces") for sentence in client.isolation.missing)
+        assert (await client.program("open('f', 'w').write('x')\nprint(open('f').read())")).outcome == CodeOk(
+            Output("x\n")
+        )
+        await client.program("import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)")
+        assert await client.printed("1+1") == "2\n"
+
+    play(scenario, namespaces="off")
+
+
+def test_a_sandbox_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sandbox import process_backend
+
+    async def start() -> None:
+        sandbox = process_backend.ProcessSandbox(SandboxConfig(namespaces="required"))
+        try:
+            await sandbox.start()
+        finally:
+            await sandbox.close()
+
+    monkeypatch.setattr("sandbox.pool._MODULE", "sandbox.no_such_module")
+    with pytest.raises(SandboxFailure, match="ended while it started"):
+        asyncio.run(start())
+
+
+def _serving(client: Client) -> int:
+    """The fork server itself; the process that was started may be its parent."""
+    return family(client.sandbox.server_pids[0])[1]
+
+
+def _wait_for_end(pidfd: int) -> None:
+    import select
+
+    try:
+        assert select.select([pidfd], [], [], 30)[0], "a process is still there"
+    finally:
+        os.close(pidfd)
+
+
