@@ -44,8 +44,9 @@ class Children:
         return child
 
     async def first_exit(self) -> Child:
-        """The first child that ends, as soon as one does."""
-        waits = {asyncio.ensure_future(child.process.wait()): child for child in self._children.values()}
+        """The first of those that run now to end, as soon as it does."""
+        running = [child for child in self._children.values() if child.process.returncode is None]
+        waits = {asyncio.ensure_future(child.process.wait()): child for child in running}
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from configs.errors import UNUSABLE, UnusableInput
 from configs.run_folder import RunFolder
@@ -98,7 +99,7 @@ def main() -> None:
     try:
         app()
     except UnusableInput as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(UNUSABLE)
 
 

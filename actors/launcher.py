@@ -28,7 +28,8 @@ from engine.snapshots import steps_saved
 
 Ending = Literal["finished", "interrupted"]
 
-STOP_WITHIN_S = 4.0  # for all children together, from the first Shutdown on; then they are killed
+STOP_WITHIN_S = 2.5  # for all but the head, from Shutdown on; then they are killed
+STOP_HEAD_WITHIN_S = 1.5
 
 
 class ProcessDied(Exception):
@@ -95,7 +96,7 @@ class Launcher:
         await self._children.spawn(LEARNER, learner, _threads(self._run.learner.threads))
 
     def _program(self, module: str, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", module, *arguments, "--run", str(self._folder.path)]
+        return [sys.executable, "-m", module, *arguments, "--run-folder", str(self._folder.path)]
 
     # ---------------------------------------------------------------- watching
 
@@ -135,24 +136,19 @@ class Launcher:
     # ---------------------------------------------------------------- ending
 
     async def _stop(self, bus: Bus) -> None:
-        """Those who ask before those who answer; the head, whose log is the run's memory, last."""
+        """All but the head at once; then the head, whose log is the run's memory."""
         began = time.monotonic()
-        order = ("prepare", ROLLOUT, *generators(self._run), EXECUTOR, LEARNER, HEAD)
-        names = [name for name in order if name in self._children.names]
-        for name in names:
-            if name != HEAD:
-                await self._ask(bus, name)
-        for name in names:
-            if name == HEAD:
-                await self._ask(bus, name)
-            left = STOP_WITHIN_S - (time.monotonic() - began)
-            if not await self._children.wait(name, max(left, 0.1)):
-                await self._children.kill(name)
+        others = [name for name in self._children.names if name != HEAD]
+        await asyncio.gather(*(self._end(bus, name, STOP_WITHIN_S) for name in others))
+        if HEAD in self._children.names:
+            await self._end(bus, HEAD, STOP_HEAD_WITHIN_S)
         self._logger.info("processes.stopped", stop_s=time.monotonic() - began)
 
-    async def _ask(self, bus: Bus, name: str) -> None:
-        with contextlib.suppress(asyncio.TimeoutError):
+    async def _end(self, bus: Bus, name: str, seconds: float) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):  # its queue may be full; then it is killed below
             await asyncio.wait_for(bus.send(name, Shutdown()), timeout=0.5)
+        if not await self._children.wait(name, seconds):
+            await self._children.kill(name)
 
 
 def _threads(count: int) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""`python -m actors.process NAME --run FOLDER --step STEP`: one process of a run, as the launcher starts it.
+"""`python -m actors.process NAME --run-folder FOLDER --step STEP`: one process of a run, as the launcher starts it.
 
 The learner is another program (engine.learner), since torchrun starts it.
 """
@@ -98,11 +98,11 @@ async def live(work: Callable[[], Awaitable[None]]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name")
-    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--run-folder", type=Path, required=True)
     parser.add_argument("--step", type=int, required=True)
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher ends its processes, in order
-    folder = RunFolder(arguments.run)
+    folder = RunFolder(arguments.run_folder)
     try:
         run = load_resolved(folder.config)
         configure(folder, arguments.name, run.log.level)

@@ -3,62 +3,52 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import numpy as np
 
+from analysis.metrics import column, read_metrics
 from bus.codec import decode
 from bus.event_log import read_events
 from bus.messages import StartGroup
 from configs.run_folder import RunFolder
 from configs.schema import Run
 
-WINDOW = 10  # steps at each end over which a tool-error rate is taken; the first is step 1 alone
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file, in order. A last line that a kill cut short is left out."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    return [cast(dict[str, Any], msgspec.json.decode(line)) for line in lines if line.endswith(b"\n")]
+WINDOW = 10  # last steps over which what varies from step to step is averaged
 
 
 def summarize(run: Run, folder: RunFolder, *, wall_s: float, replay_identical: bool | None) -> dict[str, Any]:
     """Accuracies in [0, 1], times in seconds. `err_positive_start` is step 1's, `err_positive_end` the mean of the last
-    ten steps'."""
-    lines = read_metrics(folder.metrics)
-    steps = [line for line in lines if line["kind"] == "step"]
-    accuracy = {line["label"]: line["accuracy"] for line in lines if line["kind"] == "evaluation"}
-    rollout_s = sum(line["rollout_s"] for line in steps)
+    ten steps'. Raises AnalysisError."""
+    metrics = read_metrics(folder.path)
+    steps, accuracy = metrics.steps, metrics.evaluations
+    rollout_s = column(steps, "rollout_s").sum()
+    errors = column(steps, "errors_in_positives")
     return {
         "name": run.name,
         "seed": run.seed,
         "params": count_parameters(folder.checkpoint(0) / "model.safetensors"),
         "sft_s": _sft_seconds(folder),
-        "rl_s": sum(line["step_s"] for line in steps),
+        "rl_s": column(steps, "step_s").sum(),
         "wall_s": wall_s,
-        "steps": len(steps),
+        "steps": steps.height,
         "pass1_start": accuracy.get("start_sampled"),
         "pass1_end": accuracy.get("end_sampled"),
         "greedy_start": accuracy.get("start_greedy"),
         "greedy_end": accuracy.get("end_greedy"),
-        "err_positive_start": steps[0]["errors_in_positives"] if steps else None,
-        "err_positive_end": _mean([line["errors_in_positives"] for line in steps[-WINDOW:]]),
-        "reward_end": _mean([line["reward"] for line in steps[-WINDOW:]]),
-        "response_tokens_end": _mean([line["response_tokens"] for line in steps[-WINDOW:]]),
-        "step_s_mean": _mean([line["step_s"] for line in steps]),
-        "tokens_per_s": sum(line["generated_tokens"] for line in steps) / rollout_s if rollout_s else None,
+        "err_positive_start": errors[0] if steps.height else None,
+        "err_positive_end": errors.tail(WINDOW).mean(),
+        "reward_end": column(steps, "reward").tail(WINDOW).mean(),
+        "response_tokens_end": column(steps, "response_tokens").tail(WINDOW).mean(),
+        "step_s_mean": column(steps, "step_s").mean(),
+        "tokens_per_s": column(steps, "generated_tokens").sum() / rollout_s if rollout_s else None,
         **count_trajectories(folder),
-        "groups_rejected": sum(line["groups_rejected"] for line in steps),
+        "groups_rejected": column(steps, "groups_rejected").sum(),
         "isolation": isolation_in_force(folder),
         "replay_identical": replay_identical,
     }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None
 
 
 def count_parameters(weights: Path) -> int | None:
@@ -99,5 +89,5 @@ def isolation_in_force(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def _sft_seconds(folder: RunFolder) -> float | None:
-    entries = _log_entries(folder, "learner", "sft.finished")
+    entries = _log_entries(folder, "learner", "cold_start.finished")
     return entries[-1].get("sft_s") if entries else None

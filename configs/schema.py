@@ -106,7 +106,9 @@ class Rl(Section, frozen=True):
         require(self.steps >= 0, "steps must not be negative")
         require(self.prompts > 0, "prompts must be positive")
         require(self.rollouts >= 2, "rollouts must be at least 2")
-        require(self.rollouts % 2 == 0, f"rollouts must be even, Resample-on-Correct keeps half of them: {self.rollouts}")
+        require(
+            self.rollouts % 2 == 0, f"rollouts must be even, Resample-on-Correct keeps half of them: {self.rollouts}"
+        )
         require(self.refills >= 0, "refills must not be negative")
 
 

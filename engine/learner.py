@@ -1,4 +1,4 @@
-"""`python -m torch.distributed.run --nproc-per-node RANKS -m engine.learner --run FOLDER`: the learner's process.
+"""`python -m torch.distributed.run --nproc-per-node RANKS -m engine.learner --run-folder FOLDER`: the learner's process.
 
 Without torchrun it is a single rank. Rank 0 speaks to the bus as "learner" and passes each piece of work on to the
 others by broadcast. It consumes BatchReady and waits for nothing but its own worker thread; it produces, once at the
@@ -138,12 +138,12 @@ def follow(run: Run, folder: RunFolder, ranks: Ranks, resume_step: int | None) -
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="engine.learner", description="Trains the policy of a run.")
-    parser.add_argument("--run", type=Path, required=True, help="the run's folder, with its config.toml")
+    parser.add_argument("--run-folder", type=Path, required=True, help="the run's folder, with its config.toml")
     parser.add_argument("--resume-step", type=int, help="checkpoint to go on from; by default the newest")
     arguments = parser.parse_args()
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is for the launcher, which says Shutdown
-    folder = RunFolder(arguments.run)
+    folder = RunFolder(arguments.run_folder)
     try:
         run = load_resolved(folder.config)
         ranks = join_ranks()

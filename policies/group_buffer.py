@@ -85,7 +85,7 @@ class GroupBuffer:
         self._train = train
         self._test = test
         self._rollouts = rollouts
-        self._observers = ("head/recipe", "head/recorder")
+        self._observers = ("head/recorder", "head/recipe")  # what is recorded is recorded before the run goes on
         self.state = BufferState()
 
     def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:

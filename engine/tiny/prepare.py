@@ -1,4 +1,4 @@
-"""Makes a run's own data and starting model: `python -m engine.tiny.prepare --run RUN_FOLDER`.
+"""Makes a run's own data and starting model: `python -m engine.tiny.prepare --run-folder FOLDER`.
 
 data/train.jsonl, data/test.jsonl   questions and answers, in GSM8K's layout
 data/sft.jsonl                      dialogues for the cold start
@@ -82,8 +82,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="engine.tiny.prepare", description="Makes the tiny task's data, tokenizer and starting model."
     )
-    parser.add_argument("--run", type=Path, required=True, help="the run's folder, with its config.toml")
-    folder = RunFolder(parser.parse_args().run)
+    parser.add_argument("--run-folder", type=Path, required=True, help="the run's folder, with its config.toml")
+    folder = RunFolder(parser.parse_args().run_folder)
     try:
         prepare(load_resolved(folder.config), folder)
     except (UnusableInput, OSError) as error:
