@@ -55,7 +55,7 @@ def _draw_arithmetic(random: Random) -> tuple[int, ...]:
     return (
         random.randrange(10, 100),
         random.randrange(10, 100) if expression < 2 else random.randrange(2, 10),
-        random.randrange(2, 20),
+        random.randrange(2, 10),
         expression,
     )
 
@@ -125,7 +125,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "primes": Family(
         question="How many primes are below {a}?",
-        draw=_draw_from(range(10, 200)),
+        draw=_draw_from(range(10, 100)),
         answer=_primes_below,
         right=(
             "print(sum(all(n%d for d in range(2,n)) for n in range(2,{a})))",
