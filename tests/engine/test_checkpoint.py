@@ -90,7 +90,11 @@ def test_a_process_killed_while_it_saves_leaves_no_folder_and_does_not_disturb_t
     state_dict = small_model(config=CONFIG).state_dict()
     child = os.fork()
     if child == 0:
-        monkeypatch.setattr("engine.checkpoint._sync", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+
+        def die(_: Path) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        monkeypatch.setattr("engine.checkpoint._sync", die)
         save_model(target, CONFIG, state_dict, tokenizer)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -80,6 +81,7 @@ def test_no_token_of_weight_0_and_no_token_behind_the_last_is_drawn_at_the_ends_
     assert drawn.tolist() == [1, 3, 3]
 
 
+@hypothesis_settings(deadline=None)
 @given(
     st.lists(st.floats(0, 1, width=32), min_size=1, max_size=40).filter(any),
     st.floats(0, 1, exclude_max=True, width=32),
