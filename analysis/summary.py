@@ -43,7 +43,7 @@ def summarize(run: Run, folder: RunFolder, *, wall_s: float, replay_identical: b
         "reward_end": column(steps, "reward").tail(WINDOW).mean(),
         "response_tokens_end": column(steps, "response_tokens").tail(WINDOW).mean(),
         "step_s_mean": column(steps, "step_s").mean(),
-        "tokens_per_s": column(steps, "generated_tokens").sum() / rollout_s if rollout_s else None,
+        "tokens_per_s": float(column(steps, "generated_tokens").sum()) / float(rollout_s) if rollout_s else None,
         **count_trajectories(folder),
         "groups_rejected": column(steps, "groups_rejected").sum(),
         "isolation": isolation_in_force(folder),

@@ -16,14 +16,18 @@ from hypothesis import strategies as st
 from bus.event_log import EventLog, EventLogFailure, read_events
 
 events = st.lists(
-    st.tuples(st.floats(0, 1e9), st.sampled_from(["buffer", "arbiter"]), st.none() | st.integers(0, 5), st.binary(max_size=20)),
+    st.tuples(
+        st.floats(0, 1e9), st.sampled_from(["buffer", "arbiter"]), st.none() | st.integers(0, 5), st.binary(max_size=20)
+    ),
     max_size=30,
 )
 
 
 @settings(deadline=None, max_examples=15)
 @given(events)
-def test_what_is_appended_is_read_again_in_order(tmp_path_factory: pytest.TempPathFactory, appended: list[tuple]) -> None:  # pyright: ignore
+def test_what_is_appended_is_read_again_in_order(
+    tmp_path_factory: pytest.TempPathFactory, appended: list[tuple]
+) -> None:  # pyright: ignore
     path = tmp_path_factory.mktemp("log") / "log.sqlite"
     log = EventLog(path)
     for time, actor, trajectory, frame in appended:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from bus.messages import Row
 from configs.schema import Learner, Rl, Run, Sft
@@ -12,6 +13,8 @@ from engine.batches import TrainingSequence, training_sequence
 from engine.checkpoint import save_model
 from engine.qwen3 import Qwen3
 from tests.engine.tiny_models import VOCABULARY, small_config, small_model, write_tokenizer
+
+torch.set_num_threads(1)  # small products: more threads wait for each other longer than they compute
 
 
 def small_run(**learner: float) -> Run:

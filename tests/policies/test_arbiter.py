@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from bus.messages import BufferCursor as Cursor
 from bus.messages import (
     EngineJoined,
     EngineLeft,
@@ -16,7 +17,6 @@ from bus.messages import (
     ProtocolError,
     RunStarted,
 )
-from bus.messages import BufferCursor as Cursor
 from policies.arbiter import Arbiter
 from policies.decider import Send
 
@@ -79,7 +79,13 @@ def test_a_run_that_starts_anew_owes_nobody() -> None:
 
 @pytest.mark.parametrize(
     "event",
-    [LeaseReleased(9), EngineLeft("generator-7", "died"), LeaseRequested(1, 5), LeaseRequested(5, 0), EngineJoined("g", 1, 2, 0)],
+    [
+        LeaseReleased(9),
+        EngineLeft("generator-7", "died"),
+        LeaseRequested(1, 5),
+        LeaseRequested(5, 0),
+        EngineJoined("g", 1, 2, 0),
+    ],
 )
 def test_a_forbidden_event_raises_and_changes_nothing(event: LeaseReleased) -> None:
     arbiter = arbiter_with(100)

@@ -100,7 +100,9 @@ def test_clean_positives_are_preferred_in_proportion_to_their_inverse_penalty() 
 
 def test_negatives_are_drawn_uniformly_whatever_their_penalty() -> None:
     group = [finished(0, 1.0), *(finished(tid, 0.0, calls=4, failed=tid) for tid in range(1, 5))]
-    drawn = Counter(one.trajectory_id for seed in range(4000) for one in resample(group, 2, REPORT, seed) if not one.reward)
+    drawn = Counter(
+        one.trajectory_id for seed in range(4000) for one in resample(group, 2, REPORT, seed) if not one.reward
+    )
     assert all(count / 4000 == pytest.approx(0.25, abs=0.03) for count in drawn.values())
 
 

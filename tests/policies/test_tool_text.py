@@ -16,7 +16,9 @@ from bus.messages import (
 )
 from policies.tool_text import FAILURE, SUCCESS, cut, failed, result_text
 
-TRACEBACK = 'Traceback (most recent call last):\n  File "<cell>", line 1, in <module>\nNameError: name \'x\' is not defined'
+TRACEBACK = (
+    "Traceback (most recent call last):\n  File \"<cell>\", line 1, in <module>\nNameError: name 'x' is not defined"
+)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,9 @@ class TrajectoryMachine(RuleBasedStateMachine):
             case TurnRequested(turn=turn):
                 budget = request.max_new_tokens
                 finish = "length" if cut or len(saying) >= budget else "stop"
-                said = generated(tid, turn, saying[:budget].ljust(budget, ".") if finish == "length" else saying, finish)
+                said = generated(
+                    tid, turn, saying[:budget].ljust(budget, ".") if finish == "length" else saying, finish
+                )
                 self.sent[tid] += said.token_ids
                 self._decide(said)
             case CodeRequested(call=call) if luck == 0:

@@ -166,7 +166,9 @@ def test_a_slow_call_delays_no_other(play: Play) -> None:
         assert not any(task.done() for task in slow)
         for task in slow:
             task.cancel()
-        assert all(isinstance(end, asyncio.CancelledError) for end in await asyncio.gather(*slow, return_exceptions=True))
+        assert all(
+            isinstance(end, asyncio.CancelledError) for end in await asyncio.gather(*slow, return_exceptions=True)
+        )
 
     play(scenario, time_limit_s=500)
 

@@ -38,7 +38,7 @@ def test_when_a_fork_server_dies_each_call_fails_once_and_the_next_one_runs(play
 def test_calls_that_wait_for_a_slot_survive_the_death_of_the_fork_server(play: Play) -> None:
     async def scenario(client: Client) -> None:
         calls = [asyncio.create_task(client.program("import time; time.sleep(0.3)")) for _ in range(200)]
-        assert await client.printed("1") == "1\n"
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         os.kill(_serving(client), signal.SIGKILL)
         ends = await asyncio.gather(*calls, return_exceptions=True)
         answered = [end for end in ends if isinstance(end, CodeResult)]
@@ -151,5 +151,3 @@ def _wait_for_end(pidfd: int) -> None:
         assert select.select([pidfd], [], [], 30)[0], "a process is still there"
     finally:
         os.close(pidfd)
-
-
