@@ -141,10 +141,8 @@ def _serve(settings: Settings) -> NoReturn:
         call = _read_call()
         _begin(call, settings)
         os.write(_CONTROL, STARTED.pack(time.monotonic()))
-        if call.is_cell:
-            outcome = program.run_cell(call.code, main)
-        else:
-            outcome = program.run_program(call.code, main)
+        run_code = program.run_cell if call.is_cell else program.run_program
+        outcome = run_code(call.code, main)
         _answer(outcome, call.nonce)
         if outcome[0] == "exit" or not call.is_cell:
             program.end_process(int(outcome[1]) if outcome[0] == "exit" else 0)

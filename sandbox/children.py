@@ -61,7 +61,9 @@ def _whole_characters(text: bytes) -> bytes:
 class Child:
     """A process that waits for its first call, runs one, or holds a session between two."""
 
-    def __init__(self, pid: int, control: socket.socket, stdout: Captured, stderr: Captured, folder: str | None) -> None:
+    def __init__(
+        self, pid: int, control: socket.socket, stdout: Captured, stderr: Captured, folder: str | None
+    ) -> None:
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
         self.control = control

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import sysconfig
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Literal
 

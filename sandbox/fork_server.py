@@ -15,6 +15,7 @@ come back. The executor bounds how many calls and sessions there are.
 A call's clock starts with its code, and stands still while the process waits for a processor, up to
 `_PATIENCE` time limits: a busy machine must not turn into the model's mistake.
 """
+# ruff: noqa: PTH (pathlib would be mapped into every forked process)
 
 import builtins
 import gc
@@ -44,8 +45,10 @@ _WATCH_AFTER_S = 0.01  # most calls end before, and their pipes are read once, a
 _PATIENCE = 10
 _OUTCOME_BYTES = 1 << 20
 _FIRST_FREE_ID = 2_000_000_000  # users that no system hands out; one for each call where root has no namespaces
-_COMMON = "ast bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator"
-_COMMON += " random re string typing"
+_COMMON = (
+    "ast bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator "
+    "random re string typing"
+)
 _SCIENTIFIC = "numpy numpy.random numpy.linalg numpy.fft sympy"
 
 
@@ -428,6 +431,8 @@ def _warm_up(settings: Settings) -> None:
         sympy.solve(sympy.Symbol("x") ** 2 - 2)
     sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # pyright: ignore
     for name in [name for name in sys.modules if name.partition(".")[0] == "sandbox"]:
-        del sys.modules[name]  # here and not in the forked process: to walk through the modules there copies their pages
+        del sys.modules[
+            name
+        ]  # here and not in the forked process: to walk through the modules there copies their pages
     gc.collect()
     gc.freeze()

@@ -6,6 +6,7 @@ its own: math-verify's, which rest on SIGALRM and turn a hang into "wrong", are 
 process when a comparison takes too long. Out of memory ends it too: neither is a wrong answer.
 """
 
+import contextlib
 import importlib
 import logging
 import os
@@ -49,10 +50,8 @@ def _isolate(settings: Settings, executor: socket.socket) -> None:
     else:
         kernel.die_with_parent(signal.SIGKILL)
     kernel.no_new_privileges()
-    try:
+    with contextlib.suppress(OSError, KeyError):  # the fork servers say so
         seccomp.server_filter().install()
-    except (OSError, KeyError):
-        pass  # the fork servers say so
     memory = (settings.memory_mib + _OWN_MIB) * MIB
     limits = {resource.RLIMIT_AS: memory, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
     for kind, value in limits.items():

@@ -9,6 +9,7 @@ may lie where nobody else may look, and then becomes an ordinary user itself.
     pid       the fork server is process 1: when it ends, the kernel ends all that it started
     mount     read-only: interpreter, its libraries and packages, /usr; no /proc, no /sys, no /etc, no home
 """
+# ruff: noqa: PTH (pathlib would be mapped into every forked process)
 
 import os
 import signal
@@ -120,7 +121,11 @@ def _fork_first_process(fds_of_server: Sequence[int]) -> None:
         return
     for fd in fds_of_server:
         os.close(fd)
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
+
+    def end_it(*_: object) -> None:
+        os.kill(child, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, end_it)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     os._exit(code if code >= 0 else 128 - code)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from typing import Any
+from collections.abc import Awaitable
 
 from sandbox.contract import SandboxFailure
 from sandbox.frames import Frame
@@ -85,7 +86,7 @@ class ServerPool:
         self._servers: list[ForkServerLink] = []
         self._waiting: deque[asyncio.Future[ForkServerLink]] = deque()
         self._failures = 0
-        self._closing = False
+        self._closing = asyncio.Event()
         self._restarts: set[asyncio.Task[None]] = set()
         self._starting = asyncio.Lock()
 
@@ -99,7 +100,11 @@ class ServerPool:
             if self._servers:
                 return []
             servers = [ForkServerLink(self) for _ in range(self._size)]
-            greetings = await _all(*[server.start(self._settings) for server in servers])
+            try:
+                greetings = await _all(*[server.start(self._settings) for server in servers])
+            except SandboxFailure:
+                await asyncio.gather(*[server.stop() for server in servers])
+                raise
             self._servers = servers
             return greetings
 
@@ -109,7 +114,7 @@ class ServerPool:
             return await self._take_pinned(server)
         free = self._least_busy()
         if free is None:
-            if self._failures > _RESTARTS or self._closing:
+            if self._failures > _RESTARTS or self._closing.is_set():
                 raise SandboxFailure("no fork server can be started")
             waiter: asyncio.Future[ForkServerLink] = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
@@ -165,7 +170,7 @@ class ServerPool:
             if not pinned.done():
                 pinned.set_exception(SandboxFailure(DIED))
         server.pinned.clear()
-        if self._closing or server not in self._servers:
+        if self._closing.is_set() or server not in self._servers:
             return
         self._servers.remove(server)
         self._failures += 1
@@ -174,17 +179,18 @@ class ServerPool:
         task.add_done_callback(self._restarts.discard)
 
     async def close(self) -> None:
-        self._closing = True
-        for task in self._restarts:
-            task.cancel()
-        await asyncio.gather(*self._restarts, return_exceptions=True)
+        self._closing.set()
+        await asyncio.gather(*self._restarts)
         self._fail_waiting("the sandbox is closing")
         await asyncio.gather(*[server.stop() for server in self._servers])
 
     async def _replace(self, dead: ForkServerLink) -> None:
         await dead.stop()
         while self._failures <= _RESTARTS:
-            await asyncio.sleep(_RESTART_PAUSE_S * 2 ** (self._failures - 1))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), _RESTART_PAUSE_S * 2**self._failures)
+            if self._closing.is_set():
+                return
             server = ForkServerLink(self)
             try:
                 await server.start(self._settings)
@@ -209,9 +215,12 @@ class ServerPool:
         return min(free, key=lambda server: server.running, default=None)
 
 
-async def _all(*starts: Any) -> list[Frame]:
+async def _all(*starts: Awaitable[Frame]) -> list[Frame]:
+    """All that they return, once all have ended; raises the first error among them."""
     results = await asyncio.gather(*starts, return_exceptions=True)
+    frames: list[Frame] = []
     for result in results:
         if isinstance(result, BaseException):
             raise result
-    return list(results)
+        frames.append(result)
+    return frames

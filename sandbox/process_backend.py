@@ -10,10 +10,19 @@ A call's time limit counts from its start, never from its arrival.
 
 from __future__ import annotations
 
+from bus.messages import (
+    AnswerSubmitted,
+    CodeDied,
+    CodeOk,
+    CodeOutcome,
+    CodeOutOfMemory,
+    CodeRaised,
+    CodeRefused,
+    CodeRequested,
+    CodeTimedOut,
+    Output,
+)
 from configs.schema import Sandbox as SandboxConfig
-
-from bus.messages import AnswerSubmitted, CodeDied, CodeOk, CodeOutcome, CodeOutOfMemory, CodeRaised, CodeRefused
-from bus.messages import CodeRequested, CodeTimedOut, Output
 from policies.draws import mix
 from sandbox.contract import CodeResult, Grade, Isolation, SandboxFailure
 from sandbox.flavours import Flavour, flavour_of, import_folders

@@ -55,8 +55,19 @@ _NUMBERS: dict[str, tuple[int | None, int]] = {
     "fsmount": (432, 432),
     "mount_setattr": (442, 442),
 }
-_FOR_CALLS_ONLY = ("unshare", "setns", "mount", "umount2", "pivot_root", "chroot")
-_FOR_CALLS_ONLY += ("open_tree", "move_mount", "fsopen", "fsmount", "mount_setattr")
+_FOR_CALLS_ONLY = (
+    "unshare",
+    "setns",
+    "mount",
+    "umount2",
+    "pivot_root",
+    "chroot",
+    "open_tree",
+    "move_mount",
+    "fsopen",
+    "fsmount",
+    "mount_setattr",
+)
 _CLONE3 = 435
 _NAMESPACE_FLAGS = 0x7E02_0000  # every CLONE_NEW* but CLONE_NEWTIME, which clone cannot take
 _AUDIT_ARCH = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}

@@ -8,7 +8,9 @@ from collections import OrderedDict
 from sandbox.flavours import Flavour
 from sandbox.pool import ForkServerLink
 
-LIVE_SESSIONS = 512  # processes kept; one more ends the idle one that was used longest ago, which is made again when needed
+LIVE_SESSIONS = (
+    512  # processes kept; one more ends the idle one that was used longest ago, which is made again when needed
+)
 
 
 class Session:

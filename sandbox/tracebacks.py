@@ -30,7 +30,9 @@ _CONTEXT = "\nDuring handling of the above exception, another exception occurred
 def error_line(error: BaseException) -> str:
     """ "NameError: name 'x' is not defined"; the module is named unless it is builtins or the code itself."""
     kind = type(error)
-    name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    name = (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
     try:
         message = str(error.msg if isinstance(error, SyntaxError) else error)
     except BaseException:
