@@ -39,6 +39,7 @@ class Isolating(NamedTuple):
     settings: Settings
     proc: int | None  # a descriptor of /proc
     scratch_options: str  # of a call's own file system
+    max_processes: int  # of a call's user, threads included
     filter: Filter | None
     own_namespaces: bool
     unprivileged_id: int | None  # user and group that each call takes, where root has no namespaces
@@ -69,8 +70,7 @@ def _isolate(control: int, folder: str | None, how: Isolating) -> None:
     elif folder is not None:
         _take_folder(folder, how)
     kernel.drop_capabilities()
-    if how.own_namespaces or how.unprivileged_id is not None:
-        _limit(resource.RLIMIT_NPROC, how.settings.max_processes)
+    _limit(resource.RLIMIT_NPROC, how.max_processes)
     _limit(resource.RLIMIT_NOFILE, _OPEN_FILES)
     if how.filter is not None:
         how.filter.install()
@@ -136,16 +136,26 @@ def read_answer(received: bytes) -> tuple[int, list[str]] | None:
 
 
 def _serve(settings: Settings) -> NoReturn:
-    main = program.fresh_main()
+    main, own_pid = program.fresh_main(), os.getpid()
     while True:
         call = _read_call()
         _begin(call, settings)
         os.write(_CONTROL, STARTED.pack(time.monotonic()))
         run_code = program.run_cell if call.is_cell else program.run_program
         outcome = run_code(call.code, main)
+        if os.getpid() != own_pid:
+            _end_of_a_fork(outcome)
         _answer(outcome, call.nonce)
         if outcome[0] == "exit" or not call.is_cell:
             program.end_process(int(outcome[1]) if outcome[0] == "exit" else 0)
+
+
+def _end_of_a_fork(outcome: program.Outcome) -> NoReturn:
+    """The code forked, and its child has come to the end of the code: it ends as a Python program would."""
+    if outcome[0] == "raised":
+        os.write(2, f"{outcome[2]}\n".encode("utf-8", "backslashreplace"))
+    code = {"ok": 0, "exit": int(outcome[1]) if outcome[0] == "exit" else 0}.get(outcome[0], 1)
+    program.end_process(code)
 
 
 def _begin(call: Call, settings: Settings) -> None:

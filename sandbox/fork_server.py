@@ -15,7 +15,8 @@ come back. The executor bounds how many calls and sessions there are.
 A call's clock starts with its code, and stands still while the process waits for a processor, up to
 `_PATIENCE` time limits: a busy machine must not turn into the model's mistake.
 """
-# ruff: noqa: PTH (pathlib would be mapped into every forked process)
+# pathlib would be mapped into every forked process.
+# ruff: noqa: PTH101, PTH110, PTH116, PTH123, PTH208
 
 import builtins
 import gc
@@ -42,9 +43,10 @@ from sandbox.program import leave
 from sandbox.settings import Settings, from_json
 
 _WATCH_AFTER_S = 0.01  # most calls end before, and their pipes are read once, at their end
-_PATIENCE = 10
+_PATIENCE = 4
 _OUTCOME_BYTES = 1 << 20
 _FIRST_FREE_ID = 2_000_000_000  # users that no system hands out; one for each call where root has no namespaces
+_SHARED_PROCESSES = 512  # that all calls and whatever else this user starts may add, where users cannot be told apart
 _COMMON = (
     "ast bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator "
     "random re string typing"
@@ -199,7 +201,7 @@ class ForkServer:
             shutil.rmtree(child.folder, ignore_errors=True)
 
     def _ending(self, child: Child, exit_code: int) -> list[str]:
-        if child.timed_out or exit_code == -signal.SIGXCPU:
+        if child.outcome is None and (child.timed_out or exit_code == -signal.SIGXCPU):
             return ["timeout"]
         if child.outcome is None:
             return ["died", str(exit_code)]
@@ -266,10 +268,10 @@ class ForkServer:
         if now > child.began_at + limit_s * _PATIENCE:
             return False
         child.read_outcome(_OUTCOME_BYTES)
-        if child.note_start(now):
+        if child.outcome is None and child.note_start(now):
             waited_s = self._waited_s(child.pid) - child.waited_s
             child.deadline = child.began_at + limit_s + waited_s
-        else:
+        else:  # it has not begun yet, or is through: a machine full of calls isolates and ends them slowly
             child.deadline = now + limit_s
         return child.deadline > now + 0.001
 
@@ -393,11 +395,37 @@ def _isolate(settings: Settings, executor: socket.socket) -> tuple[Isolating, st
         kernel.die_with_parent(signal.SIGKILL)
         kernel.adopt_orphans()
         proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-        folder = tempfile.mkdtemp(prefix=f"asterism-sandbox-{os.getppid()}-")
-        os.chmod(folder, 0o711)
+        folder = _private_folder()
     kernel.no_new_privileges()
     options = f"size={settings.file_mib}m,nr_inodes=4096,mode=700"
-    return Isolating(settings, proc, options, _filter(missing), settings.namespaces, None), folder, missing
+    processes = settings.max_processes
+    if not settings.namespaces and os.getuid() != 0:
+        processes = _own_tasks() + _SHARED_PROCESSES
+    how = Isolating(settings, proc, options, processes, _filter(missing), settings.namespaces, None)
+    return how, folder, missing
+
+
+def _private_folder() -> str:
+    """For calls that cannot mount one; what executors that were killed have left is removed first."""
+    prefix = "asterism-sandbox-"
+    for name in os.listdir(tempfile.gettempdir()):
+        if name.startswith(prefix) and not os.path.exists(f"/proc/{name.split('-')[2]}"):
+            shutil.rmtree(f"{tempfile.gettempdir()}/{name}", ignore_errors=True)
+    folder = tempfile.mkdtemp(prefix=f"{prefix}{os.getppid()}-")
+    os.chmod(folder, 0o711)
+    return folder
+
+
+def _own_tasks() -> int:
+    """Processes and threads of this user, which the kernel counts together where there is no user namespace."""
+    count = 0
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == os.getuid():
+                count += len(os.listdir(f"/proc/{name}/task"))
+        except OSError:
+            continue  # it has ended
+    return count
 
 
 def _mapped_bytes(how: Isolating) -> int:

@@ -11,7 +11,7 @@ _MEMORY = (
     "run under a cgroup with a memory limit where several calls at their limit would not fit into memory."
 )
 _SHARED_VIEW = (
-    "Executed code sees the machine's files and other processes as its user may: "
+    "Executed code sees the machine's files and other processes as its user may, and can outlive the executor: "
     "allow unprivileged user namespaces (sysctl user.max_user_namespaces=15000, "
     "kernel.apparmor_restrict_unprivileged_userns=0, kernel.unprivileged_userns_clone=1), or run as root."
 )

@@ -70,10 +70,12 @@ def close_all_from(fd: int) -> None:
         os.closerange(fd, os.sysconf("SC_OPEN_MAX"))
 
 
+_capability_header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+_no_capabilities = (ctypes.c_uint32 * 6)()
+
+
 def drop_capabilities() -> None:
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    nothing = (ctypes.c_uint32 * 6)()
-    checked(_syscall(_SYS_CAPSET[MACHINE], header, nothing), "capset")
+    checked(_syscall(_SYS_CAPSET[MACHINE], _capability_header, _no_capabilities), "capset")
 
 
 def die_with_parent(signal: int) -> None:

@@ -9,7 +9,8 @@ may lie where nobody else may look, and then becomes an ordinary user itself.
     pid       the fork server is process 1: when it ends, the kernel ends all that it started
     mount     read-only: interpreter, its libraries and packages, /usr; no /proc, no /sys, no /etc, no home
 """
-# ruff: noqa: PTH (pathlib would be mapped into every forked process)
+# pathlib would be mapped into every forked process.
+# ruff: noqa: PTH100, PTH102, PTH103, PTH110, PTH112, PTH114, PTH115, PTH211
 
 import os
 import signal

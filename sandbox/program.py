@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from types import CodeType, ModuleType
-from typing import NoReturn
+from typing import NoReturn, cast
 
 from sandbox.tracebacks import error_line, traceback_text
 
@@ -59,7 +59,8 @@ def run_cell(code: str, main: ModuleType) -> Outcome:
 
 
 def _compiled_cell(code: str) -> tuple[CodeType, CodeType | None]:
-    tree = ast.parse(code, CELL)
+    # Not ast.parse, whose frame would be in the traceback.
+    tree = cast(ast.Module, compile(code, CELL, "exec", ast.PyCF_ONLY_AST))
     last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
         expression = tree.body.pop()

@@ -84,6 +84,18 @@ def test_each_way_to_end_has_its_outcome(play: Play) -> None:
 
 
 @pytest.mark.slow
+def test_a_program_that_forks_has_one_outcome(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        code = "import os\nif os.fork():\n    os.wait()\n    print('parent')\nelse:\n    print('child')\n    1 / 0"
+        outcome = (await client.program(code)).outcome
+        assert isinstance(outcome, CodeOk)
+        assert outcome.output.stdout == "child\nparent\n"
+        assert outcome.output.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+    play(scenario)
+
+
+@pytest.mark.slow
 def test_output_beyond_the_limit_is_drained_and_counted(play: Play) -> None:
     async def scenario(client: Client) -> None:
         outcome = (await client.program("import sys\nprint('x' * 2_000_000)\nprint('e', file=sys.stderr)")).outcome

@@ -10,9 +10,10 @@ import sys
 
 import pytest
 
-from bus.messages import CodeOk, Output
+from bus.messages import CodeOk, CodeRaised, CodeTimedOut, Output
 from configs.schema import Sandbox as SandboxConfig
 from sandbox.contract import CodeResult, SandboxFailure
+from sandbox.doctor import probe_isolation
 from tests.sandbox.conftest import Client, Play, family, is_running
 
 pytestmark = pytest.mark.slow
@@ -45,6 +46,7 @@ def test_calls_that_wait_for_a_slot_survive_the_death_of_the_fork_server(play: P
         failed = [end for end in ends if isinstance(end, SandboxFailure)]
         assert len(answered) + len(failed) == 200
         assert len(failed) <= 128
+        assert (await client.program("print(2)")).outcome == CodeOk(Output("2\n"))
         assert {type(result.outcome) for result in answered} == {CodeOk}
 
     play(scenario)
@@ -119,9 +121,18 @@ def test_a_backend_without_namespaces_says_so_and_runs(play: Play) -> None:
             Output("x\n")
         )
         await client.program("import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)")
+        assert isinstance(
+            (await client.program("import os\nwhile os.fork() >= 0: pass")).outcome, CodeRaised | CodeTimedOut
+        )
         assert await client.printed("1+1") == "2\n"
 
-    play(scenario, namespaces="off")
+    play(scenario, namespaces="off", time_limit_s=1.0)
+
+
+def test_the_doctor_sees_what_is_in_force() -> None:
+    isolation = probe_isolation()
+    assert isolation.backend == "process"
+    assert all(sentence.endswith(".") for sentence in isolation.missing)
 
 
 def test_a_sandbox_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
