@@ -143,22 +143,29 @@ def main() -> int:
     arguments = parser.parse_args()
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is for the launcher, which says Shutdown
-    folder = RunFolder(arguments.run_folder)
     try:
-        run = load_resolved(folder.config)
-        ranks = join_ranks()
-        configure(folder, "learner" if ranks.leads else f"learner-{ranks.rank}", run.log.level)
-        torch.set_num_threads(run.learner.threads)
-        if ranks.leads:
-            uvloop.run(lead(run, folder, ranks, arguments.resume_step))
-        else:
-            follow(run, folder, ranks, arguments.resume_step)
-        leave_ranks(ranks)
+        train(RunFolder(arguments.run_folder), arguments.resume_step)
     except (UnusableInput, OSError) as error:
-        structlog.get_logger().exception("process.failed")
         sys.stderr.write(f"{error}\n")
         return UNUSABLE
     return 0
+
+
+def train(folder: RunFolder, resume_step: int | None) -> None:
+    """Raises UnusableInput for what a user can mend, OSError if the disk refuses."""
+    run = load_resolved(folder.config)
+    ranks = join_ranks()
+    configure(folder, "learner" if ranks.leads else f"learner-{ranks.rank}", run.log.level)
+    torch.set_num_threads(run.learner.threads)
+    try:
+        if ranks.leads:
+            uvloop.run(lead(run, folder, ranks, resume_step))
+        else:
+            follow(run, folder, ranks, resume_step)
+    except (UnusableInput, OSError):
+        structlog.get_logger().exception("process.failed")
+        raise
+    leave_ranks(ranks)
 
 
 def die_with_parent() -> None:
