@@ -3,9 +3,10 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -46,6 +47,15 @@ def make_run(path: Path, *, sft_steps: int = 3, ranks: int = 1, checkpoint_every
     run = msgspec.structs.replace(base, sft=msgspec.structs.replace(base.sft, steps=sft_steps))
     write_resolved(run, folder.config)
     return run, folder
+
+
+@pytest.fixture(autouse=True)
+def sweep(tmp_path: Path) -> Iterator[None]:
+    """What the launcher does at a run's end."""
+    yield
+    for path in (tmp_path / "run", tmp_path / "straight" / "run"):
+        for scratch in (RunFolder(path).sockets, RunFolder(path).shared_memory):
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 @pytest.fixture
