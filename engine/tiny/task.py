@@ -41,23 +41,13 @@ class Question(NamedTuple):
         return _fill(template, self.operands)
 
 
-# Arithmetic: the fourth operand chooses the expression.
+# Arithmetic has three numbers, and a fourth operand that chooses the expression.
 _EXPRESSIONS = ("{a}+{b}+{c}", "{a}+{b}-{c}", "{a}*{b}+{c}", "{a}*{b}-{c}")
 
 
 def _arithmetic(a: int, b: int, c: int, expression: int) -> int:
     left = a + b if expression < 2 else a * b
     return left - c if expression % 2 else left + c
-
-
-def _draw_arithmetic(random: Random) -> tuple[int, ...]:
-    expression = random.randrange(4)
-    return (
-        random.randrange(10, 100),
-        random.randrange(10, 100) if expression < 2 else random.randrange(2, 10),
-        random.randrange(2, 10),
-        expression,
-    )
 
 
 def _draw_gcd(random: Random) -> tuple[int, ...]:
@@ -80,12 +70,12 @@ def _primes_below(n: int) -> int:
 FAMILIES: dict[str, Family] = {
     "arithmetic": Family(
         question="What is {e}?",
-        draw=_draw_arithmetic,
+        draw=_draw_from(range(10, 100), range(2, 10), range(2, 10), range(len(_EXPRESSIONS))),
         answer=_arithmetic,
         right=("print({e})", "{e}"),
         failing="calc({e})",
         hopeless="solve({e})",
-        wrong=("print({a}+{c})", "print({a}-{b})", "print({b}*{c})"),
+        wrong=("print({a}+{b})", "print({a}-{b})", "print({a}*{b})"),
     ),
     "gcd": Family(
         question="What is the greatest common divisor of {a} and {b}?",
