@@ -16,21 +16,19 @@ A call's clock starts with its code, and stands still while the process waits fo
 `_PATIENCE` time limits: a busy machine must not turn into the model's mistake.
 """
 # pathlib would be mapped into every forked process.
-# ruff: noqa: PTH101, PTH110, PTH116, PTH123, PTH208
+# ruff: noqa: PTH101, PTH102, PTH110, PTH116, PTH123, PTH208
 
 import builtins
+import contextlib
 import gc
 import heapq
 import importlib
 import os
 import resource
-import secrets
 import select
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections import deque
 from typing import Any, NoReturn
@@ -89,6 +87,12 @@ class ForkServer:
                     self._on_child(child, fd)
             self._run_timers()
 
+    def end_all(self) -> None:
+        """Nothing that was started is left; in a pid namespace the kernel sees to it when this process ends."""
+        if not self._how.own_namespaces:
+            self._by_fd.clear()
+            self._end_orphans()
+
     # ------------------------------------------------------------ calls
 
     def _read_executor(self) -> bool:
@@ -125,7 +129,7 @@ class ForkServer:
         self._start(child, call)
 
     def _start(self, child: Child, call: Frame) -> None:
-        nonce = secrets.randbits(62)
+        nonce = int.from_bytes(os.urandom(8), "little")
         now = time.monotonic()
         child.begin(call, nonce, now, self._settings.time_limit_s)
         self._by_call[call["id"]] = child
@@ -198,7 +202,7 @@ class ForkServer:
             self._answer(child, self._ending(child, os.waitstatus_to_exitcode(status)))
         child.close()
         if child.folder is not None:
-            shutil.rmtree(child.folder, ignore_errors=True)
+            _remove(child.folder)
 
     def _ending(self, child: Child, exit_code: int) -> list[str]:
         if child.outcome is None and (child.timed_out or exit_code == -signal.SIGXCPU):
@@ -337,7 +341,8 @@ class ForkServer:
     def _place(self) -> tuple[str | None, Isolating]:
         if self._folder is None:
             return None, self._how
-        folder = tempfile.mkdtemp(dir=self._folder)
+        folder = f"{self._folder}/{self._calls_forked}"
+        os.mkdir(folder, 0o700)
         if os.getuid() != 0:
             return folder, self._how
         user = _FIRST_FREE_ID + self._calls_forked % 1_000_000
@@ -345,7 +350,7 @@ class ForkServer:
         return folder, self._how._replace(unprivileged_id=user)
 
     def _end_orphans(self) -> None:
-        """Without pid namespaces: what a call's process left running became this process's child."""
+        """Without pid namespaces: what a call's process left running has become this process's child."""
         known = {child.pid for child in self._by_fd.values()}
         while orphans := _children() - known:
             for pid in orphans:
@@ -375,12 +380,13 @@ def main() -> NoReturn:
     in_force = list(namespaces.NAMES) if how.own_namespaces else []
     executor.sendall(encode({"hello": settings.flavour, "namespaces": in_force, "missing": missing}))
     try:
-        ForkServer(settings, executor, how, folder).serve()
-    except ConnectionError:
-        pass  # the executor has gone while an answer was on its way
+        server = ForkServer(settings, executor, how, folder)
+        with contextlib.suppress(ConnectionError):  # the executor has gone while an answer was on its way
+            server.serve()
+        server.end_all()
     finally:
         if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
     os._exit(0)
 
 
@@ -407,13 +413,21 @@ def _isolate(settings: Settings, executor: socket.socket) -> tuple[Isolating, st
 
 def _private_folder() -> str:
     """For calls that cannot mount one; what executors that were killed have left is removed first."""
+    import tempfile
+
     prefix = "asterism-sandbox-"
     for name in os.listdir(tempfile.gettempdir()):
         if name.startswith(prefix) and not os.path.exists(f"/proc/{name.split('-')[2]}"):
-            shutil.rmtree(f"{tempfile.gettempdir()}/{name}", ignore_errors=True)
+            _remove(f"{tempfile.gettempdir()}/{name}")
     folder = tempfile.mkdtemp(prefix=f"{prefix}{os.getppid()}-")
     os.chmod(folder, 0o711)
     return folder
+
+
+def _remove(folder: str) -> None:
+    import shutil  # with its compression libraries it would make every fork dearer where folders are mounted instead
+
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _own_tasks() -> int:
