@@ -43,10 +43,13 @@ class Children:
         self._logger.info("process.started", name=name, pid=process.pid)
         return child
 
+    def forget(self, name: str) -> None:
+        """The child has done what it was started for, and ended."""
+        del self._children[name]
+
     async def first_exit(self) -> Child:
-        """The first of those that run now to end, as soon as it does."""
-        running = [child for child in self._children.values() if child.process.returncode is None]
-        waits = {asyncio.ensure_future(child.process.wait()): child for child in running}
+        """The first child to end, as soon as it has."""
+        waits = {asyncio.ensure_future(child.process.wait()): child for child in self._children.values()}
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:

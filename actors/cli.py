@@ -56,9 +56,8 @@ def run(
 @app.command()
 def report(run: RunArgument) -> None:
     """Show a run's summary, and draw its curves again."""
-    from analysis.summary_table import read_summary, summary_table
-
     from analysis.curves import draw_curves
+    from analysis.summary_table import read_summary, summary_table
 
     folder = run_folder(run)
     console = Console()
@@ -69,11 +68,11 @@ def report(run: RunArgument) -> None:
 @app.command()
 def doctor() -> None:
     """Say what this machine has and lacks for a run, with the remedy for each lack."""
-    from actors.doctor import examine, exit_code, render
+    from actors.doctor import examine, findings_table
 
     findings = examine()
-    Console().print(render(findings))
-    raise typer.Exit(exit_code(findings))
+    Console().print(findings_table(findings))
+    raise typer.Exit(int(any(finding.status == "missing" for finding in findings)))
 
 
 @log_app.command()

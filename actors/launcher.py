@@ -74,8 +74,10 @@ class Launcher:
         stop.cancel()
         if not exit_.done():
             exit_.cancel()
-        elif child.process.returncode != 0:
+            return
+        if child.process.returncode != 0:
             raise ProcessDied(f"preparing failed:\n{last_words(child)}")
+        self._children.forget(child.name)
         self._logger.info("task.prepared", prepare_s=time.monotonic() - began)
 
     async def _start(self) -> None:
@@ -152,4 +154,10 @@ class Launcher:
 
 
 def _threads(count: int) -> Mapping[str, str]:
-    return {"OMP_NUM_THREADS": str(count), "OPENBLAS_NUM_THREADS": str(count), "PYTHONUNBUFFERED": "1"}
+    """Threads that wait sleep: there are more processes than cores, and one that spins takes another's time."""
+    return {
+        "OMP_NUM_THREADS": str(count),
+        "OPENBLAS_NUM_THREADS": str(count),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONUNBUFFERED": "1",
+    }

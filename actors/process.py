@@ -46,9 +46,9 @@ async def run_rollout(name: str, run: Run, folder: RunFolder) -> None:
 
 
 async def run_generator(name: str, run: Run, folder: RunFolder) -> None:
-    from actors.generator import Generator  # imports torch, which the other processes do without
     import torch
 
+    from actors.generator import Generator  # imports torch, which the other processes do without
     from engine.embedded import EmbeddedEngine
 
     engine = EmbeddedEngine(
@@ -66,9 +66,8 @@ async def run_generator(name: str, run: Run, folder: RunFolder) -> None:
 
 
 async def run_executor(name: str, run: Run, folder: RunFolder) -> None:
-    from sandbox.process_backend import ProcessSandbox
-
     from actors.executor import Executor
+    from sandbox.process_backend import ProcessSandbox
 
     bus = zmq_bus(name, folder.sockets, run.bus.queue_messages)
     try:

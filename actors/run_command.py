@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 import uvloop
-from analysis.summary_table import summary_table
 from rich.console import Console
 from rich.markup import escape
 
@@ -18,6 +17,7 @@ from actors.replay import replay_run
 from actors.run_setup import claimed
 from analysis.curves import draw_curves
 from analysis.summary import summarize
+from analysis.summary_table import summary_table
 from bus.structured_log import configure
 from configs.load import load_run
 from configs.run_folder import RunFolder

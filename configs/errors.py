@@ -3,7 +3,9 @@
     UnusableInput               a file, a key or a flag; str(error) names it and says what is wrong
       configs.load.ConfigError          the configuration
       engine.datasets.DatasetError      a data file
-      engine.tokenizer.UnusableTokenizer, engine.checkpoint.CheckpointRefused   a checkpoint
+      engine.tokenizer.UnusableTokenizer, engine.checkpoint.CheckpointRefused,
+      engine.qwen3.UnsupportedModel     a checkpoint
+      analysis.metrics.AnalysisError    what a run left behind
       actors.run_setup.RunRefused       a run's folder
       actors.head.NotResumable          a run that cannot go on
 

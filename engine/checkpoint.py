@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from configs.errors import UnusableInput
 from engine.qwen3 import Qwen3, Qwen3Config
 from engine.tokenizer import load_tokenizer
 from policies.dialogue import TURN_END
@@ -25,7 +26,7 @@ TOKENIZER_FILES = (
 _PLAIN_TOKENIZER = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 
 
-class CheckpointRefused(ValueError):
+class CheckpointRefused(UnusableInput):
     """A folder that holds no usable model; the message names the file and what is wrong with it."""
 
 

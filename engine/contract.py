@@ -44,7 +44,9 @@ class Generation(msgspec.Struct, frozen=True):
     """N new tokens; a stop token is among them."""
 
     token_ids: NDArray[np.int32]  # [N]
-    logprobs: NDArray[np.float32]  # [N], log p of the sampled token under softmax(logits / temperature), before top-p and top-k; greedy: temperature 1
+    logprobs: NDArray[
+        np.float32
+    ]  # [N], log p of the sampled token under softmax(logits / temperature), before top-p and top-k; greedy: temperature 1
     versions: NDArray[np.int32]  # [N], policy version that produced each
     finish: Literal["stop", "length", "abort"]
 

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from configs.errors import UnusableInput
 
-class UnsupportedModel(ValueError):
+
+class UnsupportedModel(UnusableInput):
     """A config.json that this code would compute wrongly; the message names the file and the field."""
 
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
+from configs.errors import UnusableInput
 from policies.dialogue import TURN_END
 
 if TYPE_CHECKING:  # importing torch takes seconds, and the head and the rollouts need none of it
     from engine.qwen3 import Qwen3Config
 
 
-class UnusableTokenizer(ValueError):
+class UnusableTokenizer(UnusableInput):
     """A tokenizer that is missing, broken, or does not fit its model; the message names the files."""
 
 

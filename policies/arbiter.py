@@ -73,10 +73,8 @@ class Arbiter:
 
     def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
         match event:
-            case RunStarted():  # trajectories do not outlive the head
-                self.ledger.leases, self.ledger.queue = {}, []
-                for name, engine in self.ledger.engines.items():
-                    self.ledger.engines[name] = replace(engine, leased_tokens=0)
+            case RunStarted():  # neither trajectories nor engines outlive the head: engines join again
+                self.ledger = Ledger()
                 return []
             case EngineJoined():
                 return self._join(event)

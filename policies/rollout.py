@@ -27,7 +27,7 @@ class Rollout:
     def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
         match event:
             case RunStarted():
-                self.trajectories = {}
+                self.trajectories, self._last = {}, None
                 return []
             case StartGroup():
                 return self._start(now, event)

@@ -82,9 +82,8 @@ def test_the_same_seed_gives_the_same_dialogues(made: list[Messages]) -> None:
 
 @pytest.mark.slow
 def test_the_sandbox_returns_the_same_bytes() -> None:
-    from sandbox.process_backend import ProcessSandbox
-
     from configs.schema import Sandbox
+    from sandbox.process_backend import ProcessSandbox
 
     codes = sorted({code for messages in dialogues(0, 60, LIMIT) for message in messages for code in calls_of(message)})
 

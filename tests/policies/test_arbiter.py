@@ -70,10 +70,11 @@ def test_a_request_that_is_withdrawn_lets_those_behind_it_pass() -> None:
     assert granted(list(arbiter.decide(0.0, LeaseReleased(1)))) == [2]
 
 
-def test_a_run_that_starts_anew_owes_nobody() -> None:
+def test_a_run_that_starts_anew_owes_nobody_and_waits_for_engines_to_join() -> None:
     arbiter = arbiter_with(100)
     arbiter.decide(0.0, LeaseRequested(1, 100))
     arbiter.decide(0.0, RunStarted(0, Cursor()))
+    arbiter.decide(0.0, EngineJoined("generator-0", 100, 1, 0))
     assert granted(list(arbiter.decide(0.0, LeaseRequested(1, 100)))) == [1]
 
 

@@ -67,6 +67,19 @@ def test_a_replay_of_the_log_gives_the_same_states_and_effects(seed: int) -> Non
             assert state_fingerprint(deciders[event.actor].state_after(envelope.message)) == decision.state
 
 
+def test_a_log_of_two_lives_is_replayed_as_two_lives() -> None:
+    """As after a resume: the second life begins with RunStarted, and owes nothing to the first."""
+    deciders = live(4, 0.1).deciders()
+    for _ in range(2):
+        world = live(4, 0.1)
+        for process, log in world.logs.items():
+            for event in log.events:
+                envelope = decode(event.frame)
+                deciders[process][event.actor].decide(event.time, envelope.message)
+                state = state_fingerprint(deciders[process][event.actor].state_after(envelope.message))
+                assert state == log.decisions[event.seq].state
+
+
 def test_all_leases_are_given_back_at_the_end() -> None:
     world = live(3, trouble=0.1)
     arbiter = Arbiter(ROLLOUT)

@@ -1,0 +1,261 @@
+"""Whole runs over real processes: launcher, head, rollout, generator, executor and learner, on the tiny task."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from configs.run_folder import RunFolder
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = (
+    *("tiny.num_train_questions=64", "tiny.num_test_questions=16", "tiny.num_sft_dialogues=200"),
+    *("sft.steps=4", "sft.batch_size=16", "rl.steps=3", "rl.prompts=2", "rl.rollouts=4"),
+    *("learner.checkpoint_every=1", "learner.threads=1", "evaluation.questions=6"),
+)
+PATIENCE_S = 120.0
+
+
+def command(runs: Path, *arguments: str) -> list[str]:
+    settings = [argument for setting in (*SETTINGS, f'runs_folder="{runs}"') for argument in ("--set", setting)]
+    return [sys.executable, "-m", "actors.cli", "run", "configs/tiny.toml", *settings, *arguments]
+
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture(scope="module")
+def start() -> Iterator[Start]:
+    """Starts a run; whatever a test leaves running is ended after the last one."""
+    started: list[subprocess.Popen[str]] = []
+
+    def launch(runs: Path, *arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command(runs, *arguments), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        started.append(process)
+        return process
+
+    yield launch
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate(timeout=PATIENCE_S)
+    return output
+
+
+def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.02)  # another process moves, not this one
+
+
+def processes_of(runs: Path) -> list[str]:
+    """Command lines of all living processes that name the folder."""
+    found: list[str] = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if str(runs) in line and int(entry.parent.name) != os.getpid():
+                found.append(line)
+    return found
+
+
+def descendants(pid: int) -> set[int]:
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
+    found, frontier = set[int](), {pid}
+    while frontier:
+        frontier = {child for child, parent in parents.items() if parent in frontier} - found
+        found |= frontier
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def metrics(folder: RunFolder, kind: str) -> list[dict[str, float]]:
+    if not folder.metrics.exists():
+        return []
+    lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory, start: Start) -> Iterator[tuple[RunFolder, str]]:
+    runs = tmp_path_factory.mktemp("runs")
+    process = start(runs)
+    output = finish(process)
+    assert process.returncode == 0, output
+    yield RunFolder(runs / "demo"), output
+
+
+def test_a_run_writes_what_it_promises(finished_run: tuple[RunFolder, str]) -> None:
+    folder, output = finished_run
+    summary = json.loads(folder.summary.read_text())
+    promised = (
+        "seed params sft_s rl_s steps pass1_start pass1_end greedy_start greedy_end err_positive_start err_positive_end "
+        "tokens_per_s trajectories_started trajectories_finished trajectories_failed replay_identical"
+    )
+    assert set(promised.split()) <= set(summary)
+    assert summary["steps"] == 3
+    assert summary["sft_s"] > 0
+    assert summary["replay_identical"] is True
+    assert summary["isolation"]["backend"] == "process"
+    assert folder.curves.read_bytes().startswith(b"\x89PNG")
+    assert "right answers" in output
+
+
+def test_each_started_trajectory_is_finished_or_failed(finished_run: tuple[RunFolder, str]) -> None:
+    summary = json.loads(finished_run[0].summary.read_text())
+    assert summary["trajectories_started"] == summary["trajectories_finished"] + summary["trajectories_failed"]
+    assert summary["trajectories_failed"] == 0
+    assert summary["trajectories_started"] >= 3 * 2 * 4 + 4 * 6
+
+
+def test_a_steps_phases_add_up(finished_run: tuple[RunFolder, str]) -> None:
+    for step in metrics(finished_run[0], "step"):
+        assert step["rollout_s"] + step["train_s"] + step["weights_s"] == pytest.approx(step["step_s"])
+
+
+def test_every_token_that_was_trained_on_has_the_steps_version(finished_run: tuple[RunFolder, str]) -> None:
+    steps = metrics(finished_run[0], "step")
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    assert all(step["mismatch_max"] < 1e-2 for step in steps if step.get("rows"))
+
+
+def test_the_checkpoints_are_ordinary_transformers_folders(finished_run: tuple[RunFolder, str]) -> None:
+    checkpoint = finished_run[0].checkpoint(3)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    ids = tokenizer("1", return_tensors="pt").input_ids
+    assert model(ids).logits.shape[-1] == model.config.vocab_size
+
+
+def test_no_process_socket_or_shared_memory_is_left(finished_run: tuple[RunFolder, str]) -> None:
+    folder = finished_run[0]
+    assert processes_of(folder.path.parent) == []
+    assert not folder.sockets.exists()
+    assert not folder.shared_memory.exists()
+
+
+def test_a_finished_runs_log_can_be_replayed_and_told(finished_run: tuple[RunFolder, str]) -> None:
+    folder = str(finished_run[0].path)
+    asterism = [sys.executable, "-m", "actors.cli"]
+    replay = subprocess.run([*asterism, "log", "replay", folder, "--verify"], cwd=ROOT, capture_output=True, text=True)
+    assert replay.returncode == 0
+    assert "identical" in replay.stdout
+    story = subprocess.run([*asterism, "log", "story", folder, "3"], cwd=ROOT, capture_output=True, text=True)
+    kinds = ["StartGroup", "LeaseRequested", "LeaseGranted", "TurnGenerated", "TrajectoryFinished"]
+    positions = [story.stdout.index(kind) for kind in kinds]
+    assert positions == sorted(positions)
+    unknown = subprocess.run([*asterism, "log", "story", folder, "99999"], cwd=ROOT, capture_output=True, text=True)
+    assert unknown.returncode == 2
+    assert "no log knows trajectory 99999" in unknown.stderr
+
+
+def test_a_changed_log_is_found_out_at_the_event(finished_run: tuple[RunFolder, str], tmp_path: Path) -> None:
+    copy = tmp_path / "demo"
+    shutil.copytree(finished_run[0].path, copy)
+    resolved = (copy / "config.toml").read_text().replace("$RUN", str(finished_run[0].path))
+    (copy / "config.toml").write_text(resolved)
+    with contextlib.closing(sqlite3.connect(copy / "events" / "head.sqlite")) as log, log:
+        (seq,) = log.execute("SELECT seq FROM events WHERE kind = 'LeaseReleased' ORDER BY seq LIMIT 1").fetchone()
+        log.execute("UPDATE decisions SET effects = x'00' WHERE seq = ?", (seq,))
+    replay = subprocess.run(
+        [sys.executable, "-m", "actors.cli", "log", "replay", str(copy), "--verify"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert replay.returncode == 1
+    assert f"event {seq} of head" in replay.stdout
+
+
+def test_sigint_ends_a_run_in_order_and_resume_goes_on(tmp_path: Path, start: Start) -> None:
+    process = start(tmp_path)
+    folder = RunFolder(tmp_path / "demo")
+    until(lambda: len(metrics(folder, "step")) >= 1, process)
+    children = descendants(process.pid)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    output = finish(process)
+    assert process.returncode == 130, output
+    assert "--resume" in output
+    assert time.monotonic() - began < 5.0
+    assert not [pid for pid in children if alive(pid)]
+    done = folder.checkpoints.glob("step_*")
+    last = max(int(path.name.removeprefix("step_")) for path in done)
+    resumed = start(tmp_path, "--resume")
+    output = finish(resumed)
+    assert resumed.returncode == 0, output
+    assert f"going on after step {last}" in output
+    assert [step["step"] for step in metrics(folder, "step")] == [1, 2, 3]
+    summary = json.loads(folder.summary.read_text())
+    assert summary["replay_identical"] is True
+    assert summary["pass1_start"] is not None
+
+
+def test_kill_9_of_the_launcher_leaves_no_process_behind(tmp_path: Path, start: Start) -> None:
+    process = start(tmp_path)
+    folder = RunFolder(tmp_path / "demo")
+    until(lambda: len(metrics(folder, "evaluation")) >= 1, process)
+    children = descendants(process.pid)
+    assert len(children) >= 6
+    process.kill()
+    finish(process)
+    deadline = time.monotonic() + 10.0
+    while left := [pid for pid in children if alive(pid)]:
+        assert time.monotonic() < deadline, f"still alive: {left}"
+        time.sleep(0.02)
+    resumed = start(tmp_path, "--resume")
+    output = finish(resumed)
+    assert resumed.returncode == 0, output
+
+
+@pytest.mark.parametrize("name", ["executor-0", "generator-0", "learner", "head", "rollout-0"])
+def test_the_death_of_a_process_ends_the_run_and_is_named(tmp_path: Path, start: Start, name: str) -> None:
+    process = start(tmp_path)
+    launcher_log = tmp_path / "demo" / "logs" / "launcher.jsonl"
+
+    def pid() -> int | None:
+        if not launcher_log.exists():
+            return None
+        entries = [json.loads(line) for line in launcher_log.read_text().splitlines()]
+        pids = [entry["pid"] for entry in entries if entry["event"] == "process.started" and entry.get("name") == name]
+        return pids[0] if pids else None
+
+    until(lambda: pid() is not None, process)
+    children = descendants(process.pid)
+    victim = pid()
+    assert victim is not None
+    os.kill(victim, signal.SIGKILL)
+    output = finish(process)
+    assert process.returncode == 1, output
+    assert f"{name} ended with exit code -9" in output
+    assert not [child for child in children if alive(child)]
