@@ -23,8 +23,8 @@ from configs.errors import UnusableInput
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
 from engine.tokenizer import FastTokenizer, load_tokenizer
+from policies.record import bytes_to_ids
 from policies.tool_text import result_text
-from policies.trajectory import bytes_to_ids
 
 _TOKEN_FIELDS = ("token_ids", "loss_mask", "logprobs", "versions", "prompt_ids")
 

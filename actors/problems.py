@@ -12,7 +12,7 @@ from configs.schema import Run
 from engine.datasets import DatasetError, read_problems
 from policies.dialogue import TextTokenizer, encode_pieces, prompt_pieces
 from policies.group_buffer import Problem
-from policies.trajectory import ids_to_bytes
+from policies.record import ids_to_bytes
 
 
 class Problems(NamedTuple):

@@ -60,7 +60,9 @@ def _settle(run: Run, folder: RunFolder, *, resume: bool, overwrite: bool) -> No
         if resume:
             raise RunRefused(f"{folder.path}: there is no run to resume")
         if foreign := sorted(path.name for path in folder.path.iterdir() if path != folder.lock):
-            raise RunRefused(f"{folder.path}: this folder is not a run's: it holds {foreign[0]}; --set name=... takes another")
+            raise RunRefused(
+                f"{folder.path}: this folder is not a run's: it holds {foreign[0]}; --set name=... takes another"
+            )
         return
     if overwrite:
         for path in folder.path.iterdir():

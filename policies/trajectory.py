@@ -9,8 +9,6 @@ Only here tokens are appended. Text is decoded to be understood, and never encod
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
 from typing import Literal, assert_never
 
 import msgspec
@@ -45,6 +43,7 @@ from policies.dialogue import (
     tool_turn_pieces,
 )
 from policies.draws import mix
+from policies.record import Record, blank_record, bytes_to_ids
 from policies.tool_text import failed, malformed_text, result_text
 
 Phase = Literal["leasing", "generating", "calling", "grading", "ended"]
@@ -79,44 +78,6 @@ class Waits(msgspec.Struct, frozen=True, array_like=True):
     grading: float = 0.0
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True):
-    """The tokens of a trajectory, prompt included, as in bus.messages.Row."""
-
-    prompt_tokens: int
-    token_ids: bytes
-    loss_mask: bytes
-    logprobs: bytes
-    versions: bytes
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.loss_mask)
-
-    @property
-    def response_tokens(self) -> int:
-        return self.num_tokens - self.prompt_tokens
-
-    def with_generated(self, turn: TurnGenerated) -> Record:
-        return replace(
-            self,
-            token_ids=self.token_ids + turn.token_ids,
-            loss_mask=self.loss_mask + b"\x01" * (len(turn.token_ids) // 4),
-            logprobs=self.logprobs + turn.logprobs,
-            versions=self.versions + turn.versions,
-        )
-
-    def with_given(self, token_ids: Sequence[int]) -> Record:
-        """Tokens that the model did not generate: a tool's response and the next turn's header."""
-        given = blank_record(ids_to_bytes(token_ids))
-        return replace(
-            self,
-            token_ids=self.token_ids + given.token_ids,
-            loss_mask=self.loss_mask + given.loss_mask,
-            logprobs=self.logprobs + given.logprobs,
-            versions=self.versions + given.versions,
-        )
-
-
 class Trajectory(msgspec.Struct, frozen=True, array_like=True):
     trajectory_id: int
     group: StartGroup
@@ -146,25 +107,6 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
 
 
 Step = tuple[Trajectory, list[Send]]
-
-
-def ids_to_bytes(token_ids: Sequence[int]) -> bytes:
-    return array("i", token_ids).tobytes()
-
-
-def bytes_to_ids(token_ids: bytes) -> list[int]:
-    return array("i", token_ids).tolist()
-
-
-def blank_record(prompt_ids: bytes) -> Record:
-    count = len(prompt_ids) // 4
-    return Record(
-        prompt_tokens=count,
-        token_ids=prompt_ids,
-        loss_mask=bytes(count),
-        logprobs=bytes(4 * count),
-        versions=b"\xff\xff\xff\xff" * count,
-    )
 
 
 def start(rules: Rules, group: StartGroup, trajectory_id: int, now: float) -> Step:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from bus.messages import TurnGenerated
 from policies.dialogue import PROTOCOL_TAGS, TURN_END, TURN_START
-from policies.trajectory import Rules, ids_to_bytes
+from policies.record import ids_to_bytes
+from policies.trajectory import Rules
 
 TAGS = (TURN_START, TURN_END, *PROTOCOL_TAGS)
 _SPLIT = re.compile("(" + "|".join(re.escape(tag) for tag in TAGS) + ")")

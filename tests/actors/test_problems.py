@@ -14,7 +14,7 @@ from configs.run_folder import RunFolder
 from configs.schema import Data, Dialogue, Run
 from engine.datasets import DatasetError
 from policies.dialogue import encode_pieces, prompt_pieces
-from policies.trajectory import bytes_to_ids
+from policies.record import bytes_to_ids
 from tests.fakes import TOKENIZER
 
 TOOLS = ("jupyter_code",)

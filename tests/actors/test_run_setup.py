@@ -103,7 +103,9 @@ def test_a_file_in_the_folders_place_is_named(tmp_path: Path) -> None:
 def in_namespace(script: str) -> subprocess.CompletedProcess[str]:
     """Run Python where mounts are private to it, as an ordinary user may."""
     return subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", sys.executable, "-c", script], capture_output=True, text=True
+        ["unshare", "--user", "--map-root-user", "--mount", sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
     )
 
 

@@ -29,8 +29,8 @@ from bus.messages import (
 )
 from policies.decider import Send
 from policies.dialogue import encode_pieces, prompt_pieces
+from policies.record import bytes_to_ids, ids_to_bytes
 from policies.rollout import Rollout
-from policies.trajectory import bytes_to_ids, ids_to_bytes
 from tests.fakes import TOKENIZER, generated, rules
 
 DIALOGUES = Path(__file__).parent / "dialogues"

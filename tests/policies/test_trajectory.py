@@ -28,8 +28,8 @@ from bus.messages import (
     TurnFailed,
     TurnRequested,
 )
+from policies.record import ids_to_bytes
 from policies.rollout import Rollout
-from policies.trajectory import ids_to_bytes
 from tests.fakes import TOKENIZER, generated, rules
 
 PROMPT = ids_to_bytes(TOKENIZER.encode("question", trusted=False))

@@ -42,8 +42,8 @@ from bus.transport import Bus, Inbox
 from configs.schema import Run
 from policies.decider import Decider
 from policies.group_buffer import Problem
+from policies.record import ids_to_bytes
 from policies.rollout import Rollout
-from policies.trajectory import ids_to_bytes
 from tests.fakes import TOKENIZER, generated, rules
 
 CALL = '<tool_call>\n{"name": "jupyter_code", "arguments": {"code": "1"}}\n</tool_call>'
