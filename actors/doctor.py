@@ -21,7 +21,8 @@ import msgspec
 from rich.table import Table
 
 from actors.docker_engine import DockerTrial, try_docker
-from actors.namespaces import NamespaceTrial, try_namespaces
+from sandbox.contract import Isolation
+from sandbox.doctor import probe_isolation
 
 Status = Literal["ok", "warning", "missing"]
 
@@ -57,7 +58,7 @@ def examine(folder: Path = Path()) -> list[Finding]:
         "memory": lambda: check_memory(memory_bytes()),
         "GPU": check_gpu,
         "Docker engine": lambda: check_docker(try_docker(os.environ)),
-        "user namespaces": lambda: check_namespaces(try_namespaces()),
+        "user namespaces": lambda: check_isolation(probe_isolation()),
         "shared memory": lambda: check_shared_memory(Path("/dev/shm")),
         "open files": lambda: check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
         "disk": lambda: check_disk(folder),
@@ -199,13 +200,13 @@ def check_docker(trial: DockerTrial) -> Finding:
     return Finding("Docker engine", "warning" if trial.remedy else "ok", trial.found, trial.remedy)
 
 
-def check_namespaces(trial: NamespaceTrial) -> Finding:
-    """What the process sandbox gets from this kernel."""
-    if not trial.refused:
-        return Finding("user namespaces", "ok", "user, pid, mount, network and ipc namespaces can be made")
-    return Finding(
-        "user namespaces", "warning", f"refused ({trial.refused}); calls are held by rlimits alone", trial.remedy
-    )
+def check_isolation(isolation: Isolation) -> Finding:
+    """What the process sandbox gets from this kernel: one of its fork servers was started to find out."""
+    in_force = ", ".join(isolation.namespaces) or "none"
+    detail = f"namespaces: {in_force}; seccomp: {'on' if isolation.seccomp else 'off'}"
+    if isolation.namespaces and isolation.seccomp:
+        return Finding("user namespaces", "ok", detail)
+    return Finding("user namespaces", "warning", detail, " ".join(isolation.missing))
 
 
 # ---------------------------------------------------------------- limits and space

@@ -16,7 +16,7 @@ from rich.console import Console
 from actors import docker_engine, doctor
 from actors.docker_engine import DockerTrial, try_docker
 from actors.doctor import Finding, findings_table
-from actors.namespaces import NamespaceTrial, namespace_remedy, try_namespaces
+from sandbox.contract import Isolation
 
 NAMES = [
     *("Python", "torch", "uvloop", "CPU", "cores", "memory", "GPU"),
@@ -128,36 +128,17 @@ def answering(path: Path, body: str) -> Iterator[list[bytes]]:
         thread.join()
 
 
-class TestNamespaces:
-    def test_a_refusal_names_what_was_refused_and_the_remedy(self):
-        finding = doctor.check_namespaces(NamespaceTrial("mount: Permission denied", "Do this."))
+class TestIsolation:
+    def test_namespaces_and_seccomp_in_force_are_fine(self):
+        finding = doctor.check_isolation(Isolation("process", ("user", "pid"), True, ("No Landlock rules.",)))
+        assert finding.status == "ok"
+        assert "user, pid" in finding.detail
+
+    @pytest.mark.parametrize(("namespaces", "seccomp"), [((), True), (("user",), False)])
+    def test_what_is_missing_is_a_warning_with_its_remedy(self, namespaces: tuple[str, ...], seccomp: bool):
+        finding = doctor.check_isolation(Isolation("process", namespaces, seccomp, ("No X: refused.", "Do this.")))
         assert finding.status == "warning"
-        assert "mount: Permission denied" in finding.detail
-        assert finding.remedy == "Do this."
-
-    def test_the_trial_says_either_that_all_is_allowed_or_what_to_do(self):
-        trial = try_namespaces()
-        assert bool(trial.refused) == bool(trial.remedy)
-
-    @pytest.mark.parametrize(
-        ("setting", "value", "remedy"),
-        [
-            ("kernel/unprivileged_userns_clone", "0", "kernel.unprivileged_userns_clone=1"),
-            ("user/max_user_namespaces", "0", "user.max_user_namespaces=15000"),
-            (
-                "kernel/apparmor_restrict_unprivileged_userns",
-                "1",
-                "kernel.apparmor_restrict_unprivileged_userns=0",
-            ),
-        ],
-    )
-    def test_the_remedy_is_the_setting_that_forbids(self, tmp_path: Path, setting: str, value: str, remedy: str):
-        (tmp_path / setting).parent.mkdir()
-        (tmp_path / setting).write_text(f"{value}\n")
-        assert namespace_remedy(tmp_path) == f"Run `sudo sysctl -w {remedy}`."
-
-    def test_where_no_setting_forbids_the_container_does(self, tmp_path: Path):
-        assert "seccomp profile" in namespace_remedy(tmp_path)
+        assert finding.remedy == "No X: refused. Do this."
 
 
 class TestLimits:
