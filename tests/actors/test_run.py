@@ -259,3 +259,33 @@ def test_the_death_of_a_process_ends_the_run_and_is_named(tmp_path: Path, start:
     assert process.returncode == 1, output
     assert f"{name} ended with exit code -9" in output
     assert not [child for child in children if alive(child)]
+
+
+def test_a_data_file_that_is_missing_ends_the_run_with_its_name(tmp_path: Path, start: Start) -> None:
+    process = start(tmp_path, "--set", "data.train=nowhere.jsonl")
+    output = finish(process)
+    assert process.returncode == 1
+    assert "head ended with exit code 2" in output
+    assert "nowhere.jsonl: no such file" in output
+    assert "Traceback" not in output
+
+
+def test_a_second_run_in_the_same_folder_is_refused_while_the_first_goes_on(tmp_path: Path, start: Start) -> None:
+    first = start(tmp_path)
+    until(lambda: (tmp_path / "demo" / "data").exists(), first)
+    second = start(tmp_path, "--overwrite")
+    output = finish(second)
+    assert second.returncode == 2
+    assert f"using this folder (process {first.pid})" in output
+    first.send_signal(signal.SIGINT)
+    finish(first)
+    assert first.returncode == 130
+
+
+def test_two_learner_ranks_train_as_one_process_does(tmp_path: Path, start: Start) -> None:
+    process = start(tmp_path, "--set", "learner.ranks=2")
+    output = finish(process)
+    assert process.returncode == 0, output
+    folder = RunFolder(tmp_path / "demo")
+    assert [step["step"] for step in metrics(folder, "step")] == [1, 2, 3]
+    assert not processes_of(tmp_path)

@@ -83,6 +83,31 @@ def test_a_write_that_fails_stops_the_owner_at_his_next_event(tmp_path: Path) ->
         log.close()
 
 
+FULL = """
+import subprocess, sys
+from pathlib import Path
+from bus.event_log import EventLog, EventLogFailure
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", {folder!r}], check=True)
+log = EventLog(Path({folder!r}) / "log.sqlite")
+try:
+    for number in range(1000):
+        log.append(0.0, "a", "b", "Kind", None, bytes(10_000))
+        if number % 100 == 99:
+            log.wait_for_room()
+    log.close()
+except EventLogFailure as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_is_named_and_stops_the_owner(tmp_path: Path) -> None:
+    unshare = ["unshare", "--user", "--map-root-user", "--mount"]
+    script = FULL.format(folder=str(tmp_path))
+    done = subprocess.run([*unshare, sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"{tmp_path}/log.sqlite: database or disk is full" in done.stdout
+
+
 WRITER = """
 import sys
 from pathlib import Path
