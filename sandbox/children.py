@@ -155,3 +155,9 @@ class Child:
         os.close(self.pidfd)
         for stream in self.streams:
             os.close(stream.fd)
+
+
+def remove_folder(folder: str) -> None:
+    import shutil  # with its compression libraries it would make every fork dearer where folders are mounted instead
+
+    shutil.rmtree(folder, ignore_errors=True)

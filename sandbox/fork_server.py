@@ -1,6 +1,6 @@
 """The fork server: one thread that forks an isolated process for each call and watches over it.
 
-Standard library only; started by `sandbox.server_link` with a socket whose descriptor and settings are its arguments.
+Standard library only; `sandbox.boot` starts it.
 
     executor -> fork server   {"op": "run" | "cell", "id", "code", "stdin", "seed", "session", "fresh"}
                               {"op": "end", "session"}     {"op": "kill", "id"}
@@ -16,40 +16,26 @@ A call's clock starts with its code, and stands still while the process waits fo
 `_PATIENCE` time limits: a busy machine must not turn into the model's mistake.
 """
 # pathlib would be mapped into every forked process.
-# ruff: noqa: PTH101, PTH102, PTH110, PTH116, PTH123, PTH208
+# ruff: noqa: PTH102, PTH123
 
-import builtins
-import contextlib
-import gc
 import heapq
-import importlib
 import os
-import resource
 import select
 import signal
 import socket
-import sys
 import time
 from collections import deque
-from typing import Any, NoReturn
 
-from sandbox import cell_process, kernel, namespaces, seccomp
+from sandbox import cell_process, kernel
 from sandbox.cell_process import Isolating, call_bytes
-from sandbox.children import Captured, Child
+from sandbox.children import Captured, Child, remove_folder
 from sandbox.frames import Frame, FrameReader, encode
-from sandbox.program import leave
-from sandbox.settings import Settings, from_json
+from sandbox.settings import Settings
 
 _WATCH_AFTER_S = 0.01  # most calls end before, and their pipes are read once, at their end
 _PATIENCE = 4
 _OUTCOME_BYTES = 1 << 20
 _FIRST_FREE_ID = 2_000_000_000  # users that no system hands out; one for each call where root has no namespaces
-_SHARED_PROCESSES = 512  # that all calls and whatever else this user starts may add, where users cannot be told apart
-_COMMON = (
-    "ast bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator "
-    "random re string typing"
-)
-_SCIENTIFIC = "numpy numpy.random numpy.linalg numpy.fft sympy"
 
 
 class ForkServer:
@@ -202,7 +188,7 @@ class ForkServer:
             self._answer(child, self._ending(child, os.waitstatus_to_exitcode(status)))
         child.close()
         if child.folder is not None:
-            _remove(child.folder)
+            remove_folder(child.folder)
 
     def _ending(self, child: Child, exit_code: int) -> list[str]:
         if child.outcome is None and (child.timed_out or exit_code == -signal.SIGXCPU):
@@ -361,120 +347,3 @@ class ForkServer:
 def _children() -> set[int]:
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         return {int(pid) for pid in file.read().split()}
-
-
-# ---------------------------------------------------------------- start
-
-
-def main() -> NoReturn:
-    """Arguments: the settings' JSON, the socket's descriptor. Ends the process when the executor has gone."""
-    settings = from_json(sys.argv[1])
-    executor = socket.socket(fileno=int(sys.argv[2]))
-    try:
-        how, folder, missing = _isolate(settings, executor)
-        _warm_up(settings)
-        cell_process.limit_for_all_calls(settings, _mapped_bytes(how))
-    except (OSError, ImportError) as error:
-        executor.sendall(encode({"refused": f"{type(error).__name__}: {error}"}))
-        os._exit(1)
-    in_force = list(namespaces.NAMES) if how.own_namespaces else []
-    executor.sendall(encode({"hello": settings.flavour, "namespaces": in_force, "missing": missing}))
-    try:
-        server = ForkServer(settings, executor, how, folder)
-        with contextlib.suppress(ConnectionError):  # the executor has gone while an answer was on its way
-            server.serve()
-        server.end_all()
-    finally:
-        if folder is not None:
-            _remove(folder)
-    os._exit(0)
-
-
-def _isolate(settings: Settings, executor: socket.socket) -> tuple[Isolating, str | None, list[str]]:
-    sys.path[:] = list(settings.import_folders)
-    missing: list[str] = []
-    folder = None
-    if settings.namespaces:
-        proc = namespaces.enter([*settings.import_folders, sys.base_prefix], [executor.fileno()])
-        os.environ.update(HOME=namespaces.SCRATCH, TMPDIR=namespaces.SCRATCH)
-    else:
-        kernel.die_with_parent(signal.SIGKILL)
-        kernel.adopt_orphans()
-        proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-        folder = _private_folder()
-    kernel.no_new_privileges()
-    options = f"size={settings.file_mib}m,nr_inodes=4096,mode=700"
-    processes = settings.max_processes
-    if not settings.namespaces and os.getuid() != 0:
-        processes = _own_tasks() + _SHARED_PROCESSES
-    how = Isolating(settings, proc, options, processes, _filter(missing), settings.namespaces, None)
-    return how, folder, missing
-
-
-def _private_folder() -> str:
-    """For calls that cannot mount one; what executors that were killed have left is removed first."""
-    import tempfile
-
-    prefix = "asterism-sandbox-"
-    for name in os.listdir(tempfile.gettempdir()):
-        if name.startswith(prefix) and not os.path.exists(f"/proc/{name.split('-')[2]}"):
-            _remove(f"{tempfile.gettempdir()}/{name}")
-    folder = tempfile.mkdtemp(prefix=f"{prefix}{os.getppid()}-")
-    os.chmod(folder, 0o711)
-    return folder
-
-
-def _remove(folder: str) -> None:
-    import shutil  # with its compression libraries it would make every fork dearer where folders are mounted instead
-
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _own_tasks() -> int:
-    """Processes and threads of this user, which the kernel counts together where there is no user namespace."""
-    count = 0
-    for name in os.listdir("/proc"):
-        try:
-            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == os.getuid():
-                count += len(os.listdir(f"/proc/{name}/task"))
-        except OSError:
-            continue  # it has ended
-    return count
-
-
-def _mapped_bytes(how: Isolating) -> int:
-    fd = os.open("self/statm", os.O_RDONLY, dir_fd=how.proc)
-    try:
-        return int(os.read(fd, 256).split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    finally:
-        os.close(fd)
-
-
-def _filter(missing: list[str]) -> seccomp.Filter | None:
-    """Puts the fork server's own filter on this process, for all that it forks. None where the kernel has none."""
-    try:
-        seccomp.server_filter().install()
-    except (OSError, KeyError) as error:
-        missing.append(f"No seccomp filter ({error}): use a kernel with CONFIG_SECCOMP_FILTER on x86-64 or arm64.")
-        return None
-    return seccomp.call_filter()
-
-
-def _warm_up(settings: Settings) -> None:
-    for name in _COMMON.split():
-        importlib.import_module(name)
-    _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))  # four for each call and session
-    builtins.exit = builtins.quit = leave  # pyright: ignore[reportAttributeAccessIssue]
-    if settings.flavour == "scientific":
-        for name in _SCIENTIFIC.split():
-            importlib.import_module(name)
-        sympy: Any = sys.modules["sympy"]
-        sympy.solve(sympy.Symbol("x") ** 2 - 2)
-    sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # pyright: ignore
-    for name in [name for name in sys.modules if name.partition(".")[0] == "sandbox"]:
-        del sys.modules[
-            name
-        ]  # here and not in the forked process: to walk through the modules there copies their pages
-    gc.collect()
-    gc.freeze()

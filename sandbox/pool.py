@@ -15,7 +15,7 @@ from sandbox.settings import Settings
 RUNNING_PER_SERVER = 128  # calls side by side on one fork server; the next ones wait in their order
 _RESTARTS = 5  # in a row without an answer in between: then the pool gives up
 _RESTART_PAUSE_S = 0.05  # doubled each time
-_MODULE = "sandbox.fork_server"
+_MODULE = "sandbox.boot"
 DIED = "fork server died"
 
 
