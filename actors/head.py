@@ -61,9 +61,8 @@ def find_cursor(log: Path, step: int) -> BufferCursor:
 
 
 def _keep_metrics_up_to(path: Path, step: int) -> None:
-    """Drop what a former life of the run wrote about steps after its last checkpoint."""
-    if not path.exists():
-        return
+    """Drop what a former life of the run wrote about steps after its last checkpoint. The file is there from then on."""
+    path.touch()
     lines = path.read_bytes().splitlines(keepends=True)
     kept = [line for line in lines if line.endswith(b"\n") and msgspec.json.decode(line)["step"] <= step]
     if step == 0:

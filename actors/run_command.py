@@ -57,5 +57,7 @@ def _close(ending: Ending, run: Run, folder: RunFolder, display: Display, consol
     summary = summarize(run, folder, wall_s=wall_s, replay_identical=identical)
     folder.summary.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
     console.print(summary_table(summary))
-    display.say(f"curves: {draw_curves(folder.path)}\nsummary: {folder.summary}")
+    if summary["steps"]:
+        display.say(f"curves: {draw_curves(folder.path)}")
+    display.say(f"summary: {folder.summary}")
     return 0

@@ -73,7 +73,7 @@ def steps_in_one_process(folder: RunFolder) -> list[dict[str, float]]:
     """The same for the steps of the run in `folder`, taken by benchmarks._single_process.
 
     It gets a process that has done nothing before, with threads that sleep while they wait, like a run's: with those
-    that spin, two of them train ten times as slowly as soon as anything else wants a core.
+    that spin, two of them train far more slowly as soon as anything else wants a core.
     """
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks._single_process", str(folder.path)],

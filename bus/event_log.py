@@ -122,11 +122,11 @@ class EventLog:
         """What arrives within one group's time, and whether more may come."""
         group: list[Event | Decision] = []
         record = self._records.get()
-        deadline = time.monotonic() + _GROUP_S
+        time.sleep(_GROUP_S)  # to be woken for each record would take the event loop's time
         while record is not None:
             group.append(record)
             try:
-                record = self._records.get(timeout=max(0.0, deadline - time.monotonic()))
+                record = self._records.get_nowait()
             except queue.Empty:
                 return group, True
         return group, False

@@ -282,6 +282,15 @@ def test_a_second_run_in_the_same_folder_is_refused_while_the_first_goes_on(tmp_
     assert first.returncode == 130
 
 
+def test_a_run_can_be_a_cold_start_alone(tmp_path: Path, start: Start) -> None:
+    process = start(tmp_path, "--set", "rl.steps=0", "--set", "evaluation.questions=0")
+    output = finish(process)
+    assert process.returncode == 0, output
+    folder = RunFolder(tmp_path / "demo")
+    assert json.loads(folder.summary.read_text())["steps"] == 0
+    assert AutoTokenizer.from_pretrained(folder.checkpoint(0)).vocab_size > 0
+
+
 def test_two_learner_ranks_train_as_one_process_does(tmp_path: Path, start: Start) -> None:
     process = start(tmp_path, "--set", "learner.ranks=2")
     output = finish(process)
