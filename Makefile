@@ -42,7 +42,7 @@ check: $(INSTALLED) ## format, lint, types, import layers, fast tests
 	$(BIN)/ruff check --quiet .
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" --hypothesis-profile=quick
 
 format: $(INSTALLED) ## rewrite the files as `make check` wants them
 	$(BIN)/ruff format .

@@ -34,6 +34,8 @@ SUMMARY: dict[str, Any] = {
     "replay_identical": True,
 }
 
+pytestmark = pytest.mark.slow  # matplotlib draws
+
 
 def step(number: int, **values: float | None) -> dict[str, Any]:
     return {"kind": "step", "step": number, "reward": 0.5, "response_tokens": 60.0, "step_s": 1.0, **values}

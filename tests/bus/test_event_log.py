@@ -23,7 +23,7 @@ events = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=5)
 @given(events)
 def test_what_is_appended_is_read_again_in_order(
     tmp_path_factory: pytest.TempPathFactory, appended: list[tuple]

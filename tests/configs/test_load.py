@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.load import ConfigError, differences, load_resolved, load_run, write_resolved
@@ -212,7 +212,6 @@ RUNS = st.builds(
 
 
 class TestResolved:
-    @settings(max_examples=50, deadline=None)
     @given(run=RUNS)
     def test_what_is_written_is_read_back_equal(self, tmp_path_factory: pytest.TempPathFactory, run: Run):
         path = tmp_path_factory.getbasetemp() / "resolved.toml"
@@ -244,7 +243,6 @@ class TestDifferences:
     def test_a_table_that_only_one_run_has_is_one_line(self):
         assert differences(Run(name="a"), Run(name="a", tiny=Tiny())) == ["tiny: nothing -> a table"]
 
-    @settings(max_examples=30, deadline=None)
     @given(a=RUNS, b=RUNS)
     def test_there_is_a_difference_exactly_where_the_runs_are_unequal(self, a: Run, b: Run):
         assert (differences(a, b) == []) == (a == b)

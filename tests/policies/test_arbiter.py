@@ -139,7 +139,7 @@ class ArbiterMachine(RuleBasedStateMachine):
 
 
 TestArbiterMachine = ArbiterMachine.TestCase
-TestArbiterMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestArbiterMachine.settings = settings(stateful_step_count=40)
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -188,7 +188,6 @@ def test_an_evaluation_uses_no_training_problem() -> None:
     assert group_buffer.state.cursor.position == before
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_every_step_ends_and_its_numbers_add_up(data: st.DataObject) -> None:
     run = replace(RUN, rl=Rl(prompts=3, rollouts=4, refills=data.draw(st.integers(0, 3))))

@@ -156,7 +156,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
 
 
 TestTrajectoryMachine = TrajectoryMachine.TestCase
-TestTrajectoryMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTrajectoryMachine.settings = settings(stateful_step_count=40)
 
 
 def test_a_group_cannot_be_started_twice() -> None:
