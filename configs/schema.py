@@ -119,8 +119,7 @@ class Roc(Section, frozen=True):
     penalty: Literal["report", "release"] = "report"
     positives: Literal["weighted", "lowest"] = "weighted"
     negatives: Literal["uniform", "first"] = "uniform"
-    counts: Literal["half", "proportional"] = "half"
-    min_per_class: int = 0  # with "proportional": keep at least so many of each class where there are so many
+    min_per_class: int = 1  # half of each class is kept, but not fewer than so many where there are so many
 
 
 class Engine(Section, frozen=True):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from policies.draws import shuffled
+from policies.draws import ORDER, shuffled
 
 
 @lru_cache(maxsize=4)
 def _epoch_order(num_problems: int, seed: int, epoch: int) -> list[int]:
-    return shuffled(num_problems, seed, epoch)
+    return shuffled(num_problems, seed, ORDER, epoch)
 
 
 def problem_at(position: int, num_problems: int, seed: int) -> int:

@@ -143,6 +143,8 @@ def _read_call(text: str, tools: Sequence[ToolName]) -> ToolCall | MalformedCall
         call = json.loads(text)
     except ValueError as error:
         return MalformedCall(f"JSONDecodeError: {error}")
+    except RecursionError:
+        return MalformedCall("JSONDecodeError: nested too deeply")
     if not isinstance(call, dict):
         return MalformedCall('a call must be an object with "name" and "arguments"')
     fields = cast(dict[str, Any], call)
@@ -157,7 +159,14 @@ def _read_call(text: str, tools: Sequence[ToolName]) -> ToolCall | MalformedCall
     for parameter in wanted:
         if not isinstance(values.get(parameter), str):
             return MalformedCall(f'"{parameter}" must be given, as a string')
+        if not _encodable(values[parameter]):
+            return MalformedCall(f'"{parameter}" holds half a surrogate pair, which is no text')
     return ToolCall(tool=tool, code=values["code"], stdin=values["input"] if "input" in wanted else "")
+
+
+def _encodable(text: str) -> bool:
+    """JSON may escape a lone surrogate, which no message and no program can hold."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def last_boxed(text: str) -> str | None:

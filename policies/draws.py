@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# What a draw is for: the first key behind a seed, so that no two purposes share their draws.
+ORDER, TRAIN, EVALUATE, SIBLING, POSITIVES, NEGATIVES = range(1, 7)
+
 _MASK = (1 << 64) - 1
 
 

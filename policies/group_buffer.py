@@ -34,10 +34,8 @@ from policies.accounting import counted
 from policies.advantages import group_advantages
 from policies.curriculum import problem_at
 from policies.decider import Send
-from policies.draws import mix
+from policies.draws import EVALUATE, TRAIN, mix
 from policies.roc import resample
-
-TRAIN, EVALUATE = 1, 2  # what a draw is for
 
 
 class Problem(msgspec.Struct, frozen=True, array_like=True):
@@ -73,6 +71,11 @@ class Totals(msgspec.Struct, frozen=True):
     num_open: int
     num_rows: int
     counts: StepCounts
+
+
+def culprit(cause: str) -> str:
+    """Which part of the infrastructure broke: what stands before the colon. The rest is in the event log."""
+    return cause.partition(":")[0]
 
 
 class GroupBuffer:
@@ -173,7 +176,7 @@ class GroupBuffer:
             group.failed.append(event.trajectory_id)
             failed = collection.counts.trajectories_failed + 1
             collection.counts = replace(collection.counts, trajectories_failed=failed)
-            collection.failures = dict(Counter(collection.failures) + Counter([event.cause]))
+            collection.failures = dict(Counter(collection.failures) + Counter([culprit(event.cause)]))
         if len(ended) + 1 < group.start.size:
             return []
         return self._close_group(collection, group)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from bus.messages import TrajectoryFinished
 from configs.schema import Roc
-from policies.draws import uniform
+from policies.draws import NEGATIVES, POSITIVES, mix, uniform
 
 # What a clean trajectory's penalty counts as: 1 / p is infinite at 0. A clean one is a thousand times as likely to be
 # drawn as one whose every call failed.
@@ -43,15 +43,14 @@ def penalty(trajectory: TrajectoryFinished, roc: Roc) -> float:
 
 
 def class_counts(positives: int, negatives: int, keep: int, roc: Roc) -> tuple[int, int]:
-    """How many of each class are kept. Where one class has too few, the other fills up."""
-    if roc.counts == "half":
-        wanted = keep // 2
-    else:
-        wanted = round(positives * keep / (positives + negatives))
-        wanted = max(wanted, min(roc.min_per_class, positives))
-        wanted = min(wanted, keep - min(roc.min_per_class, negatives))
-    kept_positives = max(min(wanted, positives), min(positives, keep - negatives), 0)
-    return kept_positives, min(keep - kept_positives, negatives)
+    """How many of each class are kept: their share of the group, which is half of each where half is kept.
+
+    At least `roc.min_per_class` of each class where there are so many; halves are rounded to the even number.
+    """
+    wanted = round(positives * keep / (positives + negatives))
+    wanted = max(wanted, min(roc.min_per_class, positives, keep // 2))
+    wanted = min(wanted, keep - min(roc.min_per_class, negatives, keep // 2))
+    return wanted, keep - wanted
 
 
 def resample(group: Sequence[TrajectoryFinished], keep: int, roc: Roc, seed: int) -> list[TrajectoryFinished]:
@@ -61,9 +60,8 @@ def resample(group: Sequence[TrajectoryFinished], keep: int, roc: Roc, seed: int
     positives = [trajectory for trajectory in group if trajectory.reward > 0]
     negatives = [trajectory for trajectory in group if trajectory.reward <= 0]
     num_positives, num_negatives = class_counts(len(positives), len(negatives), keep, roc)
-    chosen = _choose_positives(positives, num_positives, roc, seed) | _choose_negatives(
-        negatives, num_negatives, roc, seed
-    )
+    chosen = _choose_positives(positives, num_positives, roc, mix(seed, POSITIVES))
+    chosen |= _choose_negatives(negatives, num_negatives, roc, mix(seed, NEGATIVES))
     return [trajectory for trajectory in group if trajectory.trajectory_id in chosen]
 
 

@@ -23,6 +23,14 @@ def failed(outcome: CodeOutcome) -> bool:
     return not isinstance(outcome, CodeOk)
 
 
+def says_error(outcome: CodeOutcome, text: str) -> bool:
+    """What the release takes for a failed call: a result with the word "error" in any case.
+
+    Its texts for a time-out and for a call that does not parse lack the word, so that these pass as successes there.
+    """
+    return "error" in text.lower() and not isinstance(outcome, CodeTimedOut)
+
+
 def result_text(outcome: CodeOutcome, limit: int) -> str:
     """Success or failure, the reason, stdout, stderr. Each is cut in its middle beyond `limit` characters.
 

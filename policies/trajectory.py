@@ -42,15 +42,15 @@ from policies.dialogue import (
     read_turn,
     tool_turn_pieces,
 )
-from policies.draws import mix
+from policies.draws import SIBLING, mix
 from policies.record import Record, blank_record, bytes_to_ids
-from policies.tool_text import failed, malformed_text, result_text
+from policies.tool_text import failed, malformed_text, result_text, says_error
 
 Phase = Literal["leasing", "generating", "calling", "grading", "ended"]
 Ending = Literal["answered", "no_answer", "length", "turns"]
 TrajectoryEvent = LeaseGranted | TurnGenerated | TurnFailed | CodeFinished | CallFailed | AnswerGraded
 
-MAX_RETRIES = 1  # of one turn, call or grading that infrastructure broke; then the trajectory is masked
+MAX_RETRIES = 1  # of a turn or a grading that infrastructure broke, and of each call; then the trajectory is masked
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -99,11 +99,13 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
     holds_lease: bool = True
     has_session: bool = False
     retries: int = 0
+    retried_calls: tuple[int, ...] = ()
+    lost: str = ""  # why the trajectory fails as soon as the last of its calls has reported
 
     @property
     def seed(self) -> int:
         """Distinct for each sibling; the same in every run with the same seed."""
-        return mix(self.group.seed, self.trajectory_id - self.group.first_trajectory_id) >> 1
+        return mix(self.group.seed, SIBLING, self.trajectory_id - self.group.first_trajectory_id) >> 1
 
 
 Step = tuple[Trajectory, list[Send]]
@@ -130,15 +132,13 @@ def advance(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now:
             return _retry(rules, trajectory, event.cause, *_request_turn(rules, trajectory)[1])
         case CodeFinished():
             _expect_call(trajectory, event)
-            text = result_text(event.outcome, rules.result_characters)
-            return _take_result(rules, tokenizer, trajectory, now, event.call, text, failed(event.outcome))
+            return _take_result(rules, tokenizer, trajectory, now, event)
         case CallFailed(call=-1):
             _expect(trajectory, "grading", event)
             return _retry(rules, trajectory, event.cause, _submission(rules, trajectory))
         case CallFailed():
             _expect_call(trajectory, event)
-            again = Send(rules.executor, _code_request(trajectory, event.call))
-            return _retry(rules, trajectory, event.cause, again)
+            return _retry_call(rules, trajectory, event)
         case AnswerGraded():
             _expect(trajectory, "grading", event)
             return _end(rules, trajectory, now, "answered", 1.0 if event.correct else 0.0)
@@ -174,7 +174,7 @@ def _enter(trajectory: Trajectory, phase: Phase, now: float) -> Trajectory:
     if trajectory.phase != "ended":
         spent = getattr(waits, trajectory.phase) + now - trajectory.since
         waits = replace(waits, **{trajectory.phase: spent})
-    return replace(trajectory, phase=phase, since=now, waits=waits, retries=0)
+    return replace(trajectory, phase=phase, since=now, waits=waits, retries=0, retried_calls=())
 
 
 # ---------------------------------------------------------------- turns
@@ -238,7 +238,6 @@ def _call_tools(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, 
         _enter(trajectory, "calling", now),
         results=texts,
         calls_failed=trajectory.calls_failed + len(refused),
-        responses_with_error=trajectory.responses_with_error + sum(_mentions_error(text) for text in refused),
     )
     numbers = [trajectory.calls + place for place, text in enumerate(texts) if text is None]
     if not numbers:
@@ -264,26 +263,34 @@ def _code_request(trajectory: Trajectory, number: int) -> CodeRequested:
 
 
 def _take_result(
-    rules: Rules,
-    tokenizer: TextTokenizer,
-    trajectory: Trajectory,
-    now: float,
-    number: int,
-    text: str,
-    call_failed: bool,
+    rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float, event: CodeFinished
 ) -> Step:
-    results = list(trajectory.results)
-    results[number - trajectory.calls] = text
+    text = result_text(event.outcome, rules.result_characters)
     trajectory = replace(
         trajectory,
-        results=tuple(results),
-        calls_failed=trajectory.calls_failed + call_failed,
-        responses_with_error=trajectory.responses_with_error + _mentions_error(text),
-        retries=0,
+        results=_with_result(trajectory, event.call, text),
+        calls_failed=trajectory.calls_failed + failed(event.outcome),
+        responses_with_error=trajectory.responses_with_error + says_error(event.outcome, text),
     )
-    if None in results:
+    if None in trajectory.results:
         return trajectory, []
+    if trajectory.lost:
+        return _fail(rules, trajectory, trajectory.lost)
     return _answer_calls(rules, tokenizer, trajectory, now)
+
+
+def _with_result(trajectory: Trajectory, number: int, text: str) -> tuple[str | None, ...]:
+    place = number - trajectory.calls
+    return (*trajectory.results[:place], text, *trajectory.results[place + 1 :])
+
+
+def _retry_call(rules: Rules, trajectory: Trajectory, event: CallFailed) -> Step:
+    """Ask again, or give the trajectory up: but it ends only when no other call of it is under way."""
+    if event.call not in trajectory.retried_calls:
+        trajectory = replace(trajectory, retried_calls=(*trajectory.retried_calls, event.call))
+        return trajectory, [Send(rules.executor, _code_request(trajectory, event.call))]
+    trajectory = replace(trajectory, results=_with_result(trajectory, event.call, ""), lost=event.cause)
+    return (trajectory, []) if None in trajectory.results else _fail(rules, trajectory, event.cause)
 
 
 def _answer_calls(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float) -> Step:
@@ -299,16 +306,16 @@ def _answer_calls(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory
     return _request_turn(rules, trajectory)
 
 
-def _mentions_error(text: str) -> bool:
-    return "error" in text.lower()
-
-
 # ---------------------------------------------------------------- endings
 
 
 def _retry(rules: Rules, trajectory: Trajectory, cause: str, *again: Send) -> Step:
     if trajectory.retries < MAX_RETRIES:
         return replace(trajectory, retries=trajectory.retries + 1), list(again)
+    return _fail(rules, trajectory, cause)
+
+
+def _fail(rules: Rules, trajectory: Trajectory, cause: str) -> Step:
     trajectory, sends = _leave(rules, trajectory)
     failure = TrajectoryFailed(trajectory.trajectory_id, trajectory.group.group_id, cause)
     return replace(trajectory, phase="ended"), [*sends, Send(rules.buffer, failure)]

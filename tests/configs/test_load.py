@@ -66,9 +66,7 @@ class TestLayers:
 
     def test_a_preset_lies_beneath_the_files_own_values(self, config: Path):
         run = loaded(config, 'preset = "rstar2_release"\nname = "a"\n[roc]\nmin_per_class = 1\n', "rl.prompts=4")
-        assert run.roc == Roc(
-            penalty="release", positives="lowest", negatives="first", counts="proportional", min_per_class=1
-        )
+        assert run.roc == Roc(penalty="release", positives="lowest", negatives="first", min_per_class=1)
         assert (run.rl.prompts, run.rl.rollouts, run.rl.refills) == (4, 32, 0)
         assert (run.dialogue.max_turns, run.dialogue.max_calls_per_turn, run.dialogue.result_characters) == (5, 1, 256)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.dialogue import (
     INSTRUCTION,
+    AssistantTurn,
     MalformedCall,
     ToolCall,
     encode_pieces,
@@ -77,12 +79,29 @@ def test_a_call_that_is_written_is_read_again(code: str, stdin: str) -> None:
         ('{"name": "jupyter_code", "arguments": "print(1)"}', '"arguments" must be an object'),
         ('{"name": "jupyter_code", "arguments": {"code": 1}}', '"code" must be given, as a string'),
         ('{"name": "python_code_with_standard_io", "arguments": {"code": "1"}}', '"input" must be given'),
+        ('{"name": "jupyter_code", "arguments": {"code": "\\ud800"}}', "half a surrogate pair"),
+        ("[" * 5000, "nested too deeply"),
+        ('{"name": "\\udfff", "arguments": {}}', "unknown function"),
     ],
 )
 def test_a_call_that_cannot_be_run_is_answered_with_what_is_wrong(call: str, complaint: str) -> None:
     (read,) = read_turn(f"<tool_call>\n{call}\n</tool_call>", TOOLS).calls
     assert isinstance(read, MalformedCall)
     assert complaint in read.error
+
+
+TEXTS = st.lists(
+    st.sampled_from(
+        ["<tool_call>", "</tool_call>", '{"name": "jupyter_code", "arguments": {"code": "', '"}}', "\\ud800"]
+    )
+    | st.text(max_size=5)
+).map("".join)
+
+
+@given(TEXTS)
+def test_whatever_a_model_says_can_be_put_into_a_message(text: str) -> None:
+    said = read_turn(text, TOOLS)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(said), type=AssistantTurn) == said
 
 
 def test_a_call_that_is_never_closed_is_still_a_call() -> None:

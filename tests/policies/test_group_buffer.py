@@ -113,7 +113,7 @@ def test_infrastructure_failures_are_set_apart_and_counted_by_cause() -> None:
     assert step.counts.trajectories == 7
     assert step.counts.trajectories_failed == 1
     assert step.counts.correct == 3
-    assert step.failures == {"sandbox: gone": 1}
+    assert step.failures == {"sandbox": 1}
 
 
 def test_a_group_that_loses_too_many_is_lost_and_replaced_not_taken_for_wrong() -> None:

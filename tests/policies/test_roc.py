@@ -13,7 +13,7 @@ from policies.roc import class_counts, error_penalty, format_penalty, penalty, r
 from tests.policies.groups import finished
 
 REPORT = Roc()
-RELEASE = Roc(penalty="release", positives="lowest", negatives="first", counts="proportional", min_per_class=2)
+RELEASE = Roc(penalty="release", positives="lowest", negatives="first", min_per_class=2)
 
 
 def test_the_error_penalty_is_the_share_of_failed_calls() -> None:
@@ -55,16 +55,17 @@ def test_the_format_penalty(opens: int, closes: int, turns: int, report: float, 
     ("positives", "negatives", "roc", "kept"),
     [
         (8, 8, REPORT, (4, 4)),
-        (2, 14, REPORT, (2, 6)),
-        (14, 2, REPORT, (6, 2)),
+        (12, 4, REPORT, (6, 2)),
+        (4, 12, REPORT, (2, 6)),
+        (14, 2, REPORT, (7, 1)),
+        (15, 1, REPORT, (7, 1)),
         (1, 15, REPORT, (1, 7)),
-        (12, 4, RELEASE, (6, 2)),
         (15, 1, RELEASE, (7, 1)),
-        (1, 15, RELEASE, (1, 7)),
+        (14, 2, RELEASE, (6, 2)),
         (2, 14, RELEASE, (2, 6)),
     ],
 )
-def test_how_many_of_each_class_are_kept(positives: int, negatives: int, roc: Roc, kept: tuple[int, int]) -> None:
+def test_half_of_each_class_is_kept(positives: int, negatives: int, roc: Roc, kept: tuple[int, int]) -> None:
     assert class_counts(positives, negatives, 8, roc) == kept
 
 
