@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import structlog
 
+from actors.death import PARENT
+
 
 class Child(NamedTuple):
     name: str
@@ -32,11 +34,11 @@ class Children:
         output = self._outputs / f"{name}.out"
         with output.open("ab") as stream:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "actors.death", str(os.getpid()), *argv),
+                *(sys.executable, "-m", "actors.death", *argv),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
-                env={**os.environ, **environment},
+                env={**os.environ, **environment, PARENT: str(os.getpid())},
                 start_new_session=True,
             )
         self._children[name] = child = Child(name, process, output)
@@ -71,6 +73,9 @@ class Children:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
+
+    def ended_badly(self) -> list[Child]:
+        return [child for child in self._children.values() if child.process.returncode]
 
     @property
     def names(self) -> list[str]:

@@ -1,6 +1,8 @@
-"""`python -m actors.death PARENT ARGV...`: become ARGV, and die with process PARENT.
+"""`python -m actors.death ARGV...`: become ARGV, and die with the process that started this one.
 
-What makes `kill -9` of the launcher leave no process behind, whatever program the child is.
+What makes `kill -9` of the launcher leave no process behind, whatever program the child is. The starter passes its
+process id in the environment, and so does the program that this one becomes: the learner's ranks die with torchrun's
+agent, which dies with the launcher.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import os
 import signal
 import sys
 
+PARENT = "ASTERISM_PARENT"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -21,5 +24,6 @@ def die_with_parent(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    die_with_parent(int(sys.argv[1]))  # the setting outlives exec
-    os.execvp(sys.argv[2], sys.argv[2:])
+    die_with_parent(int(os.environ[PARENT]))  # the setting outlives exec
+    os.environ[PARENT] = str(os.getpid())
+    os.execvp(sys.argv[1], sys.argv[1:])

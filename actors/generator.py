@@ -43,9 +43,11 @@ class Generator:
         capacity = await self._engine.start()
         self._logger.info("engine.started", kv_tokens=capacity.kv_tokens, page_tokens=capacity.page_tokens)
         joined = EngineJoined(self._name, capacity.kv_tokens, capacity.page_tokens, self._engine.version)
-        await self._bus.send(self._arbiter, joined)
-        await serve(self._bus, self._take)
-        await self._engine.close()
+        try:
+            await self._bus.send(self._arbiter, joined)
+            await serve(self._bus, self._take)
+        finally:
+            await self._engine.close()
 
     def _take(self, envelope: Envelope) -> Work | None:
         match envelope.message:

@@ -18,6 +18,7 @@ from bus.zeromq import zmq_bus
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import Run
+from engine.snapshots import steps_saved
 
 
 class NotResumable(UnusableInput):
@@ -45,19 +46,31 @@ async def run_head(run: Run, folder: RunFolder, step: int) -> None:
             log.close()
 
 
+def step_to_resume(folder: RunFolder) -> int | None:
+    """The newest step of which both the checkpoint and the log's record are there; None if there is nothing to resume.
+
+    A kill between the two leaves a checkpoint that the log does not know yet: then the one before it counts.
+    """
+    known = {0, *_cursors(folder.events / f"{HEAD}.sqlite")}
+    return max(known.intersection(steps_saved(folder.checkpoints)), default=None)
+
+
 def find_cursor(log: Path, step: int) -> BufferCursor:
     """Where the group buffer stood at the end of `step`, by the log. Raises NotResumable."""
     if step == 0:
         return BufferCursor()
-    found: BufferCursor | None = None
-    if log.exists():
-        for event, _ in read_events(log, kind="StepCollected"):
-            message = decode(event.frame).message
-            if isinstance(message, StepCollected) and message.step == step:
-                found = message.cursor
-    if found is None:
+    cursor = _cursors(log).get(step)
+    if cursor is None:
         raise NotResumable(f"{log}: no record of step {step}; a run can only be resumed if log.events is on")
-    return found
+    return cursor
+
+
+def _cursors(log: Path) -> dict[int, BufferCursor]:
+    """By step; of a step that was done twice, as after a resume, the later one."""
+    messages = (
+        [decode(event.frame).message for event, _ in read_events(log, kinds=["StepCollected"])] if log.exists() else []
+    )
+    return {message.step: message.cursor for message in messages if isinstance(message, StepCollected)}
 
 
 def _keep_metrics_up_to(path: Path, step: int) -> None:
@@ -65,9 +78,9 @@ def _keep_metrics_up_to(path: Path, step: int) -> None:
     path.touch()
     lines = path.read_bytes().splitlines(keepends=True)
     kept = [line for line in lines if line.endswith(b"\n") and msgspec.json.decode(line)["step"] <= step]
-    if step == 0:
-        kept = []
-    path.write_bytes(b"".join(kept))
+    rewritten = path.with_suffix(".rewritten")
+    rewritten.write_bytes(b"".join(kept if step else []))
+    rewritten.replace(path)
 
 
 class MetricsFile:

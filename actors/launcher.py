@@ -18,18 +18,18 @@ import structlog
 
 from actors.children import Children, last_words
 from actors.display import Display
+from actors.head import step_to_resume
 from actors.wiring import EXECUTOR, HEAD, LAUNCHER, LEARNER, ROLLOUT, generators
 from bus.messages import Progress, RunFinished, Shutdown
 from bus.transport import Bus
 from bus.zeromq import zmq_bus
 from configs.run_folder import RunFolder
 from configs.schema import Run
-from engine.snapshots import steps_saved
 
 Ending = Literal["finished", "interrupted"]
 
-STOP_WITHIN_S = 2.5  # for all but the head, from Shutdown on; then they are killed
-STOP_HEAD_WITHIN_S = 1.5
+STOP_WITHIN_S = 2.0  # for all but the head, from Shutdown on; then they are killed
+STOP_HEAD_WITHIN_S = 1.2
 
 
 class ProcessDied(Exception):
@@ -51,16 +51,19 @@ class Launcher:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, interrupted.set)
         bus = zmq_bus(LAUNCHER, self._folder.sockets, self._run.bus.queue_messages)
+        ending: Ending = "interrupted"
         try:
-            if self._run.tiny is not None and not self._folder.data.exists():
+            if self._run.tiny is not None and not self._folder.checkpoints.joinpath("init").exists():  # made last
                 await self._prepare(interrupted)
-            if interrupted.is_set():
-                return "interrupted"
-            await self._start()
-            return await self._watch(bus, interrupted)
+            if not interrupted.is_set():
+                await self._start()
+                ending = await self._watch(bus, interrupted)
         finally:
             await self._stop(bus)
             await bus.close()
+        if ending == "finished":
+            self._check_that_logs_are_whole()
+        return ending
 
     # ---------------------------------------------------------------- starting
 
@@ -81,10 +84,10 @@ class Launcher:
         self._logger.info("task.prepared", prepare_s=time.monotonic() - began)
 
     async def _start(self) -> None:
-        saved = steps_saved(self._folder.checkpoints)
-        step = saved[-1] if saved else 0
-        if saved:
+        step = step_to_resume(self._folder)
+        if step is not None:
             self._display.say(f"going on after step {step}")
+        step = step or 0
         self._logger.info("run.started", step=step, seed=self._run.seed)
         # Fewest to wait for first: who needs another's messages finds them queued.
         for name in (HEAD, ROLLOUT, EXECUTOR, *generators(self._run)):
@@ -93,7 +96,8 @@ class Launcher:
             await self._children.spawn(name, argv, _threads(threads))
         learner = self._program(
             *("torch.distributed.run", "--nproc-per-node", str(self._run.learner.ranks), "--standalone"),
-            *("-m", "engine.learner", "--resume-step", str(step)),
+            *("--no-python", sys.executable, "-m", "actors.death"),  # each rank dies with torchrun's agent
+            *(sys.executable, "-m", "engine.learner", "--resume-step", str(step)),
         )
         await self._children.spawn(LEARNER, learner, _threads(self._run.learner.threads))
 
@@ -145,6 +149,12 @@ class Launcher:
         if HEAD in self._children.names:
             await self._end(bus, HEAD, STOP_HEAD_WITHIN_S)
         self._logger.info("processes.stopped", stop_s=time.monotonic() - began)
+
+    def _check_that_logs_are_whole(self) -> None:
+        """A deciding process that did not end by itself, or not well, may not have written its last events."""
+        for child in self._children.ended_badly():
+            if child.name in (HEAD, ROLLOUT):
+                raise ProcessDied(f"{child.name} ended with exit code {child.process.returncode}:\n{last_words(child)}")
 
     async def _end(self, bus: Bus, name: str, seconds: float) -> None:
         with contextlib.suppress(asyncio.TimeoutError):  # its queue may be full; then it is killed below

@@ -61,7 +61,7 @@ def tell_story(folder: RunFolder, trajectory: int, console: Console) -> None:
 def _events_of(path: Path, trajectory: int) -> list[Event]:
     """The trajectory's events in one log; what a message says of its whole group belongs to it as well."""
     about = [event for event, _ in read_events(path, trajectory=trajectory)]
-    groups = [event for event, _ in read_events(path, kind="StartGroup") if _starts(event, trajectory)]
+    groups = [event for event, _ in read_events(path, kinds=["StartGroup"]) if _starts(event, trajectory)]
     return [*groups, *about]
 
 

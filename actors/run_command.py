@@ -57,6 +57,8 @@ def _close(ending: Ending, run: Run, folder: RunFolder, display: Display, consol
     summary = summarize(run, folder, wall_s=wall_s, replay_identical=identical)
     folder.summary.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
     console.print(summary_table(summary))
+    if summary["prompts_skipped"]:
+        display.say(f"{summary['prompts_skipped']} prompts over dialogue.prompt_tokens were skipped (logs/head.jsonl)")
     if summary["steps"]:
         display.say(f"curves: {draw_curves(folder.path)}")
     display.say(f"summary: {folder.summary}")

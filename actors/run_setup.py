@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from configs.errors import UnusableInput
@@ -25,9 +25,10 @@ class RunRefused(UnusableInput):
 def claimed(run: Run, *, resume: bool, overwrite: bool) -> Generator[RunFolder]:
     """The run's folder, with its resolved configuration in it, for this process alone. Raises RunRefused."""
     folder = RunFolder(Path(run.runs_folder) / run.name)
-    try:
-        folder.path.mkdir(parents=True, exist_ok=True)
-        with folder.lock.open("a+") as lock:
+    with ExitStack() as held:
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            lock = held.enter_context(folder.lock.open("a+"))
             _take(lock.fileno(), folder)
             _settle(run, folder, resume=resume, overwrite=overwrite)
             write_resolved(run, folder.config)
@@ -35,11 +36,10 @@ def claimed(run: Run, *, resume: bool, overwrite: bool) -> Generator[RunFolder]:
             for scratch in (folder.sockets, folder.shared_memory):
                 shutil.rmtree(scratch, ignore_errors=True)
                 scratch.mkdir(mode=0o700)
-            yield folder
-            for scratch in (folder.sockets, folder.shared_memory):
-                shutil.rmtree(scratch, ignore_errors=True)
-    except OSError as error:
-        raise RunRefused(f"{error.filename or folder.path}: {error.strerror}") from error
+                held.callback(shutil.rmtree, scratch, ignore_errors=True)
+        except OSError as error:
+            raise RunRefused(f"{error.filename or folder.path}: {error.strerror}") from error
+        yield folder
 
 
 def _take(lock: int, folder: RunFolder) -> None:
@@ -65,10 +65,10 @@ def _settle(run: Run, folder: RunFolder, *, resume: bool, overwrite: bool) -> No
             )
         return
     if overwrite:
-        for path in folder.path.iterdir():
-            if path == folder.lock:
-                continue
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        # The configuration goes last: as long as it is there, the folder is known as a run's.
+        for path in sorted(folder.path.iterdir(), key=lambda path: path == folder.config):
+            if path != folder.lock:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         return
     changed = differences(load_resolved(folder.config), run)
     if changed:

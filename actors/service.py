@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import structlog
+
+from bus.codec import MalformedFrame
 from bus.messages import Envelope, Shutdown
 from bus.transport import Bus
 
@@ -19,10 +22,19 @@ async def serve(bus: Bus, take: Callable[[Envelope], Work | None]) -> None:
     """
     tasks: set[asyncio.Task[None]] = set()
     async with asyncio.TaskGroup() as group:
-        while not isinstance((envelope := await bus.receive()).message, Shutdown):
+        while not isinstance((envelope := await _next(bus)).message, Shutdown):
             if (work := take(envelope)) is not None:
                 task = group.create_task(work)
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
         for task in tasks:
             task.cancel()
+
+
+async def _next(bus: Bus) -> Envelope:
+    """The next message; a frame that is none is dropped, and said."""
+    while True:
+        try:
+            return await bus.receive()
+        except MalformedFrame as error:
+            structlog.get_logger().error("frame.dropped", cause=str(error))

@@ -46,6 +46,7 @@ def summarize(run: Run, folder: RunFolder, *, wall_s: float, replay_identical: b
         "tokens_per_s": float(column(steps, "generated_tokens").sum()) / float(rollout_s) if rollout_s else None,
         **count_trajectories(folder),
         "groups_rejected": column(steps, "groups_rejected").sum(),
+        "prompts_skipped": sum(entry["num_skipped"] for entry in _log_entries(folder, "head", "prompts.skipped")),
         "isolation": isolation_in_force(folder),
         "replay_identical": replay_identical,
     }
@@ -61,16 +62,31 @@ def count_parameters(weights: Path) -> int | None:
 
 
 def count_trajectories(folder: RunFolder) -> dict[str, int | None]:
-    """Started, finished and failed, counted in the event logs of this life of the run: started = finished + failed."""
-    started_log, ended_log = folder.events / "rollout-0.sqlite", folder.events / "head.sqlite"
-    if not started_log.exists() or not ended_log.exists():
-        return {"trajectories_started": None, "trajectories_finished": None, "trajectories_failed": None}
-    groups = [decode(event.frame).message for event, _ in read_events(started_log, kind="StartGroup")]
-    return {
-        "trajectories_started": sum(group.size for group in groups if isinstance(group, StartGroup)),
-        "trajectories_finished": sum(1 for _ in read_events(ended_log, kind="TrajectoryFinished")),
-        "trajectories_failed": sum(1 for _ in read_events(ended_log, kind="TrajectoryFailed")),
-    }
+    """Counted in the event logs: started = finished + failed + abandoned.
+
+    Those under way when a life of the run ended, by ^C or a kill, are abandoned: its next life starts them anew.
+    """
+    names = ("trajectories_started", "trajectories_finished", "trajectories_failed", "trajectories_abandoned")
+    logs = folder.events / "rollout-0.sqlite", folder.events / "head.sqlite"
+    if not all(log.exists() for log in logs):
+        return dict.fromkeys(names)
+    started = _by_life(logs[0], "rollout-0", "StartGroup")
+    finished, failed = (_by_life(logs[1], "buffer", kind) for kind in ("TrajectoryFinished", "TrajectoryFailed"))
+    ended = [done + lost for done, lost in zip(finished, failed, strict=True)]
+    abandoned = sum(began - over for began, over in zip(started[:-1], ended[:-1], strict=False))
+    return dict(zip(names, (sum(started), sum(finished), sum(failed), abandoned), strict=True))
+
+
+def _by_life(log: Path, actor: str, kind: str) -> list[int]:
+    """How many trajectories the events of a kind are about, in each life of the run: RunStarted begins one."""
+    lives: list[int] = []
+    for event, _ in read_events(log, kinds=("RunStarted", kind)):
+        if event.kind == "RunStarted" and event.actor == actor:
+            lives.append(0)
+        elif event.kind == kind:
+            message = decode(event.frame).message
+            lives[-1] += message.size if isinstance(message, StartGroup) else 1
+    return lives
 
 
 def _log_entries(folder: RunFolder, process: str, event: str) -> list[dict[str, Any]]:

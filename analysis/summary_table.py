@@ -66,7 +66,9 @@ def _trajectories(summary: Mapping[str, Any]) -> str:
     parts = [f"{finished:,} finished"]
     if failed:
         parts.append(f"{failed:,} failed")
-    if missing := started - finished - failed:
+    if abandoned := summary.get("trajectories_abandoned"):
+        parts.append(f"{abandoned:,} abandoned when the run was ended, and done again")
+    if missing := started - finished - failed - (abandoned or 0):
         parts.append(f"[bold red]{missing:,} unaccounted for[/]")
     return ", ".join(parts)
 

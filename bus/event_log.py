@@ -10,7 +10,7 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -153,22 +153,23 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def read_events(
-    path: Path, *, trajectory: int | None = None, kind: str | None = None
+    path: Path, *, trajectory: int | None = None, kinds: Sequence[str] = ()
 ) -> Iterator[tuple[Event, Decision | None]]:
     """Every event in order, with what was decided on it, if a decider received it and lived to decide.
 
-    `trajectory` and `kind` choose among them.
+    `trajectory` and `kinds` choose among them.
     """
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
-    wanted = {"trajectory": trajectory, "kind": kind}
-    chosen = [(column, value) for column, value in wanted.items() if value is not None]
-    where = "WHERE " + " AND ".join(f"{column} = ?" for column, _ in chosen) if chosen else ""
+    chosen = ["trajectory = ?"] if trajectory is not None else []
+    chosen += [f"kind IN ({', '.join('?' * len(kinds))})"] if kinds else []
+    where = f"WHERE {' AND '.join(chosen)}" if chosen else ""
+    values = [*([trajectory] if trajectory is not None else []), *kinds]
     try:
         query = (
             "SELECT e.seq, time, actor, sender, kind, trajectory, frame, effects, state FROM events e "
             f"LEFT JOIN decisions d ON e.seq = d.seq {where} ORDER BY e.seq"
         )
-        for row in connection.execute(query, [value for _, value in chosen]):
+        for row in connection.execute(query, values):
             decision = None if row[7] is None else Decision(row[0], row[7], row[8])
             yield Event(*row[:7]), decision
     finally:

@@ -7,6 +7,7 @@ sockets take a future a frame and reach a quarter of the rate.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from pathlib import Path
 
 import zmq
@@ -35,6 +36,9 @@ class ZmqTransport:
         self._context = zmq.Context()
         self._loop = asyncio.get_running_loop()
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
+        self._writing: defaultdict[str, asyncio.Lock] = defaultdict(
+            asyncio.Lock
+        )  # one waits at a time, the others queue
         self._router = self._socket(zmq.ROUTER)
         self._router.bind(self._endpoint(process))
         inbox.when_drained = self._read
@@ -71,13 +75,9 @@ class ZmqTransport:
             dealer = self._dealers[process] = self._socket(zmq.DEALER)
             dealer.setsockopt(zmq.IDENTITY, self._process.encode())
             dealer.connect(self._endpoint(process))
-        while True:
-            try:
-                dealer.send(frame, zmq.NOBLOCK)
-            except zmq.Again:
+        async with self._writing[process]:
+            while not _sent(dealer, frame):
                 await self._until_writable(dealer)
-            else:
-                return
 
     async def _until_writable(self, dealer: zmq.Socket[bytes]) -> None:
         changed = asyncio.Event()
@@ -96,3 +96,12 @@ class ZmqTransport:
             dealer.close()
         self._router.close()
         await self._loop.run_in_executor(None, self._context.term)
+
+
+def _sent(dealer: zmq.Socket[bytes], frame: bytes) -> bool:
+    """Whether there was room for the frame."""
+    try:
+        dealer.send(frame, zmq.NOBLOCK)
+    except zmq.Again:
+        return False
+    return True

@@ -60,8 +60,9 @@ class Dialogue(Section, frozen=True):
     result_characters: int = 2048  # of each of stdout, stderr and the traceback; the middle is cut out
 
     def __post_init__(self) -> None:
-        require(self.response_tokens > 0, "response_tokens must be positive")
-        require(self.max_turns > 0, "max_turns must be positive")
+        require(len(self.tools) > 0, "tools must not be empty")
+        for name in ("prompt_tokens", "response_tokens", "max_turns", "max_calls_per_turn", "result_characters"):
+            require(getattr(self, name) > 0, f"{name} must be positive")
 
     @property
     def sequence_tokens(self) -> int:
@@ -182,6 +183,9 @@ class Evaluation(Section, frozen=True):
 
     questions: int = 512
 
+    def __post_init__(self) -> None:
+        require(self.questions >= 0, "questions must not be negative")
+
 
 class Bus(Section, frozen=True):
     queue_messages: int = 65_536  # bound of every queue, sending and receiving; a full one makes the sender wait
@@ -213,3 +217,14 @@ class Run(Section, frozen=True):
 
     def __post_init__(self) -> None:
         require(self.name != "", "name must not be empty")
+        need = self.dialogue.sequence_tokens
+        require(
+            self.engine.kv_tokens >= need,
+            f"engine.kv_tokens must hold one trajectory, dialogue.prompt_tokens + response_tokens = {need}",
+        )
+        # Two processes that each wait for the other's full queue would wait for ever.
+        frames = 4 * max(self.rl.prompts * self.rl.rollouts, self.evaluation.questions)
+        require(
+            self.bus.queue_messages >= frames,
+            f"bus.queue_messages must be at least {frames}, four for each trajectory that is under way at once",
+        )

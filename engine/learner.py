@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import os
 import signal
 import sys
@@ -35,7 +34,6 @@ from engine.learner_rank import LearnerRank, Trained
 
 RECIPE, LAUNCHER = "head/recipe", "launcher"
 WAITING_BATCHES = 2  # the bus holds back what comes on top of them
-PR_SET_PDEATHSIG = 1
 
 
 class Learner:
@@ -141,7 +139,6 @@ def main() -> int:
     parser.add_argument("--run-folder", type=Path, required=True, help="the run's folder, with its config.toml")
     parser.add_argument("--resume-step", type=int, help="checkpoint to go on from; by default the newest")
     arguments = parser.parse_args()
-    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is for the launcher, which says Shutdown
     try:
         train(RunFolder(arguments.run_folder), arguments.resume_step)
@@ -166,11 +163,6 @@ def train(folder: RunFolder, resume_step: int | None) -> None:
         structlog.get_logger().exception("process.failed")
         raise
     leave_ranks(ranks)
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent (torchrun's agent) is gone, however that one died."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 if __name__ == "__main__":

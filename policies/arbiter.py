@@ -7,6 +7,7 @@ nobody behind it is served first, so that large ones do not starve.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import msgspec
@@ -45,7 +46,6 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    trajectory_id: int
     tokens: int
     holder: str
 
@@ -53,7 +53,9 @@ class Waiting(msgspec.Struct, frozen=True):
 class Ledger(msgspec.Struct):
     engines: dict[str, EngineLedger] = {}
     leases: dict[int, Lease] = {}
-    queue: list[Waiting] = []
+    queue: OrderedDict[int, Waiting] = msgspec.field(
+        default_factory=OrderedDict[int, Waiting]
+    )  # in the order of asking
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -111,16 +113,15 @@ class Arbiter:
 
     def _request(self, event: LeaseRequested) -> list[Send]:
         tid, tokens = event.trajectory_id, event.tokens
-        if tid in self.ledger.leases or any(waiting.trajectory_id == tid for waiting in self.ledger.queue):
+        if tid in self.ledger.leases or tid in self.ledger.queue:
             raise ProtocolError(f"trajectory {tid} asked twice for KV tokens")
         if tokens <= 0:
             raise ProtocolError(f"trajectory {tid} asks for {tokens} KV tokens")
-        self.ledger.queue.append(Waiting(tid, tokens, self._holder))
+        self.ledger.queue[tid] = Waiting(tokens, self._holder)
         return self._admit()
 
     def _release(self, trajectory_id: int) -> list[Send]:
-        if any(waiting.trajectory_id == trajectory_id for waiting in self.ledger.queue):
-            self.ledger.queue = [w for w in self.ledger.queue if w.trajectory_id != trajectory_id]
+        if self.ledger.queue.pop(trajectory_id, None) is not None:
             return self._admit()
         lease = self.ledger.leases.pop(trajectory_id, None)
         if lease is None:
@@ -132,18 +133,17 @@ class Arbiter:
     def _admit(self) -> list[Send]:
         """Serve the queue from its head for as long as there is room."""
         effects: list[Send] = []
-        served = 0
-        for waiting in self.ledger.queue:
+        while self.ledger.queue:
+            tid, waiting = next(iter(self.ledger.queue.items()))
             name = self._roomiest(waiting.tokens)
             if name is None:
                 break
+            self.ledger.queue.popitem(last=False)
             engine = self.ledger.engines[name]
             tokens = engine.rounded(waiting.tokens)
             self.ledger.engines[name] = replace(engine, leased_tokens=engine.leased_tokens + tokens)
-            self.ledger.leases[waiting.trajectory_id] = Lease(name, tokens, waiting.holder)
-            effects.append(Send(waiting.holder, LeaseGranted(waiting.trajectory_id, name, tokens)))
-            served += 1
-        del self.ledger.queue[:served]
+            self.ledger.leases[tid] = Lease(name, tokens, waiting.holder)
+            effects.append(Send(waiting.holder, LeaseGranted(tid, name, tokens)))
         return effects
 
     def _roomiest(self, tokens: int) -> str | None:

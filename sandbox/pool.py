@@ -84,6 +84,7 @@ class ServerPool:
         self._settings = settings
         self._size = size
         self._servers: list[ForkServerLink] = []
+        self._started = False
         self._waiting: deque[asyncio.Future[ForkServerLink]] = deque()
         self._failures = 0
         self._closing = asyncio.Event()
@@ -97,7 +98,7 @@ class ServerPool:
     async def start(self) -> list[Frame]:
         """The servers' greetings; started once, also when many ask. Raises SandboxFailure."""
         async with self._starting:
-            if self._servers:
+            if self._started:  # one that dies is replaced by `_replace`
                 return []
             servers = [ForkServerLink(self) for _ in range(self._size)]
             try:
@@ -105,7 +106,7 @@ class ServerPool:
             except SandboxFailure:
                 await asyncio.gather(*[server.stop() for server in servers])
                 raise
-            self._servers = servers
+            self._servers, self._started = servers, True
             return greetings
 
     async def take(self, server: ForkServerLink | None = None) -> ForkServerLink:

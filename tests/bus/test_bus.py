@@ -97,6 +97,25 @@ def test_a_full_queue_makes_the_sender_wait_and_drops_nothing(kind: str, tmp_pat
     asyncio.run(scenario())
 
 
+def test_many_senders_that_wait_for_one_receiver_all_get_their_turn(kind: str, tmp_path: Path) -> None:
+    senders, each, frame = 8, 200, bytes(65_536)
+
+    async def scenario() -> None:
+        async with network(kind, tmp_path, bound=4) as join:
+            a, b = join("a"), join("b")
+
+            async def send(sender: int) -> None:
+                for number in range(each):
+                    await a.send("b", TurnGenerated(sender * each + number, 0, frame, b"", b"", "stop"))
+
+            sending = [asyncio.create_task(send(sender)) for sender in range(senders)]
+            received = [(await b.receive()).message.trajectory_id for _ in range(senders * each)]  # pyright: ignore
+            assert sorted(received) == list(range(senders * each))
+            await asyncio.gather(*sending)
+
+    asyncio.run(asyncio.wait_for(scenario(), timeout=60))
+
+
 def test_a_frame_that_is_no_envelope_is_refused_and_the_next_one_is_read(kind: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with network(kind, tmp_path) as join:

@@ -191,6 +191,16 @@ class TestMistakes:
         assert said == f"my.toml: unknown preset {value}; known are: rstar2_release"
 
 
+class TestChecksAcrossTables:
+    def test_a_cache_that_holds_no_trajectory_is_refused_with_the_number_it_needs(self, config: Path):
+        said = complaint(config, 'name = "a"', "engine.kv_tokens=9000")
+        assert "dialogue.prompt_tokens + response_tokens = 9216" in said
+
+    def test_queues_in_which_two_processes_could_wait_for_each_other_are_refused(self, config: Path):
+        said = complaint(config, 'name = "a"', "bus.queue_messages=1000")
+        assert "bus.queue_messages must be at least 65536" in said
+
+
 POSITIVE = st.integers(1, 2**40)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 NOT_NEGATIVE = st.floats(0, 1e300)
@@ -200,9 +210,11 @@ RUNS = st.builds(
     seed=st.integers(-(2**63), 2**63 - 1),
     runs_folder=st.text(),
     tiny=st.none() | st.builds(Tiny, num_layers=POSITIVE),
-    dialogue=st.builds(Dialogue, tools=st.sampled_from([(), ("jupyter_code",)]), max_turns=POSITIVE),
+    dialogue=st.builds(
+        Dialogue, tools=st.sampled_from([("jupyter_code",), ("python_code_with_standard_io",)]), max_turns=POSITIVE
+    ),
     sampling=st.builds(Sampling, temperature=NOT_NEGATIVE, top_k=st.integers(0, 9)),
-    rl=st.builds(Rl, rollouts=POSITIVE.map(lambda half: 2 * half), prompts=POSITIVE),
+    rl=st.builds(Rl, rollouts=st.integers(1, 8).map(lambda half: 2 * half), prompts=st.integers(1, 1000)),
     roc=st.builds(Roc, enabled=st.booleans(), penalty=st.sampled_from(["report", "release"])),
     sandbox=st.builds(Sandbox, time_limit_s=st.floats(1e-9, 1e9)),
     learner=st.builds(Learner, lr=NUMBERS, betas=st.tuples(NUMBERS, NUMBERS)),

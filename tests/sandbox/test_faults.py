@@ -36,6 +36,17 @@ def test_when_a_fork_server_dies_each_call_fails_once_and_the_next_one_runs(play
     play(scenario, time_limit_s=500)
 
 
+def test_a_fork_server_that_dies_again_and_again_is_replaced_by_one_each_time(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        for _ in range(3):
+            os.kill(_serving(client), signal.SIGKILL)
+            await asyncio.gather(client.program("print(1)"), return_exceptions=True)  # it may meet the death
+            assert (await client.program("print(2)")).outcome == CodeOk(Output("2\n"))
+            assert len(client.sandbox.server_pids) == 1
+
+    play(scenario, fork_servers=1)
+
+
 def test_calls_that_wait_for_a_slot_survive_the_death_of_the_fork_server(play: Play) -> None:
     async def scenario(client: Client) -> None:
         calls = [asyncio.create_task(client.program("import time; time.sleep(0.3)")) for _ in range(200)]
