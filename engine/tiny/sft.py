@@ -24,8 +24,8 @@ Messages = list[Message]
 # fails. So that it shows, the repaired way is the more frequent one, and code whose failure ends in a guess is other
 # code: else plain GRPO would learn to avoid both, for the guess's sake.
 MIX = {
-    "clean": 0.12,
-    "repaired": 0.21,  # the first call fails, the second is right
+    "clean": 0.10,
+    "repaired": 0.23,  # the first call fails, the second is right
     "malformed": 0.02,  # the first call is no JSON, the second is right
     "wrong": 0.37,  # the code runs and prints something else
     "gives_up": 0.13,  # the call fails, the answer is a guess
