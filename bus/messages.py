@@ -21,12 +21,6 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 # ---------------------------------------------------------------- joining and leaving
 
 
-class ActorReady(Message, frozen=True):
-    """An actor has bound its address and can be sent to."""
-
-    actor: str
-
-
 class EngineJoined(Message, frozen=True):
     """A generator offers its KV cache. Leases on it are rounded up to whole pages."""
 
@@ -399,8 +393,7 @@ class Shutdown(Message, frozen=True):
 
 
 AnyMessage = (
-    ActorReady
-    | EngineJoined
+    EngineJoined
     | EngineLeft
     | RunStarted
     | RunFinished

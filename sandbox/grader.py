@@ -66,9 +66,14 @@ def _serve(executor: socket.socket) -> None:
             executor.sendall(encode({"id": frame["id"], "correct": verdict}))
 
 
-def correct(answer: str, truth: str) -> bool:
-    """Whether the two mean the same. What math-verify cannot read or compare is not equal. Raises MemoryError."""
+def correct(answer: str, truth: str) -> bool | None:
+    """Whether the two mean the same; None if the truth cannot be read, which is nobody's wrong answer.
+
+    An answer that math-verify cannot read or compare is not equal. Raises MemoryError.
+    """
     mine, theirs = _parsed(answer), _parsed(truth)
+    if not theirs:
+        return None
     math_verify: Any = importlib.import_module("math_verify")
     for gold in theirs:
         for candidate in mine:

@@ -125,8 +125,10 @@ class Grader:
     def _on_frame(self, frame: Frame) -> None:
         request = self._sent.popleft()
         assert request.frame["id"] == frame["id"]
-        if not request.verdict.done():
-            request.verdict.set_result(Grade(bool(frame["correct"]), time.monotonic() - self._began_at))
+        if not request.verdict.done() and frame["correct"] is None:
+            request.verdict.set_exception(SandboxFailure("the ground truth cannot be read"))
+        elif not request.verdict.done():
+            request.verdict.set_result(Grade(frame["correct"], time.monotonic() - self._began_at))
         self._stop_clock()
         if self._sent:
             self._start_clock()

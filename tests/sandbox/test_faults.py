@@ -47,6 +47,16 @@ def test_a_fork_server_that_dies_again_and_again_is_replaced_by_one_each_time(pl
     play(scenario, fork_servers=1)
 
 
+def test_a_ground_truth_that_cannot_be_read_is_no_wrong_answer(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        with pytest.raises(SandboxFailure, match="ground truth cannot be read"):
+            await client.grade("x+1", "")
+        assert not (await client.grade("not a formula at all (", "x+1")).correct
+        assert (await client.grade("x+1", "1+x")).correct
+
+    play(scenario)
+
+
 def test_calls_that_wait_for_a_slot_survive_the_death_of_the_fork_server(play: Play) -> None:
     async def scenario(client: Client) -> None:
         calls = [asyncio.create_task(client.program("import time; time.sleep(0.3)")) for _ in range(200)]
