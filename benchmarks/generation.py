@@ -24,7 +24,8 @@ from safetensors.torch import save_file
 from configs.schema import Tiny
 from engine.contract import Capacity, GenerationRequest
 from engine.embedded import EmbeddedEngine
-from engine.qwen3 import Qwen3, Qwen3Config, initialize
+from engine.qwen3 import Qwen3, initialize
+from engine.tiny.prepare import model_config
 
 BATCHES = (1, 16, 64, 256)
 VOCABULARY = 450
@@ -33,17 +34,7 @@ PROMPT_TOKENS = 20
 
 def write_checkpoint(folder: Path, seed: int) -> None:
     """The tiny model with random weights; no tokenizer, for nothing here is text."""
-    tiny = Tiny()
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=tiny.hidden_size,
-        intermediate_size=tiny.intermediate_size,
-        num_layers=tiny.num_layers,
-        num_heads=tiny.num_heads,
-        num_kv_heads=tiny.num_kv_heads,
-        head_dim=tiny.head_dim,
-        tie_word_embeddings=True,
-    )
+    config = model_config(Tiny(), VOCABULARY)
     model = Qwen3(config)
     initialize(model, seed)
     save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})

@@ -57,8 +57,9 @@ def tokenizer_texts(dialogues: Iterable[sft.Messages]) -> Iterator[str]:
             yield json.dumps(json.loads(call["function"]["arguments"])["code"])[1:-1]
 
 
-def _write_model(tiny: Tiny, seed: int, vocab_size: int, folder: RunFolder) -> None:
-    config = Qwen3Config(
+def model_config(tiny: Tiny, vocab_size: int) -> Qwen3Config:
+    """The shape of the tiny model."""
+    return Qwen3Config(
         vocab_size=vocab_size,
         hidden_size=tiny.hidden_size,
         intermediate_size=tiny.intermediate_size,
@@ -68,6 +69,10 @@ def _write_model(tiny: Tiny, seed: int, vocab_size: int, folder: RunFolder) -> N
         head_dim=tiny.head_dim,
         tie_word_embeddings=True,
     )
+
+
+def _write_model(tiny: Tiny, seed: int, vocab_size: int, folder: RunFolder) -> None:
+    config = model_config(tiny, vocab_size)
     model = Qwen3(config)
     initialize(model, seed)
     save_model(folder.checkpoints / "init", config, model.state_dict(), folder.data / "tokenizer")
