@@ -12,15 +12,15 @@ import time
 from collections import deque
 
 from sandbox.contract import Grade, SandboxFailure
-from sandbox.frames import Frame
+from sandbox.inside.frames import Frame
+from sandbox.inside.settings import Settings
 from sandbox.server_process import ServerProcess
-from sandbox.settings import Settings
 
 QUEUED_GRADINGS = 65_536  # beyond them grade() raises SandboxFailure
 _SENT_AHEAD = 16  # requests in the grader's socket, so that it never waits for the executor
 _ANSWER_CHARACTERS = 4096  # a longer answer is compared as a string only: no final answer is so long
 _NUMBER = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?", re.ASCII)
-_MODULE = "sandbox.grader"
+_MODULE = "sandbox.inside.grader"
 
 
 def plain_verdict(answer: str, truth: str) -> bool | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sandbox.contract import Isolation
-from sandbox.frames import Frame
+from sandbox.inside.frames import Frame
 
 _LANDLOCK = "No Landlock rules: the read-only root without /proc, /sys and home folders stands in their place."
 _MEMORY = (
@@ -23,7 +23,7 @@ def isolation_of(greeting: Frame, refusal: str | None) -> Isolation:
     if refusal is not None:
         missing.append(f"No namespaces: {refusal}.")
     elif not greeting["namespaces"]:
-        missing.append('No namespaces: sandbox.namespaces = "off"; set it to "auto".')
+        missing.append('No namespaces: sandbox.inside.namespaces = "off"; set it to "auto".')
     missing.append(_LANDLOCK if greeting["namespaces"] else _SHARED_VIEW)
     missing.append(_MEMORY)
     return Isolation(

@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import Awaitable
 
 from sandbox.contract import SandboxFailure
-from sandbox.frames import Frame
+from sandbox.inside.frames import Frame
+from sandbox.inside.settings import Settings
 from sandbox.server_process import ServerProcess
-from sandbox.settings import Settings
 
 RUNNING_PER_SERVER = 128  # calls side by side on one fork server; the next ones wait in their order
 _RESTARTS = 5  # in a row without an answer in between: then the pool gives up
 _RESTART_PAUSE_S = 0.05  # doubled each time
-_MODULE = "sandbox.boot"
+_MODULE = "sandbox.inside.boot"
 DIED = "fork server died"
 
 

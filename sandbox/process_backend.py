@@ -26,12 +26,12 @@ from configs.schema import Sandbox as SandboxConfig
 from policies.draws import mix
 from sandbox.contract import CodeResult, Grade, Isolation, SandboxFailure
 from sandbox.flavours import Flavour, flavour_of, import_folders
-from sandbox.frames import Frame
 from sandbox.grading import Grader
+from sandbox.inside.frames import Frame
+from sandbox.inside.settings import CODE_BYTES, STDIN_BYTES, Settings
 from sandbox.isolation import isolation_of
 from sandbox.pool import ServerPool
 from sandbox.sessions import Session, Sessions
-from sandbox.settings import CODE_BYTES, STDIN_BYTES, Settings
 
 _SESSION_ENDED = "the trajectory ended"
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import cast
 
 from sandbox.contract import SandboxFailure
-from sandbox.frames import BrokenStream, Frame, FrameReader, encode
-from sandbox.settings import Settings
+from sandbox.inside.frames import BrokenStream, Frame, FrameReader, encode
+from sandbox.inside.settings import Settings
 
 _ROOT = Path(__file__).resolve().parent.parent
 # `random` would seed itself anew in each forked process, which costs as much as a small call; each call is seeded anyway.

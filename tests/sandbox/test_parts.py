@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.children import Captured
 from sandbox.flavours import flavour_of
-from sandbox.frames import BrokenStream, FrameReader, encode
 from sandbox.grading import plain_verdict
+from sandbox.inside.children import Captured
+from sandbox.inside.frames import BrokenStream, FrameReader, encode
 
 
 @given(st.lists(st.dictionaries(st.text(), st.text() | st.integers())), st.integers(1, 7))

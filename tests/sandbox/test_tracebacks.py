@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import ModuleType
 
-from sandbox import program
-from sandbox.tracebacks import TEXT_LIMIT
+from sandbox.inside import program
+from sandbox.inside.tracebacks import TEXT_LIMIT
 
 
 def raised(code: str, run: Callable[[str, ModuleType], list[str]] = program.run_cell) -> tuple[str, str]:

@@ -9,7 +9,7 @@ import ctypes
 import errno
 import struct
 
-from sandbox import kernel
+from sandbox.inside import kernel
 
 # name: (x86-64, arm64); None where the machine has no such call
 _NUMBERS: dict[str, tuple[int | None, int]] = {

@@ -16,9 +16,9 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-from sandbox import kernel, namespaces, seccomp
-from sandbox.frames import FrameReader, encode
-from sandbox.settings import Settings, from_json
+from sandbox.inside import kernel, namespaces, seccomp
+from sandbox.inside.frames import FrameReader, encode
+from sandbox.inside.settings import Settings, from_json
 
 MIB = 1 << 20
 _OWN_MIB = 1024  # math-verify and sympy themselves, beyond the limit for what they compute

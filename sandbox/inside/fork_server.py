@@ -1,13 +1,13 @@
 """The fork server: one thread that forks an isolated process for each call and watches over it.
 
-Standard library only; `sandbox.boot` starts it.
+Standard library only; `sandbox.inside.boot` starts it.
 
     executor -> fork server   {"op": "run" | "cell", "id", "code", "stdin", "seed", "session", "fresh"}
                               {"op": "end", "session"}     {"op": "kill", "id"}
     fork server -> executor   {"hello": ...} or {"refused": cause}, once
                               {"id", "kind", "details", "stdout", "stderr", "stdout_cut", "stderr_cut", "duration_s"}
 
-"kind" and "details" are the outcome's (sandbox.program), or "timeout", "died" (exit code), "lost": the session of a cell that is not its
+"kind" and "details" are the outcome's (sandbox.inside.program), or "timeout", "died" (exit code), "lost": the session of a cell that is not its
 first has ended, and the cell did not run. What the code writes can never become a frame: it reaches this process by
 pipes, as bytes to be quoted. A session's process is its own until "end", until it ends, or until a cell of it fails to
 come back. The executor bounds how many calls and sessions there are.
@@ -26,11 +26,11 @@ import socket
 import time
 from collections import deque
 
-from sandbox import cell_process, kernel
-from sandbox.cell_process import Isolating, call_bytes
-from sandbox.children import Captured, Child, remove_folder
-from sandbox.frames import Frame, FrameReader, encode
-from sandbox.settings import Settings
+from sandbox.inside import cell_process, kernel
+from sandbox.inside.cell_process import Isolating, call_bytes
+from sandbox.inside.children import Captured, Child, remove_folder
+from sandbox.inside.frames import Frame, FrameReader, encode
+from sandbox.inside.settings import Settings
 
 _WATCH_AFTER_S = 0.01  # most calls end before, and their pipes are read once, at their end
 _PATIENCE = 4

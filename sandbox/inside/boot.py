@@ -16,13 +16,13 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-from sandbox import cell_process, kernel, namespaces, seccomp
-from sandbox.cell_process import Isolating
-from sandbox.children import remove_folder
-from sandbox.fork_server import ForkServer
-from sandbox.frames import encode
-from sandbox.program import leave
-from sandbox.settings import Settings, from_json
+from sandbox.inside import cell_process, kernel, namespaces, seccomp
+from sandbox.inside.cell_process import Isolating
+from sandbox.inside.children import remove_folder
+from sandbox.inside.fork_server import ForkServer
+from sandbox.inside.frames import encode
+from sandbox.inside.program import leave
+from sandbox.inside.settings import Settings, from_json
 
 _SHARED_PROCESSES = 512  # that all calls and whatever else this user starts may add, where users cannot be told apart
 _COMMON = (

@@ -16,7 +16,7 @@ import os
 import signal
 from collections.abc import Sequence
 
-from sandbox import kernel
+from sandbox.inside import kernel
 
 NOBODY = 65534
 NAMES = ("user", "pid", "mount", "network", "ipc")

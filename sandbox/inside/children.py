@@ -3,8 +3,8 @@
 import os
 import socket
 
-from sandbox.cell_process import STARTED, read_answer
-from sandbox.frames import Frame
+from sandbox.inside.cell_process import STARTED, read_answer
+from sandbox.inside.frames import Frame
 
 _CHUNK = 65_536
 _PARTS = {"ok": 1, "memory": 1, "raised": 3, "exit": 2}

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import CodeType, ModuleType
 from typing import NoReturn, cast
 
-from sandbox.tracebacks import error_line, traceback_text
+from sandbox.inside.tracebacks import error_line, traceback_text
 
 Outcome = list[str]
 CELL, PROGRAM = "<cell>", "<program>"

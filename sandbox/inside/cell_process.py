@@ -17,10 +17,10 @@ import sys
 import time
 from typing import Any, NamedTuple, NoReturn
 
-from sandbox import kernel, program
-from sandbox.namespaces import SCRATCH
-from sandbox.seccomp import Filter
-from sandbox.settings import Settings
+from sandbox.inside import kernel, program
+from sandbox.inside.namespaces import SCRATCH
+from sandbox.inside.seccomp import Filter
+from sandbox.inside.settings import Settings
 
 _CONTROL = 3
 _SESSION_CPU_CELLS = 64  # a session's whole CPU time, in time limits: the kernel's limit cannot be raised for a cell
