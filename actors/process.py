@@ -67,11 +67,11 @@ async def run_generator(name: str, run: Run, folder: RunFolder) -> None:
 
 async def run_executor(name: str, run: Run, folder: RunFolder) -> None:
     from actors.executor import Executor
-    from sandbox.process_backend import ProcessSandbox
+    from sandbox.process_backend import process_sandbox
 
     bus = zmq_bus(name, folder.sockets, run.bus.queue_messages)
     try:
-        await Executor(bus, ProcessSandbox(run.sandbox, run.seed)).run()
+        await Executor(bus, process_sandbox(run.sandbox, run.seed)).run()
     finally:
         await bus.close()
 

@@ -55,12 +55,12 @@ from policies.group_buffer import GroupBuffer
 from policies.rollout import Rollout
 from policies.trajectory import TrajectoryEvent
 from sandbox.contract import Sandbox
-from sandbox.process_backend import ProcessSandbox
+from sandbox.process_backend import process_sandbox
 
 
 async def all_steps(run: Run, folder: RunFolder) -> list[dict[str, float]]:
     """Every step's metrics, by the definitions of a run's (policies.accounting.step_metrics)."""
-    sandbox = ProcessSandbox(run.sandbox, run.seed)
+    sandbox = process_sandbox(run.sandbox, run.seed)
     await sandbox.start()
     try:
         loop = SingleProcess(run, folder, sandbox)

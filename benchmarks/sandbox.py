@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 
 from bus.messages import AnswerSubmitted, CodeOk, CodeRequested
 from configs.schema import Sandbox as SandboxConfig
-from sandbox.process_backend import ProcessSandbox
+from sandbox.process_backend import process_sandbox
 
 PRINT = "print(1+1)"
 NUMPY = "import numpy as np\nprint(np.arange(1000).sum())"
@@ -46,7 +46,7 @@ async def per_s(one: Callable[[int], Awaitable[object]], calls: int, in_flight: 
 
 async def measure(quick: bool, in_flight: int) -> dict[str, float]:
     scale = 1 if quick else 5
-    sandbox = ProcessSandbox(SandboxConfig(fork_servers=1))
+    sandbox = process_sandbox(SandboxConfig(fork_servers=1))
     isolation = await sandbox.start()
     print(f"namespaces: {', '.join(isolation.namespaces) or 'none'}; seccomp: {isolation.seccomp}")
 

@@ -6,7 +6,7 @@ import asyncio
 
 from configs.schema import Sandbox as SandboxConfig
 from sandbox.contract import Isolation
-from sandbox.process_backend import ProcessSandbox
+from sandbox.process_backend import process_sandbox
 
 
 def probe_isolation(config: SandboxConfig | None = None) -> Isolation:
@@ -16,7 +16,7 @@ def probe_isolation(config: SandboxConfig | None = None) -> Isolation:
     """
 
     async def probe() -> Isolation:
-        sandbox = ProcessSandbox(config or SandboxConfig())
+        sandbox = process_sandbox(config or SandboxConfig())
         try:
             return await sandbox.start()
         finally:

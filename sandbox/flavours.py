@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ast
-import sys
-import sysconfig
-from pathlib import Path
 from typing import Literal
 
 Flavour = Literal["bare", "scientific"]
@@ -32,16 +29,3 @@ def _imports(node: ast.AST) -> set[str]:
     if isinstance(node, ast.ImportFrom) and node.module and not node.level:
         return {node.module.partition(".")[0]}
     return set()
-
-
-def import_folders() -> tuple[str, ...]:
-    """The standard library's folders and the installed packages', where executed code finds its modules."""
-    paths = sysconfig.get_paths()
-    zipped = f"{sys.base_prefix}/lib/python{sys.version_info[0]}{sys.version_info[1]}.zip"
-    candidates = (paths["stdlib"], f"{paths['platstdlib']}/lib-dynload", _dynload(), paths["purelib"], paths["platlib"])
-    found = [str(Path(path)) for path in (zipped, *candidates) if Path(path).exists()]
-    return tuple(dict.fromkeys(found))
-
-
-def _dynload() -> str:
-    return next((path for path in sys.path if path.endswith("lib-dynload")), "")

@@ -12,6 +12,7 @@ import time
 from collections import deque
 
 from sandbox.contract import Grade, SandboxFailure
+from sandbox.host import Host
 from sandbox.inside.frames import Frame
 from sandbox.inside.settings import Settings
 from sandbox.server_process import ServerProcess
@@ -55,7 +56,8 @@ class _Request:
 class Grader:
     """Starts its process when the first answer needs it, and again after it was lost."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, host: Host, settings: Settings) -> None:
+        self._host = host
         self._settings = settings
         self._process: ServerProcess | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -111,7 +113,7 @@ class Grader:
             self._process.send(request.frame)
 
     async def _start(self) -> None:
-        process = ServerProcess(_MODULE, self._on_frame, lambda: self._on_end(process))
+        process = ServerProcess(self._host, _MODULE, self._on_frame, lambda: self._on_end(process))
         try:
             await process.start(self._settings)
         except SandboxFailure as error:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Awaitable
 
 from sandbox.contract import SandboxFailure
+from sandbox.host import Host
 from sandbox.inside.frames import Frame
 from sandbox.inside.settings import Settings
 from sandbox.server_process import ServerProcess
@@ -25,7 +26,7 @@ class ForkServerLink:
     def __init__(self, pool: ServerPool) -> None:
         self._pool = pool
         self._answers: dict[int, asyncio.Future[Frame]] = {}
-        self._process = ServerProcess(_MODULE, self._on_frame, self._on_end)
+        self._process = ServerProcess(pool.host, _MODULE, self._on_frame, self._on_end)
         self.alive = False
         self.running = 0  # slots taken
         self.pinned: deque[asyncio.Future[None]] = deque()  # waiting for a slot of this very server
@@ -80,7 +81,8 @@ class ForkServerLink:
 class ServerPool:
     """Hands out slots, first come first served: to the least busy server, or to the one that holds a session."""
 
-    def __init__(self, settings: Settings, size: int) -> None:
+    def __init__(self, host: Host, settings: Settings, size: int) -> None:
+        self.host = host
         self._settings = settings
         self._size = size
         self._servers: list[ForkServerLink] = []

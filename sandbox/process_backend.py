@@ -1,237 +1,102 @@
-"""The sandbox without Docker: fork servers on this machine, in namespaces where the kernel allows.
-
-    run()   -> flavour of the code -> a slot of a fork server (sandbox.pool) -> the forked process -> CodeOutcome
-    grade() -> plain numbers and equal strings here, else the grader's process (sandbox.grading)
-
-Bounds: `max_queued_calls` calls wait or run at once, beyond which `run` raises SandboxFailure; a fork server runs
-`RUNNING_PER_SERVER` side by side; `LIVE_SESSIONS` notebooks have a process, the others are made again from their cells.
-A call's time limit counts from its start, never from its arrival.
-"""
+"""The sandbox without Docker: fork servers as processes of this machine, in namespaces where the kernel allows."""
 
 from __future__ import annotations
 
-from bus.messages import (
-    AnswerSubmitted,
-    CodeDied,
-    CodeOk,
-    CodeOutcome,
-    CodeOutOfMemory,
-    CodeRaised,
-    CodeRefused,
-    CodeRequested,
-    CodeTimedOut,
-    Output,
-)
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
 from configs.schema import Sandbox as SandboxConfig
-from policies.draws import mix
-from sandbox.contract import CodeResult, Grade, Isolation, SandboxFailure
-from sandbox.flavours import Flavour, flavour_of, import_folders
-from sandbox.grading import Grader
-from sandbox.inside.frames import Frame
-from sandbox.inside.settings import CODE_BYTES, STDIN_BYTES, Settings
-from sandbox.isolation import isolation_of
-from sandbox.pool import ServerPool
-from sandbox.sessions import Session, Sessions
+from sandbox.backend import ForkServerSandbox
+from sandbox.contract import SandboxFailure
+from sandbox.inside.command import ENVIRONMENT, python_command
+from sandbox.inside.import_folders import import_folders
+from sandbox.inside.settings import Settings
 
-_SESSION_ENDED = "the trajectory ended"
+_ROOT = Path(__file__).resolve().parent.parent
+# The base interpreter: a virtual environment's is not visible in the sandbox's root.
+_PYTHON = os.path.realpath(sys.executable)
+_MEMINFO = Path("/proc/meminfo")
+_MEMORY = (
+    "The memory of all calls together is not limited: "
+    "run under a cgroup with a memory limit, or in containers, where many calls at their limit would not fit into memory."
+)
 
 
-class ProcessSandbox:
-    """Implements sandbox.contract.Sandbox. `seed` decides, with trajectory and call, what random generators draw."""
+class LocalProcess:
+    """Implements sandbox.host.Launched."""
 
-    def __init__(self, config: SandboxConfig, seed: int = 0) -> None:
-        self._config = config
-        self._seed = seed
-        self._namespaces = config.namespaces != "off"
-        self._pools: dict[Flavour, ServerPool] = {}
-        self._sessions = Sessions()
-        self._grader: Grader | None = None
-        self._calls = 0  # numbers them on the wire
-        self._queued = 0
+    def __init__(self, process: subprocess.Popen[bytes], ours: socket.socket) -> None:
+        self._process = process
+        self.socket = ours
 
     @property
-    def server_pids(self) -> list[int]:
-        """Of the fork servers and the grader, as they were started."""
-        pids = [pid for pool in self._pools.values() for pid in pool.server_pids]
-        return pids + ([self._grader.pid] if self._grader is not None and self._grader.pid is not None else [])
+    def pid(self) -> int:
+        return self._process.pid
 
-    async def start(self) -> Isolation:
-        refusal = None
-        try:
-            greetings = await self._start_pool()
-        except SandboxFailure as error:
-            if self._config.namespaces != "auto":
-                raise
-            refusal, self._namespaces = str(error), False
-            greetings = await self._start_pool()
-        self._pools["scientific"] = ServerPool(self._settings("scientific"), self._config.fork_servers)
-        self._grader = Grader(self._settings("grader"))
-        return isolation_of(greetings[0], refusal)
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()  # in namespaces it passes it on as a kill
 
-    async def run(self, call: CodeRequested) -> CodeResult:
-        refused = self._refusal(call)
-        if refused is not None:
-            return CodeResult(refused, 0.0)
-        if self._queued >= self._config.max_queued_calls:
-            raise SandboxFailure("the sandbox's queue of calls is full")
-        self._queued += 1
+    async def ended(self) -> None:
+        """Waits without polling."""
+        if self._process.poll() is not None:
+            return
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        pidfd = os.pidfd_open(self._process.pid)
+        loop.add_reader(pidfd, ended.set)
         try:
-            if call.tool == "jupyter_code":
-                return await self._run_cell(call)
-            return await self._run_program(call)
+            await ended.wait()
         finally:
-            self._queued -= 1
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+        with contextlib.suppress(ChildProcessError):
+            self._process.wait()
 
-    async def grade(self, submission: AnswerSubmitted) -> Grade:
-        assert self._grader is not None, "start() comes first"
-        return await self._grader.grade(submission.answer, submission.ground_truth)
 
-    async def end_session(self, trajectory_id: int) -> None:
-        session = self._sessions.remove(trajectory_id)
-        if session is not None:
-            session.ended = True
-            self._drop_process(session)
+class LocalHost:
+    """Implements sandbox.host.Host."""
+
+    async def start(self) -> None:
+        return
+
+    async def launch(self, module: str, settings: Settings) -> LocalProcess:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        settings = settings._replace(import_folders=import_folders())
+        try:
+            # The thread that starts it must live as long as it does: the kernel ends it with this thread.
+            process = subprocess.Popen(  # noqa: ASYNC220
+                python_command(_PYTHON, str(_ROOT), module, settings, theirs.fileno()),
+                env=ENVIRONMENT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                cwd="/",
+            )
+        except OSError as error:
+            ours.close()
+            raise SandboxFailure(f"cannot start a sandbox process: {error.strerror}") from error
+        finally:
+            theirs.close()
+        return LocalProcess(process, ours)
+
+    def memory_share(self) -> float:
+        """Of the machine's memory, by what the kernel says is available."""
+        kib = {line.split(":")[0]: int(line.split()[1]) for line in _MEMINFO.read_text().splitlines()[:3]}
+        return 1 - kib["MemAvailable"] / kib["MemTotal"]
+
+    def about(self) -> tuple[str, tuple[str, ...]]:
+        return "process", (_MEMORY,)
 
     async def close(self) -> None:
-        for pool in self._pools.values():
-            await pool.close()
-        if self._grader is not None:
-            await self._grader.close()
-
-    # ------------------------------------------------------------ programs
-
-    async def _run_program(self, call: CodeRequested) -> CodeResult:
-        pool = await self._pool(flavour_of(call.code))
-        server = await pool.take()
-        try:
-            answer = await server.call(self._frame("run", call.code, call.stdin, self._seed_of(call)))
-        finally:
-            pool.give_back(server)
-        return self._result(answer)
-
-    # ------------------------------------------------------------ notebooks
-
-    async def _run_cell(self, call: CodeRequested) -> CodeResult:
-        session = self._sessions.of(call.trajectory_id, flavour_of(call.code))
-        async with session.turn:
-            seed = self._seed_of(call)
-            answer = await self._cell(session, call.code, seed)
-            if answer["kind"] == "lost":
-                session.server = None
-                answer = await self._cell(session, call.code, seed)
-            if answer["kind"] in ("ok", "raised", "memory"):
-                session.done.append((call.code, seed))
-            else:
-                session.server = None
-            return self._result(answer)
-
-    async def _cell(self, session: Session, code: str, seed: int) -> Frame:
-        if session.ended:
-            raise SandboxFailure(_SESSION_ENDED)
-        if not session.live:
-            await self._rebuild(session)
-        answer = await self._on_process(session, code, seed)
-        if session.ended:
-            raise SandboxFailure(_SESSION_ENDED)
-        return answer
-
-    async def _rebuild(self, session: Session) -> None:
-        """Runs the cells so far in a new process, unseen by the model, so that a lost process costs no state."""
-        session.server = None
-        self._make_room()
-        for code, seed in session.done:
-            answer = await self._on_process(session, code, seed)
-            if answer["kind"] not in ("ok", "raised", "memory"):
-                self._drop_process(session)
-                raise SandboxFailure("a notebook could not be made again")
-
-    async def _on_process(self, session: Session, code: str, seed: int) -> Frame:
-        pool = await self._pool(session.flavour)
-        fresh = session.server is None
-        server = await pool.take(session.server)
-        session.server = server
-        try:
-            return await server.call(self._frame("cell", code, "", seed, session.number, fresh))
-        except BaseException:
-            self._drop_process(session)
-            raise
-        finally:
-            pool.give_back(server)
-
-    def _make_room(self) -> None:
-        idle = self._sessions.to_evict()
-        if idle is not None:
-            self._drop_process(idle)
-
-    def _drop_process(self, session: Session) -> None:
-        if session.server is not None:
-            session.server.end_session(session.number)
-            session.server = None
-
-    # ------------------------------------------------------------ common
-
-    async def _start_pool(self) -> list[Frame]:
-        pool = ServerPool(self._settings("bare"), self._config.fork_servers)
-        greetings = await pool.start()
-        self._pools["bare"] = pool
-        return greetings
-
-    async def _pool(self, flavour: Flavour) -> ServerPool:
-        """The scientific servers start when the first code asks for them: a run without numpy does not pay."""
-        pool = self._pools[flavour]
-        await pool.start()
-        return pool
-
-    def _settings(self, flavour: str) -> Settings:
-        config = self._config
-        return Settings(
-            flavour=flavour,
-            namespaces=self._namespaces,
-            import_folders=import_folders(),
-            time_limit_s=config.grade_limit_s if flavour == "grader" else config.time_limit_s,
-            memory_mib=config.memory_mib,
-            max_processes=config.max_processes,
-            file_mib=config.file_mib,
-            output_bytes=config.output_kib * 1024,
-        )
-
-    def _frame(
-        self, op: str, code: str, stdin: str, seed: int, session: int | None = None, fresh: bool = False
-    ) -> Frame:
-        self._calls += 1
-        fields = {"id": self._calls, "op": op, "code": code, "stdin": stdin, "seed": seed}
-        return {**fields, "session": session, "fresh": fresh}
-
-    def _seed_of(self, call: CodeRequested) -> int:
-        return mix(self._seed, call.trajectory_id, call.call)
-
-    def _refusal(self, call: CodeRequested) -> CodeRefused | None:
-        if call.tool not in ("jupyter_code", "python_code_with_standard_io"):
-            return CodeRefused(f"unknown tool {call.tool}")
-        if len(call.code) > CODE_BYTES:
-            return CodeRefused(f"the code is longer than {CODE_BYTES} characters")
-        stdin_limit = min(STDIN_BYTES, self._config.file_mib << 20) // 4  # four bytes a character at most
-        if len(call.stdin) > stdin_limit:
-            return CodeRefused(f"the input is longer than {stdin_limit} characters")
-        return None
-
-    def _result(self, answer: Frame) -> CodeResult:
-        return CodeResult(outcome_of(answer, self._config), answer["duration_s"])
+        return
 
 
-def outcome_of(answer: Frame, config: SandboxConfig) -> CodeOutcome:
-    """The fork server's answer as a message. Raises KeyError for a kind that it does not know."""
-    output = Output(answer["stdout"], answer["stderr"], answer["stdout_cut"], answer["stderr_cut"])
-    match answer["kind"]:
-        case "ok":
-            return CodeOk(output)
-        case "raised":
-            return CodeRaised(output, *answer["details"])
-        case "timeout":
-            return CodeTimedOut(output, config.time_limit_s)
-        case "memory":
-            return CodeOutOfMemory(output, config.memory_mib)
-        case "died":
-            return CodeDied(output, int(answer["details"][0]))
-        case kind:
-            raise KeyError(kind)
+def process_sandbox(config: SandboxConfig, seed: int = 0) -> ForkServerSandbox:
+    return ForkServerSandbox(LocalHost(), config, seed)

@@ -1,6 +1,6 @@
 """How a fork server comes up: isolate, import what calls may need, say hello, serve.
 
-Started by `sandbox.server_process`; the arguments are the settings' JSON and the socket's descriptor.
+Started by `sandbox.local_host` or `sandbox.inside.keeper`; the arguments are the settings' JSON and the socket's descriptor.
 """
 # pathlib would be mapped into every forked process.
 # ruff: noqa: PTH101, PTH110, PTH116, PTH208

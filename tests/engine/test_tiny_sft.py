@@ -83,12 +83,12 @@ def test_the_same_seed_gives_the_same_dialogues(made: list[Messages]) -> None:
 @pytest.mark.slow
 def test_the_sandbox_returns_the_same_bytes() -> None:
     from configs.schema import Sandbox
-    from sandbox.process_backend import ProcessSandbox
+    from sandbox.process_backend import process_sandbox
 
     codes = sorted({code for messages in dialogues(0, 60, LIMIT) for message in messages for code in calls_of(message)})
 
     async def run_all() -> list[str]:
-        sandbox = ProcessSandbox(Sandbox())
+        sandbox = process_sandbox(Sandbox())
         await sandbox.start()
         try:
             requests = (CodeRequested(n, 0, "jupyter_code", code, "") for n, code in enumerate(codes))

@@ -12,16 +12,17 @@ import pytest
 
 from bus.messages import AnswerSubmitted, CodeOk, CodeRequested
 from configs.schema import Sandbox as SandboxConfig
+from sandbox.backend import ForkServerSandbox
 from sandbox.contract import CodeResult, Grade, Isolation
-from sandbox.process_backend import ProcessSandbox
+from sandbox.process_backend import process_sandbox
 
-BACKENDS = {"process": ProcessSandbox}
+BACKENDS = {"process": process_sandbox}
 
 
 class Client:
     """One running sandbox. Numbers the calls of each trajectory."""
 
-    def __init__(self, sandbox: ProcessSandbox, isolation: Isolation) -> None:
+    def __init__(self, sandbox: ForkServerSandbox, isolation: Isolation) -> None:
         self.sandbox = sandbox
         self.isolation = isolation
         self._calls: dict[int, int] = {}

@@ -101,10 +101,10 @@ _HOLDER = """
 import asyncio, sys
 from bus.messages import CodeRequested
 from configs.schema import Sandbox
-from sandbox.process_backend import ProcessSandbox
+from sandbox.process_backend import process_sandbox
 
 async def hold():
-    sandbox = ProcessSandbox(Sandbox(time_limit_s=500, namespaces=sys.argv[1]))
+    sandbox = process_sandbox(Sandbox(time_limit_s=500, namespaces=sys.argv[1]))
     await sandbox.start()
     def call(trajectory, tool, code):
         return asyncio.create_task(sandbox.run(CodeRequested(trajectory, 0, tool, code, "")))
@@ -160,7 +160,7 @@ def test_a_sandbox_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -
     from sandbox import process_backend
 
     async def start() -> None:
-        sandbox = process_backend.ProcessSandbox(SandboxConfig(namespaces="required"))
+        sandbox = process_backend.process_sandbox(SandboxConfig(namespaces="required"))
         try:
             await sandbox.start()
         finally:
