@@ -1,0 +1,245 @@
+"""Load on a sandbox, and what came of it: how often each call was answered, how fast, and what was wrong.
+
+closed_loop(sandbox, probes, in_flight)   so many callers; each asks for its next call when it has its answer
+burst(sandbox, probes)                    all at once
+Tally                                     the count itself, also of answers that come as messages
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory, CodeRequested, CodeTimedOut
+from sandbox.contract import Sandbox, SandboxFailure
+
+CallId = tuple[int, int]  # trajectory, call
+PRINT, NUMPY, SYMPY, CELL, LOOP, HOG, MEGABYTE = "print", "numpy", "sympy", "cell", "loop", "hog", "megabyte"
+CODE = {
+    PRINT: "print(1+1)",
+    NUMPY: "import numpy as np; print(np.arange(1000).sum())",
+    SYMPY: 'import sympy; x = sympy.Symbol("x"); print(sympy.solve(x**2 - 5*x + 6, x))',
+    CELL: "1+1",
+    LOOP: "while True: pass",
+    HOG: "blocks = []\nwhile True: blocks.append(bytearray(b'x') * (1 << 20))",
+    MEGABYTE: "print('x' * 1_000_000)",
+}
+_PRINTED = {PRINT: "2\n", NUMPY: "499500\n", SYMPY: "[2, 3]\n", CELL: "2\n"}
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """A call, and which answers to it are right."""
+
+    kind: str
+    call: CodeRequested
+    accepts: Callable[[CodeOutcome], bool]
+
+
+class Figures(msgspec.Struct, frozen=True):
+    submitted: int
+    answered: int  # calls with an outcome, each once, right or wrong
+    duplicates: int  # answers beyond a call's first
+    overtaken: int  # answers that came before an earlier cell's of the same notebook
+    failures: dict[str, int]  # by cause: what the infrastructure said, wrong outcomes, calls without any answer
+    elapsed_s: float  # from the first call to the last call's first answer
+    latencies_ms: Sequence[float]  # of the calls with an outcome, ascending
+
+    @property
+    def per_s(self) -> float:
+        return self.answered / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def p50_ms(self) -> float:
+        return percentile(self.latencies_ms, 50)
+
+    @property
+    def p99_ms(self) -> float:
+        return percentile(self.latencies_ms, 99)
+
+
+def percentile(ascending: Sequence[float], percent: int) -> float:
+    """The smallest value that `percent` of all do not exceed; 0 of none."""
+    return ascending[max(0, -(-len(ascending) * percent // 100) - 1)] if ascending else 0.0
+
+
+class _Record:
+    """One call. `cause` is what is wrong with its first answer, None if nothing is."""
+
+    __slots__ = ("answered_at", "asked_at", "cause", "has_outcome", "probe")
+
+    def __init__(self, probe: Probe, asked_at: float) -> None:
+        self.probe = probe
+        self.asked_at = asked_at
+        self.answered_at: float | None = None
+        self.has_outcome = False
+        self.cause: str | None = "no answer"
+
+
+class Tally:
+    """Calls by trajectory and number, and all answers to them. Times are in seconds, of one clock."""
+
+    def __init__(self) -> None:
+        self._records: dict[CallId, _Record] = {}
+        self._duplicates: Counter[str] = Counter()  # by kind
+        self._overtaken: Counter[str] = Counter()
+        self._last_cell: dict[int, int] = {}  # of a trajectory, the highest number that is answered
+        self._strangers = 0
+        self.unanswered = 0  # calls that have no answer yet
+
+    def asked(self, probe: Probe, now: float) -> None:
+        """Raises ValueError for a second call of the same trajectory and number."""
+        call_id = (probe.call.trajectory_id, probe.call.call)
+        if call_id in self._records:
+            raise ValueError(f"call {call_id} was made twice")
+        self._records[call_id] = _Record(probe, now)
+        self.unanswered += 1
+
+    def finished(self, call_id: CallId, outcome: CodeOutcome, now: float) -> None:
+        record = self._first_answer(call_id, now)
+        if record is None:
+            return
+        record.has_outcome = True
+        record.cause = None if record.probe.accepts(outcome) else f"{record.probe.kind}: {type(outcome).__name__}"
+        if record.probe.call.tool == "jupyter_code":
+            self._note_order(record.probe)
+
+    def failed(self, call_id: CallId, cause: str, now: float) -> None:
+        """The infrastructure's word for a call."""
+        record = self._first_answer(call_id, now)
+        if record is not None:
+            record.cause = cause
+
+    def figures(self, kind: str | None = None) -> Figures:
+        """Of all calls, or of one kind's."""
+        records = [record for record in self._records.values() if kind in (None, record.probe.kind)]
+        ended = [record.answered_at for record in records if record.answered_at is not None]
+        causes = Counter(record.cause for record in records if record.cause is not None)
+        if kind is None and self._strangers:
+            causes["an answer to no call"] = self._strangers
+        return Figures(
+            submitted=len(records),
+            answered=sum(record.has_outcome for record in records),
+            duplicates=_of(self._duplicates, kind),
+            overtaken=_of(self._overtaken, kind),
+            failures=dict(causes),
+            elapsed_s=max(ended) - min(record.asked_at for record in records) if ended else 0.0,
+            latencies_ms=sorted(
+                1000 * (record.answered_at - record.asked_at)
+                for record in records
+                if record.has_outcome and record.answered_at is not None
+            ),
+        )
+
+    def _first_answer(self, call_id: CallId, now: float) -> _Record | None:
+        record = self._records.get(call_id)
+        if record is None:
+            self._strangers += 1
+            return None
+        if record.answered_at is not None:
+            self._duplicates[record.probe.kind] += 1
+            return None
+        record.answered_at = now
+        self.unanswered -= 1
+        return record
+
+    def _note_order(self, probe: Probe) -> None:
+        last = self._last_cell.get(probe.call.trajectory_id, -1)
+        if probe.call.call < last:
+            self._overtaken[probe.kind] += 1
+        self._last_cell[probe.call.trajectory_id] = max(last, probe.call.call)
+
+
+def _of(counts: Counter[str], kind: str | None) -> int:
+    return counts.total() if kind is None else counts[kind]
+
+
+# ---------------------------------------------------------------- loads
+
+
+async def closed_loop(sandbox: Sandbox, probes: Iterable[Probe], in_flight: int) -> Tally:
+    tally = Tally()
+    left = iter(probes)
+
+    async def caller() -> None:
+        for probe in left:
+            await _ask(sandbox, probe, tally)
+
+    await asyncio.gather(*[caller() for _ in range(in_flight)])
+    return tally
+
+
+async def burst(sandbox: Sandbox, probes: Sequence[Probe]) -> Tally:
+    return await closed_loop(sandbox, probes, len(probes))
+
+
+async def _ask(sandbox: Sandbox, probe: Probe, tally: Tally) -> None:
+    call_id = (probe.call.trajectory_id, probe.call.call)
+    tally.asked(probe, time.perf_counter())
+    try:
+        result = await sandbox.run(probe.call)
+    except SandboxFailure as error:
+        tally.failed(call_id, str(error), time.perf_counter())
+    else:
+        tally.finished(call_id, result.outcome, time.perf_counter())
+
+
+# ---------------------------------------------------------------- probes
+
+
+def programs(kind: str, count: int, first_trajectory: int = 0) -> list[Probe]:
+    """Stateless calls, each of a trajectory of its own."""
+    tool = "python_code_with_standard_io"
+    return [_probe(kind, CodeRequested(first_trajectory + number, 0, tool, CODE[kind], "")) for number in range(count)]
+
+
+def numbered_programs(count: int) -> list[Probe]:
+    """Each prints its own number, so that an answer that belongs to another call is a wrong one."""
+    tool = "python_code_with_standard_io"
+    return [
+        Probe(PRINT, CodeRequested(number, 0, tool, f"print({number}+1)", ""), _prints(f"{number + 1}\n"))
+        for number in range(count)
+    ]
+
+
+def cells(notebooks: int, cells_each: int, first_trajectory: int = 0, first_call: int = 0) -> list[Probe]:
+    """Trivial cells, a round of all notebooks after the other."""
+    return [
+        _probe(CELL, CodeRequested(first_trajectory + notebook, first_call + number, "jupyter_code", CODE[CELL], ""))
+        for number in range(cells_each)
+        for notebook in range(notebooks)
+    ]
+
+
+def mixture(healthy: int, seed: int = 0) -> list[Probe]:
+    """So many healthy prints, and beside them 2% endless loops, 2% memory hogs and 1% megabyte outputs; shuffled."""
+    total = round(healthy / 0.95)
+    counts = {PRINT: healthy, LOOP: round(total * 0.02), HOG: round(total * 0.02), MEGABYTE: round(total * 0.01)}
+    probes: list[Probe] = []
+    for kind, count in counts.items():
+        probes += programs(kind, count, first_trajectory=len(probes))
+    random.Random(seed).shuffle(probes)
+    return probes
+
+
+def _probe(kind: str, call: CodeRequested) -> Probe:
+    return Probe(kind, call, _ACCEPTS.get(kind) or _prints(_PRINTED[kind]))
+
+
+def _prints(text: str) -> Callable[[CodeOutcome], bool]:
+    return lambda outcome: isinstance(outcome, CodeOk) and outcome.output.stdout == text
+
+
+def _megabyte(outcome: CodeOutcome) -> bool:
+    return isinstance(outcome, CodeOk) and len(outcome.output.stdout) + outcome.output.stdout_cut == 1_000_001
+
+
+_ACCEPTS: dict[str, Callable[[CodeOutcome], bool]] = {
+    LOOP: lambda outcome: isinstance(outcome, CodeTimedOut),
+    HOG: lambda outcome: isinstance(outcome, CodeOutOfMemory),
+    MEGABYTE: _megabyte,
+}
