@@ -20,7 +20,7 @@ from typing import Literal
 import msgspec
 from rich.table import Table
 
-from actors.docker_engine import DockerTrial, try_docker
+from sandbox.docker_probe import DockerTrial, try_docker
 from sandbox.contract import Isolation
 from sandbox.doctor import probe_isolation
 

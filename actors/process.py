@@ -67,11 +67,11 @@ async def run_generator(name: str, run: Run, folder: RunFolder) -> None:
 
 async def run_executor(name: str, run: Run, folder: RunFolder) -> None:
     from actors.executor import Executor
-    from sandbox.process_backend import process_sandbox
+    from sandbox.choice import sandbox_of
 
     bus = zmq_bus(name, folder.sockets, run.bus.queue_messages)
     try:
-        await Executor(bus, process_sandbox(run.sandbox, run.seed)).run()
+        await Executor(bus, sandbox_of(run.sandbox, run.seed, run.name)).run()
     finally:
         await bus.close()
 

@@ -55,12 +55,12 @@ from policies.group_buffer import GroupBuffer
 from policies.rollout import Rollout
 from policies.trajectory import TrajectoryEvent
 from sandbox.contract import Sandbox
-from sandbox.process_backend import process_sandbox
+from sandbox.choice import sandbox_of
 
 
 async def all_steps(run: Run, folder: RunFolder) -> list[dict[str, float]]:
     """Every step's metrics, by the definitions of a run's (policies.accounting.step_metrics)."""
-    sandbox = process_sandbox(run.sandbox, run.seed)
+    sandbox = sandbox_of(run.sandbox, run.seed, run.name)
     await sandbox.start()
     try:
         loop = SingleProcess(run, folder, sandbox)

@@ -138,7 +138,7 @@ class Engine(Section, frozen=True):
 class Sandbox(Section, frozen=True):
     """Limits of one call. What is in force is in the log, the summary and `asterism doctor`."""
 
-    backend: Literal["process"] = "process"
+    backend: Literal["auto", "docker", "process"] = "auto"  # auto: containers where an engine and the image are there
     namespaces: Literal["auto", "required", "off"] = "auto"  # auto: where the kernel allows
     fork_servers: int = 1
     time_limit_s: float = 4.0
@@ -148,9 +148,19 @@ class Sandbox(Section, frozen=True):
     file_mib: int = 16
     output_kib: int = 64  # kept of each of stdout and stderr; the rest is drained and dropped, and said
     max_queued_calls: int = 65_536
+    live_sessions: int = 512  # notebooks that keep a process; one more ends the one that was used longest ago
+    session_memory_share: float = 0.8  # of the memory that calls may take; beyond it idle notebooks are ended
+    containers: int = 1
+    container_memory_mib: int = 8192  # of one container; the kernel ends the largest call beyond it
+    container_processes: int = 8192
+    cpuset: str = ""  # processors of the containers, such as "0-7"; empty: all
+    image: str = ""  # empty: the one that `make sandbox-image` builds from this very code
 
     def __post_init__(self) -> None:
-        require(self.fork_servers > 0, "fork_servers must be positive")
+        for name in ("fork_servers", "memory_mib", "max_processes", "file_mib", "live_sessions", "containers"):
+            require(getattr(self, name) > 0, f"{name} must be positive")
+        require(0 < self.session_memory_share <= 1, "session_memory_share must lie in (0, 1]")
+        require(self.container_memory_mib >= self.memory_mib + 512, "container_memory_mib must exceed memory_mib by 512")
         require(self.time_limit_s > 0, "time_limit_s must be positive")
 
 

@@ -58,6 +58,13 @@ class ForkServerSandbox:
         return pids + ([self._grader.pid] if self._grader is not None and self._grader.pid is not None else [])
 
     async def start(self) -> Isolation:
+        try:
+            return await self._start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start(self) -> Isolation:
         await self._host.start()
         refusal = None
         try:

@@ -21,16 +21,20 @@ class _Version(msgspec.Struct, rename="pascal"):
     api_version: str
 
 
+def engine_address(environ: Mapping[str, str]) -> str:
+    return environ.get("DOCKER_HOST") or f"unix://{_default_socket(environ)}"
+
+
 def try_docker(environ: Mapping[str, str]) -> DockerTrial:
     """Absent, forbidden, stopped and broken engines are told apart; each has another remedy."""
-    address = environ.get("DOCKER_HOST") or f"unix://{_default_socket(environ)}"
+    address = engine_address(environ)
     where = urlsplit(address)
     if where.scheme not in ("unix", "tcp", "http") or environ.get("DOCKER_TLS_VERIFY"):
         return DockerTrial(f"{address} was not asked", "Set DOCKER_HOST to a unix:// or plain tcp:// address.")
     try:
         version = ask_version(where.path if where.scheme == "unix" else (where.hostname or "", where.port or 2375))
     except FileNotFoundError:
-        remedy = "Install Docker Engine; until then code runs in the process sandbox, which every machine has."
+        remedy = "Install Docker Engine (Debian: docker.io) and start it; until then code runs in the process sandbox."
         return DockerTrial(f"no engine at {address}", remedy)
     except PermissionError:
         return DockerTrial(f"no right to use {address}", "Run `sudo usermod -aG docker $USER` and log in again.")

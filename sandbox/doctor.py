@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from configs.schema import Sandbox as SandboxConfig
+from sandbox.choice import sandbox_of
 from sandbox.contract import Isolation
-from sandbox.process_backend import process_sandbox
 
 
 def probe_isolation(config: SandboxConfig | None = None) -> Isolation:
@@ -16,7 +16,7 @@ def probe_isolation(config: SandboxConfig | None = None) -> Isolation:
     """
 
     async def probe() -> Isolation:
-        sandbox = process_sandbox(config or SandboxConfig())
+        sandbox = sandbox_of(config or SandboxConfig())
         try:
             return await sandbox.start()
         finally:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from actors import docker_engine, doctor
-from actors.docker_engine import DockerTrial, try_docker
+from sandbox import docker_probe, doctor
+from sandbox.docker_probe import DockerTrial, try_docker
 from actors.doctor import Finding, findings_table
 from sandbox.contract import Isolation
 
@@ -74,7 +74,7 @@ class TestDocker:
         def refuse(_: object) -> str:  # root, which tests may run as, is refused nothing
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr(docker_engine, "ask_version", refuse)
+        monkeypatch.setattr(docker_probe, "ask_version", refuse)
         trial = try_docker({})
         assert trial.found == "no right to use unix:///var/run/docker.sock"
         assert "usermod -aG docker" in trial.remedy

@@ -14,9 +14,11 @@ from bus.messages import AnswerSubmitted, CodeOk, CodeRequested
 from configs.schema import Sandbox as SandboxConfig
 from sandbox.backend import ForkServerSandbox
 from sandbox.contract import CodeResult, Grade, Isolation
+from sandbox.docker_backend import docker_sandbox
 from sandbox.process_backend import process_sandbox
 
-BACKENDS = {"process": process_sandbox}
+BACKENDS = {"process": process_sandbox, "docker": docker_sandbox}
+PARAMETERS = ["process", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])]
 
 
 class Client:
@@ -51,7 +53,7 @@ Scenario = Callable[[Client], Awaitable[None]]
 Play = Callable[..., None]
 
 
-@pytest.fixture(params=list(BACKENDS))
+@pytest.fixture(params=PARAMETERS)
 def play(request: pytest.FixtureRequest) -> Iterator[Play]:
     """play(scenario, **limits) runs the scenario on a fresh sandbox, and then finds no process of it left."""
 

@@ -151,7 +151,7 @@ def test_a_backend_without_namespaces_says_so_and_runs(play: Play) -> None:
 
 
 def test_the_doctor_sees_what_is_in_force() -> None:
-    isolation = probe_isolation()
+    isolation = probe_isolation(SandboxConfig(backend="process"))
     assert isolation.backend == "process"
     assert all(sentence.endswith(".") for sentence in isolation.missing)
 
