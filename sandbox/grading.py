@@ -65,7 +65,6 @@ class Grader:
         self._sent: deque[_Request] = deque()  # in the order in which they are answered
         self._began_at = 0.0  # of the first of `_sent`
         self._deadline: asyncio.TimerHandle | None = None
-        self._timed_out = False
         self._numbers = 0
         self._stopping: set[asyncio.Task[None]] = set()
 
@@ -113,7 +112,10 @@ class Grader:
             self._process.send(request.frame)
 
     async def _start(self) -> None:
-        process = ServerProcess(self._host, _MODULE, self._on_frame, lambda: self._on_end(process))
+        def on_frame(frame: Frame) -> None:
+            self._on_frame(process, frame)
+
+        process = ServerProcess(self._host, _MODULE, on_frame, lambda: self._on_end(process))
         try:
             await process.start(self._settings)
         except SandboxFailure as error:
@@ -124,7 +126,9 @@ class Grader:
         self._process = process
         self._advance()
 
-    def _on_frame(self, frame: Frame) -> None:
+    def _on_frame(self, process: ServerProcess, frame: Frame) -> None:
+        if process is not self._process:
+            return  # it was given up, and its request blamed
         request = self._sent.popleft()
         assert request.frame["id"] == frame["id"]
         if not request.verdict.done() and frame["correct"] is None:
@@ -137,20 +141,27 @@ class Grader:
         self._advance()
 
     def _on_end(self, process: ServerProcess) -> None:
-        """The first that was sent has brought it down; the others are asked again."""
-        if process is not self._process:
-            return
+        if process is self._process:
+            self._give_up("grader died")
+
+    def _on_deadline(self) -> None:
+        process = self._process
+        if process is not None:
+            process.kill()
+            self._give_up("grader timed out")
+
+    def _give_up(self, cause: str) -> None:
+        """The first that was sent has brought the grader down; the others are asked again."""
+        assert self._process is not None
+        task = asyncio.get_running_loop().create_task(self._process.stop())
         self._process = None
         self._stop_clock()
-        task = asyncio.get_running_loop().create_task(process.stop())
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
         if self._sent:
             guilty = self._sent.popleft()
-            cause = "grader timed out" if self._timed_out else "grader died"
             if not guilty.verdict.done():
                 guilty.verdict.set_exception(SandboxFailure(cause))
-        self._timed_out = False
         self._waiting.extendleft(reversed(self._sent))
         self._sent.clear()
         self._advance()
@@ -163,11 +174,6 @@ class Grader:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-
-    def _on_deadline(self) -> None:
-        self._timed_out = True
-        if self._process is not None:
-            self._process.kill()
 
     def _fail_all(self, cause: str) -> None:
         for request in (*self._sent, *self._waiting):
