@@ -22,6 +22,7 @@ from bus.messages import (
 from configs.errors import UnusableInput
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
+from configs.schema import Dialogue
 from engine.tokenizer import FastTokenizer, load_tokenizer
 from policies.record import bytes_to_ids
 from policies.tool_text import result_text
@@ -55,7 +56,7 @@ def tell_story(folder: RunFolder, trajectory: int, console: Console) -> None:
     for event in events:
         message = decode(event.frame).message
         header = f"[dim]{event.time - events[0].time:9.4f} s[/]  {event.actor:<10} [bold]{event.kind}[/]"
-        console.print(f"{header}  {escape(_told(message, tokenizer, run.dialogue.result_characters))}", soft_wrap=True)
+        console.print(f"{header}  {escape(_told(message, tokenizer, run.dialogue))}", soft_wrap=True)
 
 
 def _events_of(path: Path, trajectory: int) -> list[Event]:
@@ -71,7 +72,7 @@ def _starts(event: Event, trajectory: int) -> bool:
     return group.first_trajectory_id <= trajectory < group.first_trajectory_id + group.size
 
 
-def _told(message: AnyMessage, tokenizer: FastTokenizer, limit: int) -> str:
+def _told(message: AnyMessage, tokenizer: FastTokenizer, dialogue: Dialogue) -> str:
     match message:
         case StartGroup():
             return (
@@ -81,7 +82,8 @@ def _told(message: AnyMessage, tokenizer: FastTokenizer, limit: int) -> str:
             text = tokenizer.decode(bytes_to_ids(message.token_ids))
             return f"turn {message.turn}, {len(message.token_ids) // 4} tokens, {message.finish}: {text}"
         case CodeFinished():
-            return f"call {message.call}, {message.duration_s * 1000:.1f} ms: {result_text(message.outcome, limit)}"
+            text = result_text(message.outcome, dialogue.result_characters, dialogue.result_format)
+            return f"call {message.call}, {message.duration_s * 1000:.1f} ms: {text}"
         case TurnRequested() | BatchReady():
             return ""
         case TrajectoryFinished():

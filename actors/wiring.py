@@ -35,6 +35,7 @@ def rules(run: Run, tokenizer: FastTokenizer) -> Rules:
         top_p=run.sampling.top_p,
         top_k=run.sampling.top_k,
         stop_token_ids=(tokenizer.end_of_turn_id,),
+        result_format=dialogue.result_format,
         arbiter=f"{HEAD}/arbiter",
         buffer=f"{HEAD}/buffer",
         executor=EXECUTOR,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Literal, assert_never
 
 from bus.messages import (
     CodeDied,
@@ -14,6 +14,9 @@ from bus.messages import (
     CodeTimedOut,
     Output,
 )
+from policies.release_text import release_malformed_text, release_not_run_text, release_text
+
+ResultFormat = Literal["default", "rstar2_release"]
 
 SUCCESS = "Tool call success"
 FAILURE = "Tool call failure"
@@ -23,19 +26,25 @@ def failed(outcome: CodeOutcome) -> bool:
     return not isinstance(outcome, CodeOk)
 
 
-def says_error(outcome: CodeOutcome, text: str) -> bool:
-    """What the release takes for a failed call: a result with the word "error" in any case.
+def says_error(outcome: CodeOutcome | None, text: str, result_format: ResultFormat = "default") -> bool:
+    """What the release takes for a failed call: a result with the word "error" in any case. None: it did not parse.
 
-    Its texts for a time-out and for a call that does not parse lack the word, so that these pass as successes there.
+    Its own texts for a time-out and for a call that does not parse lack the word, so that these pass as successes
+    there; the default's texts have it, and count as if they had not.
     """
-    return "error" in text.lower() and not isinstance(outcome, CodeTimedOut)
+    if "error" not in text.lower():
+        return False
+    return result_format == "rstar2_release" or not (outcome is None or isinstance(outcome, CodeTimedOut))
 
 
-def result_text(outcome: CodeOutcome, limit: int) -> str:
-    """Success or failure, the reason, stdout, stderr. Each is cut in its middle beyond `limit` characters.
+def result_text(outcome: CodeOutcome, limit: int, result_format: ResultFormat = "default", code: str = "") -> str:
+    """Success or failure, the reason, stdout, stderr. `code` is what was run, where it is known.
 
+    The default cuts each part in its middle beyond `limit` characters, the release the whole (policies.release_text).
     Nothing in it depends on the clock, so that a replay reads the same.
     """
+    if result_format == "rstar2_release":
+        return release_text(outcome, limit, code)
     match outcome:
         case CodeOk(output=output):
             return "\n".join([SUCCESS, *_streams(output, limit)])
@@ -45,16 +54,26 @@ def result_text(outcome: CodeOutcome, limit: int) -> str:
             return _failure(f"TimeoutError: no result within {limit_s:g} s", output, limit)
         case CodeOutOfMemory(output=output, limit_mib=limit_mib):
             return _failure(f"MemoryError: more than {limit_mib} MiB", output, limit)
-        case CodeDied(output=output, exit_code=code):
-            return _failure(f"the process ended with exit code {code}", output, limit)
+        case CodeDied(output=output, exit_code=exit_code):
+            return _failure(f"the process ended with exit code {exit_code}", output, limit)
         case CodeRefused(reason=reason):
             return _failure(reason, Output(), limit)
         case _:
             assert_never(outcome)
 
 
-def malformed_text(error: str, limit: int) -> str:
+def malformed_text(error: str, limit: int, result_format: ResultFormat = "default") -> str:
+    """What the model reads in place of a result where its call cannot be run: policies.dialogue.MalformedCall."""
+    if result_format == "rstar2_release":
+        return release_malformed_text(error, limit)
     return _failure(error, Output(), limit)
+
+
+def not_run_text(reason: str, limit: int, result_format: ResultFormat = "default") -> str:
+    """The same for a call that could be run, but is one too many."""
+    if result_format == "rstar2_release":
+        return release_not_run_text(reason, limit)
+    return _failure(reason, Output(), limit)
 
 
 def _failure(reason: str, output: Output, limit: int) -> str:

@@ -44,7 +44,7 @@ from policies.dialogue import (
 )
 from policies.draws import SIBLING, mix
 from policies.record import Record, blank_record, bytes_to_ids
-from policies.tool_text import failed, malformed_text, result_text, says_error
+from policies.tool_text import ResultFormat, failed, malformed_text, not_run_text, result_text, says_error
 
 Phase = Literal["leasing", "generating", "calling", "grading", "ended"]
 Ending = Literal["answered", "no_answer", "length", "turns"]
@@ -64,6 +64,7 @@ class Rules(msgspec.Struct, frozen=True):
     top_p: float
     top_k: int
     stop_token_ids: tuple[int, ...]
+    result_format: ResultFormat = "default"
     arbiter: str = "head/arbiter"
     buffer: str = "head/buffer"
     executor: str = "executor-0"
@@ -238,6 +239,8 @@ def _call_tools(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, 
         _enter(trajectory, "calling", now),
         results=texts,
         calls_failed=trajectory.calls_failed + len(refused),
+        responses_with_error=trajectory.responses_with_error
+        + sum(says_error(None, text, rules.result_format) for text in refused),
     )
     numbers = [trajectory.calls + place for place, text in enumerate(texts) if text is None]
     if not numbers:
@@ -250,9 +253,10 @@ def _call_tools(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, 
 def _text_at_once(rules: Rules, place: int, call: ToolCall | MalformedCall) -> str | None:
     """The result of a call that is not run, or None."""
     if isinstance(call, MalformedCall):
-        return malformed_text(call.error, rules.result_characters)
+        return malformed_text(call.error, rules.result_characters, rules.result_format)
     if place >= rules.max_calls_per_turn:
-        return malformed_text(f"not run: at most {rules.max_calls_per_turn} calls a turn", rules.result_characters)
+        reason = f"not run: at most {rules.max_calls_per_turn} calls a turn"
+        return not_run_text(reason, rules.result_characters, rules.result_format)
     return None
 
 
@@ -265,12 +269,13 @@ def _code_request(trajectory: Trajectory, number: int) -> CodeRequested:
 def _take_result(
     rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float, event: CodeFinished
 ) -> Step:
-    text = result_text(event.outcome, rules.result_characters)
+    code = _code_request(trajectory, event.call).code
+    text = result_text(event.outcome, rules.result_characters, rules.result_format, code)
     trajectory = replace(
         trajectory,
         results=_with_result(trajectory, event.call, text),
         calls_failed=trajectory.calls_failed + failed(event.outcome),
-        responses_with_error=trajectory.responses_with_error + says_error(event.outcome, text),
+        responses_with_error=trajectory.responses_with_error + says_error(event.outcome, text, rules.result_format),
     )
     if None in trajectory.results:
         return trajectory, []

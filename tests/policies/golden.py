@@ -52,7 +52,7 @@ class Conversation:
                 self.lines.append(line)
             elif line.startswith("rule "):
                 name, _, value = line.removeprefix("rule ").partition(" ")
-                self.settings[name] = int(value)
+                self.settings[name] = int(value) if value.isdigit() else value
                 self.lines.append(line)
             elif not line.startswith((" ", "response:")):
                 self.lines.append(line)

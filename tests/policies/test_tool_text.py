@@ -14,7 +14,17 @@ from bus.messages import (
     CodeTimedOut,
     Output,
 )
-from policies.tool_text import FAILURE, SUCCESS, cut, failed, result_text
+from policies.tool_text import (
+    FAILURE,
+    SUCCESS,
+    ResultFormat,
+    cut,
+    failed,
+    malformed_text,
+    not_run_text,
+    result_text,
+    says_error,
+)
 
 TRACEBACK = (
     "Traceback (most recent call last):\n  File \"<cell>\", line 1, in <module>\nNameError: name 'x' is not defined"
@@ -51,3 +61,99 @@ def test_a_cut_text_keeps_its_two_ends_and_says_how_much_is_gone(text: str, limi
         assert shown.startswith(text[: (limit + 1) // 2])
         assert len(text) - limit == int(number) if "\n... " not in head else True
         assert text.endswith(tail)
+
+
+RELEASE: ResultFormat = "rstar2_release"
+CODE = "y = 1\nprint(x)"
+DEEP = (
+    "Traceback (most recent call last):\n"
+    '  File "<cell>", line 2, in <module>\n'
+    '  File "json/decoder.py", line 355, in raw_decode\n'
+    "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
+)
+DOES_NOT_COMPILE = "  File \"<cell>\", line 2\nSyntaxError: '(' was never closed"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "text"),
+    [
+        (CodeOk(Output("58\n")), "Tool call success\nstdout: 58\n"),
+        (CodeOk(Output()), "Tool call success"),
+        (CodeOk(Output("a", "b\n")), "Tool call success\nstdout: a\nstderr: b\n"),
+        (
+            CodeRaised(Output("1\n", "careful\n"), "NameError: name 'x' is not defined", TRACEBACK),
+            "Tool call failure\nreason: \nstdout: 1\n\n"
+            "stderr: careful\nNameError at line 1: name 'x' is not defined\n  y = 1\n",
+        ),
+        (
+            CodeRaised(Output(), "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)", DEEP),
+            "Tool call failure\nreason: \nstderr: JSONDecodeError at line 355: Expecting value: line 1 column 1 (char 0)\n",
+        ),
+        (
+            CodeRaised(Output(), "SyntaxError: '(' was never closed", DOES_NOT_COMPILE),
+            "Tool call failure\nreason: \n"
+            "stderr: SyntaxError at line 2: '(' was never closed (<unknown>, line 2)\n  print(x)\n",
+        ),
+        (CodeRaised(Output(), "KeyError", ""), "Tool call failure\nreason: \nstderr: KeyError: \n"),
+        (CodeTimedOut(Output("1\n"), 4.0), "Tool call failure\nreason: worker_timeout\nstdout: 1\n"),
+        (CodeOutOfMemory(Output(), 512), "Tool call failure\nreason: \nstderr: MemoryError: \n"),
+        (CodeDied(Output("", "gone"), -11), "Tool call failure\nreason: \nstderr: gone"),
+        (CodeDied(Output("bye"), 0), "Tool call success\nstdout: bye"),
+        (CodeRefused("too long"), "Error when executing tool: too long"),
+    ],
+)
+def test_the_releases_format_is_its_own_words(outcome: CodeOutcome, text: str) -> None:
+    assert result_text(outcome, 500, RELEASE, CODE) == text
+
+
+def test_the_release_keeps_a_thousand_characters_of_a_stream_and_cuts_the_middle_of_the_whole() -> None:
+    shown = result_text(CodeOk(Output("a" * 999 + "b" * 999)), 256, RELEASE)
+    assert shown == "Tool call success\nstdout: " + "a" * 102 + "...(truncated)..." + "a" * 127 + "b"
+    assert result_text(CodeOk(Output("a" * 230)), 256, RELEASE) == "Tool call success\nstdout: " + "a" * 230
+
+
+@pytest.mark.parametrize(
+    ("error", "default", "release"),
+    [
+        (
+            "JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+            f"{FAILURE}\nJSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+            "Failed to decode tool call: Expecting value: line 1 column 1 (char 0)",
+        ),
+        ('unknown function "f"', f'{FAILURE}\nunknown function "f"', 'Error when executing tool: unknown function "f"'),
+    ],
+)
+def test_a_call_that_cannot_be_run_is_told_so_in_both_formats(error: str, default: str, release: str) -> None:
+    assert malformed_text(error, 500) == default
+    assert malformed_text(error, 500, RELEASE) == release
+
+
+def test_a_surplus_call_is_told_so_in_both_formats() -> None:
+    assert not_run_text("not run", 500) == f"{FAILURE}\nnot run"
+    assert not_run_text("not run", 500, RELEASE) == "Tool call failure\nreason: not run"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "default", "release"),
+    [
+        (CodeOk(Output("58")), False, False),
+        (CodeOk(Output("relative error 0.1")), True, True),
+        (CodeRaised(Output(), "NameError: name 'x' is not defined", TRACEBACK), True, True),
+        (CodeRaised(Output(), "StopIteration", "Traceback\nStopIteration"), False, False),
+        (CodeTimedOut(Output(), 4.0), False, False),
+        (CodeTimedOut(Output("error"), 4.0), False, True),
+        (CodeOutOfMemory(Output(), 512), True, True),
+        (CodeDied(Output(), -11), False, False),
+        (CodeRefused("too long"), False, True),
+    ],
+)
+def test_a_result_says_error_as_the_release_counts_it(outcome: CodeOutcome, default: bool, release: bool) -> None:
+    assert says_error(outcome, result_text(outcome, 500)) == default
+    assert says_error(outcome, result_text(outcome, 500, RELEASE), RELEASE) == release
+
+
+def test_a_call_that_does_not_parse_counts_as_free_of_error_in_both_formats() -> None:
+    error = "JSONDecodeError: Expecting value"
+    assert not says_error(None, malformed_text(error, 500))
+    assert not says_error(None, malformed_text(error, 500, RELEASE), RELEASE)
+    assert says_error(None, malformed_text("unknown function", 500, RELEASE), RELEASE)
