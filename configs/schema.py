@@ -58,6 +58,7 @@ class Dialogue(Section, frozen=True):
     max_turns: int = 10
     max_calls_per_turn: int = 1
     result_characters: int = 2048  # of each of stdout, stderr and the traceback; the middle is cut out
+    result_format: Literal["default", "rstar2_release"] = "default"  # rstar2_release: the limit is the whole result's
 
     def __post_init__(self) -> None:
         require(len(self.tools) > 0, "tools must not be empty")
