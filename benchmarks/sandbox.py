@@ -1,109 +1,187 @@
-"""Calls per second of the sandbox beside a process per call. `python -m benchmarks.sandbox --quick`; JSON last.
+"""What the sandbox does on one core, beside a process per call. JSON last, by backend.
 
-The service's fork servers share one core (`--core`); the rates are as they are seen by a caller that keeps
-`--in-flight` calls in flight, its own cost included. Ratios are to `subprocess` per call on the same core, in this run.
+    python -m benchmarks.sandbox [--backend docker|process|both] [--core 0] [--quick]
+
+Everything of the service shares the core: executor, fork servers, containers and calls; in the rates the load generator
+too. What is compared is measured in this run, by turns; read the ratios, for the rates follow the machine. Only the
+burst's caller is elsewhere: its executor is a process of its own behind ZeroMQ, so that answers are counted as a run
+would get them. A wrong, lost or second answer ends the benchmark with an error.
+
+--quick: shorter; 256 in flight at most, 64 notebooks in place of 512, a burst of 1,000 in place of 45,000, a mixture
+of 400 calls with limits of 1 s and 128 MiB in place of 1,900 with 4 s and 512 MiB.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
-import subprocess
 import sys
-import time
-from collections.abc import Awaitable, Callable
+import tempfile
+from pathlib import Path
 
-from bus.messages import AnswerSubmitted, CodeOk, CodeRequested
-from configs.schema import Sandbox as SandboxConfig
-from sandbox.process_backend import process_sandbox
+import uvloop
 
-PRINT = "print(1+1)"
-NUMPY = "import numpy as np\nprint(np.arange(1000).sum())"
+from benchmarks._alone import ProcessPerCall
+from benchmarks._backends import config_of, host_of
+from benchmarks._burst import run_burst
+from benchmarks._direct import DirectClient
+from benchmarks._measures import (
+    Sizes,
+    added_when_idle,
+    checked,
+    latencies,
+    live_notebooks,
+    mixed,
+    notebooks,
+    overhead,
+    rates,
+)
+from sandbox.backend import ForkServerSandbox
+from sandbox.contract import SandboxFailure
+from sandbox.load import NUMPY, PRINT, SYMPY
+
+FULL = Sizes(
+    rounds=3,
+    alone={PRINT: 60, NUMPY: 15, SYMPY: 6},
+    rate_s=5.0,
+    overhead_s=4.0,
+    in_flight={1: 1000, 16: 2000, 4096: 8192},
+    idle_calls=1000,
+    cells_s=5.0,
+    session_starts=300,
+    live_sessions=512,
+    cells_each=10,
+    mixed_healthy=1900,
+    mixed_limit_s=4.0,
+    mixed_memory_mib=512,
+    burst_calls=45_000,
+)
+QUICK = Sizes(
+    rounds=2,
+    alone={PRINT: 10, NUMPY: 3, SYMPY: 2},
+    rate_s=0.6,
+    overhead_s=0.8,
+    in_flight={1: 150, 16: 200},
+    idle_calls=50,
+    cells_s=0.7,
+    session_starts=50,
+    live_sessions=64,
+    cells_each=10,
+    mixed_healthy=380,
+    mixed_limit_s=1.0,
+    mixed_memory_mib=128,
+    burst_calls=1000,
+)
+OVERHEAD_IN_FLIGHT = 256
+AT_LEAST = {
+    "print_ratio": 4.0,
+    "numpy_ratio": 20.0,
+    "sympy_ratio": 25.0,
+    "session_cells_per_s": 5000.0,
+    "mixed_ratio": 0.6,
+}
+AT_MOST = {
+    "session_start_ms": 10.0,
+    "overhead_256": 0.2,
+    "added_p99_ms_idle": 5.0,
+    "burst_duplicates": 0.0,
+    "mixed_wrong": 0.0,
+}
+
+FiguresByName = dict[str, float]
 
 
-def subprocess_per_s(code: str, calls: int) -> float:
-    """A fresh interpreter for each call, one after the other."""
-    started = time.perf_counter()
-    for _ in range(calls):
-        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    return calls / (time.perf_counter() - started)
-
-
-async def per_s(one: Callable[[int], Awaitable[object]], calls: int, in_flight: int) -> float:
-    """`in_flight` callers, each asking for its next call when it has its answer."""
-    numbers = iter(range(calls))
-
-    async def caller() -> None:
-        for number in numbers:
-            await one(number)
-
-    started = time.perf_counter()
-    await asyncio.gather(*[caller() for _ in range(in_flight)])
-    return calls / (time.perf_counter() - started)
-
-
-async def measure(quick: bool, in_flight: int) -> dict[str, float]:
-    scale = 1 if quick else 5
-    sandbox = process_sandbox(SandboxConfig(fork_servers=1))
+async def measure(backend: str, core: int, sizes: Sizes, alone: ProcessPerCall) -> FiguresByName:
+    """Everything but the burst and the mixture."""
+    config = config_of(backend, core)
+    host = host_of(backend, config)
+    sandbox = ForkServerSandbox(host, config)
     isolation = await sandbox.start()
-    print(f"namespaces: {', '.join(isolation.namespaces) or 'none'}; seccomp: {isolation.seccomp}")
-
-    async def program(code: str, number: int) -> None:
-        result = await sandbox.run(CodeRequested(number, 0, "python_code_with_standard_io", code, ""))
-        assert isinstance(result.outcome, CodeOk), result
-
-    async def cell(trajectory: int, number: int) -> None:
-        result = await sandbox.run(CodeRequested(trajectory, number, "jupyter_code", "1+1", ""))
-        assert isinstance(result.outcome, CodeOk), result
-
-    async def session(number: int) -> None:
-        await cell(1_000 + number, 0)
-        await sandbox.end_session(1_000 + number)
-
+    print(f"\n{backend}: namespaces {', '.join(isolation.namespaces) or 'none'}; seccomp {isolation.seccomp}")
+    figures: FiguresByName = {}
     try:
-        await per_s(lambda number: program(PRINT, number), 100, in_flight)
-        print_per_s = await per_s(lambda number: program(PRINT, number), 1500 * scale, in_flight)
-        await per_s(lambda number: program(NUMPY, number), 20, in_flight)
-        numpy_per_s = await per_s(lambda number: program(NUMPY, number), 500 * scale, in_flight)
-        await per_s(lambda number: cell(number % 16, number), 64, 1)
-        cells_per_s = await per_s(lambda number: cell(number % 16, number), 5000 * scale, in_flight)
-        session_start_ms = 1000 / await per_s(session, 200 * scale, 1)
-        await sandbox.grade(AnswerSubmitted(0, "x+1", "1+x"))
-        gradings_per_s = await per_s(
-            lambda number: sandbox.grade(AnswerSubmitted(0, f"\\frac{{{number}}}{{7}}", f"{number}/7")),
-            300 * scale,
-            in_flight,
-        )
+        direct = await DirectClient.start(host, config, bool(isolation.namespaces))
+        figures |= show(await rates(sandbox, alone, sizes))
+        figures |= show(await overhead(sandbox, direct, sizes, OVERHEAD_IN_FLIGHT))
+        figures |= show(await added_when_idle(sandbox, direct, sizes))
+        await direct.stop()
+        figures |= show(await latencies(sandbox, sizes))
+        figures |= show(await notebooks(sandbox, sizes))
+        figures |= show(await live_notebooks(sandbox, sizes))
     finally:
         await sandbox.close()
-    return {
-        "print_per_s": print_per_s,
-        "numpy_per_s": numpy_per_s,
-        "session_cells_per_s": cells_per_s,
-        "session_start_ms": session_start_ms,
-        "gradings_per_s": gradings_per_s,
-    }
+    return figures
+
+
+async def measure_mixed(backend: str, core: int, sizes: Sizes) -> FiguresByName:
+    limits = {"time_limit_s": sizes.mixed_limit_s, "memory_mib": sizes.mixed_memory_mib}
+    config = config_of(backend, core, **limits)
+    sandbox = ForkServerSandbox(host_of(backend, config), config)
+    await sandbox.start()
+    try:
+        return show(await mixed(sandbox, sizes))
+    finally:
+        await sandbox.close()
+
+
+def measure_burst(backend: str, core: int, sizes: Sizes) -> FiguresByName:
+    done = run_burst(backend, core, sizes.burst_calls)
+    moments = {"start": done.start, "middle": done.middle, "end": done.end}
+    figures = done.figures
+    shown = show(
+        {
+            "burst_submitted": figures.submitted,
+            "burst_answered": figures.answered,
+            "burst_duplicates": figures.duplicates,
+            "burst_s": figures.elapsed_s,
+            "burst_per_s": figures.per_s,
+            **{f"burst_executor_mib_{name}": memory.executor for name, memory in moments.items()},
+            **{f"burst_servers_mib_{name}": memory.servers for name, memory in moments.items()},
+        }
+    )
+    checked(figures)
+    return shown
+
+
+def show(figures: FiguresByName) -> FiguresByName:
+    for name, value in figures.items():
+        print(f"  {name:30}{value:12,.3f}{judgement(name, value)}", flush=True)
+    return figures
+
+
+def judgement(name: str, value: float) -> str:
+    if name in AT_LEAST:
+        return f"   at least {AT_LEAST[name]:g}{'' if value >= AT_LEAST[name] else ': MISSED'}"
+    if name in AT_MOST:
+        return f"   at most {AT_MOST[name]:g}{'' if value <= AT_MOST[name] else ': MISSED'}"
+    return ""
+
+
+def all_figures(backend: str, core: int, sizes: Sizes) -> FiguresByName:
+    """Raises SandboxFailure if the backend cannot start."""
+    with tempfile.TemporaryDirectory() as folder:
+        figures = uvloop.run(measure(backend, core, sizes, ProcessPerCall(Path(folder))))
+    figures |= measure_burst(backend, core, sizes)
+    figures |= uvloop.run(measure_mixed(backend, core, sizes))
+    return {name: round(value, 4) for name, value in figures.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a fifth of the calls; about 10 s")
-    parser.add_argument("--in-flight", type=int, default=64)
-    parser.add_argument("--core", type=int, default=0, help="the processor that all of it shares")
+    parser.add_argument("--backend", choices=["docker", "process", "both"], default="both")
+    parser.add_argument("--core", type=int, default=min(os.sched_getaffinity(0)), help="the processor of the service")
+    parser.add_argument("--quick", action="store_true", help="under a minute for both backends")
     options = parser.parse_args()
     os.sched_setaffinity(0, {options.core})
-    repeats = 20 if options.quick else 60
-    print_alone = subprocess_per_s(PRINT, repeats)
-    numpy_alone = subprocess_per_s(NUMPY, repeats // 2)
-    print(f"subprocess per call: {print_alone:.1f} print/s, {numpy_alone:.1f} numpy/s")
-    figures = asyncio.run(measure(options.quick, options.in_flight))
-    ratios = {
-        "print_ratio": figures["print_per_s"] / print_alone,
-        "numpy_ratio": figures["numpy_per_s"] / numpy_alone,
-    }
-    print(json.dumps({name: round(value, 3) for name, value in {**ratios, **figures}.items()}))
+    backends = ["docker", "process"] if options.backend == "both" else [options.backend]
+    figures: dict[str, FiguresByName] = {}
+    for backend in backends:
+        try:
+            figures[backend] = all_figures(backend, options.core, QUICK if options.quick else FULL)
+        except SandboxFailure as error:
+            sys.exit(f"{backend}: {error}")
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -19,17 +19,18 @@ from bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory, CodeRequested, Co
 from sandbox.contract import Sandbox, SandboxFailure
 
 CallId = tuple[int, int]  # trajectory, call
-PRINT, NUMPY, SYMPY, CELL, LOOP, HOG, MEGABYTE = "print", "numpy", "sympy", "cell", "loop", "hog", "megabyte"
+PRINT, NUMPY, SYMPY, CELL, LOOPING_CELL = "print", "numpy", "sympy", "cell", "looping_cell"
+LOOP, HOG, MEGABYTE = "loop", "hog", "megabyte"  # an endless loop, all memory, much output
 CODE = {
     PRINT: "print(1+1)",
     NUMPY: "import numpy as np; print(np.arange(1000).sum())",
     SYMPY: 'import sympy; x = sympy.Symbol("x"); print(sympy.solve(x**2 - 5*x + 6, x))',
     CELL: "1+1",
+    LOOPING_CELL: "total = 0\nfor number in range(10):\n    total += number\ntotal",
     LOOP: "while True: pass",
     HOG: "blocks = []\nwhile True: blocks.append(bytearray(b'x') * (1 << 20))",
     MEGABYTE: "print('x' * 1_000_000)",
 }
-_PRINTED = {PRINT: "2\n", NUMPY: "499500\n", SYMPY: "[2, 3]\n", CELL: "2\n"}
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -38,6 +39,10 @@ class Probe(msgspec.Struct, frozen=True):
     kind: str
     call: CodeRequested
     accepts: Callable[[CodeOutcome], bool]
+
+    @property
+    def call_id(self) -> CallId:
+        return self.call.trajectory_id, self.call.call
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -93,10 +98,9 @@ class Tally:
 
     def asked(self, probe: Probe, now: float) -> None:
         """Raises ValueError for a second call of the same trajectory and number."""
-        call_id = (probe.call.trajectory_id, probe.call.call)
-        if call_id in self._records:
-            raise ValueError(f"call {call_id} was made twice")
-        self._records[call_id] = _Record(probe, now)
+        if probe.call_id in self._records:
+            raise ValueError(f"call {probe.call_id} was made twice")
+        self._records[probe.call_id] = _Record(probe, now)
         self.unanswered += 1
 
     def finished(self, call_id: CallId, outcome: CodeOutcome, now: float) -> None:
@@ -177,42 +181,49 @@ async def burst(sandbox: Sandbox, probes: Sequence[Probe]) -> Tally:
     return await closed_loop(sandbox, probes, len(probes))
 
 
+def for_seconds(probes: Iterable[Probe], seconds: float) -> Iterator[Probe]:
+    """Of the probes those that are asked for within so many seconds of the first."""
+    end: float | None = None
+    for probe in probes:
+        now = time.perf_counter()
+        end = end or now + seconds
+        if now > end:
+            return
+        yield probe
+
+
 async def _ask(sandbox: Sandbox, probe: Probe, tally: Tally) -> None:
-    call_id = (probe.call.trajectory_id, probe.call.call)
     tally.asked(probe, time.perf_counter())
     try:
         result = await sandbox.run(probe.call)
     except SandboxFailure as error:
-        tally.failed(call_id, str(error), time.perf_counter())
+        tally.failed(probe.call_id, str(error), time.perf_counter())
     else:
-        tally.finished(call_id, result.outcome, time.perf_counter())
+        tally.finished(probe.call_id, result.outcome, time.perf_counter())
 
 
 # ---------------------------------------------------------------- probes
 
 
-def programs(kind: str, count: int, first_trajectory: int = 0) -> list[Probe]:
+def programs(kind: str, trajectories: Iterable[int]) -> Iterator[Probe]:
     """Stateless calls, each of a trajectory of its own."""
-    tool = "python_code_with_standard_io"
-    return [_probe(kind, CodeRequested(first_trajectory + number, 0, tool, CODE[kind], "")) for number in range(count)]
+    for trajectory in trajectories:
+        call = CodeRequested(trajectory, 0, "python_code_with_standard_io", CODE[kind], "")
+        yield Probe(kind, call, _ACCEPTS[kind])
 
 
-def numbered_programs(count: int) -> list[Probe]:
+def numbered_programs(trajectories: Iterable[int]) -> Iterator[Probe]:
     """Each prints its own number, so that an answer that belongs to another call is a wrong one."""
-    tool = "python_code_with_standard_io"
-    return [
-        Probe(PRINT, CodeRequested(number, 0, tool, f"print({number}+1)", ""), _prints(f"{number + 1}\n"))
-        for number in range(count)
-    ]
+    for trajectory in trajectories:
+        call = CodeRequested(trajectory, 0, "python_code_with_standard_io", f"print({trajectory})", "")
+        yield Probe(PRINT, call, _prints(f"{trajectory}\n"))
 
 
-def cells(notebooks: int, cells_each: int, first_trajectory: int = 0, first_call: int = 0) -> list[Probe]:
-    """Trivial cells, a round of all notebooks after the other."""
-    return [
-        _probe(CELL, CodeRequested(first_trajectory + notebook, first_call + number, "jupyter_code", CODE[CELL], ""))
-        for number in range(cells_each)
-        for notebook in range(notebooks)
-    ]
+def cells(kind: str, notebooks: Sequence[int], calls: Iterable[int]) -> Iterator[Probe]:
+    """Notebooks' cells: a round of all notebooks after the other."""
+    for call in calls:
+        for notebook in notebooks:
+            yield Probe(kind, CodeRequested(notebook, call, "jupyter_code", CODE[kind], ""), _ACCEPTS[kind])
 
 
 def mixture(healthy: int, seed: int = 0) -> list[Probe]:
@@ -221,13 +232,9 @@ def mixture(healthy: int, seed: int = 0) -> list[Probe]:
     counts = {PRINT: healthy, LOOP: round(total * 0.02), HOG: round(total * 0.02), MEGABYTE: round(total * 0.01)}
     probes: list[Probe] = []
     for kind, count in counts.items():
-        probes += programs(kind, count, first_trajectory=len(probes))
+        probes += programs(kind, range(len(probes), len(probes) + count))
     random.Random(seed).shuffle(probes)
     return probes
-
-
-def _probe(kind: str, call: CodeRequested) -> Probe:
-    return Probe(kind, call, _ACCEPTS.get(kind) or _prints(_PRINTED[kind]))
 
 
 def _prints(text: str) -> Callable[[CodeOutcome], bool]:
@@ -239,6 +246,11 @@ def _megabyte(outcome: CodeOutcome) -> bool:
 
 
 _ACCEPTS: dict[str, Callable[[CodeOutcome], bool]] = {
+    PRINT: _prints("2\n"),
+    NUMPY: _prints("499500\n"),
+    SYMPY: _prints("[2, 3]\n"),
+    CELL: _prints("2\n"),
+    LOOPING_CELL: _prints("45\n"),
     LOOP: lambda outcome: isinstance(outcome, CodeTimedOut),
     HOG: lambda outcome: isinstance(outcome, CodeOutOfMemory),
     MEGABYTE: _megabyte,
