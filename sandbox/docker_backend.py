@@ -16,6 +16,7 @@ import os
 import secrets
 import socket
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -57,6 +58,10 @@ class ContainerHost:
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._logger = structlog.get_logger()
+
+    @property
+    def socket_folder(self) -> Path:
+        return self._gate.folder
 
     @property
     def containers(self) -> list[Container]:
