@@ -20,6 +20,7 @@ class Isolation(msgspec.Struct, frozen=True):
     namespaces: tuple[str, ...]  # of "user", "pid", "mount", "network", "ipc"; empty where the kernel refuses
     seccomp: bool
     missing: tuple[str, ...]  # one sentence for each protection that is not in force, with its remedy
+    landlock: int = 0  # the version of the rules in force; 0 for none
 
 
 class CodeResult(msgspec.Struct, frozen=True):

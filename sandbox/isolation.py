@@ -5,12 +5,18 @@ from __future__ import annotations
 from sandbox.contract import Isolation
 from sandbox.inside.frames import Frame
 
-_LANDLOCK = "No Landlock rules: the read-only root without /proc, /sys and home folders stands in their place."
-_SHARED_VIEW = (
-    "Executed code sees the machine's files and other processes as its user may, and can outlive the executor: "
+_REMEDY = (
     "allow unprivileged user namespaces (sysctl user.max_user_namespaces=15000, "
     "kernel.apparmor_restrict_unprivileged_userns=0, kernel.unprivileged_userns_clone=1), or run as root."
 )
+_SHARED_VIEW = (
+    "Executed code sees the machine's files and other processes as its user may, and can outlive the executor: "
+)
+_SHARED_MACHINE = (
+    "Executed code can fill the disk that holds its folder, see which files exist, and outlive the executor: "
+)
+_SHARED_SIGNALS = "Executed code can end other processes of its user: use Linux 6.12 or newer, or "
+_SIGNALS_SINCE = 6  # version of Landlock
 
 
 def isolation_of(greeting: Frame, refusal: str | None, backend: str, host_lacks: tuple[str, ...]) -> Isolation:
@@ -20,11 +26,21 @@ def isolation_of(greeting: Frame, refusal: str | None, backend: str, host_lacks:
         missing.append(f"No namespaces: {refusal}.")
     elif not greeting["namespaces"]:
         missing.append('No namespaces: sandbox.inside.namespaces = "off"; set it to "auto".')
-    missing.append(_LANDLOCK if greeting["namespaces"] else _SHARED_VIEW)
+    if not greeting["namespaces"]:
+        missing += _shared(greeting["landlock"])
     missing += host_lacks
     return Isolation(
         backend=backend,
         namespaces=tuple(greeting["namespaces"]),
         seccomp=not any(sentence.startswith("No seccomp") for sentence in missing),
         missing=tuple(missing),
+        landlock=greeting["landlock"],
     )
+
+
+def _shared(landlock: int) -> list[str]:
+    """What a call without namespaces shares with the machine, under this version of Landlock's rules."""
+    if not landlock:
+        return [_SHARED_VIEW + _REMEDY]
+    shared = [_SHARED_MACHINE + _REMEDY]
+    return shared if landlock >= _SIGNALS_SINCE else [*shared, _SHARED_SIGNALS + _REMEDY]

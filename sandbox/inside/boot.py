@@ -3,7 +3,7 @@
 Started by `sandbox.local_host` or `sandbox.inside.keeper`; the arguments are the settings' JSON and the socket's descriptor.
 """
 # pathlib would be mapped into every forked process.
-# ruff: noqa: PTH101, PTH110, PTH116, PTH208
+# ruff: noqa: PTH101, PTH110, PTH116, PTH120, PTH208
 
 import builtins
 import contextlib
@@ -13,14 +13,16 @@ import os
 import resource
 import signal
 import socket
+import stat
 import sys
 from typing import Any, NoReturn
 
-from sandbox.inside import cell_process, kernel, namespaces, seccomp
+from sandbox.inside import cell_process, kernel, landlock, namespaces, seccomp
 from sandbox.inside.cell_process import Isolating
 from sandbox.inside.children import remove_folder
 from sandbox.inside.fork_server import ForkServer
 from sandbox.inside.frames import encode
+from sandbox.inside.landlock import Landlock
 from sandbox.inside.program import leave
 from sandbox.inside.settings import Settings, from_json
 
@@ -44,7 +46,8 @@ def main() -> NoReturn:
         executor.sendall(encode({"refused": f"{type(error).__name__}: {error}"}))
         os._exit(1)
     in_force = list(namespaces.NAMES) if how.own_namespaces else []
-    executor.sendall(encode({"hello": settings.flavour, "namespaces": in_force, "missing": missing}))
+    abi = 0 if how.landlock is None else how.landlock.abi
+    executor.sendall(encode({"hello": settings.flavour, "namespaces": in_force, "landlock": abi, "missing": missing}))
     try:
         server = ForkServer(settings, executor, how, folder)
         with contextlib.suppress(ConnectionError):  # the executor has gone while an answer was on its way
@@ -68,13 +71,48 @@ def _isolate(settings: Settings, executor: socket.socket) -> tuple[Isolating, st
         kernel.adopt_orphans()
         proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
         folder = _private_folder()
+        missing += _unreachable(settings)
     kernel.no_new_privileges()
     options = f"size={settings.file_mib}m,nr_inodes=4096,mode=700"
     processes = settings.max_processes
     if not settings.namespaces and os.getuid() != 0:
         processes = _own_tasks() + _SHARED_PROCESSES
-    how = Isolating(settings, proc, options, processes, _filter(missing), settings.namespaces, None)
+    rules = _landlock(settings, missing)
+    ruleset = rules.ruleset(namespaces.SCRATCH_PARENT) if rules is not None and settings.namespaces else None
+    how = Isolating(settings, proc, options, processes, rules, ruleset, _filter(missing), settings.namespaces, None)
     return how, folder, missing
+
+
+def _landlock(settings: Settings, missing: list[str]) -> Landlock | None:
+    """What is readable: the whole of a root that was made for calls, and what they need of the machine's own."""
+    try:
+        abi = landlock.version()
+    except OSError as error:
+        missing.append(
+            f"No Landlock rules ({error.strerror}): use Linux 5.13 or newer with landlock among its lsm= modules, "
+            "and let the container's seccomp profile pass landlock_create_ruleset, _add_rule and _restrict_self."
+        )
+        return None
+    readable = ("/",) if settings.namespaces else _readable_folders(settings)
+    return Landlock(abi, readable, [f"/dev/{name}" for name in namespaces.DEVICES])
+
+
+def _readable_folders(settings: Settings) -> tuple[str, ...]:
+    return (*settings.import_folders, sys.base_prefix, *namespaces.SYSTEM_FOLDERS)
+
+
+def _unreachable(settings: Settings) -> list[str]:
+    """Calls of root get a user of their own, who may not enter what is root's alone."""
+    closed: set[str] = set()
+    for folder in settings.import_folders if os.getuid() == 0 else ():
+        while folder != "/":
+            folder = os.path.dirname(folder)
+            if not os.stat(folder).st_mode & stat.S_IXOTH:
+                closed.add(folder)
+    return [
+        f"Executed code cannot import from {folder}, which only root may enter: use an interpreter elsewhere."
+        for folder in sorted(closed)
+    ]
 
 
 def _private_folder() -> str:

@@ -18,6 +18,7 @@ import time
 from typing import Any, NamedTuple, NoReturn
 
 from sandbox.inside import kernel, program
+from sandbox.inside.landlock import Landlock
 from sandbox.inside.namespaces import SCRATCH
 from sandbox.inside.seccomp import Filter
 from sandbox.inside.settings import Settings
@@ -40,6 +41,8 @@ class Isolating(NamedTuple):
     proc: int | None  # a descriptor of /proc
     scratch_options: str  # of a call's own file system
     max_processes: int  # of a call's user, threads included
+    landlock: Landlock | None
+    ruleset: int | None  # of `landlock`, that let this call change its own folder
     filter: Filter | None
     own_namespaces: bool
     unprivileged_id: int | None  # user and group that each call takes, where root has no namespaces
@@ -59,8 +62,6 @@ def run(control: int, stdout: int, stderr: int, folder: str | None, how: Isolati
 
 def _isolate(control: int, folder: str | None, how: Isolating) -> None:
     """Few steps, because each costs copies of the interpreter's pages: the rest is inherited from the fork server."""
-    os.dup2(control, _CONTROL)
-    kernel.close_all_from(_CONTROL + 1)
     os.setsid()
     if how.own_namespaces:
         kernel.unshare(kernel.CLONE_NEWNS)
@@ -72,6 +73,10 @@ def _isolate(control: int, folder: str | None, how: Isolating) -> None:
     kernel.drop_capabilities()
     _limit(resource.RLIMIT_NPROC, how.max_processes)
     _limit(resource.RLIMIT_NOFILE, _OPEN_FILES)
+    if how.landlock is not None and how.ruleset is not None:
+        how.landlock.take_on(how.ruleset)  # after the mounts, which it forbids
+    os.dup2(control, _CONTROL)
+    kernel.close_all_from(_CONTROL + 1)
     if how.filter is not None:
         how.filter.install()
 
@@ -167,12 +172,22 @@ def _begin(call: Call, settings: Settings) -> None:
     if hard == resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     if call.stdin:
-        fd = os.memfd_create("stdin")
+        fd = _unnamed_file()
         os.write(fd, call.stdin)
         os.lseek(fd, 0, os.SEEK_SET)
         os.dup2(fd, 0)
         os.close(fd)
     _seed(call.seed)
+
+
+def _unnamed_file() -> int:
+    """A file in the call's folder that nothing can open. In memory of its own it would not count as the folder's."""
+    try:
+        return os.open(".", os.O_TMPFILE | os.O_RDWR)
+    except OSError:  # not every file system can
+        fd = os.open(".stdin", os.O_CREAT | os.O_EXCL | os.O_RDWR)
+        os.remove(".stdin")  # noqa: PTH107
+        return fd
 
 
 def _seed(seed: int) -> None:

@@ -303,6 +303,8 @@ class ForkServer:
             cell_process.run(theirs.fileno(), out_write, err_write, folder, how)
         if how.own_namespaces:
             kernel.setns(self._own_pidfd, kernel.CLONE_NEWPID)
+        elif how.ruleset is not None:
+            os.close(how.ruleset)
         theirs.close()
         os.close(out_write)
         os.close(err_write)
@@ -329,11 +331,14 @@ class ForkServer:
             return None, self._how
         folder = f"{self._folder}/{self._calls_forked}"
         os.mkdir(folder, 0o700)
+        how = self._how
+        if how.landlock is not None:  # here and not in the forked process, where each step copies pages
+            how = how._replace(ruleset=how.landlock.ruleset(folder))
         if os.getuid() != 0:
-            return folder, self._how
+            return folder, how
         user = _FIRST_FREE_ID + self._calls_forked % 1_000_000
         os.chown(folder, user, user)
-        return folder, self._how._replace(unprivileged_id=user)
+        return folder, how._replace(unprivileged_id=user)
 
     def _end_orphans(self) -> None:
         """Without pid namespaces: what a call's process left running has become this process's child."""

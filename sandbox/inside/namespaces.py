@@ -10,7 +10,7 @@ may lie where nobody else may look, and then becomes an ordinary user itself.
     mount     read-only: interpreter, its libraries and packages, /usr; no /proc, no /sys, no /etc, no home
 """
 # pathlib would be mapped into every forked process.
-# ruff: noqa: PTH100, PTH102, PTH103, PTH110, PTH112, PTH114, PTH115, PTH211
+# ruff: noqa: PTH100, PTH103, PTH110, PTH112, PTH114, PTH115, PTH211
 
 import os
 import signal
@@ -20,9 +20,10 @@ from sandbox.inside import kernel
 
 NOBODY = 65534
 NAMES = ("user", "pid", "mount", "network", "ipc")
-_SYSTEM_FOLDERS = ("/usr", "/bin", "/lib", "/lib64")
-_DEVICES = ("null", "zero", "full", "random", "urandom")
-SCRATCH = "/scratch"  # where each call mounts its own folder; not /tmp, where an interpreter may lie
+SYSTEM_FOLDERS = ("/usr", "/bin", "/lib", "/lib64")
+DEVICES = ("null", "zero", "full", "random", "urandom")
+SCRATCH_PARENT = "/scratch"  # not /tmp, where an interpreter may lie
+SCRATCH = f"{SCRATCH_PARENT}/own"  # where each call mounts its own folder
 _BUILD_AT = "/tmp"  # covered by the new root while it is made; seen by this process alone
 
 
@@ -71,9 +72,9 @@ def _write(path: str, text: str) -> None:
 
 def _build_root(visible_folders: Sequence[str]) -> None:
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-    folders = _without_nested([*_SYSTEM_FOLDERS, *visible_folders])
+    folders = _without_nested([*SYSTEM_FOLDERS, *visible_folders])
     sources = {folder: os.open(folder, os.O_PATH) for folder in folders if not os.path.islink(folder)}
-    devices = {name: os.open(f"/dev/{name}", os.O_PATH) for name in _DEVICES}
+    devices = {name: os.open(f"/dev/{name}", os.O_PATH) for name in DEVICES}
     proc = os.open("/proc", os.O_PATH)
     links = {folder: os.readlink(folder) for folder in folders if os.path.islink(folder)}
     proc_now = f"/proc/{os.getpid()}/fd"
@@ -88,7 +89,7 @@ def _build_root(visible_folders: Sequence[str]) -> None:
     for name, source in devices.items():
         os.close(os.open(f"{root}/dev/{name}", os.O_CREAT | os.O_WRONLY))
         kernel.mount(f"{proc_now}/{source}", f"{root}/dev/{name}", None, kernel.MS_BIND)
-    os.mkdir(root + SCRATCH)
+    os.makedirs(root + SCRATCH)
     os.symlink(SCRATCH, f"{root}/dev/shm")
     if not os.path.exists(f"{root}/tmp"):
         os.symlink(SCRATCH, f"{root}/tmp")

@@ -12,7 +12,7 @@ import struct
 from sandbox.inside import kernel
 
 # name: (x86-64, arm64); None where the machine has no such call
-_NUMBERS: dict[str, tuple[int | None, int]] = {
+_NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "socket": (41, 198),
     "clone": (56, 220),
     "semget": (64, 190),
@@ -43,6 +43,48 @@ _NUMBERS: dict[str, tuple[int | None, int]] = {
     "kexec_file_load": (320, 294),
     "reboot": (169, 142),
     "syslog": (103, 116),
+    # memory that no limit of the call counts
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "vmsplice": (278, 75),
+    "io_setup": (206, 0),
+    # other processes' memory, and where memory lies
+    "process_madvise": (440, 440),
+    "process_mrelease": (448, 448),
+    "mbind": (237, 235),
+    "set_mempolicy": (238, 237),
+    "set_mempolicy_home_node": (450, 450),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    # the machine's disks, clock, names and accounts
+    "sync": (162, 81),
+    "syncfs": (306, 267),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "acct": (163, 89),
+    "clock_settime": (227, 112),
+    "settimeofday": (164, 170),
+    "adjtimex": (159, 171),
+    "clock_adjtime": (305, 266),
+    "sethostname": (170, 161),
+    "setdomainname": (171, 162),
+    "vhangup": (153, 58),
+    "fanotify_mark": (301, 263),
+    "statmount": (457, 457),
+    "listmount": (458, 458),
+    # old ways into the kernel
+    "ioperm": (173, None),
+    "iopl": (172, None),
+    "modify_ldt": (154, None),
+    "personality": (135, 92),
+    "nfsservctl": (180, 42),
+    "uselib": (134, None),
+    "lookup_dcookie": (212, 18),
+    "_sysctl": (156, None),
+    "sysfs": (139, None),
+    "ustat": (136, None),
     "unshare": (272, 97),
     "setns": (308, 268),
     "mount": (165, 40),
@@ -52,6 +94,8 @@ _NUMBERS: dict[str, tuple[int | None, int]] = {
     "open_tree": (428, 428),
     "move_mount": (429, 429),
     "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fspick": (433, 433),
     "fsmount": (432, 432),
     "mount_setattr": (442, 442),
 }
@@ -65,6 +109,8 @@ _FOR_CALLS_ONLY = (
     "open_tree",
     "move_mount",
     "fsopen",
+    "fsconfig",
+    "fspick",
     "fsmount",
     "mount_setattr",
 )
