@@ -97,11 +97,15 @@ class Child:
         self._received = b""
 
     def note_start(self, now: float) -> bool:
-        """Whether the code has begun; `began_at` is then when it did, and not when the process was given the call."""
+        """Whether the code has begun; `began_at` is then when it did, and not when the process was given the call.
+
+        An earlier cell may have changed what this process takes for the time: a time to come is not believed.
+        """
         if len(self._received) < STARTED.size:
             return False
         (started_at,) = STARTED.unpack_from(self._received)
-        self.began_at = min(max(self.began_at, started_at), now)
+        if self.began_at < started_at <= now:
+            self.began_at = started_at
         return True
 
     def send(self) -> bool:

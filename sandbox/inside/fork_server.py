@@ -121,8 +121,9 @@ class ForkServer:
         self._by_call[call["id"]] = child
         child.unsent = call_bytes(call["op"] == "cell", call["seed"], nonce, call["code"], call["stdin"])
         if not child.send():
-            self._poll.register(child.control.fileno(), select.EPOLLIN | select.EPOLLOUT)
-            self._by_fd[child.control.fileno()] = child
+            fd = child.control.fileno()
+            self._register(child, fd)  # a session's is already
+            self._poll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
         self._set_timer(child, now + _WATCH_AFTER_S)
 
     def _take_process(self) -> Child:
