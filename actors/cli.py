@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from configs.errors import UNUSABLE, UnusableInput
 from configs.run_folder import RunFolder
+from sandbox.contract import SandboxFailure
 
 app = typer.Typer(
     help="Train language models that think with a Python tool: event-driven GRPO-RoC.",
@@ -23,7 +24,14 @@ app = typer.Typer(
 )
 log_app = typer.Typer(help="Read a run's event logs.", no_args_is_help=True)
 app.add_typer(log_app, name="log")
+sandbox_app = typer.Typer(help="The code environment by itself: serve it, try it, measure it.", no_args_is_help=True)
+app.add_typer(sandbox_app, name="sandbox")
 
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file; the defaults without one.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; may be repeated.")
+]
+AtOption = Annotated[Path | None, typer.Option("--at", help="Use the sandbox that is served in this folder.")]
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder, such as runs/demo.", metavar="RUN")]
 
 
@@ -38,9 +46,7 @@ def run_folder(path: Path) -> RunFolder:
 @app.command()
 def run(
     config: Annotated[Path, typer.Argument(help="A TOML file, such as configs/tiny.toml.")],
-    override: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; may be repeated.")
-    ] = None,
+    override: SetOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run of this name and begin anew.")] = False,
 ) -> None:
@@ -94,10 +100,56 @@ def story(run: RunArgument, trajectory: Annotated[int, typer.Argument(help="The 
     tell_story(run_folder(run), trajectory, console=Console())
 
 
+@sandbox_app.command()
+def serve(
+    at: Annotated[Path, typer.Option("--at", help="The folder for its socket.")] = Path("/tmp/asterism-sandbox"),
+    config: ConfigOption = None,
+    override: SetOption = None,
+) -> None:
+    """Serve calls to every process of this machine that may enter the folder, until ^C."""
+    from actors.sandbox_commands import serve_sandbox, settings
+
+    serve_sandbox(settings(config, override or []), at, Console())
+
+
+@sandbox_app.command()
+def shell(at: AtOption = None, config: ConfigOption = None, override: SetOption = None) -> None:
+    """A notebook in the sandbox: what you type runs there, and you read what a model would. ^D ends it."""
+    from actors.sandbox_commands import open_shell, quiet, settings
+
+    quiet()
+    open_shell(settings(config, override or []), at, Console())
+
+
+@sandbox_app.command(name="bench")
+def bench_sandbox(
+    at: AtOption = None,
+    seconds: Annotated[float, typer.Option(min=1, help="How long, about.")] = 20,
+    config: ConfigOption = None,
+    override: SetOption = None,
+) -> None:
+    """Calls per second and latencies, with the figures as JSON in the last line."""
+    import json
+
+    from actors.sandbox_commands import bench, quiet, settings
+
+    quiet()
+    typer.echo(json.dumps(bench(settings(config, override or []), at, seconds, Console())))
+
+
+@sandbox_app.command(name="doctor")
+def sandbox_doctor(config: ConfigOption = None, override: SetOption = None) -> None:
+    """Run code that tries to get out, and say what held. Exits with 1 if anything did not."""
+    from actors.sandbox_commands import examine_sandbox, quiet, settings
+
+    quiet()
+    raise typer.Exit(0 if examine_sandbox(settings(config, override or []), Console()) else 1)
+
+
 def main() -> None:
     try:
         app()
-    except UnusableInput as error:
+    except (UnusableInput, SandboxFailure) as error:
         Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(UNUSABLE)
 

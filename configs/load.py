@@ -19,6 +19,7 @@ from configs.errors import UnusableInput
 from configs.keys import PRESET, annotation_at, is_text, nearest_keys, section_of
 from configs.schema import Run
 
+_NO_FILE = Path("the defaults")
 PRESETS = Path(__file__).parent / "presets"
 
 
@@ -26,9 +27,9 @@ class ConfigError(UnusableInput):
     """The configuration cannot be used. `str(error)` names the file or the flag, the key's full path, and the remedy."""
 
 
-def load_run(path: Path, overrides: Sequence[str] = ()) -> Run:
-    """Raises ConfigError."""
-    layers = [_read(path), *map(_parse_override, overrides)]
+def load_run(path: Path | None, overrides: Sequence[str] = ()) -> Run:
+    """Without a file, the overrides stand on the schema's defaults alone. Raises ConfigError."""
+    layers = [*map(_read, [path] if path else []), *map(_parse_override, overrides)]
     if preset := _preset_of(layers):
         layers.insert(0, preset)
     for layer in layers:
@@ -39,7 +40,7 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> Run:
     try:
         return msgspec.convert(merged, Run)
     except msgspec.ValidationError as error:
-        raise ConfigError(explain(str(error), merged, layers, path)) from None
+        raise ConfigError(explain(str(error), merged, layers, path or _NO_FILE)) from None
 
 
 def load_resolved(path: Path) -> Run:

@@ -12,11 +12,12 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 import msgspec
 
 from bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory, CodeRequested, CodeTimedOut
-from sandbox.contract import Sandbox, SandboxFailure
+from sandbox.contract import CodeResult, SandboxFailure
 
 CallId = tuple[int, int]  # trajectory, call
 PRINT, NUMPY, SYMPY, CELL, LOOPING_CELL = "print", "numpy", "sympy", "cell", "looping_cell"
@@ -31,6 +32,12 @@ CODE = {
     HOG: "blocks = []\nwhile True: blocks.append(bytearray(b'x') * (1 << 20))",
     MEGABYTE: "print('x' * 1_000_000)",
 }
+
+
+class Runs(Protocol):
+    """What load is put on: a sandbox, or one behind the bus."""
+
+    async def run(self, call: CodeRequested) -> CodeResult: ...
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -165,7 +172,7 @@ def _of(counts: Counter[str], kind: str | None) -> int:
 # ---------------------------------------------------------------- loads
 
 
-async def closed_loop(sandbox: Sandbox, probes: Iterable[Probe], in_flight: int) -> Tally:
+async def closed_loop(sandbox: Runs, probes: Iterable[Probe], in_flight: int) -> Tally:
     tally = Tally()
     left = iter(probes)
 
@@ -177,7 +184,7 @@ async def closed_loop(sandbox: Sandbox, probes: Iterable[Probe], in_flight: int)
     return tally
 
 
-async def burst(sandbox: Sandbox, probes: Sequence[Probe]) -> Tally:
+async def burst(sandbox: Runs, probes: Sequence[Probe]) -> Tally:
     return await closed_loop(sandbox, probes, len(probes))
 
 
@@ -192,7 +199,7 @@ def for_seconds(probes: Iterable[Probe], seconds: float) -> Iterator[Probe]:
         yield probe
 
 
-async def _ask(sandbox: Sandbox, probe: Probe, tally: Tally) -> None:
+async def _ask(sandbox: Runs, probe: Probe, tally: Tally) -> None:
     tally.asked(probe, time.perf_counter())
     try:
         result = await sandbox.run(probe.call)

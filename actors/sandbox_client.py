@@ -1,0 +1,97 @@
+"""A sandbox behind the bus, as its user sees it: `asterism sandbox serve` at the other end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+from types import TracebackType
+
+from bus.batching import batched
+from bus.messages import AnswerGraded, AnswerSubmitted, CallFailed, CodeFinished, CodeRequested, SessionEnded
+from bus.zeromq import zmq_bus
+from configs.errors import UnusableInput
+from sandbox.contract import CodeResult, Grade, SandboxFailure
+
+SERVED = "executor-0"  # the address of a sandbox that is served by itself
+_QUEUE_MESSAGES = 65_536
+_GRADING = -1
+
+
+def is_served(folder: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(folder / SERVED))
+        except OSError:
+            return False
+    return True
+
+
+class SandboxClient:
+    """Runs calls at the executor in `folder`. An asynchronous context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        if not is_served(folder):
+            raise UnusableInput(
+                f"--at {folder}: no sandbox is served there; start one: asterism sandbox serve --at {folder}"
+            )
+        self._socket = folder / f"client-{os.getpid()}"
+        self._bus = batched(zmq_bus(self._socket.name, folder, _QUEUE_MESSAGES))
+        self._open: dict[tuple[int, int], asyncio.Future[CodeResult | Grade]] = {}
+        self._receiving = asyncio.get_running_loop().create_task(self._receive())
+
+    async def __aenter__(self) -> SandboxClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._receiving.cancel()
+        await asyncio.gather(self._receiving, return_exceptions=True)
+        await self._bus.close()
+        self._socket.unlink(missing_ok=True)
+
+    async def run(self, call: CodeRequested) -> CodeResult:
+        """Raises SandboxFailure."""
+        result = await self._answer((call.trajectory_id, call.call), call)
+        assert isinstance(result, CodeResult)
+        return result
+
+    async def grade(self, submission: AnswerSubmitted) -> Grade:
+        """Raises SandboxFailure."""
+        grade = await self._answer((submission.trajectory_id, _GRADING), submission)
+        assert isinstance(grade, Grade)
+        return grade
+
+    async def end_session(self, trajectory_id: int) -> None:
+        await self._bus.send(SERVED, SessionEnded(trajectory_id))
+
+    async def _answer(self, key: tuple[int, int], message: CodeRequested | AnswerSubmitted) -> CodeResult | Grade:
+        answer = self._open[key] = asyncio.get_running_loop().create_future()
+        try:
+            await self._bus.send(SERVED, message)
+            return await answer
+        finally:
+            del self._open[key]
+
+    async def _receive(self) -> None:
+        while True:
+            match (await self._bus.receive()).message:
+                case CodeFinished(trajectory_id=trajectory, call=call, outcome=outcome, duration_s=duration_s):
+                    self._settle((trajectory, call), CodeResult(outcome, duration_s))
+                case AnswerGraded(trajectory_id=trajectory, correct=correct, duration_s=duration_s):
+                    self._settle((trajectory, _GRADING), Grade(correct, duration_s))
+                case CallFailed(trajectory_id=trajectory, call=call, cause=cause):
+                    self._settle((trajectory, call), SandboxFailure(cause))
+                case _:
+                    pass  # word for rollouts, which a client is not
+
+    def _settle(self, key: tuple[int, int], answer: CodeResult | Grade | SandboxFailure) -> None:
+        waiting = self._open.get(key)
+        if waiting is None or waiting.done():
+            return
+        if isinstance(answer, SandboxFailure):
+            waiting.set_exception(answer)
+        else:
+            waiting.set_result(answer)
