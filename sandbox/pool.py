@@ -1,4 +1,9 @@
-"""The fork servers of one flavour: who is free, who waits, and a new one in place of one that died."""
+"""The fork servers of one flavour: who is free, who waits, and a new one in place of one that died.
+
+A fork server runs `RUNNING_PER_SERVER` calls side by side: enough to keep its core busy, and few enough that each is soon
+done. Calls that sleep or never end would hold those slots. So while others wait, a call is long, and holds a slot of
+another kind, once `_OVERTAKEN` calls have been answered since it began, or once its server has answered none for a while.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable
+from typing import NamedTuple
 
 from sandbox.contract import SandboxFailure
 from sandbox.host import Host
@@ -13,11 +19,19 @@ from sandbox.inside.frames import Frame
 from sandbox.inside.settings import Settings
 from sandbox.server_process import ServerProcess
 
-RUNNING_PER_SERVER = 128  # calls side by side on one fork server; the next ones wait in their order
+RUNNING_PER_SERVER = 64  # calls side by side on one fork server; the next ones wait in their order
+MOST_PER_SERVER = 512  # with the long ones
+_OVERTAKEN = 2 * RUNNING_PER_SERVER
+_LOOK_S = 0.25  # between two looks for long calls
 _RESTARTS = 5  # in a row without an answer in between: then the pool gives up
 _RESTART_PAUSE_S = 0.05  # doubled each time
 _MODULE = "sandbox.inside.boot"
 DIED = "fork server died"
+
+
+class _UnderWay(NamedTuple):
+    answer: asyncio.Future[Frame]
+    answered_before: int  # calls that its server had answered when it began
 
 
 class ForkServerLink:
@@ -25,15 +39,29 @@ class ForkServerLink:
 
     def __init__(self, pool: ServerPool) -> None:
         self._pool = pool
-        self._answers: dict[int, asyncio.Future[Frame]] = {}
+        self._calls: dict[int, _UnderWay] = {}
         self._process = ServerProcess(pool.host, _MODULE, self._on_frame, self._on_end)
         self.alive = False
         self.running = 0  # slots taken
         self.pinned: deque[asyncio.Future[None]] = deque()  # waiting for a slot of this very server
+        self._long: set[int] = set()  # calls under way that hold no slot from the others
+        self._answered = 0
+        self._answered_at_look = 0
 
     @property
     def pid(self) -> int | None:
         return self._process.pid
+
+    @property
+    def has_room(self) -> bool:
+        return self.running < min(RUNNING_PER_SERVER + len(self._long), MOST_PER_SERVER)
+
+    def look_for_long_calls(self) -> None:
+        has_stalled = self._answered == self._answered_at_look
+        self._answered_at_look = self._answered
+        for number, call in self._calls.items():
+            if has_stalled or self._answered - call.answered_before >= _OVERTAKEN:
+                self._long.add(number)
 
     async def start(self, settings: Settings) -> Frame:
         greeting = await self._process.start(settings)
@@ -45,7 +73,7 @@ class ForkServerLink:
         if not self.alive:
             raise SandboxFailure(DIED)
         answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        self._answers[frame["id"]] = answer
+        self._calls[frame["id"]] = _UnderWay(answer, self._answered)
         self._process.send(frame)
         try:
             return await answer
@@ -53,7 +81,8 @@ class ForkServerLink:
             self._process.send({"op": "kill", "id": frame["id"]})
             raise
         finally:
-            self._answers.pop(frame["id"], None)
+            self._calls.pop(frame["id"], None)
+            self._long.discard(frame["id"])
 
     def end_session(self, session: int) -> None:
         if self.alive:
@@ -65,16 +94,17 @@ class ForkServerLink:
 
     def _on_frame(self, frame: Frame) -> None:
         self._pool.answered()
-        answer = self._answers.pop(frame["id"], None)
-        if answer is not None and not answer.done():
-            answer.set_result(frame)
+        self._answered += 1
+        call = self._calls.pop(frame["id"], None)
+        if call is not None and not call.answer.done():
+            call.answer.set_result(frame)
 
     def _on_end(self) -> None:
         self.alive = False
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(SandboxFailure(DIED))
-        self._answers.clear()
+        for call in self._calls.values():
+            if not call.answer.done():
+                call.answer.set_exception(SandboxFailure(DIED))
+        self._calls.clear()
         self._pool.lost(self)
 
 
@@ -92,6 +122,7 @@ class ServerPool:
         self._closing = asyncio.Event()
         self._restarts: set[asyncio.Task[None]] = set()
         self._starting = asyncio.Lock()
+        self._next_look: asyncio.TimerHandle | None = None
 
     @property
     def server_pids(self) -> list[int]:
@@ -121,6 +152,7 @@ class ServerPool:
                 raise SandboxFailure("no fork server can be started")
             waiter: asyncio.Future[ForkServerLink] = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
+            self._look_later()
             try:
                 return await waiter
             except asyncio.CancelledError:
@@ -133,9 +165,10 @@ class ServerPool:
     async def _take_pinned(self, server: ForkServerLink) -> ForkServerLink:
         if not server.alive:
             raise SandboxFailure(DIED)
-        if server.running >= RUNNING_PER_SERVER:
+        if not server.has_room:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             server.pinned.append(waiter)
+            self._look_later()
             try:
                 await waiter
             except asyncio.CancelledError:
@@ -148,9 +181,12 @@ class ServerPool:
 
     def give_back(self, server: ForkServerLink) -> None:
         server.running -= 1
-        if not server.alive:
-            return
-        while server.running < RUNNING_PER_SERVER:
+        if server.alive:
+            self._hand_out(server)
+
+    def _hand_out(self, server: ForkServerLink) -> None:
+        """Its free slots, to those who wait for it and then to those who wait for any."""
+        while server.has_room:
             if server.pinned:
                 pinned = server.pinned.popleft()
                 if not pinned.done():
@@ -163,6 +199,19 @@ class ServerPool:
                     waiter.set_result(server)
             else:
                 return
+
+    def _look_later(self) -> None:
+        if self._next_look is None:
+            self._next_look = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._next_look = None
+        for server in self._servers:
+            server.look_for_long_calls()
+            if server.alive:
+                self._hand_out(server)
+        if self._waiting or any(server.pinned for server in self._servers):
+            self._look_later()
 
     def answered(self) -> None:
         self._failures = 0
@@ -183,6 +232,8 @@ class ServerPool:
 
     async def close(self) -> None:
         self._closing.set()
+        if self._next_look is not None:
+            self._next_look.cancel()
         await asyncio.gather(*self._restarts)
         self._fail_waiting("the sandbox is closing")
         await asyncio.gather(*[server.stop() for server in self._servers])
@@ -214,7 +265,7 @@ class ServerPool:
                 waiter.set_exception(SandboxFailure(cause))
 
     def _least_busy(self) -> ForkServerLink | None:
-        free = [server for server in self._servers if server.alive and server.running < RUNNING_PER_SERVER]
+        free = [server for server in self._servers if server.alive and server.has_room]
         return min(free, key=lambda server: server.running, default=None)
 
 
