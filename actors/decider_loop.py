@@ -21,6 +21,7 @@ from policies.decider import Decider, Send
 
 FINGERPRINT_BYTES = 8
 REFUSED = b"refused"  # fingerprint of an event that the decider forbade
+_EVENTS_A_TURN = 64  # decided before the event loop comes round, so that what was sent meanwhile goes out
 
 Service = Callable[[AnyMessage], Awaitable[None]]
 _state_encoder = msgspec.msgpack.Encoder(order="deterministic")
@@ -69,8 +70,12 @@ class DeciderLoop:
         self._shutting_down = False
 
     async def run(self) -> None:
+        taken = 0
         while not (self._shutting_down and self._bus.waiting == 0):
             frame = await self._bus.receive_frame()
+            taken += 1
+            if taken % _EVENTS_A_TURN == 0:
+                await asyncio.sleep(0)
             try:
                 envelope = decode(frame)
             except MalformedFrame as error:

@@ -380,6 +380,12 @@ class TrajectoryFailed(Message, frozen=True):
 # ---------------------------------------------------------------- control
 
 
+class Batch(Message, frozen=True):
+    """What one process has for another in one turn of its event loop. It is packed and unpacked by the bus alone."""
+
+    envelopes: tuple[msgspec.Raw, ...]  # each an encoded Envelope
+
+
 class GenerationPaused(Message, frozen=True):
     """anyone -> generator: hold all requests where they are."""
 
@@ -423,6 +429,7 @@ AnyMessage = (
     | AnswerGraded
     | TrajectoryFinished
     | TrajectoryFailed
+    | Batch
     | GenerationPaused
     | GenerationContinued
     | Shutdown

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from bus.codec import decode, encode
+from bus.codec import decode, encode, split
 from bus.messages import AnyMessage, Envelope
 
 
@@ -23,7 +23,7 @@ class Inbox:
     """Frames that have arrived and wait to be read.
 
     Beyond `bound` frames it is full: the transport stops reading, so that the senders wait, until half of them are
-    read. Nothing is dropped.
+    read. Nothing is dropped. A batch counts as what is in it, and may go over the bound by all but one of these.
     """
 
     def __init__(self, bound: int) -> None:
@@ -40,7 +40,7 @@ class Inbox:
         return len(self._frames) >= self.bound
 
     def put(self, frame: bytes) -> None:
-        self._frames.append(frame)
+        self._frames.extend(split(frame))
         self._arrival.set()
 
     async def get(self) -> bytes:
@@ -68,8 +68,8 @@ class Bus:
 
     def __init__(self, process: str, inbox: Inbox, transport: Transport) -> None:
         self.process = process
-        self._inbox = inbox
-        self._transport = transport
+        self.inbox = inbox
+        self.transport = transport
 
     async def send(self, to: str, message: AnyMessage, sender: str | None = None) -> None:
         await self.send_frame(to, encode(Envelope(sender or self.process, to, message)))
@@ -77,21 +77,21 @@ class Bus:
     async def send_frame(self, to: str, frame: bytes) -> None:
         process = process_of(to)
         if process == self.process:
-            self._inbox.put(frame)
+            self.inbox.put(frame)
         else:
-            await self._transport.send_frame(process, frame)
+            await self.transport.send_frame(process, frame)
 
     async def receive(self) -> Envelope:
         """Raises bus.codec.MalformedFrame; the frame is gone then, and the next one can be received."""
-        return decode(await self._inbox.get())
+        return decode(await self.inbox.get())
 
     async def receive_frame(self) -> bytes:
-        return await self._inbox.get()
+        return await self.inbox.get()
 
     @property
     def waiting(self) -> int:
         """Frames that have arrived and are not yet read."""
-        return len(self._inbox)
+        return len(self.inbox)
 
     async def close(self) -> None:
-        await self._transport.close()
+        await self.transport.close()

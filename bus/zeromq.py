@@ -91,6 +91,8 @@ class ZmqTransport:
 
     async def close(self) -> None:
         """Waits up to half a second for what is not yet written."""
+        if self._router.closed:
+            return
         self._loop.remove_reader(self._router.fileno())
         for dealer in self._dealers.values():
             dealer.close()
