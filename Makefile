@@ -7,10 +7,10 @@ INSTALLED := .venv/.installed
 ABLATION := runs/ablation
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ablation test check format clean
+.PHONY: help setup demo ablation sandbox-image sandbox-image-local test test-without-docker check format clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-27s %s\n", $$1, $$2 }'
 
 setup: $(INSTALLED) ## make .venv and install the pinned packages; again only after pyproject.toml or constraints.txt changed
 	@echo "Installed in .venv"
@@ -34,15 +34,24 @@ ablation: $(INSTALLED) ## GRPO-RoC against plain GRPO from the same checkpoint, 
 		--set data.train=$(ABLATION)/roc/data/train.jsonl --set data.test=$(ABLATION)/roc/data/test.jsonl
 	$(BIN)/python -m analysis.compare $(ABLATION)/roc $(ABLATION)/grpo --into $(ABLATION)
 
-test: $(INSTALLED) ## all tests, those that start processes and train included
+sandbox-image: $(INSTALLED) ## the image in which a model's code runs, on a public Python image
+	$(BIN)/python -m sandbox.build_image
+
+sandbox-image-local: $(INSTALLED) ## the same without a container registry, as root: a base by debootstrap; MIRROR=URL if wanted
+	$(BIN)/python -m sandbox.build_image --local $(if $(MIRROR),--mirror $(MIRROR))
+
+test: $(INSTALLED) ## all tests: those that start processes, that train, and that need a Docker engine too
 	$(BIN)/python -m pytest
+
+test-without-docker: $(INSTALLED) ## all tests but those that need a Docker engine and the sandbox image
+	$(BIN)/python -m pytest -m "not docker"
 
 check: $(INSTALLED) ## format, lint, types, import layers, fast tests
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python -m pytest -m "not slow" --hypothesis-profile=quick
+	$(BIN)/python -m pytest -m "not slow and not docker" --hypothesis-profile=quick
 
 format: $(INSTALLED) ## rewrite the files as `make check` wants them
 	$(BIN)/ruff format .

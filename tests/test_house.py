@@ -68,8 +68,8 @@ def test_every_package_that_is_asked_for_is_pinned_and_meets_what_is_asked(proje
 
 def test_every_target_of_the_makefile_that_runs_something_installs_first():
     makefile = (ROOT / "Makefile").read_text()
-    targets = dict(re.findall(r"^([a-z]+):(.*?)##", makefile, flags=re.MULTILINE))
-    assert {"setup", "demo", "ablation", "test", "check"} < set(targets)
+    targets = dict(re.findall(r"^([a-z-]+):(.*?)##", makefile, flags=re.MULTILINE))
+    assert {"setup", "demo", "ablation", "sandbox-image", "sandbox-image-local", "test", "check"} < set(targets)
     for target, prerequisites in targets.items():
         if target not in ("help", "clean"):
             assert "$(INSTALLED)" in prerequisites, target
