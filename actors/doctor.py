@@ -20,9 +20,10 @@ from typing import Literal
 import msgspec
 from rich.table import Table
 
-from sandbox.docker_probe import DockerTrial, try_docker
 from sandbox.contract import Isolation
+from sandbox.docker_probe import DockerTrial, try_docker
 from sandbox.doctor import probe_isolation
+from sandbox.isolation import in_words
 
 Status = Literal["ok", "warning", "missing"]
 
@@ -58,7 +59,7 @@ def examine(folder: Path = Path()) -> list[Finding]:
         "memory": lambda: check_memory(memory_bytes()),
         "GPU": check_gpu,
         "Docker engine": lambda: check_docker(try_docker(os.environ)),
-        "user namespaces": lambda: check_isolation(probe_isolation()),
+        "sandbox": lambda: check_isolation(probe_isolation()),
         "shared memory": lambda: check_shared_memory(Path("/dev/shm")),
         "open files": lambda: check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
         "disk": lambda: check_disk(folder),
@@ -201,12 +202,9 @@ def check_docker(trial: DockerTrial) -> Finding:
 
 
 def check_isolation(isolation: Isolation) -> Finding:
-    """What the process sandbox gets from this kernel: one of its fork servers was started to find out."""
-    in_force = ", ".join(isolation.namespaces) or "none"
-    detail = f"namespaces: {in_force}; seccomp: {'on' if isolation.seccomp else 'off'}"
-    if isolation.namespaces and isolation.seccomp:
-        return Finding("user namespaces", "ok", detail)
-    return Finding("user namespaces", "warning", detail, " ".join(isolation.missing))
+    """What a run gets by default: a sandbox was started to find out."""
+    whole = isolation.namespaces and isolation.seccomp
+    return Finding("sandbox", "ok" if whole else "warning", in_words(isolation), " ".join(isolation.missing))
 
 
 # ---------------------------------------------------------------- limits and space

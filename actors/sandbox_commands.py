@@ -27,6 +27,7 @@ from configs.schema import Run
 from sandbox.backend import ForkServerSandbox
 from sandbox.choice import sandbox_of
 from sandbox.contract import Isolation
+from sandbox.isolation import in_words
 from sandbox.load import NUMPY, PRINT, SYMPY, Figures, closed_loop, for_seconds, programs
 from sandbox.trial import Finding, try_out
 
@@ -137,14 +138,7 @@ def _cells(seen: Figures) -> tuple[str, str, str, str]:
 def examine_sandbox(run: Run, console: Console) -> bool:
     """Whether everything held. Raises SandboxFailure if there is no sandbox to be had."""
     isolation, findings = uvloop.run(_examine(run))
-    namespaces = ", ".join(isolation.namespaces) or "none"
-    landlock = f"version {isolation.landlock}" if isolation.landlock else "off"
-    seccomp = "on" if isolation.seccomp else "off"
-    console.print(
-        f"backend: {isolation.backend}; namespaces: {namespaces}; seccomp: {seccomp}; Landlock: {landlock}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    console.print(f"backend: {in_words(isolation)}", highlight=False, soft_wrap=True)
     for sentence in isolation.missing:
         console.print(f"[yellow]missing[/] {escape(sentence)}", highlight=False, soft_wrap=True)
     table = Table("", "executed code tries to", "what came of it", box=None)

@@ -101,7 +101,7 @@ def isolation_in_force(folder: RunFolder) -> dict[str, Any] | None:
     entries = _log_entries(folder, "executor-0", "sandbox.started")
     if not entries:
         return None
-    return {key: entries[-1].get(key) for key in ("backend", "namespaces", "seccomp", "missing")}
+    return {key: entries[-1].get(key) for key in ("backend", "namespaces", "seccomp", "landlock", "missing")}
 
 
 def _sft_seconds(folder: RunFolder) -> float | None:

@@ -54,8 +54,17 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         (f"{_format(steps, 'd')} RL steps", _format(rl_s, ".0f", " s") + each),
         ("generation", _format(summary.get("tokens_per_s"), ",.0f", " tokens/s")),
         ("trajectories", _trajectories(summary)),
+        ("executed code was held by", _isolation(summary.get("isolation"))),
         ("replay of the event logs", _REPLAY[summary.get("replay_identical")]),
     ]
+
+
+def _isolation(isolation: Mapping[str, Any] | None) -> str:
+    """The backend, and in red what else should stand between the code and the machine."""
+    if not isolation:
+        return _UNKNOWN
+    lacks = [name for name in ("namespaces", "seccomp") if not isolation.get(name)]
+    return f"{isolation['backend']}" + "".join(f"[bold red], no {name}[/]" for name in lacks)
 
 
 def _trajectories(summary: Mapping[str, Any]) -> str:

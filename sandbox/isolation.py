@@ -19,13 +19,21 @@ _SHARED_SIGNALS = "Executed code can end other processes of its user: use Linux 
 _SIGNALS_SINCE = 6  # version of Landlock
 
 
+def in_words(isolation: Isolation) -> str:
+    """What is in force, on one line."""
+    namespaces = ", ".join(isolation.namespaces) or "none"
+    landlock = f"version {isolation.landlock}" if isolation.landlock else "off"
+    seccomp = "on" if isolation.seccomp else "off"
+    return f"{isolation.backend}; namespaces: {namespaces}; seccomp: {seccomp}; Landlock: {landlock}"
+
+
 def isolation_of(greeting: Frame, refusal: str | None, backend: str, host_lacks: tuple[str, ...]) -> Isolation:
     """`host_lacks` are the host's own sentences; `refusal` is why the kernel allowed no namespaces, None where it did or they are switched off."""
     missing = list(greeting["missing"])
     if refusal is not None:
         missing.append(f"No namespaces: {refusal}.")
     elif not greeting["namespaces"]:
-        missing.append('No namespaces: sandbox.inside.namespaces = "off"; set it to "auto".')
+        missing.append('No namespaces: sandbox.namespaces = "off"; set it to "auto".')
     if not greeting["namespaces"]:
         missing += _shared(greeting["landlock"])
     missing += host_lacks

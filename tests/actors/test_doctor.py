@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sandbox import docker_probe, doctor
-from sandbox.docker_probe import DockerTrial, try_docker
+from actors import doctor
 from actors.doctor import Finding, findings_table
+from sandbox import docker_probe
 from sandbox.contract import Isolation
+from sandbox.docker_probe import DockerTrial, try_docker
 
 NAMES = [
     *("Python", "torch", "uvloop", "CPU", "cores", "memory", "GPU"),
-    *("Docker engine", "user namespaces", "shared memory", "open files", "disk"),
+    *("Docker engine", "sandbox", "shared memory", "open files", "disk"),
 ]
 
 
