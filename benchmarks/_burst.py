@@ -15,6 +15,7 @@ import msgspec
 
 from actors.wiring import EXECUTOR
 from benchmarks._memory import descendants, resident_mib, shared_out_mib
+from bus.batching import batched
 from bus.messages import CallFailed, CodeFinished, Shutdown
 from bus.transport import Bus
 from bus.zeromq import zmq_bus
@@ -22,7 +23,11 @@ from configs.schema import Bus as BusConfig
 from sandbox.load import Figures, Tally, numbered_programs
 
 _CLIENT = "rollout-0"
-_ANSWER_S = 120.0  # the longest silence
+_SILENCE_S = 60.0  # without an answer, after which none is waited for
+
+
+class NoMoreAnswers(Exception):
+    """The executor ended, or fell silent."""
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -45,7 +50,7 @@ async def burst(backend: str, core: int, calls: int) -> Burst:
         folder = Path(name)
         command = [sys.executable, "-m", "benchmarks._executor_process", backend, str(core), name]
         executor = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
-        bus = zmq_bus(_CLIENT, folder, BusConfig().queue_messages)
+        bus = batched(zmq_bus(_CLIENT, folder, BusConfig().queue_messages))
         try:
             return await _burst(bus, executor, calls)
         finally:
@@ -58,14 +63,14 @@ async def burst(backend: str, core: int, calls: int) -> Burst:
 async def _burst(bus: Bus, executor: Process, calls: int) -> Burst:
     tally = Tally()
     await _send(bus, tally, range(-1, 0))  # a first call: the servers are up when it is answered
-    await _receive(bus, tally, down_to=0)
+    await _receive(bus, executor, tally, down_to=0)
     servers = await _servers(executor)
     start = _memory(executor.pid, servers)
     tally = Tally()
     await _send(bus, tally, range(calls))
-    await _receive(bus, tally, down_to=calls // 2)
+    await _receive(bus, executor, tally, down_to=calls // 2)
     middle = _memory(executor.pid, servers)
-    await _receive(bus, tally, down_to=0)
+    await _receive(bus, executor, tally, down_to=0)
     end = _memory(executor.pid, servers)
     await bus.send(EXECUTOR, Shutdown())
     await executor.wait()
@@ -87,10 +92,28 @@ async def _send(bus: Bus, tally: Tally, numbers: range) -> None:
         await bus.send(EXECUTOR, probe.call)
 
 
-async def _receive(bus: Bus, tally: Tally, down_to: int) -> None:
-    """Until no more than so many calls are without an answer. Raises TimeoutError when nothing comes any more."""
-    while tally.unanswered > down_to:
-        await asyncio.wait_for(_receive_one(bus, tally), _ANSWER_S)
+async def _receive(bus: Bus, executor: Process, tally: Tally, down_to: int) -> None:
+    """Until no more than so many calls are without an answer. Raises NoMoreAnswers."""
+
+    async def receive() -> None:
+        while tally.unanswered > down_to:
+            await _receive_one(bus, tally)
+
+    receiving, ending = asyncio.create_task(receive()), asyncio.create_task(executor.wait())
+    before = tally.unanswered + 1
+    try:
+        while not receiving.done():
+            if ending.done() or tally.unanswered == before:
+                raise NoMoreAnswers(
+                    f"{tally.unanswered} calls have no answer; the executor's exit code is {executor.returncode}"
+                )
+            before = tally.unanswered
+            await asyncio.wait({receiving, ending}, timeout=_SILENCE_S, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (receiving, ending):
+            task.cancel()
+        await asyncio.gather(receiving, ending, return_exceptions=True)
+    receiving.result()
 
 
 async def _receive_one(bus: Bus, tally: Tally) -> None:

@@ -7,8 +7,8 @@ too. What is compared is measured in this run, by turns; read the ratios, for th
 burst's caller is elsewhere: its executor is a process of its own behind ZeroMQ, so that answers are counted as a run
 would get them. A wrong, lost or second answer ends the benchmark with an error.
 
---quick: shorter; 256 in flight at most, 64 notebooks in place of 512, a burst of 1,000 in place of 45,000, a mixture
-of 400 calls with limits of 1 s and 128 MiB in place of 1,900 with 4 s and 512 MiB.
+--quick: shorter rounds; 256 in flight at most, 64 notebooks in place of 512, a burst of 1,000 in place of 45,000, a mixture
+of 400 calls with limits of 0.5 s and 128 MiB in place of 1,900 with 4 s and 512 MiB.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ FULL = Sizes(
 )
 QUICK = Sizes(
     rounds=2,
-    alone={PRINT: 10, NUMPY: 3, SYMPY: 2},
-    rate_s=0.6,
-    overhead_s=0.8,
-    in_flight={1: 150, 16: 200},
-    idle_calls=50,
-    cells_s=0.7,
-    session_starts=50,
+    alone={PRINT: 10, NUMPY: 3, SYMPY: 1},
+    rate_s=0.4,
+    overhead_s=0.5,
+    in_flight={1: 100, 16: 200},
+    idle_calls=40,
+    cells_s=0.5,
+    session_starts=40,
     live_sessions=64,
     cells_each=10,
     mixed_healthy=380,
-    mixed_limit_s=1.0,
+    mixed_limit_s=0.5,
     mixed_memory_mib=128,
     burst_calls=1000,
 )
