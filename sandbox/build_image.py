@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from configs.errors import UnusableInput
+from configs.errors import UNUSABLE, UnusableInput
 from sandbox import debian_base
-from sandbox.docker_command import docker, engine_architecture, image_exists
+from sandbox.docker_command import docker, engine_architecture, image_exists, remove_other_tags
 from sandbox.image import REPOSITORY, image_name, sources
 from sandbox.image_context import write_context
 
@@ -27,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
         build(options)
     except UnusableInput as error:
         _log.error("%s", error)
-        return 1
+        return UNUSABLE
     return 0
 
 
@@ -47,7 +46,8 @@ def build(options: argparse.Namespace) -> None:
     if size_mb > _MOST_MB:
         raise UnusableInput(f"{name} has {size_mb:.0f} MB, over {_MOST_MB}: take a smaller base")
     if not options.keep:
-        _remove_older(name)
+        for older in remove_other_tags(REPOSITORY, name):
+            _log.info("removed %s, which is older", older)
 
 
 def _local_base(architecture: str, options: argparse.Namespace) -> str:
@@ -55,16 +55,8 @@ def _local_base(architecture: str, options: argparse.Namespace) -> str:
     if options.fresh_base or not image_exists(name):
         _log.info("making the base %s with debootstrap (about a minute)", name)
         debian_base.import_base(architecture, options.mirror)
+        remove_other_tags(debian_base.REPOSITORY, name)
     return name
-
-
-def _remove_older(current: str) -> None:
-    """Of those that containers use, the engine keeps the tag."""
-    for name in docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", REPOSITORY).split():
-        if name != current:
-            with contextlib.suppress(UnusableInput):
-                docker("image", "rm", name)
-                _log.info("removed %s, which is older", name)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -12,11 +12,12 @@ from pathlib import Path
 from tarfile import TarInfo
 
 from configs.errors import UnusableInput
+from sandbox.docker_command import docker
 from sandbox.image_tar import write_tar
 
 REPOSITORY = "asterism-sandbox-base"
 _SUITE = "bookworm"
-_NEEDED = {"debootstrap": "debootstrap", "chroot": "coreutils", "docker": "docker.io"}
+_COMMANDS = {"debootstrap": "debootstrap", "chroot": "coreutils"}  # and the packages in which they are
 # What no code needs, or what would differ between two runs: caches, logs, compiled modules (the Dockerfile makes
 # them), the host's own name and servers, accounts' passwords with the date of their last change.
 _DROPPED = re.compile(
@@ -46,21 +47,19 @@ def import_base(architecture: str, mirror: str | None) -> None:
 
 def import_folder(root: Path, name: str) -> None:
     """The same files give the same layer, whenever they were unpacked."""
-    importing = subprocess.Popen(["docker", "import", "-", name], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    assert importing.stdin is not None
-    with importing.stdin as stream:
-        write_tar(root, stream, _stripped)
-    if importing.wait() != 0:
-        raise UnusableInput(f"docker import of {name} failed with status {importing.returncode}")
+    with tempfile.TemporaryFile() as tar:
+        write_tar(root, tar, stripped)
+        tar.seek(0)
+        docker("import", "-", name, stdin=tar)
 
 
-def _stripped(entry: TarInfo) -> TarInfo | None:
+def stripped(entry: TarInfo) -> TarInfo | None:
     entry.mode &= 0o1777  # no setuid, no setgid
     return None if _DROPPED.fullmatch(entry.name) else entry
 
 
 def _refuse_what_cannot_work() -> None:
-    for command, package in _NEEDED.items():
+    for command, package in _COMMANDS.items():
         if shutil.which(command) is None:
             raise UnusableInput(f"there is no `{command}` command here. On Debian: apt-get install {package}")
     if os.geteuid() != 0:

@@ -1,24 +1,30 @@
-"""The `docker` command, for what is done by hand or once: building images. Calls at run time go to the engine itself."""
+"""The `docker` command, for what is done once or by hand: building images. Calls at run time go to the engine itself."""
 
 from __future__ import annotations
 
+import os
 import subprocess
-from collections.abc import Sequence
+from typing import IO
 
 from configs.errors import UnusableInput
+from sandbox.docker_probe import engine_address, try_docker
 
 _NO_COMMAND = (
     "there is no `docker` command here. On Debian: apt-get install docker.io (and docker-cli where that is a package)"
 )
-_NO_ENGINE = """no Docker engine answers: {reason}
-Start one with `systemctl start docker`, or by hand, as root, with `dockerd &`; where another user's or machine's engine
-is meant, name it in DOCKER_HOST. A user who is not root has to be in the group `docker`."""
 
 
-def docker(*arguments: str, command: Sequence[str] = ("docker",)) -> str:
-    """What `docker ARGUMENTS` prints. Raises UnusableInput with its error if it fails."""
+def docker(*arguments: str, stdin: IO[bytes] | None = None) -> str:
+    """What `docker ARGUMENTS` prints, on the engine that the sandbox uses. Raises UnusableInput with its error."""
+    environment = os.environ | {"DOCKER_HOST": engine_address(os.environ)}
     try:
-        done = subprocess.run([*command, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        done = subprocess.run(
+            ["docker", *arguments],
+            stdin=stdin or subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
     except FileNotFoundError as error:
         raise UnusableInput(_NO_COMMAND) from error
     if done.returncode != 0:
@@ -27,14 +33,25 @@ def docker(*arguments: str, command: Sequence[str] = ("docker",)) -> str:
 
 
 def engine_architecture() -> str:
-    """The engine's, such as amd64: it may run on another machine. Raises UnusableInput if none answers."""
-    try:
-        return docker("version", "--format", "{{.Server.Arch}}")
-    except UnusableInput as error:
-        if str(error) == _NO_COMMAND:
-            raise
-        raise UnusableInput(_NO_ENGINE.format(reason=str(error).splitlines()[-1])) from error
+    """The engine's, such as amd64: it may run on another machine. Raises UnusableInput if none can be used."""
+    trial = try_docker(os.environ)
+    if trial.remedy:
+        raise UnusableInput(f"no Docker engine can be used: {trial.found}. {trial.remedy}")
+    return docker("version", "--format", "{{.Server.Arch}}")
 
 
 def image_exists(name: str) -> bool:
     return docker("image", "ls", "--quiet", name) != ""
+
+
+def remove_other_tags(repository: str, current: str) -> list[str]:
+    """The names that were removed. Those of images that containers use stay."""
+    removed: list[str] = []
+    for name in docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", repository).split():
+        if name != current and not name.endswith(":<none>"):
+            try:
+                docker("image", "rm", name)
+            except UnusableInput:
+                continue
+            removed.append(name)
+    return removed

@@ -1,9 +1,39 @@
-"""How much hypothesis tries: `make check` asks for `--hypothesis-profile=quick`, `make test` for nothing."""
+"""How much hypothesis tries (`make check` asks for `--hypothesis-profile=quick`, `make test` for nothing), and that
+tests which need a Docker engine are run or left out on purpose, never skipped in silence.
+"""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
+
+from configs.errors import UnusableInput
+from sandbox.docker_command import engine_architecture, image_exists
+from sandbox.image import image_name
 
 settings.register_profile("thorough", max_examples=100, deadline=None, print_blob=True)
 settings.register_profile("quick", max_examples=12, deadline=None, print_blob=True)
 settings.load_profile("thorough")
+
+_WHAT_TO_DO = """{count} of the tests that were asked for need a Docker engine and the sandbox image; {problem}
+To run them (Debian, as root):
+    apt-get install docker.io iptables debootstrap
+    dockerd &
+    make sandbox-image-local
+To leave them out on purpose:
+    make test-without-docker, which is pytest -m 'not docker'"""
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Ends the run before its first test if it would need what is not there."""
+    count = sum(item.get_closest_marker("docker") is not None for item in session.items)
+    if count and not session.config.option.collectonly and (problem := _missing_for_docker()):
+        raise pytest.UsageError(_WHAT_TO_DO.format(count=count, problem=problem))
+
+
+def _missing_for_docker() -> str:
+    try:
+        engine_architecture()
+        return "" if image_exists(image_name()) else f"there is no image {image_name()}, which this code needs."
+    except UnusableInput as error:
+        return str(error)
