@@ -26,6 +26,7 @@ from sandbox.inside.settings import Settings
 _CONTROL = 3
 _SESSION_CPU_CELLS = 64  # a session's whole CPU time, in time limits: the kernel's limit cannot be raised for a cell
 _OPEN_FILES = 256
+_PENDING_SIGNALS = 256  # timers included
 _BROKEN = 70  # exit code of a process whose socket the code broke
 MIB = 1 << 20
 _CALL = struct.Struct("<BQQII")  # kind, seed, nonce, bytes of the code, bytes of the input
@@ -97,6 +98,7 @@ def limit_for_all_calls(settings: Settings, mapped_bytes: int) -> None:
     _limit(resource.RLIMIT_FSIZE, settings.file_mib * MIB)
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
         _limit(kind, 0)
+    _limit(resource.RLIMIT_SIGPENDING, _PENDING_SIGNALS)
     kernel.no_new_privileges()
 
 

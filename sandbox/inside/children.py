@@ -96,6 +96,10 @@ class Child:
         self.outcome = None
         self._received = b""
 
+    def forget_call(self) -> None:
+        self.call = self.outcome = None
+        self.unsent = self._received = b""
+
     def note_start(self, now: float) -> bool:
         """Whether the code has begun; `began_at` is then when it did, and not when the process was given the call.
 

@@ -49,6 +49,7 @@ class ForkServer:
         self._reader = FrameReader()
         self._poll = select.epoll()
         self._poll.register(executor, select.EPOLLIN)
+        self._todo: deque[Frame] = deque()  # what the executor has asked for since the last turn
         self._warm: deque[Child] = deque()
         self._by_fd: dict[int, Child] = {}
         self._by_call: dict[int, Child] = {}
@@ -71,6 +72,10 @@ class ForkServer:
                         return
                 elif (child := self._by_fd.get(fd)) is not None:
                     self._on_child(child, fd)
+            while self._todo:
+                if not self._warm and self._needs_process():
+                    self._warm.append(self._fork())
+                self._handle(self._todo.popleft())
             self._run_timers()
 
     def end_all(self) -> None:
@@ -85,19 +90,24 @@ class ForkServer:
         chunk = self._executor.recv(1 << 18)
         if not chunk:
             return False
-        for frame in self._reader.feed(chunk):
-            match frame["op"]:
-                case "run":
-                    self._start(self._take_process(), frame)
-                case "cell":
-                    self._start_cell(frame)
-                case "end":
-                    self._end_session(frame["session"])
-                case "kill":
-                    self._cancel(self._by_call.get(frame["id"]))
-                case _:
-                    raise ValueError(f"unknown op {frame['op']}")
+        self._todo.extend(self._reader.feed(chunk))
         return True
+
+    def _needs_process(self) -> bool:
+        return self._todo[0]["op"] == "run" or bool(self._todo[0].get("fresh"))
+
+    def _handle(self, frame: Frame) -> None:
+        match frame["op"]:
+            case "run":
+                self._start(self._warm.popleft(), frame)
+            case "cell":
+                self._start_cell(frame)
+            case "end":
+                self._end_session(frame["session"])
+            case "kill":
+                self._cancel(self._by_call.get(frame["id"]))
+            case _:
+                raise ValueError(f"unknown op {frame['op']}")
 
     def _start_cell(self, call: Frame) -> None:
         child = self._sessions.get(call["session"])
@@ -105,7 +115,7 @@ class ForkServer:
             self._send({"id": call["id"], "kind": "lost"})
             return
         if child is None:
-            child = self._take_process()
+            child = self._warm.popleft()
             child.session = call["session"]
             self._sessions[call["session"]] = child
             self._register(child, child.control.fileno())
@@ -125,9 +135,6 @@ class ForkServer:
             self._register(child, fd)  # a session's is already
             self._poll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
         self._set_timer(child, now + _WATCH_AFTER_S)
-
-    def _take_process(self) -> Child:
-        return self._warm.popleft() if self._warm else self._fork()
 
     def _end_session(self, session: int) -> None:
         child = self._sessions.pop(session, None)
@@ -217,7 +224,7 @@ class ForkServer:
             "stderr_cut": stderr_cut,
             "duration_s": now - child.began_at,
         }
-        child.call = None
+        child.forget_call()
         self._send(answer)
 
     def _send(self, frame: Frame) -> None:
@@ -291,7 +298,10 @@ class ForkServer:
             self._poll.unregister(fd)
 
     def _fork(self) -> Child:
-        """A process that isolates itself and then waits for a call."""
+        """A process that isolates itself and then waits for a call.
+
+        To be called where no local variable of this thread holds what belongs to a call: the new process sees them all.
+        """
         ours, theirs = socket.socketpair()
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
@@ -301,6 +311,7 @@ class ForkServer:
             kernel.unshare(kernel.CLONE_NEWPID)  # for the next child
         pid = os.fork()
         if pid == 0:
+            self._forget_calls()
             cell_process.run(theirs.fileno(), out_write, err_write, folder, how)
         if how.own_namespaces:
             kernel.setns(self._own_pidfd, kernel.CLONE_NEWPID)
@@ -317,6 +328,15 @@ class ForkServer:
         child = Child(pid, ours, Captured(out_read, limit), Captured(err_read, limit), folder)
         self._register(child, child.pidfd)
         return child
+
+    def _forget_calls(self) -> None:
+        """In a new process: other calls' code, input, output and nonces are not within its reach."""
+        self._todo.clear()
+        self._reader = FrameReader()
+        for child in self._by_call.values():
+            child.forget_call()
+            for stream in child.streams:
+                stream.take()
 
     def _offer_to_the_kernel_first(self, pid: int) -> None:
         """When memory runs out, the kernel ends a call before the fork server or the training."""

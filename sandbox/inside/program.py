@@ -74,21 +74,39 @@ def _outcome_of(body: Callable[[], None]) -> Outcome:
         body()
         _flush()
     except SystemExit as request:
-        return ["exit", str(_exit_code(request.code))]
+        return ["exit", str(_exit_code(_code_of(request)))]
     except MemoryError as error:
         error.__traceback__ = None  # it holds what filled the memory
         return ["memory"]
     except BaseException as error:
-        return ["raised", error_line(error), traceback_text(error, __file__)]
+        return _raised(error)
     return ["ok"]
 
 
+def _code_of(request: SystemExit) -> object:
+    try:
+        return request.code
+    except BaseException:  # a property of the code's own making
+        return 1
+
+
+def _raised(error: BaseException) -> Outcome:
+    try:
+        return ["raised", error_line(error), traceback_text(error, __file__)]
+    except BaseException:  # it lies about itself, or there is no memory left to tell of it
+        return ["raised", "BaseException: <exception str() failed>", ""]
+
+
 def _exit_code(code: object) -> int:
+    """As Python would leave: no number is 1, and a number that no C long holds is -1."""
     if code is None:
         return 0
     if isinstance(code, int):
-        return code & 0xFF
-    _show(code, file=sys.stderr)
+        return int.__and__(code, 0xFF) if int.bit_length(code) < 64 else 0xFF
+    try:
+        _show(code, file=sys.stderr)
+    except BaseException:
+        return 1
     return 1
 
 

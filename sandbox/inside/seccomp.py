@@ -14,6 +14,12 @@ from sandbox.inside import kernel
 # name: (x86-64, arm64); None where the machine has no such call
 _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "socket": (41, 198),
+    "socketpair": (53, 199),
+    # for what a pair of sockets could still do: take a name, reach others by theirs, keep memory
+    "bind": (49, 200),
+    "connect": (42, 203),
+    "listen": (50, 201),
+    "setsockopt": (54, 208),
     "clone": (56, 220),
     "semget": (64, 190),
     "shmget": (29, 194),
@@ -114,13 +120,15 @@ _FOR_CALLS_ONLY = (
     "fsmount",
     "mount_setattr",
 )
+_BY_ARGUMENT = ("socketpair", "clone")
 _CLONE3 = 435
+_DATAGRAMS = 2  # the bit that SOCK_DGRAM and SOCK_RAW share: such a socket sends to whatever name it is told
 _NAMESPACE_FLAGS = 0x7E02_0000  # every CLONE_NEW* but CLONE_NEWTIME, which clone cannot take
 _AUDIT_ARCH = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 _X32 = 0x4000_0000  # the bit of x86-64's second calling convention
 
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER_AT, _ARCH_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
+_NUMBER_AT, _ARCH_AT, _FIRST_ARGUMENT_AT, _SECOND_ARGUMENT_AT = 0, 4, 16, 24
 _ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000
 _DENY = _ERRNO | errno.EPERM
 _SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}
@@ -145,7 +153,9 @@ def _deny(names: tuple[str, ...]) -> list[bytes]:
 
 
 def _server_program() -> bytes:
-    names = tuple(name for name in _NUMBERS if name not in _FOR_CALLS_ONLY and name != "clone")
+    names = tuple(name for name in _NUMBERS if name not in (*_FOR_CALLS_ONLY, *_BY_ARGUMENT))
+    socketpair = _number("socketpair")
+    assert socketpair is not None
     program = [
         _instruction(_LOAD, _ARCH_AT),
         _instruction(_JUMP_EQUAL, _AUDIT_ARCH[kernel.MACHINE], 1, 0),
@@ -156,6 +166,10 @@ def _server_program() -> bytes:
         _instruction(_JUMP_EQUAL, _CLONE3, 0, 1),
         _instruction(_RETURN, _ERRNO | errno.ENOSYS),
         *_deny(names),
+        _instruction(_JUMP_EQUAL, socketpair, 0, 3),
+        _instruction(_LOAD, _SECOND_ARGUMENT_AT),
+        _instruction(_JUMP_ANY_BIT, _DATAGRAMS, 0, 1),
+        _instruction(_RETURN, _DENY),
         _instruction(_RETURN, _ALLOW),
     ]
     return b"".join(program)

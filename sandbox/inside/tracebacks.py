@@ -59,7 +59,7 @@ def _one(error: BaseException, harness_file: str) -> str:
     if lines:
         lines.insert(0, "Traceback (most recent call last):")
     if isinstance(error, SyntaxError) and error.filename:
-        lines.append(f'  File "{_short(error.filename)}", line {error.lineno}')
+        lines.append(f'  File "{_short(str(error.filename))}", line {error.lineno}')
     lines.append(error_line(error))
     return "\n".join(lines)
 
@@ -92,9 +92,12 @@ def _short(filename: str) -> str:
 
 
 def _cut(text: str) -> str:
+    dropped = max(0, len(text) - 2 * TEXT_LIMIT)
+    if dropped:  # first, because what follows copies the text
+        text = text[:TEXT_LIMIT] + text[-TEXT_LIMIT:]
     # A lone surrogate must not stop the message, and NUL separates its parts.
     text = text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "\\x00")
     if len(text) <= TEXT_LIMIT:
         return text
     half = TEXT_LIMIT // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+    return f"{text[:half]}\n[... {len(text) + dropped - 2 * half} characters ...]\n{text[-half:]}"
