@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from actors.wiring import EXECUTOR
+from benchmarks._executor_process import EXECUTOR
 from benchmarks._memory import descendants, resident_mib, shared_out_mib
 from bus.batching import batched
 from bus.messages import CallFailed, CodeFinished, Shutdown

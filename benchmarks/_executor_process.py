@@ -15,12 +15,13 @@ import structlog
 import uvloop
 
 from actors.executor import Executor
-from actors.wiring import EXECUTOR
 from benchmarks._backends import config_of, host_of
 from bus.batching import batched
 from bus.zeromq import zmq_bus
 from configs.schema import Bus
 from sandbox.backend import ForkServerSandbox
+
+EXECUTOR = "executor-0"
 
 
 async def live(backend: str, core: int, folder: Path) -> None:

@@ -35,7 +35,7 @@ from sandbox.load import (
 RATE_IN_FLIGHT = 64
 NOTEBOOKS = 64
 PRINTED = {PRINT: "2\n", NUMPY: "499500\n", SYMPY: "[2, 3]\n"}
-_PAUSE_S = 0.01  # in which the service comes to rest
+_PAUSE_S = 0.005  # in which the service comes to rest
 _FIRST_NOTEBOOK, _FIRST_STARTED, _FIRST_LIVE = 1_000_000, 2_000_000, 3_000_000  # trajectories
 
 

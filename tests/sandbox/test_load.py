@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 
 import pytest
 
@@ -42,6 +43,8 @@ class ToldSandbox:
 
     async def grade(self, submission: AnswerSubmitted) -> Grade:
         raise NotImplementedError
+
+    def restore_session(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None: ...
 
     async def end_session(self, trajectory_id: int) -> None: ...
 
