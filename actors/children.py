@@ -7,13 +7,17 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import structlog
 
 from actors.death import PARENT
+
+
+class ProcessDied(Exception):
+    """A child ended before the run did. `str(error)` names it, and says what it printed last."""
 
 
 class Child(NamedTuple):
@@ -31,6 +35,15 @@ class Children:
         self._logger = structlog.get_logger()
 
     async def spawn(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> Child:
+        """Cancelled: the child is started all the same, and can be ended with the others."""
+        starting = asyncio.ensure_future(self._start(name, argv, environment))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await starting
+            raise
+
+    async def _start(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> Child:
         output = self._outputs / f"{name}.out"
         with output.open("ab") as stream:
             process = await asyncio.create_subprocess_exec(
@@ -49,9 +62,10 @@ class Children:
         """The child has done what it was started for, and ended."""
         del self._children[name]
 
-    async def first_exit(self) -> Child:
-        """The first child to end, as soon as it has."""
-        waits = {asyncio.ensure_future(child.process.wait()): child for child in self._children.values()}
+    async def first_exit(self, besides: Collection[str]) -> Child:
+        """The first child to end, as soon as it has; those of the given names are others' affair."""
+        watched = [child for child in self._children.values() if child.name not in besides]
+        waits = {asyncio.ensure_future(child.process.wait()): child for child in watched}
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -86,3 +100,21 @@ def last_words(child: Child, lines: int = 12) -> str:
     """The end of what a child printed."""
     text = child.output.read_text(errors="replace").rstrip() if child.output.exists() else ""
     return "\n".join(text.splitlines()[-lines:])
+
+
+def death_of(child: Child, how: str = "") -> ProcessDied:
+    """What to tell of a child that has ended and should not have."""
+    return ProcessDied(
+        f"{child.name} ended {how}with exit code {child.process.returncode}:\n{last_words(child)}\n"
+        f"({child.output}; --resume goes on from the last checkpoint)"
+    )
+
+
+def threads(count: int) -> Mapping[str, str]:
+    """Threads that wait sleep: there are more processes than cores, and one that spins takes another's time."""
+    return {
+        "OMP_NUM_THREADS": str(count),
+        "OPENBLAS_NUM_THREADS": str(count),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONUNBUFFERED": "1",
+    }

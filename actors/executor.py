@@ -1,10 +1,18 @@
 """The executor: a sandbox behind the bus.
 
-Consumes calls, answers to grade and ends of sessions; produces outcomes and grades. A slow call delays no other: each is
-a task of its own, and the sandbox bounds how many run and wait. What breaks is reported as a failure, never as a result.
+Consumes calls, answers to grade, notebooks to make again and ends of trajectories; produces outcomes and grades. A slow
+call delays no other: each is a task of its own. What breaks is reported as a failure, never as a result. A trajectory's
+end stops what is under way for it, and nothing is answered to that any more.
+
+Bounds: `max_calls` are in the sandbox, waiting or running; as many again wait before it, where a trajectory's end still
+finds them; with so many nothing is received, and the bus makes those who send wait. A call leaves by its time limit
+whatever else happens, so that receiving always goes on: no end of a trajectory waits for more than that.
 """
 
 from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
 
 import structlog
 
@@ -17,18 +25,40 @@ from bus.messages import (
     CodeFinished,
     CodeRequested,
     Envelope,
+    ExecutorJoined,
+    ExecutorProved,
     SessionEnded,
+    SessionRestored,
 )
 from bus.transport import Bus
+from policies.trajectory import GRADING
 from sandbox.contract import Sandbox, SandboxFailure
 
-GRADING = -1  # a grading's number in CallFailed
+MAX_CALLS = 65_536
 
 
 class Executor:
-    def __init__(self, bus: Bus, sandbox: Sandbox) -> None:
+    """`address` is that of this life of it: what is addressed to another one is dropped. `launcher` hears that it joins."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        sandbox: Sandbox,
+        *,
+        address: str = "",
+        slots: int = 1,
+        max_calls: int = MAX_CALLS,
+        launcher: str = "",
+    ) -> None:
         self._bus = bus
         self._sandbox = sandbox
+        self._address = address or bus.process
+        self._slots = slots
+        self._max_calls = max_calls
+        self._launcher = launcher
+        self._room = asyncio.Semaphore(max_calls)
+        self._under_way: defaultdict[int, set[asyncio.Task[None]]] = defaultdict(set)  # by trajectory
+        self._proved = False
         self._logger = structlog.get_logger()
 
     async def run(self) -> None:
@@ -36,40 +66,69 @@ class Executor:
         isolation = await self._sandbox.start()
         self._logger.info("sandbox.started", **{name: getattr(isolation, name) for name in isolation.__struct_fields__})
         try:
-            await serve(self._bus, self._take)
+            if self._launcher:
+                await self._bus.send(self._launcher, ExecutorJoined(self._address, self._slots))
+            await serve(self._bus, self._take, most=2 * self._max_calls, started=self._started)
         finally:
             await self._sandbox.close()
 
     def _take(self, envelope: Envelope) -> Work | None:
+        if envelope.to != self._address:  # a former life was meant: who asked knows that it is over
+            self._logger.info("message.outlived", to=envelope.to, kind=type(envelope.message).__name__)
+            return None
         match envelope.message:
             case CodeRequested() as call:
                 return self._run_call(envelope.sender, call)
             case AnswerSubmitted() as submission:
                 return self._grade(envelope.sender, submission)
+            case SessionRestored(trajectory_id=trajectory_id, cells=cells):
+                self._sandbox.restore_session(trajectory_id, cells)
             case SessionEnded(trajectory_id=trajectory_id):
+                for task in self._under_way.get(trajectory_id, ()):
+                    task.cancel()
                 return self._sandbox.end_session(trajectory_id)
             case other:
                 self._logger.error("message.misdirected", kind=type(other).__name__)
         return None
 
+    def _started(self, envelope: Envelope, task: asyncio.Task[None]) -> None:
+        if isinstance(envelope.message, CodeRequested | AnswerSubmitted):
+            trajectory_id = envelope.message.trajectory_id
+            self._under_way[trajectory_id].add(task)
+            task.add_done_callback(lambda _: self._ended(trajectory_id, task))
+
+    def _ended(self, trajectory_id: int, task: asyncio.Task[None]) -> None:
+        self._under_way[trajectory_id].discard(task)
+        if not self._under_way[trajectory_id]:
+            del self._under_way[trajectory_id]
+
     async def _run_call(self, sender: str, call: CodeRequested) -> None:
         answer: AnyMessage
         try:
-            result = await self._sandbox.run(call)
+            async with self._room:
+                result = await self._sandbox.run(call)
         except SandboxFailure as error:
             self._logger.error("call.failed", trajectory_id=call.trajectory_id, call=call.call, cause=str(error))
-            answer = CallFailed(call.trajectory_id, call.call, f"sandbox: {error}")
+            answer = CallFailed(call.trajectory_id, call.call, f"sandbox: {error}", self._address)
         else:
-            answer = CodeFinished(call.trajectory_id, call.call, result.outcome, result.duration_s)
+            answer = CodeFinished(call.trajectory_id, call.call, result.outcome, result.duration_s, self._address)
+            await self._prove()
         await self._bus.send(sender, answer)
 
     async def _grade(self, sender: str, submission: AnswerSubmitted) -> None:
         answer: AnyMessage
         try:
-            grade = await self._sandbox.grade(submission)
+            async with self._room:
+                grade = await self._sandbox.grade(submission)
         except SandboxFailure as error:
             self._logger.error("grading.failed", trajectory_id=submission.trajectory_id, cause=str(error))
-            answer = CallFailed(submission.trajectory_id, GRADING, f"grader: {error}")
+            answer = CallFailed(submission.trajectory_id, GRADING, f"grader: {error}", self._address)
         else:
-            answer = AnswerGraded(submission.trajectory_id, grade.correct, grade.duration_s)
+            answer = AnswerGraded(submission.trajectory_id, grade.correct, grade.duration_s, self._address)
+            await self._prove()
         await self._bus.send(sender, answer)
+
+    async def _prove(self) -> None:
+        if self._launcher and not self._proved:
+            self._proved = True
+            await self._bus.send(self._launcher, ExecutorProved(self._address))

@@ -10,7 +10,7 @@ import structlog
 
 from actors.clock import steady_clock
 from actors.decider_loop import DeciderLoop
-from actors.wiring import HEAD, ROLLOUT, deciders_of
+from actors.wiring import HEAD, deciders_of
 from bus.codec import decode
 from bus.event_log import EventLog, read_events
 from bus.messages import AnyMessage, BufferCursor, MetricsRecorded, RunStarted, StepCollected
@@ -35,7 +35,6 @@ async def run_head(run: Run, folder: RunFolder, step: int) -> None:
     started = RunStarted(step, cursor)
     for actor in deciders:  # in the inbox before anything that arrives from outside
         await bus.send(f"{HEAD}/{actor}", started)
-    await bus.send(ROLLOUT, started)
     metrics = MetricsFile(folder.metrics)
     structlog.get_logger().info("head.started", step=step, position=cursor.position)
     try:

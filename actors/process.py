@@ -1,6 +1,7 @@
-"""`python -m actors.process NAME --run-folder FOLDER --step STEP`: one process of a run, as the launcher starts it.
+"""`python -m actors.process NAME --run-folder FOLDER`: one process of a run, as the launcher starts it.
 
-The learner is another program (engine.learner), since torchrun starts it.
+`--step` is where the run goes on, for processes that decide; `--life` counts an executor's starts. The learner is
+another program (engine.learner), since torchrun starts it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from actors.clock import steady_clock
 from actors.decider_loop import DeciderLoop
 from actors.head import run_head
 from actors.loop_lag import measure_loop_lag
-from actors.wiring import EXECUTOR, HEAD, deciders_of
+from actors.wiring import HEAD, LAUNCHER, deciders_of
+from bus.batching import batched
 from bus.event_log import EventLog, EventLogFailure
+from bus.messages import BufferCursor, RunStarted
 from bus.structured_log import configure
 from bus.zeromq import zmq_bus
 from configs.errors import UNUSABLE, UnusableInput
@@ -33,10 +36,11 @@ from sandbox.contract import SandboxFailure
 NO_POLICY = -1  # version of the weights that an engine starts with: nothing is generated before the learner's arrive
 
 
-async def run_rollout(name: str, run: Run, folder: RunFolder) -> None:
+async def run_rollout(name: str, run: Run, folder: RunFolder, step: int) -> None:
     deciders = deciders_of(name, run, folder)
     log = EventLog(folder.events / f"{name}.sqlite") if run.log.events else None
-    bus = zmq_bus(name, folder.sockets, run.bus.queue_messages)
+    bus = batched(zmq_bus(name, folder.sockets, run.bus.queue_messages))
+    await bus.send(name, RunStarted(step, BufferCursor()))  # in the inbox before anything that arrives from outside
     try:
         await DeciderLoop(bus, log, deciders, {}, steady_clock()).run()
     finally:
@@ -65,25 +69,34 @@ async def run_generator(name: str, run: Run, folder: RunFolder) -> None:
         await bus.close()
 
 
-async def run_executor(name: str, run: Run, folder: RunFolder) -> None:
+async def run_executor(name: str, run: Run, folder: RunFolder, life: int) -> None:
     from actors.executor import Executor
     from sandbox.choice import sandbox_of
 
-    bus = zmq_bus(name, folder.sockets, run.bus.queue_messages)
+    bus = batched(zmq_bus(name, folder.sockets, run.bus.queue_messages))
+    sandbox = sandbox_of(run.sandbox, run.seed, run.name)
+    executor = Executor(
+        bus,
+        sandbox,
+        address=f"{name}/{life}",
+        slots=run.sandbox.fork_servers,
+        max_calls=run.sandbox.max_queued_calls,
+        launcher=LAUNCHER,
+    )
     try:
-        await Executor(bus, sandbox_of(run.sandbox, run.seed, run.name)).run()
+        await executor.run()
     finally:
         await bus.close()
 
 
-def work_of(name: str, run: Run, folder: RunFolder, step: int) -> Callable[[], Awaitable[None]]:
+def work_of(name: str, run: Run, folder: RunFolder, step: int, life: int) -> Callable[[], Awaitable[None]]:
     if name == HEAD:
         return lambda: run_head(run, folder, step)
-    if name == EXECUTOR:
-        return lambda: run_executor(name, run, folder)
+    if name.startswith("executor-"):
+        return lambda: run_executor(name, run, folder, life)
     if name.startswith("generator-"):
         return lambda: run_generator(name, run, folder)
-    return lambda: run_rollout(name, run, folder)
+    return lambda: run_rollout(name, run, folder, step)
 
 
 async def live(work: Callable[[], Awaitable[None]]) -> None:
@@ -98,14 +111,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name")
     parser.add_argument("--run-folder", type=Path, required=True)
-    parser.add_argument("--step", type=int, required=True)
+    parser.add_argument("--step", type=int, default=0)
+    parser.add_argument("--life", type=int, default=1)
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher ends its processes, in order
     folder = RunFolder(arguments.run_folder)
     try:
         run = load_resolved(folder.config)
         configure(folder, arguments.name, run.log.level)
-        uvloop.run(live(work_of(arguments.name, run, folder, arguments.step)))
+        uvloop.run(live(work_of(arguments.name, run, folder, arguments.step, arguments.life)))
     except (UnusableInput, EventLogFailure, SandboxFailure) as error:
         structlog.get_logger().exception("process.failed")
         sys.stderr.write(f"{error}\n")

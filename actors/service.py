@@ -13,20 +13,36 @@ from bus.messages import Envelope, Shutdown
 from bus.transport import Bus
 
 Work = Coroutine[Any, Any, None]
+Started = Callable[[Envelope, "asyncio.Task[None]"], None]
 
 
-async def serve(bus: Bus, take: Callable[[Envelope], Work | None]) -> None:
+async def serve(
+    bus: Bus, take: Callable[[Envelope], Work | None], *, most: int | None = None, started: Started | None = None
+) -> None:
     """Until Shutdown; tasks that are under way then are cancelled. A task that raises ends them all.
 
-    `take` answers at once with what there is to do, or None. What is in flight is bounded by those who ask.
+    `take` answers at once with what there is to do, or None; `started` is told its task, before it runs and before the
+    next message is received. With `most` tasks under way nothing is received until one has ended, so that those who send
+    wait; without it, what is in flight is bounded by those who ask.
     """
     tasks: set[asyncio.Task[None]] = set()
+    ended = asyncio.Event()
+
+    def discard(task: asyncio.Task[None]) -> None:
+        tasks.discard(task)
+        ended.set()
+
     async with asyncio.TaskGroup() as group:
         while not isinstance((envelope := await _next(bus)).message, Shutdown):
             if (work := take(envelope)) is not None:
                 task = group.create_task(work)
                 tasks.add(task)
-                task.add_done_callback(tasks.discard)
+                task.add_done_callback(discard)
+                if started is not None:
+                    started(envelope, task)
+            while most is not None and len(tasks) >= most:
+                ended.clear()
+                await ended.wait()
         for task in tasks:
             task.cancel()
 

@@ -20,6 +20,11 @@ from policies.trajectory import Rules
 HEAD, ROLLOUT, EXECUTOR, LEARNER, LAUNCHER = "head", "rollout-0", "executor-0", "learner", "launcher"
 
 
+def executors(run: Run) -> tuple[str, ...]:
+    """Their processes; an executor's address is that of one life of it, `executor-0/1` the first."""
+    return tuple(f"executor-{index}" for index in range(run.sandbox.executors))
+
+
 def generators(run: Run) -> tuple[str, ...]:
     return tuple(f"generator-{index}" for index in range(run.engine.num_engines))
 
@@ -38,7 +43,7 @@ def rules(run: Run, tokenizer: FastTokenizer) -> Rules:
         result_format=dialogue.result_format,
         arbiter=f"{HEAD}/arbiter",
         buffer=f"{HEAD}/buffer",
-        executor=EXECUTOR,
+        launcher=LAUNCHER,
     )
 
 

@@ -22,13 +22,14 @@ import torch
 import uvloop
 
 from actors.problems import load_problems
-from actors.wiring import rules
+from actors.wiring import EXECUTOR, rules
 from bus.messages import (
     AnswerGraded,
     AnswerSubmitted,
     BatchReady,
     CodeFinished,
     CodeRequested,
+    ExecutorJoined,
     LeaseGranted,
     LeaseReleased,
     LeaseRequested,
@@ -54,8 +55,8 @@ from policies.decider import Send
 from policies.group_buffer import GroupBuffer
 from policies.rollout import Rollout
 from policies.trajectory import TrajectoryEvent
-from sandbox.contract import Sandbox
 from sandbox.choice import sandbox_of
+from sandbox.contract import Sandbox
 
 
 async def all_steps(run: Run, folder: RunFolder) -> list[dict[str, float]]:
@@ -80,6 +81,7 @@ class SingleProcess:
         self._core = ContinuousBatch(load_model(checkpoint, getattr(torch, run.engine.dtype)), capacity)
         self._trainer = Trainer(load_model(checkpoint), run, Ranks())
         self._rollout = Rollout(rules(run, tokenizer), tokenizer)
+        self._rollout.decide(time.monotonic(), ExecutorJoined(EXECUTOR, run.sandbox.fork_servers))
         self._buffer = GroupBuffer(run, problems.train, problems.test)
         self._turns: dict[int, int] = {}  # number of the turn that is being generated, by trajectory
         self._answers: asyncio.Queue[TrajectoryEvent] = (
@@ -169,11 +171,12 @@ class SingleProcess:
 
     async def _run_call(self, call: CodeRequested) -> None:
         result = await self._sandbox.run(call)
-        self._answers.put_nowait(CodeFinished(call.trajectory_id, call.call, result.outcome, result.duration_s))
+        finished = CodeFinished(call.trajectory_id, call.call, result.outcome, result.duration_s, EXECUTOR)
+        self._answers.put_nowait(finished)
 
     async def _grade(self, answer: AnswerSubmitted) -> None:
         grade = await self._sandbox.grade(answer)
-        self._answers.put_nowait(AnswerGraded(answer.trajectory_id, grade.correct, grade.duration_s))
+        self._answers.put_nowait(AnswerGraded(answer.trajectory_id, grade.correct, grade.duration_s, EXECUTOR))
 
 
 def _generation_request(turn: TurnRequested) -> GenerationRequest:

@@ -18,15 +18,18 @@ from bus.messages import (
     CodeFinished,
     CodeRequested,
     SessionEnded,
+    SessionRestored,
 )
 from bus.transport import Bus, Transport
 
 BATCH_MESSAGES = 64
 _BATCH_BYTES = 1 << 20  # a batch takes no further message beyond it
 _FLUSH_S = 0.5  # how long closing waits for a peer that does not take what is waiting for it
-_BATCHED = tuple(
-    head_of(kind) for kind in (CodeRequested, AnswerSubmitted, SessionEnded, CodeFinished, CallFailed, AnswerGraded)
+_KINDS = (  # those between rollouts and executors
+    *(CodeRequested, SessionRestored, AnswerSubmitted, SessionEnded),
+    *(CodeFinished, CallFailed, AnswerGraded),
 )
+_BATCHED = tuple(head_of(kind) for kind in _KINDS)
 
 
 def batched(bus: Bus) -> Bus:

@@ -35,6 +35,36 @@ class EngineLeft(Message, frozen=True):
     cause: str
 
 
+class ExecutorJoined(Message, frozen=True):
+    """executor -> launcher -> rollout: a sandbox stands. The launcher passes it on, so that it never overtakes, nor is
+    overtaken by, the word that this executor left."""
+
+    executor: str  # the address of this life of it: `executor-0/2` is the second; nothing for the first reaches it
+    slots: int  # calls that it runs side by side
+
+
+class ExecutorLeft(Message, frozen=True):
+    """launcher -> rollout: this life is over. Its answers that are still under way count no more."""
+
+    executor: str
+    cause: str
+
+
+class ExecutorProved(Message, frozen=True):
+    """executor -> launcher, once in a life: its first result. The deaths before it are forgiven."""
+
+    executor: str
+
+
+class CallsMoved(Message, frozen=True):
+    """rollout -> launcher, for its log alone: what became of calls and gradings as an executor joined or left."""
+
+    executor: str
+    sent: int  # to an executor, for the first time or again
+    waiting: int  # trajectories that now wait for an executor
+    lost: int  # trajectories that failed
+
+
 class BufferCursor(msgspec.Struct, frozen=True, array_like=True):
     """Where the group buffer stands between two steps."""
 
@@ -44,7 +74,7 @@ class BufferCursor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunStarted(Message, frozen=True):
-    """launcher's word to every decider, the first event of each life of a run: begin anew after `step`.
+    """A process's word to its own deciders, the first event of each life of a run: begin anew after `step`.
 
     `cursor` is the buffer's at the end of that step, found in the log.
     """
@@ -261,6 +291,16 @@ class CodeRequested(Message, frozen=True):
     stdin: str
 
 
+class SessionRestored(Message, frozen=True):
+    """rollout -> executor, ahead of a trajectory's first call there: the notebook that it had at another executor.
+
+    The cells run again when the next call needs what they did, unseen by the model.
+    """
+
+    trajectory_id: int
+    cells: tuple[CodeRequested, ...]  # in their order: those whose effects the notebook holds
+
+
 class Output(msgspec.Struct, frozen=True, array_like=True):
     """What a call wrote, as text whatever its bytes."""
 
@@ -315,6 +355,7 @@ class CodeFinished(Message, frozen=True):
     call: int
     outcome: CodeOutcome
     duration_s: float  # from the start of execution; never shown to the model
+    executor: str  # the life of it that ran the call, as in ExecutorJoined
 
 
 class CallFailed(Message, frozen=True):
@@ -323,10 +364,12 @@ class CallFailed(Message, frozen=True):
     trajectory_id: int
     call: int
     cause: str
+    executor: str
 
 
 class SessionEnded(Message, frozen=True):
-    """rollout -> executor: the trajectory is over; its session may go."""
+    """rollout -> executor: the trajectory is over. Its session may go, and what of it is under way is stopped: no answer
+    to it is sent any more, though one may have been."""
 
     trajectory_id: int
 
@@ -343,6 +386,7 @@ class AnswerGraded(Message, frozen=True):
     trajectory_id: int
     correct: bool
     duration_s: float
+    executor: str
 
 
 class TrajectoryFinished(Message, frozen=True):
@@ -401,6 +445,10 @@ class Shutdown(Message, frozen=True):
 AnyMessage = (
     EngineJoined
     | EngineLeft
+    | ExecutorJoined
+    | ExecutorLeft
+    | ExecutorProved
+    | CallsMoved
     | RunStarted
     | RunFinished
     | StepRequested
@@ -422,6 +470,7 @@ AnyMessage = (
     | TurnFailed
     | TurnAborted
     | CodeRequested
+    | SessionRestored
     | CodeFinished
     | CallFailed
     | SessionEnded

@@ -71,9 +71,8 @@ class ZmqTransport:
 
     async def send_frame(self, process: str, frame: bytes) -> None:
         dealer = self._dealers.get(process)
-        if dealer is None:
+        if dealer is None:  # without an identity: a process that comes back must not be taken for the one that died
             dealer = self._dealers[process] = self._socket(zmq.DEALER)
-            dealer.setsockopt(zmq.IDENTITY, self._process.encode())
             dealer.connect(self._endpoint(process))
         async with self._writing[process]:
             while not _sent(dealer, frame):

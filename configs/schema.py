@@ -141,6 +141,7 @@ class Sandbox(Section, frozen=True):
 
     backend: Literal["auto", "docker", "process"] = "auto"  # auto: containers where an engine and the image are there
     namespaces: Literal["auto", "required", "off"] = "auto"  # auto: where the kernel allows
+    executors: int = 1  # processes, each with a sandbox of its own; one that dies is started again
     fork_servers: int = 1
     time_limit_s: float = 4.0
     grade_limit_s: float = 4.0
@@ -158,10 +159,13 @@ class Sandbox(Section, frozen=True):
     image: str = ""  # empty: the one that `make sandbox-image` builds from this very code
 
     def __post_init__(self) -> None:
-        for name in ("fork_servers", "memory_mib", "max_processes", "file_mib", "live_sessions", "containers"):
+        counts = ("executors", "fork_servers", "max_processes", "max_queued_calls", "live_sessions", "containers")
+        for name in (*counts, "memory_mib", "file_mib"):
             require(getattr(self, name) > 0, f"{name} must be positive")
         require(0 < self.session_memory_share <= 1, "session_memory_share must lie in (0, 1]")
-        require(self.container_memory_mib >= self.memory_mib + 512, "container_memory_mib must exceed memory_mib by 512")
+        require(
+            self.container_memory_mib >= self.memory_mib + 512, "container_memory_mib must exceed memory_mib by 512"
+        )
         require(self.time_limit_s > 0, "time_limit_s must be positive")
 
 

@@ -1,4 +1,9 @@
-"""All trajectories of one rollout process: each event goes to the one that it is about."""
+"""All trajectories of one rollout process: each event goes to the one that it is about, each call to its executor.
+
+While there is no executor, trajectories wait with their calls: no more than live here. One that leaves gives up what was
+under way there, and nothing of what it may still have sent is taken: an answer counts if it comes from where the
+trajectory is placed.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +11,84 @@ from collections.abc import Sequence
 from typing import get_args
 
 import msgspec
+from msgspec.structs import replace
 
-from bus.messages import AnyMessage, ProtocolError, RunStarted, StartGroup
+from bus.messages import (
+    AnswerGraded,
+    AnswerSubmitted,
+    AnyMessage,
+    CallFailed,
+    CallsMoved,
+    CodeFinished,
+    CodeRequested,
+    ExecutorJoined,
+    ExecutorLeft,
+    ProtocolError,
+    RunStarted,
+    StartGroup,
+)
 from policies.decider import Send
 from policies.dialogue import TextTokenizer
-from policies.trajectory import Rules, Trajectory, TrajectoryEvent, advance, start
+from policies.placement import Load, Placement
+from policies.trajectory import (
+    EXECUTOR,
+    Rules,
+    Trajectory,
+    TrajectoryEvent,
+    advance,
+    displace,
+    requests_of,
+    start,
+)
 
 _TRAJECTORY_EVENTS: tuple[type, ...] = get_args(TrajectoryEvent)
 
 
+class Placements(msgspec.Struct, frozen=True):
+    """What is fingerprinted after an executor has joined or left."""
+
+    loads: dict[str, Load]
+    waiting: tuple[int, ...]
+
+
 class Rollout:
-    """A decider (policies.decider.Decider). Trajectories share nothing but the rules."""
+    """A decider (policies.decider.Decider). Trajectories share nothing but the rules and the executors."""
 
     def __init__(self, rules: Rules, tokenizer: TextTokenizer) -> None:
         self._rules = rules
         self._tokenizer = tokenizer
+        self._begin()
+
+    def _begin(self) -> None:
         self.trajectories: dict[int, Trajectory] = {}  # the live ones
+        self.placement = Placement()
+        self.waiting: dict[int, None] = {}  # trajectories with calls and without an executor, in their order
+        self._unstarted = 0  # no trajectory with this number or a higher one was started
         self._last: Trajectory | None = None
 
     def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
         match event:
             case RunStarted():
-                self.trajectories, self._last = {}, None
+                self._begin()
                 return []
             case StartGroup():
                 return self._start(now, event)
+            case ExecutorJoined():
+                return self._join(event)
+            case ExecutorLeft():
+                return self._leave(event)
             case _ if isinstance(event, _TRAJECTORY_EVENTS):
                 return self._advance(now, event)  # pyright: ignore[reportArgumentType] - narrowed by the tuple
             case _:
                 raise ProtocolError(f"a rollout process has no use for {type(event).__name__}")
+
+    def state_after(self, event: AnyMessage) -> msgspec.Struct | None:
+        """The one trajectory that the event changed; of an executor's coming and going, who works and who waits."""
+        if isinstance(event, ExecutorJoined | ExecutorLeft):
+            return Placements(self.placement.loads, tuple(self.waiting))
+        return self._last
+
+    # ---------------------------------------------------------------- trajectories
 
     def _start(self, now: float, group: StartGroup) -> list[Send]:
         ids = range(group.first_trajectory_id, group.first_trajectory_id + group.size)
@@ -44,21 +98,84 @@ class Rollout:
         for trajectory_id in ids:
             self.trajectories[trajectory_id], sends = start(self._rules, group, trajectory_id, now)
             effects += sends
+        self._unstarted = max(self._unstarted, ids.stop)
         self._last = None
         return effects
 
     def _advance(self, now: float, event: TrajectoryEvent) -> list[Send]:
         trajectory = self.trajectories.get(event.trajectory_id)
+        if isinstance(event, CodeFinished | CallFailed | AnswerGraded) and self._is_late(trajectory, event):
+            self._last = trajectory
+            return []
         if trajectory is None:
             raise ProtocolError(f"trajectory {event.trajectory_id} does not live here")
-        trajectory, effects = advance(self._rules, self._tokenizer, trajectory, now, event)
-        if trajectory.phase == "ended":
-            del self.trajectories[event.trajectory_id]
-        else:
-            self.trajectories[event.trajectory_id] = trajectory
-        self._last = trajectory
+        after, sends = advance(self._rules, self._tokenizer, trajectory, now, event)
+        if trajectory.executor:
+            self.placement.book(trajectory.executor, len(after.open_calls) - len(trajectory.open_calls))
+        self._last, effects = self._routed(after, sends)
+        self._keep(self._last)
         return effects
 
-    def state_after(self, event: AnyMessage) -> msgspec.Struct | None:
-        """The one trajectory that the event changed."""
-        return self._last
+    def _is_late(self, trajectory: Trajectory | None, event: CodeFinished | CallFailed | AnswerGraded) -> bool:
+        """An answer that crossed the end of its trajectory, or of its executor, on the way."""
+        if trajectory is None:
+            return event.trajectory_id < self._unstarted
+        return event.executor != trajectory.executor
+
+    def _keep(self, trajectory: Trajectory) -> None:
+        if trajectory.phase == "ended":
+            self.trajectories.pop(trajectory.trajectory_id)
+            self.waiting.pop(trajectory.trajectory_id, None)
+        else:
+            self.trajectories[trajectory.trajectory_id] = trajectory
+
+    # ---------------------------------------------------------------- executors
+
+    def _routed(self, trajectory: Trajectory, sends: Sequence[Send]) -> tuple[Trajectory, list[Send]]:
+        """The effects with their executor's address; a trajectory without one is placed, or waits."""
+        if trajectory.executor:
+            return trajectory, [
+                Send(trajectory.executor, send.message) if send.to == EXECUTOR else send for send in sends
+            ]
+        others = [send for send in sends if send.to != EXECUTOR]
+        placed, requests = self._place(trajectory)
+        return placed, [*others, *requests]
+
+    def _place(self, trajectory: Trajectory) -> tuple[Trajectory, list[Send]]:
+        """Needed by a trajectory that waits for calls; any other one stays as it is."""
+        if not trajectory.open_calls:
+            return trajectory, []
+        executor = self.placement.least_busy()
+        if executor is None:
+            self.waiting[trajectory.trajectory_id] = None
+            return trajectory, []
+        self.placement.book(executor, len(trajectory.open_calls))
+        requests = [Send(executor, request) for request in requests_of(trajectory)]
+        return replace(trajectory, executor=executor), requests
+
+    def _join(self, event: ExecutorJoined) -> list[Send]:
+        self.placement.join(event)
+        waiting, self.waiting = self.waiting, {}
+        effects: list[Send] = []
+        for trajectory_id in waiting:
+            self.trajectories[trajectory_id], requests = self._place(self.trajectories[trajectory_id])
+            effects += requests
+        return self._reported(event.executor, effects, lost=0)
+
+    def _leave(self, event: ExecutorLeft) -> list[Send]:
+        self.placement.leave(event.executor)
+        displaced = [each for each in self.trajectories.values() if each.executor == event.executor]
+        effects: list[Send] = []
+        for trajectory in displaced:
+            after, sends = displace(self._rules, trajectory, f"executor left: {event.cause}")
+            placed, routed = self._routed(after, sends)
+            self._keep(placed)
+            effects += routed
+        lost = sum(each.trajectory_id not in self.trajectories for each in displaced)
+        return self._reported(event.executor, effects, lost)
+
+    def _reported(self, executor: str, effects: list[Send], lost: int) -> list[Send]:
+        sent = sum(isinstance(effect.message, CodeRequested | AnswerSubmitted) for effect in effects)
+        if not (sent or lost or self.waiting):
+            return effects
+        return [*effects, Send(self._rules.launcher, CallsMoved(executor, sent, len(self.waiting), lost))]

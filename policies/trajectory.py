@@ -5,6 +5,8 @@
                                    +--> grading --AnswerGraded--> ended <--- length, turns, no answer
 
 Only here tokens are appended. Text is decoded to be understood, and never encoded again.
+
+What goes to EXECUTOR goes to the executor that the trajectory is placed on, which policies.rollout looks after.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from bus.messages import (
     LeaseRequested,
     ProtocolError,
     SessionEnded,
+    SessionRestored,
     StartGroup,
     TrajectoryFailed,
     TrajectoryFinished,
@@ -43,6 +46,7 @@ from policies.dialogue import (
     tool_turn_pieces,
 )
 from policies.draws import SIBLING, mix
+from policies.notebook import with_cell
 from policies.record import Record, blank_record, bytes_to_ids
 from policies.tool_text import ResultFormat, failed, malformed_text, not_run_text, result_text, says_error
 
@@ -51,6 +55,8 @@ Ending = Literal["answered", "no_answer", "length", "turns"]
 TrajectoryEvent = LeaseGranted | TurnGenerated | TurnFailed | CodeFinished | CallFailed | AnswerGraded
 
 MAX_RETRIES = 1  # of a turn or a grading that infrastructure broke, and of each call; then the trajectory is masked
+EXECUTOR = "executor"  # stands for the trajectory's own
+GRADING = -1  # a grading's number among the calls
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -67,7 +73,7 @@ class Rules(msgspec.Struct, frozen=True):
     result_format: ResultFormat = "default"
     arbiter: str = "head/arbiter"
     buffer: str = "head/buffer"
-    executor: str = "executor-0"
+    launcher: str = "launcher"
 
 
 class Waits(msgspec.Struct, frozen=True, array_like=True):
@@ -87,6 +93,7 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
     since: float = 0.0  # when the phase began
     waits: Waits = Waits()
     engine: str = ""
+    executor: str = ""  # where it is placed; empty before its first call, and while there is no executor
     turn: int = 0
     turn_start: int = 0  # position of the present turn's first token
     requested: tuple[ToolCall | MalformedCall, ...] = ()  # the present turn's calls, in their order
@@ -99,14 +106,23 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
     answer_closes: int = 0
     holds_lease: bool = True
     has_session: bool = False
+    cells: tuple[CodeRequested, ...] = ()  # whose effects its notebook holds
     retries: int = 0
     retried_calls: tuple[int, ...] = ()
-    lost: str = ""  # why the trajectory fails as soon as the last of its calls has reported
 
     @property
     def seed(self) -> int:
         """Distinct for each sibling; the same in every run with the same seed."""
         return mix(self.group.seed, SIBLING, self.trajectory_id - self.group.first_trajectory_id) >> 1
+
+    @property
+    def open_calls(self) -> tuple[int, ...]:
+        """Numbers of the calls that it waits for; GRADING for a grading."""
+        if self.phase == "grading":
+            return (GRADING,)
+        if self.phase != "calling":
+            return ()
+        return tuple(self.calls + place for place, result in enumerate(self.results) if result is None)
 
 
 Step = tuple[Trajectory, list[Send]]
@@ -134,9 +150,9 @@ def advance(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now:
         case CodeFinished():
             _expect_call(trajectory, event)
             return _take_result(rules, tokenizer, trajectory, now, event)
-        case CallFailed(call=-1):
+        case CallFailed() if event.call == GRADING:
             _expect(trajectory, "grading", event)
-            return _retry(rules, trajectory, event.cause, _submission(rules, trajectory))
+            return _retry(rules, trajectory, event.cause, Send(EXECUTOR, _submission(trajectory)))
         case CallFailed():
             _expect_call(trajectory, event)
             return _retry_call(rules, trajectory, event)
@@ -219,12 +235,11 @@ def _take_turn(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, n
     if said.answer is None:
         return _end(rules, trajectory, now, "no_answer", 0.0)
     trajectory, releases = _release(rules, _enter(trajectory, "grading", now))
-    return trajectory, [*releases, _submission(rules, trajectory)]
+    return trajectory, [*releases, Send(EXECUTOR, _submission(trajectory))]
 
 
-def _submission(rules: Rules, trajectory: Trajectory) -> Send:
-    answer = AnswerSubmitted(trajectory.trajectory_id, trajectory.answer, trajectory.group.ground_truth)
-    return Send(rules.executor, answer)
+def _submission(trajectory: Trajectory) -> AnswerSubmitted:
+    return AnswerSubmitted(trajectory.trajectory_id, trajectory.answer, trajectory.group.ground_truth)
 
 
 # ---------------------------------------------------------------- calls
@@ -247,7 +262,7 @@ def _call_tools(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, 
         return _answer_calls(rules, tokenizer, trajectory, now)
     requests = [_code_request(trajectory, number) for number in numbers]
     has_session = trajectory.has_session or any(request.tool == "jupyter_code" for request in requests)
-    return replace(trajectory, has_session=has_session), [Send(rules.executor, request) for request in requests]
+    return replace(trajectory, has_session=has_session), [Send(EXECUTOR, request) for request in requests]
 
 
 def _text_at_once(rules: Rules, place: int, call: ToolCall | MalformedCall) -> str | None:
@@ -269,18 +284,17 @@ def _code_request(trajectory: Trajectory, number: int) -> CodeRequested:
 def _take_result(
     rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float, event: CodeFinished
 ) -> Step:
-    code = _code_request(trajectory, event.call).code
-    text = result_text(event.outcome, rules.result_characters, rules.result_format, code)
+    call = _code_request(trajectory, event.call)
+    text = result_text(event.outcome, rules.result_characters, rules.result_format, call.code)
     trajectory = replace(
         trajectory,
         results=_with_result(trajectory, event.call, text),
+        cells=with_cell(trajectory.cells, call, event),
         calls_failed=trajectory.calls_failed + failed(event.outcome),
         responses_with_error=trajectory.responses_with_error + says_error(event.outcome, text, rules.result_format),
     )
     if None in trajectory.results:
         return trajectory, []
-    if trajectory.lost:
-        return _fail(rules, trajectory, trajectory.lost)
     return _answer_calls(rules, tokenizer, trajectory, now)
 
 
@@ -290,12 +304,34 @@ def _with_result(trajectory: Trajectory, number: int, text: str) -> tuple[str | 
 
 
 def _retry_call(rules: Rules, trajectory: Trajectory, event: CallFailed) -> Step:
-    """Ask again, or give the trajectory up: but it ends only when no other call of it is under way."""
-    if event.call not in trajectory.retried_calls:
-        trajectory = replace(trajectory, retried_calls=(*trajectory.retried_calls, event.call))
-        return trajectory, [Send(rules.executor, _code_request(trajectory, event.call))]
-    trajectory = replace(trajectory, results=_with_result(trajectory, event.call, ""), lost=event.cause)
-    return (trajectory, []) if None in trajectory.results else _fail(rules, trajectory, event.cause)
+    """Ask again, or give the trajectory up: its other calls that are under way are stopped then (SessionEnded)."""
+    if event.call in trajectory.retried_calls:
+        return _fail(rules, trajectory, event.cause)
+    trajectory = replace(trajectory, retried_calls=(*trajectory.retried_calls, event.call))
+    return trajectory, [Send(EXECUTOR, _code_request(trajectory, event.call))]
+
+
+def displace(rules: Rules, trajectory: Trajectory, cause: str) -> Step:
+    """Its executor has left. What was under way there is asked for once more, as after any failure, or all is lost.
+
+    The requests are those of `requests_of`, for the executor where it is placed next.
+    """
+    trajectory = replace(trajectory, executor="")
+    if trajectory.phase == "grading":
+        return _retry(rules, trajectory, cause)
+    open_calls = trajectory.open_calls
+    if not set(open_calls).isdisjoint(trajectory.retried_calls):
+        return _fail(rules, trajectory, cause)
+    return replace(trajectory, retried_calls=(*trajectory.retried_calls, *open_calls)), []
+
+
+def requests_of(trajectory: Trajectory) -> list[SessionRestored | CodeRequested | AnswerSubmitted]:
+    """What an executor where it is newly placed must hear of it: its notebook so far, and what it waits for."""
+    if trajectory.phase == "grading":
+        return [_submission(trajectory)]
+    calls = [_code_request(trajectory, number) for number in trajectory.open_calls]
+    notebook = [SessionRestored(trajectory.trajectory_id, trajectory.cells)] if calls and trajectory.cells else []
+    return [*notebook, *calls]
 
 
 def _answer_calls(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float) -> Step:
@@ -357,8 +393,8 @@ def _end(rules: Rules, trajectory: Trajectory, now: float, ending: Ending, rewar
 
 def _leave(rules: Rules, trajectory: Trajectory) -> Step:
     trajectory, sends = _release(rules, trajectory)
-    if trajectory.has_session:
-        sends.append(Send(rules.executor, SessionEnded(trajectory.trajectory_id)))
+    if trajectory.has_session or None in trajectory.results:
+        sends.append(Send(EXECUTOR, SessionEnded(trajectory.trajectory_id)))
     return replace(trajectory, has_session=False), sends
 
 

@@ -10,6 +10,8 @@ A call's time limit counts from its start, never from its arrival.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bus.messages import (
     AnswerSubmitted,
     CodeDied,
@@ -35,6 +37,9 @@ from sandbox.pool import ServerPool
 from sandbox.sessions import Session, Sessions
 
 _SESSION_ENDED = "the trajectory ended"
+_COMES_BACK = ("ok", "raised", "memory")  # the ends of a cell after which its process goes on
+_NO_OUTPUT: Frame = {"stdout": "", "stderr": "", "stdout_cut": 0, "stderr_cut": 0}
+_LOST_AGAIN: Frame = {"kind": "died", "details": ["-9"], "duration_s": 0.0, **_NO_OUTPUT}
 
 
 class ForkServerSandbox:
@@ -96,6 +101,10 @@ class ForkServerSandbox:
         assert self._grader is not None, "start() comes first"
         return await self._grader.grade(submission.answer, submission.ground_truth)
 
+    def restore_session(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None:
+        session = self._sessions.of(trajectory_id, flavour_of(cells[0].code))
+        session.done = [(cell.code, self._seed_of(cell)) for cell in cells]
+
     async def end_session(self, trajectory_id: int) -> None:
         session = self._sessions.remove(trajectory_id)
         if session is not None:
@@ -128,33 +137,42 @@ class ForkServerSandbox:
             seed = self._seed_of(call)
             answer = await self._cell(session, call.code, seed)
             if answer["kind"] == "lost":
-                session.server = None
+                session.server, session.ended_itself = None, True
                 answer = await self._cell(session, call.code, seed)
-            if answer["kind"] in ("ok", "raised", "memory"):
+            if answer["kind"] in _COMES_BACK:
                 session.done.append((call.code, seed))
             else:
-                session.server = None
-            return self._result(answer)
+                session.server, session.ended_itself = None, True
+            return self._result(_LOST_AGAIN if answer["kind"] == "lost" else answer)
 
     async def _cell(self, session: Session, code: str, seed: int) -> Frame:
         if session.ended:
             raise SandboxFailure(_SESSION_ENDED)
-        if not session.live:
-            await self._rebuild(session)
+        if not session.live and (refused := await self._rebuild(session)) is not None:
+            return refused
         answer = await self._on_process(session, code, seed)
         if session.ended:
             raise SandboxFailure(_SESSION_ENDED)
         return answer
 
-    async def _rebuild(self, session: Session) -> None:
-        """Runs the cells so far in a new process, unseen by the model, so that a lost process costs no state."""
+    async def _rebuild(self, session: Session) -> Frame | None:
+        """Runs the cells so far in a new process, unseen by the model, so that a lost process costs no state.
+
+        A cell may come to another end than before. Where the notebook's own code has cost it its process, that end is
+        the answer, and the notebook goes on from before that cell; else it is a failure of ours.
+        """
         session.server = None
         self._make_room()
-        for code, seed in session.done:
+        for number, (code, seed) in enumerate(session.done):
             answer = await self._on_process(session, code, seed)
-            if answer["kind"] not in ("ok", "raised", "memory"):
+            if answer["kind"] not in _COMES_BACK:
                 self._drop_process(session)
-                raise SandboxFailure("a notebook could not be made again")
+                if not session.ended_itself:
+                    raise SandboxFailure("a notebook could not be made again")
+                del session.done[number:]
+                return {**answer, **_NO_OUTPUT}
+        session.ended_itself = False
+        return None
 
     async def _on_process(self, session: Session, code: str, seed: int) -> Frame:
         pool = await self._pool(session.flavour)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -46,6 +47,11 @@ class Sandbox(Protocol):
 
     async def grade(self, submission: AnswerSubmitted) -> Grade:
         """Whether the answer equals the ground truth. Raises SandboxFailure if the grader hangs or dies."""
+        ...
+
+    def restore_session(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None:
+        """The notebook that a trajectory, which has none here, had elsewhere. Its cells run again, unseen, when the next
+        call needs what they did."""
         ...
 
     async def end_session(self, trajectory_id: int) -> None:

@@ -29,6 +29,7 @@ SETTINGS = (
     *("tiny.num_train_questions=64", "tiny.num_test_questions=16", "tiny.num_sft_dialogues=200"),
     *("sft.steps=4", "sft.batch_size=16", "rl.steps=3", "rl.prompts=2", "rl.rollouts=4"),
     *("learner.checkpoint_every=1", "learner.threads=1", "evaluation.questions=6"),
+    "sandbox.backend=process",
 )
 PATIENCE_S = 120.0
 

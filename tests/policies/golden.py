@@ -1,6 +1,7 @@
 """Golden dialogues: `python -m tests.policies.golden` writes the expected lines of tests/policies/dialogues/*.txt anew.
 
-A line that begins at the margin is an event; the indented lines below it are the effects that it must have. At the end
+A line that begins at the margin is an event; the indented lines below it are the effects that it must have. An answer
+comes from the executor that was asked last, or from another one: `ok@executor-1 2`. executor-0 is there from the start. At the end
 the response stands as the learner sees it, with what the model did not generate in brackets. `\\n` is a line break.
 """
 
@@ -13,14 +14,18 @@ from bus.messages import (
     AnswerSubmitted,
     AnyMessage,
     CallFailed,
+    CallsMoved,
     CodeFinished,
     CodeOk,
     CodeRaised,
     CodeRequested,
     CodeTimedOut,
+    ExecutorJoined,
+    ExecutorLeft,
     LeaseGranted,
     LeaseRequested,
     Output,
+    SessionRestored,
     StartGroup,
     TrajectoryFailed,
     TrajectoryFinished,
@@ -45,6 +50,7 @@ class Conversation:
         self.now = 100.0
         self.turn = 0
         self.call = 0
+        self.executor = "executor-0"
 
     def play(self, script: str) -> str:
         for line in script.splitlines():
@@ -63,6 +69,7 @@ class Conversation:
         self.now += 1.0
         if line.startswith("start "):
             self.rollout = Rollout(rules(**self.settings), TOKENIZER)
+            self.rollout.decide(self.now, ExecutorJoined("executor-0", 1))
         event = self._parse(line)
         for effect in self.rollout.decide(self.now, event):
             self._tell(effect)
@@ -70,6 +77,8 @@ class Conversation:
     def _parse(self, line: str) -> AnyMessage:
         kind, _, rest = line.partition(" ")
         text = rest.replace("\\n", "\n")
+        kind, _, late = kind.partition("@")
+        executor = late or self.executor
         match kind:
             case "start":
                 prompt = encode_pieces(TOKENIZER, prompt_pieces(text, ("jupyter_code",)))
@@ -80,19 +89,24 @@ class Conversation:
                 finish, _, said = text.partition(" ")
                 return generated(7, self.turn, said, finish)
             case "ok":
-                return CodeFinished(7, self.call, CodeOk(Output(text)), 0.1)
+                return CodeFinished(7, self.call, CodeOk(Output(text)), 0.1, executor)
             case "raised":
-                return CodeFinished(7, self.call, CodeRaised(Output(), text, text), 0.1)
+                return CodeFinished(7, self.call, CodeRaised(Output(), text, text), 0.1, executor)
             case "timed-out":
-                return CodeFinished(7, self.call, CodeTimedOut(Output(), 4.0), 4.0)
+                return CodeFinished(7, self.call, CodeTimedOut(Output(), 4.0), 4.0, executor)
+            case "executor-joined":
+                return ExecutorJoined(rest, 1)
+            case "executor-left":
+                name, _, cause = rest.partition(" ")
+                return ExecutorLeft(name, cause)
             case "call-failed":
-                return CallFailed(7, self.call, text)
+                return CallFailed(7, self.call, text, executor)
             case "grading-failed":
-                return CallFailed(7, -1, text)
+                return CallFailed(7, -1, text, executor)
             case "turn-failed":
                 return TurnFailed(7, self.turn, text)
             case "graded":
-                return AnswerGraded(7, text == "right", 0.01)
+                return AnswerGraded(7, text == "right", 0.01, executor)
             case _:
                 raise ValueError(f"unknown event in a golden dialogue: {line}")
 
@@ -104,9 +118,14 @@ class Conversation:
                 end = TOKENIZER.decode(bytes_to_ids(message.token_ids))[-40:].replace("\n", "\\n")
                 said = f"turn {message.turn}, {message.max_new_tokens} tokens left, after ...{end}"
             case CodeRequested():
-                self.call = message.call
+                self.call, self.executor = message.call, effect.to
                 said = f"call {message.call}, {message.tool}: {message.code!r} < {message.stdin!r}"
+            case SessionRestored():
+                said = ", ".join(f"call {cell.call}: {cell.code!r}" for cell in message.cells)
+            case CallsMoved():
+                said = f"{message.executor}: {message.sent} sent, {message.waiting} waiting, {message.lost} lost"
             case AnswerSubmitted():
+                self.executor = effect.to
                 said = f"{message.answer!r} against {message.ground_truth!r}"
             case TrajectoryFailed():
                 said = message.cause

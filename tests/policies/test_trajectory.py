@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,17 +20,23 @@ from bus.messages import (
     CodeOk,
     CodeRaised,
     CodeRequested,
+    CodeTimedOut,
+    ExecutorJoined,
+    ExecutorLeft,
     LeaseGranted,
     LeaseReleased,
     LeaseRequested,
     Output,
     ProtocolError,
+    SessionEnded,
+    SessionRestored,
     StartGroup,
     TrajectoryFailed,
     TrajectoryFinished,
     TurnFailed,
     TurnRequested,
 )
+from policies.decider import Send
 from policies.record import ids_to_bytes
 from policies.rollout import Rollout
 from tests.fakes import TOKENIZER, generated, rules
@@ -42,36 +51,59 @@ def group(size: int = 2, first: int = 0, group_id: int = 0) -> StartGroup:
 
 
 class TrajectoryMachine(RuleBasedStateMachine):
-    """Answers whatever the trajectories ask for, in any order, and checks invariants 1 and 2 of the design."""
+    """Answers whatever the trajectories ask for, in any order, while executors come and go; checks invariants 1 and 2 of
+    the design, and that a notebook is whole wherever its next cell runs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rollout = Rollout(rules(response_tokens=300, max_turns=3, max_calls_per_turn=2), TOKENIZER)
         self.now = 0.0
-        self.open: list[AnyMessage] = []  # requests that wait for an answer
+        self.open: list[Send] = []  # requests that wait for an answer
+        self.late: list[Send] = []  # those that nobody waits for any more, whose answers may still be under way
+        self.executors: list[str] = []
+        self.num_executors = 0
+        self.cells: defaultdict[int, list[int]] = defaultdict(
+            list
+        )  # trajectory: calls whose effects its notebook holds
+        self.notebooks: defaultdict[tuple[str, int], list[int]] = defaultdict(list)  # the same, by executor
         self.sent: dict[int, bytes] = {}  # trajectory: the ids that it must have by now
         self.ended: list[int] = []
         self.leases: dict[int, int] = {}
         self._decide(group(size=3))
+        self.an_executor_joins(1)
 
     def _decide(self, event: AnyMessage) -> None:
         self.now += 1.0
         for effect in self.rollout.decide(self.now, event):
-            self._take(effect.to, effect.message)
+            self._take(effect)
+        load = Counter(send.to for send in self.open if isinstance(send.message, CodeRequested | AnswerSubmitted))
+        assert {name: each.open_calls for name, each in self.rollout.placement.loads.items()} == {
+            name: load[name] for name in self.executors
+        }
 
-    def _take(self, to: str, message: AnyMessage) -> None:
+    def _take(self, effect: Send) -> None:
+        to, message = effect
         match message:
             case LeaseRequested(trajectory_id=tid):
                 assert self.leases.setdefault(tid, 0) == 0
                 self.leases[tid] = 1
-                self.open.append(message)
+                self.open.append(effect)
             case TurnRequested(trajectory_id=tid):
                 assert message.token_ids.startswith(self.sent.get(tid, PROMPT))
                 assert 0 < message.max_new_tokens <= 300
                 self.sent[tid] = message.token_ids
-                self.open.append(message)
+                self.open.append(effect)
             case CodeRequested() | AnswerSubmitted():
-                self.open.append(message)
+                assert to in self.executors
+                assert not [send for send in self.open if send.message == message]
+                self.open.append(effect)
+                if isinstance(message, CodeRequested) and message.tool == "jupyter_code":
+                    assert self.notebooks[to, message.trajectory_id] == self.cells[message.trajectory_id]
+            case SessionRestored(trajectory_id=tid):
+                assert not self.notebooks[to, tid]
+                self.notebooks[to, tid] = [cell.call for cell in message.cells]
+            case SessionEnded(trajectory_id=tid):
+                self._give_up(lambda send: send.to == to and send.message.trajectory_id == tid)  # pyright: ignore
             case LeaseReleased(trajectory_id=tid) if to == "head/arbiter":
                 assert self.leases[tid] == 1
                 self.leases[tid] = 2
@@ -82,6 +114,10 @@ class TrajectoryMachine(RuleBasedStateMachine):
                     self._check_record(message)
             case _:
                 pass
+
+    def _give_up(self, chosen: Callable[[Send], bool]) -> None:
+        self.late += [send for send in self.open if chosen(send)]
+        self.open = [send for send in self.open if not chosen(send)]
 
     def _check_record(self, finished: TrajectoryFinished) -> None:
         count = len(finished.loss_mask)
@@ -102,7 +138,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 100), saying=st.sampled_from(SAYINGS), luck=st.integers(0, 9), cut=st.booleans())
     def answer(self, which: int, saying: str, luck: int, cut: bool) -> None:
-        request = self.open.pop(which % len(self.open))
+        to, request = self.open.pop(which % len(self.open))
         tid = request.trajectory_id  # pyright: ignore[reportAttributeAccessIssue]
         match request:
             case LeaseRequested():
@@ -118,28 +154,66 @@ class TrajectoryMachine(RuleBasedStateMachine):
                 self.sent[tid] += said.token_ids
                 self._decide(said)
             case CodeRequested(call=call) if luck == 0:
-                self._decide(CallFailed(tid, call, "sandbox: gone"))
+                self._decide(CallFailed(tid, call, "sandbox: gone", to))
             case CodeRequested(call=call):
                 outcome = CodeRaised(Output(), "E", "error") if luck < 4 else CodeOk(Output("2"))
-                self._decide(CodeFinished(tid, call, outcome, 0.1))
+                outcome = CodeTimedOut(Output(), 4.0) if luck == 1 else outcome
+                if luck != 1:
+                    self.cells[tid].append(call)
+                    self.notebooks[to, tid].append(call)
+                self._decide(CodeFinished(tid, call, outcome, 0.1, to))
             case AnswerSubmitted() if luck == 0:
-                self._decide(CallFailed(tid, -1, "grader: gone"))
+                self._decide(CallFailed(tid, -1, "grader: gone", to))
             case _:
-                self._decide(AnswerGraded(tid, luck > 4, 0.1))
+                self._decide(AnswerGraded(tid, luck > 4, 0.1, to))
+
+    @precondition(lambda self: len(self.executors) < 3)
+    @rule(slots=st.integers(1, 4))
+    def an_executor_joins(self, slots: int) -> None:
+        self.num_executors += 1
+        self.executors.append(f"executor-0/{self.num_executors}")
+        self._decide(ExecutorJoined(self.executors[-1], slots))
+        assert not self.rollout.waiting
+
+    @precondition(lambda self: self.executors)
+    @rule(which=st.integers(0, 2))
+    def an_executor_leaves(self, which: int) -> None:
+        name = self.executors.pop(which % len(self.executors))
+        self._give_up(lambda send: send.to == name)
+        self._decide(ExecutorLeft(name, "gone"))
+        assert not self.rollout.waiting or not self.executors
+
+    @precondition(lambda self: self.late)
+    @rule(which=st.integers(0, 100), graded=st.booleans())
+    def a_late_answer_counts_no_more(self, which: int, graded: bool) -> None:
+        to, request = self.late.pop(which % len(self.late))
+        before = dict(self.rollout.trajectories)
+        match request:
+            case CodeRequested(trajectory_id=tid, call=call):
+                answer = CodeFinished(tid, call, CodeOk(Output("late")), 0.1, to)
+            case AnswerSubmitted(trajectory_id=tid):
+                answer = AnswerGraded(tid, graded, 0.1, to)
+            case _:
+                raise AssertionError(request)
+        assert list(self.rollout.decide(self.now, answer)) == []
+        assert self.rollout.trajectories == before
 
     @rule(tid=st.integers(0, 4), kind=st.integers(0, 4))
     def an_event_that_nobody_waits_for(self, tid: int, kind: int) -> None:
         """It raises and changes nothing."""
-        waited = {type(request) for request in self.open if request.trajectory_id == tid}  # pyright: ignore[reportAttributeAccessIssue]
+        waited = {type(send.message) for send in self.open if send.message.trajectory_id == tid}  # pyright: ignore[reportAttributeAccessIssue]
+        live = self.rollout.trajectories.get(tid)
+        executor = live.executor if live is not None else "executor-0/1"
         forbidden: list[tuple[type, AnyMessage]] = [
             (LeaseRequested, LeaseGranted(tid, "generator-0", 1)),
             (TurnRequested, generated(tid, 0, "x")),
-            (CodeRequested, CodeFinished(tid, 0, CodeOk(Output()), 0.0)),
-            (AnswerSubmitted, AnswerGraded(tid, True, 0.0)),
+            (CodeRequested, CodeFinished(tid, 0, CodeOk(Output()), 0.0, executor)),
+            (AnswerSubmitted, AnswerGraded(tid, True, 0.0, executor)),
             (TurnRequested, TurnFailed(tid, 99, "x")),
         ]
         expected_by, event = forbidden[kind]
-        if expected_by in waited:
+        is_late = tid in self.ended and expected_by in (CodeRequested, AnswerSubmitted)
+        if expected_by in waited or is_late or (live is not None and tid in self.rollout.waiting):
             return
         before = dict(self.rollout.trajectories)
         with pytest.raises(ProtocolError):
@@ -148,10 +222,13 @@ class TrajectoryMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Whoever is asked answers: then every trajectory ends exactly once, and no lease is kept."""
+        if not self.executors:
+            self.an_executor_joins(1)
         while self.open:
             self.answer(0, SAYINGS[1], 5, False)
         assert sorted(self.ended) == [0, 1, 2]
         assert not self.rollout.trajectories
+        assert not self.rollout.waiting
         assert set(self.leases.values()) == {2}
 
 

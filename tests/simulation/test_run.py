@@ -26,8 +26,8 @@ RUN = Run(
 )
 
 
-def live(seed: int, trouble: float, run: Run = RUN) -> World:
-    world = World(run, seed, trouble)
+def live(seed: int, trouble: float, run: Run = RUN, kills: float = 0.0) -> World:
+    world = World(run, seed, trouble, kills)
     assert run_virtually(world.live()) == RunFinished(run.rl.steps)
     return world
 

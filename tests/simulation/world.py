@@ -1,32 +1,39 @@
-"""A whole run in one process under a virtual clock: the real deciders, bus and receive loop, and an unreliable world.
+"""A whole run in one process under a virtual clock: the real deciders, buses, receive loop and executors, and an
+unreliable world.
 
-Frames take a time that a seed draws, links overtake each other, engines and sandboxes break now and then.
+Frames take a time that a seed draws, links overtake each other, engines and sandboxes break now and then, and executors
+are killed in the middle of their work and come back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import count
 
 from actors.decider_loop import DeciderLoop
+from actors.executor import Executor
 from actors.problems import Problems
-from actors.wiring import EXECUTOR, HEAD, LAUNCHER, LEARNER, ROLLOUT, generators, head_deciders
+from actors.wiring import HEAD, LAUNCHER, LEARNER, ROLLOUT, executors, generators, head_deciders
+from bus.batching import batched
 from bus.codec import encode
 from bus.event_log import Decision, Event
 from bus.messages import (
-    AnswerGraded,
     AnswerSubmitted,
     AnyMessage,
     BatchReady,
     BufferCursor,
-    CallFailed,
-    CodeFinished,
+    CallsMoved,
     CodeOk,
     CodeRaised,
     CodeRequested,
+    CodeTimedOut,
     EngineJoined,
     Envelope,
+    ExecutorJoined,
+    ExecutorLeft,
     MetricsRecorded,
     Output,
     RunFinished,
@@ -44,10 +51,11 @@ from policies.decider import Decider
 from policies.group_buffer import Problem
 from policies.record import ids_to_bytes
 from policies.rollout import Rollout
+from sandbox.contract import CodeResult, Grade, Isolation, SandboxFailure
 from tests.fakes import TOKENIZER, generated, rules
 
 CALL = '<tool_call>\n{"name": "jupyter_code", "arguments": {"code": "1"}}\n</tool_call>'
-SAYINGS = (CALL, "</reason><answer>\\boxed{2}</answer>", "I give up", "<tool_call>{</tool_call>")
+SAYINGS = (CALL, CALL + CALL, "</reason><answer>\\boxed{2}</answer>", "I give up", "<tool_call>{</tool_call>")
 
 
 class MemoryLog:
@@ -80,17 +88,68 @@ class SlowTransport:
         loop = asyncio.get_running_loop()
         earliest = self._arrival.get(process, 0.0)
         self._arrival[process] = at = max(earliest, loop.time() + self._world.random.expovariate(200))
-        loop.call_at(at, self._world.inboxes[process].put, frame)
+        loop.call_at(at, lambda: self._world.inboxes[process].put(frame))  # the inbox that is there then
+
+    async def close(self) -> None:
+        pass
+
+
+class NotebookSandbox:
+    """Implements sandbox.contract.Sandbox. A cell's output is its place among those that the notebook remembers."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._notebooks: dict[int, list[int]] = {}
+        self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def start(self) -> Isolation:
+        return Isolation("simulated", (), False, ())
+
+    async def run(self, call: CodeRequested) -> CodeResult:
+        async with self._turns[call.trajectory_id]:
+            return await self._cell(call)
+
+    async def _cell(self, call: CodeRequested) -> CodeResult:
+        draw = self._world.random.random
+        await asyncio.sleep(self._world.random.choice([0.01, 0.1, 4.0]))
+        if draw() < self._world.trouble:
+            raise SandboxFailure("gone")
+        cells = self._notebooks.setdefault(call.trajectory_id, [])
+        if draw() < 0.1:
+            return CodeResult(CodeTimedOut(Output(), 4.0), 4.0)
+        cells.append(call.call)
+        output = Output(f"cell {len(cells)}")
+        return CodeResult(CodeOk(output) if draw() < 0.7 else CodeRaised(output, "E", "E"), 0.1)
+
+    async def grade(self, submission: AnswerSubmitted) -> Grade:
+        await asyncio.sleep(self._world.random.choice([0.01, 0.1, 4.0]))
+        if self._world.random.random() < self._world.trouble:
+            raise SandboxFailure("gone")
+        return Grade(self._world.random.random() < 0.5, 0.01)
+
+    def restore_session(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None:
+        assert trajectory_id not in self._notebooks
+        self._notebooks[trajectory_id] = [cell.call for cell in cells]
+
+    async def end_session(self, trajectory_id: int) -> None:
+        self._notebooks.pop(trajectory_id, None)
 
     async def close(self) -> None:
         pass
 
 
 class World:
-    def __init__(self, run: Run, seed: int, trouble: float) -> None:
+    def __init__(self, run: Run, seed: int, trouble: float, kills: float = 0.0) -> None:
+        """`trouble` is the probability that an answer is a failure of infrastructure; `kills` how many deaths an
+        executor dies a second."""
         self.run = run
         self.random = random.Random(seed)
-        self.trouble = trouble  # probability that an answer is a failure of infrastructure
+        self.trouble = trouble
+        self.kills = kills
+        self.num_killed = 0
+        self.living: set[str] = set()
+        self.joined: set[str] = set()
+        self.moved: list[CallsMoved] = []
         self.inboxes: dict[str, Inbox] = {}
         self.logs = {HEAD: MemoryLog(), ROLLOUT: MemoryLog()}
         self.metrics: list[MetricsRecorded] = []
@@ -102,50 +161,50 @@ class World:
         return Problems(made, made[:4])
 
     def deciders(self) -> dict[str, Mapping[str, Decider]]:
-        rollout = Rollout(rules(response_tokens=self.run.dialogue.response_tokens), TOKENIZER)
+        dialogue = self.run.dialogue
+        limits = rules(response_tokens=dialogue.response_tokens, max_calls_per_turn=dialogue.max_calls_per_turn)
+        rollout = Rollout(limits, TOKENIZER)
         return {HEAD: head_deciders(self.run, self.problems()), ROLLOUT: {ROLLOUT: rollout}}
 
     def _join(self, process: str) -> Bus:
-        inbox = self.inboxes[process] = Inbox(100_000)
-        self.buses[process] = Bus(process, inbox, SlowTransport(self, process))
+        self.inboxes[process] = Inbox(100_000)
+        self.buses[process] = self._bus(process)
         return self.buses[process]
+
+    def _bus(self, process: str) -> Bus:
+        bus = Bus(process, self.inboxes[process], SlowTransport(self, process))
+        return batched(bus) if process.startswith(("rollout", "executor")) else bus
 
     async def live(self) -> RunFinished:
         """Until the launcher hears that the run is finished. Raises tests.simulation.clock.Deadlock."""
         engines = generators(self.run)
-        for process in (HEAD, ROLLOUT, EXECUTOR, LEARNER, LAUNCHER, *engines):
+        for process in (HEAD, ROLLOUT, LEARNER, LAUNCHER, *executors(self.run), *engines):
             self._join(process)
         clock = asyncio.get_running_loop().time
         deciders = self.deciders()
         started = RunStarted(0, BufferCursor())
         for actor in deciders[HEAD]:
             await self.buses[HEAD].send(f"{HEAD}/{actor}", started)
-        await self.buses[HEAD].send(ROLLOUT, started)
+        await self.buses[ROLLOUT].send(ROLLOUT, started)
         loops = [
             DeciderLoop(self.buses[process], self.logs[process], deciders[process], {"metrics": self._note}, clock)  # pyright: ignore
             for process in (HEAD, ROLLOUT)
         ]
         tasks = [asyncio.create_task(one.run()) for one in loops]
         tasks += [asyncio.create_task(self._serve(engine, self._generate)) for engine in engines]
-        tasks.append(asyncio.create_task(self._serve(EXECUTOR, self._execute)))
+        tasks += [asyncio.create_task(self._keep(executor)) for executor in executors(self.run)]
         tasks.append(asyncio.create_task(self._serve(LEARNER, self._learn)))
         for engine in engines:
             tokens = self.run.engine.kv_tokens
             await self.buses[engine].send(f"{HEAD}/arbiter", EngineJoined(engine, tokens, 16, -1))
         await self._publish(0)
-        finished = await self._until_finished()
+        finished = await self._lead()
         for process in (HEAD, ROLLOUT):
             self.inboxes[process].put(_shutdown(process))
         await asyncio.gather(*tasks[:2])
         for task in tasks:
             task.cancel()
         return finished
-
-    async def _until_finished(self) -> RunFinished:
-        while True:
-            message = (await self.buses[LAUNCHER].receive()).message
-            if isinstance(message, RunFinished):
-                return message
 
     async def _note(self, message: AnyMessage) -> None:
         assert isinstance(message, MetricsRecorded)
@@ -183,21 +242,46 @@ class World:
             case _:
                 return None
 
-    async def _execute(self, process: str, envelope: Envelope) -> AnyMessage | None:
-        await asyncio.sleep(self.random.choice([0.01, 0.1, 4.0]))
-        broken = self.random.random() < self.trouble
-        match envelope.message:
-            case CodeRequested(trajectory_id=tid, call=call):
-                if broken:
-                    return CallFailed(tid, call, "sandbox: gone")
-                fine = self.random.random() < 0.7
-                return CodeFinished(tid, call, CodeOk(Output("2")) if fine else CodeRaised(Output(), "E", "E"), 0.1)
-            case AnswerSubmitted(trajectory_id=tid):
-                if broken:
-                    return CallFailed(tid, -1, "grader: gone")
-                return AnswerGraded(tid, self.random.random() < 0.5, 0.01)
-            case _:
-                return None
+    # ---------------------------------------------------------------- executors
+
+    async def _keep(self, name: str) -> None:
+        """An executor's lives, as actors.executors has them: killed, and started again."""
+        for life in count(1):
+            address = f"{name}/{life}"
+            await asyncio.sleep(self.random.expovariate(2))  # until its sandbox stands
+            sandbox = NotebookSandbox(self)
+            self.living.add(address)
+            executor = Executor(self.buses[name], sandbox, address=address, slots=2, launcher=LAUNCHER)
+            work = asyncio.create_task(executor.run())
+            if not self.kills:
+                await work
+            await asyncio.sleep(self.random.expovariate(self.kills))
+            work.cancel()
+            await asyncio.wait([work])
+            self.num_killed += 1
+            self.living.discard(address)
+            if self.random.random() < 0.5:  # what it had not read is lost with it, or is left to its next life
+                self.inboxes[name] = Inbox(100_000)
+                self.buses[name] = self._bus(name)
+            if address in self.joined:
+                await self.buses[LAUNCHER].send(ROLLOUT, ExecutorLeft(address, f"{name} was killed"))
+
+    async def _lead(self) -> RunFinished:
+        """The launcher's part."""
+        while True:
+            match (await self.buses[LAUNCHER].receive()).message:
+                case RunFinished() as finished:
+                    return finished
+                case ExecutorJoined() as event:
+                    if event.executor in self.living:
+                        self.joined.add(event.executor)
+                        await self.buses[LAUNCHER].send(ROLLOUT, event)
+                case CallsMoved() as moved:
+                    self.moved.append(moved)
+                case _:
+                    pass
+
+    # ---------------------------------------------------------------- learner
 
     async def _learn(self, process: str, envelope: Envelope) -> AnyMessage | None:
         if isinstance(envelope.message, BatchReady):

@@ -1,0 +1,46 @@
+"""Which executor works for a trajectory: the one with the fewest open calls for its slots when the first call is made.
+
+It stays there, because its notebook does, until that executor leaves.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec.structs import replace
+
+from bus.messages import ExecutorJoined, ProtocolError
+
+
+class Load(msgspec.Struct, frozen=True):
+    slots: int
+    open_calls: int = 0  # sent there and not yet answered, gradings among them
+
+
+class Placement:
+    """The executors that are there, by address."""
+
+    def __init__(self) -> None:
+        self.loads: dict[str, Load] = {}
+
+    def join(self, event: ExecutorJoined) -> None:
+        if event.executor in self.loads:
+            raise ProtocolError(f"{event.executor} joined twice")
+        if event.slots <= 0:
+            raise ProtocolError(f"{event.executor} offers {event.slots} slots")
+        self.loads[event.executor] = Load(event.slots)
+
+    def leave(self, executor: str) -> None:
+        if executor not in self.loads:
+            raise ProtocolError(f"{executor} never joined")
+        del self.loads[executor]
+
+    def least_busy(self) -> str | None:
+        """Ties go to the first name."""
+        shares = [(load.open_calls / load.slots, name) for name, load in self.loads.items()]
+        return min(shares)[1] if shares else None
+
+    def book(self, executor: str, calls: int) -> None:
+        """So many calls more are open there, or fewer."""
+        if calls:
+            load = self.loads[executor]
+            self.loads[executor] = replace(load, open_calls=load.open_calls + calls)
