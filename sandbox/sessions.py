@@ -23,6 +23,7 @@ class Session:
         self.done: list[tuple[str, int]] = []
         self.turn = asyncio.Lock()  # cells run in the order in which they were asked for
         self.ended = False
+        self.ended_itself = False  # what its code did has cost it its process, and it has none since
 
     @property
     def live(self) -> bool:
