@@ -5,8 +5,9 @@ call delays no other: each is a task of its own. What breaks is reported as a fa
 end stops what is under way for it, and nothing is answered to that any more.
 
 Bounds: `max_calls` are in the sandbox, waiting or running; as many again wait before it, where a trajectory's end still
-finds them; with so many nothing is received, and the bus makes those who send wait. A call leaves by its time limit
-whatever else happens, so that receiving always goes on: no end of a trajectory waits for more than that.
+finds them; beyond these nothing is received, and the bus makes those who send wait. Receiving always goes on: a call
+leaves by its time limit at the latest, and an answer that waits to be sent takes no room, so that two processes never
+wait for each other's full queues.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from actors.service import Work, serve
 from bus.messages import (
     AnswerGraded,
     AnswerSubmitted,
-    AnyMessage,
     CallFailed,
     CodeFinished,
     CodeRequested,
@@ -56,7 +56,9 @@ class Executor:
         self._slots = slots
         self._max_calls = max_calls
         self._launcher = launcher
-        self._room = asyncio.Semaphore(max_calls)
+        self._sandbox_room = asyncio.Semaphore(max_calls)
+        self._held: set[asyncio.Task[None]] = set()  # calls and gradings without a result
+        self._freed = asyncio.Event()
         self._under_way: defaultdict[int, set[asyncio.Task[None]]] = defaultdict(set)  # by trajectory
         self._proved = False
         self._logger = structlog.get_logger()
@@ -68,13 +70,13 @@ class Executor:
         try:
             if self._launcher:
                 await self._bus.send(self._launcher, ExecutorJoined(self._address, self._slots))
-            await serve(self._bus, self._take, most=2 * self._max_calls, started=self._started)
+            await serve(self._bus, self._take, started=self._started, room=self._until_room)
         finally:
             await self._sandbox.close()
 
     def _take(self, envelope: Envelope) -> Work | None:
         if envelope.to != self._address:  # a former life was meant: who asked knows that it is over
-            self._logger.info("message.outlived", to=envelope.to, kind=type(envelope.message).__name__)
+            self._logger.debug("message.outlived", to=envelope.to, kind=type(envelope.message).__name__)
             return None
         match envelope.message:
             case CodeRequested() as call:
@@ -94,41 +96,51 @@ class Executor:
     def _started(self, envelope: Envelope, task: asyncio.Task[None]) -> None:
         if isinstance(envelope.message, CodeRequested | AnswerSubmitted):
             trajectory_id = envelope.message.trajectory_id
+            self._held.add(task)
             self._under_way[trajectory_id].add(task)
             task.add_done_callback(lambda _: self._ended(trajectory_id, task))
 
+    async def _until_room(self, envelope: Envelope) -> None:
+        while isinstance(envelope.message, CodeRequested | AnswerSubmitted) and len(self._held) >= 2 * self._max_calls:
+            self._freed.clear()
+            await self._freed.wait()
+
+    def _has_result(self, task: asyncio.Task[None] | None) -> None:
+        if task is not None:
+            self._held.discard(task)
+            self._freed.set()
+
     def _ended(self, trajectory_id: int, task: asyncio.Task[None]) -> None:
+        self._has_result(task)
         self._under_way[trajectory_id].discard(task)
         if not self._under_way[trajectory_id]:
             del self._under_way[trajectory_id]
 
     async def _run_call(self, sender: str, call: CodeRequested) -> None:
-        answer: AnyMessage
         try:
-            async with self._room:
+            async with self._sandbox_room:
                 result = await self._sandbox.run(call)
         except SandboxFailure as error:
             self._logger.error("call.failed", trajectory_id=call.trajectory_id, call=call.call, cause=str(error))
-            answer = CallFailed(call.trajectory_id, call.call, f"sandbox: {error}", self._address)
-        else:
-            answer = CodeFinished(call.trajectory_id, call.call, result.outcome, result.duration_s, self._address)
-            await self._prove()
-        await self._bus.send(sender, answer)
+            await self._send(sender, CallFailed(call.trajectory_id, call.call, f"sandbox: {error}", self._address))
+            return
+        outcome, duration_s = result.outcome, result.duration_s
+        await self._send(sender, CodeFinished(call.trajectory_id, call.call, outcome, duration_s, self._address))
 
     async def _grade(self, sender: str, submission: AnswerSubmitted) -> None:
-        answer: AnyMessage
+        trajectory_id = submission.trajectory_id
         try:
-            async with self._room:
+            async with self._sandbox_room:
                 grade = await self._sandbox.grade(submission)
         except SandboxFailure as error:
-            self._logger.error("grading.failed", trajectory_id=submission.trajectory_id, cause=str(error))
-            answer = CallFailed(submission.trajectory_id, GRADING, f"grader: {error}", self._address)
-        else:
-            answer = AnswerGraded(submission.trajectory_id, grade.correct, grade.duration_s, self._address)
-            await self._prove()
-        await self._bus.send(sender, answer)
+            self._logger.error("grading.failed", trajectory_id=trajectory_id, cause=str(error))
+            await self._send(sender, CallFailed(trajectory_id, GRADING, f"grader: {error}", self._address))
+            return
+        await self._send(sender, AnswerGraded(trajectory_id, grade.correct, grade.duration_s, self._address))
 
-    async def _prove(self) -> None:
-        if self._launcher and not self._proved:
+    async def _send(self, sender: str, answer: CodeFinished | AnswerGraded | CallFailed) -> None:
+        self._has_result(asyncio.current_task())
+        await self._bus.send(sender, answer)
+        if self._launcher and not self._proved and not isinstance(answer, CallFailed):
             self._proved = True
             await self._bus.send(self._launcher, ExecutorProved(self._address))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import structlog
@@ -17,32 +17,29 @@ Started = Callable[[Envelope, "asyncio.Task[None]"], None]
 
 
 async def serve(
-    bus: Bus, take: Callable[[Envelope], Work | None], *, most: int | None = None, started: Started | None = None
+    bus: Bus,
+    take: Callable[[Envelope], Work | None],
+    *,
+    started: Started | None = None,
+    room: Callable[[Envelope], Awaitable[None]] | None = None,
 ) -> None:
     """Until Shutdown; tasks that are under way then are cancelled. A task that raises ends them all.
 
     `take` answers at once with what there is to do, or None; `started` is told its task, before it runs and before the
-    next message is received. With `most` tasks under way nothing is received until one has ended, so that those who send
+    next message is received. A message is taken when `room` returns, and none is received before, so that those who send
     wait; without it, what is in flight is bounded by those who ask.
     """
     tasks: set[asyncio.Task[None]] = set()
-    ended = asyncio.Event()
-
-    def discard(task: asyncio.Task[None]) -> None:
-        tasks.discard(task)
-        ended.set()
-
     async with asyncio.TaskGroup() as group:
         while not isinstance((envelope := await _next(bus)).message, Shutdown):
+            if room is not None:
+                await room(envelope)
             if (work := take(envelope)) is not None:
                 task = group.create_task(work)
                 tasks.add(task)
-                task.add_done_callback(discard)
+                task.add_done_callback(tasks.discard)
                 if started is not None:
                     started(envelope, task)
-            while most is not None and len(tasks) >= most:
-                ended.clear()
-                await ended.wait()
         for task in tasks:
             task.cancel()
 
