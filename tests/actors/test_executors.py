@@ -1,0 +1,225 @@
+"""Executors that are started again: who hears of it, in which order, and when the run gives up. Under a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.children import Child, Children, ProcessDied
+from actors.executors import RESTARTS, Executors
+from bus.in_process import Hub
+from bus.messages import AnyMessage, ExecutorJoined, ExecutorLeft, ExecutorProved
+from bus.transport import Bus
+from configs.errors import UNUSABLE
+from tests.simulation.clock import run_virtually
+
+
+class Process:
+    """As much of a process as is looked at."""
+
+    def __init__(self) -> None:
+        self.returncode: int | None = None
+        self._ended = asyncio.Event()
+
+    async def wait(self) -> int | None:
+        await self._ended.wait()
+        return self.returncode
+
+    def end(self, code: int) -> None:
+        self.returncode = code
+        self._ended.set()
+
+
+class Nursery(Children):
+    """Starts nothing, and keeps when what was started, by name and life."""
+
+    def __init__(self, outputs: Path) -> None:
+        super().__init__(outputs)
+        self.started: list[tuple[float, str]] = []
+        self.processes: dict[str, Process] = {}
+
+    async def spawn(self, name: str, argv: Sequence[str], environment: object) -> Child:
+        self.started.append((asyncio.get_running_loop().time(), " ".join(argv)))
+        self.processes[name] = Process()
+        return Child(name, self.processes[name], self._outputs / f"{name}.out")  # pyright: ignore
+
+
+class Node:
+    def __init__(self, folder: Path, *names: str) -> None:
+        hub = Hub()
+        self.rollout = hub.join("rollout-0", 100)
+        self.children = Nursery(folder)
+        bus: Bus = hub.join("launcher", 100)
+        self.executors = Executors(
+            names, ("rollout-0",), bus, self.children, lambda name, life: (name, str(life)), pause_s=1.0
+        )
+        self.executors.start()
+
+    async def join(self, address: str) -> None:
+        await self.executors.joined(ExecutorJoined(address, 1))
+
+    async def die(self, name: str, code: int = -9) -> None:
+        """And be noticed."""
+        self.children.processes[name].end(code)
+        await settle()
+
+    def heard(self) -> list[AnyMessage]:
+        messages: list[AnyMessage] = []
+        while self.rollout.waiting:
+            messages.append(run_now(self.rollout.receive).message)
+        return messages
+
+
+def run_now(receive: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """What a coroutine returns that has no need to wait."""
+    try:
+        receive().send(None)
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError("it waits")
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def play(folder: Path, scenario: Callable[[Node], Coroutine[Any, Any, None]], *names: str) -> None:
+    async def run() -> None:
+        node = Node(folder, *(names or ("executor-0",)))
+        await settle()
+        try:
+            await scenario(node)
+        finally:
+            await node.executors.stop()
+
+    run_virtually(run())
+
+
+def test_an_executor_that_dies_is_started_again_after_a_pause_that_doubles(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        for _ in range(3):
+            await node.die("executor-0")
+            await asyncio.sleep(10)
+        assert node.children.started == [
+            (0.0, "executor-0 1"),
+            (1.0, "executor-0 2"),
+            (12.0, "executor-0 3"),
+            (24.0, "executor-0 4"),
+        ]
+
+    play(tmp_path, scenario)
+
+
+def test_rollouts_hear_of_those_that_joined_and_of_no_other_life(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        await node.join("executor-0/1")
+        await node.die("executor-0")
+        await node.join("executor-0/1")  # its word was still on the way when it died
+        await asyncio.sleep(2)
+        await node.die("executor-0")  # before it joined
+        await asyncio.sleep(5)
+        await node.join("executor-0/3")
+        assert node.heard() == [
+            ExecutorJoined("executor-0/1", 1),
+            ExecutorLeft("executor-0/1", "executor-0 ended with exit code -9"),
+            ExecutorJoined("executor-0/3", 1),
+        ]
+
+    play(tmp_path, scenario)
+
+
+def test_executors_come_and_go_by_themselves(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        await node.join("executor-0/1")
+        await node.join("executor-1/1")
+        await node.die("executor-1")
+        await asyncio.sleep(2)
+        assert [argv for _, argv in node.children.started] == ["executor-0 1", "executor-1 1", "executor-1 2"]
+        assert node.heard()[2:] == [ExecutorLeft("executor-1/1", "executor-1 ended with exit code -9")]
+
+    play(tmp_path, scenario, "executor-0", "executor-1")
+
+
+def test_one_that_dies_again_and_again_without_a_result_ends_the_run_with_its_last_words(tmp_path: Path) -> None:
+    (tmp_path / "executor-0.out").write_text("no memory\n")
+
+    async def scenario(node: Node) -> None:
+        giving_up = asyncio.create_task(node.executors.until_given_up())
+        for life in range(1, RESTARTS + 2):
+            assert not giving_up.done()
+            await node.join(f"executor-0/{life}")
+            await node.die("executor-0")
+            await asyncio.sleep(100)
+        with pytest.raises(ProcessDied, match=r"executor-0 ended 6 times without a result, at last with exit code -9"):
+            await giving_up
+        assert isinstance(node.heard()[-1], ExecutorLeft)
+        assert len(node.children.started) == RESTARTS + 1
+
+    play(tmp_path, scenario)
+
+
+def test_a_result_forgives_the_deaths_before_it(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        giving_up = asyncio.create_task(node.executors.until_given_up())
+        for life in range(1, 3 * RESTARTS):
+            if life % RESTARTS == 0:
+                node.executors.proved(ExecutorProved(f"executor-0/{life}"))
+            await node.die("executor-0")
+            await asyncio.sleep(100)
+        assert not giving_up.done()
+        giving_up.cancel()
+
+    play(tmp_path, scenario)
+
+
+def test_a_sandbox_that_cannot_stand_ends_the_run_at_once(tmp_path: Path) -> None:
+    """What the first life lacks, the next ones lack too; one that stood before may stand again."""
+    (tmp_path / "executor-0.out").write_text("there is no engine\n")
+
+    async def first(node: Node) -> None:
+        giving_up = asyncio.create_task(node.executors.until_given_up())
+        await node.die("executor-0", UNUSABLE)
+        with pytest.raises(ProcessDied, match=r"(?s)executor-0 ended with exit code 2.*there is no engine"):
+            await giving_up
+
+    async def second(node: Node) -> None:
+        await node.join("executor-0/1")
+        await node.die("executor-0")
+        await asyncio.sleep(10)
+        await node.die("executor-0", UNUSABLE)
+        await asyncio.sleep(10)
+        assert len(node.children.started) == 3
+
+    play(tmp_path, first)
+    play(tmp_path, second)
+
+
+def test_none_is_started_any_more_once_the_run_ends(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        await node.die("executor-0")
+        await node.executors.stop()
+        await asyncio.sleep(100)
+        assert len(node.children.started) == 1
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.slow
+def test_a_child_whose_start_is_cancelled_is_there_to_be_ended(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        children = Children(tmp_path)
+        starting = asyncio.create_task(children.spawn("sleeper", ["sleep", "60"], {}))
+        await asyncio.sleep(0)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert children.names == ["sleeper"]
+        await children.kill("sleeper")
+        assert await children.wait("sleeper", 5)
+
+    asyncio.run(scenario())
