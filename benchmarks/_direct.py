@@ -67,7 +67,7 @@ class DirectClient:
     def _frame(self, code: str) -> Frame:
         self._calls += 1
         fields = {"id": self._calls, "op": "run", "code": code, "stdin": "", "seed": self._calls}
-        return {**fields, "session": None, "fresh": False}
+        return {**fields, "session": None, "cells": 0}
 
     def _answers(self) -> list[bytes]:
         """Those that are complete after one read; none if what was read is part of one."""

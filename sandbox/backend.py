@@ -37,7 +37,8 @@ from sandbox.pool import ServerPool
 from sandbox.sessions import Session, Sessions
 
 _SESSION_ENDED = "the trajectory ended"
-_COMES_BACK = ("ok", "raised", "memory")  # the ends of a cell after which its process goes on
+_KEPT = ("ok", "raised", "memory")  # the ends of a cell whose effects stay
+_ATTEMPTS = 3  # to bring a notebook's state to where it was and run a cell there
 _NO_OUTPUT: Frame = {"stdout": "", "stderr": "", "stdout_cut": 0, "stderr_cut": 0}
 _LOST_AGAIN: Frame = {"kind": "died", "details": ["-9"], "duration_s": 0.0, **_NO_OUTPUT}
 
@@ -136,38 +137,39 @@ class ForkServerSandbox:
         async with session.turn:
             seed = self._seed_of(call)
             answer = await self._cell(session, call.code, seed)
-            if answer["kind"] == "lost":
-                session.server, session.ended_itself = None, True
-                answer = await self._cell(session, call.code, seed)
-            if answer["kind"] in _COMES_BACK:
+            if answer["kind"] in _KEPT:
                 session.done.append((call.code, seed))
-            else:
-                session.server, session.ended_itself = None, True
-            return self._result(_LOST_AGAIN if answer["kind"] == "lost" else answer)
+            elif session.held < len(session.done):
+                session.ended_itself = True
+            return self._result(answer)
 
     async def _cell(self, session: Session, code: str, seed: int) -> Frame:
-        if session.ended:
-            raise SandboxFailure(_SESSION_ENDED)
-        if not session.live and (refused := await self._rebuild(session)) is not None:
-            return refused
-        answer = await self._on_process(session, code, seed)
-        if session.ended:
-            raise SandboxFailure(_SESSION_ENDED)
-        return answer
+        for _ in range(_ATTEMPTS):
+            answer = await self._catch_up(session)
+            if answer is None:
+                answer = await self._on_process(session, code, seed)
+            if answer["kind"] != "lost":
+                return answer
+            session.ended_itself = True
+        return _LOST_AGAIN
 
-    async def _rebuild(self, session: Session) -> Frame | None:
-        """Runs the cells so far in a new process, unseen by the model, so that a lost process costs no state.
+    async def _catch_up(self, session: Session) -> Frame | None:
+        """Runs the cells that the process's state lacks, unseen by the model, so that what was lost costs no state.
 
-        A cell may come to another end than before. Where the notebook's own code has cost it its process, that end is
+        A cell may come to another end than before. Where the notebook's own code has cost it its state, that end is
         the answer, and the notebook goes on from before that cell; else it is a failure of ours.
         """
-        session.server = None
-        self._make_room()
-        for number, (code, seed) in enumerate(session.done):
-            answer = await self._on_process(session, code, seed)
-            if answer["kind"] not in _COMES_BACK:
-                self._drop_process(session)
+        if not session.live:
+            session.server, session.held = None, 0
+            self._make_room()
+        while session.held < len(session.done):
+            number = session.held
+            answer = await self._on_process(session, *session.done[number])
+            if answer["kind"] == "lost":
+                return answer
+            if answer["kind"] not in _KEPT:
                 if not session.ended_itself:
+                    self._drop_process(session)
                     raise SandboxFailure("a notebook could not be made again")
                 del session.done[number:]
                 return {**answer, **_NO_OUTPUT}
@@ -176,16 +178,21 @@ class ForkServerSandbox:
 
     async def _on_process(self, session: Session, code: str, seed: int) -> Frame:
         pool = await self._pool(session.flavour)
-        fresh = session.server is None
         server = await pool.take(session.server)
-        session.server = server
         try:
-            return await server.call(self._frame("cell", code, "", seed, session.number, fresh))
+            if session.ended:
+                raise SandboxFailure(_SESSION_ENDED)
+            session.server = server
+            answer = await server.call(self._frame("cell", code, "", seed, session.number, session.held))
         except BaseException:
             self._drop_process(session)
             raise
         finally:
             pool.give_back(server)
+        if session.ended:
+            raise SandboxFailure(_SESSION_ENDED)
+        session.held = answer["cells"]
+        return answer
 
     def _make_room(self) -> None:
         idle = self._sessions.to_evict()
@@ -195,7 +202,7 @@ class ForkServerSandbox:
     def _drop_process(self, session: Session) -> None:
         if session.server is not None:
             session.server.end_session(session.number)
-            session.server = None
+            session.server, session.held = None, 0
 
     # ------------------------------------------------------------ common
 
@@ -224,12 +231,10 @@ class ForkServerSandbox:
             output_bytes=config.output_kib * 1024,
         )
 
-    def _frame(
-        self, op: str, code: str, stdin: str, seed: int, session: int | None = None, fresh: bool = False
-    ) -> Frame:
+    def _frame(self, op: str, code: str, stdin: str, seed: int, session: int | None = None, cells: int = 0) -> Frame:
         self._calls += 1
         fields = {"id": self._calls, "op": op, "code": code, "stdin": stdin, "seed": seed}
-        return {**fields, "session": session, "fresh": fresh}
+        return {**fields, "session": session, "cells": cells}
 
     def _seed_of(self, call: CodeRequested) -> int:
         return mix(self._seed, call.trajectory_id, call.call)

@@ -14,16 +14,21 @@ LIVE_SESSIONS = (
 
 
 class Session:
-    """One trajectory's notebook. `done` are the cells whose effects its state holds, with their seeds."""
+    """One trajectory's notebook. `done` are the cells whose effects its state holds, with their seeds.
+
+    `held` is how many of them the state of its process holds now: fewer than all after some cell has died, and none
+    when there is no process. The others are run again before the next cell, unseen by the model.
+    """
 
     def __init__(self, number: int, flavour: Flavour) -> None:
         self.number = number
         self.flavour: Flavour = flavour
         self.server: ForkServerLink | None = None  # which holds the process; None when there is none
         self.done: list[tuple[str, int]] = []
+        self.held = 0
         self.turn = asyncio.Lock()  # cells run in the order in which they were asked for
         self.ended = False
-        self.ended_itself = False  # what its code did has cost it its process, and it has none since
+        self.ended_itself = False  # what its code did has cost it its state, and it has not been made again since
 
     @property
     def live(self) -> bool:

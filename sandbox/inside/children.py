@@ -3,11 +3,13 @@
 import os
 import socket
 
-from sandbox.inside.cell_process import STARTED, read_answer
+from sandbox.inside.calls import Outcome, Started, parse
 from sandbox.inside.frames import Frame
 
 _CHUNK = 65_536
-_PARTS = {"ok": 1, "memory": 1, "raised": 3, "exit": 2}
+_PARTS = {"ok": 1, "memory": 1, "raised": 3}
+_PROGRAM_PARTS = {**_PARTS, "exit": 2}
+_SESSION_PARTS = {**_PARTS, "died": 2, "lost": 1}
 _LAST_READS = 32  # after a process has ended: its pipes hold 1 MiB each at most, unless something still writes
 
 
@@ -59,7 +61,7 @@ def _whole_characters(text: bytes) -> bytes:
 
 
 class Child:
-    """A process that waits for its first call, runs one, or holds a session between two."""
+    """A process that waits for its first call, runs one, or holds a session between two; or a session's first one."""
 
     def __init__(
         self, pid: int, control: socket.socket, stdout: Captured, stderr: Captured, folder: str | None
@@ -76,11 +78,14 @@ class Child:
         self.deadline = 0.0
         self.waited_s = 0.0  # for a processor, before the clock of this call began
         self.timed_out = False
+        self.ending = False  # its session is to go on from the state before the cell; what runs has been killed
         self.cancelled = False
         self.watched = False  # its pipes are in the poll set
         self.unsent = b""
         self.nonce = 0
-        self.outcome: list[str] | None = None
+        self.started: Started | None = None
+        self.outcome: Outcome | None = None
+        self.cells = 0  # that the session's state holds
         self._received = b""
 
     @property
@@ -93,7 +98,8 @@ class Child:
         self.serial += 1
         self.began_at = now
         self.deadline = now + limit_s
-        self.outcome = None
+        self.timed_out = self.ending = False
+        self.started = self.outcome = None
         self._received = b""
 
     def forget_call(self) -> None:
@@ -105,11 +111,10 @@ class Child:
 
         An earlier cell may have changed what this process takes for the time: a time to come is not believed.
         """
-        if len(self._received) < STARTED.size:
+        if self.started is None:
             return False
-        (started_at,) = STARTED.unpack_from(self._received)
-        if self.began_at < started_at <= now:
-            self.began_at = started_at
+        if self.began_at < self.started.at <= now:
+            self.began_at = self.started.at
         return True
 
     def send(self) -> bool:
@@ -145,17 +150,18 @@ class Child:
     def _accepts(self) -> bool:
         """False if what has come so far can be no answer to this process's call."""
         try:
-            answer = read_answer(self._received)
+            self.started, answer = parse(self._received)
         except ValueError:
             return False
         if answer is None:
             return self.call is not None
-        nonce, outcome = answer
-        if self.call is None or nonce != self.nonce or len(outcome) != _PARTS.get(outcome[0]):
+        outcome = answer.outcome
+        parts = _PROGRAM_PARTS if self.session is None else _SESSION_PARTS
+        if self.call is None or answer.nonce != self.nonce or len(outcome) != parts.get(outcome[0]):
             return False
-        if outcome[0] == "exit" and not (outcome[1].isascii() and outcome[1].isdigit() and len(outcome[1]) <= 3):
+        if outcome[0] in ("exit", "died") and not _is_exit_code(outcome[1]):
             return False
-        self.outcome = outcome
+        self.outcome, self.cells = outcome, answer.cells
         return True
 
     def close(self) -> None:
@@ -163,6 +169,11 @@ class Child:
         os.close(self.pidfd)
         for stream in self.streams:
             os.close(stream.fd)
+
+
+def _is_exit_code(text: str) -> bool:
+    digits = text.removeprefix("-")
+    return digits.isascii() and digits.isdigit() and len(digits) <= 3
 
 
 def remove_folder(folder: str) -> None:

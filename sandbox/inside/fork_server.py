@@ -2,15 +2,18 @@
 
 Standard library only; `sandbox.inside.boot` starts it.
 
-    executor -> fork server   {"op": "run" | "cell", "id", "code", "stdin", "seed", "session", "fresh"}
+    executor -> fork server   {"op": "run" | "cell", "id", "code", "stdin", "seed", "session", "cells"}
                               {"op": "end", "session"}     {"op": "kill", "id"}
     fork server -> executor   {"hello": ...} or {"refused": cause}, once
-                              {"id", "kind", "details", "stdout", "stderr", "stdout_cut", "stderr_cut", "duration_s"}
+                              {"id", "kind", "details", "stdout", "stderr", "stdout_cut", "stderr_cut", "duration_s", "cells"}
 
-"kind" and "details" are the outcome's (sandbox.inside.program), or "timeout", "died" (exit code), "lost": the session of a cell that is not its
-first has ended, and the cell did not run. What the code writes can never become a frame: it reaches this process by
-pipes, as bytes to be quoted. A session's process is its own until "end", until it ends, or until a cell of it fails to
-come back. The executor bounds how many calls and sessions there are.
+"kind" and "details" are the outcome's (sandbox.inside.program), or "timeout", "died" (exit code), "lost": the session's
+state does not hold the `cells` that the call said, and the cell did not run. `cells` of an answer is how many it holds
+now. What the code writes can never become a frame: it reaches this process by pipes, as bytes to be quoted.
+
+A session's processes are its own until "end". A cell that dies or exceeds its time takes with it all that it has started,
+and the session goes on from the state before (`session_process`); if it does not come back, the session ends, which the
+number of cells says. The executor bounds how many calls and sessions there are.
 
 A call's clock starts with its code, and stands still while the process waits for a processor, up to
 `_PATIENCE` time limits: a busy machine must not turn into the model's mistake.
@@ -26,14 +29,16 @@ import socket
 import time
 from collections import deque
 
-from sandbox.inside import cell_process, kernel
-from sandbox.inside.cell_process import Isolating, call_bytes
+from sandbox.inside import cell_process, kernel, process_tree
+from sandbox.inside.calls import Outcome, call_bytes
+from sandbox.inside.cell_process import Isolating
 from sandbox.inside.children import Captured, Child, remove_folder
 from sandbox.inside.frames import Frame, FrameReader, encode
 from sandbox.inside.settings import Settings
 
 _WATCH_AFTER_S = 0.01  # most calls end before, and their pipes are read once, at their end
 _PATIENCE = 4
+_TAKE_OVER_S = 0.5  # for a session's checkpoint to say that the worker has died
 _OUTCOME_BYTES = 1 << 20
 _FIRST_FREE_ID = 2_000_000_000  # users that no system hands out; one for each call where root has no namespaces
 
@@ -94,7 +99,10 @@ class ForkServer:
         return True
 
     def _needs_process(self) -> bool:
-        return self._todo[0]["op"] == "run" or bool(self._todo[0].get("fresh"))
+        frame = self._todo[0]
+        if frame["op"] == "cell":
+            return not frame["cells"] and frame["session"] not in self._sessions
+        return frame["op"] == "run"
 
     def _handle(self, frame: Frame) -> None:
         match frame["op"]:
@@ -111,8 +119,8 @@ class ForkServer:
 
     def _start_cell(self, call: Frame) -> None:
         child = self._sessions.get(call["session"])
-        if child is None and not call["fresh"]:
-            self._send({"id": call["id"], "kind": "lost"})
+        if child is None and call["cells"]:
+            self._send({"id": call["id"], "kind": "lost", "cells": 0})
             return
         if child is None:
             child = self._warm.popleft()
@@ -129,7 +137,8 @@ class ForkServer:
         now = time.monotonic()
         child.begin(call, nonce, now, self._settings.time_limit_s)
         self._by_call[call["id"]] = child
-        child.unsent = call_bytes(call["op"] == "cell", call["seed"], nonce, call["code"], call["stdin"])
+        is_cell, cells = call["op"] == "cell", call["cells"]
+        child.unsent = call_bytes(is_cell, cells, call["seed"], nonce, call["code"], call["stdin"])
         if not child.send():
             fd = child.control.fileno()
             self._register(child, fd)  # a session's is already
@@ -146,6 +155,20 @@ class ForkServer:
             child.cancelled = True
             self._kill(child)
 
+    def _stop(self, child: Child) -> None:
+        """Ends the call. A session goes on from the state before it, if it can say so in time."""
+        if child.session is None or child.ending or not self._end_cell(child):
+            self._kill(child)
+        else:
+            child.ending = True
+            self._set_timer(child, time.monotonic() + _TAKE_OVER_S)
+
+    def _end_cell(self, child: Child) -> bool:
+        """Ends what the cell has started, and nothing else of its session. False if that cannot be done."""
+        if self._how.proc is None or child.started is None:
+            return False
+        return process_tree.end_cell(self._how.proc, child.pid, child.started)
+
     def _kill(self, child: Child) -> None:
         """Ends the process, and in a pid namespace all that it started. The answer goes out when it has ended."""
         self._sessions.pop(child.session, None) if child.session is not None else None
@@ -159,25 +182,35 @@ class ForkServer:
         elif fd == child.control.fileno():
             if child.unsent and child.send():
                 self._poll.modify(fd, select.EPOLLIN)
-            if not child.read_outcome(_OUTCOME_BYTES):
-                self._forget(fd)
-                self._kill(child)
-            elif child.call and child.outcome and child.session is not None and child.outcome[0] != "exit":
-                self._finish_cell(child)
+            self._hear(child)
         else:
             for stream in child.streams:
                 if stream.fd == fd and not stream.drain():
                     self._forget(fd)
 
+    def _hear(self, child: Child) -> bool:
+        """Takes what the process has said. False if nothing more is to come of its call."""
+        if not child.read_outcome(_OUTCOME_BYTES):
+            self._forget(child.control.fileno())
+            self._kill(child)
+            return False
+        if child.call and child.outcome and child.session is not None:
+            self._finish_cell(child)
+            return False
+        return True
+
     def _finish_cell(self, child: Child) -> None:
+        assert child.outcome is not None
+        if child.outcome[0] == "died" and not self._end_cell(child):
+            self._kill(child)
+            return
         for stream in child.streams:
             stream.drain()
         if child.watched:
             child.watched = False
             for stream in child.streams:
                 self._forget(stream.fd)
-        assert child.outcome is not None
-        self._answer(child, child.outcome)
+        self._answer(child, self._ending(child, child.outcome))
 
     def _reap(self, child: Child) -> None:
         _, status = os.waitpid(child.pid, 0)
@@ -193,19 +226,18 @@ class ForkServer:
             for stream in child.streams:
                 stream.drain()
             child.read_outcome(_OUTCOME_BYTES)
-            self._answer(child, self._ending(child, os.waitstatus_to_exitcode(status)))
+            child.cells = 0
+            self._answer(child, self._ending(child, child.outcome or ["died", str(os.waitstatus_to_exitcode(status))]))
         child.close()
         if child.folder is not None:
             remove_folder(child.folder)
 
-    def _ending(self, child: Child, exit_code: int) -> list[str]:
-        if child.outcome is None and (child.timed_out or exit_code == -signal.SIGXCPU):
+    def _ending(self, child: Child, outcome: Outcome) -> Outcome:
+        if outcome[0] == "exit":
+            return ["died", outcome[1]]
+        if outcome[0] == "died" and (child.timed_out or outcome[1] == str(-signal.SIGXCPU)):
             return ["timeout"]
-        if child.outcome is None:
-            return ["died", str(exit_code)]
-        if child.outcome[0] == "exit":
-            return ["died", child.outcome[1]]
-        return child.outcome
+        return outcome
 
     def _answer(self, child: Child, outcome: list[str]) -> None:
         assert child.call is not None
@@ -223,6 +255,7 @@ class ForkServer:
             "stdout_cut": stdout_cut,
             "stderr_cut": stderr_cut,
             "duration_s": now - child.began_at,
+            "cells": child.cells,
         }
         child.forget_call()
         self._send(answer)
@@ -245,17 +278,20 @@ class ForkServer:
             _, _, serial, child = heapq.heappop(self._timers)
             if child.call is None or child.serial != serial:
                 continue
+            if child.session is not None and not self._hear(child):
+                continue
             if not child.watched:
                 self._watch(child)
-            elif self._still_has_time(child, now):
+            elif not child.timed_out and self._still_has_time(child, now):
                 self._set_timer(child, child.deadline)
             else:
                 child.timed_out = True
-                self._kill(child)
+                self._stop(child)
 
     def _watch(self, child: Child) -> None:
         child.watched = True
-        child.waited_s = self._waited_s(child.pid)
+        worker = self._worker(child)
+        child.waited_s = 0.0 if worker is None else self._waited_s(worker)
         for stream in child.streams:
             self._register(child, stream.fd)
         self._set_timer(child, child.deadline)
@@ -266,12 +302,21 @@ class ForkServer:
         if now > child.began_at + limit_s * _PATIENCE:
             return False
         child.read_outcome(_OUTCOME_BYTES)
-        if child.outcome is None and child.note_start(now):
-            waited_s = self._waited_s(child.pid) - child.waited_s
+        worker = self._worker(child)
+        if child.outcome is None and worker is not None and child.note_start(now):
+            waited_s = self._waited_s(worker) - child.waited_s
             child.deadline = child.began_at + limit_s + waited_s
         else:  # it has not begun yet, or is through: a machine full of calls isolates and ends them slowly
             child.deadline = now + limit_s
         return child.deadline > now + 0.001
+
+    def _worker(self, child: Child) -> int | None:
+        """Who runs the call. None while a session has not said it, or when it has ended."""
+        if child.session is None or self._how.proc is None:
+            return child.pid
+        if child.started is None:
+            return None
+        return process_tree.find(self._how.proc, child.pid, child.started.worker)
 
     def _waited_s(self, pid: int) -> float:
         """How long the process has been ready to run without a processor, since its start."""

@@ -1,13 +1,18 @@
 """The system calls that Python has no function for. Standard library only; Linux."""
 
 import ctypes
+import errno
 import os
+import signal
+import sys
 
+CLONE_THREAD = 0x0001_0000
 CLONE_NEWNS = 0x0002_0000
 CLONE_NEWIPC = 0x0800_0000
 CLONE_NEWUSER = 0x1000_0000
 CLONE_NEWPID = 0x2000_0000
 CLONE_NEWNET = 0x4000_0000
+_CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x0020_0000, 0x0100_0000
 
 MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
 MNT_DETACH = 2
@@ -15,12 +20,14 @@ MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID = 1, 2
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+_PR_GET_TID_ADDRESS = 40
 _CAPABILITY_VERSION_3 = 0x2008_0522
 
 # Numbers that x86-64 and arm64 share (all calls since Linux 5.1), and pivot_root, which they do not.
 _SYS_CLOSE_RANGE, _SYS_MOUNT_SETATTR = 436, 442
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
+_SYS_CLONE = {"x86_64": 56, "aarch64": 220}
 
 MACHINE = os.uname().machine
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -37,6 +44,32 @@ def checked(result: int, what: str) -> int:
 
 def unshare(flags: int) -> None:
     checked(LIBC.unshare(flags), "unshare")
+
+
+def is_single_threaded() -> bool:
+    """Threads that Python does not know among them. Where a filter forbids to ask the kernel, Python's are counted."""
+    if LIBC.unshare(CLONE_THREAD) == 0:  # changes nothing where there is nothing to leave
+        return True
+    return ctypes.get_errno() == errno.EPERM and len(sys._current_frames()) == 1  # pyright: ignore[reportPrivateUsage]
+
+
+_own = ctypes.PyDLL(None, use_errno=True)  # calls keep Python's lock, which a copy could not take
+_tid_address = ctypes.c_void_p()  # where libc keeps the main thread's id
+LIBC.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(_tid_address), 0, 0, 0)
+_COPY_FLAGS = _CLONE_PARENT | signal.SIGCHLD | (_CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID if _tid_address else 0)
+# The child's thread id goes to the fourth argument, or to the fifth; the other is of no use here.
+_COPY = (_SYS_CLONE[MACHINE], ctypes.c_long(_COPY_FLAGS), None, None, _tid_address, _tid_address)
+
+
+def fork_sibling() -> int:
+    """As os.fork(), but the child is a child of this process's parent. For a process with one thread."""
+    ctypes.pythonapi.PyOS_BeforeFork()
+    pid = _own.syscall(*_COPY)
+    if pid == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+    else:
+        ctypes.pythonapi.PyOS_AfterFork_Parent()
+    return checked(pid, "clone")
 
 
 def setns(fd: int, flags: int) -> None:

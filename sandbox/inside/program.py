@@ -11,9 +11,10 @@ from collections.abc import Callable
 from types import CodeType, ModuleType
 from typing import NoReturn, cast
 
+from sandbox.inside.calls import Outcome
 from sandbox.inside.tracebacks import error_line, traceback_text
 
-Outcome = list[str]
+CompiledCell = tuple[CodeType, CodeType | None]  # the statements, and the last expression
 CELL, PROGRAM = "<cell>", "<program>"
 _show = print  # what the code does to `print` must not change what a cell shows
 
@@ -44,11 +45,11 @@ def run_program(code: str, main: ModuleType) -> Outcome:
     return ["ok"] if outcome == ["exit", "0"] else outcome
 
 
-def run_cell(code: str, main: ModuleType) -> Outcome:
+def run_cell(code: str | CompiledCell, main: ModuleType) -> Outcome:
     """Runs a notebook's cell: the value of a last expression is shown unless it is None."""
 
     def body() -> None:
-        statements, last = _compiled_cell(code)
+        statements, last = _compile_cell(code) if isinstance(code, str) else code
         exec(statements, main.__dict__)
         if last is not None:
             value = eval(last, main.__dict__)
@@ -58,7 +59,15 @@ def run_cell(code: str, main: ModuleType) -> Outcome:
     return _outcome_of(body)
 
 
-def _compiled_cell(code: str) -> tuple[CodeType, CodeType | None]:
+def compiled_cell(code: str) -> CompiledCell | None:
+    """None if it does not compile; `run_cell` says why."""
+    try:
+        return _compile_cell(code)
+    except Exception:
+        return None
+
+
+def _compile_cell(code: str) -> tuple[CodeType, CodeType | None]:
     # Not ast.parse, whose frame would be in the traceback.
     tree = cast(ast.Module, compile(code, CELL, "exec", ast.PyCF_ONLY_AST))
     last = None
@@ -115,12 +124,25 @@ def _flush() -> None:
         stream.flush()
 
 
-def end_process(code: int) -> NoReturn:
-    """Nothing of what the code left behind runs: no finalizers, no exit functions."""
+def flush() -> None:
+    """Whatever the code has done to the streams."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         try:
             if stream is not None:
                 stream.flush()
         except BaseException:
             continue
+
+
+def end_of_a_fork(outcome: Outcome) -> NoReturn:
+    """The code forked, and its child has come to the end of the code: it ends as a Python program would."""
+    if outcome[0] == "raised":
+        os.write(2, f"{outcome[2]}\n".encode("utf-8", "backslashreplace"))
+    code = {"ok": 0, "exit": int(outcome[1]) if outcome[0] == "exit" else 0}.get(outcome[0], 1)
+    end_process(code)
+
+
+def end_process(code: int) -> NoReturn:
+    """Nothing of what the code left behind runs: no finalizers, no exit functions."""
+    flush()
     os._exit(code)

@@ -176,9 +176,15 @@ def _server_program() -> bytes:
 
 
 def _call_program() -> bytes:
-    clone = _number("clone")
+    clone, unshare = _number("clone"), _number("unshare")
     assert clone is not None
+    assert unshare is not None
     program = [
+        _instruction(_LOAD, _NUMBER_AT),
+        _instruction(_JUMP_EQUAL, unshare, 0, 4),  # with this flag alone it changes nothing: kernel.is_single_threaded
+        _instruction(_LOAD, _FIRST_ARGUMENT_AT),
+        _instruction(_JUMP_EQUAL, kernel.CLONE_THREAD, 0, 1),
+        _instruction(_RETURN, _ALLOW),
         _instruction(_LOAD, _NUMBER_AT),
         *_deny(_FOR_CALLS_ONLY),
         _instruction(_JUMP_EQUAL, clone, 0, 3),

@@ -1,0 +1,52 @@
+"""What a process does right before a call's code: CPU limit, standard input, seeds. Standard library only."""
+
+import math
+import os
+import random
+import resource
+import sys
+from typing import Any
+
+from sandbox.inside.calls import Call
+from sandbox.inside.settings import Settings
+
+# A process's whole CPU time, in time limits: the kernel's limit cannot be raised for a cell. A session's next fork
+# begins to count anew, so this ends what computes on between cells, and sessions that cannot be forked for long.
+_SESSION_CPU_CELLS = 64
+
+
+def begin(call: Call, settings: Settings) -> None:
+    cpu_s = math.ceil(settings.time_limit_s) + 1
+    if call.is_cell:
+        cpu_s *= _SESSION_CPU_CELLS
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    if hard == resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    if call.stdin:
+        fd = _unnamed_file()
+        os.write(fd, call.stdin)
+        os.lseek(fd, 0, os.SEEK_SET)
+        os.dup2(fd, 0)
+        os.close(fd)
+    _seed(call.seed)
+
+
+def _unnamed_file() -> int:
+    """A file in the call's folder that nothing can open. In memory of its own it would not count as the folder's."""
+    try:
+        return os.open(".", os.O_TMPFILE | os.O_RDWR)
+    except OSError:  # not every file system can
+        fd = os.open(".stdin", os.O_CREAT | os.O_EXCL | os.O_RDWR)
+        os.remove(".stdin")  # noqa: PTH107
+        return fd
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    numpy: Any = sys.modules.get("numpy")
+    sympy: Any = sys.modules.get("sympy")
+    if numpy is not None:
+        numpy.random.seed(seed & 0xFFFF_FFFF)
+    if sympy is not None:
+        sympy.core.random.seed(seed)
