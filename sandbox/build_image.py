@@ -40,7 +40,7 @@ def build(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="asterism-image-") as folder:
         write_context(Path(folder), files, architecture)
         arguments = ["--tag", name, "--network", "none", *(["--build-arg", f"BASE={base}"] if base else [])]
-        docker("build", "--quiet", *arguments, *(["--no-cache"] if options.no_cache else []), folder)
+        docker("build", "--quiet", "--force-rm", *arguments, *(["--no-cache"] if options.no_cache else []), folder)
     size_mb = int(docker("image", "inspect", "--format", "{{.Size}}", name)) / 1e6
     _log.info("%s, %.0f MB, in %.1f s", name, size_mb, time.monotonic() - started)
     if size_mb > _MOST_MB:
