@@ -19,7 +19,7 @@ A call's clock starts with its code, and stands still while the process waits fo
 `_PATIENCE` time limits: a busy machine must not turn into the model's mistake.
 """
 # pathlib would be mapped into every forked process.
-# ruff: noqa: PTH102, PTH123
+# ruff: noqa: PTH102
 
 import heapq
 import os
@@ -34,12 +34,14 @@ from sandbox.inside.calls import Outcome, call_bytes
 from sandbox.inside.cell_process import Isolating
 from sandbox.inside.children import Captured, Child, remove_folder
 from sandbox.inside.frames import Frame, FrameReader, encode
+from sandbox.inside.orphans import end_orphans
 from sandbox.inside.settings import Settings
 
 _WATCH_AFTER_S = 0.01  # most calls end before, and their pipes are read once, at their end
 _PATIENCE = 4
 _TAKE_OVER_S = 0.5  # for a session's checkpoint to say that the worker has died
 _OUTCOME_BYTES = 1 << 20
+_PROCESSES_A_TURN = 2
 _FIRST_FREE_ID = 2_000_000_000  # users that no system hands out; one for each call where root has no namespaces
 
 
@@ -54,7 +56,7 @@ class ForkServer:
         self._reader = FrameReader()
         self._poll = select.epoll()
         self._poll.register(executor, select.EPOLLIN)
-        self._todo: deque[Frame] = deque()  # what the executor has asked for since the last turn
+        self._todo: deque[Frame] = deque()  # what the executor has asked for, in its order
         self._warm: deque[Child] = deque()
         self._by_fd: dict[int, Child] = {}
         self._by_call: dict[int, Child] = {}
@@ -68,8 +70,8 @@ class ForkServer:
         """Until the executor closes its end."""
         while True:
             idle = len(self._warm) < self._settings.warm_processes
-            events = self._poll.poll(0 if idle else self._until_next_timer())
-            if not events and idle:
+            events = self._poll.poll(0 if idle or self._todo else self._until_next_timer())
+            if not events and idle and not self._todo:
                 self._warm.append(self._fork())
             for fd, _ in events:
                 if fd == self._executor.fileno():
@@ -77,10 +79,7 @@ class ForkServer:
                         return
                 elif (child := self._by_fd.get(fd)) is not None:
                     self._on_child(child, fd)
-            while self._todo:
-                if not self._warm and self._needs_process():
-                    self._warm.append(self._fork())
-                self._handle(self._todo.popleft())
+            self._handle_some()
             self._run_timers()
 
     def end_all(self) -> None:
@@ -97,6 +96,16 @@ class ForkServer:
             return False
         self._todo.extend(self._reader.feed(chunk))
         return True
+
+    def _handle_some(self) -> None:
+        """Few new processes a turn: those that have ended, or wait for room in their pipes, do not wait for many forks."""
+        processes = 0
+        while self._todo and processes < _PROCESSES_A_TURN:
+            if self._needs_process():
+                processes += 1
+                if not self._warm:
+                    self._warm.append(self._fork())
+            self._handle(self._todo.popleft())
 
     def _needs_process(self) -> bool:
         frame = self._todo[0]
@@ -408,13 +417,4 @@ class ForkServer:
 
     def _end_orphans(self) -> None:
         """Without pid namespaces: what a call's process left running has become this process's child."""
-        known = {child.pid for child in self._by_fd.values()}
-        while orphans := _children() - known:
-            for pid in orphans:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-
-
-def _children() -> set[int]:
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        return {int(pid) for pid in file.read().split()}
+        end_orphans({child.pid for child in self._by_fd.values()})
