@@ -8,7 +8,7 @@ burst's caller is elsewhere: its executor is a process of its own behind ZeroMQ,
 would get them. A wrong, lost or second answer ends the benchmark with an error.
 
 --quick: shorter rounds; 256 in flight at most, 64 notebooks in place of 512, a burst of 1,000 in place of 45,000, a mixture
-of 400 calls with limits of 0.5 s and 128 MiB in place of 1,900 with 4 s and 512 MiB.
+of 400 calls with limits of 0.5 s and 128 MiB in place of 2,000 with 4 s and 256 MiB.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FULL = Sizes(
     cells_each=10,
     mixed_healthy=1900,
     mixed_limit_s=4.0,
-    mixed_memory_mib=512,
+    mixed_memory_mib=256,
     burst_calls=45_000,
 )
 QUICK = Sizes(
