@@ -4,12 +4,13 @@
     grade() -> plain numbers and equal strings here, else the grader's process (sandbox.grading)
 
 Bounds: `max_queued_calls` calls wait or run at once, beyond which `run` raises SandboxFailure; a fork server runs
-`RUNNING_PER_SERVER` side by side; `LIVE_SESSIONS` notebooks have a process, the others are made again from their cells.
+`RUNNING_PER_SERVER` side by side; `live_sessions` notebooks have a process, the others are made again from their cells.
 A call's time limit counts from its start, never from its arrival.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from bus.messages import (
@@ -37,6 +38,7 @@ from sandbox.pool import ServerPool
 from sandbox.sessions import Session, Sessions
 
 _SESSION_ENDED = "the trajectory ended"
+_MEMORY_LOOK_S = 0.5  # at most so often the memory is looked at
 _KEPT = ("ok", "raised", "memory")  # the ends of a cell whose effects stay
 _ATTEMPTS = 3  # to bring a notebook's state to where it was and run a cell there
 _NO_OUTPUT: Frame = {"stdout": "", "stderr": "", "stdout_cut": 0, "stderr_cut": 0}
@@ -52,7 +54,8 @@ class ForkServerSandbox:
         self._seed = seed
         self._namespaces = config.namespaces != "off"
         self._pools: dict[Flavour, ServerPool] = {}
-        self._sessions = Sessions()
+        self._sessions = Sessions(config.live_sessions)
+        self._memory_looked_at = 0.0
         self._grader: Grader | None = None
         self._calls = 0  # numbers them on the wire
         self._queued = 0
@@ -161,7 +164,7 @@ class ForkServerSandbox:
         """
         if not session.live:
             session.server, session.held = None, 0
-            self._make_room()
+            self._make_room(1)
         while session.held < len(session.done):
             number = session.held
             answer = await self._on_process(session, *session.done[number])
@@ -192,11 +195,17 @@ class ForkServerSandbox:
         if session.ended:
             raise SandboxFailure(_SESSION_ENDED)
         session.held = answer["cells"]
+        self._make_room(0)
         return answer
 
-    def _make_room(self) -> None:
-        idle = self._sessions.to_evict()
-        if idle is not None:
+    def _make_room(self, new: int) -> None:
+        """For so many notebooks more; and in memory, where it is short. They are made again when they are needed."""
+        now = asyncio.get_running_loop().time()
+        pressed = False
+        if now > self._memory_looked_at + _MEMORY_LOOK_S:
+            self._memory_looked_at = now
+            pressed = self._host.memory_share() > self._config.session_memory_share
+        for idle in self._sessions.to_evict(new, pressed=pressed):
             self._drop_process(idle)
 
     def _drop_process(self, session: Session) -> None:

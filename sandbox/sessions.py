@@ -8,9 +8,7 @@ from collections import OrderedDict
 from sandbox.flavours import Flavour
 from sandbox.pool import ForkServerLink
 
-LIVE_SESSIONS = (
-    512  # processes kept; one more ends the idle one that was used longest ago, which is made again when needed
-)
+_SHARE_PRESSED = 16  # where memory is short, one in so many idle notebooks loses its process at a time
 
 
 class Session:
@@ -36,9 +34,10 @@ class Session:
 
 
 class Sessions:
-    """By trajectory, least recently used first."""
+    """By trajectory, least recently used first. At most `live` of them have a process."""
 
-    def __init__(self) -> None:
+    def __init__(self, live: int) -> None:
+        self._live = live
         self._sessions: OrderedDict[int, Session] = OrderedDict()
         self._numbers = 0
 
@@ -53,11 +52,16 @@ class Sessions:
     def remove(self, trajectory_id: int) -> Session | None:
         return self._sessions.pop(trajectory_id, None)
 
-    def to_evict(self) -> Session | None:
-        """The idle process that was used longest ago, if there are more than may be."""
-        if len(self._sessions) <= LIVE_SESSIONS:
-            return None
+    def to_evict(self, new: int, *, pressed: bool) -> list[Session]:
+        """Those whose processes are to end so that `new` more may be made: idle, and used longest ago.
+
+        `pressed`: memory is short, so that some end also if there are few.
+        """
+        if len(self._sessions) + new <= self._live and not pressed:
+            return []
         live = [session for session in self._sessions.values() if session.live]
-        if len(live) <= LIVE_SESSIONS:
-            return None
-        return next((session for session in live if not session.turn.locked()), None)
+        excess = len(live) + new - self._live
+        if pressed:
+            excess = max(excess, -(-len(live) // _SHARE_PRESSED))
+        idle = [session for session in live if not session.turn.locked()]
+        return idle[: max(0, excess)]

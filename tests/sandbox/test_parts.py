@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -12,6 +15,8 @@ from sandbox.flavours import flavour_of
 from sandbox.grading import plain_verdict
 from sandbox.inside.children import Captured
 from sandbox.inside.frames import BrokenStream, FrameReader, encode
+from sandbox.pool import ForkServerLink
+from sandbox.sessions import Sessions
 
 
 @given(st.lists(st.dictionaries(st.text(), st.text() | st.integers())), st.integers(1, 7))
@@ -83,3 +88,35 @@ def test_cut_output_ends_with_a_whole_character_and_counts_the_rest(text: str, l
     if cut:
         assert raw.startswith(kept.encode())
         assert limit - len(kept.encode()) < 4
+
+
+def _notebooks(count: int, live: int) -> Sessions:
+    """So many with a process each, the first used longest ago."""
+    sessions = Sessions(live)
+    for number in range(count):
+        session = sessions.of(number, "bare")
+        session.server = cast(ForkServerLink, SimpleNamespace(alive=True))
+    return sessions
+
+
+def test_the_notebook_used_longest_ago_makes_room_for_one_more() -> None:
+    sessions = _notebooks(3, live=3)
+    sessions.of(0, "bare")
+    assert sessions.to_evict(0, pressed=False) == []
+    assert sessions.to_evict(1, pressed=False) == [sessions.of(1, "bare")]
+
+
+def test_a_notebook_whose_cell_runs_keeps_its_process() -> None:
+    async def scenario() -> None:
+        sessions = _notebooks(2, live=2)
+        await sessions.of(0, "bare").turn.acquire()
+        sessions.of(1, "bare")
+        assert sessions.to_evict(1, pressed=False) == [sessions.of(1, "bare")]
+
+    asyncio.run(scenario())
+
+
+def test_where_memory_is_short_some_idle_notebooks_end_though_they_are_few() -> None:
+    sessions = _notebooks(33, live=512)
+    assert [session.number for session in sessions.to_evict(0, pressed=True)] == [1, 2, 3]
+    assert _notebooks(0, live=512).to_evict(1, pressed=True) == []

@@ -12,6 +12,8 @@ import pytest
 
 from bus.messages import CodeDied, CodeOk, CodeOutcome, CodeOutOfMemory, CodeRaised, CodeTimedOut, Output
 from sandbox.backend import ForkServerSandbox
+from sandbox.docker_backend import ContainerHost
+from sandbox.process_backend import LocalHost
 from tests.sandbox.conftest import Client, Play, family
 
 pytestmark = pytest.mark.slow
@@ -254,3 +256,20 @@ def pidfds_of(sandbox: ForkServerSandbox, name: str) -> list[int]:
             if Path(f"/proc/{pid}/comm").read_text().strip() == name:
                 found.append(os.pidfd_open(pid))
     return found
+
+
+def test_where_memory_is_short_idle_notebooks_lose_their_processes_and_no_names(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(client: Client) -> None:
+        await asyncio.gather(*[client.cell(f"x = {number}", number) for number in range(20)])
+        for kind in (LocalHost, ContainerHost):
+            monkeypatch.setattr(kind, "memory_share", lambda host: 0.95)
+        monkeypatch.setattr("sandbox.backend._MEMORY_LOOK_S", 0.0)
+        before = len(family(*client.sandbox.server_pids))
+        await asyncio.gather(*[client.cell("1 + 1", 1000) for _ in range(20)])
+        assert len(family(*client.sandbox.server_pids)) < before
+        shown = [await client.printed("x", number) for number in range(20)]
+        assert shown == [f"{number}\n" for number in range(20)]
+
+    play(scenario)
