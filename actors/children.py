@@ -58,6 +58,9 @@ class Children:
         self._logger.info("process.started", name=name, pid=process.pid)
         return child
 
+    def running(self, name: str) -> asyncio.subprocess.Process:
+        return self._children[name].process
+
     def forget(self, name: str) -> None:
         """The child has done what it was started for, and ended."""
         del self._children[name]

@@ -13,13 +13,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bus.codec import decode
 from bus.event_log import read_events
-from bus.messages import StepRequested, TrajectoryFinished
+from bus.messages import AnswerGraded, CodeFinished, StepRequested, TrajectoryFailed, TrajectoryFinished
 from configs.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -301,27 +302,111 @@ def test_a_run_that_was_interrupted_while_it_made_its_data_can_be_resumed(tmp_pa
     assert resumed.returncode == 0, output
 
 
-@pytest.mark.parametrize("name", ["executor-0", "generator-0", "learner", "head", "rollout-0"])
+def said(folder: RunFolder, event: str) -> list[dict[str, Any]]:
+    """What the launcher's log has of one kind."""
+    log = folder.logs / "launcher.jsonl"
+    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+    entries = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [entry for entry in entries if entry["event"] == event]
+
+
+def lives(folder: RunFolder, name: str) -> list[int]:
+    """Process ids of all that were started under the name."""
+    return [entry["pid"] for entry in said(folder, "process.started") if entry["name"] == name]
+
+
+@pytest.mark.parametrize("name", ["generator-0", "learner", "head", "rollout-0"])
 def test_the_death_of_a_process_ends_the_run_and_is_named(tmp_path: Path, start: Start, name: str) -> None:
     process = start(tmp_path)
-    launcher_log = tmp_path / "demo" / "logs" / "launcher.jsonl"
-
-    def pid() -> int | None:
-        if not launcher_log.exists():
-            return None
-        entries = [json.loads(line) for line in launcher_log.read_text().splitlines()]
-        pids = [entry["pid"] for entry in entries if entry["event"] == "process.started" and entry.get("name") == name]
-        return pids[0] if pids else None
-
-    until(lambda: pid() is not None, process)
+    folder = RunFolder(tmp_path / "demo")
+    until(lambda: bool(lives(folder, name)), process)
     children = descendants(process.pid)
-    victim = pid()
-    assert victim is not None
-    os.kill(victim, signal.SIGKILL)
+    os.kill(lives(folder, name)[0], signal.SIGKILL)
     output = finish(process)
     assert process.returncode == 1, output
     assert f"{name} ended with exit code -9" in output
     assert not [child for child in children if alive(child)]
+
+
+def test_an_executor_that_is_killed_comes_back_and_the_run_goes_on(
+    tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str]
+) -> None:
+    """Killed with all calls of an evaluation under way, and its next life with the same calls: those are lost, and named.
+    What was under way at one death alone has its answer from the next life."""
+    made = finished_run[0]
+    settings = (
+        *("sft.steps=0", f"model.checkpoint={made.checkpoint(0)}"),
+        *(f"data.train={made.data / 'train.jsonl'}", f"data.test={made.data / 'test.jsonl'}"),
+    )
+    process = start(tmp_path, *(argument for setting in settings for argument in ("--set", setting)))
+    folder = RunFolder(tmp_path / "demo")
+
+    def moved(executor: str, key: str) -> int:
+        return sum(entry[key] for entry in said(folder, "calls.moved") if entry["executor"] == executor)
+
+    def joined(life: int) -> bool:
+        return any(entry["executor"] == f"executor-0/{life}" for entry in said(folder, "executor.joined"))
+
+    def turns() -> int:
+        log = folder.events / "rollout-0.sqlite"
+        return sum(1 for _ in read_events(log, kinds=["TurnGenerated"])) if log.exists() else 0
+
+    def stop_at_once(life: int) -> None:
+        until(lambda: joined(life), process)
+        os.kill(lives(folder, "executor-0")[life - 1], signal.SIGSTOP)
+
+    stop_at_once(1)
+    until(lambda: turns() >= 6, process)  # all of the evaluation have said something
+    (rollout,) = lives(folder, "rollout-0")
+    os.kill(rollout, signal.SIGSTOP)  # so that the second life cannot answer before it is stopped
+    os.kill(lives(folder, "executor-0")[0], signal.SIGKILL)
+    stop_at_once(2)
+    os.kill(rollout, signal.SIGCONT)
+    until(lambda: moved("executor-0/2", "sent") > 0, process)
+    os.kill(lives(folder, "executor-0")[1], signal.SIGKILL)
+    until(lambda: joined(3), process)
+    stop_at_once(3)
+    os.kill(lives(folder, "executor-0")[2], signal.SIGKILL)  # between calls, or with some that are asked for again
+    output = finish(process)
+    assert process.returncode == 0, output
+
+    summary = json.loads(folder.summary.read_text())
+    assert adds_up(summary)
+    assert summary["replay_identical"] is True
+    assert summary["trajectories_failed"] == moved("executor-0/2", "lost") > 0
+    assert [step["step"] for step in metrics(folder, "step")] == [1, 2, 3]
+    assert sum(evaluation["failed"] for evaluation in metrics(folder, "evaluation")) == summary["trajectories_failed"]
+    heard = [
+        decode(event.frame).message
+        for event, _ in read_events(folder.events / "head.sqlite", kinds=["TrajectoryFailed"])
+    ]
+    causes = {message.cause for message in heard if isinstance(message, TrajectoryFailed)}
+    assert causes == {"executor left: executor-0 ended with exit code -9"}
+
+
+def test_an_executor_that_cannot_stand_ends_the_run_with_what_it_lacks(tmp_path: Path, start: Start) -> None:
+    process = start(tmp_path, "--set", "sandbox.backend=docker", "--set", "sandbox.image=no-such-image:nowhere")
+    output = finish(process)
+    assert process.returncode == 1, output
+    assert "executor-0 ended with exit code 2" in output
+    assert len(lives(RunFolder(tmp_path / "demo"), "executor-0")) == 1
+
+
+def test_two_executors_share_a_run(tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str]) -> None:
+    made = finished_run[0]
+    settings = (
+        *("sft.steps=0", f"model.checkpoint={made.checkpoint(0)}", "sandbox.executors=2"),
+        *(f"data.train={made.data / 'train.jsonl'}", f"data.test={made.data / 'test.jsonl'}"),
+    )
+    process = start(tmp_path, *(argument for setting in settings for argument in ("--set", setting)))
+    output = finish(process)
+    assert process.returncode == 0, output
+    folder = RunFolder(tmp_path / "demo")
+    kinds = ["CodeFinished", "AnswerGraded"]
+    answers = [decode(event.frame).message for event, _ in read_events(folder.events / "rollout-0.sqlite", kinds=kinds)]
+    by = {answer.executor for answer in answers if isinstance(answer, CodeFinished | AnswerGraded)}
+    assert by == {"executor-0/1", "executor-1/1"}
+    assert json.loads(folder.summary.read_text())["replay_identical"] is True
 
 
 def test_a_data_file_that_is_missing_ends_the_run_with_its_name(tmp_path: Path, start: Start) -> None:

@@ -1,0 +1,223 @@
+"""kill -9 of executors with a thousand calls under way: each trajectory gets its results, or is lost and named, once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from actors.children import Children
+from actors.clock import steady_clock
+from actors.decider_loop import DeciderLoop
+from actors.executors import Executors
+from bus.batching import batched
+from bus.messages import (
+    AnyMessage,
+    Envelope,
+    ExecutorJoined,
+    ExecutorProved,
+    LeaseGranted,
+    LeaseRequested,
+    Shutdown,
+    StartGroup,
+    TrajectoryFailed,
+    TrajectoryFinished,
+    TurnRequested,
+)
+from bus.transport import Bus
+from bus.zeromq import zmq_bus
+from configs.load import write_resolved
+from configs.run_folder import RunFolder
+from configs.schema import Run, Sandbox
+from policies.record import bytes_to_ids, ids_to_bytes
+from policies.rollout import Rollout
+from tests.fakes import TOKENIZER, generated, rules
+
+pytestmark = pytest.mark.slow
+
+TRAJECTORIES = 1000
+UNDER_WAY = 500  # calls, at least, when the executor is killed
+BOUND = 100_000
+PROMPT = ids_to_bytes(TOKENIZER.encode("question", trusted=False))
+
+
+def call(tool: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{tool}", "arguments": {{{arguments}}}}}\n</tool_call>'
+
+
+def script(trajectory_id: int) -> list[str]:
+    """What a trajectory says, turn after turn: every tenth one has a notebook, the others call programs."""
+    answer = "</reason><answer>\\boxed{2}</answer>"
+    if trajectory_id % 10:
+        return [
+            call("python_code_with_standard_io", '"code": "import time; time.sleep(0.3); print(2)", "input": ""'),
+            answer,
+        ]
+    first = call("jupyter_code", f'"code": "seen = [{trajectory_id}]"')
+    more = call("jupyter_code", '"code": "import time; time.sleep(0.1); seen.append(0); print(seen)"')
+    return [first, more, more, answer]
+
+
+class Node:
+    """A rollout process and executors as a run has them; the rest of a run is played here."""
+
+    def __init__(self, path: Path, executors: int) -> None:
+        folder = RunFolder(path)
+        for each in (folder.logs, folder.sockets):
+            each.mkdir(parents=True, exist_ok=True)
+        write_resolved(Run(name="killed", sandbox=Sandbox(backend="process", executors=executors)), folder.config)
+        self._sockets = folder.sockets
+        self.children = Children(folder.logs)
+        self.names = tuple(f"executor-{index}" for index in range(executors))
+        self.launcher = self._bus("launcher")
+        self.executors = Executors(
+            self.names,
+            ("rollout-0",),
+            self.launcher,
+            self.children,
+            lambda name, life: [
+                *(sys.executable, "-m", "actors.process", name),
+                *("--run-folder", str(path), "--life", str(life)),
+            ],
+        )
+        self.rollout = Rollout(rules(max_turns=9), TOKENIZER)
+        self.ended: list[TrajectoryFinished | TrajectoryFailed] = []
+        self.head, self.generator = self._bus("head"), self._bus("generator-0")
+        self.bus = batched(self._bus("rollout-0"))
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def _bus(self, name: str) -> Bus:
+        return zmq_bus(name, self._sockets, BOUND)
+
+    def start(self) -> None:
+        loop = DeciderLoop(self.bus, None, {"rollout-0": self.rollout}, {}, steady_clock())
+        works = (loop.run(), self._lead(), self._serve(self.head, self._decide), self._serve(self.generator, self._say))
+        self._tasks = [asyncio.create_task(work) for work in works]
+        self.executors.start()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            for task in self._tasks:
+                if task.done():
+                    task.result()
+            await asyncio.sleep(0.005)  # other processes move, not this one
+
+    async def kill(self, name: str) -> None:
+        """And wait until the rollout process has heard of it."""
+        process = self.children.running(name)
+        address = next(each for each in self.rollout.placement.loads if each.startswith(f"{name}/"))
+        os.kill(process.pid, signal.SIGKILL)
+        await self.until(lambda: address not in self.rollout.placement.loads)
+
+    async def stop(self) -> None:
+        await self.executors.stop()
+        for name in self.names:
+            await self.launcher.send(name, Shutdown())
+            if not await self.children.wait(name, 5):
+                await self.children.kill(name)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for bus in (self.bus, self.head, self.generator, self.launcher):
+            await bus.close()
+
+    async def _lead(self) -> None:
+        while True:
+            match (await self.launcher.receive()).message:
+                case ExecutorJoined() as event:
+                    await self.executors.joined(event)
+                case ExecutorProved() as event:
+                    self.executors.proved(event)
+                case _:
+                    pass
+
+    async def _serve(self, bus: Bus, answer: Callable[[Envelope], AnyMessage | None]) -> None:
+        while True:
+            envelope = await bus.receive()
+            if (message := answer(envelope)) is not None:
+                await bus.send("rollout-0", message)
+
+    def _decide(self, envelope: Envelope) -> AnyMessage | None:
+        match envelope.message:
+            case LeaseRequested(trajectory_id=trajectory_id):
+                return LeaseGranted(trajectory_id, "generator-0", 1)
+            case TrajectoryFinished() | TrajectoryFailed() as end:
+                self.ended.append(end)
+            case _:
+                pass
+        return None
+
+    def _say(self, envelope: Envelope) -> AnyMessage | None:
+        match envelope.message:
+            case TurnRequested(trajectory_id=trajectory_id, turn=turn):
+                return generated(trajectory_id, turn, script(trajectory_id)[turn])
+            case _:
+                return None
+
+    @property
+    def open_calls(self) -> int:
+        return sum(load.open_calls for load in self.rollout.placement.loads.values())
+
+
+def texts(ended: list[TrajectoryFinished | TrajectoryFailed]) -> dict[int, str]:
+    return {
+        end.trajectory_id: TOKENIZER.decode(bytes_to_ids(end.token_ids))
+        for end in ended
+        if isinstance(end, TrajectoryFinished)
+    }
+
+
+@pytest.mark.parametrize("executors", [1, 2])
+def test_every_call_that_was_under_way_is_answered_once_by_another_life(tmp_path: Path, executors: int) -> None:
+    async def scenario() -> None:
+        node = Node(tmp_path / "killed", executors)
+        node.start()
+        try:
+            await node.until(lambda: len(node.rollout.placement.loads) == executors)
+            await node.bus.send("rollout-0", StartGroup(0, "train", "q", "2", PROMPT, TRAJECTORIES, 0, 1.0, 5))
+            await node.until(lambda: node.open_calls >= UNDER_WAY and len(node.ended) >= 1)
+            under_way = node.open_calls
+            await node.kill("executor-0")
+            await node.until(lambda: len(node.ended) == TRAJECTORIES)
+            assert under_way >= UNDER_WAY
+        finally:
+            await node.stop()
+        assert not node.bus.waiting
+        assert Counter(end.trajectory_id for end in node.ended) == Counter(range(TRAJECTORIES))
+        assert [end for end in node.ended if isinstance(end, TrajectoryFailed)] == []
+        for trajectory_id, text in texts(node.ended).items():
+            outputs = re.findall(r"stdout:\n(.*)\n", text)
+            seen = [f"[{trajectory_id}, 0]", f"[{trajectory_id}, 0, 0]"]
+            assert outputs == (["2"] if trajectory_id % 10 else seen)
+
+    uvloop.run(scenario())
+
+
+def test_what_has_been_lost_twice_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node = Node(tmp_path / "killed", 1)
+        node.start()
+        try:
+            await node.until(lambda: len(node.rollout.placement.loads) == 1)
+            await node.bus.send("rollout-0", StartGroup(0, "train", "q", "2", PROMPT, TRAJECTORIES, 0, 1.0, 5))
+            await node.until(lambda: node.open_calls >= UNDER_WAY)
+            await node.kill("executor-0")
+            await node.until(lambda: node.open_calls >= UNDER_WAY)  # the next life has them all
+            await node.kill("executor-0")
+            await node.until(lambda: len(node.ended) == TRAJECTORIES)
+        finally:
+            await node.stop()
+        assert Counter(end.trajectory_id for end in node.ended) == Counter(range(TRAJECTORIES))
+        lost = Counter(end.cause for end in node.ended if isinstance(end, TrajectoryFailed))
+        assert set(lost) == {"executor left: executor-0 ended with exit code -9"}
+        assert 0 < lost.total() <= TRAJECTORIES
+
+    uvloop.run(scenario())
