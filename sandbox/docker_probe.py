@@ -34,7 +34,9 @@ def try_docker(environ: Mapping[str, str]) -> DockerTrial:
     try:
         version = ask_version(where.path if where.scheme == "unix" else (where.hostname or "", where.port or 2375))
     except FileNotFoundError:
-        remedy = "Install Docker Engine (Debian: docker.io) and start it; until then code runs in the process sandbox."
+        remedy = (
+            "Install Docker Engine (Debian: docker.io) and start it: `sudo systemctl start docker`, or `sudo dockerd`."
+        )
         return DockerTrial(f"no engine at {address}", remedy)
     except PermissionError:
         return DockerTrial(f"no right to use {address}", "Run `sudo usermod -aG docker $USER` and log in again.")

@@ -44,7 +44,8 @@ class Engine:
             return subprocess.Popen([*command, *options], stdout=log, stderr=log)
 
     def start(self) -> None:
-        command = ("dockerd", "--host", self.address, "--bridge", "none", "--iptables=false")
+        # In a network of its own: an engine without a bridge would remove the machine's.
+        command = ("unshare", "--net", "dockerd", "--host", self.address, "--bridge", "none", "--iptables=false")
         places = {"data_root": "data", "exec_root": "exec", "pidfile": "pid", "containerd": "containerd.sock"}
         self._process = self._run(*command, **places)
         while try_docker({"DOCKER_HOST": self.address}).remedy:
