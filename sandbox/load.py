@@ -20,14 +20,15 @@ from bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory, CodeRequested, Co
 from sandbox.contract import CodeResult, SandboxFailure
 
 CallId = tuple[int, int]  # trajectory, call
-PRINT, NUMPY, SYMPY, CELL, LOOPING_CELL = "print", "numpy", "sympy", "cell", "looping_cell"
+PRINT, NUMPY, SYMPY, CELL = "print", "numpy", "sympy", "cell"
+FORKED_CELL = "forked_cell"  # not plain (sandbox.inside.plain_cells): the state before it is kept by a fork
 LOOP, HOG, MEGABYTE = "loop", "hog", "megabyte"  # an endless loop, all memory, much output
 CODE = {
     PRINT: "print(1+1)",
     NUMPY: "import numpy as np; print(np.arange(1000).sum())",
     SYMPY: 'import sympy; x = sympy.Symbol("x"); print(sympy.solve(x**2 - 5*x + 6, x))',
     CELL: "1+1",
-    LOOPING_CELL: "total = 0\nfor number in range(10):\n    total += number\ntotal",
+    FORKED_CELL: "import math\nmath.gcd(12, 18)",
     LOOP: "while True: pass",
     HOG: "blocks = []\nwhile True: blocks.append(bytearray(b'x') * (1 << 20))",
     MEGABYTE: "print('x' * 1_000_000)",
@@ -257,7 +258,7 @@ _ACCEPTS: dict[str, Callable[[CodeOutcome], bool]] = {
     NUMPY: _prints("499500\n"),
     SYMPY: _prints("[2, 3]\n"),
     CELL: _prints("2\n"),
-    LOOPING_CELL: _prints("45\n"),
+    FORKED_CELL: _prints("6\n"),
     LOOP: lambda outcome: isinstance(outcome, CodeTimedOut),
     HOG: lambda outcome: isinstance(outcome, CodeOutOfMemory),
     MEGABYTE: _megabyte,
