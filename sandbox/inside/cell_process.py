@@ -33,7 +33,7 @@ class Isolating(NamedTuple):
     """What the fork server found to be possible here."""
 
     settings: Settings
-    proc: int | None  # a descriptor of /proc
+    proc: int  # a descriptor of /proc
     scratch_options: str  # of a call's own file system
     max_processes: int  # of a call's user, threads included
     landlock: Landlock | None

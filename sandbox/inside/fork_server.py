@@ -29,12 +29,13 @@ import socket
 import time
 from collections import deque
 
-from sandbox.inside import cell_process, kernel, process_tree
+from sandbox.inside import cell_process, kernel
 from sandbox.inside.calls import Outcome, call_bytes
 from sandbox.inside.cell_process import Isolating
 from sandbox.inside.children import Captured, Child, remove_folder
 from sandbox.inside.frames import Frame, FrameReader, encode
 from sandbox.inside.orphans import end_orphans
+from sandbox.inside.process_tree import ProcessTree
 from sandbox.inside.settings import Settings
 
 _WATCH_AFTER_S = 0.01  # most calls end before, and their pipes are read once, at their end
@@ -51,6 +52,7 @@ class ForkServer:
     def __init__(self, settings: Settings, executor: socket.socket, how: Isolating, folder: str | None) -> None:
         self._settings = settings
         self._how = how
+        self._processes = ProcessTree(how.proc)
         self._folder = folder
         self._executor = executor
         self._reader = FrameReader()
@@ -174,9 +176,7 @@ class ForkServer:
 
     def _end_cell(self, child: Child) -> bool:
         """Ends what the cell has started, and nothing else of its session. False if that cannot be done."""
-        if self._how.proc is None or child.started is None:
-            return False
-        return process_tree.end_cell(self._how.proc, child.pid, child.started)
+        return child.started is not None and self._processes.end_cell(child.pid, child.started)
 
     def _kill(self, child: Child) -> None:
         """Ends the process, and in a pid namespace all that it started. The answer goes out when it has ended."""
@@ -300,7 +300,7 @@ class ForkServer:
     def _watch(self, child: Child) -> None:
         child.watched = True
         worker = self._worker(child)
-        child.waited_s = 0.0 if worker is None else self._waited_s(worker)
+        child.waited_s = 0.0 if worker is None else self._processes.waited_s(worker)
         for stream in child.streams:
             self._register(child, stream.fd)
         self._set_timer(child, child.deadline)
@@ -313,7 +313,7 @@ class ForkServer:
         child.read_outcome(_OUTCOME_BYTES)
         worker = self._worker(child)
         if child.outcome is None and worker is not None and child.note_start(now):
-            waited_s = self._waited_s(worker) - child.waited_s
+            waited_s = self._processes.waited_s(worker) - child.waited_s
             child.deadline = child.began_at + limit_s + waited_s
         else:  # it has not begun yet, or is through: a machine full of calls isolates and ends them slowly
             child.deadline = now + limit_s
@@ -321,24 +321,9 @@ class ForkServer:
 
     def _worker(self, child: Child) -> int | None:
         """Who runs the call. None while a session has not said it, or when it has ended."""
-        if child.session is None or self._how.proc is None:
+        if child.session is None:
             return child.pid
-        if child.started is None:
-            return None
-        return process_tree.find(self._how.proc, child.pid, child.started.worker)
-
-    def _waited_s(self, pid: int) -> float:
-        """How long the process has been ready to run without a processor, since its start."""
-        if self._how.proc is None:
-            return 0.0
-        try:
-            fd = os.open(f"{pid}/schedstat", os.O_RDONLY, dir_fd=self._how.proc)
-        except OSError:
-            return 0.0
-        try:
-            return int(os.read(fd, 128).split()[1]) / 1e9
-        finally:
-            os.close(fd)
+        return None if child.started is None else self._processes.find(child.pid, child.started.worker)
 
     # ------------------------------------------------------------ processes
 
@@ -378,7 +363,7 @@ class ForkServer:
         os.set_blocking(out_read, False)
         os.set_blocking(err_read, False)
         limit = self._settings.output_bytes
-        self._offer_to_the_kernel_first(pid)
+        self._processes.offer_to_the_kernel_first(pid)
         child = Child(pid, ours, Captured(out_read, limit), Captured(err_read, limit), folder)
         self._register(child, child.pidfd)
         return child
@@ -391,15 +376,6 @@ class ForkServer:
             child.forget_call()
             for stream in child.streams:
                 stream.take()
-
-    def _offer_to_the_kernel_first(self, pid: int) -> None:
-        """When memory runs out, the kernel ends a call before the fork server or the training."""
-        try:
-            fd = os.open(f"{pid}/oom_score_adj", os.O_WRONLY, dir_fd=self._how.proc)
-        except OSError:
-            return
-        os.write(fd, b"1000")
-        os.close(fd)
 
     def _place(self) -> tuple[str | None, Isolating]:
         if self._folder is None:

@@ -1,6 +1,6 @@
-"""A session's processes as the fork server sees them in its /proc: all that descend from the base. Standard library only.
+"""The processes that a fork server has started, and what they have started, as its /proc shows them. Standard library only.
 
-`proc` is a descriptor of /proc. The processes come and go while they are looked at, and may try to outrun it.
+They come and go while they are looked at, and may try to outrun who looks. One that has ended has nothing to show.
 """
 # pathlib would be mapped into every forked process.
 # ruff: noqa: PTH208
@@ -15,43 +15,82 @@ _ROUNDS = 16  # of looking for processes that have been started meanwhile
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")  # by which the kernel tells when a process was started
 
 
-def descendants(proc: int, pid: int) -> list[int]:
-    found: list[int] = []
-    parents = [pid]
-    while parents:
-        parents = [child for parent in parents for child in _children(proc, parent)]
-        found += parents
-    return found
+class ProcessTree:
+    """`proc` is a descriptor of /proc."""
 
+    def __init__(self, proc: int) -> None:
+        self._proc = proc
 
-def find(proc: int, base: int, own_id: int) -> int | None:
-    """The descendant that calls itself `own_id`."""
-    return next((pid for pid in descendants(proc, base) if _own_id(proc, pid) == own_id), None)
+    def children(self, pid: int) -> list[int]:
+        try:
+            tasks = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._proc)
+        except OSError:
+            return []
+        try:
+            return [int(child) for task in os.listdir(tasks) for child in _read(tasks, f"{task}/children").split()]
+        except OSError:
+            return []
+        finally:
+            os.close(tasks)
 
+    def descendants(self, pid: int) -> list[int]:
+        found: list[int] = []
+        parents = [pid]
+        while parents:
+            parents = [child for parent in parents for child in self.children(parent)]
+            found += parents
+        return found
 
-def end_cell(proc: int, base: int, started: Started) -> bool:
-    """Ends the worker, and what has been started since the checkpoint. False if new ones come as fast as they end."""
-    since_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic() + started.checkpoint_at - _TICK_S
-    judged: set[int] = set()
-    quiet = 0
-    for _ in range(_ROUNDS):
-        new = set(descendants(proc, base)) - judged
-        for pid in new:
-            if not started.checkpoint or _is_of_cell(proc, pid, started, since_s):
-                _kill(pid)
-        judged |= new
-        quiet = 0 if new else quiet + 1
-        if quiet == 2:  # one that moved from a parent to the base may be overlooked once
-            return True
-    return False
+    def find(self, base: int, own_id: int) -> int | None:
+        """The descendant that calls itself `own_id`."""
+        return next((pid for pid in self.descendants(base) if self._own_id(pid) == own_id), None)
 
+    def waited_s(self, pid: int) -> float:
+        """How long the process has been ready to run without a processor, since its start."""
+        fields = _read(self._proc, f"{pid}/schedstat").split()
+        return int(fields[1]) / 1e9 if fields else 0.0
 
-def _is_of_cell(proc: int, pid: int, started: Started, since_s: float) -> bool:
-    own_id = _own_id(proc, pid)
-    if own_id in (started.checkpoint, started.worker):
-        return own_id == started.worker
-    stat = _read(proc, f"{pid}/stat")
-    return bool(stat) and int(stat.rpartition(b")")[2].split()[19]) * _TICK_S >= since_s
+    def offer_to_the_kernel_first(self, pid: int) -> None:
+        """When memory runs out, the kernel ends this process and its children before the fork server or the training."""
+        try:
+            fd = os.open(f"{pid}/oom_score_adj", os.O_WRONLY, dir_fd=self._proc)
+        except OSError:
+            return
+        os.write(fd, b"1000")
+        os.close(fd)
+
+    def end_cell(self, base: int, started: Started) -> bool:
+        """Ends the worker of a session, and what has been started since its checkpoint.
+
+        False if new ones come as fast as they end.
+        """
+        since_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic() + started.checkpoint_at - _TICK_S
+        judged: set[int] = set()
+        quiet = 0
+        for _ in range(_ROUNDS):
+            new = set(self.descendants(base)) - judged
+            for pid in new:
+                if not started.checkpoint or self._is_of_cell(pid, started, since_s):
+                    _kill(pid)
+            judged |= new
+            quiet = 0 if new else quiet + 1
+            if quiet == 2:  # one that moved from a parent to the base may be overlooked once
+                return True
+        return False
+
+    def _is_of_cell(self, pid: int, started: Started, since_s: float) -> bool:
+        own_id = self._own_id(pid)
+        if own_id in (started.checkpoint, started.worker):
+            return own_id == started.worker
+        stat = _read(self._proc, f"{pid}/stat")
+        return bool(stat) and int(stat.rpartition(b")")[2].split()[19]) * _TICK_S >= since_s
+
+    def _own_id(self, pid: int) -> int | None:
+        """Its process id in its own pid namespace."""
+        for line in _read(self._proc, f"{pid}/status").splitlines():
+            if line.startswith(b"NSpid:"):
+                return int(line.split()[-1])
+        return None
 
 
 def _kill(pid: int) -> None:
@@ -61,37 +100,14 @@ def _kill(pid: int) -> None:
         return
 
 
-def _own_id(proc: int, pid: int) -> int | None:
-    """Its process id in its own pid namespace."""
-    for line in _read(proc, f"{pid}/status").splitlines():
-        if line.startswith(b"NSpid:"):
-            return int(line.split()[-1])
-    return None
-
-
-def _children(proc: int, pid: int) -> list[int]:
-    try:
-        tasks = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=proc)
-    except OSError:
-        return []
-    try:
-        return [int(child) for task in os.listdir(tasks) for child in _read(tasks, f"{task}/children").split()]
-    except OSError:
-        return []
-    finally:
-        os.close(tasks)
-
-
 def _read(folder: int, path: str) -> bytes:
-    """Nothing of a process that has ended."""
     try:
         fd = os.open(path, os.O_RDONLY, dir_fd=folder)
     except OSError:
         return b""
     try:
-        chunks = list(iter(lambda: os.read(fd, 65_536), b""))
+        return b"".join(iter(lambda: os.read(fd, 65_536), b""))
     except OSError:
         return b""
     finally:
         os.close(fd)
-    return b"".join(chunks)

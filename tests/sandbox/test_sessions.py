@@ -66,6 +66,19 @@ def test_after_a_cell_that_dies_the_state_is_exactly_the_one_before_it(play: Pla
     play(scenario, time_limit_s=LIMIT_S)
 
 
+def test_without_namespaces_the_state_is_as_exact(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await client.printed(MAKE)
+        before = await client.printed(LOOK)
+        for name in ("loops", "os._exit", "kills itself", "closes its socket", "a fork that stays alone"):
+            code, ending = ENDINGS[name]
+            outcome = (await client.cell(f"kept.append('lost')\n{code}")).outcome
+            assert isinstance(outcome, ending if isinstance(ending, type) else type(ending)), name
+            assert await client.printed(LOOK) == before, name
+
+    play(scenario, time_limit_s=LIMIT_S, namespaces="off")
+
+
 def test_an_error_in_a_cell_leaves_what_it_did_before(play: Play) -> None:
     async def scenario(client: Client) -> None:
         await client.printed(MAKE)
