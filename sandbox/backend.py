@@ -238,6 +238,7 @@ class ForkServerSandbox:
             max_processes=config.max_processes,
             file_mib=config.file_mib,
             output_bytes=config.output_kib * 1024,
+            fork_servers=config.fork_servers,
         )
 
     def _frame(self, op: str, code: str, stdin: str, seed: int, session: int | None = None, cells: int = 0) -> Frame:

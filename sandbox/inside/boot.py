@@ -61,6 +61,7 @@ def main() -> NoReturn:
 
 def _isolate(settings: Settings, executor: socket.socket) -> tuple[Isolating, str | None, list[str]]:
     sys.path[:] = list(settings.import_folders)
+    os.setsid()  # away from the terminal of whoever started the executor
     missing: list[str] = []
     folder = None
     if settings.namespaces:

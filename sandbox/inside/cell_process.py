@@ -57,7 +57,7 @@ def run(control: int, stdout: int, stderr: int, folder: str | None, how: Isolati
 
 def _isolate(control: int, folder: str | None, how: Isolating) -> None:
     """Few steps, because each costs copies of the interpreter's pages: the rest is inherited from the fork server."""
-    os.setsid()
+    os.setpgid(0, 0)  # not a session: the kernel may give each of those a share of its own, whatever its priority
     if how.own_namespaces:
         kernel.unshare(kernel.CLONE_NEWNS)
         kernel.mount("tmpfs", SCRATCH, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, how.scratch_options)

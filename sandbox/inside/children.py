@@ -76,10 +76,17 @@ class Child:
         self.serial = 0  # of the call: timers of an earlier call no longer mean it
         self.began_at = 0.0
         self.deadline = 0.0
-        self.waited_s = 0.0  # for a processor, before the clock of this call began
-        self.timed_out = False
+        self.worker: int | None = None  # who runs the call, once it was looked at
+        self.cpu_s = 0.0  # of the worker before this call
+        self.waited_s = 0.0  # of the worker for a processor, before this call
+        self.looked_at: float | None = None  # as a long call
+        self.family_cpu_s = 0.0  # of all its processes, when they were looked at
+        self.stopped_at: float | None = None  # until its next turn
+        self.stopped_s = 0.0
+        self.over: str | None = None  # why the fork server ended the call: "timeout" or "memory"
         self.ending = False  # its session is to go on from the state before the cell; what runs has been killed
         self.cancelled = False
+        self.killed = False  # by the fork server, for whatever reason
         self.watched = False  # its pipes are in the poll set
         self.unsent = b""
         self.nonce = 0
@@ -98,7 +105,9 @@ class Child:
         self.serial += 1
         self.began_at = now
         self.deadline = now + limit_s
-        self.timed_out = self.ending = False
+        self.worker = self.looked_at = self.over = None
+        self.stopped_s = 0.0
+        self.ending = False
         self.started = self.outcome = None
         self._received = b""
 

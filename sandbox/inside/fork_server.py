@@ -14,14 +14,10 @@ now. What the code writes can never become a frame: it reaches this process by p
 A session's processes are its own until "end". A cell that dies or exceeds its time takes with it all that it has started,
 and the session goes on from the state before (`session_process`); if it does not come back, the session ends, which the
 number of cells says. The executor bounds how many calls and sessions there are.
-
-A call's clock starts with its code, and stands still while the process waits for a processor, up to
-`_PATIENCE` time limits: a busy machine must not turn into the model's mistake.
 """
 # pathlib would be mapped into every forked process.
 # ruff: noqa: PTH102
 
-import heapq
 import os
 import select
 import signal
@@ -37,11 +33,9 @@ from sandbox.inside.frames import Frame, FrameReader, encode
 from sandbox.inside.orphans import end_orphans
 from sandbox.inside.process_tree import ProcessTree
 from sandbox.inside.settings import Settings
+from sandbox.inside.usage import Usage
+from sandbox.inside.watching import OUTCOME_BYTES, Watch
 
-_WATCH_AFTER_S = 0.01  # most calls end before, and their pipes are read once, at their end
-_PATIENCE = 4
-_TAKE_OVER_S = 0.5  # for a session's checkpoint to say that the worker has died
-_OUTCOME_BYTES = 1 << 20
 _PROCESSES_A_TURN = 2
 _FIRST_FREE_ID = 2_000_000_000  # users that no system hands out; one for each call where root has no namespaces
 
@@ -63,16 +57,15 @@ class ForkServer:
         self._by_fd: dict[int, Child] = {}
         self._by_call: dict[int, Child] = {}
         self._sessions: dict[int, Child] = {}
-        self._timers: list[tuple[float, int, int, Child]] = []  # (when, order, serial, child)
-        self._order = 0
         self._calls_forked = 0
         self._own_pidfd = os.pidfd_open(os.getpid())
+        self._watch = Watch(settings, Usage(self._processes), self)
 
     def serve(self) -> None:
         """Until the executor closes its end."""
         while True:
             idle = len(self._warm) < self._settings.warm_processes
-            events = self._poll.poll(0 if idle or self._todo else self._until_next_timer())
+            events = self._poll.poll(0 if idle or self._todo else self._watch.until_next())
             if not events and idle and not self._todo:
                 self._warm.append(self._fork())
             for fd, _ in events:
@@ -82,7 +75,7 @@ class ForkServer:
                 elif (child := self._by_fd.get(fd)) is not None:
                     self._on_child(child, fd)
             self._handle_some()
-            self._run_timers()
+            self._watch.run()
 
     def end_all(self) -> None:
         """Nothing that was started is left; in a pid namespace the kernel sees to it when this process ends."""
@@ -154,7 +147,7 @@ class ForkServer:
             fd = child.control.fileno()
             self._register(child, fd)  # a session's is already
             self._poll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
-        self._set_timer(child, now + _WATCH_AFTER_S)
+        self._watch.began(child, now)
 
     def _end_session(self, session: int) -> None:
         child = self._sessions.pop(session, None)
@@ -166,13 +159,12 @@ class ForkServer:
             child.cancelled = True
             self._kill(child)
 
-    def _stop(self, child: Child) -> None:
+    def stop(self, child: Child) -> None:
         """Ends the call. A session goes on from the state before it, if it can say so in time."""
         if child.session is None or child.ending or not self._end_cell(child):
             self._kill(child)
         else:
             child.ending = True
-            self._set_timer(child, time.monotonic() + _TAKE_OVER_S)
 
     def _end_cell(self, child: Child) -> bool:
         """Ends what the cell has started, and nothing else of its session. False if that cannot be done."""
@@ -181,6 +173,7 @@ class ForkServer:
     def _kill(self, child: Child) -> None:
         """Ends the process, and in a pid namespace all that it started. The answer goes out when it has ended."""
         self._sessions.pop(child.session, None) if child.session is not None else None
+        child.killed = True
         os.kill(child.pid, signal.SIGKILL)
 
     # ------------------------------------------------------------ events
@@ -191,15 +184,15 @@ class ForkServer:
         elif fd == child.control.fileno():
             if child.unsent and child.send():
                 self._poll.modify(fd, select.EPOLLIN)
-            self._hear(child)
+            self.hear(child)
         else:
             for stream in child.streams:
                 if stream.fd == fd and not stream.drain():
                     self._forget(fd)
 
-    def _hear(self, child: Child) -> bool:
+    def hear(self, child: Child) -> bool:
         """Takes what the process has said. False if nothing more is to come of its call."""
-        if not child.read_outcome(_OUTCOME_BYTES):
+        if not child.read_outcome(OUTCOME_BYTES):
             self._forget(child.control.fileno())
             self._kill(child)
             return False
@@ -222,7 +215,7 @@ class ForkServer:
         self._answer(child, self._ending(child, child.outcome))
 
     def _reap(self, child: Child) -> None:
-        _, status = os.waitpid(child.pid, 0)
+        _, status, taken = os.wait4(child.pid, 0)
         for fd in child.fds:
             self._forget(fd)
         if not self._how.own_namespaces:
@@ -234,17 +227,27 @@ class ForkServer:
         if child.call is not None:
             for stream in child.streams:
                 stream.drain()
-            child.read_outcome(_OUTCOME_BYTES)
+            child.read_outcome(OUTCOME_BYTES)
             child.cells = 0
-            self._answer(child, self._ending(child, child.outcome or ["died", str(os.waitstatus_to_exitcode(status))]))
+            cpu_s = taken.ru_utime + taken.ru_stime
+            end = child.outcome or self._end_of_process(child, os.waitstatus_to_exitcode(status), cpu_s)
+            self._answer(child, self._ending(child, end))
         child.close()
         if child.folder is not None:
             remove_folder(child.folder)
 
+    def _end_of_process(self, child: Child, exit_code: int, cpu_s: float) -> Outcome:
+        if exit_code == -signal.SIGKILL and self._how.own_namespaces and not child.killed:
+            # Nobody inside can kill a first process. The kernel did: its processor time was up, or memory was short.
+            return ["timeout" if cpu_s > self._settings.time_limit_s else "memory"]
+        return ["died", str(exit_code)]
+
     def _ending(self, child: Child, outcome: Outcome) -> Outcome:
         if outcome[0] == "exit":
             return ["died", outcome[1]]
-        if outcome[0] == "died" and (child.timed_out or outcome[1] == str(-signal.SIGXCPU)):
+        if outcome[0] == "died" and child.over is not None:
+            return [child.over]
+        if outcome[0] == "died" and outcome[1] == str(-signal.SIGXCPU):
             return ["timeout"]
         return outcome
 
@@ -255,6 +258,7 @@ class ForkServer:
         stdout, stdout_cut = child.streams[0].take()
         stderr, stderr_cut = child.streams[1].take()
         self._by_call.pop(child.call["id"], None)
+        self._watch.ended(child)
         answer = {
             "id": child.call["id"],
             "kind": outcome[0],
@@ -272,54 +276,12 @@ class ForkServer:
     def _send(self, frame: Frame) -> None:
         self._executor.sendall(encode(frame))
 
-    # ------------------------------------------------------------ time
-
-    def _until_next_timer(self) -> float:
-        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else -1
-
-    def _set_timer(self, child: Child, when: float) -> None:
-        self._order += 1
-        heapq.heappush(self._timers, (when, self._order, child.serial, child))
-
-    def _run_timers(self) -> None:
-        now = time.monotonic()
-        while self._timers and self._timers[0][0] <= now:
-            _, _, serial, child = heapq.heappop(self._timers)
-            if child.call is None or child.serial != serial:
-                continue
-            if child.session is not None and not self._hear(child):
-                continue
-            if not child.watched:
-                self._watch(child)
-            elif not child.timed_out and self._still_has_time(child, now):
-                self._set_timer(child, child.deadline)
-            else:
-                child.timed_out = True
-                self._stop(child)
-
-    def _watch(self, child: Child) -> None:
-        child.watched = True
-        worker = self._worker(child)
-        child.waited_s = 0.0 if worker is None else self._processes.waited_s(worker)
+    def follow(self, child: Child) -> None:
+        """Reads its pipes from now on."""
         for stream in child.streams:
             self._register(child, stream.fd)
-        self._set_timer(child, child.deadline)
 
-    def _still_has_time(self, child: Child, now: float) -> bool:
-        """The clock begins with the code and not with the process's isolation, and stands still without a processor."""
-        limit_s = self._settings.time_limit_s
-        if now > child.began_at + limit_s * _PATIENCE:
-            return False
-        child.read_outcome(_OUTCOME_BYTES)
-        worker = self._worker(child)
-        if child.outcome is None and worker is not None and child.note_start(now):
-            waited_s = self._processes.waited_s(worker) - child.waited_s
-            child.deadline = child.began_at + limit_s + waited_s
-        else:  # it has not begun yet, or is through: a machine full of calls isolates and ends them slowly
-            child.deadline = now + limit_s
-        return child.deadline > now + 0.001
-
-    def _worker(self, child: Child) -> int | None:
+    def worker(self, child: Child) -> int | None:
         """Who runs the call. None while a session has not said it, or when it has ended."""
         if child.session is None:
             return child.pid

@@ -45,10 +45,9 @@ class ProcessTree:
         """The descendant that calls itself `own_id`."""
         return next((pid for pid in self.descendants(base) if self._own_id(pid) == own_id), None)
 
-    def waited_s(self, pid: int) -> float:
-        """How long the process has been ready to run without a processor, since its start."""
-        fields = _read(self._proc, f"{pid}/schedstat").split()
-        return int(fields[1]) / 1e9 if fields else 0.0
+    def read(self, pid: int, name: str) -> bytes:
+        """A file of the process's folder."""
+        return _read(self._proc, f"{pid}/{name}")
 
     def offer_to_the_kernel_first(self, pid: int) -> None:
         """When memory runs out, the kernel ends this process and its children before the fork server or the training."""

@@ -220,7 +220,7 @@ class SessionProcess:
 
     def _be_worker(self) -> None:
         self._pid = os.getpid()
-        os.setsid()  # a signal to the process group of one is none to the other
+        os.setpgid(0, 0)  # a signal to the process group of one is none to the other
         if not self._own_namespaces:
             kernel.die_with_parent(signal.SIGKILL)
 

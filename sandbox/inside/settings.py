@@ -16,6 +16,7 @@ class Settings(NamedTuple):
     max_processes: int
     file_mib: int
     output_bytes: int
+    fork_servers: int = 1  # of this flavour, which share the processors
     warm_processes: int = 4  # forked and isolated ahead of the calls
 
     def to_json(self) -> str:
