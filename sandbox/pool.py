@@ -130,8 +130,10 @@ class ServerPool:
 
     async def start(self) -> list[Frame]:
         """The servers' greetings; started once, also when many ask. Raises SandboxFailure."""
+        if self._started:  # one that dies is replaced by `_replace`
+            return []
         async with self._starting:
-            if self._started:  # one that dies is replaced by `_replace`
+            if self._started:
                 return []
             servers = [ForkServerLink(self) for _ in range(self._size)]
             try:

@@ -9,6 +9,8 @@ from typing import Any
 
 Frame = dict[str, Any]
 LENGTH = struct.Struct("<I")
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make an encoder for each frame
+_decode = json.JSONDecoder().decode
 FRAME_LIMIT = 64 * 1024 * 1024  # bytes; a longer one is a broken peer
 
 
@@ -17,7 +19,7 @@ class BrokenStream(Exception):
 
 
 def encode(frame: Frame) -> bytes:
-    body = json.dumps(frame, separators=(",", ":")).encode("ascii")
+    body = _encode(frame).encode("ascii")
     return LENGTH.pack(len(body)) + body
 
 
@@ -47,7 +49,7 @@ class FrameReader:
 
 def _object(body: bytearray) -> Frame:
     try:
-        value = json.loads(body)
+        value = _decode(body.decode())
     except (ValueError, RecursionError) as error:
         raise BrokenStream("a frame that is not JSON") from error
     if not isinstance(value, dict):
