@@ -69,6 +69,7 @@ class TestLayers:
         assert run.roc == Roc(penalty="release", positives="lowest", negatives="first", min_per_class=1)
         assert (run.rl.prompts, run.rl.rollouts, run.rl.refills) == (4, 32, 0)
         assert (run.dialogue.max_turns, run.dialogue.max_calls_per_turn, run.dialogue.result_characters) == (5, 1, 256)
+        assert run.dialogue.result_format == "rstar2_release"
 
     def test_a_preset_can_be_chosen_on_the_command_line(self, config: Path):
         chosen = loaded(config, 'name = "a"', "preset=rstar2_release")
@@ -144,6 +145,11 @@ class TestMistakes:
         said = complaint(config, 'name = "a"\n[rl]\nprompts = 3', "rl.rollouts=15", "seed=1")
         why = "rollouts must be even, Resample-on-Correct keeps half of them: 15"
         assert said == f"my.toml with --set rl.rollouts=15: `rl`: {why}"
+
+    @pytest.mark.parametrize("key", ["executors", "max_queued_calls"])
+    def test_an_executor_needs_to_exist_and_to_take_a_call(self, config: Path, key: str):
+        said = complaint(config, f'name = "a"\n[sandbox]\n{key} = 0')
+        assert said == f"my.toml: `sandbox`: {key} must be positive"
 
     def test_a_failing_check_of_the_whole_run_names_the_file(self, config: Path):
         assert complaint(config, 'name = ""') == "my.toml: name must not be empty"
