@@ -260,6 +260,6 @@ _ACCEPTS: dict[str, Callable[[CodeOutcome], bool]] = {
     CELL: _prints("2\n"),
     FORKED_CELL: _prints("6\n"),
     LOOP: lambda outcome: isinstance(outcome, CodeTimedOut),
-    HOG: lambda outcome: isinstance(outcome, CodeOutOfMemory),
+    HOG: lambda outcome: isinstance(outcome, CodeOutOfMemory | CodeTimedOut),  # whichever limit it meets first
     MEGABYTE: _megabyte,
 }
