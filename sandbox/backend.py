@@ -140,7 +140,7 @@ class ForkServerSandbox:
         async with session.turn:
             seed = self._seed_of(call)
             answer = await self._cell(session, call.code, seed)
-            if answer["kind"] in _KEPT:
+            if answer["kind"] in _KEPT and session.held > len(session.done):  # out of memory may also be its end
                 session.done.append((call.code, seed))
             elif session.held < len(session.done):
                 session.ended_itself = True
@@ -170,7 +170,12 @@ class ForkServerSandbox:
             answer = await self._on_process(session, *session.done[number])
             if answer["kind"] == "lost":
                 return answer
-            if answer["kind"] not in _KEPT:
+            if answer["kind"] == "memory" and session.held == number:
+                del session.done[
+                    number
+                ]  # who asked to restore the notebook cannot know which ends by memory left no trace
+                continue
+            if answer["kind"] not in _KEPT or session.held == number:
                 if not session.ended_itself:
                     self._drop_process(session)
                     raise SandboxFailure("a notebook could not be made again")

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from sandbox.inside import cell_process, kernel, landlock, namespaces, seccomp
 from sandbox.inside.cell_process import Isolating
-from sandbox.inside.children import remove_folder
+from sandbox.inside.folders import remove_folder
 from sandbox.inside.fork_server import ForkServer
 from sandbox.inside.frames import encode
 from sandbox.inside.landlock import Landlock

@@ -183,9 +183,3 @@ class Child:
 def _is_exit_code(text: str) -> bool:
     digits = text.removeprefix("-")
     return digits.isascii() and digits.isdigit() and len(digits) <= 3
-
-
-def remove_folder(folder: str) -> None:
-    import shutil  # with its compression libraries it would make every fork dearer where folders are mounted instead
-
-    shutil.rmtree(folder, ignore_errors=True)

@@ -28,7 +28,8 @@ from collections import deque
 from sandbox.inside import cell_process, kernel
 from sandbox.inside.calls import Outcome, call_bytes
 from sandbox.inside.cell_process import Isolating
-from sandbox.inside.children import Captured, Child, remove_folder
+from sandbox.inside.children import Captured, Child
+from sandbox.inside.folders import remove_folder
 from sandbox.inside.frames import Frame, FrameReader, encode
 from sandbox.inside.orphans import end_orphans
 from sandbox.inside.process_tree import ProcessTree

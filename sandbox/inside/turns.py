@@ -49,6 +49,7 @@ class Turns(Generic[Call]):
         long.cpu_s += cpu_s
         long.held = held
         long.busy = busy or long.stopped
+        long.in_turn = long.in_turn and long.busy
         return self._step()
 
     def leave(self, call: Call) -> tuple[list[Call], list[Call]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import textwrap
 
 import pytest
 
-from bus.messages import CodeOk, CodeOutcome, CodeRaised
+from bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory, CodeRaised, CodeTimedOut, Output
 from sandbox.inside import landlock
 from tests.sandbox.conftest import Client, Play
 
@@ -130,3 +131,67 @@ def test_a_call_ends_its_own_children_and_nobody_elses(play: Play) -> None:
 
     play(scenario, namespaces="off")
     play(scenario)
+
+
+GROWS_IN_MANY = """
+    import os, time
+    for _ in range(7):
+        if os.fork() == 0:
+            break
+    kept = [bytearray(b"x") * (1 << 20) for _ in range(48)]
+    time.sleep(60)
+"""
+SHARES = """
+    import os, time
+    kept = bytearray(b"x") * (96 << 20)
+    children = []
+    for _ in range(5):
+        children.append(os.fork())
+        if children[-1] == 0:
+            time.sleep(0.4)
+            os._exit(0)
+    for child in children:
+        os.waitpid(child, 0)
+    print("shared")
+"""
+
+
+def test_all_processes_of_a_call_together_hold_no_more_than_its_memory(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        outcome = (await client.program(textwrap.dedent(GROWS_IN_MANY))).outcome
+        assert isinstance(outcome, CodeOutOfMemory), outcome
+        assert await printed_by(client, SHARES) == "shared\n"
+        assert await client.printed("x = 5") == ""
+        outcome = (await client.cell(textwrap.dedent(GROWS_IN_MANY))).outcome
+        assert isinstance(outcome, CodeOutOfMemory), outcome
+        assert await client.printed("x") == "5\n"
+
+    play(scenario, memory_mib=128)
+
+
+def test_many_endless_and_growing_calls_take_turns_and_each_has_its_own_outcome(play: Play) -> None:
+    computes = "n = 0\nfor i in range(3_000_000): n += i\nprint(n)"
+    grows = "kept = []\nwhile True: kept.append(bytearray(b'x') * (1 << 20))"
+
+    async def scenario(client: Client) -> None:
+        calls = [client.program("while True: pass", trajectory=10 + n) for n in range(6)]
+        calls += [client.program(grows, trajectory=20 + n) for n in range(3)]
+        calls += [client.program(computes, trajectory=30 + n) for n in range(3)]
+        outcomes = [result.outcome for result in await asyncio.gather(*calls)]
+        assert [type(outcome) for outcome in outcomes] == [CodeTimedOut] * 6 + [CodeOutOfMemory] * 3 + [CodeOk] * 3
+        assert (await client.program("print(1)")).outcome == CodeOk(Output("1\n"))
+
+    play(scenario, time_limit_s=2.0, memory_mib=64)
+
+
+def test_a_notebook_goes_on_after_a_cell_that_waited_for_its_turns(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        loops = [client.program("while True: pass", trajectory=10 + n) for n in range(3)]
+        cell = client.cell("n = 0\nfor i in range(2_000_000): n += i\nprint(n)")
+        computed, *outcomes = await asyncio.gather(cell, *loops)
+        assert isinstance(computed.outcome, CodeOk)
+        assert computed.outcome.output.stdout == f"{sum(range(2_000_000))}\n"
+        assert [type(result.outcome) for result in outcomes] == [CodeTimedOut] * 3
+        assert await client.printed("n + 1") == f"{sum(range(2_000_000)) + 1}\n"
+
+    play(scenario, time_limit_s=2.0)
