@@ -52,3 +52,17 @@ def test_rollouts_and_sandbox_agree_on_which_cells_a_notebook_holds(kind: str) -
     streams = {"stdout": "", "stderr": "", "stdout_cut": 0, "stderr_cut": 0}
     outcome = outcome_of({"kind": kind, "details": details, **streams}, SandboxConfig())
     assert keeps_effects(outcome) == (kind in _KEPT)
+
+
+def test_a_cell_that_was_ended_for_its_processes_memory_is_no_part_of_the_notebook(play: Play) -> None:
+    hog = (
+        "import os, time\nx = 'changed'\nfor _ in range(4):\n    if os.fork() == 0:\n"
+        "        block = bytearray(b'x' * (60 << 20))\n        time.sleep(30)\ntime.sleep(30)"
+    )
+
+    async def scenario(client: Client) -> None:
+        client.sandbox.restore_session(5, cells("x = 'kept'", hog, "y = x"))
+        outcome = (await client.sandbox.run(CodeRequested(5, 9, "jupyter_code", "x, y", ""))).outcome
+        assert outcome == CodeOk(Output("('kept', 'kept')\n"))
+
+    play(scenario, memory_mib=128)
