@@ -10,8 +10,8 @@ from typing import Any
 from sandbox.inside.calls import Call
 from sandbox.inside.settings import Settings
 
-# A process's whole CPU time, in time limits: the kernel's limit cannot be raised for a cell. A session's next fork
-# begins to count anew, so this ends what computes on between cells, and sessions that cannot be forked for long.
+# Of CPU time that one process of a session has for all its cells, in time limits: the kernel's limit cannot be raised for
+# a cell. It ends what computes on between cells. A worker that comes to it makes place for its checkpoint, which counts anew.
 _SESSION_CPU_CELLS = 64
 
 
@@ -19,7 +19,6 @@ def begin(call: Call, settings: Settings) -> None:
     cpu_s = math.ceil(settings.time_limit_s) + 1
     if call.is_cell:
         cpu_s *= _SESSION_CPU_CELLS
-        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     if hard == resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))

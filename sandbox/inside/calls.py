@@ -1,7 +1,7 @@
 """What a fork server and a forked process say to each other, as bytes. Standard library only.
 
     fork server -> process   a call: a program or a session's cell
-    process -> fork server   Started, when its code begins; then one Answer
+    process -> fork server   Started, when its code begins, unless it is a session's and the same as before; one Answer
 
 No JSON, whose machinery would cost each forked process page copies. Code that runs in the process can write to its
 socket too: an answer counts only with its call's nonce, and what is no answer ends the process.
@@ -20,6 +20,7 @@ _PROGRAM, _CELL = 0, 1
 _STARTED = struct.Struct("<cddII")
 _ANSWER = struct.Struct("<cIQI")  # bytes of the outcome's text, nonce, cells
 _START, _END = b"s", b"a"
+_CHUNK = 4096  # most calls fit
 
 
 class Call(NamedTuple):
@@ -56,18 +57,22 @@ def call_bytes(is_cell: bool, cells: int, seed: int, nonce: int, code: str, stdi
 
 def read_call() -> Call:
     """Waits for one. The process ends when the fork server lets go of it."""
-    kind, cells, seed, nonce, code_bytes, stdin_bytes = _CALL.unpack(_read(_CALL.size))
-    return Call(kind == _CELL, cells, seed, nonce, _read(code_bytes).decode("utf-8", "replace"), _read(stdin_bytes))
+    received = _read_until(b"", _CALL.size)
+    kind, cells, seed, nonce, code_bytes, stdin_bytes = _CALL.unpack_from(received)
+    texts = _read_until(received[_CALL.size :], code_bytes + stdin_bytes)
+    return Call(kind == _CELL, cells, seed, nonce, texts[:code_bytes].decode("utf-8", "replace"), texts[code_bytes:])
 
 
-def _read(length: int) -> bytes:
-    chunks: list[bytes] = []
-    while length:
-        chunk = os.read(CONTROL, min(length, 1 << 20))
+def _read_until(received: bytes, length: int) -> bytes:
+    """Reads on, and no further than the fork server has sent: no call comes before the answer to the one before."""
+    chunks = [received]
+    left = length - len(received)
+    while left > 0:
+        chunk = os.read(CONTROL, min(max(left, _CHUNK), 1 << 20))
         if not chunk:
             os._exit(0)
         chunks.append(chunk)
-        length -= len(chunk)
+        left -= len(chunk)
     return b"".join(chunks)
 
 

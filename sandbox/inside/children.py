@@ -90,7 +90,7 @@ class Child:
         self.watched = False  # its pipes are in the poll set
         self.unsent = b""
         self.nonce = 0
-        self.started: Started | None = None
+        self.started: Started | None = None  # what a session said of an earlier cell holds until it says something else
         self.outcome: Outcome | None = None
         self.cells = 0  # that the session's state holds
         self._received = b""
@@ -108,7 +108,7 @@ class Child:
         self.worker = self.looked_at = self.over = None
         self.stopped_s = 0.0
         self.ending = False
-        self.started = self.outcome = None
+        self.outcome = None
         self._received = b""
 
     def forget_call(self) -> None:
@@ -159,9 +159,10 @@ class Child:
     def _accepts(self) -> bool:
         """False if what has come so far can be no answer to this process's call."""
         try:
-            self.started, answer = parse(self._received)
+            started, answer = parse(self._received)
         except ValueError:
             return False
+        self.started = started or self.started
         if answer is None:
             return self.call is not None
         outcome = answer.outcome

@@ -37,6 +37,7 @@ from sandbox.inside.settings import Settings
 from sandbox.inside.usage import Usage
 from sandbox.inside.watching import OUTCOME_BYTES, Watch
 
+_CHUNK = 1 << 16  # libc would map and unmap a larger one each time
 _PROCESSES_A_TURN = 2
 _FIRST_FREE_ID = 2_000_000_000  # users that no system hands out; one for each call where root has no namespaces
 
@@ -87,7 +88,7 @@ class ForkServer:
     # ------------------------------------------------------------ calls
 
     def _read_executor(self) -> bool:
-        chunk = self._executor.recv(1 << 18)
+        chunk = self._executor.recv(_CHUNK)
         if not chunk:
             return False
         self._todo.extend(self._reader.feed(chunk))

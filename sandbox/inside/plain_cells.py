@@ -35,7 +35,7 @@ _missing = object()
 _stdout = sys.stdout
 
 
-def is_plain(codes: tuple[CodeType, CodeType | None], names: dict[str, Any]) -> bool:
+def is_plain(codes: tuple[CodeType | None, CodeType | None], names: dict[str, Any]) -> bool:
     """Whether `codes`, run with the global `names`, are plain now."""
     if sys.gettrace() is not None or sys.__stdout__ is not _stdout or names.get("__builtins__") is not builtins:
         return False

@@ -14,7 +14,7 @@ from typing import NoReturn, cast
 from sandbox.inside.calls import Outcome
 from sandbox.inside.tracebacks import error_line, traceback_text
 
-CompiledCell = tuple[CodeType, CodeType | None]  # the statements, and the last expression
+CompiledCell = tuple[CodeType | None, CodeType | None]  # the statements, and the last expression
 CELL, PROGRAM = "<cell>", "<program>"
 _show = print  # what the code does to `print` must not change what a cell shows
 
@@ -50,7 +50,8 @@ def run_cell(code: str | CompiledCell, main: ModuleType) -> Outcome:
 
     def body() -> None:
         statements, last = _compile_cell(code) if isinstance(code, str) else code
-        exec(statements, main.__dict__)
+        if statements is not None:
+            exec(statements, main.__dict__)
         if last is not None:
             value = eval(last, main.__dict__)
             if value is not None:
@@ -67,7 +68,7 @@ def compiled_cell(code: str) -> CompiledCell | None:
         return None
 
 
-def _compile_cell(code: str) -> tuple[CodeType, CodeType | None]:
+def _compile_cell(code: str) -> CompiledCell:
     # Not ast.parse, whose frame would be in the traceback.
     tree = cast(ast.Module, compile(code, CELL, "exec", ast.PyCF_ONLY_AST))
     last = None
@@ -75,7 +76,7 @@ def _compile_cell(code: str) -> tuple[CodeType, CodeType | None]:
         expression = tree.body.pop()
         assert isinstance(expression, ast.Expr)
         last = compile(ast.Expression(expression.value), CELL, "eval")
-    return compile(tree, CELL, "exec"), last
+    return compile(tree, CELL, "exec") if tree.body or last is None else None, last
 
 
 def _outcome_of(body: Callable[[], None]) -> Outcome:

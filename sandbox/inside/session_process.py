@@ -65,6 +65,7 @@ class SessionProcess:
         self._cells = 0  # that the state of this process holds
         self._checkpoint = 0  # its process id; 0: the base
         self._checkpoint_at = 0.0
+        self._said = (0, 0)  # worker and checkpoint, as the fork server knows them
         self._repeatable = True  # the checkpoint's state and `_behind` plain cells give this one
         self._behind = 0
         self._behind_s = 0.0
@@ -152,8 +153,12 @@ class SessionProcess:
         return self._repeatable and self._behind < _PLAIN_CELLS and self._behind_s < _PLAIN_S
 
     def _run(self, call: Call, code: str | program.CompiledCell, plain: bool) -> None:
-        begin(call, self._settings)
-        say_started(self._pid, self._checkpoint, self._checkpoint_at)
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+        if not plain:  # which neither draws at random nor reads
+            begin(call, self._settings)
+        if not plain or self._said != (self._pid, self._checkpoint):
+            say_started(self._pid, self._checkpoint, self._checkpoint_at)
+            self._said = self._pid, self._checkpoint
         began_at = time.monotonic()
         outcome = program.run_cell(code, self._main)
         if os.getpid() != self._pid:
