@@ -12,9 +12,7 @@ _REMEDY = (
 _SHARED_VIEW = (
     "Executed code sees the machine's files and other processes as its user may, and can outlive the executor: "
 )
-_SHARED_MACHINE = (
-    "Executed code can fill the disk that holds its folder, see which files exist, and outlive the executor: "
-)
+_SHARED_MACHINE = "Executed code can fill the disk that holds its folder, see which files and processes exist, and outlive the executor: "
 _SHARED_SIGNALS = "Executed code can end other processes of its user: use Linux 6.12 or newer, or "
 _SIGNALS_SINCE = 6  # version of Landlock
 
