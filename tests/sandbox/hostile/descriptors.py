@@ -1,0 +1,230 @@
+"""The descriptors that a call inherits: its pipes, and the socket by which the harness answers for it."""
+
+from __future__ import annotations
+
+from tests.sandbox.hostile.record import any_outcome, died, hostile, ok, printed, raised, timed_out
+
+# "a", bytes of the outcome's text, nonce, cells; then the outcome's text. See sandbox.inside.calls.
+_ANSWER = "import os, struct\ndef answer(text, nonce): return struct.pack('<cIQI', b'a', len(text), nonce, 1) + text\n"
+
+DESCRIPTORS = [
+    hostile(
+        "has no descriptor but its own four",
+        """
+        import os, stat
+        found = []
+        for fd in range(1024):
+            try: found.append((fd, stat.S_IFMT(os.fstat(fd).st_mode)))
+            except OSError: pass
+        print(found == [(0, stat.S_IFCHR), (1, stat.S_IFIFO), (2, stat.S_IFIFO), (3, stat.S_IFSOCK)])
+        """,
+        printed("True\n"),
+    ),
+    hostile(
+        "forges results on every descriptor",
+        """
+        import os, json
+        for call in range(300):
+            frame = json.dumps({'id': call, 'kind': 'ok', 'details': [], 'stdout': 'forged', 'stderr': '', 'stdout_cut': 0,
+                                'stderr_cut': 0, 'duration_s': 0.0}).encode()
+            for fd in (0, *range(3, 64)):
+                try: os.write(fd, len(frame).to_bytes(4, 'little') + frame)
+                except OSError: pass
+        print('mine')
+        """,
+        died(),  # and not with what it forged
+    ),
+    hostile(
+        "says hello as a fork server does",
+        'import os\nframe = b\'{"hello": "bare", "namespaces": [], "missing": []}\'\n'
+        "os.write(3, len(frame).to_bytes(4, 'little') + frame)\nimport time\ntime.sleep(60)",
+        died(-9),
+        timed_out(),
+    ),
+    hostile(
+        "answers with guessed nonces",
+        _ANSWER + "for nonce in range(2000): os.write(3, answer(b'ok', nonce))",
+        died(-9),
+        timed_out(""),  # a program's answer is read when it has ended
+    ),
+    hostile("answers with half a frame and hangs", _ANSWER + "os.write(3, b'a\\x10')\nwhile True: pass", timed_out("")),
+    hostile(
+        "promises an answer of four gigabytes",
+        "import os\nos.write(3, b'a\\xff\\xff\\xff\\xff')\nwhile True: pass",
+        timed_out(""),
+    ),
+    hostile(
+        "writes garbage where answers go",
+        "import os\nfor _ in range(1600): os.write(3, b'\\xa5' * 65536)",
+        died(-9),
+        timed_out(""),
+    ),
+    hostile(
+        "writes zeros where answers go",
+        "import os\nwhile True: os.write(3, bytes(65536))",
+        died(-9),
+        timed_out(""),
+    ),
+    hostile(
+        "finds the harness and answers for itself",
+        """
+        import os, struct, sys
+        frame = sys._getframe()
+        while frame:
+            for value in list(frame.f_locals.values()):
+                nonce = getattr(value, 'nonce', None)
+                if isinstance(nonce, int):
+                    text = b'ok'
+                    os.write(3, struct.pack('<cIQI', b'a', len(text), nonce, 1) + text)
+                    while True: pass
+            frame = frame.f_back
+        """,
+        *any_outcome(),  # it harms its own result and no other
+        spares_its_notebook=False,
+    ),
+    hostile(
+        "finds the harness and answers twice",
+        """
+        import os, struct, sys
+        frame = sys._getframe()
+        while frame:
+            for value in list(frame.f_locals.values()):
+                nonce = getattr(value, 'nonce', None)
+                if isinstance(nonce, int):
+                    for text in (b'ok', b'exit\\x000'):
+                        os.write(3, struct.pack('<cIQI', b'a', len(text), nonce, 1) + text)
+            frame = frame.f_back
+        """,
+        *any_outcome(),
+        spares_its_notebook=False,
+    ),
+    *[
+        hostile(
+            f"finds the harness and answers {what}",
+            f"""
+            import os, struct, sys
+            frame = sys._getframe()
+            while frame:
+                for value in list(frame.f_locals.values()):
+                    nonce = getattr(value, 'nonce', None)
+                    if isinstance(nonce, int):
+                        text = {text}
+                        os.write(3, struct.pack('<cIQI', b'a', len(text), nonce, 1) + text)
+                frame = frame.f_back
+            while True: pass
+            """,
+            died(-9),
+            timed_out(),
+        )
+        for what, text in {
+            "with an exit code of a thousand digits": "b'exit\\x00' + b'9' * 1000",
+            "with an exit code that is none": "b'exit\\x00-1'",
+            "with an exit code in other digits": "'exit\\x00\\u0663'.encode()",
+            "with an outcome that nobody knows": "b'timeout'",
+            "with an infrastructure failure": "b'lost'",
+            "with too many parts": "b'raised' + b'\\x00x' * 50",
+            "with nothing": "b''",
+        }.items()
+    ],
+    hostile(
+        "raises what looks like an answer",
+        "raise ValueError('x\\0ok\\0exit\\0' + '\\ud800' + chr(0x10ffff) * 100_000)",
+        raised("ValueError: x\\x00ok\\x00exit\\x00\\ud800"),
+    ),
+    hostile("closes every descriptor", "import os\nos.closerange(0, 256)\nprint('x')", died(), raised("OSError")),
+    hostile("closes the harness's socket", "import os\nos.close(3)\nprint('x')", died(-9), died(70)),
+    hostile(
+        "shuts the harness's socket down",
+        "import socket\nsocket.socket(fileno=3).shutdown(socket.SHUT_RDWR)\nwhile True: pass",
+        died(-9),
+        timed_out(),
+    ),
+    hostile(
+        "puts its output in the place of every descriptor",
+        "import os\nfor fd in range(0, 200): fd == 1 or os.dup2(1, fd)\nprint('x')",
+        died(),
+        timed_out(),
+    ),
+    hostile(
+        "puts the harness's socket in the place of its output",
+        "import os\nos.dup2(3, 1)\nos.dup2(3, 2)\nprint('x' * 100)",
+        died(),
+        timed_out(""),
+    ),
+    hostile(
+        "exchanges its output and its errors",
+        "import os, sys\na, b = os.dup(1), os.dup(2)\nos.dup2(a, 2)\nos.dup2(b, 1)\nprint('x', file=sys.stderr)",
+        printed("x\n"),
+        spares_its_notebook=False,
+    ),
+    hostile(
+        "makes every descriptor refuse to wait",
+        "import os\nfor fd in range(4): os.set_blocking(fd, False)\nos.write(1, b'x')",
+        *any_outcome(),
+        spares_its_notebook=False,
+    ),
+    hostile(
+        "passes descriptors to the harness",
+        """
+        import os, socket
+        harness = socket.socket(fileno=os.dup(3))
+        try:
+            for _ in range(100): socket.send_fds(harness, [b'x'], [0, 1, 2, 3])
+        except OSError: pass
+        """,
+        *any_outcome(),
+    ),
+    hostile(
+        "reads what the harness reads",
+        "import os\nprint(len(os.read(3, 1 << 20)))",
+        timed_out(""),
+    ),
+    hostile(
+        "lets a thread read what the harness reads",
+        "import os, threading\nthreading.Thread(target=lambda: [os.read(3, 1 << 20) for _ in range(99)], daemon=True).start()",
+        ok(),
+        spares_its_notebook=False,
+    ),
+    hostile(
+        "waits on standard input",
+        "import sys\nprint(repr(sys.stdin.read()), repr(sys.stdin.readline()))\ninput()",
+        raised("EOFError", "'' ''\n"),
+    ),
+    hostile(
+        "reads its standard input from the descriptor, and again",
+        "import os\nprint(os.read(0, 100), os.lseek(0, 0, 0), os.read(0, 100))\nos.write(0, b'x')",
+        printed("b'abc' 0 b'abc'\n"),
+        raised("OSError", "b'abc' 0 b'abc'\n"),
+        forms=("program",),
+        stdin="abc",
+    ),
+    hostile("reads from its own output", "import os\nos.read(1, 1)", raised("OSError: [Errno 9]")),
+    hostile(
+        "closes its output",
+        "import sys\nsys.stdout.close()\nprint('x')",
+        raised("ValueError: I/O operation on closed file"),
+        as_cell=(raised("ValueError: I/O operation on closed file"),),
+        spares_its_notebook=False,
+    ),
+    hostile(
+        "closes its output's descriptor",
+        "import os\nos.close(1)\nprint('x')",
+        raised("OSError: [Errno 9]"),
+        spares_its_notebook=False,
+    ),
+    hostile(
+        "asks for signals when the harness writes",
+        """
+        import fcntl, os, signal
+        for fd in (0, 1, 2, 3):
+            try:
+                fcntl.fcntl(fd, fcntl.F_SETOWN, 1)
+                fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
+                fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+            except OSError: pass
+        print('x')
+        """,
+        *any_outcome(),
+        spares_its_notebook=False,
+    ),
+]

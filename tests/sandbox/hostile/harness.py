@@ -1,0 +1,266 @@
+"""The harness in the call's own process: what a program changes there it changes for itself alone."""
+
+from __future__ import annotations
+
+from tests.sandbox.hostile.record import any_outcome, died, hostile, ok, printed, raised, timed_out
+
+HARNESS = [
+    hostile(
+        "replaces print, exit and what shows values",
+        """
+        import builtins, sys
+        builtins.print = builtins.repr = builtins.exit = builtins.input = None
+        sys.displayhook = None
+        """,
+        printed(""),
+        spares_its_notebook=False,  # its own `print` is gone
+    ),
+    hostile(
+        "replaces every builtin",
+        "import builtins\nfor name in dir(builtins):\n    if name[0] != '_': setattr(builtins, name, None)",
+        *any_outcome(),
+        spares_its_notebook=False,
+    ),
+    hostile(
+        "replaces compile and exec for later cells",
+        "import builtins\nbuiltins.compile = builtins.exec = builtins.eval = lambda *_, **__: print('forged')",
+        *any_outcome(),
+        spares_its_notebook=False,
+    ),
+    hostile(
+        "breaks the harness's tools",
+        "import os, json, sys\nsys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = None\nos._exit = os.write = json.dumps = None",
+        *any_outcome(),
+        spares_its_notebook=False,
+    ),
+    hostile(
+        "never writes its answer",
+        "import os\nos.write = lambda fd, data: 0",
+        timed_out(),
+        spares_its_notebook=False,
+    ),
+    hostile(
+        "never leaves",
+        "import os, time\nos._exit = lambda code: time.sleep(60)\nprint('x')",
+        ok(),  # its answer counts, and its process is ended
+        spares_its_notebook=False,
+    ),
+    hostile(
+        "puts streams of its own in place of the output",
+        """
+        import sys
+        class Stream:
+            def write(self, text): raise KeyboardInterrupt
+            def flush(self): raise SystemExit('flushed')
+        sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = Stream()
+        """,
+        *any_outcome(),
+        spares_its_notebook=False,
+    ),
+    hostile(
+        "puts a stream that hangs in place of the output",
+        "import sys, time\nclass Stream:\n    def flush(self): time.sleep(60)\nsys.stdout = sys.__stdout__ = Stream()",
+        timed_out(),
+        spares_its_notebook=False,
+    ),
+    hostile("forgets all modules", "import sys\nsys.modules.clear()", *any_outcome(), spares_its_notebook=False),
+    hostile(
+        "puts modules of its own in place of the library's",
+        """
+        import sys, types
+        evil = types.ModuleType('evil')
+        evil.__getattr__ = lambda name: 1 / 0
+        for name in list(sys.modules): sys.modules[name] = evil
+        """,
+        *any_outcome(),
+        spares_its_notebook=False,
+    ),
+    hostile(
+        "traces all that the harness does",
+        """
+        import os, sys, threading
+        def trace(*_): raise ValueError('traced')
+        sys.settrace(trace)
+        sys.setprofile(trace)
+        threading.settrace(trace)
+        threading.setprofile(trace)
+        """,
+        *any_outcome(),
+        spares_its_notebook=False,
+    ),
+    hostile(
+        "leaves when the harness calls anything",
+        "import os, sys\nsys.setprofile(lambda *_: os._exit(0))",
+        died(0),
+        spares_its_notebook=False,
+    ),
+    hostile(
+        "audits all that the harness does",
+        "import sys\ndef hook(name, _):\n    if name in ('compile', 'exec', 'open', 'import'): raise ValueError('audited')\nsys.addaudithook(hook)",
+        *any_outcome(),
+        spares_its_notebook=False,
+    ),
+    hostile(
+        "changes the harness's functions by walking up the frames",
+        """
+        import sys
+        frame = sys._getframe()
+        while frame:
+            for name in list(frame.f_globals):
+                if name.startswith('_') and callable(frame.f_globals[name]) and not name.startswith('__'):
+                    frame.f_globals[name] = lambda *_: ['ok']
+            frame = frame.f_back
+        """,
+        *any_outcome(),
+        spares_its_notebook=False,
+    ),
+    hostile(
+        "finds the harness's objects by the collector of garbage",
+        """
+        import gc
+        for thing in gc.get_objects():
+            if type(thing).__name__ in ('Settings', 'Isolating', 'ForkServer', 'Child', 'Call', 'Filter', 'Landlock'):
+                for name in ('_executor', '_poll', '_warm', '_sessions', '_by_fd', 'control', 'pidfd'):
+                    other = getattr(thing, name, None)
+                    for attempt in ('close', 'clear'):
+                        try: getattr(other, attempt)()
+                        except Exception: pass
+        """,
+        *any_outcome(),
+    ),
+    hostile(
+        "unfreezes and collects all garbage",
+        "import gc\ngc.unfreeze()\ngc.collect()\ngc.set_threshold(1)\nprint(gc.callbacks)\ngc.callbacks.append(lambda *_: 1 / 0)",
+        ok(),
+        spares_its_notebook=False,
+    ),
+    hostile(
+        "seeds and breaks the random generators",
+        "import random\nrandom.seed = None\nrandom.Random.random = lambda self: 4",
+        printed(""),
+        spares_its_notebook=False,
+    ),
+    hostile(
+        "changes what time it is",
+        "import time\ntime.monotonic = lambda: float('inf')",
+        printed(""),
+    ),
+    hostile(
+        "changes who it is",
+        "import os\nos.getpid = lambda: 12345",
+        *any_outcome(),
+        spares_its_notebook=False,
+    ),
+    hostile(
+        "puts hooks in the way of imports",
+        """
+        import builtins, sys
+        class Finder:
+            def find_spec(self, *_): print('evil'); raise ImportError('evil')
+        sys.meta_path.insert(0, Finder())
+        sys.path_hooks.insert(0, lambda path: 1 / 0)
+        sys.path_importer_cache.clear()
+        sys.path[:] = ['.']
+        builtins.__import__ = lambda *_, **__: 1 / 0
+        """,
+        printed(""),
+    ),
+    hostile(
+        "unpickles what does things",
+        r"""
+        import pickle
+        pickle.loads(b"cos\nwrite\n(I3\nVok\n\x85R.") if False else None
+        pickle.loads(b"cos\nsystem\n(S'echo pickled'\ntR.")
+        class Bomb:
+            def __reduce__(self): return (exec, ("import os; os.write(1, b'again')",))
+        pickle.loads(pickle.dumps(Bomb()))
+        """,
+        printed("pickled\nagain"),
+    ),
+    hostile(
+        "replaces the main module",
+        "import sys, types\nsys.modules['__main__'] = types.ModuleType('__main__')\nglobals().pop('__builtins__')\n",
+        *any_outcome(),
+    ),
+    hostile(
+        "shows a value that lies about itself",
+        "class C:\n    def __repr__(self): return 'x' * 100_000_000\n    __str__ = __repr__\nC()",
+        *any_outcome(),
+        shows=True,
+    ),
+    hostile(
+        "shows a value that raises",
+        "class C:\n    def __repr__(self): raise SystemExit(0)\nC()",
+        printed(""),
+        as_cell=(died(0),),
+        shows=True,
+    ),
+    hostile(
+        "shows a value that is no text",
+        "class C:\n    def __repr__(self): return 5\nC()",
+        printed(""),
+        as_cell=(raised("TypeError"),),
+        shows=True,
+    ),
+    hostile("exits so that later cells may succeed", "exit()", printed(""), as_cell=(died(0),)),
+    hostile(
+        "ends between two cells",
+        "import os, threading\nthreading.Timer(0.005, os._exit, (9,)).start()",
+        died(9),
+        as_cell=(ok(), died(9)),
+        spares_its_notebook=False,
+    ),
+    hostile(
+        "lets a thread run between two cells",
+        """
+        import threading, os
+        def spin():
+            while True:
+                try: os.write(1, b'thread\\n'); os.write(3, b'')
+                except OSError: pass
+        threading.Thread(target=spin, daemon=True).start()
+        """,
+        ok(),
+        spares_its_notebook=False,
+    ),
+    hostile(
+        "lets a child answer later cells",
+        """
+        import os, struct, time
+        if not os.fork():
+            while True:
+                time.sleep(0.01)
+                os.write(3, struct.pack('<cIQI', b'a', 2, 0, 1) + b'ok')
+        """,
+        *any_outcome(),
+        spares_its_notebook=False,
+    ),
+    *[
+        hostile(
+            f"finds what its notebook's processes share and {what}",
+            f"""
+            import os, signal, sys, time
+            frame, found = sys._getframe(), None
+            while frame:
+                for value in list(frame.f_locals.values()):
+                    if type(value).__name__ == 'SessionProcess': found = value
+                frame = frame.f_back
+            if found: {doing}
+            """,
+            *any_outcome(),
+            spares_its_notebook=False,
+        )
+        for what, doing in {
+            "fills it with zeros": "found._shared[:] = bytes(len(found._shared))",
+            "fills it with ones": "found._shared[:] = b'\\xff' * len(found._shared)",
+            "names other processes": "found._set_turn(1, 1, 1)",
+            "names itself as its checkpoint": "found._set_turn(os.getpid(), os.getpid(), 0); os._exit(3)",
+            "ends its checkpoint and itself": "os.kill(found._checkpoint or 2, 9); os._exit(3)",
+            "wakes its checkpoint": "os.kill(found._checkpoint or 2, signal.SIGCONT)",
+            "stops its checkpoint for good": "os.kill(found._checkpoint or 2, 9)",
+            "goes back to it": "found.serve.__func__(found, type('C', (), dict(cells=0, nonce=0))())",
+            "has two workers answer": "os.fork(); os.getpid = lambda: found._pid",
+            "lies about the number of its cells": "found._cells = 5",
+        }.items()
+    ],
+]

@@ -1,0 +1,162 @@
+"""Memory and what else costs some: blocks, maps, pipes, numbers, patterns."""
+
+from __future__ import annotations
+
+from tests.sandbox.hostile.record import any_outcome, hostile, ok, out_of_memory, printed, raised, timed_out
+
+MEMORY = [
+    hostile("takes memory", "blocks = []\nwhile True: blocks.append(bytearray(1 << 20))", out_of_memory()),
+    hostile("takes memory at once", "block = [0] * (1 << 40)", out_of_memory()),
+    hostile(
+        "takes memory again and again",
+        """
+        blocks = []
+        while True:
+            try: blocks.append(bytearray(1 << 20))
+            except MemoryError: pass
+        """,
+        timed_out(""),
+        out_of_memory(),
+    ),
+    hostile(
+        "maps anonymous memory",
+        "import mmap\nmmap.mmap(-1, 1 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)",
+        raised("OSError: [Errno 12]"),
+    ),
+    hostile(
+        "maps shared memory piece by piece",
+        """
+        import mmap
+        maps = []
+        try:
+            while True:
+                maps.append(mmap.mmap(-1, 1 << 20))
+                maps[-1].write(b'x' * (1 << 20))
+        except OSError as error: print(error.errno, len(maps) <= 128)
+        """,
+        printed("12 True\n"),
+    ),
+    hostile(
+        "keeps memory in files without a name",
+        """
+        import ctypes, os
+        held = 0
+        try:
+            while held < 300:
+                fd = os.memfd_create('hostile')
+                for _ in range(3): os.write(fd, b'x' * (1 << 20))
+                held += 3
+        except OSError as error: print(error.errno)
+        print(held, ctypes.CDLL(None).syscall(447, 0))
+        """,
+        printed("1\n0 -1\n"),
+    ),
+    hostile(
+        "keeps memory in pipes",
+        """
+        import fcntl, os
+        held = 0
+        try:
+            while True:
+                read, write = os.pipe()
+                os.set_blocking(write, False)
+                try: fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 1 << 20)
+                except OSError: pass
+                try:
+                    while True: held += os.write(write, b'x' * 65536)
+                except BlockingIOError: pass
+        except OSError as error: print(error.errno, held <= 256 << 20)
+        """,
+        printed("24 True\n"),
+    ),
+    hostile(
+        "keeps memory in sockets",
+        """
+        import os, socket
+        held, pairs = 0, []
+        try:
+            while True:
+                pairs.append(socket.socketpair())
+                pairs[-1][0].setblocking(False)
+                try: pairs[-1][0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30); print('larger')
+                except PermissionError: pass
+                try:
+                    while True: held += pairs[-1][0].send(b'x' * 65536)
+                except BlockingIOError: pass
+        except OSError as error: print(error.errno, held <= 256 << 20)
+        """,
+        printed("24 True\n"),
+    ),
+    hostile(
+        "locks memory",
+        """
+        import ctypes
+        libc = ctypes.CDLL(None)
+        block = ctypes.create_string_buffer(1 << 20)
+        print(libc.mlock(block, 1 << 20), libc.mlockall(3))
+        """,
+        printed("-1 -1\n"),
+    ),
+    hostile(
+        "has shared memory of System V and message queues",
+        "import ctypes\nlibc = ctypes.CDLL(None)\n"
+        "print(libc.shmget(1, 4096, 0o1777), libc.semget(1, 1, 0o1777), libc.msgget(1, 0o1777), libc.mq_open(b'/hostile', 66, 0o777, None))",
+        printed("-1 -1 -1 -1\n"),
+    ),
+    hostile(
+        "opens all descriptors",
+        "import os\ntry:\n    while True: os.open('.', os.O_RDONLY)\nexcept OSError as error: print(error.errno)",
+        printed("24\n"),
+    ),
+    hostile(
+        "makes event descriptors, epolls and watches",
+        """
+        import ctypes, os, select
+        libc, polls = ctypes.CDLL(None), []
+        try:
+            for _ in range(60):
+                os.eventfd(0)
+                polls.append(select.epoll())
+                watch = libc.inotify_init()
+                libc.inotify_add_watch(watch, b'/', 0xFFF)
+                libc.inotify_add_watch(watch, b'.', 0xFFF)
+        except OSError: pass
+        for number in range(2000):
+            open(f'f{number % 10}', 'w').close()
+        print(libc.fanotify_init(0, 0))
+        """,
+        printed("-1\n"),
+    ),
+    hostile(
+        "unpacks a bomb",
+        "import zlib\npacker = zlib.compressobj()\npacked = b''.join(packer.compress(bytes(1 << 20)) for _ in range(200))"
+        " + packer.flush()\nzlib.decompress(packed)",
+        out_of_memory(),
+        timed_out(""),
+    ),
+    hostile("computes a number that is too large", "print(9 ** 9 ** 9)", timed_out(""), out_of_memory()),
+    hostile("prints a number that is too long", "print(10 ** 5000)", raised("ValueError: Exceeds the limit")),
+    hostile(
+        "prints a number that is too long, with the limit off",
+        "import sys\nsys.set_int_max_str_digits(0)\nprint(len(str(7 ** 10_000_000)))",
+        timed_out(""),
+    ),
+    hostile("matches a pattern for ever", "import re\nre.match('(a+)+$', 'a' * 60 + 'b')", timed_out("")),
+    hostile("formats for ever", "'%1000000000d' % 1", out_of_memory(), timed_out("")),
+    hostile(
+        "grows by unpickling",
+        "import pickle\npickle.loads(b'\\x8c\\x01x' + b'2\\x86' * 100_000 + b'.')",
+        *any_outcome(),
+    ),
+    hostile(
+        "makes a tree of references that is deep, and lets go of it",
+        "chain = None\nfor _ in range(300_000): chain = (chain,)\ndel chain\nprint('ok')",
+        printed("ok\n"),
+    ),
+    hostile(
+        "burns processor time in many processes",
+        "import os\nfor _ in range(3): os.fork()\nwhile True: pass",
+        timed_out(""),
+    ),
+    hostile("runs for as long as it may and ends well", "import time\ntime.sleep(0.4)\nprint('ok')", ok()),
+]

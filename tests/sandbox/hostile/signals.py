@@ -1,0 +1,202 @@
+"""Signals, timers and priorities: those of the deadline, its own, and the neighbours'."""
+
+from __future__ import annotations
+
+from tests.sandbox.hostile.record import NEIGHBOURS, died, hostile, ok, printed, raised, timed_out
+
+SIGNALS = [
+    hostile("switches its alarm off and sleeps", "import signal, time\nsignal.alarm(0)\ntime.sleep(60)", timed_out("")),
+    hostile(
+        "ignores all signals and spins",
+        """
+        import signal
+        for number in range(1, 65):
+            try: signal.signal(number, signal.SIG_IGN)
+            except (OSError, ValueError): pass
+        while True: pass
+        """,
+        timed_out(""),
+    ),
+    hostile(
+        "blocks all signals and spins",
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nwhile True: pass",
+        timed_out(""),
+    ),
+    hostile(
+        "swallows every signal and exception",
+        """
+        import signal
+        def swallow(*_): raise RuntimeError
+        for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGXCPU, signal.SIGINT):
+            signal.signal(number, swallow)
+        def spin():
+            while True:
+                try:
+                    while True: pass
+                except BaseException: pass
+        signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+        while True:
+            try: spin()
+            except BaseException: pass
+        """,
+        timed_out(""),
+    ),
+    hostile(
+        "stops itself",
+        "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\nprint('still here')",
+        printed("still here\n"),  # process 1 of a namespace cannot
+        timed_out(""),
+    ),
+    hostile(
+        "waits for a child that has stopped",
+        """
+        import os, signal
+        child = os.fork()
+        if not child:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            os._exit(0)
+        os.waitpid(child, 0)
+        """,
+        timed_out(""),
+    ),
+    hostile(
+        "is stopped by its child",
+        """
+        import os, signal
+        if not os.fork():
+            os.kill(os.getppid(), signal.SIGSTOP)
+            os._exit(0)
+        os.wait()
+        print('still here')
+        """,
+        printed("still here\n"),
+        timed_out(""),
+    ),
+    hostile(
+        "kills all that it can",
+        """
+        import os
+        for pid in (-1, 0, 1, os.getppid()):
+            try: os.kill(pid, 9)
+            except OSError: pass
+        print('still here')
+        """,
+        printed("still here\n"),
+        died(-9),
+        signals_others=True,
+    ),
+    hostile(
+        "guesses its neighbours' process ids",
+        f"""
+        import os, signal
+        reached = []
+        for pid in {NEIGHBOURS}:
+            for number in (0, signal.SIGSTOP, signal.SIGKILL):
+                try: os.kill(pid, number); reached.append(pid)
+                except OSError: pass
+            try: signal.pidfd_send_signal(os.pidfd_open(pid), signal.SIGKILL); reached.append(pid)
+            except OSError: pass
+        print(reached)
+        """,
+        printed("[]\n"),
+        signals_others=True,
+    ),
+    hostile(
+        "changes its neighbours' limits, processors and priorities",
+        f"""
+        import os, resource
+        reached = []
+        for pid in {NEIGHBOURS}:
+            for change in (
+                lambda: resource.prlimit(pid, resource.RLIMIT_CPU, (1, 1)),
+                lambda: os.sched_setaffinity(pid, {{0}}),
+                lambda: os.setpriority(os.PRIO_PROCESS, pid, 19),
+                lambda: os.setpriority(os.PRIO_PGRP, pid, 19),
+            ):
+                try: change(); reached.append(pid)
+                except OSError: pass
+        for which in (os.PRIO_USER, os.PRIO_PGRP):
+            try: os.setpriority(which, 0, 19)
+            except OSError: pass
+        os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
+        print(reached)
+        """,
+        printed("[]\n"),
+        signals_others=True,
+    ),
+    hostile(
+        "takes a better priority",
+        """
+        import os
+        taken = []
+        for take in (
+            lambda: os.nice(-20),
+            lambda: os.setpriority(os.PRIO_PROCESS, 0, -1),
+            lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)),
+            lambda: os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1)),
+        ):
+            try: taken.append(take())
+            except OSError: pass
+        print(taken)
+        """,
+        printed("[]\n"),
+    ),
+    hostile(
+        "raises its limits",
+        """
+        import resource
+        for name in [name for name in dir(resource) if name.startswith('RLIMIT_')]:
+            kind = getattr(resource, name)
+            soft, hard = resource.getrlimit(kind)
+            wanted = -1 if hard != -1 else None
+            try:
+                if wanted is not None: resource.setrlimit(kind, (wanted, wanted)); print('raised', name)
+            except (ValueError, OSError): pass
+        """,
+        printed(""),
+    ),
+    hostile(
+        "is limited in what matters",
+        """
+        import resource
+        names = 'AS CORE CPU FSIZE MEMLOCK MSGQUEUE NOFILE NPROC SIGPENDING'
+        print([name for name in names.split() if resource.getrlimit(getattr(resource, f'RLIMIT_{name}'))[1] == -1])
+        """,
+        printed("[]\n"),
+    ),
+    hostile(
+        "sets timers that kill",
+        """
+        import signal
+        for timer in (signal.ITIMER_PROF, signal.ITIMER_VIRTUAL, signal.ITIMER_REAL):
+            signal.setitimer(timer, 0.01, 0.01)
+        while True: pass
+        """,
+        timed_out(""),  # process 1 of a namespace ignores them
+        died(-14),
+        died(-26),
+        died(-27),
+    ),
+    hostile(
+        "makes timers without end",
+        """
+        import ctypes
+        libc, made, timer = ctypes.CDLL(None), 0, ctypes.c_void_p()
+        while made < 20_000 and libc.timer_create(0, None, ctypes.byref(timer)) == 0:
+            made += 1
+        print(made < 20_000)
+        """,
+        printed("True\n"),
+    ),
+    hostile(
+        "is interrupted after its end",
+        """
+        import signal
+        signal.signal(signal.SIGALRM, lambda *_: 1 / 0)
+        signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+        """,
+        ok(),
+        raised("ZeroDivisionError"),
+        spares_its_notebook=False,
+    ),
+]

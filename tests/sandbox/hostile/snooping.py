@@ -1,0 +1,152 @@
+"""Reading what is not its own: the executor's environment, /proc, /sys, the machine's files, other calls' data.
+
+The arena looks for the executor's secrets in whatever any program prints.
+"""
+
+from __future__ import annotations
+
+from tests.sandbox.hostile.record import NEIGHBOUR_FOLDERS, NEIGHBOURS, SECRET_FILE, hostile, printed
+
+_EXPECTED_ENVIRONMENT = (
+    "['HOME', 'LC_ALL', 'MKL_NUM_THREADS', 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'PATH', 'PYTHONHASHSEED', "
+    "'PYTHONUTF8', 'TMPDIR']\n"
+)
+
+SNOOPING = [
+    hostile(
+        "reads the environment",
+        "import os\nprint(sorted(os.environ))",
+        printed(_EXPECTED_ENVIRONMENT),
+    ),
+    hostile(
+        "reads the environment with which the interpreter was started",
+        """
+        import ctypes
+        environ = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), 'environ')
+        number, names = 0, []
+        while environ[number]:
+            names.append(environ[number].split(b'=')[0].decode())
+            number += 1
+        print(sorted(names))
+        """,
+        printed(_EXPECTED_ENVIRONMENT),
+    ),
+    hostile(
+        "reads the arguments",
+        """
+        import sys
+        print(sys.argv)
+        print('asterism_executor' in ' '.join(sys.orig_argv), len(sys.orig_argv) < 12, file=sys.stderr)
+        print(sys.orig_argv, file=sys.stderr)
+        """,
+        printed("['']\n"),
+    ),
+    hostile(
+        "reads the environment, arguments and memory of processes",
+        f"""
+        import os
+        read = []
+        for pid in ('1', '2', *{NEIGHBOURS}):
+            for name in ('environ', 'cmdline', 'maps', 'mem', 'status', 'stat', 'fd', 'root', 'cwd', 'mountinfo', 'task'):
+                path = f'/proc/{{pid}}/{{name}}'
+                try: os.listdir(path); read.append(path)
+                except OSError: pass
+                try: print(open(path, 'rb').read(4096)); read.append(path)
+                except OSError: pass
+        print(read)
+        """,
+        printed("[]\n"),
+    ),
+    hostile(
+        "reads the kernel's files",
+        """
+        import os
+        read = []
+        for path in ('/proc', '/proc/mounts', '/proc/kcore', '/proc/kallsyms', '/proc/kmsg', '/proc/net/tcp', '/proc/net/unix',
+                     '/proc/cmdline', '/proc/version', '/proc/meminfo', '/proc/keys', '/proc/sysvipc/shm', '/proc/sysrq-trigger',
+                     '/proc/sys/kernel/core_pattern', '/proc/sys/kernel/hostname', '/sys', '/sys/class/net', '/sys/fs/cgroup',
+                     '/sys/kernel', '/sys/firmware', '/sys/kernel/debug', '/dev/mem', '/dev/kmsg', '/dev/kvm', '/dev/tty',
+                     '/dev/console', '/dev/ptmx', '/dev/vda', '/dev/sda', '/dev/fuse', '/dev/net/tun', '/dev/userfaultfd'):
+            try: found = os.listdir(path) if os.path.isdir(path) else open(path, 'rb').read(1)
+            except OSError: continue
+            if found: read.append(path)
+        print(read)
+        """,
+        printed("[]\n"),
+    ),
+    hostile(
+        "reads the machine's files",
+        f"""
+        import os
+        import sys
+        read, python = [], (sys.base_prefix, *sys.path)  # which may lie beneath /root
+        for path in ('/etc/passwd', '/etc/shadow', '/etc/hostname', '/etc', '/root', '/home', '/var/log', '/boot', '/mnt',
+                     '/run', '/srv', '/var/run/docker.sock', '/run/asterism', '/run/asterism/executor.sock', {SECRET_FILE!r}):
+            try: found = os.listdir(path) if os.path.isdir(path) else open(path).read()
+            except OSError: continue
+            if found and not any(place.startswith(path + '/') for place in python): read.append((path, found))
+        print(read)
+        """,
+        printed("[]\n"),
+    ),
+    hostile(
+        "asks which of the machine's files exist",
+        f"""
+        import os, sys
+        python = (sys.base_prefix, *sys.path)  # which may lie beneath /root
+        paths = ['/etc', '/home', '/root', '/sys/class', '/proc/1', '/run', {SECRET_FILE!r}, *{NEIGHBOUR_FOLDERS}]
+        paths = [path for path in paths if not any(place.startswith(path + '/') for place in python)]
+        print([path for path in paths if os.path.exists(path) and not os.path.samefile(path, '.')])
+        """,
+        printed("[]\n"),
+    ),
+    hostile(
+        "looks for its neighbours' folders",
+        """
+        import os
+        found = []
+        for folder in ('..', '../..', '/tmp', '/dev/shm', '/scratch'):
+            try: found += [f'{folder}/{name}' for name in os.listdir(folder)]
+            except OSError: pass
+        print([path for path in found if os.path.exists(path + '/mine') and not os.path.samefile(path, '.')])
+        """,
+        printed("[]\n"),
+    ),
+    hostile(
+        "asks who else is there",
+        """
+        import os
+        found = []
+        for pid in range(2, 4000):
+            for ask in (lambda: os.getpgid(pid), lambda: os.getsid(pid), lambda: os.sched_getaffinity(pid),
+                        lambda: os.getpriority(os.PRIO_PROCESS, pid), lambda: os.pidfd_open(pid)):
+                try: ask()
+                except OSError: continue
+                found.append(pid)
+        print(sorted(set(found) - {os.getpid()}))
+        """,
+        printed("[]\n"),
+        forms=("program",),  # a cell sees the other processes of its notebook
+    ),
+    hostile(
+        "reads other calls from the memory that it was forked with",
+        """
+        import gc, sys
+        marker = ' '.join(['secret', 'of', 'a', 'neighbour'])  # what the neighbour's code, input and output hold
+        seen, found, todo = set(), [], [*gc.get_objects(), *sys.modules.values()]
+        frame = sys._getframe()
+        while frame: todo += [frame.f_locals, frame.f_globals]; frame = frame.f_back
+        while todo:
+            thing = todo.pop()
+            if id(thing) in seen: continue
+            seen.add(id(thing))
+            if isinstance(thing, (str, bytes, bytearray)):
+                text = thing if isinstance(thing, str) else bytes(thing).decode('latin-1')
+                if marker in text and thing is not marker: found.append(text[:100])
+            elif type(thing) in (list, tuple, dict, set) or type(thing).__name__ in ('Child', 'ForkServer', 'Captured', 'FrameReader', 'deque'):
+                todo += gc.get_referents(thing)
+        print(found)
+        """,
+        printed("[]\n"),
+    ),
+]

@@ -1,0 +1,150 @@
+"""System calls that no call may make: each is asked for on its own, and each is refused with EPERM."""
+
+from __future__ import annotations
+
+from tests.sandbox.hostile.record import Hostile, hostile, printed
+
+# name: (number on x86-64, on arm64, arguments that would do something if it were let through)
+_REFUSED = {
+    "ptrace": (101, 117, "0, 0, 0, 0"),  # PTRACE_TRACEME
+    "process_vm_readv": (310, 270, "1, vector, 1, vector, 1, 0"),
+    "process_vm_writev": (311, 271, "1, vector, 1, vector, 1, 0"),
+    "process_madvise": (440, 440, "0, vector, 1, 4, 0"),
+    "pidfd_getfd": (438, 438, "0, 0, 0"),
+    "kcmp": (312, 272, "1, 1, 0, 0, 0"),
+    "io_uring_setup": (425, 425, "8, block"),
+    "io_uring_enter": (426, 426, "0, 1, 1, 0, 0, 0"),
+    "io_uring_register": (427, 427, "0, 0, 0, 0"),
+    "io_setup": (206, 0, "8, block"),
+    "add_key": (248, 217, "b'user', b'hostile', b'x', 1, -3"),
+    "request_key": (249, 218, "b'user', b'hostile', 0, -3"),
+    "keyctl": (250, 219, "0, -3, 1"),
+    "userfaultfd": (323, 282, "1"),
+    "bpf": (321, 280, "0, block, 64"),
+    "perf_event_open": (298, 241, "block, 0, -1, -1, 0"),
+    "fanotify_init": (300, 262, "0, 0"),
+    "name_to_handle_at": (303, 264, "-100, b'.', block, block, 0"),
+    "open_by_handle_at": (304, 265, "-100, block, 0"),
+    "init_module": (175, 105, "block, 64, b''"),
+    "finit_module": (313, 273, "0, b'', 0"),
+    "delete_module": (176, 106, "b'hostile', 0"),
+    "kexec_load": (246, 104, "0, 0, 0, 0"),
+    "reboot": (169, 142, "0xfee1dead, 672274793, 0, 0"),  # CAD_OFF: harmless if it came through
+    "syslog": (103, 116, "3, block, 64"),
+    "acct": (163, 89, "0"),
+    "swapon": (167, 224, "b'hostile', 0"),
+    "quotactl": (179, 60, "0x800000, 0, 0, 0"),
+    "settimeofday": (164, 170, "block, 0"),
+    "clock_settime": (227, 112, "0, block"),
+    "adjtimex": (159, 171, "block"),
+    "sethostname": (170, 161, "b'hostile', 7"),
+    "setdomainname": (171, 162, "b'hostile', 7"),
+    "personality": (135, 92, "0x0040000"),
+    "unshare a user namespace": (272, 97, "0x10000000"),
+    "unshare a pid namespace": (272, 97, "0x20000000"),
+    "unshare a mount namespace": (272, 97, "0x20000"),
+    "unshare a network": (272, 97, "0x40000000"),
+    "unshare its files' table": (272, 97, "0x400"),
+    "setns": (308, 268, "0, 0"),
+    "clone into a user namespace": (56, 220, "0x10000011, 0, 0, 0, 0"),
+    "clone into a pid namespace": (56, 220, "0x20000011, 0, 0, 0, 0"),
+    "clone into a control group's namespace": (56, 220, "0x2000011, 0, 0, 0, 0"),
+    "mount": (165, 40, "b'none', b'.', b'tmpfs', 0, 0"),
+    "mount again with other rights": (165, 40, "b'none', b'/', 0, 32, 0"),
+    "umount2": (166, 39, "b'.', 2"),
+    "pivot_root": (155, 41, "b'.', b'.'"),
+    "chroot": (161, 51, "b'.'"),
+    "open_tree": (428, 428, "-100, b'.', 1"),
+    "move_mount": (429, 429, "-100, b'.', -100, b'/', 0"),
+    "fsopen": (430, 430, "b'tmpfs', 0"),
+    "fsmount": (432, 432, "0, 0, 0"),
+    "mount_setattr": (442, 442, "-100, b'/', 0, block, 32"),
+    "memfd_secret": (447, 447, "0"),
+    "socket": (41, 198, "1, 1, 0"),
+    "a socket by the 32-bit way in": (0x4000_0029, 198, "1, 1, 0"),
+}
+
+_CODE = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+block = ctypes.create_string_buffer(4096)
+vector = (ctypes.c_void_p * 2)(ctypes.addressof(block), 8)
+number = {x86} if os.uname().machine == 'x86_64' else {arm}
+print(libc.syscall(number, {arguments}), ctypes.get_errno())
+"""
+
+
+def _refused(name: str, x86: int, arm: int, arguments: str) -> Hostile:
+    code = _CODE.format(x86=x86, arm=arm, arguments=arguments)
+    return hostile(f"asks the kernel to {name}", code, printed("-1 1\n"), forms=("program",))
+
+
+SYSTEM_CALLS = [
+    *[_refused(name, *asked) for name, asked in _REFUSED.items()],
+    hostile(
+        "asks for clone3",
+        "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\nprint(libc.syscall(435, 0, 0), ctypes.get_errno())",
+        printed("-1 38\n"),  # so that libc takes clone, whose flags can be read
+    ),
+    hostile(
+        "opens sockets of every family",
+        """
+        import socket
+        refused = set()
+        for family in range(0, 48):
+            for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK_SEQPACKET):
+                try: socket.socket(family, kind); print('opened', family, kind)
+                except OSError as error: refused.add(error.errno)
+        print(refused)
+        """,
+        printed("{1}\n"),
+    ),
+    hostile(
+        "connects to the machine, its services and the network",
+        """
+        import socket
+        refused = []
+        for reach in (
+            lambda: socket.create_connection(('127.0.0.1', 22), 1),
+            lambda: socket.create_connection(('::1', 22), 1),
+            lambda: socket.create_server(('', 0)),
+            lambda: socket.getaddrinfo('localhost', 80, socket.AF_INET)[0] and socket.socket(),
+            lambda: socket.socket(socket.AF_UNIX).connect('/var/run/docker.sock'),
+            lambda: socket.socket(socket.AF_UNIX).connect('/run/asterism/executor.sock'),
+            lambda: socket.socket(socket.AF_UNIX).bind('\\0hostile'),
+            lambda: socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM).connect((2, 1)),
+            lambda: socket.if_nameindex(),
+        ):
+            try: reach(); print('reached')
+            except OSError: refused.append(1)
+        print(len(refused))
+        """,
+        printed("9\n"),
+    ),
+    hostile(
+        "gives a pair of sockets other addresses",
+        """
+        import os, socket
+        reached = []
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):
+            for name in ('\\0hostile', 'hostile.sock'):
+                for attempt in ('bind', 'listen', 'send', 'connect', 'sendmsg'):
+                    try: pair = socket.socketpair(socket.AF_UNIX, kind)
+                    except OSError: continue
+                    try:
+                        if attempt == 'listen': pair[0].bind(name + kind.name); pair[0].listen()
+                        elif attempt == 'send': pair[0].sendto(b'x', '/dev/log')
+                        elif attempt == 'sendmsg': pair[0].sendmsg([b'x'], [], 0, '/dev/log')
+                        elif attempt == 'connect': pair[0].connect('/dev/log')
+                        elif name[0] == '\\0': pair[0].bind(name + kind.name)
+                        else: continue
+                        pair[1].setblocking(False)
+                        if attempt in ('send', 'sendmsg') and pair[1].recv(1): continue  # its own pair and nobody else
+                        reached.append((kind.name, attempt))
+                    except FileNotFoundError: reached.append((kind.name, 'may ' + attempt))
+                    except OSError: pass
+        print(sorted(set(reached)))
+        """,
+        printed("[]\n"),
+    ),
+]
