@@ -289,6 +289,12 @@ class ForkServer:
             return child.pid
         return None if child.started is None else self._processes.find(child.pid, child.started.worker)
 
+    def checkpoint(self, child: Child) -> int | None:
+        """Who keeps a session's state from before the call. None if that is its first process."""
+        if child.started is None or not child.started.checkpoint:
+            return None
+        return self._processes.find(child.pid, child.started.checkpoint)
+
     # ------------------------------------------------------------ processes
 
     def _register(self, child: Child, fd: int) -> None:

@@ -250,6 +250,19 @@ def test_signals_meant_for_a_dead_cell_do_not_reach_the_next(play: Play) -> None
     play(scenario)
 
 
+def test_what_a_checkpoint_keeps_is_not_counted_as_the_cells_memory(play: Play) -> None:
+    """A cell that rewrites 150 of 256 MiB, and is looked at while it goes on."""
+
+    async def scenario(client: Client) -> None:
+        await client.printed("import time\nx = bytearray(b'a') * (150 << 20)")
+        rewrites = "until = time.monotonic() + 0.5\nwhile time.monotonic() < until:\n"
+        rewrites += "    for n in range(0, len(x), 4096): x[n] = 98"
+        await client.printed(rewrites)
+        assert await client.printed("x[0], x[-4096]") == "(98, 98)\n"
+
+    play(scenario, memory_mib=256)
+
+
 def test_more_notebooks_than_have_room_keep_their_names(play: Play) -> None:
     async def scenario(client: Client) -> None:
         for trajectory in range(5):
