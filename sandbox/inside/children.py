@@ -77,7 +77,6 @@ class Child:
         self.began_at = 0.0
         self.deadline = 0.0
         self.worker: int | None = None  # who runs the call, once it was looked at
-        self.checkpoint: int | None = None  # who keeps the state from before it
         self.cpu_s = 0.0  # of the worker before this call
         self.waited_s = 0.0  # of the worker for a processor, before this call
         self.looked_at: float | None = None  # as a long call
@@ -106,7 +105,7 @@ class Child:
         self.serial += 1
         self.began_at = now
         self.deadline = now + limit_s
-        self.worker = self.checkpoint = self.looked_at = self.over = None
+        self.worker = self.looked_at = self.over = None
         self.stopped_s = 0.0
         self.ending = False
         self.outcome = None

@@ -134,13 +134,13 @@ class Watch:
         if child.worker is None:
             child.worker = self._calls.worker(child)
             if child.worker is not None and child.session is not None:  # it has run other cells before
-                child.checkpoint = self._calls.checkpoint(child)
                 child.cpu_s, child.waited_s = self._usage.schedule(child.worker)
         return child.worker
 
     def _look_at_family(self, child: Child, now: float) -> bool:
         """Notes what the call's processes have taken since the last look. False if they hold too much together."""
-        pids = [pid for pid in self._usage.family(child.pid) if pid != child.checkpoint]
+        checkpoint = self._calls.checkpoint(child)
+        pids = [pid for pid in self._usage.family(child.pid) if pid != checkpoint]
         held = self._usage.memory(pids, self._memory)
         if len(pids) > 1 and held > self._memory:  # one alone is held by its own limit, and is told so
             return False
