@@ -32,7 +32,7 @@ from sandbox.load import (
     programs,
 )
 
-RATE_IN_FLIGHT = 64
+RATE_IN_FLIGHT = 16
 NOTEBOOKS = 64
 PRINTED = {PRINT: "2\n", NUMPY: "499500\n", SYMPY: "[2, 3]\n"}
 _PAUSE_S = 0.005  # in which the service comes to rest
@@ -119,7 +119,7 @@ async def overhead(sandbox: ForkServerSandbox, direct: DirectClient, sizes: Size
     through_s: list[float] = []
     direct_s: list[float] = []
     latencies_ms: list[float] = []
-    direct.seconds_per_call(CODE[PRINT], in_flight, 0)
+    direct.seconds_per_call(CODE[PRINT], RATE_IN_FLIGHT, 0)
     for _ in range(sizes.rounds):
         direct_s.append(direct.seconds_per_call(CODE[PRINT], in_flight, sizes.overhead_s))
         done = await load(sandbox, for_seconds(endless(PRINT), sizes.overhead_s), in_flight)

@@ -7,8 +7,8 @@ too. What is compared is measured in this run, by turns; read the ratios, for th
 burst's caller is elsewhere: its executor is a process of its own behind ZeroMQ, so that answers are counted as a run
 would get them. A wrong, lost or second answer ends the benchmark with an error.
 
---quick: shorter rounds; 256 in flight at most, 64 notebooks in place of 512, a burst of 1,000 in place of 45,000, a mixture
-of 400 calls with limits of 0.5 s and 128 MiB in place of 2,000 with 4 s and 256 MiB.
+--quick: shorter rounds; 256 in flight at most, 64 notebooks in place of 512, a burst of 800 in place of 45,000, a mixture
+of 200 calls with limits of 0.5 s and 128 MiB in place of 2,000 with 4 s and 256 MiB.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ QUICK = Sizes(
     rounds=2,
     alone={PRINT: 10, NUMPY: 3, SYMPY: 1},
     rate_s=0.4,
-    overhead_s=0.5,
+    overhead_s=0.3,
     in_flight={1: 100, 16: 200},
-    idle_calls=100,
+    idle_calls=80,
     cells_s=0.5,
     session_starts=40,
     live_sessions=64,
     cells_each=10,
-    mixed_healthy=380,
+    mixed_healthy=190,
     mixed_limit_s=0.5,
     mixed_memory_mib=128,
-    burst_calls=1000,
+    burst_calls=800,
 )
 OVERHEAD_IN_FLIGHT = 256
 AT_LEAST = {
