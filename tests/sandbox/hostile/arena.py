@@ -17,7 +17,7 @@ from tests.sandbox.hostile.footprint import Footprint
 from tests.sandbox.hostile.record import Form, Hostile
 
 LIMITS: dict[str, Any] = {
-    "time_limit_s": 0.7,
+    "time_limit_s": 0.5,
     "memory_mib": 128,
     "max_processes": 16,
     "file_mib": 4,
@@ -75,7 +75,7 @@ class Arena:
     def close(self) -> None:
         self._runner.run(self.client.sandbox.close())
         self._runner.close()
-        del os.environ["ASTERISM_HOSTILE_TEST"]
+        os.environ.pop("ASTERISM_HOSTILE_TEST")
 
     @property
     def has_namespaces(self) -> bool:
@@ -89,6 +89,15 @@ class Arena:
     def meet(self, hostile: Hostile) -> Met:
         return self._runner.run(asyncio.wait_for(self._meet(hostile), 120))
 
+    def look_around(self) -> tuple[list[str], dict[str, Any]]:
+        """(what the neighbours say now, what is left that was not there before)"""
+
+        async def look() -> tuple[list[str], dict[str, Any]]:
+            said = [await self._ask_notebook(), await self._ask_program()]
+            return said * 2, footprint.left_over(self._before, await self._settled(self._before))
+
+        return self.run(look())
+
     def run(self, scenario: Any) -> Any:
         return self._runner.run(asyncio.wait_for(scenario, 120))
 
@@ -101,6 +110,7 @@ class Arena:
         await self.client.program("import numpy")  # the scientific servers start when they are asked for
         await self.client.grade("x+1", "1+x")
         self._before = await self._settled(None)
+        self.secrets = [self.secret, *footprint.container_secrets(self.client)]
         self.unharmed = [await self._ask_notebook(), await self._ask_program()] * 2
 
     async def _meet(self, hostile: Hostile) -> Met:

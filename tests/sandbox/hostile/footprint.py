@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sandbox.inside.keeper import SECRET
 from tests.sandbox.conftest import Client, family, is_running
 
 _FOLDERS = ("tmp", "var/tmp", "dev/shm", "run/lock", "scratch")
@@ -64,6 +65,17 @@ def container_pids(client: Client) -> list[int]:
     """Of the keepers of the sandbox's containers, as this machine numbers them."""
     host: Any = client.sandbox._host  # pyright: ignore[reportPrivateUsage]
     return [container.pid for container in getattr(host, "containers", ())]
+
+
+def container_secrets(client: Client) -> list[str]:
+    """By which the processes in the containers prove to the executor who they are."""
+    found: list[str] = []
+    for pid in container_pids(client):
+        for variable in Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0"):
+            name, _, value = variable.partition("=")
+            if name == SECRET:
+                found.append(value)
+    return found
 
 
 def owners_of(client: Client, name: str) -> list[int]:

@@ -158,5 +158,5 @@ MEMORY = [
         "import os\nfor _ in range(3): os.fork()\nwhile True: pass",
         timed_out(""),
     ),
-    hostile("runs for as long as it may and ends well", "import time\ntime.sleep(0.4)\nprint('ok')", ok()),
+    hostile("runs for as long as it may and ends well", "import time\ntime.sleep(0.2)\nprint('ok')", ok()),
 ]

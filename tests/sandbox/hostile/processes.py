@@ -18,7 +18,7 @@ for _ in range(14):
         time.sleep(60)
 os.close(ready_write)
 os.set_blocking(ready_read, False)
-end = time.monotonic() + 0.5
+end = time.monotonic() + 0.3
 while time.monotonic() < end:
     try: TOTAL_MIB += EACH_MIB * len(os.read(ready_read, 100))
     except BlockingIOError: time.sleep(0.01)
