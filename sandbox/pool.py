@@ -23,8 +23,9 @@ RUNNING_PER_SERVER = 64  # calls side by side on one fork server; the next ones 
 MOST_PER_SERVER = 512  # with the long ones
 _OVERTAKEN = 2 * RUNNING_PER_SERVER
 _LOOK_S = 0.25  # between two looks for long calls
-_RESTARTS = 5  # in a row without an answer in between: then the pool gives up
+_RESTARTS = 5  # failures in a row of one server and its successors: then those who wait for a pool without any fail
 _RESTART_PAUSE_S = 0.05  # doubled each time
+_LONGEST_PAUSE_S = 5.0
 _MODULE = "sandbox.inside.boot"
 DIED = "fork server died"
 
@@ -37,8 +38,9 @@ class _UnderWay(NamedTuple):
 class ForkServerLink:
     """One fork server. Every call that is sent to it ends once: with its answer, or with SandboxFailure."""
 
-    def __init__(self, pool: ServerPool) -> None:
+    def __init__(self, pool: ServerPool, failures: int = 0) -> None:
         self._pool = pool
+        self.failures = failures  # of it and of those whose place it takes, in a row without an answer
         self._calls: dict[int, _UnderWay] = {}
         self._process = ServerProcess(pool.host, _MODULE, self._on_frame, self._on_end)
         self.alive = False
@@ -93,7 +95,7 @@ class ForkServerLink:
         await self._process.stop()
 
     def _on_frame(self, frame: Frame) -> None:
-        self._pool.answered()
+        self.failures = 0
         self._answered += 1
         call = self._calls.pop(frame["id"], None)
         if call is not None and not call.answer.done():
@@ -118,7 +120,7 @@ class ServerPool:
         self._servers: list[ForkServerLink] = []
         self._started = False
         self._waiting: deque[asyncio.Future[ForkServerLink]] = deque()
-        self._failures = 0
+        self._hopeless = False  # no server lives, and one could not be started for a while; it is tried all the same
         self._closing = asyncio.Event()
         self._restarts: set[asyncio.Task[None]] = set()
         self._starting = asyncio.Lock()
@@ -138,10 +140,14 @@ class ServerPool:
             servers = [ForkServerLink(self) for _ in range(self._size)]
             try:
                 greetings = await _all(*[server.start(self._settings) for server in servers])
-            except SandboxFailure:
+                if self._closing.is_set():
+                    raise SandboxFailure("the sandbox is closing")
+            except BaseException:  # also those that have greeted: nobody else knows of them
                 await asyncio.gather(*[server.stop() for server in servers])
                 raise
             self._servers, self._started = servers, True
+            for dead in [server for server in servers if not server.alive]:  # while others were still starting
+                self.lost(dead)
             return greetings
 
     async def take(self, server: ForkServerLink | None = None) -> ForkServerLink:
@@ -150,7 +156,7 @@ class ServerPool:
             return await self._take_pinned(server)
         free = self._least_busy()
         if free is None:
-            if self._failures > _RESTARTS or self._closing.is_set():
+            if self._hopeless or self._closing.is_set():
                 raise SandboxFailure("no fork server can be started")
             waiter: asyncio.Future[ForkServerLink] = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
@@ -215,9 +221,6 @@ class ServerPool:
         if self._waiting or any(server.pinned for server in self._servers):
             self._look_later()
 
-    def answered(self) -> None:
-        self._failures = 0
-
     def lost(self, server: ForkServerLink) -> None:
         """A server has ended: those who wait for it fail, those who wait for any wait for its successor."""
         for pinned in server.pinned:
@@ -227,7 +230,6 @@ class ServerPool:
         if self._closing.is_set() or server not in self._servers:
             return
         self._servers.remove(server)
-        self._failures += 1
         task = asyncio.get_running_loop().create_task(self._replace(server))
         self._restarts.add(task)
         task.add_done_callback(self._restarts.discard)
@@ -242,23 +244,27 @@ class ServerPool:
 
     async def _replace(self, dead: ForkServerLink) -> None:
         await dead.stop()
-        while self._failures <= _RESTARTS:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), _RESTART_PAUSE_S * 2**self._failures)
-            if self._closing.is_set():
-                return
-            server = ForkServerLink(self)
+        failures = dead.failures + 1
+        while not await self._closes_within(min(_RESTART_PAUSE_S * 2 ** min(failures, 16), _LONGEST_PAUSE_S)):
+            server = ForkServerLink(self, failures)
             try:
                 await server.start(self._settings)
             except SandboxFailure:
-                self._failures += 1
+                failures += 1
+                if failures > _RESTARTS and not self._servers:
+                    self._hopeless = True
+                    self._fail_waiting("no fork server can be started")
                 continue
+            self._hopeless = False
             self._servers.append(server)
             server.running += 1
             self.give_back(server)
             return
-        if not self._servers:
-            self._fail_waiting("no fork server can be started")
+
+    async def _closes_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._closing.wait(), seconds)
+        return self._closing.is_set()
 
     def _fail_waiting(self, cause: str) -> None:
         while self._waiting:

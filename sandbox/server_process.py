@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import cast
 
@@ -11,6 +12,7 @@ from sandbox.host import Host, Launched
 from sandbox.inside.frames import BrokenStream, Frame, FrameReader, encode
 from sandbox.inside.settings import Settings
 
+_GREETING_S = 120.0  # for what it imports, also where many start at once on few cores
 _STOP_S = 5.0  # a server that has not ended so long after its socket closed is killed
 
 
@@ -37,11 +39,15 @@ class ServerProcess(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._first = loop.create_future()
         self._launched = await self._host.launch(self._module, settings)
-        await loop.create_connection(lambda: self, sock=self._launched.socket)
         try:
-            return await self._first
-        except BaseException:
+            await loop.create_connection(lambda: self, sock=self._launched.socket)
+            async with asyncio.timeout(_GREETING_S):
+                return await self._first
+        except BaseException as error:
+            self._first.cancel()
             await self.stop()
+            if isinstance(error, TimeoutError):
+                raise SandboxFailure("a sandbox process said nothing when it started") from None
             raise
 
     def send(self, frame: Frame) -> None:
@@ -54,7 +60,7 @@ class ServerProcess(asyncio.Protocol):
             self._launched.kill()
 
     async def stop(self) -> None:
-        """Returns when the process has ended."""
+        """Returns when the process has ended; also if it does not even when it is killed, as in a frozen container."""
         if self._transport is not None:
             self._transport.close()
         if self._launched is None:
@@ -63,7 +69,10 @@ class ServerProcess(asyncio.Protocol):
             await asyncio.wait_for(self._launched.ended(), _STOP_S)
         except TimeoutError:
             self._launched.kill()
-            await self._launched.ended()
+            if self._transport is not None:
+                self._transport.abort()  # what it never read is not waited for
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._launched.ended(), _STOP_S)
 
     # ------------------------------------------------------------ asyncio.Protocol
 

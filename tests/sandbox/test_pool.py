@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from sandbox import pool as pool_module
+from sandbox import server_process
+from sandbox.contract import SandboxFailure
 from sandbox.inside.frames import Frame, FrameReader, encode
 from sandbox.inside.settings import Settings
 from sandbox.pool import MOST_PER_SERVER, RUNNING_PER_SERVER, ForkServerLink, ServerPool
@@ -54,6 +56,9 @@ class StandIn(asyncio.Protocol):
             self._changed.clear()
             await self._changed.wait()
 
+    def hang_up(self) -> None:
+        self._transport.close()
+
     def kill(self) -> None: ...
 
     async def ended(self) -> None:
@@ -63,13 +68,15 @@ class StandIn(asyncio.Protocol):
 class StandInHost:
     """Implements sandbox.host.Host."""
 
+    stand_in = StandIn
+
     def __init__(self) -> None:
         self.servers: list[StandIn] = []
 
     async def start(self) -> None: ...
 
     async def launch(self, module: str, settings: Settings) -> StandIn:
-        server = StandIn()
+        server = self.stand_in()
         await asyncio.get_running_loop().create_connection(lambda: server, sock=server.theirs)
         self.servers.append(server)
         return server
@@ -187,3 +194,143 @@ def test_slots_of_calls_that_were_long_are_ordinary_again():
         await stop(again)
 
     play(scenario)
+
+
+def play_pool(scenario: Callable[[ServerPool, StandInHost], Awaitable[None]], host: StandInHost, size: int) -> None:
+    async def whole() -> None:
+        pool = ServerPool(host, SETTINGS, size)
+        try:
+            async with asyncio.timeout(30):
+                await scenario(pool, host)
+        finally:
+            await pool.close()
+
+    asyncio.run(whole())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+async def turns(number: int) -> None:
+    """Of the event loop: what is on its way arrives."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+async def answer(pool: ServerPool) -> Frame:
+    server = await pool.take()
+    try:
+        return await server.call({"id": 1, "op": "run", "code": ""})
+    finally:
+        pool.give_back(server)
+
+
+def test_each_of_many_servers_that_die_at_once_has_a_successor(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pool_module, "_RESTART_PAUSE_S", 0.0)
+    size = 16
+
+    async def scenario(pool: ServerPool, host: StandInHost) -> None:
+        await pool.start()
+        for server in host.servers:
+            server.hang_up()
+        await until(lambda: len(host.servers) == 2 * size and len(pool.server_pids) == size)
+        assert (await answer(pool))["id"] == 1
+
+    play_pool(scenario, StandInHost(), size)
+
+
+def test_a_server_that_dies_while_others_start_has_a_successor(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pool_module, "_RESTART_PAUSE_S", 0.0)
+
+    class DyingFirst(StandInHost):
+        """The second server starts only when the first one has greeted and died."""
+
+        launches = 0
+
+        async def launch(self, module: str, settings: Settings) -> StandIn:
+            self.launches += 1
+            if self.launches == 2:
+                await until(lambda: len(self.servers) == 1)
+                await turns(20)
+                self.servers[0].hang_up()
+                await self.servers[0].ended()
+                await turns(20)
+            return await super().launch(module, settings)
+
+    async def scenario(pool: ServerPool, host: StandInHost) -> None:
+        await pool.start()
+        await until(lambda: len(host.servers) == 3 and len(pool.server_pids) == 2)
+
+    play_pool(scenario, DyingFirst(), 2)
+
+
+def test_calls_fail_while_no_server_can_be_started_and_are_answered_again_when_one_can(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pool_module, "_RESTART_PAUSE_S", 0.0)
+
+    class Refusing(StandInHost):
+        refuses = False
+
+        async def launch(self, module: str, settings: Settings) -> StandIn:
+            await asyncio.sleep(0)
+            if self.refuses:
+                raise SandboxFailure("no container")
+            return await super().launch(module, settings)
+
+    host = Refusing()
+
+    async def scenario(pool: ServerPool, _: StandInHost) -> None:
+        await pool.start()
+        host.refuses = True
+        host.servers[0].hang_up()
+        await host.servers[0].ended()
+        with pytest.raises(SandboxFailure):
+            while True:
+                await answer(pool)
+        with pytest.raises(SandboxFailure, match="no fork server can be started"):
+            while True:
+                await answer(pool)
+        host.refuses = False
+        await until(lambda: len(pool.server_pids) == 1)
+        assert (await answer(pool))["id"] == 1
+
+    play_pool(scenario, host, 1)
+
+
+def test_a_start_that_is_cancelled_leaves_no_server():
+    class SlowSecond(StandInHost):
+        launches = 0
+
+        async def launch(self, module: str, settings: Settings) -> StandIn:
+            self.launches += 1
+            if self.launches == 2:
+                await asyncio.Event().wait()
+            return await super().launch(module, settings)
+
+    async def scenario(pool: ServerPool, host: StandInHost) -> None:
+        starting = asyncio.create_task(pool.start())
+        await until(lambda: len(host.servers) == 1)
+        await turns(20)  # it greets
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await host.servers[0].ended()
+
+    play_pool(scenario, SlowSecond(), 2)
+
+
+def test_a_server_that_says_nothing_when_it_starts_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(server_process, "_GREETING_S", 0.01)
+
+    class Mute(StandIn):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
+
+    class MuteHost(StandInHost):
+        stand_in = Mute
+
+    async def scenario(pool: ServerPool, host: StandInHost) -> None:
+        with pytest.raises(SandboxFailure, match="said nothing"):
+            await pool.start()
+        await host.servers[0].ended()
+
+    play_pool(scenario, MuteHost(), 1)
