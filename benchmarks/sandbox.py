@@ -8,7 +8,7 @@ burst's caller is elsewhere: its executor is a process of its own behind ZeroMQ,
 would get them. A wrong, lost or second answer ends the benchmark with an error.
 
 --quick: shorter rounds; 256 in flight at most, 64 notebooks in place of 512, a burst of 800 in place of 45,000, a mixture
-of 200 calls with limits of 0.5 s and 128 MiB in place of 2,000 with 4 s and 256 MiB.
+of 200 calls with limits of 0.5 s and 128 MiB in place of 2,000 with 2 s and 256 MiB.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ FULL = Sizes(
     live_sessions=512,
     cells_each=10,
     mixed_healthy=1900,
-    mixed_limit_s=4.0,
+    mixed_limit_s=2.0,
     mixed_memory_mib=256,
     burst_calls=45_000,
 )
