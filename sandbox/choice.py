@@ -22,9 +22,11 @@ class AutoHost:
     async def start(self) -> None:
         try:
             await self._containers.start()
-        except SandboxFailure as error:
-            self._why_not = str(error)
+        except BaseException as error:
             await self._containers.close()
+            if not isinstance(error, SandboxFailure):
+                raise
+            self._why_not = str(error)
         else:
             self._chosen = self._containers
 

@@ -69,6 +69,7 @@ class Container(asyncio.Protocol):
         self.pid = 0  # of its keeper, as this machine numbers it
         self.alive = False
         self.memory_share = 0.0
+        self.asked = 0  # for its memory, since the keeper's last word
         self.processes: dict[str, ContainerProcess] = {}
         self._on_end = on_end
         self._reader = FrameReader()
@@ -89,6 +90,15 @@ class Container(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(encode(frame))
 
+    def ask_for_memory(self) -> None:
+        self.asked += 1
+        self.send({"op": "memory"})
+
+    def give_up(self) -> None:
+        """Nobody reads at the other end."""
+        if self._transport is not None:
+            self._transport.abort()
+
     def let_go(self) -> None:
         """The keeper ends when its connection does, and the container with it."""
         if self._transport is not None:
@@ -106,6 +116,7 @@ class Container(asyncio.Protocol):
         except BrokenStream:
             self.let_go()
             return
+        self.asked = 0
         for frame in frames:
             if "ended" in frame:
                 self._end_of(frame["ended"])

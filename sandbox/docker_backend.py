@@ -39,6 +39,7 @@ _HELLO_S = 30.0  # from the container's start to its keeper's word
 _HEAL_S = 30.0  # that a launch waits for a container before it fails
 _PAUSES_S = (0.1, 0.3, 1.0, 3.0, 5.0)  # between two attempts to replace a container; the last one repeats
 _MEMORY_EVERY_S = 0.5
+_SILENCE_S = 60.0  # a keeper that answers nothing for so long is frozen, and its container is replaced
 
 
 class ContainerHost:
@@ -118,7 +119,8 @@ class ContainerHost:
             try:
                 connection = await asyncio.wait_for(arrival, _HELLO_S)
             except BaseException as error:
-                await engine.remove(container_id)
+                with contextlib.suppress(SandboxFailure):  # a failure here must not hide that this task is cancelled
+                    await engine.remove(container_id)
                 if isinstance(error, TimeoutError):
                     raise SandboxFailure("the container's keeper did not connect") from None
                 raise
@@ -171,7 +173,7 @@ class ContainerHost:
         assert self._engine is not None
         attempts = 0
         self._containers.remove(lost)
-        while True:
+        while not self._closing:
             try:
                 await self._engine.remove(lost.id)
                 await self._add(self._engine)
@@ -198,13 +200,21 @@ class ContainerHost:
         """Removes the containers whose owner has ended without them."""
         for left in await engine.owned():
             if is_gone(left.owner):
-                self._logger.info("container.swept", id=left.id[:12])
-                await engine.remove(left.id)
+                try:
+                    await engine.remove(left.id)
+                except SandboxFailure as error:  # no reason not to start: the next one sweeps it
+                    self._logger.error("container.not_swept", id=left.id[:12], cause=str(error))
+                else:
+                    self._logger.info("container.swept", id=left.id[:12])
 
     async def _watch_memory(self) -> None:
         while True:
             for container in self.containers:
-                container.send({"op": "memory"})
+                if container.asked >= _SILENCE_S / _MEMORY_EVERY_S:
+                    self._logger.error("container.silent", id=container.id[:12])
+                    container.give_up()
+                else:
+                    container.ask_for_memory()
             await asyncio.sleep(_MEMORY_EVERY_S)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from sandbox.contract import SandboxFailure
 
 _RUN, _OWNER = "asterism.run", "asterism.owner"
 _AT_ONCE = 4  # containers that start or stop at the same time
+_ANSWER_S = 60.0  # for the engine to do what it was asked; by itself the client would wait without end
 _NOBODY = "65534:65534"
 
 
@@ -42,7 +44,7 @@ class DockerEngine:
     """Raises SandboxFailure wherever the engine refuses or does not answer."""
 
     def __init__(self, address: str) -> None:
-        self._docker = aiodocker.Docker(url=address)
+        self._docker = aiodocker.Docker(url=address, timeout=aiohttp.ClientTimeout(total=_ANSWER_S))
         self._room = asyncio.Semaphore(_AT_ONCE)
         self._apparmor = False
 
@@ -53,13 +55,14 @@ class DockerEngine:
             self._apparmor = any("apparmor" in option for option in info.get("SecurityOptions") or [])
 
     async def has_image(self, name: str) -> bool:
-        try:
-            await self._docker.images.inspect(name)
-        except aiodocker.DockerError as error:
-            if error.status == 404:
-                return False
-            raise SandboxFailure(f"cannot look for the image: {error.message}") from error
-        return True
+        async with _said("look for the image"):
+            try:
+                await self._docker.images.inspect(name)
+            except aiodocker.DockerError as error:
+                if error.status == 404:
+                    return False
+                raise
+            return True
 
     async def start(self, spec: ContainerSpec) -> str:
         """The id of a container that runs."""
@@ -68,7 +71,8 @@ class DockerEngine:
             try:
                 await container.start()
             except BaseException:
-                await _remove(container)
+                with contextlib.suppress(aiodocker.DockerError, aiohttp.ClientError, OSError):  # the first error counts
+                    await _remove(container)
                 raise
             return container.id
 

@@ -17,6 +17,7 @@ import pytest
 
 from bus.messages import CodeOk, CodeOutOfMemory, CodeRequested, Output
 from configs.schema import Sandbox as SandboxConfig
+from sandbox import docker_backend
 from sandbox.backend import ForkServerSandbox
 from sandbox.contract import CodeResult, SandboxFailure
 from sandbox.docker_backend import ContainerHost
@@ -158,6 +159,7 @@ import asyncio, sys
 from bus.messages import CodeRequested
 from configs.schema import Sandbox
 from sandbox.docker_backend import ContainerHost
+from sandbox import docker_backend
 from sandbox.backend import ForkServerSandbox
 
 async def main():
@@ -267,3 +269,19 @@ def _wait_for_end(pidfd: int) -> None:
         assert select.select([pidfd], [], [], 30)[0], "a process is still there"
     finally:
         os.close(pidfd)
+
+
+def test_a_container_that_is_frozen_is_replaced_and_its_calls_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker_backend, "_SILENCE_S", 2.0)
+
+    async def scenario(sandbox: ForkServerSandbox, host: ContainerHost) -> None:
+        (before,) = host.containers
+        under_way = asyncio.create_task(ends_of(sandbox, [program("print(1)", number) for number in range(200)]))
+        await sandbox.run(program("print(1)", 1000))
+        docker("pause", before.id)
+        assert len(await under_way) == 200
+        assert (await first_answer(sandbox)).outcome == CodeOk(Output("42\n"))
+        (after,) = host.containers
+        assert after.id != before.id
+
+    play(scenario)
