@@ -9,8 +9,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import structlog
+
 from sandbox.contract import SandboxFailure
-from sandbox.inside.frames import LENGTH, Frame, FrameReader
+from sandbox.inside.frames import LENGTH, BrokenStream, Frame, FrameReader
 from sandbox.owner import is_gone, owner_mark
 
 _PREFIX = "asterism-docker-"
@@ -19,6 +21,7 @@ _NAME = "executor.sock"
 _FIRST_FRAME_S = 10.0
 _FIRST_FRAME_BYTES = 4096
 _BACKLOG = 256
+_PAUSE_S = 0.1  # before it accepts again when the system could not
 
 
 class Gate:
@@ -30,6 +33,7 @@ class Gate:
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self.folder = Path()
+        self._logger = structlog.get_logger()
 
     def open(self) -> None:
         """In a folder of its own; those that executors before it have left are removed. Raises SandboxFailure."""
@@ -59,7 +63,12 @@ class Gate:
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(listener)
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:  # out of descriptors, or gone before it was accepted
+                self._logger.error("connection.not_accepted", cause=error.strerror)
+                await asyncio.sleep(_PAUSE_S)
+                continue
             connection.setblocking(False)
             task = loop.create_task(self._welcome(connection))
             self._arrivals.add(task)
@@ -70,7 +79,7 @@ class Gate:
         try:
             frame = await asyncio.wait_for(_first_frame(connection), _FIRST_FRAME_S)
             taken = self._on_arrival(frame, connection)
-        except (OSError, ValueError, TimeoutError):
+        except (OSError, ValueError, TimeoutError, BrokenStream):
             pass  # whoever it was has gone, or is none of ours
         finally:
             if not taken:

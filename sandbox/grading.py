@@ -118,7 +118,7 @@ class Grader:
         process = ServerProcess(self._host, _MODULE, on_frame, lambda: self._on_end(process))
         try:
             await process.start(self._settings)
-        except SandboxFailure as error:
+        except (SandboxFailure, OSError) as error:
             self._starting = None
             self._fail_all(f"the grader cannot start: {error}")
             return

@@ -6,22 +6,24 @@ import os
 from pathlib import Path
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_NUMBERED_IN = Path("/proc/self/ns/pid")
 
 
 def owner_mark() -> str:
     """This process, told apart from all others of this machine before and after it."""
-    return f"{_boot_id()}/{os.getpid()}/{_started(os.getpid())}"
+    return f"{_machine()}/{os.getpid()}/{_started(os.getpid())}"
 
 
 def is_gone(mark: str) -> bool:
-    """Whether the process is known to have ended: it ran on this machine, since its last boot or before."""
+    """Whether the process is known to have ended: it ran on this machine, since its last boot, where its number is known."""
     machine, _, rest = mark.partition("/")
     pid, _, started = rest.partition("/")
-    return machine == _boot_id() and pid.isdigit() and _started(int(pid)) != started
+    return machine == _machine() and pid.isdigit() and _started(int(pid)) != started
 
 
-def _boot_id() -> str:
-    return _BOOT.read_text().strip()
+def _machine() -> str:
+    """Its boot, and the namespace that numbers processes: executors in two containers may share an engine."""
+    return f"{_BOOT.read_text().strip()}:{_NUMBERED_IN.readlink()}"
 
 
 def _started(pid: int) -> str:

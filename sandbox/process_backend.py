@@ -66,7 +66,10 @@ class LocalHost:
         return
 
     async def launch(self, module: str, settings: Settings) -> LocalProcess:
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise _cannot_start(error) from error
         ours.setblocking(False)
         settings = settings._replace(import_folders=import_folders())
         try:
@@ -81,7 +84,7 @@ class LocalHost:
             )
         except OSError as error:
             ours.close()
-            raise SandboxFailure(f"cannot start a sandbox process: {error.strerror}") from error
+            raise _cannot_start(error) from error
         finally:
             theirs.close()
         return LocalProcess(process, ours)
@@ -96,6 +99,10 @@ class LocalHost:
 
     async def close(self) -> None:
         return
+
+
+def _cannot_start(error: OSError) -> SandboxFailure:
+    return SandboxFailure(f"cannot start a sandbox process: {error.strerror}")
 
 
 def process_sandbox(config: SandboxConfig, seed: int = 0) -> ForkServerSandbox:

@@ -79,7 +79,11 @@ class Keeper:
     def _start(self, frame: Frame) -> None:
         packages = tuple(path for path in (_PACKAGES,) if Path(path).exists())
         settings = from_json(frame["settings"])._replace(import_folders=(*standard_folders(), *packages))
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # the calls hold all processes that the container may have; it must not end for that
+            self._send({"ended": frame["token"], "code": error.errno})
+            return
         if pid == 0:
             try:
                 _become_server(
