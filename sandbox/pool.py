@@ -248,7 +248,7 @@ class ServerPool:
         while not await self._closes_within(min(_RESTART_PAUSE_S * 2 ** min(failures, 16), _LONGEST_PAUSE_S)):
             server = ForkServerLink(self, failures)
             try:
-                await server.start(self._settings)
+                await self._start_unless_closing(server)
             except SandboxFailure:
                 failures += 1
                 if failures > _RESTARTS and not self._servers:
@@ -260,6 +260,21 @@ class ServerPool:
             server.running += 1
             self.give_back(server)
             return
+
+    async def _start_unless_closing(self, server: ForkServerLink) -> None:
+        """A start may wait for a container for long; closing does not wait with it. Raises SandboxFailure."""
+        starting = asyncio.ensure_future(server.start(self._settings))
+        closing = asyncio.ensure_future(self._closing.wait())
+        await asyncio.wait((starting, closing), return_when=asyncio.FIRST_COMPLETED)
+        closing.cancel()
+        if not starting.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            raise SandboxFailure("the sandbox is closing")
+        await starting
+        if not server.alive:  # it has died since it greeted
+            await server.stop()
+            raise SandboxFailure(DIED)
 
     async def _closes_within(self, seconds: float) -> bool:
         with contextlib.suppress(TimeoutError):

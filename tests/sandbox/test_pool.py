@@ -334,3 +334,26 @@ def test_a_server_that_says_nothing_when_it_starts_is_given_up(monkeypatch: pyte
         await host.servers[0].ended()
 
     play_pool(scenario, MuteHost(), 1)
+
+
+def test_closing_does_not_wait_for_a_successor_that_cannot_start_yet(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pool_module, "_RESTART_PAUSE_S", 0.0)
+
+    class NoSecond(StandInHost):
+        launches = 0
+
+        async def launch(self, module: str, settings: Settings) -> StandIn:
+            self.launches += 1
+            if self.launches == 2:
+                await asyncio.Event().wait()
+            return await super().launch(module, settings)
+
+    host = NoSecond()
+
+    async def scenario(pool: ServerPool, _: StandInHost) -> None:
+        await pool.start()
+        host.servers[0].hang_up()
+        await until(lambda: host.launches == 2)
+        await pool.close()
+
+    play_pool(scenario, host, 1)
