@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from pathlib import Path
 from types import TracebackType
 
 from bus.batching import batched
+from bus.codec import MalformedFrame
 from bus.messages import AnswerGraded, AnswerSubmitted, CallFailed, CodeFinished, CodeRequested, SessionEnded
 from bus.zeromq import zmq_bus
 from configs.errors import UnusableInput
@@ -17,6 +19,7 @@ from sandbox.contract import CodeResult, Grade, SandboxFailure
 SERVED = "executor-0"  # the address of a sandbox that is served by itself
 _QUEUE_MESSAGES = 65_536
 _GRADING = -1
+_WATCH_S = 1.0
 
 
 def is_served(folder: Path) -> bool:
@@ -39,7 +42,9 @@ class SandboxClient:
         self._socket = folder / f"client-{os.getpid()}"
         self._bus = batched(zmq_bus(self._socket.name, folder, _QUEUE_MESSAGES))
         self._open: dict[tuple[int, int], asyncio.Future[CodeResult | Grade]] = {}
-        self._receiving = asyncio.get_running_loop().create_task(self._receive())
+        self._folder = folder
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._receive()), loop.create_task(self._watch())]
 
     async def __aenter__(self) -> SandboxClient:
         return self
@@ -47,8 +52,9 @@ class SandboxClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._receiving.cancel()
-        await asyncio.gather(self._receiving, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._bus.close()
         self._socket.unlink(missing_ok=True)
 
@@ -68,6 +74,8 @@ class SandboxClient:
         await self._bus.send(SERVED, SessionEnded(trajectory_id))
 
     async def _answer(self, key: tuple[int, int], message: CodeRequested | AnswerSubmitted) -> CodeResult | Grade:
+        if key in self._open:
+            raise ValueError(f"trajectory {key[0]} asks twice at once for the same answer")
         answer = self._open[key] = asyncio.get_running_loop().create_future()
         try:
             await self._bus.send(SERVED, message)
@@ -75,17 +83,29 @@ class SandboxClient:
         finally:
             del self._open[key]
 
+    async def _watch(self) -> None:
+        """A server that has ended answers nobody."""
+        while is_served(self._folder):  # noqa: ASYNC110 - nobody here is told of its end
+            await asyncio.sleep(_WATCH_S)
+        for key in list(self._open):
+            self._settle(key, SandboxFailure("the sandbox is served no longer"))
+
     async def _receive(self) -> None:
+        """A frame that is no message comes from no sandbox of ours: it is dropped."""
         while True:
-            match (await self._bus.receive()).message:
-                case CodeFinished(trajectory_id=trajectory, call=call, outcome=outcome, duration_s=duration_s):
-                    self._settle((trajectory, call), CodeResult(outcome, duration_s))
-                case AnswerGraded(trajectory_id=trajectory, correct=correct, duration_s=duration_s):
-                    self._settle((trajectory, _GRADING), Grade(correct, duration_s))
-                case CallFailed(trajectory_id=trajectory, call=call, cause=cause):
-                    self._settle((trajectory, call), SandboxFailure(cause))
-                case _:
-                    pass  # word for rollouts, which a client is not
+            with contextlib.suppress(MalformedFrame):
+                await self._receive_one()
+
+    async def _receive_one(self) -> None:
+        match (await self._bus.receive()).message:
+            case CodeFinished(trajectory_id=trajectory, call=call, outcome=outcome, duration_s=duration_s):
+                self._settle((trajectory, call), CodeResult(outcome, duration_s))
+            case AnswerGraded(trajectory_id=trajectory, correct=correct, duration_s=duration_s):
+                self._settle((trajectory, _GRADING), Grade(correct, duration_s))
+            case CallFailed(trajectory_id=trajectory, call=call, cause=cause):
+                self._settle((trajectory, call), SandboxFailure(cause))
+            case _:
+                pass  # word for rollouts, which a client is not
 
     def _settle(self, key: tuple[int, int], answer: CodeResult | Grade | SandboxFailure) -> None:
         waiting = self._open.get(key)

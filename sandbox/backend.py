@@ -116,11 +116,13 @@ class ForkServerSandbox:
             self._drop_process(session)
 
     async def close(self) -> None:
-        for pool in self._pools.values():
-            await pool.close()
-        if self._grader is not None:
-            await self._grader.close()
-        await self._host.close()
+        try:
+            for pool in self._pools.values():
+                await pool.close()
+            if self._grader is not None:
+                await self._grader.close()
+        finally:
+            await self._host.close()
 
     # ------------------------------------------------------------ programs
 

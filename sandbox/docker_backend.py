@@ -173,9 +173,12 @@ class ContainerHost:
         assert self._engine is not None
         attempts = 0
         self._containers.remove(lost)
+        try:
+            await self._engine.remove(lost.id)
+        except SandboxFailure as error:  # no reason to be without one: its label lets the next start sweep it
+            self._logger.error("container.not_removed", id=lost.id[:12], cause=str(error))
         while not self._closing:
             try:
-                await self._engine.remove(lost.id)
                 await self._add(self._engine)
             except SandboxFailure as error:
                 self._cause = str(error)
@@ -220,7 +223,12 @@ class ContainerHost:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._note_end_of)
+
+    def _note_end_of(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._logger.error("container_host.failed", exc_info=error)
 
 
 def docker_sandbox(config: SandboxConfig, seed: int = 0, run: str = "") -> ForkServerSandbox:

@@ -71,6 +71,7 @@ class Keeper:
                 case "kill":
                     self._kill(frame["token"])
                 case "memory":
+                    self._bury_orphans()
                     self._send(_memory())
                 case _:
                     raise ValueError(f"unknown op {frame['op']}")
@@ -109,6 +110,14 @@ class Keeper:
         self._poll.unregister(pidfd)
         os.close(pidfd)
         self._send({"ended": token, "code": os.waitstatus_to_exitcode(status)})
+
+    def _bury_orphans(self) -> None:
+        """What a fork server that was killed has left to this process."""
+        with contextlib.suppress(ChildProcessError):
+            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if ended.si_pid in self._pids.values():
+                    return  # one of its own: `_bury` comes to it, and the next time to the orphans
+                os.waitpid(ended.si_pid, 0)
 
     def _send(self, frame: Frame) -> None:
         self._executor.sendall(encode(frame))

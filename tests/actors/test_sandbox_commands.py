@@ -65,6 +65,23 @@ def test_a_served_sandbox_has_users_that_do_not_see_each_other_and_leaves_no_soc
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_client_whose_server_is_killed_is_told(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "actors.cli", "sandbox", "shell", "--at", str(tmp_path)]
+    with (
+        served(tmp_path) as server,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shell,
+    ):
+        assert shell.stdin is not None
+        assert shell.stdout is not None
+        shell.stdin.write("1 + 1\n")
+        shell.stdin.flush()
+        assert any("2" in line for line in shell.stdout)
+        server.kill()
+        server.wait()
+        said, _ = shell.communicate("1 + 1\n", timeout=60)
+    assert "infrastructure: the sandbox is served no longer" in said
+
+
 def test_a_folder_in_which_nothing_is_served_says_how_to_serve(tmp_path: Path) -> None:
     shell = asterism("shell", "--at", str(tmp_path))
     assert shell.returncode == 2
