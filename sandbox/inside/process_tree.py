@@ -63,7 +63,7 @@ class ProcessTree:
 
         False if new ones come as fast as they end.
         """
-        since_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic() + started.checkpoint_at - _TICK_S
+        since_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic() + started.checkpoint_at
         judged: set[int] = set()
         quiet = 0
         for _ in range(_ROUNDS):
@@ -79,10 +79,14 @@ class ProcessTree:
 
     def _is_of_cell(self, pid: int, started: Started, since_s: float) -> bool:
         own_id = self._own_id(pid)
+        stat = _read(self._proc, f"{pid}/stat")
+        if own_id is None or not stat:
+            return False
         if own_id in (started.checkpoint, started.worker):
             return own_id == started.worker
-        stat = _read(self._proc, f"{pid}/stat")
-        return bool(stat) and int(stat.rpartition(b")")[2].split()[19]) * _TICK_S >= since_s
+        later_s = int(stat.rpartition(b")")[2].split()[19]) * _TICK_S - since_s
+        # Process ids grow until they begin again, which takes longer than two ticks.
+        return own_id > started.checkpoint if abs(later_s) < 2 * _TICK_S else later_s > 0
 
     def _own_id(self, pid: int) -> int | None:
         """Its process id in its own pid namespace."""
