@@ -24,6 +24,7 @@ LIMITS: dict[str, Any] = {
     "output_kib": 64,
     "fork_servers": 1,
     "container_memory_mib": 2048,
+    "session_memory_share": 1.0,  # no notebook is evicted, however full the machine is
 }
 _NEIGHBOUR = 1  # its trajectory
 _SETTLE_S = 20.0  # until what a call left has gone; a sandbox that leaves something fails then
@@ -51,6 +52,7 @@ class Met(NamedTuple):
     outcomes: dict[Form, CodeOutcome | SandboxFailure]
     later: CodeOutcome | SandboxFailure | None  # of a later cell of the hostile notebook
     neighbours: list[str]  # what each of the neighbour's calls said
+    unharmed: list[str]  # what it says when nobody harms it
     left: dict[str, Any]  # that was not there before
 
 
@@ -129,7 +131,10 @@ class Arena:
         neighbours += [await self._ask_notebook(), await self._ask_program()]
         await self.client.sandbox.end_session(trajectory)
         after = await self._settled(self._before)
-        return Met(outcomes, later, neighbours, footprint.left_over(self._before, after))
+        met = Met(outcomes, later, neighbours, self.unharmed, footprint.left_over(self._before, after))
+        if met.left or neighbours != self.unharmed:  # the next program is not to blame
+            self._before, self.unharmed = after, [await self._ask_notebook(), await self._ask_program()] * 2
+        return met
 
     async def _outcome(self, result: Any) -> CodeOutcome | SandboxFailure:
         try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.sandbox.hostile.arena import Arena
+from tests.sandbox.hostile.everyones_python import everyones_python
 
 ARENAS = {
     "process": ("process", "auto"),
@@ -21,6 +23,7 @@ PARAMETERS = [pytest.param(name, marks=[pytest.mark.docker] if name == "docker" 
 def arena(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
     folder: Path = tmp_path_factory.mktemp("executor")
     running = Arena(*ARENAS[request.param], folder)
-    running.open()
-    yield running
-    running.close()
+    with contextlib.nullcontext() if running.has_namespaces else everyones_python():
+        running.open()
+        yield running
+        running.close()

@@ -182,9 +182,9 @@ FILES = [
         """
         import os
         try:
-            for _ in range(3000):
-                os.mkdir('d' * 200)
-                os.chdir('d' * 200)
+            for _ in range(1500):
+                os.mkdir('d' * 50)
+                os.chdir('d' * 50)
         except OSError as error: print(error.errno)
         """,
         ok(),
