@@ -13,7 +13,7 @@ holds then. An idle session is the base and a worker, and a checkpoint if its la
 A copy has one thread, no timers of `signal.setitimer`, and no children. Where the worker has some, it makes none: if the
 cell dies, the session goes back to an earlier checkpoint or to the base, and the executor runs the cells since again.
 A session that went back has another process id and has lost its locks of `fcntl.lockf`. Files, and how far an open file
-has been read or written, are shared and not taken back.
+has been read or written, are shared and not taken back. What the code has given to `os.register_at_fork` runs at each copy.
 
 Code of the model's can harm all this as far as its own session goes: end the checkpoint, close the socket, write into the
 memory that says who is the worker. It loses its session's state by that, and the fork server ends what does not answer.
@@ -36,9 +36,8 @@ from sandbox.inside.settings import Settings
 SPARE_PROCESSES = 2  # base and checkpoint, beside what the code may start
 _PLAIN_CELLS, _PLAIN_S = 256, 0.01  # behind a checkpoint; what it costs to run them again
 _SIGNALS = frozenset(map(int, signal.valid_signals()))
-_set_signals = sys.modules[
-    "_signal"
-].pthread_sigmask  # the public one names each signal, which takes longer than the call
+# Not the public one, which takes longer to name the signals that it returns than to do its work.
+_set_signals = sys.modules["_signal"].pthread_sigmask
 _PENDING = 1024  # signals that are thrown away at most
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _TURN = struct.Struct("<QQQq")
@@ -201,9 +200,7 @@ class SessionProcess:
         if child:
             _set_signals(signal.SIG_SETMASK, mask)
         if child > 0:
-            if (
-                self._own_namespaces
-            ):  # before it has touched its memory, if it can be; the end of a base ends it so, too
+            if self._own_namespaces:  # where its base cannot end without it; it has hardly touched its memory yet
                 os.kill(child, signal.SIGSTOP)
             self._checkpoint, self._checkpoint_at = child, now
             self._repeatable, self._behind, self._behind_s = True, 0, 0.0
@@ -218,10 +215,13 @@ class SessionProcess:
         return False
 
     def _end_checkpoint(self) -> None:
-        if self._checkpoint:
-            os.kill(self._checkpoint, signal.SIGKILL)
-        self._checkpoint, self._checkpoint_at = 0, 0.0
+        checkpoint, self._checkpoint, self._checkpoint_at = self._checkpoint, 0, 0.0
         self._repeatable = False
+        if checkpoint:
+            try:
+                os.kill(checkpoint, signal.SIGKILL)
+            except OSError:  # the code has done so already
+                return
 
     def _be_worker(self) -> None:
         self._pid = os.getpid()
