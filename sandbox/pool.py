@@ -49,6 +49,7 @@ class ForkServerLink:
         self._long: set[int] = set()  # calls under way that hold no slot from the others
         self._answered = 0
         self._answered_at_look = 0
+        self._silent_looks = 0
 
     @property
     def pid(self) -> int | None:
@@ -59,8 +60,12 @@ class ForkServerLink:
         return self.running < min(RUNNING_PER_SERVER + len(self._long), MOST_PER_SERVER)
 
     def look_for_long_calls(self) -> None:
-        has_stalled = self._answered == self._answered_at_look
+        """A silent server is not at once one whose calls are all long: the more there are, the longer must it be silent."""
+        self._silent_looks = self._silent_looks + 1 if self._answered == self._answered_at_look else 0
         self._answered_at_look = self._answered
+        has_stalled = self._silent_looks > len(self._long) // RUNNING_PER_SERVER
+        if has_stalled:
+            self._silent_looks = 0
         for number, call in self._calls.items():
             if has_stalled or self._answered - call.answered_before >= _OVERTAKEN:
                 self._long.add(number)
