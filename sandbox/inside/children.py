@@ -71,6 +71,7 @@ class Child:
         self.control = control
         self.streams = (stdout, stderr)
         self.folder = folder
+        self.user: int | None = None  # that it runs as, if it is one of its own
         self.session: int | None = None
         self.call: Frame | None = None  # what it runs now
         self.serial = 0  # of the call: timers of an earlier call no longer mean it

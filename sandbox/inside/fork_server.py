@@ -39,7 +39,8 @@ from sandbox.inside.watching import OUTCOME_BYTES, Watch
 
 _CHUNK = 1 << 16  # libc would map and unmap a larger one each time
 _PROCESSES_A_TURN = 2
-_FIRST_FREE_ID = 2_000_000_000  # users that no system hands out; one for each call where root has no namespaces
+# Users that no system hands out, one for each call where root has no namespaces; so many for each fork server.
+_FIRST_FREE_ID, _IDS, _SERVERS = 2_000_000_000, 1_024, 2_000_000
 
 
 class ForkServer:
@@ -60,6 +61,8 @@ class ForkServer:
         self._by_call: dict[int, Child] = {}
         self._sessions: dict[int, Child] = {}
         self._calls_forked = 0
+        first_id = _FIRST_FREE_ID + os.getpid() % _SERVERS * _IDS
+        self._free_ids = deque(range(first_id, first_id + _IDS))
         self._own_pidfd = os.pidfd_open(os.getpid())
         self._watch = Watch(settings, Usage(self._processes), self)
 
@@ -237,6 +240,8 @@ class ForkServer:
         child.close()
         if child.folder is not None:
             remove_folder(child.folder)
+        if child.user is not None and child.user not in self._free_ids:
+            self._free_ids.appendleft(child.user)  # so that the shared one stays the last
 
     def _end_of_process(self, child: Child, exit_code: int, cpu_s: float) -> Outcome:
         if exit_code == -signal.SIGKILL and self._how.own_namespaces and not child.killed:
@@ -335,6 +340,7 @@ class ForkServer:
         limit = self._settings.output_bytes
         self._processes.offer_to_the_kernel_first(pid)
         child = Child(pid, ours, Captured(out_read, limit), Captured(err_read, limit), folder)
+        child.user = how.unprivileged_id
         self._register(child, child.pidfd)
         return child
 
@@ -357,7 +363,7 @@ class ForkServer:
             how = how._replace(ruleset=how.landlock.ruleset(folder))
         if os.getuid() != 0:
             return folder, how
-        user = _FIRST_FREE_ID + self._calls_forked % 1_000_000
+        user = self._free_ids.popleft() if len(self._free_ids) > 1 else self._free_ids[0]  # the last is many calls'
         os.chown(folder, user, user)
         return folder, how._replace(unprivileged_id=user)
 
