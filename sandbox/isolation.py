@@ -10,7 +10,8 @@ _REMEDY = (
     "kernel.apparmor_restrict_unprivileged_userns=0, kernel.unprivileged_userns_clone=1), or run as root."
 )
 _SHARED_VIEW = (
-    "Executed code sees the machine's files and other processes as its user may, and can outlive the executor: "
+    "Executed code sees the machine's files and processes as its user may, can fill the disk that holds its folder, "
+    "and can outlive the executor: "
 )
 _SHARED_MACHINE = "Executed code can fill the disk that holds its folder, see which files and processes exist, and outlive the executor: "
 _SHARED_SIGNALS = "Executed code can end other processes of its user: use Linux 6.12 or newer, or "

@@ -70,6 +70,7 @@ PROCESSES = [
         died(),
         raised(),
         timed_out(),
+        spares_its_notebook=False,  # its children are over the limit in the next cell, too
     ),
     hostile(
         "leaves a daemon that holds its output",
@@ -221,6 +222,7 @@ PROCESSES = [
         """,
         printed("False\n"),
         raised("PermissionError"),
+        timed_out("False\n"),
     ),
     hostile(
         "waits for locks that it holds itself",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from bus.messages import CodeOk, Output
@@ -9,7 +11,7 @@ from sandbox.contract import SandboxFailure
 from tests.sandbox.hostile.arena import Arena, Met
 from tests.sandbox.hostile.catalogue import HOSTILE
 from tests.sandbox.hostile.record import Ending, Form, Hostile
-from tests.sandbox.hostile.without_namespaces import GETS_THROUGH, NOT_RUN_HERE
+from tests.sandbox.hostile.without_namespaces import GETS_THROUGH, NOT_RUN, reason_not_to_run
 
 pytestmark = pytest.mark.slow
 
@@ -17,28 +19,26 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_program_that(arena: Arena, name: str) -> None:
     hostile = HOSTILE[name]
+    through = None
     if not arena.has_namespaces:
-        _skip_what_is_dangerous(arena, hostile)
+        landlock = arena.client.isolation.landlock
+        if reason := reason_not_to_run(name, hostile.signals_others, os.getuid() == 0, landlock):
+            pytest.skip(f"not without namespaces: {reason}")
+        through = GETS_THROUGH.get(name)
+        if through is not None and landlock >= through.stopped_by_landlock:
+            through = None
     met = arena.meet(hostile)
-    assert met.neighbours == arena.unharmed
+    assert met.neighbours == met.unharmed
     assert met.left == {}
-    assert [secret for secret in arena.secrets if secret in repr(met)] == []
-    through = None if arena.has_namespaces else GETS_THROUGH.get(name)
-    if through is None or arena.client.isolation.landlock >= through.stopped_by:
+    if through is None:
         _check_that_it_is_stopped(met, hostile)
+        assert [secret for secret in arena.secrets if secret in repr(met)] == []
     else:
         _check_that_it_gets_through(met, hostile, through.ends)
         assert any(through.warning in sentence for sentence in arena.client.isolation.missing)
     if hostile.spares_its_notebook and met.later is not None:
         assert met.later == CodeOk(Output("['kept']\n"))
     assert not isinstance(met.later, SandboxFailure)
-
-
-def _skip_what_is_dangerous(arena: Arena, hostile: Hostile) -> None:
-    if hostile.name in NOT_RUN_HERE:
-        pytest.skip(f"not without namespaces: {NOT_RUN_HERE[hostile.name]}")
-    if hostile.signals_others and not arena.calls_are_out_of_reach:
-        pytest.skip("not without namespaces: it would end the tests")
 
 
 def _check_that_it_is_stopped(met: Met, hostile: Hostile) -> None:
@@ -59,8 +59,8 @@ def _ends(hostile: Hostile, form: Form) -> tuple[Ending, ...]:
 
 
 def test_each_program_that_nothing_stops_without_namespaces_is_one_of_these() -> None:
-    assert set(GETS_THROUGH) | set(NOT_RUN_HERE) <= set(HOSTILE)
-    assert not set(GETS_THROUGH) & set(NOT_RUN_HERE)
+    assert set(GETS_THROUGH) | set(NOT_RUN) <= set(HOSTILE)
+    assert not set(GETS_THROUGH) & set(NOT_RUN)
 
 
 def test_there_are_many() -> None:
