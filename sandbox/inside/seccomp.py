@@ -91,6 +91,14 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "_sysctl": (156, None),
     "sysfs": (139, None),
     "ustat": (136, None),
+    # limits, processors and priorities, which a call may change for itself alone
+    "prlimit64": (302, 261),
+    "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
     "unshare": (272, 97),
     "setns": (308, 268),
     "mount": (165, 40),
@@ -120,7 +128,17 @@ _FOR_CALLS_ONLY = (
     "fsmount",
     "mount_setattr",
 )
-_BY_ARGUMENT = ("socketpair", "clone")
+# The arguments that say whose they are: 0 for one's own. Kinds from so many on mean all of a user's.
+_OF_ITSELF = {
+    "prlimit64": (0,),
+    "sched_setaffinity": (0,),
+    "sched_setattr": (0,),
+    "sched_setparam": (0,),
+    "sched_setscheduler": (0,),
+    "setpriority": (1, 0, 2),
+    "ioprio_set": (1, 0, 3),
+}
+_BY_ARGUMENT = ("socketpair", "clone", *_OF_ITSELF)
 _CLONE3 = 435
 _DATAGRAMS = 2  # the bit that SOCK_DGRAM and SOCK_RAW share: such a socket sends to whatever name it is told
 _NAMESPACE_FLAGS = 0x7E02_0000  # every CLONE_NEW* but CLONE_NEWTIME, which clone cannot take
@@ -149,6 +167,27 @@ def _deny(names: tuple[str, ...]) -> list[bytes]:
     program: list[bytes] = []
     for number in numbers:
         program += [_instruction(_JUMP_EQUAL, number, 0, 1), _instruction(_RETURN, _DENY)]
+    return program
+
+
+def _deny_for_others() -> list[bytes]:
+    """With the call's number loaded: an answer for `_OF_ITSELF`, else on with the next instruction."""
+    program: list[bytes] = []
+    for name, (whose, *kind) in _OF_ITSELF.items():
+        number = _number(name)
+        assert number is not None
+        checks = [
+            _instruction(_LOAD, _FIRST_ARGUMENT_AT + 8 * whose),
+            _instruction(_JUMP_ANY_BIT, 0xFFFF_FFFF, 0, 1),
+            _instruction(_RETURN, _DENY),
+        ]
+        if kind:
+            checks += [
+                _instruction(_LOAD, _FIRST_ARGUMENT_AT + 8 * kind[0]),
+                _instruction(_JUMP_AT_LEAST, kind[1], 0, 1),
+                _instruction(_RETURN, _DENY),
+            ]
+        program += [_instruction(_JUMP_EQUAL, number, 0, len(checks) + 1), *checks, _instruction(_RETURN, _ALLOW)]
     return program
 
 
@@ -187,6 +226,7 @@ def _call_program() -> bytes:
         _instruction(_RETURN, _ALLOW),
         _instruction(_LOAD, _NUMBER_AT),
         *_deny(_FOR_CALLS_ONLY),
+        *_deny_for_others(),
         _instruction(_JUMP_EQUAL, clone, 0, 3),
         _instruction(_LOAD, _FIRST_ARGUMENT_AT),
         _instruction(_JUMP_ANY_BIT, _NAMESPACE_FLAGS, 0, 1),

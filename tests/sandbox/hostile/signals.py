@@ -125,6 +125,28 @@ SIGNALS = [
         signals_others=True,
     ),
     hostile(
+        "changes the limits and priorities of all that is its user's",
+        """
+        import ctypes, os, resource
+        changed = []
+        for change in (
+            lambda: os.setpriority(os.PRIO_USER, 0, 19),
+            lambda: os.setpriority(os.PRIO_USER, os.getuid(), 19),
+            lambda: os.setpriority(os.PRIO_PROCESS, 1, 19),
+            lambda: os.setpriority(os.PRIO_PGRP, 1, 19),
+            lambda: os.sched_setaffinity(1, {0}),
+            lambda: os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0)),
+            lambda: resource.prlimit(1, resource.RLIMIT_CPU, (1, 1)),
+        ):
+            try: change(); changed.append(change)
+            except PermissionError: pass
+        libc = ctypes.CDLL(None)
+        ioprio_set = 251 if os.uname().machine == 'x86_64' else 30
+        print(changed, libc.syscall(ioprio_set, 3, 0, 3 << 13), libc.syscall(ioprio_set, 1, 1, 3 << 13))
+        """,
+        printed("[] -1 -1\n"),
+    ),
+    hostile(
         "takes a better priority",
         """
         import os
