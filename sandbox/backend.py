@@ -83,7 +83,8 @@ class ForkServerSandbox:
                 raise
             refusal, self._namespaces = str(error), False
             greetings = await self._start_pool()
-        self._pools["scientific"] = ServerPool(self._host, self._settings("scientific"), self._config.fork_servers)
+        for flavour in ("numpy", "scientific"):
+            self._pools[flavour] = ServerPool(self._host, self._settings(flavour), self._config.fork_servers)
         self._grader = Grader(self._host, self._settings("grader"))
         return isolation_of(greetings[0], refusal, *self._host.about())
 

@@ -5,43 +5,38 @@ Started by `sandbox.local_host` or `sandbox.inside.keeper`; the arguments are th
 # pathlib would be mapped into every forked process.
 # ruff: noqa: PTH101, PTH110, PTH116, PTH120, PTH208
 
-import builtins
 import contextlib
 import gc
-import importlib
 import os
 import resource
 import signal
 import socket
 import stat
 import sys
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from sandbox.inside import cell_process, kernel, landlock, namespaces, seccomp
+from sandbox.inside import cell_process, huge_pages, kernel, landlock, namespaces, seccomp
 from sandbox.inside.cell_process import Isolating
 from sandbox.inside.folders import remove_folder
 from sandbox.inside.fork_server import ForkServer
 from sandbox.inside.frames import encode
 from sandbox.inside.landlock import Landlock
-from sandbox.inside.program import leave
+from sandbox.inside.rehearsal import rehearse
 from sandbox.inside.settings import Settings, from_json
+from sandbox.inside.template import Template
 
 _SHARED_PROCESSES = 512  # that all calls and whatever else this user starts may add, where users cannot be told apart
-_COMMON = (
-    "ast bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator "
-    "random re string typing"
-)
-_SCIENTIFIC = "numpy numpy.random numpy.linalg numpy.fft sympy"
 
 
 def main() -> NoReturn:
     """Arguments: the settings' JSON, the socket's descriptor. Ends the process when the executor has gone."""
     settings = from_json(sys.argv[1])
+    os.environ.pop("LD_BIND_NOW", None)
     executor = socket.socket(fileno=int(sys.argv[2]))
     try:
         how, folder, missing = _isolate(settings, executor)
-        _warm_up(settings)
-        cell_process.limit_for_all_calls(settings, _mapped_bytes(how))
+        _allow_many_files()
+        template = Template(how, [executor.fileno()], lambda: _load(settings, how))
     except (OSError, ImportError) as error:
         executor.sendall(encode({"refused": f"{type(error).__name__}: {error}"}))
         os._exit(1)
@@ -49,7 +44,7 @@ def main() -> NoReturn:
     abi = 0 if how.landlock is None else how.landlock.abi
     executor.sendall(encode({"hello": settings.flavour, "namespaces": in_force, "landlock": abi, "missing": missing}))
     try:
-        server = ForkServer(settings, executor, how, folder)
+        server = ForkServer(settings, executor, how, template, folder)
         with contextlib.suppress(ConnectionError):  # the executor has gone while an answer was on its way
             server.serve()
         server.end_all()
@@ -159,21 +154,19 @@ def _filter(missing: list[str]) -> seccomp.Filter | None:
     return seccomp.call_filter()
 
 
-def _warm_up(settings: Settings) -> None:
-    for name in _COMMON.split():
-        importlib.import_module(name)
+def _allow_many_files() -> None:
+    """Four for each call and session."""
     _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))  # four for each call and session
-    builtins.exit = builtins.quit = leave  # pyright: ignore[reportAttributeAccessIssue]
-    if settings.flavour == "scientific":
-        for name in _SCIENTIFIC.split():
-            importlib.import_module(name)
-        sympy: Any = sys.modules["sympy"]
-        sympy.solve(sympy.Symbol("x") ** 2 - 2)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
+
+
+def _load(settings: Settings, how: Isolating) -> None:
+    """What calls find in their process; run in the one that is copied for them."""
+    rehearse(settings.flavour)
     sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # pyright: ignore
     for name in [name for name in sys.modules if name.partition(".")[0] == "sandbox"]:
-        del sys.modules[
-            name
-        ]  # here and not in the forked process: to walk through the modules there copies their pages
+        del sys.modules[name]  # here and not in the copy: to walk through the modules there copies their pages
     gc.collect()
     gc.freeze()
+    huge_pages.gather(how.proc)
+    cell_process.limit_for_all_calls(settings, _mapped_bytes(how))

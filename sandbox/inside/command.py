@@ -12,7 +12,8 @@ sys.path.insert(0, {root!r})
 from {module} import main
 main()
 """
-ENVIRONMENT = {  # all that executed code can find there
+ENVIRONMENT = {  # all that executed code can find there, but for the first
+    "LD_BIND_NOW": "1",  # a function that is looked up on first use would be looked up by each call anew
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "LC_ALL": "C.UTF-8",
     "PYTHONUTF8": "1",

@@ -25,7 +25,6 @@ import socket
 import time
 from collections import deque
 
-from sandbox.inside import cell_process, kernel
 from sandbox.inside.calls import Outcome, call_bytes
 from sandbox.inside.cell_process import Isolating
 from sandbox.inside.children import Captured, Child
@@ -34,6 +33,7 @@ from sandbox.inside.frames import Frame, FrameReader, encode
 from sandbox.inside.orphans import end_orphans
 from sandbox.inside.process_tree import ProcessTree
 from sandbox.inside.settings import Settings
+from sandbox.inside.template import Template
 from sandbox.inside.usage import Usage
 from sandbox.inside.watching import OUTCOME_BYTES, Watch
 
@@ -46,9 +46,12 @@ _FIRST_FREE_ID, _IDS, _SERVERS = 2_000_000_000, 1_024, 2_000_000
 class ForkServer:
     """Consumes the executor's frames, produces one answer for each call; waits in `epoll` for both and for timers."""
 
-    def __init__(self, settings: Settings, executor: socket.socket, how: Isolating, folder: str | None) -> None:
+    def __init__(
+        self, settings: Settings, executor: socket.socket, how: Isolating, template: Template, folder: str | None
+    ) -> None:
         self._settings = settings
         self._how = how
+        self._template = template
         self._processes = ProcessTree(how.proc)
         self._folder = folder
         self._executor = executor
@@ -63,8 +66,7 @@ class ForkServer:
         self._calls_forked = 0
         first_id = _FIRST_FREE_ID + os.getpid() % _SERVERS * _IDS
         self._free_ids = deque(range(first_id, first_id + _IDS))
-        self._own_pidfd = os.pidfd_open(os.getpid())
-        self._watch = Watch(settings, Usage(self._processes), self)
+        self._watch = Watch(settings, Usage(self._processes, template.pid), self)
 
     def serve(self) -> None:
         """Until the executor closes its end."""
@@ -85,8 +87,7 @@ class ForkServer:
     def end_all(self) -> None:
         """Nothing that was started is left; in a pid namespace the kernel sees to it when this process ends."""
         if not self._how.own_namespaces:
-            self._by_fd.clear()
-            self._end_orphans()
+            end_orphans(set())
 
     # ------------------------------------------------------------ calls
 
@@ -312,25 +313,13 @@ class ForkServer:
             self._poll.unregister(fd)
 
     def _fork(self) -> Child:
-        """A process that isolates itself and then waits for a call.
-
-        To be called where no local variable of this thread holds what belongs to a call: the new process sees them all.
-        """
+        """A process that isolates itself and then waits for a call."""
         ours, theirs = socket.socketpair()
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
         self._calls_forked += 1
-        folder, how = self._place()
-        if how.own_namespaces:
-            kernel.unshare(kernel.CLONE_NEWPID)  # for the next child
-        pid = os.fork()
-        if pid == 0:
-            self._forget_calls()
-            cell_process.run(theirs.fileno(), out_write, err_write, folder, how)
-        if how.own_namespaces:
-            kernel.setns(self._own_pidfd, kernel.CLONE_NEWPID)
-        elif how.ruleset is not None:
-            os.close(how.ruleset)
+        folder, user = self._place()
+        pid = self._template.copy((theirs.fileno(), out_write, err_write), user, folder)
         theirs.close()
         os.close(out_write)
         os.close(err_write)
@@ -340,33 +329,22 @@ class ForkServer:
         limit = self._settings.output_bytes
         self._processes.offer_to_the_kernel_first(pid)
         child = Child(pid, ours, Captured(out_read, limit), Captured(err_read, limit), folder)
-        child.user = how.unprivileged_id
+        child.user = user
         self._register(child, child.pidfd)
         return child
 
-    def _forget_calls(self) -> None:
-        """In a new process: other calls' code, input, output and nonces are not within its reach."""
-        self._todo.clear()
-        self._reader = FrameReader()
-        for child in self._by_call.values():
-            child.forget_call()
-            for stream in child.streams:
-                stream.take()
-
-    def _place(self) -> tuple[str | None, Isolating]:
+    def _place(self) -> tuple[str | None, int | None]:
+        """(folder, user) of the next call, where it cannot mount a folder and make a namespace of its own."""
         if self._folder is None:
-            return None, self._how
+            return None, None
         folder = f"{self._folder}/{self._calls_forked}"
         os.mkdir(folder, 0o700)
-        how = self._how
-        if how.landlock is not None:  # here and not in the forked process, where each step copies pages
-            how = how._replace(ruleset=how.landlock.ruleset(folder))
         if os.getuid() != 0:
-            return folder, how
+            return folder, None
         user = self._free_ids.popleft() if len(self._free_ids) > 1 else self._free_ids[0]  # the last is many calls'
         os.chown(folder, user, user)
-        return folder, how._replace(unprivileged_id=user)
+        return folder, user
 
     def _end_orphans(self) -> None:
         """Without pid namespaces: what a call's process left running has become this process's child."""
-        end_orphans({child.pid for child in self._by_fd.values()})
+        end_orphans({self._template.pid, *(child.pid for child in self._by_fd.values())})

@@ -8,7 +8,7 @@ STDIN_BYTES = 8 << 20  # a longer standard input is refused
 
 
 class Settings(NamedTuple):
-    flavour: str  # "bare", "scientific", or "grader"
+    flavour: str  # "bare", "numpy", "scientific", or "grader"
     namespaces: bool
     import_folders: tuple[str, ...]  # where executed code finds its modules, in this order
     time_limit_s: float

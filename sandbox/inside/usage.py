@@ -10,11 +10,11 @@ _CPU_CLOCK_OF_PROCESS = 2  # the kernel's CPUCLOCK_SCHED: with a pid it makes th
 
 
 class Usage:
-    """Made when the fork server has loaded all that it maps. Of a process that has ended, everything is nothing."""
+    """`template` is the process that calls are copied from, with all that it maps. Of one that has ended, everything is nothing."""
 
-    def __init__(self, processes: ProcessTree) -> None:
+    def __init__(self, processes: ProcessTree, template: int) -> None:
         self._processes = processes
-        self._inherited = self._resident(os.getpid())
+        self._inherited = self._resident(template)
 
     def schedule(self, pid: int) -> tuple[float, float]:
         """(seconds on a processor, seconds ready to run without one) of the process's first thread, since its start."""
@@ -40,7 +40,7 @@ class Usage:
         return total
 
     def memory(self, pids: list[int], limit: int) -> int:
-        """Bytes that they hold beyond what each has from the fork server. Above `limit`, what they share counts once."""
+        """Bytes that they hold beyond what each has from the template. Above `limit`, what they share counts once."""
         held = sum(self._own(pid) for pid in pids)
         return held if held <= limit else sum(self._share(pid) for pid in pids)
 

@@ -23,7 +23,7 @@ from sandbox.inside.usage import Usage
 OUTCOME_BYTES = 1 << 20
 
 _FIRST_LOOK_S = 0.005  # most calls end before, and their pipes are read once, at their end
-_LONG_CPU_S = {"bare": 0.008, "scientific": 0.025}  # more than nearly all calls of the flavour need
+_LONG_CPU_S = {"bare": 0.008, "numpy": 0.015, "scientific": 0.025}  # more than nearly all calls of the flavour need
 _LONG_S = 0.05  # of the clock of what does not use the processor itself
 _LOOK_EVERY_S = 0.05
 _BUSY = 0.02  # of the time between two looks

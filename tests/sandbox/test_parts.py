@@ -40,7 +40,9 @@ def test_what_is_no_frame_is_said(stream: bytes) -> None:
     ("code", "flavour"),
     [
         ("print(1)", "bare"),
-        ("import numpy as np", "scientific"),
+        ("import numpy as np", "numpy"),
+        ("import numpy, sympy", "scientific"),
+        ("import scipy.stats\nprint('sympy')", "numpy"),
         ("if True:\n    from sympy.solvers import solve", "scientific"),
         ("print('numpy')", "bare"),
         ("import numpy as (", "bare"),
