@@ -14,8 +14,8 @@ def end_orphans(known: set[int]) -> None:
     """Kills and reaps all that descends from this process, but for its `known` children and what descends from them.
 
     Code that forks without end is faster than whoever lists its processes, and each death makes room for a birth. So
-    root, whose calls are users of their own, has the kernel kill all of such a user at once; others first take the right
-    to fork from each orphan.
+    root, whose calls are users of their own, has the kernel kill all of such a user at once; others have it kill whole
+    process groups, and take the right to fork from each orphan that is left.
     """
     while children := _children(os.getpid()) - known:
         orphans = _with_descendants(children)
@@ -23,6 +23,10 @@ def end_orphans(known: set[int]) -> None:
             for user in {_user(pid) for pid in orphans} - {0}:
                 _kill_all_of(user)
         else:
+            spared = [os.getpid(), *_with_descendants(known)]  # whose groups an orphan may have joined
+            for group in _groups(orphans) - _groups(spared):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(group, signal.SIGKILL)
             for pid in orphans:
                 with contextlib.suppress(ProcessLookupError):
                     resource.prlimit(pid, resource.RLIMIT_NPROC, (0, 0))
@@ -42,6 +46,14 @@ def _kill_all_of(user: int) -> None:
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
+
+
+def _groups(pids: list[int]) -> set[int]:
+    found: set[int] = set()
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            found.add(os.getpgid(pid))
+    return found
 
 
 def _user(pid: int) -> int:
