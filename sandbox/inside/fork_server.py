@@ -30,7 +30,7 @@ from sandbox.inside.cell_process import Isolating
 from sandbox.inside.children import Captured, Child
 from sandbox.inside.folders import remove_folder
 from sandbox.inside.frames import Frame, FrameReader, encode
-from sandbox.inside.orphans import end_orphans
+from sandbox.inside.orphans import end_groups, end_orphans
 from sandbox.inside.process_tree import ProcessTree
 from sandbox.inside.settings import Settings
 from sandbox.inside.template import Template
@@ -87,6 +87,8 @@ class ForkServer:
     def end_all(self) -> None:
         """Nothing that was started is left; in a pid namespace the kernel sees to it when this process ends."""
         if not self._how.own_namespaces:
+            for child in set(self._by_fd.values()):
+                end_groups(child.pid, child.worker)
             end_orphans(set())
 
     # ------------------------------------------------------------ calls
@@ -181,6 +183,8 @@ class ForkServer:
         self._sessions.pop(child.session, None) if child.session is not None else None
         child.killed = True
         os.kill(child.pid, signal.SIGKILL)
+        if not self._how.own_namespaces:
+            end_groups(child.pid, child.worker)
 
     # ------------------------------------------------------------ events
 

@@ -123,7 +123,7 @@ FILES = [
                 lambda: os.link(folder + '/mine', 'stolen'),
                 lambda: os.rename(folder + '/mine', 'stolen'),
                 lambda: os.remove(folder + '/mine'),
-                lambda: os.chdir(folder),
+                lambda: (os.chdir(folder), os.listdir('.')),
             ):
                 try: attempt(); print('reached', folder)
                 except OSError: pass
