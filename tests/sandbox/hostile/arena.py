@@ -81,7 +81,7 @@ class Arena:
 
     @property
     def has_namespaces(self) -> bool:
-        return self.namespaces != "off"
+        return bool(self.client.isolation.namespaces)
 
     def meet(self, hostile: Hostile) -> Met:
         return self._runner.run(asyncio.wait_for(self._meet(hostile), 120))

@@ -5,7 +5,7 @@ The arena looks for the executor's secrets in whatever any program prints.
 
 from __future__ import annotations
 
-from tests.sandbox.hostile.record import NEIGHBOUR_FOLDERS, NEIGHBOURS, SECRET_FILE, hostile, printed
+from tests.sandbox.hostile.record import NEIGHBOUR_FOLDERS, NEIGHBOURS, SECRET_FILE, hostile, printed, timed_out
 
 _EXPECTED_ENVIRONMENT = (
     "['HOME', 'LC_ALL', 'MKL_NUM_THREADS', 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'PATH', 'PYTHONHASHSEED', "
@@ -148,5 +148,26 @@ SNOOPING = [
         print(found)
         """,
         printed("[]\n"),
+    ),
+    hostile(
+        "reads other calls from the bytes of the memory that it was forked with",
+        """
+        import ctypes, os, re
+        libc = ctypes.CDLL(None)
+        libc.sbrk.restype = ctypes.c_void_p
+        libc.write.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
+        secret = re.compile(rb'secre[t] of a neighbou[r]')  # so that it does not find itself
+        read, write = os.pipe()
+        found, pages = [], 0
+        for middle in (libc.sbrk(0), id(object()), id(bytes(1 << 10))):
+            first = middle // 4096 * 4096 - (8 << 20)
+            for page in range(first, first + (16 << 20), 4096):
+                if libc.write(write, page, 4096) == 4096:  # what is not mapped cannot be written
+                    pages += 1
+                    found += secret.findall(os.read(read, 4096))
+        print(found, pages > 500)
+        """,
+        printed("[] True\n"),
+        timed_out(""),
     ),
 ]

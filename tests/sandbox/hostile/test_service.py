@@ -120,6 +120,13 @@ def test_an_answer_that_is_code_is_graded_as_text(arena: Arena, answer: str) -> 
     _play(arena, scenario)
 
 
+def test_an_arena_is_what_its_name_says(arena: Arena) -> None:
+    """So that no suite passes without the protections that it is about."""
+    assert arena.has_namespaces == (arena.namespaces == "auto"), arena.client.isolation.missing
+    assert arena.client.isolation.seccomp
+    assert arena.client.isolation.backend == arena.backend
+
+
 def test_the_doctor_warns_exactly_where_programs_get_through(arena: Arena) -> None:
     warnings = [sentence for sentence in arena.client.isolation.missing if sentence.startswith("No namespaces")]
     assert (warnings == []) == arena.has_namespaces
