@@ -23,7 +23,7 @@ PARAMETERS = [pytest.param(name, marks=[pytest.mark.docker] if name == "docker" 
 def arena(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
     folder: Path = tmp_path_factory.mktemp("executor")
     running = Arena(*ARENAS[request.param], folder)
-    with contextlib.nullcontext() if running.has_namespaces else everyones_python():
+    with contextlib.nullcontext() if running.namespaces != "off" else everyones_python():
         running.open()
         yield running
         running.close()
