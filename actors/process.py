@@ -15,12 +15,14 @@ from pathlib import Path
 
 import structlog
 import uvloop
+from msgspec.structs import replace
 
 from actors.clock import steady_clock
 from actors.decider_loop import DeciderLoop
 from actors.head import run_head
 from actors.loop_lag import measure_loop_lag
 from actors.wiring import HEAD, LAUNCHER, deciders_of
+from analysis.summary import isolation_in_force
 from bus.batching import batched
 from bus.event_log import EventLog, EventLogFailure
 from bus.messages import BufferCursor, RunStarted
@@ -29,7 +31,7 @@ from bus.zeromq import zmq_bus
 from configs.errors import UNUSABLE, UnusableInput
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
-from configs.schema import Run
+from configs.schema import Run, Sandbox
 from engine.contract import Capacity
 from sandbox.contract import SandboxFailure
 
@@ -74,7 +76,7 @@ async def run_executor(name: str, run: Run, folder: RunFolder, life: int) -> Non
     from sandbox.choice import sandbox_of
 
     bus = batched(zmq_bus(name, folder.sockets, run.bus.queue_messages))
-    sandbox = sandbox_of(run.sandbox, run.seed, run.name)
+    sandbox = sandbox_of(_as_before(run.sandbox, folder, life), run.seed, run.name)
     executor = Executor(
         bus,
         sandbox,
@@ -87,6 +89,12 @@ async def run_executor(name: str, run: Run, folder: RunFolder, life: int) -> Non
         await executor.run()
     finally:
         await bus.close()
+
+
+def _as_before(config: Sandbox, folder: RunFolder, life: int) -> Sandbox:
+    """Once "auto" has chosen, an executor that starts again gets the same or none: isolation never weakens midway."""
+    before = isolation_in_force(folder) if life > 1 and config.backend == "auto" else None
+    return config if before is None else replace(config, backend=before["backend"])
 
 
 def work_of(name: str, run: Run, folder: RunFolder, step: int, life: int) -> Callable[[], Awaitable[None]]:

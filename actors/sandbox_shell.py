@@ -6,6 +6,7 @@ import asyncio
 import codeop
 import secrets
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -29,7 +30,7 @@ async def converse(sandbox: Notebooks, console: Console) -> None:
     notebook = secrets.randbits(62)  # others may use the same sandbox
     cells = _cells(interactive=sys.stdin.isatty())
     call = 0
-    while (cell := await asyncio.to_thread(next, cells, None)) is not None:
+    while (cell := await _next(cells)) is not None:
         try:
             result = await sandbox.run(CodeRequested(notebook, call, "jupyter_code", cell, ""))
         except SandboxFailure as error:
@@ -39,6 +40,14 @@ async def converse(sandbox: Notebooks, console: Console) -> None:
             console.print(f"({1000 * result.duration_s:.1f} ms)", style="dim", highlight=False)
         call += 1
     await sandbox.end_session(notebook)
+
+
+async def _next(cells: Iterator[str]) -> str | None:
+    """In a thread that nobody waits for: ^C ends the shell while it stands in `input`."""
+    loop = asyncio.get_running_loop()
+    cell: asyncio.Future[str | None] = loop.create_future()
+    threading.Thread(target=lambda: loop.call_soon_threadsafe(cell.set_result, next(cells, None)), daemon=True).start()
+    return await cell
 
 
 def _cells(*, interactive: bool) -> Iterator[str]:

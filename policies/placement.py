@@ -1,6 +1,7 @@
 """Which executor works for a trajectory: the one with the fewest open calls for its slots when the first call is made.
 
-It stays there, because its notebook does, until that executor leaves.
+It stays there, because its notebook does, until that executor leaves. A call that an executor could not run counts there
+as if it were still open until one succeeds: who fails everything at once is not the one with the most room.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from bus.messages import ExecutorJoined, ProtocolError
 class Load(msgspec.Struct, frozen=True):
     slots: int
     open_calls: int = 0  # sent there and not yet answered, gradings among them
+    failures: int = 0  # of infrastructure, since the last result
 
 
 class Placement:
@@ -36,7 +38,7 @@ class Placement:
 
     def least_busy(self) -> str | None:
         """Ties go to the first name."""
-        shares = [(load.open_calls / load.slots, name) for name, load in self.loads.items()]
+        shares = [((load.open_calls + load.failures) / load.slots, name) for name, load in self.loads.items()]
         return min(shares)[1] if shares else None
 
     def book(self, executor: str, calls: int) -> None:
@@ -44,3 +46,8 @@ class Placement:
         if calls:
             load = self.loads[executor]
             self.loads[executor] = replace(load, open_calls=load.open_calls + calls)
+
+    def answered(self, executor: str, *, failed: bool) -> None:
+        load = self.loads[executor]
+        if failed or load.failures:
+            self.loads[executor] = replace(load, failures=load.failures + 1 if failed else 0)

@@ -112,6 +112,8 @@ class Rollout:
         after, sends = advance(self._rules, self._tokenizer, trajectory, now, event)
         if trajectory.executor:
             self.placement.book(trajectory.executor, len(after.open_calls) - len(trajectory.open_calls))
+            if isinstance(event, CodeFinished | CallFailed | AnswerGraded):
+                self.placement.answered(trajectory.executor, failed=isinstance(event, CallFailed))
         self._last, effects = self._routed(after, sends)
         self._keep(self._last)
         return effects

@@ -65,16 +65,25 @@ class DockerEngine:
             return True
 
     async def start(self, spec: ContainerSpec) -> str:
-        """The id of a container that runs."""
+        """The id of a container that runs. Cancelled: removes the container that the engine makes all the same."""
         async with self._room, _said("start a container"):
-            container = await self._docker.containers.create(self._config(spec))
+            starting = asyncio.ensure_future(self._start(spec))
             try:
-                await container.start()
-            except BaseException:
-                with contextlib.suppress(aiodocker.DockerError, aiohttp.ClientError, OSError):  # the first error counts
-                    await _remove(container)
+                return await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                with contextlib.suppress(aiodocker.DockerError, aiohttp.ClientError, OSError):
+                    await _remove(self._docker.containers.container(await starting))
                 raise
-            return container.id
+
+    async def _start(self, spec: ContainerSpec) -> str:
+        container = await self._docker.containers.create(self._config(spec))
+        try:
+            await container.start()
+        except BaseException:
+            with contextlib.suppress(aiodocker.DockerError, aiohttp.ClientError, OSError):  # the first error counts
+                await _remove(container)
+            raise
+        return container.id
 
     async def remove(self, container_id: str) -> None:
         """Also if it runs, and if it is gone already."""

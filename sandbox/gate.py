@@ -21,6 +21,7 @@ _NAME = "executor.sock"
 _FIRST_FRAME_S = 10.0
 _FIRST_FRAME_BYTES = 4096
 _BACKLOG = 256
+_MOST_ARRIVALS = 1024  # that have not said yet who they are; more come only from who means harm
 _PAUSE_S = 0.1  # before it accepts again when the system could not
 
 
@@ -68,6 +69,9 @@ class Gate:
             except OSError as error:  # out of descriptors, or gone before it was accepted
                 self._logger.error("connection.not_accepted", cause=error.strerror)
                 await asyncio.sleep(_PAUSE_S)
+                continue
+            if len(self._arrivals) >= _MOST_ARRIVALS:
+                connection.close()
                 continue
             connection.setblocking(False)
             task = loop.create_task(self._welcome(connection))

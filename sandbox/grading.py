@@ -22,6 +22,7 @@ _SENT_AHEAD = 16  # requests in the grader's socket, so that it never waits for 
 _ANSWER_CHARACTERS = 4096  # a longer answer is compared as a string only: no final answer is so long
 _NUMBER = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?", re.ASCII)
 _MODULE = "sandbox.inside.grader"
+_CLOSING = "the sandbox is closing"
 
 
 def plain_verdict(answer: str, truth: str) -> bool | None:
@@ -67,6 +68,7 @@ class Grader:
         self._deadline: asyncio.TimerHandle | None = None
         self._numbers = 0
         self._stopping: set[asyncio.Task[None]] = set()
+        self._closing = False
 
     @property
     def pid(self) -> int | None:
@@ -77,6 +79,8 @@ class Grader:
         verdict = plain_verdict(answer, truth)
         if verdict is not None:
             return Grade(verdict, time.monotonic() - started_at)
+        if self._closing:
+            raise SandboxFailure(_CLOSING)
         if len(self._waiting) >= QUEUED_GRADINGS:
             raise SandboxFailure("the sandbox's queue of gradings is full")
         self._numbers += 1
@@ -86,12 +90,13 @@ class Grader:
         return await request.verdict
 
     async def close(self) -> None:
+        self._closing = True
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.gather(self._starting, return_exceptions=True)
         process, self._process = self._process, None
         self._stop_clock()
-        self._fail_all("the sandbox is closing")
+        self._fail_all(_CLOSING)
         if process is not None:
             await process.stop()
         await asyncio.gather(*self._stopping)

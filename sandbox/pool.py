@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Awaitable
 from typing import NamedTuple
 
+import structlog
+
 from sandbox.contract import SandboxFailure
 from sandbox.host import Host
 from sandbox.inside.frames import Frame
@@ -27,6 +29,9 @@ _RESTARTS = 5  # failures in a row of one server and its successors: then those 
 _RESTART_PAUSE_S = 0.05  # doubled each time
 _LONGEST_PAUSE_S = 5.0
 _MODULE = "sandbox.inside.boot"
+_PING_S = 10.0  # between two questions whether a server with calls still answers
+_PINGS = 6  # without an answer: the server is stopped, or hangs; it is ended, and another takes its place
+_PING = 0  # no call has this number
 DIED = "fork server died"
 
 
@@ -50,6 +55,8 @@ class ForkServerLink:
         self._answered = 0
         self._answered_at_look = 0
         self._silent_looks = 0
+        self._unanswered_pings = 0
+        self._next_ping: asyncio.TimerHandle | None = None
 
     @property
     def pid(self) -> int | None:
@@ -82,6 +89,8 @@ class ForkServerLink:
         answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self._calls[frame["id"]] = _UnderWay(answer, self._answered)
         self._process.send(frame)
+        if self._next_ping is None:
+            self._ping_later()
         try:
             return await answer
         except asyncio.CancelledError:
@@ -97,9 +106,32 @@ class ForkServerLink:
 
     async def stop(self) -> None:
         self.alive = False
+        self._stop_pings()
         await self._process.stop()
 
+    def _ping_later(self) -> None:
+        self._next_ping = asyncio.get_running_loop().call_later(_PING_S, self._ping)
+
+    def _ping(self) -> None:
+        self._next_ping = None
+        if not self._calls:  # the next call asks again
+            return
+        if self._unanswered_pings >= _PINGS:
+            structlog.get_logger().error("fork_server.silent", pid=self.pid, calls=len(self._calls))
+            self._process.give_up()
+            return
+        self._unanswered_pings += 1
+        self._process.send({"op": "ping", "id": _PING})
+        self._ping_later()
+
+    def _stop_pings(self) -> None:
+        if self._next_ping is not None:
+            self._next_ping.cancel()
+
     def _on_frame(self, frame: Frame) -> None:
+        self._unanswered_pings = 0
+        if frame["id"] == _PING:
+            return
         self.failures = 0
         self._answered += 1
         call = self._calls.pop(frame["id"], None)
@@ -108,6 +140,7 @@ class ForkServerLink:
 
     def _on_end(self) -> None:
         self.alive = False
+        self._stop_pings()
         for call in self._calls.values():
             if not call.answer.done():
                 call.answer.set_exception(SandboxFailure(DIED))

@@ -59,6 +59,12 @@ class ServerProcess(asyncio.Protocol):
         if self._launched is not None:
             self._launched.kill()
 
+    def give_up(self) -> None:
+        """As `kill`, and does not wait for what hangs there: `on_end` follows in the next turn of the loop."""
+        self.kill()
+        if self._transport is not None:
+            self._transport.abort()
+
     async def stop(self) -> None:
         """Returns when the process has ended; also if it does not even when it is killed, as in a frozen container."""
         if self._transport is not None:

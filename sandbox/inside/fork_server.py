@@ -3,9 +3,10 @@
 Standard library only; `sandbox.inside.boot` starts it.
 
     executor -> fork server   {"op": "run" | "cell", "id", "code", "stdin", "seed", "session", "cells"}
-                              {"op": "end", "session"}     {"op": "kill", "id"}
+                              {"op": "end", "session"}     {"op": "kill", "id"}     {"op": "ping", "id"}
     fork server -> executor   {"hello": ...} or {"refused": cause}, once
                               {"id", "kind", "details", "stdout", "stderr", "stdout_cut", "stderr_cut", "duration_s", "cells"}
+                              {"id"}, to a ping
 
 "kind" and "details" are the outcome's (sandbox.inside.program), or "timeout", "died" (exit code), "lost": the session's
 state does not hold the `cells` that the call said, and the cell did not run. `cells` of an answer is how many it holds
@@ -126,6 +127,8 @@ class ForkServer:
                 self._end_session(frame["session"])
             case "kill":
                 self._cancel(self._by_call.get(frame["id"]))
+            case "ping":
+                self._send({"id": frame["id"]})
             case _:
                 raise ValueError(f"unknown op {frame['op']}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -48,6 +49,21 @@ def test_the_shell_keeps_names_and_shows_what_a_model_would_read() -> None:
     assert "stdout:\n42\n" in shell.stdout
     assert 'File "<cell>", line 1, in <module>\nZeroDivisionError: division by zero' in shell.stdout
     assert "stdout:\n40\n" in shell.stdout
+
+
+def test_an_interrupt_ends_a_shell_that_waits_for_a_line() -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "actors.cli", "sandbox", "shell", *PROCESS]
+    try:
+        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.STDOUT) as shell:
+            seen = b""
+            while b">>> " not in seen:
+                seen += os.read(ours, 1024)
+            shell.send_signal(signal.SIGINT)
+            assert shell.wait(30) != 0
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 def test_a_served_sandbox_has_users_that_do_not_see_each_other_and_leaves_no_socket(tmp_path: Path) -> None:

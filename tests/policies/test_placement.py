@@ -9,6 +9,7 @@ from bus.messages import (
     AnswerSubmitted,
     AnyMessage,
     BufferCursor,
+    CallFailed,
     CallsMoved,
     CodeDied,
     CodeFinished,
@@ -70,6 +71,19 @@ def test_a_trajectory_is_placed_where_the_fewest_calls_are_open_for_each_slot() 
     process = Process(6, ExecutorJoined("b", 1), ExecutorJoined("a", 1), ExecutorJoined("c", 2))
     placed = [receivers(process.say(number, CALL)) for number in range(6)]
     assert placed == [["a"], ["b"], ["c"], ["c"], ["a"], ["b"]]
+
+
+def test_an_executor_that_fails_all_its_calls_at_once_does_not_draw_the_others() -> None:
+    process = Process(12, ExecutorJoined("broken", 1), ExecutorJoined("sound", 1))
+    placed: list[str] = []
+    for number in range(12):
+        (executor,) = receivers(process.say(number, CALL))
+        placed.append(executor)
+        if executor == "broken":
+            process.tell(CallFailed(number, 0, "sandbox: no container", executor))
+    assert placed.count("broken") <= 4
+    process.answer(placed.index("broken"), 0, "broken")  # its second try
+    assert process.rollout.placement.loads["broken"].failures == 0
 
 
 def test_a_trajectory_stays_where_its_notebook_is() -> None:

@@ -14,7 +14,7 @@ from configs.schema import Sandbox as SandboxConfig
 from sandbox import docker_engine, gate, owner
 from sandbox.choice import AutoHost
 from sandbox.contract import SandboxFailure
-from sandbox.docker_engine import DockerEngine
+from sandbox.docker_engine import ContainerSpec, DockerEngine
 from sandbox.gate import Gate
 from sandbox.grading import Grader
 from sandbox.inside.frames import LENGTH, Frame, FrameReader, encode
@@ -24,6 +24,9 @@ from sandbox.owner import is_gone, owner_mark
 from sandbox.process_backend import LocalHost, LocalProcess
 
 SETTINGS = Settings("bare", False, (), 1.0, 1, 1, 1, 1)
+
+
+SPEC = ContainerSpec("image", "run", "owner", Path("/tmp"), {}, 64, 8, 8, "", "{}")
 
 
 def no_descriptors(*_: object) -> tuple[socket.socket, socket.socket]:
@@ -75,6 +78,44 @@ def test_an_engine_that_hangs_is_a_failure_and_no_wait(tmp_path: Path, monkeypat
             listener.close()
 
     asyncio.run(whole())
+
+
+def test_a_start_that_is_cancelled_leaves_no_container_though_the_engine_makes_it(tmp_path: Path) -> None:
+    async def whole() -> None:
+        asked, cancelled, removed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while line := await reader.readline():
+                length = 0
+                while (header := await reader.readline()).strip():
+                    name, _, value = header.decode().partition(":")
+                    length = int(value) if name.lower() == "content-length" else length
+                await reader.readexactly(length)
+                body = b'{"ApiVersion": "1.41"}'
+                if b"containers/create" in line:
+                    asked.set()
+                    await cancelled.wait()
+                    body = b'{"Id": "made-all-the-same", "Warnings": []}'
+                elif line.startswith(b"DELETE") and b"made-all-the-same" in line:
+                    removed.set()
+                head = b"HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+                writer.write(head % len(body) + body)
+            writer.close()
+
+        server = await asyncio.start_unix_server(serve, tmp_path / "docker.sock")
+        engine = DockerEngine(f"unix://{tmp_path}/docker.sock")
+        starting = asyncio.create_task(engine.start(SPEC))
+        await asyncio.wait_for(asked.wait(), 30)
+        starting.cancel()
+        asyncio.get_running_loop().call_soon(cancelled.set)
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert removed.is_set()
+        await engine.close()
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(asyncio.wait_for(whole(), 60))
 
 
 def test_a_choice_of_backend_that_is_cancelled_closes_what_it_had_begun(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,8 @@ class StandIn(asyncio.Protocol):
     def __init__(self) -> None:
         self.socket, self.theirs = socket.socketpair()
         self.running: set[int] = set()
+        self.pings = 0
+        self.stopped = False
         self._changed = asyncio.Event()
         self._gone = asyncio.Event()
         self._reader = FrameReader()
@@ -37,6 +39,10 @@ class StandIn(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for frame in self._reader.feed(data):
+            if frame["op"] == "ping":
+                self.pings += 1
+                if self.stopped:
+                    continue
             if frame["op"] == "run" and frame["code"] == "never":
                 self.running.add(frame["id"])
             else:
@@ -53,6 +59,11 @@ class StandIn(asyncio.Protocol):
     async def runs(self, calls: int) -> None:
         """Returns when it has so many calls that do not end."""
         while len(self.running) != calls:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def pinged(self, times: int) -> None:
+        while self.pings < times:
             self._changed.clear()
             await self._changed.wait()
 
@@ -130,6 +141,21 @@ async def stop(tasks: list[asyncio.Task[Frame]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_a_server_that_answers_nothing_is_replaced_and_one_whose_calls_are_long_is_not(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pool_module, "_PING_S", 0.001)
+
+    async def scenario(call: Caller) -> None:
+        endless = asyncio.create_task(call("never"))
+        await call.server.pinged(50)
+        assert not endless.done()
+        call.server.stopped = True
+        with pytest.raises(SandboxFailure, match="fork server died"):
+            await endless
+        assert await call("quick") == {"id": 2}
+
+    play(scenario)
 
 
 def test_calls_that_never_end_keep_no_other_from_running():
