@@ -4,6 +4,8 @@ tests which need a Docker engine are run or left out on purpose, never skipped i
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import settings
 
@@ -26,6 +28,7 @@ To leave them out on purpose:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Ends the run before its first test if it would need what is not there."""
+    gc.freeze()  # what torch and its like hold for good is not looked through again and again
     count = sum(item.get_closest_marker("docker") is not None for item in session.items)
     if count and not session.config.option.collectonly and (problem := _missing_for_docker()):
         raise pytest.UsageError(_WHAT_TO_DO.format(count=count, problem=problem))

@@ -10,6 +10,8 @@ from bus.messages import CodeDied, CodeOk, CodeOutOfMemory, CodeRaised, CodeRefu
 from sandbox.contract import SandboxFailure
 from tests.sandbox.conftest import Client, Play
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_program_reads_its_input_and_its_output_is_returned(play: Play) -> None:
     async def scenario(client: Client) -> None:
@@ -64,7 +66,6 @@ def test_text_that_no_message_can_carry_is_escaped_and_a_call_too_long_is_refuse
     play(scenario)
 
 
-@pytest.mark.slow
 def test_each_way_to_end_has_its_outcome(play: Play) -> None:
     async def scenario(client: Client) -> None:
         async def ends(code: str) -> object:
@@ -83,7 +84,6 @@ def test_each_way_to_end_has_its_outcome(play: Play) -> None:
     play(scenario, time_limit_s=0.5, memory_mib=128)
 
 
-@pytest.mark.slow
 def test_a_program_that_forks_has_one_outcome(play: Play) -> None:
     async def scenario(client: Client) -> None:
         code = "import os\nif os.fork():\n    os.wait()\n    print('parent')\nelse:\n    print('child')\n    1 / 0"
@@ -95,7 +95,6 @@ def test_a_program_that_forks_has_one_outcome(play: Play) -> None:
     play(scenario)
 
 
-@pytest.mark.slow
 def test_output_beyond_the_limit_is_drained_and_counted(play: Play) -> None:
     async def scenario(client: Client) -> None:
         outcome = (await client.program("import sys\nprint('x' * 2_000_000)\nprint('e', file=sys.stderr)")).outcome
@@ -106,7 +105,6 @@ def test_output_beyond_the_limit_is_drained_and_counted(play: Play) -> None:
     play(scenario, output_kib=4)
 
 
-@pytest.mark.slow
 def test_a_cell_that_ends_its_process_costs_the_notebook_nothing_but_itself(play: Play) -> None:
     async def scenario(client: Client) -> None:
         await client.printed("import random\nx = random.random()\nnames = ['kept']")
@@ -123,7 +121,6 @@ def test_a_cell_that_ends_its_process_costs_the_notebook_nothing_but_itself(play
     play(scenario, time_limit_s=0.5)
 
 
-@pytest.mark.slow
 def test_cells_of_one_notebook_run_in_the_order_in_which_they_were_asked_for(play: Play) -> None:
     async def scenario(client: Client) -> None:
         await client.printed("seen = []")
@@ -133,7 +130,6 @@ def test_cells_of_one_notebook_run_in_the_order_in_which_they_were_asked_for(pla
     play(scenario)
 
 
-@pytest.mark.slow
 def test_an_ended_session_is_forgotten_and_what_runs_in_it_is_stopped(play: Play) -> None:
     async def scenario(client: Client) -> None:
         await client.printed("x = 1")
@@ -147,7 +143,6 @@ def test_an_ended_session_is_forgotten_and_what_runs_in_it_is_stopped(play: Play
     play(scenario, time_limit_s=100)
 
 
-@pytest.mark.slow
 def test_random_draws_depend_on_seed_trajectory_and_call_alone(play: Play) -> None:
     code = "import random, numpy\nprint(random.random(), numpy.random.rand(), {'a', 'b', 'c'})"
 
@@ -167,7 +162,6 @@ def test_random_draws_depend_on_seed_trajectory_and_call_alone(play: Play) -> No
     assert len(set(draws[0])) == 3
 
 
-@pytest.mark.slow
 def test_a_slow_call_delays_no_other(play: Play) -> None:
     """The fast calls end while 64 slow ones are still waiting for a file that appears after them: never."""
 
@@ -185,7 +179,6 @@ def test_a_slow_call_delays_no_other(play: Play) -> None:
     play(scenario, time_limit_s=500)
 
 
-@pytest.mark.slow
 def test_the_time_limit_counts_from_the_start_of_a_call_and_not_from_its_arrival(play: Play) -> None:
     """300 calls of 0.5 s on a server that runs 64 side by side, and few more: the last waits longer than 0.9 s."""
 
@@ -196,7 +189,6 @@ def test_the_time_limit_counts_from_the_start_of_a_call_and_not_from_its_arrival
     play(scenario, time_limit_s=0.9)
 
 
-@pytest.mark.slow
 def test_a_full_queue_refuses_and_says_so(play: Play) -> None:
     async def scenario(client: Client) -> None:
         first = asyncio.create_task(client.program("import time; time.sleep(600)"))

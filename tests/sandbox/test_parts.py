@@ -127,6 +127,7 @@ def test_where_memory_is_short_some_idle_notebooks_end_though_they_are_few() -> 
     assert _notebooks(0, live=512).to_evict(1, pressed=True) == []
 
 
+@pytest.mark.slow
 def test_a_folder_goes_away_however_deep_and_closed_it_is_and_nothing_else(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.write_text("x")

@@ -19,6 +19,7 @@ def cells(*codes: str) -> tuple[CodeRequested, ...]:
 DRAWN = "import random\nx = random.random()\nprint('unseen')"
 
 
+@pytest.mark.slow
 def test_a_restored_notebook_has_its_names_and_its_draws(play: Play) -> None:
     async def scenario(client: Client) -> None:
         notebook = cells(DRAWN, "y = [1]\n1 / 0", "y.append(x)")
@@ -36,6 +37,7 @@ def test_a_restored_notebook_has_its_names_and_its_draws(play: Play) -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_restored_notebook_is_ended_like_any_other(play: Play) -> None:
     async def scenario(client: Client) -> None:
         client.sandbox.restore_session(5, cells("x = 1"))
@@ -54,6 +56,7 @@ def test_rollouts_and_sandbox_agree_on_which_cells_a_notebook_holds(kind: str) -
     assert keeps_effects(outcome) == (kind in _KEPT)
 
 
+@pytest.mark.slow
 def test_a_cell_that_was_ended_for_its_processes_memory_is_no_part_of_the_notebook(play: Play) -> None:
     hog = (
         "import os, time\nx = 'changed'\nfor _ in range(4):\n    if os.fork() == 0:\n"
