@@ -5,6 +5,7 @@ Standard library only. The executed code never holds such a socket: fork servers
 
 import json
 import struct
+from collections.abc import Callable
 from typing import Any
 
 Frame = dict[str, Any]
@@ -23,10 +24,15 @@ def encode(frame: Frame) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
-class FrameReader:
-    """Cuts a byte stream into frames."""
+def _decode_body(body: bytearray) -> Any:
+    return _decode(body.decode())
 
-    def __init__(self) -> None:
+
+class FrameReader:
+    """Cuts a byte stream into frames. `decode` raises ValueError or RecursionError for what is no JSON."""
+
+    def __init__(self, decode: Callable[[bytearray], Any] = _decode_body) -> None:
+        self._decode = decode
         self._buffer = bytearray()
 
     def feed(self, chunk: bytes) -> list[Frame]:
@@ -41,17 +47,17 @@ class FrameReader:
             end = start + LENGTH.size + length
             if len(self._buffer) < end:
                 break
-            frames.append(_object(self._buffer[start + LENGTH.size : end]))
+            frames.append(self._object(self._buffer[start + LENGTH.size : end]))
             start = end
         del self._buffer[:start]
         return frames
 
 
-def _object(body: bytearray) -> Frame:
-    try:
-        value = _decode(body.decode())
-    except (ValueError, RecursionError) as error:
-        raise BrokenStream("a frame that is not JSON") from error
-    if not isinstance(value, dict):
-        raise BrokenStream("a frame that is not an object")
-    return value  # pyright: ignore[reportUnknownVariableType]
+    def _object(self, body: bytearray) -> Frame:
+        try:
+            value = self._decode(body)
+        except (ValueError, RecursionError) as error:
+            raise BrokenStream("a frame that is not JSON") from error
+        if not isinstance(value, dict):
+            raise BrokenStream("a frame that is not an object")
+        return value  # pyright: ignore[reportUnknownVariableType]
