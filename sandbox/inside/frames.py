@@ -52,7 +52,6 @@ class FrameReader:
         del self._buffer[:start]
         return frames
 
-
     def _object(self, body: bytearray) -> Frame:
         try:
             value = self._decode(body)
