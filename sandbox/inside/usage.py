@@ -25,6 +25,10 @@ class Usage:
         """Of its first thread: R runs or is ready to, S waits for something else."""
         return self._processes.read(pid, "stat").rpartition(b") ")[2][:1]
 
+    def has_started_others(self, pid: int) -> bool:
+        """Whether its first thread has living children."""
+        return bool(self._processes.read(pid, f"task/{pid}/children"))
+
     def family(self, pid: int) -> list[int]:
         """The process, and all that descend from it. From a pid namespace whose first process it is, nothing gets away."""
         return [pid, *self._processes.descendants(pid)]

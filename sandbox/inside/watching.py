@@ -1,8 +1,10 @@
 """Time and memory of the calls that do not end at once: which of them run, and when they are over. Standard library only.
 
     5 ms after its start           its pipes are read from now on, so that it can write more than they hold
-    8 or 25 ms of processor time   it is a long call: lower priority, and it takes turns (sandbox.inside.turns)
-    every 50 ms from then on       what all its processes hold together; beyond the limit it is over
+    8 or 25 ms of processor time   it is a long call: lower priority, and it takes turns (sandbox.inside.turns);
+                                   so is one that has started processes, as soon as they take as much
+    every 50 ms from then on       what all its processes hold together; beyond the limit it is over. Until then it is
+                                   looked at as often, or more often
     the time limit                 it is over
 
 A call's clock starts with its code. It stands still while the call waits for a processor, up to `_PATIENCE` time
@@ -114,7 +116,8 @@ class Watch:
             child.watched = True
             self._calls.follow(child)
         if child.looked_at is None and not self._is_long(child, now):
-            self._set_timer(child, min(child.deadline, now + max(now - child.began_at, _FIRST_LOOK_S)))
+            pause_s = min(max(now - child.began_at, _FIRST_LOOK_S), _LOOK_EVERY_S)
+            self._set_timer(child, min(child.deadline, now + pause_s))
         elif self._look_at_family(child, now):
             self._set_timer(child, min(child.deadline, now + _LOOK_EVERY_S))
         else:
@@ -125,7 +128,7 @@ class Watch:
         if worker is None:
             return False
         cpu_s, waited_s = self._usage.schedule(worker)
-        if cpu_s - child.cpu_s >= self._long_cpu_s:
+        if cpu_s - child.cpu_s >= self._long_cpu_s or self._usage.has_started_others(worker):
             return True
         clock_s = now - child.began_at - (waited_s - child.waited_s)
         return clock_s >= _LONG_S and self._usage.state(worker) == b"S"
@@ -139,11 +142,11 @@ class Watch:
 
     def _look_at_family(self, child: Child, now: float) -> bool:
         """Notes what the call's processes have taken since the last look. False if they hold too much together."""
-        checkpoint = self._calls.checkpoint(child)
-        pids = [pid for pid in self._usage.family(child.pid) if pid != checkpoint]
-        held = self._usage.memory(pids, self._memory)
+        pids, held = self._family_memory(child)
         if len(pids) > 1 and held > self._memory:  # one alone is held by its own limit, and is told so
-            return False
+            pids, held = self._family_memory(child)  # while some end, what they shared is counted twice
+            if len(pids) > 1 and held > self._memory:
+                return False
         total_s = self._usage.cpu_s(pids)
         if child.looked_at is None:
             child.looked_at, child.family_cpu_s = now, 0.0 if child.session is None else total_s
@@ -155,6 +158,12 @@ class Watch:
         _lower_priority(child)
         self._take_turns(*self._turns.note(child, used_s, held, busy), now)
         return True
+
+    def _family_memory(self, child: Child) -> tuple[list[int], int]:
+        """(its processes, bytes that they hold together), without the one that keeps the state before."""
+        checkpoint = self._calls.checkpoint(child)
+        pids = [pid for pid in self._usage.family(child.pid) if pid != checkpoint]
+        return pids, self._usage.memory(pids, self._memory)
 
     def _still_has_time(self, child: Child, now: float) -> bool:
         stopped_s = child.stopped_s + (now - child.stopped_at if child.stopped_at is not None else 0.0)
