@@ -14,6 +14,7 @@ import structlog
 from actors.service import Work, serve
 from bus.messages import (
     AnyMessage,
+    CacheReleased,
     EngineJoined,
     Envelope,
     GenerationContinued,
@@ -36,6 +37,7 @@ class Generator:
         self._bus = bus
         self._engine = engine
         self._arbiter = arbiter
+        self._leases: dict[int, int] = {}  # the latest under which a trajectory that has a cache here came
         self._logger = structlog.get_logger()
 
     async def run(self) -> None:
@@ -52,11 +54,15 @@ class Generator:
     def _take(self, envelope: Envelope) -> Work | None:
         match envelope.message:
             case TurnRequested() as request:
+                self._leases[request.trajectory_id] = request.lease
                 return self._generate(envelope.sender, request)
             case TurnAborted(trajectory_id=trajectory_id):
                 self._engine.abort(trajectory_id)
             case LeaseReleased(trajectory_id=trajectory_id):
-                self._engine.forget(trajectory_id)
+                self._forget(trajectory_id)
+            case CacheReleased(trajectory_id=trajectory_id, lease=lease):
+                if self._leases.get(trajectory_id, lease) <= lease:
+                    self._forget(trajectory_id)
             case WeightsPublished() as weights:
                 return self._load_weights(envelope.sender, weights)
             case GenerationPaused():
@@ -66,6 +72,10 @@ class Generator:
             case other:
                 self._logger.error("message.misdirected", kind=type(other).__name__)
         return None
+
+    def _forget(self, trajectory_id: int) -> None:
+        self._leases.pop(trajectory_id, None)
+        self._engine.forget(trajectory_id)
 
     async def _generate(self, sender: str, turn: TurnRequested) -> None:
         request = GenerationRequest(

@@ -136,6 +136,12 @@ class Engine(Section, frozen=True):
         require(self.kv_tokens > 0, "kv_tokens must be positive")
 
 
+class Arbiter(Section, frozen=True):
+    """Who may generate where, and when: policies/scheduling.py."""
+
+    policy: Literal["static", "round_robin", "least_requests", "kv", "kv_lookahead"] = "kv_lookahead"
+
+
 class Sandbox(Section, frozen=True):
     """Limits of one call. What is in force is in the log, the summary and `asterism doctor`."""
 
@@ -224,6 +230,7 @@ class Run(Section, frozen=True):
     rl: Rl = Rl()
     roc: Roc = Roc()
     engine: Engine = Engine()
+    arbiter: Arbiter = Arbiter()
     sandbox: Sandbox = Sandbox()
     learner: Learner = Learner()
     evaluation: Evaluation = Evaluation()

@@ -1,8 +1,11 @@
 """One trajectory: a frozen record, and what an event makes of it.
 
-    leasing --LeaseGranted--> generating --TurnGenerated--> calling --CodeFinished (all)--> generating ...
-                                   |                                                           |
-                                   +--> grading --AnswerGraded--> ended <--- length, turns, no answer
+    leasing --LeaseGranted--> generating --TurnGenerated--> calling --CodeFinished (all)--> leasing ...
+       ^                          |  |                                                         |
+       +------ its lease ended ---+  +--> grading --AnswerGraded--> ended <--- length, turns, no answer
+
+A lease covers a turn's expected tokens. Where it ends before the turn does, the turn goes on under the next one, there or
+on another engine: a token's draw depends on the trajectory's seed and the token's position alone.
 
 Only here tokens are appended. Text is decoded to be understood, and never encoded again.
 
@@ -22,7 +25,9 @@ from bus.messages import (
     CallFailed,
     CodeFinished,
     CodeRequested,
+    LeaseDeferred,
     LeaseGranted,
+    LeaseParked,
     LeaseReleased,
     LeaseRequested,
     ProtocolError,
@@ -52,7 +57,7 @@ from policies.tool_text import ResultFormat, failed, malformed_text, not_run_tex
 
 Phase = Literal["leasing", "generating", "calling", "grading", "ended"]
 Ending = Literal["answered", "no_answer", "length", "turns"]
-TrajectoryEvent = LeaseGranted | TurnGenerated | TurnFailed | CodeFinished | CallFailed | AnswerGraded
+TrajectoryEvent = LeaseGranted | LeaseDeferred | TurnGenerated | TurnFailed | CodeFinished | CallFailed | AnswerGraded
 
 MAX_RETRIES = 1  # of a turn or a grading that infrastructure broke, and of each call; then the trajectory is masked
 EXECUTOR = "executor"  # stands for the trajectory's own
@@ -93,6 +98,8 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
     since: float = 0.0  # when the phase began
     waits: Waits = Waits()
     engine: str = ""
+    lease: int = 0
+    leased_tokens: int = 0
     executor: str = ""  # where it is placed; empty before its first call, and while there is no executor
     turn: int = 0
     turn_start: int = 0  # position of the present turn's first token
@@ -130,17 +137,18 @@ Step = tuple[Trajectory, list[Send]]
 
 def start(rules: Rules, group: StartGroup, trajectory_id: int, now: float) -> Step:
     record = blank_record(group.prompt_ids)
-    trajectory = Trajectory(trajectory_id=trajectory_id, group=group, record=record, since=now)
-    tokens = record.prompt_tokens + rules.response_tokens
-    return trajectory, [Send(rules.arbiter, LeaseRequested(trajectory_id, tokens))]
+    return _ask_for_lease(rules, Trajectory(trajectory_id=trajectory_id, group=group, record=record, since=now))
 
 
 def advance(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float, event: TrajectoryEvent) -> Step:
     """Raises ProtocolError for an event that does not belong into the trajectory's phase."""
     match event:
-        case LeaseGranted(engine=engine):
+        case LeaseGranted(engine=engine, lease=lease, tokens=tokens):
             _expect(trajectory, "leasing", event)
-            return _request_turn(rules, replace(_enter(trajectory, "generating", now), engine=engine))
+            trajectory = _enter(trajectory, "generating", now)
+            return _request_turn(rules, replace(trajectory, engine=engine, lease=lease, leased_tokens=tokens))
+        case LeaseDeferred():  # it is in the log, for whoever asks why
+            return trajectory, []
         case TurnGenerated():
             _expect_turn(trajectory, event)
             return _take_turn(rules, tokenizer, trajectory, now, event)
@@ -197,13 +205,29 @@ def _enter(trajectory: Trajectory, phase: Phase, now: float) -> Trajectory:
 # ---------------------------------------------------------------- turns
 
 
+def _ask_for_lease(rules: Rules, trajectory: Trajectory) -> Step:
+    record = trajectory.record
+    request = LeaseRequested(
+        trajectory_id=trajectory.trajectory_id,
+        group_id=trajectory.group.group_id,
+        turn=trajectory.turn,
+        tokens=record.num_tokens,
+        prompt_tokens=record.prompt_tokens,
+        max_new_tokens=rules.response_tokens - record.response_tokens,
+    )
+    return trajectory, [Send(rules.arbiter, request)]
+
+
 def _request_turn(rules: Rules, trajectory: Trajectory) -> Step:
     record = trajectory.record
     request = TurnRequested(
         trajectory_id=trajectory.trajectory_id,
         turn=trajectory.turn,
+        lease=trajectory.lease,
         token_ids=record.token_ids,
-        max_new_tokens=rules.response_tokens - record.response_tokens,
+        max_new_tokens=min(
+            rules.response_tokens - record.response_tokens, trajectory.leased_tokens - record.num_tokens
+        ),
         temperature=trajectory.group.temperature,
         top_p=rules.top_p,
         top_k=rules.top_k,
@@ -216,11 +240,13 @@ def _request_turn(rules: Rules, trajectory: Trajectory) -> Step:
 def _take_turn(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float, turn: TurnGenerated) -> Step:
     start_of_turn = trajectory.turn_start or trajectory.record.num_tokens
     trajectory = replace(trajectory, record=trajectory.record.with_generated(turn), turn_start=start_of_turn)
-    if turn.finish == "length":
-        return _end(rules, trajectory, now, "length", 0.0)
-    if turn.finish == "abort":  # go on with what is there: no token is generated twice
+    if turn.finish != "stop":  # go on with what is there: no token is generated twice
+        if trajectory.record.response_tokens >= rules.response_tokens:
+            return _end(rules, trajectory, now, "length", 0.0)
+        if trajectory.record.num_tokens >= trajectory.leased_tokens:
+            return _ask_for_lease(rules, _enter(trajectory, "leasing", now))
         return _request_turn(rules, trajectory)
-    said = read_turn(tokenizer.decode(bytes_to_ids(trajectory.record.token_ids)[start_of_turn:]), rules.tools)
+    said = read_turn(tokenizer.decode(bytes_to_ids(trajectory.record.token_ids[4 * start_of_turn :])), rules.tools)
     trajectory = replace(
         trajectory,
         turn=trajectory.turn + 1,
@@ -262,7 +288,8 @@ def _call_tools(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, 
         return _answer_calls(rules, tokenizer, trajectory, now)
     requests = [_code_request(trajectory, number) for number in numbers]
     has_session = trajectory.has_session or any(request.tool == "jupyter_code" for request in requests)
-    return replace(trajectory, has_session=has_session), [Send(EXECUTOR, request) for request in requests]
+    parked = Send(rules.arbiter, LeaseParked(trajectory.trajectory_id, trajectory.record.num_tokens))
+    return replace(trajectory, has_session=has_session), [*(Send(EXECUTOR, request) for request in requests), parked]
 
 
 def _text_at_once(rules: Rules, place: int, call: ToolCall | MalformedCall) -> str | None:
@@ -343,8 +370,9 @@ def _answer_calls(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory
     )
     if trajectory.record.response_tokens + len(given) >= rules.response_tokens:
         return _end(rules, trajectory, now, "length", 0.0)
-    trajectory = replace(_enter(trajectory, "generating", now), record=trajectory.record.with_given(given))
-    return _request_turn(rules, trajectory)
+    return _ask_for_lease(
+        rules, replace(_enter(trajectory, "leasing", now), record=trajectory.record.with_given(given))
+    )
 
 
 # ---------------------------------------------------------------- endings
@@ -402,6 +430,6 @@ def _release(rules: Rules, trajectory: Trajectory) -> Step:
     """Give the KV tokens back: first the engine's, so that the arbiter never grants what is still in use."""
     if not trajectory.holds_lease:
         return trajectory, []
-    released = LeaseReleased(trajectory.trajectory_id)
+    released = LeaseReleased(trajectory.trajectory_id, trajectory.record.num_tokens)
     receivers = [trajectory.engine, rules.arbiter] if trajectory.engine else [rules.arbiter]
     return replace(trajectory, holds_lease=False), [Send(receiver, released) for receiver in receivers]

@@ -1,0 +1,95 @@
+"""How long turns and trajectories get, learned from the run itself: what a lease should cover, and who will be long.
+
+Lengths are counted in bins, so that an estimate costs the same however many trajectories there were. Half of the weight is
+forgotten every `_HALF_LIFE` trajectories: a policy's answers change their length as it learns.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+_BINS = 64
+_HALF_LIFE = 4096.0  # trajectories
+_PRIOR = 1.0  # weight of the prior over a whole distribution: uniform up to the limit
+_GROUPS = 8192  # that are remembered, the newest
+_GROUP_PRIOR = 2.0  # siblings that a group's own mean must outweigh
+
+
+class Histogram:
+    """Of lengths in [0, limit]; newer ones count more."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._width = -(-limit // _BINS)
+        self._weights = [_PRIOR / _BINS] * _BINS
+        self._unit = 1.0  # weight of the next length; it grows instead of all others shrinking
+
+    def add(self, tokens: int) -> None:
+        self._weights[min(tokens // self._width, _BINS - 1)] += self._unit
+        self._unit *= 2 ** (1 / _HALF_LIFE)
+        if self._unit > 1e12:
+            self._weights = [weight / self._unit for weight in self._weights]
+            self._unit = 1.0
+
+    def mean_beyond(self, tokens: int) -> float:
+        """The expected length of one that is longer than `tokens`."""
+        first = min(tokens // self._width, _BINS - 1)
+        total = weighted = 0.0
+        for number in range(first, _BINS):
+            total += self._weights[number]
+            weighted += self._weights[number] * (number + 0.5)
+        return min(float(self._limit), max(weighted / total * self._width, tokens + 1.0))
+
+    def quantile_beyond(self, tokens: int, share: float) -> int:
+        """What so many of those that are longer than `tokens` do not exceed: the upper end of a bin."""
+        first = min(tokens // self._width, _BINS - 1)
+        left = share * sum(self._weights[first:])
+        for number in range(first, _BINS):
+            left -= self._weights[number]
+            if left <= 0:
+                return min(self._limit, (number + 1) * self._width)
+        return self._limit
+
+
+class _Group:
+    def __init__(self) -> None:
+        self.ended = 0
+        self.tokens = 0
+
+
+class Lengths:
+    """Response lengths of trajectories, and of turns by their number. Only what is told counts."""
+
+    _TURNS = 8  # later ones are counted together
+
+    def __init__(self, response_tokens: int) -> None:
+        """`response_tokens`: the limit of a trajectory, beyond its prompt."""
+        self.limit = response_tokens
+        self._trajectories = Histogram(response_tokens)
+        self._turns = [Histogram(response_tokens) for _ in range(self._TURNS)]
+        self._groups: OrderedDict[int, _Group] = OrderedDict()
+
+    def turn_ended(self, turn: int, tokens: int) -> None:
+        self._turns[min(turn, self._TURNS - 1)].add(tokens)
+
+    def trajectory_ended(self, group_id: int, tokens: int) -> None:
+        self._trajectories.add(tokens)
+        group = self._groups.setdefault(group_id, _Group())
+        if len(self._groups) > _GROUPS:
+            self._groups.popitem(last=False)
+        group.ended += 1
+        group.tokens += tokens
+
+    def turn_tokens(self, turn: int, so_far: int, share: float) -> int:
+        """What a turn that has `so_far` tokens will have at its end, in so many of the cases."""
+        return self._turns[min(turn, self._TURNS - 1)].quantile_beyond(so_far, share)
+
+    def final_tokens(self, group_id: int, so_far: int) -> float:
+        """The expected length of a trajectory that has `so_far` response tokens: its siblings' mean, shrunk to all's."""
+        expected = self._trajectories.mean_beyond(so_far)
+        group = self._groups.get(group_id)
+        if group is None:
+            return expected
+        typical = self._trajectories.mean_beyond(0)
+        siblings = (group.tokens + _GROUP_PRIOR * typical) / (group.ended + _GROUP_PRIOR)
+        return min(float(self.limit), max(expected * siblings / typical, so_far + 1.0))

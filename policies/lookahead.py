@@ -1,0 +1,266 @@
+"""kv_lookahead: leases by expected lengths, the longest first, nothing evicted and little computed again.
+
+Order in which an engine's room is given away, whenever some is free:
+    1. turns there that their lease has ended, the oldest trajectory first: they hold a cache and decode nothing
+    2. trajectories that a tool has answered, and whose cache is there, the oldest first
+    3. trajectories whose cache was given up, wherever there is room, the oldest first
+    4. new ones: of each group the first few, to learn how long it gets; then the expected longest
+
+Where 1 or 2 find no room: the caches of parked trajectories go, those parked longest first, for a tool that is slow
+already is likely to stay so; then, if nobody runs there, or they have waited for longer than it takes to compute it anew,
+the cache of the youngest that waits there. The oldest never loses its cache to a younger one, so each comes to its end.
+3 and 4 must also fit into what the engine's trajectories are expected to need at their worst moment to come.
+No new one is overtaken by more than `_OVERTAKEN` that came later: from then on none but it is begun.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from itertools import count
+from typing import Protocol
+
+from policies.admission import Grant, Preemption
+from policies.forecast import Forecast
+from policies.ledger import Engine, Holding, Ledger
+
+_COVERED = 0.9  # of the turns end within their first lease
+_LEAST_LEASE = 64  # new tokens; a shorter lease is not worth its messages
+_PROBES = 4  # of each group are begun before any group's length is believed
+_MARGIN = 0.97  # of an engine's room may be needed at the worst moment that is expected
+_PATIENCE_S = 1.0  # that a trajectory with a cache waits before a younger one loses its own
+_OVERTAKEN = 65_536
+
+
+class Expected(Protocol):
+    """How long things get: learned (policies.lengths), or known to an oracle."""
+
+    def turn_tokens(self, holding: Holding, share: float) -> int:
+        """New tokens in all that its present turn will have, in so many of the cases."""
+        ...
+
+    def final_tokens(self, holding: Holding) -> float:
+        """Its tokens at its end, prompt included."""
+        ...
+
+
+class Lookahead:
+    """Implements policies.admission.Policy."""
+
+    oversells = False
+
+    def __init__(self, ledger: Ledger, expected: Expected, *, overtaken: int = _OVERTAKEN) -> None:
+        self._ledger = ledger
+        self._expected = expected
+        self._overtaken = overtaken
+        self._forecasts: dict[str, Forecast] = {}
+        self._here: dict[str, list[tuple[int, int, int, Holding]]] = {}  # by engine: who waits with a cache there
+        self._homeless: list[tuple[int, int, Holding]] = []  # who was begun and has no cache any more
+        self._pushes = count()  # so that two entries of one trajectory can be told apart
+        self._new: dict[int, deque[Holding]] = {}  # by group
+        self._groups: list[tuple[float, int, int]] = []  # heap: (priority, group, stamp)
+        self._stamps: dict[int, int] = {}  # of a group's valid entry in the heap
+        self._begun: dict[int, int] = {}  # of each group
+        self._arrived: OrderedDict[int, int] = OrderedDict()  # new ones: how many had been begun when they came
+        self._num_begun = 0
+        self._newcomers = False  # some have come since it was last looked where they fit
+        self._changed: OrderedDict[str, None] = OrderedDict()
+
+    # ---------------------------------------------------------------- what happens
+
+    def waits(self, holding: Holding) -> None:
+        engine = holding.engine
+        if engine is not None:
+            self._forecast(engine).put(holding, self._expected.final_tokens(holding))
+            heapq.heappush(
+                self._here[engine.name], (not holding.is_extension, holding.order, next(self._pushes), holding)
+            )
+            self._changed[engine.name] = None
+        elif holding.tokens > holding.request.prompt_tokens:
+            heapq.heappush(self._homeless, (holding.order, next(self._pushes), holding))
+        else:
+            self._new.setdefault(holding.group_id, deque()).append(holding)
+            self._arrived[holding.trajectory_id] = self._num_begun
+            self._newcomers = True
+            self._rank(holding.group_id)
+
+    def withdrawn(self, holding: Holding) -> None:
+        """Heaps are cleaned when they are looked at."""
+        self._arrived.pop(holding.trajectory_id, None)
+
+    def changed(self, engine: Engine) -> None:
+        self._forecast(engine)
+        self._changed[engine.name] = None
+
+    def leased(self, holding: Holding) -> None:
+        assert holding.engine is not None
+        self._forecast(holding.engine).put(holding, self._expected.final_tokens(holding))
+
+    def parked(self, holding: Holding) -> None:
+        assert holding.engine is not None
+        self._forecast(holding.engine).put(holding, self._expected.final_tokens(holding))
+
+    def dropped(self, holding: Holding, engine: Engine) -> None:
+        forecast = self._forecasts.get(engine.name)
+        if forecast is not None:
+            forecast.remove(holding)
+
+    def left(self, engine: Engine) -> None:
+        for table in (self._forecasts, self._here, self._changed):
+            table.pop(engine.name, None)
+
+    def ended(self, holding: Holding) -> None:
+        if holding.group_id in self._new:
+            self._rank(holding.group_id)  # its length has become known
+
+    # ---------------------------------------------------------------- what to do
+
+    def next(self, now: float) -> Grant | Preemption | None:
+        while self._changed:
+            engine = self._ledger.engines[next(iter(self._changed))]
+            decision = self._serve_here(engine, now)
+            if decision is not None:
+                return decision
+            grant = None if self._top_here(engine) is not None else self._begin(engine)
+            if grant is not None:
+                return grant
+            del self._changed[engine.name]
+        if self._newcomers:
+            grant = self._begin_anywhere()
+            if grant is not None:
+                return grant
+            self._newcomers = False
+        return None
+
+    def why(self, holding: Holding) -> str:
+        if not self._ledger.engines:
+            return "no engine has joined"
+        if holding.engine is not None:
+            return f"{holding.engine.name} holds its cache, and has {holding.engine.free_pages} free pages"
+        return "no engine can hold it together with what its trajectories will need"
+
+    # ---------------------------------------------------------------- those with a cache
+
+    def _top_here(self, engine: Engine) -> Holding | None:
+        heap = self._here[engine.name]
+        while heap:
+            holding = heap[0][-1]
+            if holding.state == "waiting" and holding.engine is engine:
+                return holding
+            heapq.heappop(heap)
+        return None
+
+    def _serve_here(self, engine: Engine, now: float) -> Grant | Preemption | None:
+        holding = self._top_here(engine)
+        if holding is None:
+            return None
+        tokens = self._lease_tokens(holding)
+        missing = self._ledger.missing_pages(holding, engine, tokens)
+        drop: list[Holding] = []
+        freed = 0
+        if missing > engine.free_pages:
+            for parked in engine.parked.values():
+                drop.append(parked)
+                freed += parked.pages
+                if missing <= engine.free_pages + freed:
+                    break
+        if missing <= engine.free_pages + freed:
+            reason = "goes on with its turn" if holding.is_extension else "its cache is there"
+            return Grant(holding, engine, tokens, reason, tuple(drop))
+        shorter = self._what_fits(holding, engine)
+        if shorter is not None:
+            return Grant(holding, engine, shorter, "as much as there is room for")
+        if engine.running and now - holding.since < _PATIENCE_S:
+            return None
+        victim = max(
+            (each for *_, each in self._here[engine.name] if each.state == "waiting" and each.engine is engine),
+            key=lambda each: each.order,
+        )
+        return None if victim is holding else Preemption(victim, "an older one needs its room")
+
+    def _what_fits(self, holding: Holding, engine: Engine) -> int | None:
+        """A lease that ends with the room, if that is worth it; alone on its engine, whatever is left."""
+        alone = len(engine.holdings) == 1
+        free = (engine.pages - engine.leased_pages) if alone else engine.free_pages
+        held = holding.pages + holding.shared_pages(engine)
+        tokens = min((held + free) * engine.page_tokens, holding.tokens + holding.request.max_new_tokens)
+        return tokens if tokens - holding.tokens >= (1 if alone else _LEAST_LEASE) else None
+
+    def _lease_tokens(self, holding: Holding) -> int:
+        request = holding.request
+        so_far = holding.tokens - holding.turn_began_at
+        new = self._expected.turn_tokens(holding, _COVERED) - so_far
+        return holding.tokens + min(request.max_new_tokens, max(new, _LEAST_LEASE))
+
+    # ---------------------------------------------------------------- those without
+
+    def _begin_anywhere(self) -> Grant | None:
+        """On the engine whose trajectories will need least."""
+        if not self._ledger.engines:
+            return None
+        room = {name: engine.usable_pages * engine.page_tokens for name, engine in self._ledger.engines.items()}
+        best = max(room, key=lambda name: room[name] - self._forecasts[name].committed)
+        return self._begin(self._ledger.engines[best])
+
+    def _begin(self, engine: Engine) -> Grant | None:
+        holding, overdue = self._first_without()
+        if holding is None:
+            return None
+        tokens = self._lease_tokens(holding)
+        if self._ledger.missing_pages(holding, engine, tokens) > engine.free_pages:
+            return None
+        final = self._expected.final_tokens(holding)
+        room = engine.usable_pages * engine.page_tokens * _MARGIN
+        if not overdue and engine.holdings and not self._forecasts[engine.name].fits(holding.tokens, final, room):
+            return None
+        if holding.trajectory_id in self._arrived:
+            self._take(holding)
+            return Grant(holding, engine, tokens, "overdue" if overdue else "will be among the longest")
+        heapq.heappop(self._homeless)
+        return Grant(holding, engine, tokens, "there is room to compute its cache anew")
+
+    def _first_without(self) -> tuple[Holding | None, bool]:
+        while self._homeless:
+            holding = self._homeless[0][-1]
+            if holding.state == "waiting" and holding.engine is None and self._is_known(holding):
+                return holding, False
+            heapq.heappop(self._homeless)
+        if self._arrived:
+            oldest = next(iter(self._arrived))
+            if self._num_begun - self._arrived[oldest] >= self._overtaken:
+                return self._ledger.holdings[oldest], True
+        while self._groups:
+            _, group_id, stamp = self._groups[0]
+            if self._stamps.get(group_id) == stamp:
+                waiting = self._new[group_id]
+                while waiting and waiting[0].trajectory_id not in self._arrived:
+                    waiting.popleft()
+                if waiting:
+                    return waiting[0], False
+                del self._new[group_id], self._stamps[group_id]
+            heapq.heappop(self._groups)
+        return None, False
+
+    def _take(self, holding: Holding) -> None:
+        group_id = holding.group_id
+        del self._arrived[holding.trajectory_id]
+        self._num_begun += 1
+        self._begun[group_id] = self._begun.get(group_id, 0) + 1
+        self._rank(group_id)
+
+    def _rank(self, group_id: int) -> None:
+        """Gives the group its present place among those that have members to begin."""
+        waiting = self._new.get(group_id)
+        if not waiting:
+            return
+        stamp = self._stamps[group_id] = self._stamps.get(group_id, 0) + 1
+        probing = self._begun.get(group_id, 0) < _PROBES
+        priority = float("-inf") if probing else -self._expected.final_tokens(waiting[0])
+        heapq.heappush(self._groups, (priority, group_id, stamp))
+
+    def _is_known(self, holding: Holding) -> bool:
+        return self._ledger.holdings.get(holding.trajectory_id) is holding
+
+    def _forecast(self, engine: Engine) -> Forecast:
+        self._here.setdefault(engine.name, [])
+        return self._forecasts.setdefault(engine.name, Forecast())
