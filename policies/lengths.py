@@ -6,7 +6,9 @@ forgotten every `_HALF_LIFE` trajectories: a policy's answers change their lengt
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
+from itertools import accumulate
 
 _BINS = 64
 _HALF_LIFE = 4096.0  # trajectories
@@ -16,13 +18,16 @@ _GROUP_PRIOR = 2.0  # siblings that a group's own mean must outweigh
 
 
 class Histogram:
-    """Of lengths in [0, limit]; newer ones count more."""
+    """Of lengths in [0, limit]; newer ones count more. Sums over bins are made again when they have changed by much."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._width = -(-limit // _BINS)
         self._weights = [_PRIOR / _BINS] * _BINS
         self._unit = 1.0  # weight of the next length; it grows instead of all others shrinking
+        self._num_added = 0
+        self._sum_again_at = 1
+        self._sum()
 
     def add(self, tokens: int) -> None:
         self._weights[min(tokens // self._width, _BINS - 1)] += self._unit
@@ -30,25 +35,34 @@ class Histogram:
         if self._unit > 1e12:
             self._weights = [weight / self._unit for weight in self._weights]
             self._unit = 1.0
+        self._num_added += 1
+        if self._num_added >= self._sum_again_at:
+            self._sum_again_at = self._num_added + min(self._num_added // 50 + 1, 64)
+            self._sum()
+
+    def _sum(self) -> None:
+        self._up_to = list(accumulate(self._weights))
+        middles = (weight * (number + 0.5) for number, weight in enumerate(self._weights))
+        total = list(accumulate(middles))
+        whole, weighted = self._up_to[-1], total[-1]
+        self._means = [
+            (weighted - total[number] + self._weights[number] * (number + 0.5))
+            / (whole - self._up_to[number] + self._weights[number])
+            * self._width
+            for number in range(_BINS)
+        ]
 
     def mean_beyond(self, tokens: int) -> float:
         """The expected length of one that is longer than `tokens`."""
-        first = min(tokens // self._width, _BINS - 1)
-        total = weighted = 0.0
-        for number in range(first, _BINS):
-            total += self._weights[number]
-            weighted += self._weights[number] * (number + 0.5)
-        return min(float(self._limit), max(weighted / total * self._width, tokens + 1.0))
+        mean = self._means[min(tokens // self._width, _BINS - 1)]
+        return min(float(self._limit), max(mean, tokens + 1.0))
 
     def quantile_beyond(self, tokens: int, share: float) -> int:
         """What so many of those that are longer than `tokens` do not exceed: the upper end of a bin."""
         first = min(tokens // self._width, _BINS - 1)
-        left = share * sum(self._weights[first:])
-        for number in range(first, _BINS):
-            left -= self._weights[number]
-            if left <= 0:
-                return min(self._limit, (number + 1) * self._width)
-        return self._limit
+        below = self._up_to[first - 1] if first else 0.0
+        number = bisect_left(self._up_to, below + share * (self._up_to[-1] - below), first, _BINS - 1)
+        return min(self._limit, (number + 1) * self._width)
 
 
 class _Group:

@@ -198,9 +198,10 @@ class Lookahead:
         """On the engine whose trajectories will need least."""
         if not self._ledger.engines:
             return None
-        room = {name: engine.usable_pages * engine.page_tokens for name, engine in self._ledger.engines.items()}
-        best = max(room, key=lambda name: room[name] - self._forecasts[name].committed)
-        return self._begin(self._ledger.engines[best])
+        return self._begin(max(self._ledger.engines.values(), key=self._uncommitted))
+
+    def _uncommitted(self, engine: Engine) -> float:
+        return engine.usable_pages * engine.page_tokens - self._forecasts[engine.name].committed
 
     def _begin(self, engine: Engine) -> Grant | None:
         holding, overdue = self._first_without()
@@ -262,5 +263,8 @@ class Lookahead:
         return self._ledger.holdings.get(holding.trajectory_id) is holding
 
     def _forecast(self, engine: Engine) -> Forecast:
-        self._here.setdefault(engine.name, [])
-        return self._forecasts.setdefault(engine.name, Forecast())
+        forecast = self._forecasts.get(engine.name)
+        if forecast is None:
+            self._here[engine.name] = []
+            forecast = self._forecasts[engine.name] = Forecast()
+        return forecast
