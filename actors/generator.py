@@ -93,11 +93,12 @@ class Generator:
             generation = await self._engine.generate(request)
         except EngineFailure as error:
             self._logger.error("turn.failed", trajectory_id=turn.trajectory_id, turn=turn.turn, cause=str(error))
-            answer = TurnFailed(turn.trajectory_id, turn.turn, f"engine: {error}")
+            answer = TurnFailed(turn.trajectory_id, turn.turn, turn.lease, f"engine: {error}")
         else:
             answer = TurnGenerated(
                 trajectory_id=turn.trajectory_id,
                 turn=turn.turn,
+                lease=turn.lease,
                 token_ids=generation.token_ids.tobytes(),
                 logprobs=generation.logprobs.tobytes(),
                 versions=generation.versions.tobytes(),

@@ -61,10 +61,10 @@ class Arbiter:
         self._holder = holder
         self._address = address
         self._observer = observer
-        self._continues = False
         self._begin()
 
     def _begin(self) -> None:
+        self._continues = False
         self.expectations = Expectations(self._response_tokens)
         self.ledger = Ledger(shrinks=self._name != "kv")
         self.policy = policy_of(self._name, self.ledger, self.expectations)
@@ -119,6 +119,8 @@ class Arbiter:
         known = self.ledger.holdings.get(event.trajectory_id)
         engine = known.engine if known is not None else None
         holding = self.ledger.release(event.trajectory_id, event.tokens)
+        if holding.state == "running":  # its last turn ends with it
+            self.expectations.turn_ended(holding)
         self.expectations.ended(holding)
         self.policy.withdrawn(holding)
         self.policy.ended(holding)
@@ -148,7 +150,6 @@ class Arbiter:
         """Those that waited go on waiting, without a cache; a running one asks again when it hears of its failure."""
         self.policy.left(engine)
         for holding in lost:
-            self.policy.withdrawn(holding)
             if holding.state == "waiting":
                 self.policy.waits(holding)
 

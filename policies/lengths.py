@@ -13,6 +13,7 @@ from itertools import accumulate
 _BINS = 64
 _HALF_LIFE = 4096.0  # trajectories
 _PRIOR = 1.0  # weight of the prior over a whole distribution: uniform up to the limit
+_LEAST_WEIGHT = 1e-12  # of a bin beside a new length's 1: what nobody has seen for long stays possible
 _GROUPS = 8192  # that are remembered, the newest
 _GROUP_PRIOR = 2.0  # siblings that a group's own mean must outweigh
 
@@ -33,7 +34,7 @@ class Histogram:
         self._weights[min(tokens // self._width, _BINS - 1)] += self._unit
         self._unit *= 2 ** (1 / _HALF_LIFE)
         if self._unit > 1e12:
-            self._weights = [weight / self._unit for weight in self._weights]
+            self._weights = [max(weight / self._unit, _LEAST_WEIGHT) for weight in self._weights]
             self._unit = 1.0
         self._num_added += 1
         if self._num_added >= self._sum_again_at:
