@@ -88,6 +88,8 @@ class InOrder:
 
     def waits(self, holding: Holding) -> None:
         self._queue[holding.trajectory_id] = holding
+        if holding.engine is not None:  # its lease covers it still: behind one that waits for room both would wait for ever
+            self._queue.move_to_end(holding.trajectory_id, last=False)
 
     def withdrawn(self, holding: Holding) -> None:
         self._queue.pop(holding.trajectory_id, None)
