@@ -7,7 +7,7 @@ by a message to itself, so that none takes long however much room becomes free a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -29,7 +29,7 @@ from bus.messages import (
 )
 from policies.admission import Grant, Preemption
 from policies.decider import Send
-from policies.expectations import Expectations
+from policies.expectations import Expectations, Learned
 from policies.ledger import Engine, Holding, Ledger
 from policies.scheduling import PolicyName, policy_of
 
@@ -55,17 +55,19 @@ class Arbiter:
         holder: str = "rollout-0",
         address: str = "head/arbiter",
         observer: str = "launcher",
+        expectations: Callable[[], Learned] | None = None,
     ) -> None:
+        """`expectations`: in place of what is learned from the run."""
         self._name: PolicyName = policy
-        self._response_tokens = response_tokens
         self._holder = holder
         self._address = address
         self._observer = observer
+        self._new_expectations = expectations or (lambda: Expectations(response_tokens))
         self._begin()
 
     def _begin(self) -> None:
         self._continues = False
-        self.expectations = Expectations(self._response_tokens)
+        self.expectations = self._new_expectations()
         self.ledger = Ledger(shrinks=self._name != "kv")
         self.policy = policy_of(self._name, self.ledger, self.expectations)
 

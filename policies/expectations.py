@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from policies.ledger import Holding
 from policies.lengths import Lengths
+from policies.lookahead import Expected
+
+
+class Learned(Expected, Protocol):
+    """Told of each turn's and each trajectory's end."""
+
+    def turn_ended(self, holding: Holding) -> None: ...
+
+    def ended(self, holding: Holding) -> None: ...
 
 
 class Expectations:
-    """Implements policies.lookahead.Expected. Told of each turn's and each trajectory's end."""
+    """Implements Learned."""
 
     def __init__(self, response_tokens: int) -> None:
         self._lengths = Lengths(response_tokens)
