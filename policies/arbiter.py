@@ -103,6 +103,7 @@ class Arbiter:
 
     def _request(self, event: LeaseRequested, now: float) -> list[Send]:
         holding = self.ledger.request(event, self._holder, now)
+        self.expectations.asked(holding)
         self.policy.waits(holding)
         effects = self._admit(now)
         if holding.state == "waiting":

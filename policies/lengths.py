@@ -67,9 +67,11 @@ class Histogram:
 
 
 class _Group:
+    """`tokens`: summed over its members that were begun, what each has come to, or is expected to come to."""
+
     def __init__(self) -> None:
-        self.ended = 0
-        self.tokens = 0
+        self.members = 0
+        self.tokens = 0.0
 
 
 class Lengths:
@@ -87,24 +89,33 @@ class Lengths:
     def turn_ended(self, turn: int, tokens: int) -> None:
         self._turns[min(turn, self._TURNS - 1)].add(tokens)
 
-    def trajectory_ended(self, group_id: int, tokens: int) -> None:
+    def trajectory_ended(self, tokens: int) -> None:
         self._trajectories.add(tokens)
+
+    def expect(self, group_id: int, before: float | None, now: float) -> None:
+        """A member is expected to come to `now`, where `before` was expected (None: nothing yet). Those that run on count as
+        what such a one comes to: else a group would look short until its long ones have ended."""
         group = self._groups.setdefault(group_id, _Group())
         if len(self._groups) > _GROUPS:
             self._groups.popitem(last=False)
-        group.ended += 1
-        group.tokens += tokens
+        group.members += before is None
+        group.tokens += now - (before or 0.0)
+
+    def alone(self, so_far: int) -> float:
+        """The expected length of a trajectory of which only its tokens so far are known."""
+        return self._trajectories.mean_beyond(so_far)
 
     def turn_tokens(self, turn: int, so_far: int, share: float) -> int:
         """What a turn that has `so_far` tokens will have at its end, in so many of the cases."""
         return self._turns[min(turn, self._TURNS - 1)].quantile_beyond(so_far, share)
 
     def final_tokens(self, group_id: int, so_far: int) -> float:
-        """The expected length of a trajectory that has `so_far` response tokens: its siblings' mean, shrunk to all's."""
-        expected = self._trajectories.mean_beyond(so_far)
+        """The expected length of a trajectory that has `so_far` response tokens. What it has to go is longer or shorter
+        than another's by as much as its siblings are, their mean shrunk to all's."""
+        to_go = self.alone(so_far) - so_far
         group = self._groups.get(group_id)
         if group is None:
-            return expected
-        typical = self._trajectories.mean_beyond(0)
-        siblings = (group.tokens + _GROUP_PRIOR * typical) / (group.ended + _GROUP_PRIOR)
-        return min(float(self.limit), max(expected * siblings / typical, so_far + 1.0))
+            return so_far + to_go
+        typical = self.alone(0)
+        siblings = (group.tokens + _GROUP_PRIOR * typical) / (group.members + _GROUP_PRIOR)
+        return min(float(self.limit), so_far + max(to_go * siblings / typical, 1.0))

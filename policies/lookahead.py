@@ -16,7 +16,7 @@ No new one is overtaken by more than `_OVERTAKEN` that came later: from then on 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from itertools import count
 from typing import Protocol
 
@@ -26,8 +26,9 @@ from policies.ledger import Engine, Holding, Ledger
 
 _COVERED = 0.9  # of the turns end within their first lease
 _LEAST_LEASE = 64  # new tokens; a shorter lease is not worth its messages
+_MOST_LEASE = 256  # new tokens; a longer one holds room that nobody uses for long
 _PROBES = 4  # of each group are begun before any group's length is believed
-_MARGIN = 0.97  # of an engine's room may be needed at the worst moment that is expected
+_MARGIN = 0.95  # of an engine's room may be needed at the worst moment that is expected
 _PATIENCE_S = 1.0  # that a trajectory with a cache waits before a younger one loses its own
 _OVERTAKEN = 65_536
 _NO_ROOM = "an older one needs its room"
@@ -59,7 +60,7 @@ class Lookahead:
         self._homeless: list[tuple[int, int, Holding]] = []  # who was begun and has no cache any more
         self._pushes = count()
         self._entries: dict[int, int] = {}  # of each that waits in a heap: its valid entry's push
-        self._new: dict[int, deque[Holding]] = {}  # by group
+        self._new: dict[int, list[tuple[float, int, Holding]]] = {}  # by group: heaps, the expected longest first
         self._groups: list[tuple[float, int, int]] = []  # heap: (priority, group, stamp)
         self._stamps: dict[int, int] = {}  # of a group's valid entry in the heap
         self._begun: dict[int, int] = {}  # of each group
@@ -82,7 +83,8 @@ class Lookahead:
         if holding.leases:
             heapq.heappush(self._homeless, (holding.order, push, holding))
         else:
-            self._new.setdefault(holding.group_id, deque()).append(holding)
+            entry = -self._expected.final_tokens(holding), holding.order, holding
+            heapq.heappush(self._new.setdefault(holding.group_id, []), entry)
             self._arrived[holding.trajectory_id] = self._num_begun
             self._rank(holding.group_id)
 
@@ -203,7 +205,7 @@ class Lookahead:
     def _lease_tokens(self, holding: Holding) -> int:
         request = holding.request
         so_far = holding.tokens - holding.turn_began_at
-        new = self._expected.turn_tokens(holding, _COVERED) - so_far
+        new = min(self._expected.turn_tokens(holding, _COVERED) - so_far, _MOST_LEASE)
         return holding.tokens + min(request.max_new_tokens, max(new, _LEAST_LEASE))
 
     # ---------------------------------------------------------------- those without
@@ -253,10 +255,10 @@ class Lookahead:
             _, group_id, stamp = self._groups[0]
             if self._stamps.get(group_id) == stamp:
                 waiting = self._new[group_id]
-                while waiting and waiting[0].trajectory_id not in self._arrived:
-                    waiting.popleft()
+                while waiting and waiting[0][-1].trajectory_id not in self._arrived:
+                    heapq.heappop(waiting)
                 if waiting:
-                    return waiting[0], False
+                    return waiting[0][-1], False
                 del self._new[group_id], self._stamps[group_id]
             heapq.heappop(self._groups)
         return None, False
@@ -275,7 +277,7 @@ class Lookahead:
             return
         stamp = self._stamps[group_id] = next(self._pushes)
         probing = self._begun.get(group_id, 0) < _PROBES
-        priority = float("-inf") if probing else -self._expected.final_tokens(waiting[0])
+        priority = float("-inf") if probing else -self._expected.final_tokens(waiting[0][-1])
         heapq.heappush(self._groups, (priority, group_id, stamp))
 
     def _forecast(self, engine: Engine) -> Forecast:
