@@ -49,6 +49,10 @@ class Policy(Protocol):
         """It waited, and does no longer: it was granted, or has ended."""
         ...
 
+    def measured(self, engine: Engine) -> None:
+        """It has reported its load."""
+        ...
+
     def changed(self, engine: Engine) -> None:
         """It has joined, or pages there may have become free."""
         ...
@@ -99,6 +103,8 @@ class InOrder:
     def withdrawn(self, holding: Holding) -> None:
         self._returning.pop(holding.trajectory_id, None)
         self._queue.pop(holding.trajectory_id, None)
+
+    def measured(self, engine: Engine) -> None: ...
 
     def changed(self, engine: Engine) -> None: ...
 

@@ -161,6 +161,7 @@ class Arbiter:
         if engine is None:
             raise ProtocolError(f"{event.engine} reports its load and never joined")
         engine.note(event)
+        self.policy.measured(engine)
         self.policy.changed(engine)
         page = engine.page_tokens
         waiting = sum(holding.state == "waiting" for holding in engine.holdings.values())

@@ -29,6 +29,9 @@ _LEAST_LEASE = 64  # new tokens; a shorter lease is not worth its messages
 _MOST_LEASE = 256  # new tokens; a longer one holds room that nobody uses for long
 _PROBES = 4  # of each group are begun before any group's length is believed
 _MARGIN = 0.95  # of an engine's room may be needed at the worst moment that is expected
+_LAST = 0.5  # of the time until the last one ends: who needs more may move to a faster engine
+_PREFILLED_IN_A_STEP = 256  # tokens, in the time of a decode step; engines read more
+_WORTH = 3.0  # times what it costs must a move bring
 _PATIENCE_S = 1.0  # that a trajectory with a cache waits before a younger one loses its own
 _OVERTAKEN = 65_536
 _NO_ROOM = "an older one needs its room"
@@ -58,6 +61,8 @@ class Lookahead:
         self._forecasts: dict[str, Forecast] = {}
         self._here: dict[str, list[tuple[int, int, int, Holding]]] = {}  # by engine: who waits with a cache there
         self._homeless: list[tuple[int, int, Holding]] = []  # who was begun and has no cache any more
+        self._horizons: dict[str, float] = {}  # by engine: seconds until its last trajectory is expected to end
+        self._joined: set[str] = set()  # engines to which one has moved since they last reported how fast they are
         self._pushes = count()
         self._entries: dict[int, int] = {}  # of each that waits in a heap: its valid entry's push
         self._new: dict[int, list[tuple[float, int, Holding]]] = {}  # by group: heaps, the expected longest first
@@ -93,6 +98,10 @@ class Lookahead:
         self._entries.pop(holding.trajectory_id, None)
         self._arrived.pop(holding.trajectory_id, None)
 
+    def measured(self, engine: Engine) -> None:
+        self._joined.discard(engine.name)
+        self._horizons[engine.name] = self._forecast(engine).longest() * engine.step_s
+
     def changed(self, engine: Engine) -> None:
         self._forecast(engine)
         self._changed[engine.name] = None
@@ -111,7 +120,7 @@ class Lookahead:
             forecast.remove(holding)
 
     def left(self, engine: Engine) -> None:
-        for table in (self._forecasts, self._here, self._changed):
+        for table in (self._forecasts, self._here, self._changed, self._horizons):
             table.pop(engine.name, None)
 
     def ended(self, holding: Holding) -> None:
@@ -161,8 +170,11 @@ class Lookahead:
         holding = self._top_here(engine)
         if holding is None:
             return None
-        reason = "goes on with its turn" if holding.is_extension else "its cache is there"
         tokens = self._lease_tokens(holding)
+        faster = self._faster(holding, engine, tokens)
+        if faster is not None:
+            return Grant(holding, faster, tokens, f"it would be the last to end, and {faster.name} is faster")
+        reason = "goes on with its turn" if holding.is_extension else "its cache is there"
         drop = self._parked_in_the_way(holding, engine, tokens)
         if drop is not None:
             return Grant(holding, engine, tokens, reason, drop)
@@ -177,6 +189,27 @@ class Lookahead:
             return None
         waiting = self._waiting_here(engine)
         return Preemption(max(waiting, key=lambda each: each.order), _NO_ROOM) if len(waiting) > 1 else None
+
+    def _faster(self, holding: Holding, engine: Engine, tokens: int) -> Engine | None:
+        """Where one of those that would end last ends so much sooner that computing its cache anew is worth it."""
+        to_go = self._expected.final_tokens(holding) - holding.tokens
+        if self._arrived or not engine.step_s or to_go * engine.step_s < _LAST * self._horizon_s():
+            return None
+        best = min(self._ledger.engines.values(), key=lambda each: each.step_s or engine.step_s)
+        if best.name in self._joined:
+            return None
+        gain_s = to_go * (engine.step_s - best.step_s)
+        cost_s = _WORTH * holding.tokens / _PREFILLED_IN_A_STEP * engine.step_s
+        if not best.step_s or gain_s <= cost_s or best is engine:
+            return None
+        if self._ledger.missing_pages(holding, best, tokens) > best.room(holding):
+            return None
+        self._joined.add(best.name)
+        return best
+
+    def _horizon_s(self) -> float:
+        """When the last of all is expected to end, from now on."""
+        return max(self._horizons.values(), default=0.0)
 
     def _waiting_here(self, engine: Engine) -> list[Holding]:
         return [each for _, _, push, each in self._here[engine.name] if self._entries.get(each.trajectory_id) == push]
