@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 import numpy as np
 import pytest
@@ -144,13 +143,11 @@ def test_an_engine_that_stands_still_with_a_turn_under_way_is_watched_and_report
 
 
 def test_each_report_is_a_line_of_the_log() -> None:
-    lines: list[dict[str, Any]] = []
-
     async def scenario(scene: Scene) -> None:
-        with structlog.testing.capture_logs() as lines_of_it:
+        with structlog.testing.capture_logs() as logged:
             await scene.tell(turn(1, 1))
             await asyncio.sleep(2)
-            lines.extend(line for line in lines_of_it if line["event"] == "engine.load")
+        lines = [line for line in logged if line["event"] == "engine.load"]
         assert [line["decode_steps"] for line in lines] == [report.decode_steps for _, report in scene.reports] == [1]
 
     play(scenario)
