@@ -181,7 +181,9 @@ class SimulatedEngine:
     def _answer(self, sequence: Sequence) -> None:
         self.pages.park(sequence)
         turn = spoken_turn(
-            sequence, stops=sequence.stops, last=sequence.turn + 1 == len(self._world.plans[sequence.trajectory_id].turns)
+            sequence,
+            stops=sequence.stops,
+            last=sequence.turn + 1 == len(self._world.plans[sequence.trajectory_id].turns),
         )
         self._world.answer(turn)
 
@@ -212,7 +214,9 @@ class SimulatedEngine:
         sequence.joined += 1
         self.running[sequence.trajectory_id] = sequence
         self._kv_tokens += sequence.tokens
-        heapq.heappush(self._ends, (self._steps + sequence.goal - sequence.tokens, sequence.trajectory_id, sequence.joined))
+        heapq.heappush(
+            self._ends, (self._steps + sequence.goal - sequence.tokens, sequence.trajectory_id, sequence.joined)
+        )
         sequence.tokens -= self._steps
         self._residues[sequence.tokens % self.pages.page_tokens] += 1
 

@@ -134,9 +134,7 @@ def _turns(shape: Shape, random: np.random.Generator, length: float, calls: int)
     shares = random.exponential(1.0, calls + 1) + 0.3
     generated = max(length - float(results.sum()), _LEAST_TURN * (calls + 1.0))
     tokens = np.maximum(_LEAST_TURN, shares / shares.sum() * generated).astype(int)
-    called = [
-        Turn(int(tokens[turn]), float(latencies[turn]), int(results[turn])) for turn in range(calls)
-    ]
+    called = [Turn(int(tokens[turn]), float(latencies[turn]), int(results[turn])) for turn in range(calls)]
     return [*called, Turn(int(tokens[calls]))]
 
 
