@@ -10,8 +10,8 @@ import gc
 import heapq
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from itertools import count, islice
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count, groupby, islice
 from statistics import mean
 from typing import Any, Literal
 
@@ -298,20 +298,21 @@ def _rules(workload: Workload) -> Rules:
 
 
 def _groups(workload: Workload) -> list[StartGroup]:
-    return [
-        StartGroup(
-            group_id=plan.group_id,
-            purpose="train",
-            problem="",
-            ground_truth="",
-            prompt_ids=bytes(4 * plan.prompt_tokens),
-            size=workload.siblings,
-            first_trajectory_id=plan.trajectory_id,
-            temperature=1.0,
-            seed=0,
-        )
-        for plan in workload.plans[:: workload.siblings]
-    ]
+    return [_group(list(plans)) for _, plans in groupby(workload.plans, key=lambda plan: plan.group_id)]
+
+
+def _group(plans: Sequence[Plan]) -> StartGroup:
+    return StartGroup(
+        group_id=plans[0].group_id,
+        purpose="train",
+        problem="",
+        ground_truth="",
+        prompt_ids=bytes(4 * plans[0].prompt_tokens),
+        size=len(plans),
+        first_trajectory_id=plans[0].trajectory_id,
+        temperature=1.0,
+        seed=0,
+    )
 
 
 def simulate(workload: Workload, cluster: Cluster, policy: Policy, seed: int = 0) -> Outcome:

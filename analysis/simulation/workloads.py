@@ -15,7 +15,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from analysis.simulation.model import H100, H200, MI300X, QWEN3_14B, Cluster, cluster_of
-from analysis.simulation.workload import Shape, Workload, draw, median_with_share_at_limit
+from analysis.simulation.workload import Shape, Workload, draw, median_at_limit
 from configs.errors import UnusableInput
 
 _LIMIT = 8192
@@ -32,7 +32,7 @@ SHAPES = {
         "heavy_tail",
         prompts=128,
         siblings=32,
-        median_tokens=median_with_share_at_limit(0.02, _LIMIT, _TAIL_SIGMA),
+        median_tokens=median_at_limit(0.02, _LIMIT, _TAIL_SIGMA),
         group_sigma=_TAIL_SIGMA * (1 / 3) ** 0.5,
         own_sigma=_TAIL_SIGMA * (2 / 3) ** 0.5,
         mean_calls=1.5,
