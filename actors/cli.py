@@ -1,4 +1,4 @@
-"""The command line: `asterism run`, `report`, `log`, `doctor`."""
+"""The command line: `asterism run`, `report`, `simulate`, `log`, `doctor`."""
 
 from __future__ import annotations
 
@@ -79,6 +79,35 @@ def doctor() -> None:
     findings = examine()
     Console().print(findings_table(findings))
     raise typer.Exit(int(any(finding.status == "missing" for finding in findings)))
+
+
+@app.command()
+def simulate(
+    workload: Annotated[str, typer.Argument(help="report, one_node, heavy_tail or tool_bound.")],
+    policies: Annotated[
+        str, typer.Option("--policies", help="Side by side, with commas; oracle knows all lengths.")
+    ] = "static,kv,kv_lookahead",
+    seed: Annotated[int, typer.Option("--seed", help="Of the workload's draws.")] = 0,
+    scale: Annotated[float, typer.Option(min=0.01, help="Of prompts and engines alike, for a quick look.")] = 1.0,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", help="8xh100, 8xh200 or 64xmi300x; the workload's own without it.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")] = None,
+    picture: Annotated[Path | None, typer.Option("--picture", metavar="FILE", help="Draw them there.")] = None,
+) -> None:
+    """Simulate one step's rollouts under several policies: makespan, utilization, waits, and two lower bounds."""
+    from actors.simulate_command import simulate_workload
+
+    simulate_workload(
+        workload,
+        policies,
+        seed=seed,
+        scale=scale,
+        cluster=cluster,
+        json_file=json_file,
+        picture=picture,
+        console=Console(),
+    )
 
 
 @log_app.command()

@@ -1,4 +1,4 @@
-"""Two times that no schedule of a step can beat on a cluster: all work at the best batch, and the longest chain."""
+"""Two times that no schedule of a step can beat on a cluster: all of the work, and the longest chain of it."""
 
 from __future__ import annotations
 
@@ -24,33 +24,36 @@ def bounds_of(workload: Workload, cluster: Cluster) -> Bounds:
 
 
 def _work_s(workload: Workload, cluster: Cluster) -> float:
-    """Every generated token takes its share of a step of the largest batch, and reads all that lies before it.
+    """All tokens in as few steps as slots and memory allow, spread evenly over the engines; prefill for nothing.
 
-    A batch is never larger than the slots, and never more trajectories than there are on an engine in the mean; their
-    constant costs are the least at the size where a token's share is smallest. Prefill is taken for nothing but its
-    arithmetic, once for each group's prompt and each tool's result.
+    Each generated token reads all that lie before it. What the running ones hold beyond their shared prompts fits into
+    the cache, so the reads of that kind divided by the capacity are a number of steps that it takes at least, and each
+    step reads the weights.
     """
     cost, tokens = cluster.cost, workload.generated_tokens
-    share_s = min(cost.constant_s(size) / size for size in range(1, cluster.max_running + 1))
-    read_s = cost.kv_token_s * sum(_read_tokens(plan) for plan in workload.plans)
-    return (tokens * share_s + read_s) / cluster.engines
+    read = sum(_read_tokens(plan, plan.prompt_tokens) for plan in workload.plans)
+    shared = sum(plan.generated_tokens * plan.prompt_tokens for plan in workload.plans)
+    steps = max(tokens / cluster.max_running, read / cluster.kv_tokens)
+    products_s = max(steps * cost.weights_s, tokens * cost.token_s)
+    once_s = steps * cost.fixed_s + products_s + tokens * cost.sequence_s
+    return (once_s + cost.kv_token_s * (read + shared)) / cluster.engines
 
 
-def _read_tokens(plan: Plan) -> float:
-    """Summed over its generated tokens: what lies before each. The first of a turn comes with the prefill."""
+def _read_tokens(plan: Plan, without: int = 0) -> float:
+    """Summed over its generated tokens: how many lie before each, beyond the first `without`."""
     read, begin = 0.0, plan.prompt_tokens
     for turn, end in zip(plan.turns, plan.ends, strict=True):
         last = min(end, plan.final_tokens)
-        read += (last - begin - 1) * (begin + 1 + last - 1) / 2
+        read += (last - begin) * ((begin + last - 1) / 2 - without)
         begin = last + turn.result_tokens
     return read
 
 
 def _chain_s(workload: Workload, cluster: Cluster) -> float:
-    return max(_alone_s(plan, cluster.cost, workload.grading_s) for plan in workload.plans)
+    return max(_alone_s(plan, cluster.cost) for plan in workload.plans)
 
 
-def _alone_s(plan: Plan, cost: Cost, grading_s: float) -> float:
+def _alone_s(plan: Plan, cost: Cost) -> float:
     """The trajectory by itself on an engine, its prefills for nothing."""
     steps_s = plan.generated_tokens * cost.constant_s(1) + cost.kv_token_s * _read_tokens(plan)
     return steps_s + sum(turn.tool_s for turn in plan.turns)

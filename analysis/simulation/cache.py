@@ -33,7 +33,9 @@ class Pages:
         self.capacity = capacity
         self.page_tokens = page_tokens
         self.used = 0
-        self.parked: OrderedDict[int, Sequence] = OrderedDict()  # cached and not running, the one used longest ago first
+        self.parked: OrderedDict[int, Sequence] = (
+            OrderedDict()
+        )  # cached and not running, the one used longest ago first
         self.reclaimable = 0  # own pages of the parked
         self.evictions = 0
         self.evicted_tokens = 0

@@ -181,7 +181,9 @@ class SimulatedEngine:
     def _answer(self, sequence: Sequence) -> None:
         self.pages.park(sequence)
         turn = spoken_turn(
-            sequence, stops=sequence.stops, last=sequence.turn + 1 == len(self._world.plans[sequence.trajectory_id].turns)
+            sequence,
+            stops=sequence.stops,
+            last=sequence.turn + 1 == len(self._world.plans[sequence.trajectory_id].turns),
         )
         self._world.answer(turn)
 
@@ -212,7 +214,9 @@ class SimulatedEngine:
         sequence.joined += 1
         self.running[sequence.trajectory_id] = sequence
         self._kv_tokens += sequence.tokens
-        heapq.heappush(self._ends, (self._steps + sequence.goal - sequence.tokens, sequence.trajectory_id, sequence.joined))
+        heapq.heappush(
+            self._ends, (self._steps + sequence.goal - sequence.tokens, sequence.trajectory_id, sequence.joined)
+        )
         sequence.tokens -= self._steps
         self._residues[sequence.tokens % self.pages.page_tokens] += 1
 
@@ -301,16 +305,21 @@ class SimulatedEngine:
     def _begin_chunk(self) -> None:
         """One step that prefills too, in the order of admission."""
         left, pairs = self._cluster.chunk_tokens, 0.0
+        sequences, read = len(self.running), self._kv_tokens
         for sequence in self.prefilling.values():
             tokens = min(left, sequence.left)
-            pairs += tokens * (sequence.tokens - sequence.left + tokens / 2)
+            before = sequence.tokens - sequence.left
+            pairs += (tokens - 1) * (before + tokens / 2)  # its last one costs what a decoded token does
+            sequences += 1
+            read += before + tokens
             sequence.left -= tokens
             left -= tokens
             if not left:
                 break
         chunk = self._cluster.chunk_tokens - left
         self.prefilled_tokens += chunk
-        self._chunk_s = self._cost.step_s(len(self.running), self._kv_tokens, chunk, pairs)
+        prefill = chunk - (sequences - len(self.running))
+        self._chunk_s = self._cost.step_s(sequences, read, prefill, pairs)
         self._wake += 1
         self._wake_step = self._steps + 1
         self._world.call_at(self._world.now + self._chunk_s, self._awake, self._wake)

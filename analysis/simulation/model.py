@@ -4,6 +4,8 @@ A step over n running sequences with K cached tokens in all, that also prefills 
 
     fixed + max(weights, token * (n + p)) + sequence * n + kv_token * K + prefill_token * p + pair * (query-key pairs of p)
 
+(A sequence that prefills is one of the n by the last of its tokens, and by what that reads; the others are p.)
+
 The matrix products read all weights once whatever the batch, and become bound by arithmetic beyond some hundred tokens
 (the roofline of one product); attention reads every running sequence's keys and values; the two follow one another.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import log
+from statistics import NormalDist
 from typing import NamedTuple
 
 import msgspec
@@ -40,11 +41,10 @@ class Plan(NamedTuple):
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """A step's groups, all of them started at once. Trajectory ids count from 0, group by group."""
+    """A step's groups, all of them started at once. Trajectories are numbered from 0, group by group."""
 
     name: str
     plans: tuple[Plan, ...]
-    siblings: int  # of each group
     response_tokens: int
     max_turns: int
     grading_s: float = 0.01
@@ -120,7 +120,7 @@ def draw(shape: Shape, seed: int) -> Workload:
         )
         for number in range(count)
     )
-    return Workload(shape.name, plans, shape.siblings, shape.response_tokens, shape.max_turns)
+    return Workload(shape.name, plans, shape.response_tokens, shape.max_turns)
 
 
 def _turns(shape: Shape, random: np.random.Generator, length: float, calls: int) -> list[Turn]:
@@ -134,14 +134,10 @@ def _turns(shape: Shape, random: np.random.Generator, length: float, calls: int)
     shares = random.exponential(1.0, calls + 1) + 0.3
     generated = max(length - float(results.sum()), _LEAST_TURN * (calls + 1.0))
     tokens = np.maximum(_LEAST_TURN, shares / shares.sum() * generated).astype(int)
-    called = [
-        Turn(int(tokens[turn]), float(latencies[turn]), int(results[turn])) for turn in range(calls)
-    ]
+    called = [Turn(int(tokens[turn]), float(latencies[turn]), int(results[turn])) for turn in range(calls)]
     return [*called, Turn(int(tokens[calls]))]
 
 
-def median_with_share_at_limit(share: float, limit: int, sigma: float) -> float:
-    """Of a lognormal of which so much lies beyond the limit."""
-    from statistics import NormalDist
-
+def median_at_limit(share: float, limit: int, sigma: float) -> float:
+    """The median of a lognormal of which such a share lies beyond the limit."""
     return float(np.exp(log(limit) - sigma * NormalDist().inv_cdf(1 - share)))
