@@ -58,18 +58,36 @@ def test_an_estimate_lies_between_what_is_there_and_the_limit(seen: list[int], s
     lengths = Lengths(LIMIT)
     for number, tokens in enumerate(seen):
         lengths.turn_ended(number % 12, tokens)
-        lengths.trajectory_ended(number % 3, tokens)
+        lengths.trajectory_ended(tokens)
+        lengths.expect(number % 3, None, tokens)
     assert min(so_far + 1, LIMIT) <= lengths.final_tokens(1, so_far) <= LIMIT
     assert min(so_far + 1, LIMIT) <= lengths.turn_tokens(2, so_far, share) <= LIMIT
 
 
-def test_a_group_is_expected_to_get_as_long_as_its_siblings_that_have_ended() -> None:
+def test_a_group_is_expected_to_get_as_long_as_its_siblings() -> None:
     lengths = Lengths(LIMIT)
     for group in range(100):
         for _ in range(8):
-            lengths.trajectory_ended(group, 500 if group else 4000)
+            tokens = 500 if group else 4000
+            lengths.trajectory_ended(tokens)
+            lengths.expect(group, None, tokens)
     assert lengths.final_tokens(0, 0) > 4 * lengths.final_tokens(1, 0)
     assert lengths.final_tokens(1, 0) < lengths.final_tokens(777, 0) * 1.1
+
+
+def test_a_group_whose_long_members_still_run_does_not_look_short() -> None:
+    lengths = Lengths(LIMIT)
+    for _ in range(500):
+        lengths.trajectory_ended(1000)
+        lengths.trajectory_ended(5000)
+    for member in range(8):
+        lengths.expect(0, None, lengths.alone(0))
+        if member < 4:
+            lengths.expect(0, lengths.alone(0), 1000.0)  # has ended
+        else:
+            lengths.expect(0, lengths.alone(0), lengths.alone(3000))  # has come so far
+    assert lengths.alone(3000) == pytest.approx(5000, rel=0.05)
+    assert lengths.final_tokens(0, 0) == pytest.approx(lengths.alone(0), rel=0.1)
 
 
 def test_turns_are_told_apart_by_their_number() -> None:
