@@ -12,7 +12,8 @@ from engine.contract import Capacity, EngineFailure, Generation, GenerationReque
 from engine.qwen3 import Qwen3, Qwen3Config
 from tests.engine.tiny_models import random_ids, small_config, small_model
 
-PAGE = 48
+LONGEST = 48
+PAGE = 8
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +21,10 @@ def model() -> Qwen3:
     return small_model()
 
 
-def new_core(model: Qwen3, rows: int = 4) -> ContinuousBatch:
-    return ContinuousBatch(model, Capacity(kv_tokens=rows * PAGE, page_tokens=PAGE))
+def new_core(model: Qwen3, rows: int = 4, page_tokens: int = PAGE, prefill_tokens: int = 512) -> ContinuousBatch:
+    """Room for so many of the longest sequences."""
+    capacity = Capacity(kv_tokens=rows * LONGEST, page_tokens=page_tokens, sequence_tokens=LONGEST)
+    return ContinuousBatch(model, capacity, prefill_tokens=prefill_tokens)
 
 
 def drain(core: ContinuousBatch) -> dict[int, Generation]:
