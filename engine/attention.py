@@ -3,6 +3,10 @@
 On a CPU in float32 a row's result is the same, bit for bit, whatever other rows are there and however it came to be
 read, in a prompt or one by one: every row is a product of its own, of one shape but for its width, whose padding adds
 exact zeros. The kernels keep that promise for two lines at a time, and for widths in steps (engine/kv_cache.py).
+
+To gather the same pages again for every token costs more than attention itself (on one core 1.5 ms of a step of 4 ms,
+64 sequences of the tiny model). So what was gathered for running sequences is kept, as far as KEPT_BYTES allow, and
+each new token is written there too.
 """
 
 from __future__ import annotations
@@ -16,7 +20,22 @@ from torch import Tensor
 from engine.kv_cache import KvCache
 
 GATHERED_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}  # of keys and values of one layer, in one block
+KEPT_BYTES = 256 << 20  # of gathered keys and values of all layers; beyond it blocks are gathered at every step
+KEPT_ROWS = 64  # in one block that is kept: it is gathered anew when one of them comes or goes
+KEPT_ROOM = 32  # tokens for which it has room when it is gathered
 ALONE_TOKENS = 32  # a stretch of so many tokens or fewer is read row by row: its pages are gathered for each
+
+
+class Kept:
+    """Keys and values of some running sequences, gathered, and how long they stay valid."""
+
+    def __init__(self, rows: tuple[int, ...], width: int, copies: list[Tensor]) -> None:
+        self.rows, self.width, self.copies = rows, width, copies
+        self.filled = False  # the first pass gathers, layer by layer, after its own tokens are written
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(copy.numel() * copy.itemsize for copy in self.copies)
 
 
 class Block(NamedTuple):
@@ -26,7 +45,15 @@ class Block(NamedTuple):
     end: int
     index: Tensor  # of KvCache.gather
     width: int  # gathered tokens
-    same: bool
+    same: bool = False
+    kept: Kept | None = None
+
+
+class Sight(NamedTuple):
+    """What the rows of a pass see, for all layers."""
+
+    mask_NW: Tensor  # 0 and -inf, W the widest block's
+    addresses: list[Tensor | None]  # for each block with filled copies: where its rows' new tokens go
 
 
 class Attention:
@@ -42,6 +69,7 @@ class Attention:
         size = self._block_tokens * 2 * cache.heads * cache.size
         self._buffer = torch.empty(size, dtype=memory.dtype, device=memory.device)
         self._places = torch.arange(widest, device=memory.device)
+        self._kept: list[Kept] = []
 
     # ------------------------------------------------------------ which rows go together
 
@@ -67,28 +95,82 @@ class Attention:
         width = len(table_N) * self._cache.page_tokens
         return Block(first, first + count, self._cache.index(table_N[None]), width, same=True)
 
+    def batch(self, names: Sequence[int], tokens_B: Sequence[int], tables_BN: Tensor) -> list[Block]:
+        """As `rows`, for those that come again at every step. A name stands for one request of a sequence; where all
+        names of a block are as before, it goes on with what it has. Tables are as wide as the longest sequence's."""
+        blocks: list[Block] = []
+        before, self._kept, left = self._kept, [], KEPT_BYTES
+        for number, first in enumerate(range(0, len(names), KEPT_ROWS)):
+            rows = slice(first, first + KEPT_ROWS)
+            old = before[number] if number < len(before) else None
+            kept = self._keep(tuple(names[rows]), max(tokens_B[rows]), old, left)
+            if kept is None:
+                return blocks + self.rows(first, tokens_B[first:], tables_BN[first:])
+            left -= kept.num_bytes
+            index = self._cache.index(tables_BN[rows, : kept.width // self._cache.page_tokens])
+            blocks.append(Block(first, first + len(kept.rows), index, kept.width, kept=kept))
+            self._kept.append(kept)
+        return blocks
+
+    def _keep(self, names: tuple[int, ...], tokens: int, old: Kept | None, limit: int) -> Kept | None:
+        if old is not None and old.rows == names and tokens <= old.width:
+            return old
+        cache, memory = self._cache, self._cache.memory
+        pages = min(cache.padded_pages(tokens + KEPT_ROOM), len(self._places) // cache.page_tokens)
+        size = len(names) * pages * cache.page_tokens * 2 * cache.heads * cache.size
+        copies = [] if old is None else old.copies
+        if not copies or copies[0].numel() < size:
+            if len(memory) * size * memory.itemsize > limit:
+                return None
+            copies = [torch.empty(size, dtype=memory.dtype, device=memory.device) for _ in memory]
+        return Kept(names, pages * cache.page_tokens, copies)
+
     # ------------------------------------------------------------ what they see
 
-    def mask(self, positions_N: Tensor, blocks: Sequence[Block]) -> Tensor:
-        """[N, W] of 0 and -inf, W the widest block's."""
+    def see(self, positions_N: Tensor, blocks: Sequence[Block]) -> Sight:
         width = max(block.width for block in blocks)
         hidden_NW = self._places[:width] > positions_N[:, None]
-        return self._buffer.new_zeros(hidden_NW.shape).masked_fill_(hidden_NW, float("-inf"))
+        mask_NW = torch.zeros(hidden_NW.shape, dtype=self._buffer.dtype, device=positions_N.device)
+        addresses = [self._addresses(positions_N, block) for block in blocks]
+        return Sight(mask_NW.masked_fill_(hidden_NW, float("-inf")), addresses)
 
-    def __call__(self, layer: int, q_NHD: Tensor, mask_NW: Tensor, blocks: Sequence[Block]) -> Tensor:
-        """[M, H * D] for the M <= N rows that the blocks cover, without a gap. Queries are scaled already."""
+    def _addresses(self, positions_N: Tensor, block: Block) -> Tensor | None:
+        """In copies of [2, R, K, W, D]: for every row and head, keys' and then values'."""
+        if block.kept is None or not block.kept.filled:
+            return None
+        starts = torch.arange(2 * (block.end - block.first) * self._cache.heads, device=positions_N.device)
+        positions_RK = positions_N[block.first : block.end, None].expand(-1, self._cache.heads).flatten()
+        return starts * block.width + positions_RK.repeat(2)
+
+    def __call__(
+        self, layer: int, q_NHD: Tensor, new_2NKD: tuple[Tensor, Tensor], sight: Sight, blocks: Sequence[Block]
+    ) -> Tensor:
+        """[M, H * D] for the M <= N rows that the blocks cover, without a gap. Queries are scaled already.
+
+        `new`: the keys and values of the pass, which are in the cache. `blocks` are the first of those of `sight`.
+        """
         count, heads, size = blocks[-1].end, *q_NHD.shape[1:]
         out_NKGD = q_NHD.new_empty((count, heads // self._group, self._group, size))
         q_NKGD = q_NHD[:count].contiguous().view(out_NKGD.shape)
-        for block in blocks:
+        for block, addresses in zip(blocks, sight.addresses, strict=False):
             rows = slice(block.first, block.end)
-            both = self._cache.gather(layer, block.index, self._buffer)
-            mask_RW = mask_NW[rows, : block.width]
-            if block.same:
-                self._same(q_NKGD[rows], both, mask_RW, out_NKGD[rows])
-            else:
-                self._each(q_NKGD[rows], both, mask_RW, out_NKGD[rows])
+            both = self._gathered(layer, block, addresses, new_2NKD)
+            attend = self._same if block.same else self._each
+            attend(q_NKGD[rows], both, sight.mask_NW[rows, : block.width], out_NKGD[rows])
         return out_NKGD.view(count, -1)
+
+    def _gathered(self, layer: int, block: Block, addresses: Tensor | None, new: tuple[Tensor, Tensor]) -> Tensor:
+        """[2, R, K, W, D], flat; R is 1 where all rows have the same."""
+        if block.kept is None:
+            return self._cache.gather(layer, block.index, self._buffer)
+        copy = block.kept.copies[layer]
+        if addresses is None:
+            block.kept.filled = layer == len(block.kept.copies) - 1
+            return self._cache.gather(layer, block.index, copy)
+        both = copy[: block.index.shape[0] * self._cache.page_tokens * self._cache.size]
+        fresh = torch.stack([part[block.first : block.end] for part in new])
+        both.view(-1, self._cache.size).index_copy_(0, addresses, fresh.view(-1, self._cache.size))
+        return both
 
     def _each(self, q_RKGD: Tensor, both: Tensor, mask_RW: Tensor, out_RKGD: Tensor) -> None:
         size, width = q_RKGD.shape[-1], mask_RW.shape[1]

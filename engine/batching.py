@@ -66,7 +66,7 @@ class ContinuousBatch:
         self._positions = _NOBODY  # [B], of the tokens that the next step takes in
         self._page_ends = _NOBODY  # [B], tokens for which each has pages
         self._blocks: list[Block] | None = None  # of the batch; None after a change
-        self._arrivals = 0
+        self._arrivals = self._joins = 0
         self._decode_steps = self._generated = self._prefilled = self._recomputed = self._preempted = 0
         self._busy_s = 0.0
 
@@ -128,7 +128,7 @@ class ContinuousBatch:
     def weights_changed(self, version: int) -> None:
         """Tokens bear `version` from now on; what parked sequences have cached is computed anew at their next turn.
 
-        Running ones go on with what they have, which nobody else will share; one that reads its tokens begins again.
+        Running ones go on with what they have, which nobody new will share; one that reads its tokens begins again.
         """
         self._decoder.refresh(self._model)
         self.version = version
@@ -201,7 +201,7 @@ class ContinuousBatch:
         else:
             place = self._batch.index(last)
             self._take_back(place)
-            self._set_batch([sequence for sequence in self._batch if sequence is not last])
+            self._set_batch(self._staying())
         self._room.drop(last)
         self._again.appendleft(last)
         self._preempted += 1
@@ -244,22 +244,36 @@ class ContinuousBatch:
     def _join(self, joining: list[Sequence]) -> None:
         for sequence in joining:
             sequence.row = self._free_rows.pop()
+            self._joins += 1
+            sequence.joined = self._joins
             sequence.at(len(sequence.token_ids), self.version)
             assert sequence.request is not None
             self._rows.put(sequence.row, sequence.request, sequence.token_ids, sequence.logprobs, sequence.pages)
         self._set_batch([*self._batch, *joining])
 
     def _set_batch(self, sequences: list[Sequence]) -> None:
-        """They run from now on, the shortest first."""
+        """They run from now on. Who runs already keeps its place, or takes that of one who left."""
         running = {sequence.row: position for sequence, position in zip(self._batch, self._positions, strict=True)}
         position_of = {sequence.row: len(sequence.token_ids) - 1 for sequence in sequences} | running
-        self._batch = sorted(sequences, key=lambda sequence: position_of[sequence.row])
-        positions = [int(position_of[sequence.row]) for sequence in self._batch]
-        self._positions = np.array(positions, np.int64)
+        self._batch = sequences
+        self._positions = np.array([position_of[sequence.row] for sequence in sequences], np.int64)
         page_tokens = self.capacity.page_tokens
-        self._page_ends = np.array([len(sequence.pages) * page_tokens for sequence in self._batch], np.int64)
-        self._rows.activate([sequence.row for sequence in self._batch], positions)
+        self._page_ends = np.array([len(sequence.pages) * page_tokens for sequence in sequences], np.int64)
+        self._rows.activate([sequence.row for sequence in sequences], self._positions.tolist())
         self._blocks = None
+
+    def _staying(self) -> list[Sequence]:
+        """Those of the batch that have a row, each in its place; a gap is filled by the last, so that few move."""
+        staying = list(self._batch)
+        place = 0
+        while place < len(staying):
+            if staying[place].row >= 0:
+                place += 1
+                continue
+            last = staying.pop()
+            if place < len(staying):
+                staying[place] = last
+        return staying
 
     def _take_back(self, place: int) -> None:
         """Its newest tokens from its row, which is free then."""
@@ -283,7 +297,7 @@ class ContinuousBatch:
                 self._room.park(sequence)
             else:
                 self._cache.clear(self._room.drop(sequence))
-        self._set_batch([sequence for sequence in self._batch if sequence.row >= 0])
+        self._set_batch(self._staying())
         return outcomes
 
     # ------------------------------------------------------------ what is read
@@ -299,7 +313,8 @@ class ContinuousBatch:
         token_ids, positions, slots = (torch.cat(parts) if stretches else parts[0] for parts in zip(*inputs, strict=True))
         if self._blocks is None:
             lengths = (self._positions // page_tokens + 1) * page_tokens
-            self._blocks = self._attention.rows(0, lengths.tolist(), rows.tables()) if self._batch else []
+            names = [sequence.joined for sequence in self._batch]
+            self._blocks = self._attention.batch(names, lengths.tolist(), rows.tables())
         return self._decoder.read(Pass(token_ids, positions, slots, self._blocks, self._prompt_blocks(stretches)))
 
     def _prompt_inputs(self, stretches: list[Stretch]) -> tuple[Tensor, Tensor, Tensor]:

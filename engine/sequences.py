@@ -30,6 +30,7 @@ class Sequence:
         self.computed = 0  # so many had them at some time, under these weights or while it ran
         self.stale = False  # some of them are of older weights: for itself alone
         self.row = -1
+        self.joined = 0  # counts those that began to run, again after preemption
 
     def ask(self, request: GenerationRequest, arrival: int) -> None:
         """Its next request. Of what is cached, that counts which stands before its last token and is the same."""
