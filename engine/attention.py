@@ -43,7 +43,7 @@ class Block(NamedTuple):
 
     first: int
     end: int
-    index: Tensor  # of KvCache.gather
+    gathered: Tensor  # the index of KvCache.gather
     width: int  # gathered tokens
     same: bool = False
     kept: Kept | None = None
@@ -162,12 +162,12 @@ class Attention:
     def _gathered(self, layer: int, block: Block, addresses: Tensor | None, new: tuple[Tensor, Tensor]) -> Tensor:
         """[2, R, K, W, D], flat; R is 1 where all rows have the same."""
         if block.kept is None:
-            return self._cache.gather(layer, block.index, self._buffer)
+            return self._cache.gather(layer, block.gathered, self._buffer)
         copy = block.kept.copies[layer]
         if addresses is None:
             block.kept.filled = layer == len(block.kept.copies) - 1
-            return self._cache.gather(layer, block.index, copy)
-        both = copy[: block.index.shape[0] * self._cache.page_tokens * self._cache.size]
+            return self._cache.gather(layer, block.gathered, copy)
+        both = copy[: block.gathered.shape[0] * self._cache.page_tokens * self._cache.size]
         fresh = torch.stack([part[block.first : block.end] for part in new])
         both.view(-1, self._cache.size).index_copy_(0, addresses, fresh.view(-1, self._cache.size))
         return both

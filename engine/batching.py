@@ -15,7 +15,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.attention import ALONE_TOKENS, Attention, Block
@@ -195,7 +194,8 @@ class ContinuousBatch:
 
     def _preempt(self) -> None:
         """The request that came last gives up its pages and goes to the front of those that wait."""
-        last = max((*self._batch, *([self._reading] if self._reading else [])), key=lambda sequence: sequence.arrival)
+        running = [*self._batch] if self._reading is None else [*self._batch, self._reading]
+        last = max(running, key=lambda sequence: sequence.arrival)
         if last is self._reading:
             self._reading = None
         else:
@@ -310,7 +310,9 @@ class ContinuousBatch:
         inputs = [(rows.inputs(), rows.position_B, rows.slots(page_tokens))]
         if stretches:
             inputs.append(self._prompt_inputs(stretches))
-        token_ids, positions, slots = (torch.cat(parts) if stretches else parts[0] for parts in zip(*inputs, strict=True))
+        token_ids, positions, slots = (
+            torch.cat(parts) if stretches else parts[0] for parts in zip(*inputs, strict=True)
+        )
         if self._blocks is None:
             lengths = (self._positions // page_tokens + 1) * page_tokens
             names = [sequence.joined for sequence in self._batch]

@@ -97,7 +97,8 @@ class Decoder:
             return tokens.token_ids, tokens.positions, tokens.slots
         padding = tokens.slots.new_full((missing,), self._cache.padding_page * self._cache.page_tokens)
         zeros = torch.zeros_like(padding)
-        return tuple(map(torch.cat, ((tokens.token_ids, zeros), (tokens.positions, zeros), (tokens.slots, padding))))
+        token_ids, positions = (torch.cat((part, zeros)) for part in (tokens.token_ids, tokens.positions))
+        return token_ids, positions, torch.cat((tokens.slots, padding))
 
     def _attend(
         self, layer: int, q_NHD: Tensor, new: tuple[Tensor, Tensor], sight: Sight, blocks: Sequence[Block]

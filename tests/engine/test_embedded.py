@@ -40,7 +40,9 @@ def serve(
     """Play the scene on a started engine; then close it, and see that its thread is gone."""
 
     async def play() -> None:
-        engine = EmbeddedEngine(folder, Capacity(rows * LONGEST + 5, PAGE, LONGEST), max_pending=max_pending, max_running=rows)
+        engine = EmbeddedEngine(
+            folder, Capacity(rows * LONGEST + 5, PAGE, LONGEST), max_pending=max_pending, max_running=rows
+        )
         assert await engine.start() == Capacity(rows * LONGEST, PAGE, LONGEST)
         try:
             await scene(engine)
