@@ -59,8 +59,10 @@ async def run_generator(name: str, run: Run, folder: RunFolder) -> None:
 
     engine = EmbeddedEngine(
         folder.expand(run.model.checkpoint),
-        Capacity(run.engine.kv_tokens, run.dialogue.sequence_tokens),
+        Capacity(run.engine.kv_tokens, run.engine.page_tokens, run.dialogue.sequence_tokens),
         threads=run.engine.threads,
+        prefill_tokens=run.engine.prefill_tokens,
+        max_running=run.engine.max_running,
         dtype=getattr(torch, run.engine.dtype),
         version=NO_POLICY,
     )

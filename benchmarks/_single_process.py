@@ -76,7 +76,7 @@ class SingleProcess:
         checkpoint = folder.expand(run.model.checkpoint)
         tokenizer = load_tokenizer(checkpoint)
         problems = load_problems(run, folder, tokenizer)
-        capacity = Capacity(run.engine.kv_tokens, run.dialogue.sequence_tokens)
+        capacity = Capacity(run.engine.kv_tokens, run.engine.page_tokens, run.dialogue.sequence_tokens)
         self._run = run
         self._sandbox = sandbox
         self._core = ContinuousBatch(load_model(checkpoint, getattr(torch, run.engine.dtype)), capacity)
