@@ -10,6 +10,7 @@ import structlog
 
 from actors.clock import steady_clock
 from actors.decider_loop import DeciderLoop
+from actors.step_observer import StepObserver
 from actors.wiring import HEAD, deciders_of
 from bus.codec import decode
 from bus.event_log import EventLog, read_events
@@ -38,7 +39,7 @@ async def run_head(run: Run, folder: RunFolder, step: int) -> None:
     metrics = MetricsFile(folder.metrics)
     structlog.get_logger().info("head.started", step=step, position=cursor.position)
     try:
-        await DeciderLoop(bus, log, deciders, {"metrics": metrics.write}, steady_clock()).run()
+        await DeciderLoop(bus, log, deciders, {"metrics": metrics.write}, steady_clock(), StepObserver()).run()
     finally:
         await bus.close()
         if log is not None:

@@ -21,6 +21,7 @@ from actors.clock import steady_clock
 from actors.decider_loop import DeciderLoop
 from actors.head import run_head
 from actors.loop_lag import measure_loop_lag
+from actors.trajectory_observer import TrajectoryObserver
 from actors.wiring import HEAD, LAUNCHER, deciders_of
 from analysis.summary import isolation_in_force
 from bus.batching import batched
@@ -43,9 +44,12 @@ async def run_rollout(name: str, run: Run, folder: RunFolder, step: int) -> None
     log = EventLog(folder.events / f"{name}.sqlite") if run.log.events else None
     bus = batched(zmq_bus(name, folder.sockets, run.bus.queue_messages))
     await bus.send(name, RunStarted(step, BufferCursor()))  # in the inbox before anything that arrives from outside
+    observer = TrajectoryObserver()
+    counting = asyncio.create_task(observer.report())
     try:
-        await DeciderLoop(bus, log, deciders, {}, steady_clock()).run()
+        await DeciderLoop(bus, log, deciders, {}, steady_clock(), observer).run()
     finally:
+        counting.cancel()
         await bus.close()
         if log is not None:
             log.close()
@@ -73,6 +77,7 @@ async def run_generator(name: str, run: Run, folder: RunFolder) -> None:
 
 async def run_executor(name: str, run: Run, folder: RunFolder, life: int) -> None:
     from actors.executor import Executor
+    from actors.executor_load import report_load
     from sandbox.choice import sandbox_of
 
     bus = batched(zmq_bus(name, folder.sockets, run.bus.queue_messages))
@@ -85,9 +90,11 @@ async def run_executor(name: str, run: Run, folder: RunFolder, life: int) -> Non
         max_calls=run.sandbox.max_queued_calls,
         launcher=LAUNCHER,
     )
+    reporting = asyncio.create_task(report_load(f"{name}/{life}", run.sandbox.fork_servers, sandbox.load))
     try:
         await executor.run()
     finally:
+        reporting.cancel()
         await bus.close()
 
 
