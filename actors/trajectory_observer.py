@@ -75,17 +75,24 @@ class TrajectoryObserver:
         self._lives: dict[int, _Life] = {}
         self.phases = Counter[Phase]()  # live trajectories
         self.generating = Counter[str]()  # by engine
+        self._said: dict[str, Any] = {}
         self._logger = structlog.get_logger()
 
     async def report(self) -> None:
-        """Runs until cancelled: a line after each `EVERY_S` in which something has changed."""
-        before = self.counts()
-        while True:
-            await asyncio.sleep(EVERY_S)
-            now = self.counts()
-            if now != before:
-                self._logger.info("trajectories.counted", **now)
-            before = now
+        """Runs until cancelled: a line at first, after each `EVERY_S` in which something has changed, and at last."""
+        try:
+            while True:
+                self.say()
+                await asyncio.sleep(EVERY_S)
+        finally:
+            self.say()
+
+    def say(self) -> None:
+        """A line, unless it would be the one before."""
+        now = self.counts()
+        if now != self._said:
+            self._logger.info("trajectories.counted", **now)
+        self._said = now
 
     def counts(self) -> dict[str, Any]:
         engines = {engine: count for engine, count in self.generating.items() if count}
