@@ -13,7 +13,7 @@ from analysis.utilization.curves import Floats
 from analysis.utilization.report import Utilization
 
 _EACH = len(PALETTE)  # so many engines have a line each; more are drawn as their mean, least and most
-_WAITING = (("leasing", "a lease", ORANGE), ("calling", "tools", GREEN), ("grading", "its grade", PURPLE))
+_WAITING = (("leasing", "a lease", ORANGE), ("calling", "tools", GREEN), ("grading", "their grade", PURPLE))
 _STEPS = 60  # more borders would hide what they divide
 
 
@@ -24,7 +24,9 @@ def draw_utilization(use: Utilization, title: str, path: Path) -> Path:
         f"{use.span_s:,.1f} s; dotted lines are where steps begin"
     )
     figure, panels = new_figure(4, 1, title, subtitle, panel_inches=2.6)
-    times: Floats = (np.arange(len(use.timeline.trajectories["leasing"])) + 0.5) * np.float64(use.timeline.bin_s)
+    begin_s, bin_s = use.timeline.begin_s, use.timeline.bin_s
+    count = len(use.timeline.trajectories["leasing"])
+    times: Floats = begin_s + (np.arange(count) + 0.5) * np.float64(bin_s)
     engines = list(use.timeline.engines)
     running, cache, tools, waiting = panels
     _lines(running, times, engines, [_of(use, engine, "running") for engine in engines])
@@ -40,10 +42,10 @@ def draw_utilization(use: Utilization, title: str, path: Path) -> Path:
         below="",
     )
     dress(tools, "Tools", "calls that run, and that wait for a slot", below="")
-    dress(waiting, "Waiting trajectories", "by what they wait for", below="seconds")
+    dress(waiting, "Waiting trajectories", "by what they wait for", below="seconds since the logs' first line")
     for panel in panels:
         leave_headroom(panel, 0.25)
-        panel.set_xlim(0, max(use.span_s, 1e-6))
+        panel.set_xlim(begin_s, begin_s + count * bin_s)
         for step in use.steps[:_STEPS]:
             panel.axvline(step.begin_s, color=GREY, linewidth=0.8, linestyle=":", zorder=1)
         if panel.get_legend_handles_labels()[0]:

@@ -33,8 +33,9 @@ _WITHOUT: Mapping[str, str] = {
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """Means over stretches of `bin_s` seconds, the first of which begins at the logs' first line."""
+    """Means over stretches of `bin_s` seconds. The first begins with the first weights, else with the logs' first line."""
 
+    begin_s: float  # since the logs' first line
     bin_s: float
     engines: dict[str, dict[str, list[float]]]  # running, idle, leased, used, cached, recomputed and evicted a second
     executors: dict[str, dict[str, list[float]]]  # running, queued
@@ -117,10 +118,13 @@ def _doubts(lines: Lines, engines: Sequence[EngineUse], trajectories: Trajectory
 
 
 def _timeline(lines: Lines, curves: _Curves) -> Timeline:
-    edges = np.linspace(0.0, max(lines.end_s, 1e-6), BINS + 1)
+    loaded = lines.frames["weights.loaded"]["t"]
+    begin_s = float(loaded[0]) if loaded.len() else 0.0
+    edges = np.linspace(begin_s, max(lines.end_s, begin_s + 1e-6), BINS + 1)
     counted = phases(lines)
     return Timeline(
-        bin_s=float(edges[1]),
+        begin_s=begin_s,
+        bin_s=float(edges[1] - edges[0]),
         engines={engine: _engine_bins(each, edges) for engine, each in curves.engines.items()},
         executors={
             executor: {"running": _rounded(each.running.means(edges)), "queued": _rounded(each.queued.means(edges))}

@@ -50,8 +50,8 @@ def _table(title: str, first: str, *columns: str) -> Table:
 
 def _engines(use: Utilization) -> Table:
     """Means over each engine's time with weights; KV tokens as a share of its capacity."""
-    columns = ("busy", "running", "at most", "KV leased", "used", "cached", "used at most")
-    table = _table("Engines", "", *columns)
+    columns = ("busy", "running", "peak", "leased", "used", "cached", "peak")
+    table = _table("Engines: sequences that run; KV tokens, of the capacity", "", *columns)
     for engine in use.engines[:_SHOWN]:
         table.add_row(
             engine.engine,
@@ -91,7 +91,8 @@ def _idle_s(engines: Sequence[EngineUse]) -> float:
 
 
 def _over_time(use: Utilization) -> Table:
-    table = _table(f"Over {use.span_s:.1f} s, each row against its own peak", "", "")
+    bins = use.timeline.trajectories["leasing"]
+    table = _table(f"Over {len(bins) * use.timeline.bin_s:.1f} s, each row against its own peak", "", "")
     for engine in use.engines[:_SHOWN]:
         bins = use.timeline.engines[engine.engine]
         table.add_row(f"{engine.engine} slots", _curve(bins["running"]))
@@ -109,15 +110,17 @@ def _curve(values: Sequence[float]) -> str:
 
 
 def _executors(use: Utilization) -> Table:
-    columns = ("slots", "busy", "running, peak", "queued, peak", "calls", "s queued a call")
-    table = _table("Executors: means over the whole time", "", *columns)
+    columns = ("slots", "busy", "running", "peak", "queued", "peak", "calls", "s queued")
+    table = _table("Executors: means over the whole time; seconds in the queue a call", "", *columns)
     for executor in use.executors:
         table.add_row(
             executor.executor,
             str(executor.slots),
             _share(executor.busy_s, executor.span_s),
-            f"{executor.running_mean:.1f}, {executor.running_peak:.0f}",
-            f"{executor.queued_mean:.1f}, {executor.queued_peak:.0f}",
+            f"{executor.running_mean:.1f}",
+            f"{executor.running_peak:.0f}",
+            f"{executor.queued_mean:.1f}",
+            f"{executor.queued_peak:.0f}",
             f"{executor.calls:,}",
             f"{executor.queued_s_per_call:.3f}",
         )
