@@ -140,6 +140,15 @@ _COLUMNS: Mapping[Any, Any] = {
 }
 
 
+_SCHEMAS: Mapping[str, dict[str, Any]] = {
+    event: {
+        **{field.name: _COLUMNS[field.type] for field in msgspec.structs.fields(kind) if field.name != "timestamp"},
+        "t": pl.Float64,
+    }
+    for event, kind in KINDS.items()
+}
+
+
 class _Named(msgspec.Struct, frozen=True):
     event: str = ""
 
@@ -170,7 +179,7 @@ class _Reader:
     def __init__(self) -> None:
         self._decoders = {event: msgspec.json.Decoder(kind) for event, kind in KINDS.items()}
         self._name = msgspec.json.Decoder(_Named)
-        self._frames: dict[str, list[pl.DataFrame]] = {event: [_frame(kind, [], "")] for event, kind in KINDS.items()}
+        self._frames: dict[str, list[pl.DataFrame]] = {event: [] for event in KINDS}
         self._num_lines = 0
         self._unusable: list[str] = []
 
@@ -185,7 +194,8 @@ class _Reader:
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 self._unusable.append(f"{path}, line {number}: {error}")
         for event, lines in kept.items():
-            self._frames[event].append(_frame(KINDS[event], lines, path.stem))
+            if lines:
+                self._frames[event].append(_frame(event, lines, path.stem))
 
     def _line(self, event: str, text: bytes) -> Line:
         line = self._decoders[event].decode(text)
@@ -194,26 +204,25 @@ class _Reader:
         return line
 
     def lines(self) -> Lines:
-        frames = {event: pl.concat(parts).sort("at", maintain_order=True) for event, parts in self._frames.items()}
-        began_at = min((frame["at"][0] for frame in frames.values() if frame.height), default=None)
-        since = (pl.col("at") - began_at).dt.total_microseconds() / 1e6 if began_at is not None else pl.lit(0.0)
-        frames = {event: frame.with_columns(since.alias("t")).drop("at") for event, frame in frames.items()}
-        end_s = max((float(frame["t"][-1]) for frame in frames.values() if frame.height), default=0.0)
+        full = {
+            event: pl.concat(parts).sort("at", maintain_order=True) for event, parts in self._frames.items() if parts
+        }
+        began_at = min((frame["at"][0] for frame in full.values()), default=None)
+        since = (pl.col("at") - began_at).dt.total_microseconds() / 1e6
+        frames = {event: pl.DataFrame(schema=schema) for event, schema in _SCHEMAS.items()}
+        frames |= {event: frame.with_columns(t=since).drop("at") for event, frame in full.items()}
+        end_s = max((float(frames[event]["t"][-1]) for event in full), default=0.0)
         return Lines(frames, began_at, end_s, self._num_lines, len(self._unusable), self._unusable[:NAMED])
 
 
-def _frame(kind: type[Line], lines: Sequence[Line], process: str) -> pl.DataFrame:
+def _frame(event: str, lines: Sequence[Line], process: str) -> pl.DataFrame:
     """The lines as a table; `at` is the time. Fields that name an engine or a process are never empty."""
-    columns: dict[str, Any] = {
-        "at": pl.Series("at", [line.timestamp for line in lines], dtype=pl.Datetime("us", "UTC"))
-    }
-    for field in msgspec.structs.fields(kind):
-        if field.name == "timestamp":
-            continue
-        values = [getattr(line, field.name) for line in lines]
-        if field.name == "engines":
-            values = [[{"engine": engine, "asked": count} for engine, count in each.items()] for each in values]
-        if field.name in ("process", "engine"):
-            values = [value or process for value in values]
-        columns[field.name] = pl.Series(field.name, values, dtype=_COLUMNS[field.type])
-    return pl.DataFrame(columns)
+    schema = {name: dtype for name, dtype in _SCHEMAS[event].items() if name != "t"}
+    columns: dict[str, list[Any]] = {name: [getattr(line, name) for line in lines] for name in schema}
+    for name in columns.keys() & {"process", "engine"}:
+        columns[name] = [value or process for value in columns[name]]
+    if "engines" in columns:
+        pairs = (each.items() for each in columns["engines"])
+        columns["engines"] = [[{"engine": engine, "asked": count} for engine, count in each] for each in pairs]
+    at = pl.Series("at", [line.timestamp for line in lines], dtype=pl.Datetime("us", "UTC"))
+    return pl.DataFrame(columns, schema=schema).with_columns(at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -42,7 +43,7 @@ def _use(row: dict[str, float | None], trajectories: pl.DataFrame) -> StepUse:
     last = trajectories.tail(1)
     who = lived(last)[0] if last.height else None
     end = float(last["t"][0]) if last.height else 0.0
-    most = float(trajectories["t"].quantile(MOST, "higher") or 0.0)
+    most = float(trajectories["t"][math.ceil(MOST * trajectories.height) - 1]) if last.height else 0.0
     began_s = max(0.0, end - who.lived_s - begin_s) if who is not None else None
     return StepUse(
         name=str(row["name"]),
