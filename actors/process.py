@@ -21,9 +21,9 @@ from actors.clock import steady_clock
 from actors.decider_loop import DeciderLoop
 from actors.head import run_head
 from actors.loop_lag import measure_loop_lag
-from actors.trajectory_observer import TrajectoryObserver
 from actors.wiring import HEAD, LAUNCHER, deciders_of
 from analysis.summary import isolation_in_force
+from analysis.utilization.trajectory_observer import TrajectoryObserver
 from bus.batching import batched
 from bus.event_log import EventLog, EventLogFailure
 from bus.messages import BufferCursor, RunStarted
@@ -36,6 +36,7 @@ from configs.schema import Run, Sandbox
 from engine.contract import Capacity
 from sandbox.contract import SandboxFailure
 
+COUNTS_EVERY_S = 0.1  # between two lines of how many trajectories wait for what
 NO_POLICY = -1  # version of the weights that an engine starts with: nothing is generated before the learner's arrive
 
 
@@ -44,8 +45,8 @@ async def run_rollout(name: str, run: Run, folder: RunFolder, step: int) -> None
     log = EventLog(folder.events / f"{name}.sqlite") if run.log.events else None
     bus = batched(zmq_bus(name, folder.sockets, run.bus.queue_messages))
     await bus.send(name, RunStarted(step, BufferCursor()))  # in the inbox before anything that arrives from outside
-    observer = TrajectoryObserver()
-    counting = asyncio.create_task(observer.report())
+    observer = TrajectoryObserver(structlog.get_logger().info)
+    counting = asyncio.create_task(_say_counts(observer))
     try:
         await DeciderLoop(bus, log, deciders, {}, steady_clock(), observer).run()
     finally:
@@ -53,6 +54,16 @@ async def run_rollout(name: str, run: Run, folder: RunFolder, step: int) -> None
         await bus.close()
         if log is not None:
             log.close()
+
+
+async def _say_counts(observer: TrajectoryObserver) -> None:
+    """Runs until cancelled."""
+    try:
+        while True:
+            observer.say_counts()
+            await asyncio.sleep(COUNTS_EVERY_S)
+    finally:
+        observer.say_counts()
 
 
 async def run_generator(name: str, run: Run, folder: RunFolder) -> None:

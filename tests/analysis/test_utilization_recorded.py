@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import polars as pl
 import pytest
-from structlog.testing import capture_logs
 
 from actors.decider_loop import Observer
-from actors.step_observer import StepObserver
-from actors.trajectory_observer import PHASES, TrajectoryObserver
 from actors.wiring import HEAD, ROLLOUT
 from analysis.utilization.lines import Lines, read_lines
 from analysis.utilization.report import Utilization, utilization_of
+from analysis.utilization.step_observer import StepObserver
+from analysis.utilization.trajectory_observer import PHASES, TrajectoryObserver
 from bus.codec import decode
 from bus.messages import AnyMessage, ProtocolError, StepCounts, TrajectoryFailed, TrajectoryFinished
 from configs.schema import Dialogue, Engine, Evaluation, Rl, Run
@@ -46,23 +46,28 @@ class Phases:
 
     def saw(self, now: float, event: AnyMessage, effects: Sequence[Send]) -> None:
         self.inner.saw(now, event, effects)
-        self.inner.say()
+        self.inner.say_counts()
         self.live.append(sum(self.inner.phases[phase] for phase in PHASES))
 
 
-def observe(world: World, process: str, observer: Observer, logs: Logs) -> None:
-    """Decide all that the process's event log holds again, and write what its observer says at that time."""
+class Said:
+    """What an observer says, written with the time of the event that it has seen."""
+
+    def __init__(self, logs: Logs, process: str) -> None:
+        self._logs, self._process, self.now = logs, process, 0.0
+
+    def __call__(self, event: str, **fields: Any) -> None:
+        self._logs.line(self._process, self.now, event, **fields)
+
+
+def observe(world: World, process: str, observer: Observer, said: Said) -> None:
+    """Decide all that the process's event log holds once more."""
     deciders = world.deciders()[process]
     for event in world.logs[process].events:
         message = decode(event.frame).message
-        with capture_logs() as said:
-            try:
-                observer.saw(event.time, message, deciders[event.actor].decide(event.time, message))
-            except ProtocolError:
-                continue
-        for entry in said:
-            fields: dict[str, Any] = {key: value for key, value in entry.items() if key not in ("event", "log_level")}
-            logs.line(process, event.time, entry["event"], **fields)
+        said.now = event.time
+        with contextlib.suppress(ProtocolError):
+            observer.saw(event.time, message, deciders[event.actor].decide(event.time, message))
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +75,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
     world = World(RUN, SEED, trouble=0.1)
     run_virtually(world.live())
     logs = Logs(tmp_path_factory.mktemp("recorded") / "logs")
-    rollout = Phases(TrajectoryObserver())
-    observe(world, ROLLOUT, rollout, logs)
-    observe(world, HEAD, StepObserver(), logs)
+    said, of_head = Said(logs, ROLLOUT), Said(logs, HEAD)
+    rollout = Phases(TrajectoryObserver(said))
+    observe(world, ROLLOUT, rollout, said)
+    observe(world, HEAD, StepObserver(of_head), of_head)
     yield world, rollout, utilization_of(logs.folder), read_lines(logs.folder)
 
 

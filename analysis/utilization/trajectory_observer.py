@@ -1,17 +1,14 @@
 """What a rollout's decisions leave in its structured log: each trajectory's end with its waits, and how many wait for what.
 
 A trajectory's phase is read from what its decider sends: it waits for a lease, generates, waits for its tools or for its
-grade, and ends once.
+grade, and ends once. Lines go to whoever is given as `say`: a structured log's `info`, or a recording's.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
-
-import structlog
 
 from bus.messages import (
     AnyMessage,
@@ -28,8 +25,7 @@ from bus.messages import (
 )
 from policies.decider import Send
 
-EVERY_S = 0.1
-
+Say = Callable[..., object]  # (event, **fields)
 Phase = Literal["leasing", "generating", "calling", "grading"]
 PHASES: tuple[Phase, ...] = ("leasing", "generating", "calling", "grading")
 _WAITS: dict[Phase, str] = {
@@ -69,32 +65,23 @@ class _Life:
 
 
 class TrajectoryObserver:
-    """An observer (actors.decider_loop.Observer)."""
+    """An observer (actors.decider_loop.Observer) of rollouts. `say_counts` is to be called every 0.1 s of the run's time."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Say) -> None:
         self._lives: dict[int, _Life] = {}
         self.phases = Counter[Phase]()  # live trajectories
         self.generating = Counter[str]()  # by engine
         self._said: dict[str, Any] = {}
-        self._logger = structlog.get_logger()
+        self._say = say
 
-    async def report(self) -> None:
-        """Runs until cancelled: a line at first, after each `EVERY_S` in which something has changed, and at last."""
-        try:
-            while True:
-                self.say()
-                await asyncio.sleep(EVERY_S)
-        finally:
-            self.say()
-
-    def say(self) -> None:
+    def say_counts(self) -> None:
         """A line, unless it would be the one before."""
-        now = self.counts()
+        now = self._counts()
         if now != self._said:
-            self._logger.info("trajectories.counted", **now)
+            self._say("trajectories.counted", **now)
         self._said = now
 
-    def counts(self) -> dict[str, Any]:
+    def _counts(self) -> dict[str, Any]:
         engines = {engine: count for engine, count in self.generating.items() if count}
         return {**{phase: self.phases[phase] for phase in PHASES}, "engines": engines}
 
@@ -179,7 +166,7 @@ class TrajectoryObserver:
             "migrations": life.migrations,
             **{_WAITS[phase]: seconds for phase, seconds in life.waits.items()},
         }
-        self._logger.info("trajectory.ended", trajectory_id=trajectory_id, **{**seen, **told})
+        self._say("trajectory.ended", trajectory_id=trajectory_id, **{**seen, **told})
 
 
 def _finished(message: TrajectoryFinished) -> dict[str, Any]:
