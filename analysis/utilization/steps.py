@@ -74,8 +74,12 @@ def why_last(who: Lived, began_s: float) -> str:
 def _told(who: Lived, what: str, seconds: float) -> str:
     match what:
         case "generation":
-            return f"generated {who.generated_tokens:,} tokens in {who.turns} turns for {seconds:.2f} s"
+            return f"generated {who.generated_tokens:,} tokens in {_times(who.turns, 'turn')} for {seconds:.2f} s"
         case "tools":
-            return f"{who.calls} calls took {seconds:.2f} s"
+            return f"{_times(who.calls, 'call')} took {seconds:.2f} s"
         case _:
             return f"waited {seconds:.2f} s for {what}"
+
+
+def _times(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -80,7 +80,7 @@ def _idle(use: Utilization) -> Table:
     active_s = sum(engine.active_s for engine in use.engines) / len(use.engines)
     for cause, meaning in CAUSES.items():
         seconds = sum(engine.idle_by_cause_s.get(cause, 0.0) for engine in use.engines) / len(use.engines)
-        if seconds > 0:
+        if seconds >= 0.005:  # else it would be shown as none
             table.add_row(meaning, f"{seconds:.2f}", _share(seconds, active_s))
     table.add_row("[bold]in all[/]", f"{_idle_s(use.engines):.2f}", _share(_idle_s(use.engines), active_s))
     return table

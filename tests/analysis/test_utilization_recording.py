@@ -69,4 +69,4 @@ def test_its_waits_tokens_calls_and_leases_are_reported(tmp_path: Path) -> None:
     assert sum(running) * use.timeline.bin_s == pytest.approx(5, rel=0.02)
     (step,) = use.steps
     assert step.step_s == pytest.approx(10)
-    assert step.why.startswith("1 calls took 5.00 s")
+    assert step.why.startswith("1 call took 5.00 s")
