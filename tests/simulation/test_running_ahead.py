@@ -53,7 +53,7 @@ def test_every_trajectory_that_starts_ends_once_and_the_steps_come_in_order(name
     buffer = world.deciders["head/buffer"].state  # pyright: ignore
     assert not (buffer.steps or buffer.stopping or buffer.lengths)
     aborted = sum(isinstance(ends[0], TrajectoryAborted) for ends in world.ends.values())
-    assert (aborted > 0) == (run.rl.oversubscribe > 1)
+    assert not aborted or run.rl.oversubscribe > 1
     _numbers_add_up(world)
 
 
