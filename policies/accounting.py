@@ -72,8 +72,8 @@ class StepTimes(msgspec.Struct):
 class RecorderState(msgspec.Struct):
     step: int = 0  # the last that ended
     ended: float = 0.0  # when
-    steps: dict[int, StepTimes] = {}  # those that were requested and have not ended
-    loaded: dict[int, int] = {}  # version: engines that hold it
+    steps: list[StepTimes] = []  # those that were requested and have not ended
+    loaded: list[int] = []  # versions that not every engine holds yet, once for each that does
 
 
 class Recorder:
@@ -91,14 +91,14 @@ class Recorder:
             case RunStarted(step=step):
                 self.state = RecorderState(step=step, ended=now)
             case StepRequested(step=step):
-                self.state.steps[step] = StepTimes(step=step, requested=now)
+                self.state.steps.append(StepTimes(step=step, requested=now))
             case StepCollected():
-                times = self._times(event)
+                times = self._times(event.step)
                 times.collected = now
                 times.counts, times.failures, times.staleness = event.counts, event.failures, event.staleness
             case StepTrained():
                 if event.step > self.state.step:  # not the cold start, nor a checkpoint that a run goes on from
-                    times = self._times(event)
+                    times = self._times(event.step)
                     times.trained, times.training = now, event.metrics
             case WeightsLoaded():
                 return self._weights_loaded(event, now)
@@ -113,19 +113,23 @@ class Recorder:
     def state_after(self, event: AnyMessage) -> msgspec.Struct | None:
         return self.state
 
-    def _times(self, event: StepCollected | StepTrained) -> StepTimes:
-        if event.step not in self.state.steps:
-            raise ProtocolError(f"step {event.step} was not requested")
-        return self.state.steps[event.step]
+    def _times(self, step: int) -> StepTimes:
+        for times in self.state.steps:
+            if times.step == step:
+                return times
+        raise ProtocolError(f"step {step} was not requested")
 
     def _weights_loaded(self, event: WeightsLoaded, now: float) -> list[Send]:
         state, version = self.state, event.version
-        state.loaded[version] = state.loaded.get(version, 0) + 1
-        if state.loaded[version] < self._num_engines:
+        state.loaded.append(version)
+        if state.loaded.count(version) < self._num_engines:
             return []
-        del state.loaded[version]
-        times = state.steps.pop(version, None)
-        return self._step_ended(times, now) if times is not None else []
+        state.loaded = [each for each in state.loaded if each != version]
+        if version <= state.step:  # the cold start's, or those of a checkpoint that a run goes on from
+            return []
+        times = self._times(version)
+        state.steps.remove(times)
+        return self._step_ended(times, now)
 
     def _step_ended(self, times: StepTimes, now: float) -> list[Send]:
         values = step_metrics(without_overlap(times, self.state.ended), now)

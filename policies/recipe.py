@@ -32,9 +32,14 @@ START_LABELS = ("start_sampled", "start_greedy")
 END_LABELS = ("end_sampled", "end_greedy")
 
 
+class Loading(msgspec.Struct):
+    version: int
+    engines: list[str] = []  # that hold it
+
+
 class RecipeState(msgspec.Struct):
     version: int = -1  # newest that was published
-    loading: dict[int, list[str]] = {}  # versions that not every engine holds yet, and who does; oldest first
+    loading: list[Loading] = []  # what not every engine holds yet, oldest first
     held: int = -1  # newest that every engine holds
     requested: int = -1  # last step that was asked for
     evaluations: list[str] = []  # labels that are still to come before the next step
@@ -82,21 +87,18 @@ class Recipe:
         if state.version < 0:  # the learner's checkpoint: steps follow it
             state.requested = event.version
         state.version = event.version
-        state.loading[event.version] = []
+        state.loading.append(Loading(event.version))
         return [Send(engine, event) for engine in self._engines]
 
     def _load(self, event: WeightsLoaded) -> list[Send]:
         state = self.state
-        loaded = state.loading.get(event.version)
-        if loaded is None or event.engine in loaded:
+        loading = next((each for each in state.loading if each.version == event.version), None)
+        if loading is None or event.engine in loading.engines:
             raise ProtocolError(f"{event.engine} loaded version {event.version}, which nobody waits for")
-        loaded.append(event.engine)
+        loading.engines.append(event.engine)
         before = state.held
-        for version in list(state.loading):
-            if len(state.loading[version]) < len(self._engines):
-                break
-            state.held = version
-            del state.loading[version]
+        while state.loading and len(state.loading[0].engines) == len(self._engines):
+            state.held = state.loading.pop(0).version
         recorded = Send(self._recorder, event)
         if state.held == before:
             return [recorded]

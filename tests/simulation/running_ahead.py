@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from actors.decider_loop import state_fingerprint
 from bus.messages import (
     AnswerGraded,
     AnswerSubmitted,
@@ -73,6 +74,7 @@ class Logged(NamedTuple):
     at: float
     event: AnyMessage
     effects: list[Send]
+    state: bytes | None  # its fingerprint
 
 
 def deciders_of(run: Run) -> dict[str, Decider]:
@@ -131,7 +133,8 @@ class RunningAhead:
 
     def _decide(self, now: float, actor: str, event: AnyMessage) -> None:
         effects = list(self.deciders[actor].decide(now, event))
-        self.log.append(Logged(actor, now, event, effects))
+        state = state_fingerprint(self.deciders[actor].state_after(event))
+        self.log.append(Logged(actor, now, event, effects, state))
         if actor == "head/buffer" and isinstance(event, TrajectoryFinished | TrajectoryFailed | TrajectoryAborted):
             self.ends[event.trajectory_id].append(event)
         for send in effects:

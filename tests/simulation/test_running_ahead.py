@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from actors.decider_loop import state_fingerprint
 from bus.messages import RunFinished, StepCollected, TrajectoryAborted, TrajectoryFailed, TrajectoryFinished
 from configs.schema import Dialogue, Evaluation, Rl, Run
 from tests.simulation.running_ahead import RunningAhead, deciders_of
@@ -72,11 +73,13 @@ def _numbers_add_up(world: RunningAhead) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_replay_of_the_log_gives_the_same_effects(name: str) -> None:
+def test_a_replay_of_the_log_gives_the_same_effects_and_states(name: str) -> None:
     world = RunningAhead(RUNS[name], 3, trouble=0.1).live()
     deciders = deciders_of(RUNS[name])
     for logged in world.log:
-        assert list(deciders[logged.actor].decide(logged.at, logged.event)) == logged.effects
+        decider = deciders[logged.actor]
+        assert list(decider.decide(logged.at, logged.event)) == logged.effects
+        assert state_fingerprint(decider.state_after(logged.event)) == logged.state
 
 
 def test_what_is_trained_on_is_never_older_than_the_bound_and_sometimes_that_old() -> None:
