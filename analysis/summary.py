@@ -65,7 +65,8 @@ def count_parameters(weights: Path) -> int | None:
 def count_trajectories(folder: RunFolder) -> dict[str, int | None]:
     """Counted in the event logs: started = finished + failed + aborted + abandoned.
 
-    Aborted are those whose step ended without them (rl.oversubscribe). Those under way when a life of the run ended, by ^C or a kill, are abandoned: its next life starts them anew.
+    Aborted are those whose step ended without them (rl.oversubscribe). Those under way when a life of the run ended, by
+    ^C or a kill, are abandoned: its next life starts them anew.
     """
     ends = ("started", "finished", "failed", "aborted", "abandoned")
     names = [f"trajectories_{end}" for end in ends]

@@ -33,11 +33,12 @@ RUNS = {
     "dropping": DROPPING,
     "ahead_aborting": AHEAD_ABORTING,
 }
+NAMES = ["carrying", *(pytest.param(name, marks=pytest.mark.slow) for name in RUNS if name != "carrying")]
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 40))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_trajectory_that_starts_ends_once_and_the_steps_come_in_order(name: str, seed: int) -> None:
     """The learner of this world refuses what is older than the bound."""
     run = RUNS[name]
@@ -72,6 +73,7 @@ def _numbers_add_up(world: RunningAhead) -> None:
         assert values["rollout_s"] + values["train_s"] + values["weights_s"] == pytest.approx(values["step_s"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_replay_of_the_log_gives_the_same_effects_and_states(name: str) -> None:
     world = RunningAhead(RUNS[name], 3, trouble=0.1).live()
@@ -82,6 +84,7 @@ def test_a_replay_of_the_log_gives_the_same_effects_and_states(name: str) -> Non
         assert state_fingerprint(decider.state_after(logged.event)) == logged.state
 
 
+@pytest.mark.slow
 def test_what_is_trained_on_is_never_older_than_the_bound_and_sometimes_that_old() -> None:
     world = RunningAhead(AHEAD, 1).live()
     behind: set[int] = set()
@@ -95,12 +98,14 @@ def test_what_is_trained_on_is_never_older_than_the_bound_and_sometimes_that_old
     assert all(0 <= values["staleness_mean"] <= values["staleness_max"] for values in steps)
 
 
+@pytest.mark.slow
 def test_a_trajectory_goes_on_over_a_weight_change() -> None:
     world = RunningAhead(AHEAD, 1).live()
     seen = [set(np.frombuffer(row.versions, np.int32)) - {-1} for batch in world.batches for row in batch.rows]
     assert any(len(versions) > 1 for versions in seen)
 
 
+@pytest.mark.slow
 def test_running_ahead_ends_earlier_than_waiting_for_the_learner() -> None:
     def duration(run: Run) -> float:
         return max(logged.at for logged in RunningAhead(run, 2, training_s=8.0).live().log)
@@ -108,6 +113,7 @@ def test_running_ahead_ends_earlier_than_waiting_for_the_learner() -> None:
     assert duration(AHEAD) < duration(SYNCHRONOUS)
 
 
+@pytest.mark.slow
 def test_the_times_of_steps_that_overlap_add_up_to_the_run() -> None:
     world = RunningAhead(AHEAD, 2).live()
     first = next(logged.at for logged in world.log if type(logged.event).__name__ == "StepRequested")
@@ -117,6 +123,7 @@ def test_the_times_of_steps_that_overlap_add_up_to_the_run() -> None:
     assert sum(ended) == pytest.approx(last - first, abs=0.2)  # a request is on its way to two actors
 
 
+@pytest.mark.slow
 def test_ending_with_the_first_complete_groups_shortens_what_is_taken_and_says_so() -> None:
     lengths = [line.values for line in RunningAhead(ABORTING, 1).live().lines if line.kind == "lengths"]
     assert [line["started_trajectories"] >= line["taken_trajectories"] for line in lengths] == [True] * 5
@@ -125,6 +132,7 @@ def test_ending_with_the_first_complete_groups_shortens_what_is_taken_and_says_s
         assert line["length_bias"] == line["taken_response_tokens"] / line["started_response_tokens"]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_groups_that_were_under_way_for_later_steps() -> None:
     """As after a kill: nothing but the cursor of the last step that was done is left."""
     before = RunningAhead(CARRYING, 4).live()
