@@ -205,7 +205,7 @@ class RunningAhead:
         request = turn.request
         del self.turns[request.trajectory_id]
         text = turn.text[: int((now - turn.began) / TOKEN_S)] if finish == "abort" else turn.text
-        answer = generated(request.trajectory_id, request.turn, text, finish)
+        answer = generated(request.trajectory_id, request.turn, text, finish, lease=request.lease)
         times = [turn.began + TOKEN_S * place for place in range(len(answer.token_ids) // 4)]
         versions = [max((v for at, v in self._versions[engine] if at <= time), default=self._first) for time in times]
         self._send(engine, sender, replace(answer, versions=ids_to_bytes(versions)), now)
