@@ -290,6 +290,24 @@ def test_a_group_that_was_carried_is_masked_or_dropped_when_it_is_too_old() -> N
             assert collected(effects).staleness == staleness
 
 
+def test_a_run_that_goes_on_begins_what_was_carried_anew() -> None:
+    play = Play(run_of(prompts=1, oversubscribe=2, leftovers="carry"))
+    play.ask(1)
+    play.ask(2)
+    assert collected(play.end(0, 0)).cursor.pending == (1, 2)
+
+
+def test_the_spare_groups_are_made_up_for_when_they_are_used_up_and_counted_once() -> None:
+    play = Play(run_of(max_staleness=2, prompts=1, oversubscribe=2, leftovers="carry"))
+    assert [len(starts(play.ask(step))) for step in (1, 2, 3)] == [2, 1, 1]
+    play.end(0, 0, rewards=(1.0, 1.0))
+    play.end(1, 0, rewards=(0.0, 0.0))  # rejected like the other: the first step leaves nothing
+    assert len(starts(play.ask(4, 1))) == 2
+    play.end(4, 1)  # the fourth step waits for the second, and has left group 5 to the fifth
+    play.end(2, 0)
+    assert len(starts(play.ask(5, 2))) == 1
+
+
 def test_nothing_is_left_over_for_a_step_that_never_comes() -> None:
     play = Play(run_of(steps=1, oversubscribe=1.5, leftovers="carry"))
     play.ask(1)
