@@ -44,7 +44,7 @@ class Block(NamedTuple):
     first: int
     end: int
     gathered: Tensor  # the index of KvCache.gather
-    width: int  # gathered tokens
+    width: int  # gathered tokens that are looked at
     same: bool = False
     kept: Kept | None = None
 
@@ -108,7 +108,8 @@ class Attention:
                 return blocks + self.rows(first, tokens_B[first:], tables_BN[first:])
             left -= kept.num_bytes
             index = self._cache.index(tables_BN[rows, : kept.width // self._cache.page_tokens])
-            blocks.append(Block(first, first + len(kept.rows), index, kept.width, kept=kept))
+            width = self._cache.padded_pages(max(tokens_B[rows])) * self._cache.page_tokens
+            blocks.append(Block(first, first + len(kept.rows), index, width, kept=kept))
             self._kept.append(kept)
         return blocks
 
@@ -140,7 +141,7 @@ class Attention:
             return None
         starts = torch.arange(2 * (block.end - block.first) * self._cache.heads, device=positions_N.device)
         positions_RK = positions_N[block.first : block.end, None].expand(-1, self._cache.heads).flatten()
-        return starts * block.width + positions_RK.repeat(2)
+        return starts * block.kept.width + positions_RK.repeat(2)
 
     def __call__(
         self, layer: int, q_NHD: Tensor, new_2NKD: tuple[Tensor, Tensor], sight: Sight, blocks: Sequence[Block]
@@ -174,7 +175,8 @@ class Attention:
 
     def _each(self, q_RKGD: Tensor, both: Tensor, mask_RW: Tensor, out_RKGD: Tensor) -> None:
         size, width = q_RKGD.shape[-1], mask_RW.shape[1]
-        keys, values = both.view(2, -1, width, size).unbind(0)  # [R * K, W, D]
+        num_heads = len(q_RKGD) * self._cache.heads
+        keys, values = both.view(2, num_heads, -1, size)[:, :, :width].unbind(0)  # [R * K, W, D]
         queries, out = q_RKGD.view(-1, self._group, size), out_RKGD.view(-1, self._group, size)
         for line in range(0, self._group, self._lines):
             lines = slice(line, line + self._lines)
