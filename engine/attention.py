@@ -22,8 +22,7 @@ from engine.kv_cache import KvCache
 GATHERED_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}  # of keys and values of one layer, in one block
 KEPT_BYTES = 256 << 20  # of gathered keys and values of all layers; beyond it blocks are gathered at every step
 KEPT_ROWS = 64  # in one block that is kept: it is gathered anew when one of them comes or goes
-KEPT_ROOM = 32  # tokens for which it has room when it is gathered
-ALONE_TOKENS = 32  # a stretch of so many tokens or fewer is read row by row: its pages are gathered for each
+ALONE_TOKENS = 16  # a stretch of so many tokens or fewer is read row by row: its pages are gathered for each
 
 
 class Kept:
@@ -117,7 +116,7 @@ class Attention:
         if old is not None and old.rows == names and tokens <= old.width:
             return old
         cache, memory = self._cache, self._cache.memory
-        pages = min(cache.padded_pages(tokens + KEPT_ROOM), len(self._places) // cache.page_tokens)
+        pages = cache.padded_pages(tokens)
         size = len(names) * pages * cache.page_tokens * 2 * cache.heads * cache.size
         copies = [] if old is None else old.copies
         if not copies or copies[0].numel() < size:

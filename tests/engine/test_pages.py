@@ -35,7 +35,11 @@ def test_a_page_is_found_as_long_as_somebody_holds_it_and_not_after_new_weights(
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from("take share park resume release".split()), st.integers(0, 99)), max_size=40))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["take", "share", "park", "resume", "release"]), st.integers(0, 99)), max_size=40
+    )
+)
 def test_used_and_cached_pages_are_those_that_the_holders_add_up_to(moves: list[tuple[str, int]]) -> None:
     pool = PagePool(PAGES)
     holds: list[tuple[int, bool]] = []  # (page, whether its holder runs)
