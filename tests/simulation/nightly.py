@@ -6,6 +6,7 @@ Ends with exit code 1, and names the seeds, if any of them breaks an invariant.
 from __future__ import annotations
 
 import argparse
+import sys
 import traceback
 
 import structlog
@@ -34,8 +35,8 @@ def main() -> int:
     for seed in range(arguments.first, arguments.first + arguments.seeds):
         if failure := failure_of(seed):
             failed.append(seed)
-            print(f"seed {seed}\n{failure}", flush=True)
-    print(f"{arguments.seeds - len(failed)} of {arguments.seeds} seeds hold; failed: {failed}")
+            sys.stdout.write(f"seed {seed}\n{failure}")
+    sys.stdout.write(f"{arguments.seeds - len(failed)} of {arguments.seeds} seeds hold; failed: {failed}\n")
     return int(bool(failed))
 
 

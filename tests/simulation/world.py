@@ -100,8 +100,9 @@ class SlowTransport:
         earliest = self._arrival.get(process, 0.0)
         self._arrival[process] = at = max(earliest, loop.time() + self._world.random.expovariate(200))
         loop.call_at(at, lambda: self._world.inboxes[process].put(frame))  # the inbox that is there then
-        may_echo = process in (HEAD, ROLLOUT) and not any(kind in frame for kind in _HEARD_ONCE)
-        if may_echo and self._world.random.random() < self._world.faults.echoes:
+        echoes = self._world.faults.echoes if process in (HEAD, ROLLOUT) else 0.0
+        may_echo = echoes and not any(kind in frame for kind in _HEARD_ONCE)
+        if may_echo and self._world.random.random() < echoes:
             self._world.num_echoes += 1
             again = at + self._world.random.expovariate(1)
             loop.call_at(again, lambda: self._world.inboxes[process].put(frame))
