@@ -60,15 +60,14 @@ def run(
 
 
 @app.command()
-def report(run: RunArgument) -> None:
-    """Show a run's summary, and draw its curves again."""
-    from analysis.curves import draw_curves
-    from analysis.summary_table import read_summary, summary_table
+def report(
+    run: RunArgument,
+    json: Annotated[bool, typer.Option("--json", help="Print the utilization as JSON, and nothing else.")] = False,
+) -> None:
+    """Show a run's summary, draw its curves again, and say where its time went: engines, tools, waits, stragglers."""
+    from actors.report_command import report_run
 
-    folder = run_folder(run)
-    console = Console()
-    console.print(summary_table(read_summary(folder.path)))
-    console.print(f"curves: {draw_curves(folder.path)}")
+    report_run(run, json=json, console=Console())
 
 
 @app.command()

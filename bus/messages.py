@@ -250,6 +250,7 @@ class LeaseRequested(Message, frozen=True):
     trajectory_id: int
     group_id: int
     turn: int
+    lease: int  # the one that it asks for: counts the trajectory's leases from 1
     tokens: int  # so far, prompt included
     prompt_tokens: int  # that the group's trajectories share
     max_new_tokens: int  # the trajectory may get so much longer, tool results included
@@ -331,6 +332,7 @@ class TurnGenerated(Message, frozen=True):
 
     trajectory_id: int
     turn: int
+    lease: int  # under which it was requested
     token_ids: bytes  # int32 [N]
     logprobs: bytes  # float32 [N]
     versions: bytes  # int32 [N]
@@ -340,6 +342,7 @@ class TurnGenerated(Message, frozen=True):
 class TurnFailed(Message, frozen=True):
     trajectory_id: int
     turn: int
+    lease: int
     cause: str
 
 

@@ -127,13 +127,17 @@ class Roc(Section, frozen=True):
 class Engine(Section, frozen=True):
     kind: Literal["embedded"] = "embedded"
     num_engines: int = 1
-    kv_tokens: int = 65_536  # capacity of one engine's KV cache
+    kv_tokens: int = 65_536  # capacity of one engine's KV cache; only whole pages count
+    page_tokens: int = 16  # every sequence takes whole pages; equal prefixes share them
+    prefill_tokens: int = 512  # read of prompts in one step, beside the new tokens of those that run
+    max_running: int = 256  # sequences that generate at once; further ones wait
     threads: int = 1
     dtype: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self) -> None:
         require(self.num_engines > 0, "num_engines must be positive")
-        require(self.kv_tokens > 0, "kv_tokens must be positive")
+        for name in ("kv_tokens", "page_tokens", "prefill_tokens", "max_running"):
+            require(getattr(self, name) > 0, f"{name} must be positive")
 
 
 class Arbiter(Section, frozen=True):
@@ -241,8 +245,9 @@ class Run(Section, frozen=True):
         require(self.name != "", "name must not be empty")
         need = self.dialogue.sequence_tokens
         require(
-            self.engine.kv_tokens >= need,
-            f"engine.kv_tokens must hold one trajectory, dialogue.prompt_tokens + response_tokens = {need}",
+            self.engine.kv_tokens // self.engine.page_tokens * self.engine.page_tokens >= need,
+            f"engine.kv_tokens must hold one trajectory, dialogue.prompt_tokens + response_tokens = {need},"
+            f" in whole pages of engine.page_tokens = {self.engine.page_tokens}",
         )
         # Two processes that each wait for the other's full queue would wait for ever.
         frames = 4 * max(self.rl.prompts * self.rl.rollouts, self.evaluation.questions)

@@ -4,7 +4,7 @@
     round_robin     an engine for each request, in turn
     least_requests  the engine with the fewest trajectories that run
     kv              first come, first served, to the engine with the most free KV tokens; the lease is the worst case, so
-                    that nothing is ever evicted (the report's scheduler)
+                    that nothing is ever evicted, and kept to the end: who has it waits for nobody (the report's scheduler)
     kv_lookahead    policies.lookahead
 
 The first three grant whatever is asked for at once: engines overflow, and evict and compute again by themselves.
@@ -13,6 +13,7 @@ The first three grant whatever is asked for at once: engines overflow, and evict
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 from policies.ledger import Engine, Holding, Ledger
@@ -48,6 +49,10 @@ class Policy(Protocol):
         """It waited, and does no longer: it was granted, or has ended."""
         ...
 
+    def measured(self, engine: Engine) -> None:
+        """It has reported its load."""
+        ...
+
     def changed(self, engine: Engine) -> None:
         """It has joined, or pages there may have become free."""
         ...
@@ -78,21 +83,28 @@ class Policy(Protocol):
 
 
 class InOrder:
-    """First come, first served: the first waits until `choose` finds it an engine. The lease is the worst case."""
+    """First come, first served: the first waits until `choose` finds it an engine. The lease is the worst case.
+
+    Who has a cache goes ahead of those without: they may wait for the room that it holds.
+    """
 
     def __init__(self, ledger: Ledger, choose: Chooser, *, oversells: bool) -> None:
         self.oversells = oversells
         self._ledger = ledger
         self._choose = choose
+        self._returning: OrderedDict[int, Holding] = OrderedDict()
         self._queue: OrderedDict[int, Holding] = OrderedDict()
 
     def waits(self, holding: Holding) -> None:
-        self._queue[holding.trajectory_id] = holding
-        if holding.engine is not None:  # its lease covers it still: behind one that waits for room both would wait for ever
-            self._queue.move_to_end(holding.trajectory_id, last=False)
+        self._returning.pop(holding.trajectory_id, None)  # its engine may have left
+        queue = self._queue if holding.engine is None else self._returning
+        queue[holding.trajectory_id] = holding
 
     def withdrawn(self, holding: Holding) -> None:
+        self._returning.pop(holding.trajectory_id, None)
         self._queue.pop(holding.trajectory_id, None)
+
+    def measured(self, engine: Engine) -> None: ...
 
     def changed(self, engine: Engine) -> None: ...
 
@@ -107,19 +119,18 @@ class InOrder:
     def left(self, engine: Engine) -> None: ...
 
     def next(self, now: float) -> Grant | Preemption | None:
-        if not self._queue or not self._ledger.engines:
+        holding = next(chain(self._returning.values(), self._queue.values()), None)
+        if holding is None or not self._ledger.engines:
             return None
-        holding = next(iter(self._queue.values()))
         tokens = holding.tokens + holding.request.max_new_tokens
         engine = self._choose(self._ledger, holding, tokens)
         return None if engine is None else Grant(holding, engine, tokens, self._choose.reason)
 
     def why(self, holding: Holding) -> str:
-        return (
-            "no engine has joined"
-            if not self._ledger.engines
-            else f"{len(self._queue) - 1} are before it, or no engine has room"
-        )
+        if not self._ledger.engines:
+            return "no engine has joined"
+        before = len(self._returning) + (len(self._queue) if holding.engine is None else 0) - 1
+        return f"no engine has room for {'it' if before == 0 else f'the first of {before} before it'}"
 
 
 class Chooser(Protocol):
@@ -163,15 +174,8 @@ class MostFree:
     reason = "the most KV tokens are free there"
 
     def __call__(self, ledger: Ledger, holding: Holding, tokens: int) -> Engine | None:
-        if holding.engine is not None:
-            return (
-                holding.engine
-                if ledger.missing_pages(holding, holding.engine, tokens) <= holding.engine.free_pages
-                else None
-            )
+        engines = ledger.engines.values() if holding.engine is None else (holding.engine,)
         fitting = [
-            engine
-            for engine in ledger.engines.values()
-            if ledger.missing_pages(holding, engine, tokens) <= engine.free_pages
+            engine for engine in engines if ledger.missing_pages(holding, engine, tokens) <= engine.room(holding)
         ]
         return max(fitting, key=lambda engine: engine.free_pages * engine.page_tokens, default=None)

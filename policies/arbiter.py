@@ -62,11 +62,11 @@ class Arbiter:
         self._holder = holder
         self._address = address
         self._observer = observer
-        self._continues = False
         self._new_expectations = expectations or (lambda: Expectations(response_tokens))
         self._begin()
 
     def _begin(self) -> None:
+        self._continues = False
         self.expectations = self._new_expectations()
         self.ledger = Ledger(shrinks=self._name != "kv")
         self.policy = policy_of(self._name, self.ledger, self.expectations)
@@ -103,6 +103,7 @@ class Arbiter:
 
     def _request(self, event: LeaseRequested, now: float) -> list[Send]:
         holding = self.ledger.request(event, self._holder, now)
+        self.expectations.asked(holding)
         self.policy.waits(holding)
         effects = self._admit(now)
         if holding.state == "waiting":
@@ -121,6 +122,8 @@ class Arbiter:
         known = self.ledger.holdings.get(event.trajectory_id)
         engine = known.engine if known is not None else None
         holding = self.ledger.release(event.trajectory_id, event.tokens)
+        if holding.state == "running":  # its last turn ends with it
+            self.expectations.turn_ended(holding)
         self.expectations.ended(holding)
         self.policy.withdrawn(holding)
         self.policy.ended(holding)
@@ -150,7 +153,6 @@ class Arbiter:
         """Those that waited go on waiting, without a cache; a running one asks again when it hears of its failure."""
         self.policy.left(engine)
         for holding in lost:
-            self.policy.withdrawn(holding)
             if holding.state == "waiting":
                 self.policy.waits(holding)
 
@@ -159,6 +161,7 @@ class Arbiter:
         if engine is None:
             raise ProtocolError(f"{event.engine} reports its load and never joined")
         engine.note(event)
+        self.policy.measured(engine)
         self.policy.changed(engine)
         page = engine.page_tokens
         waiting = sum(holding.state == "waiting" for holding in engine.holdings.values())

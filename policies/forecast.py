@@ -42,6 +42,10 @@ class Forecast:
             self._tokens[place], self._remaining[place] = 0.0, -1.0
             self._free.append(place)
 
+    def longest(self) -> float:
+        """Tokens that the one with the most of them to go is expected to need still."""
+        return max(0.0, float(self._remaining.max()))
+
     def fits(self, tokens: float, final_tokens: float, room: float) -> bool:
         """Whether one more trajectory does not raise the worst moment beyond `room`."""
         if self.committed + final_tokens <= room:

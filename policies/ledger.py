@@ -8,7 +8,7 @@ Everything is O(1); nothing is decided here.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from bus.messages import EngineJoined, EngineLoadReported, LeaseRequested, ProtocolError
 
@@ -41,6 +41,12 @@ class Engine:
 
     def pages_of(self, tokens: int) -> int:
         return -(-tokens // self.page_tokens)
+
+    def room(self, holding: Holding) -> int:
+        """Pages that it may take here beyond what is leased now: alone here, all that the engine ever said."""
+        others = len(self.holdings) - (holding.engine is self)
+        trusted = self.usable_pages if others else self.pages
+        return max(0, trusted - self.leased_pages)
 
     def note(self, report: EngineLoadReported) -> bool:
         """Whether what it is trusted to have has changed: an engine that evicts or preempts has less than it said."""
@@ -89,6 +95,13 @@ class Holding:
         return self.request.prompt_tokens // engine.page_tokens
 
 
+class Group(NamedTuple):
+    """Trajectories that share a prompt."""
+
+    prompt_tokens: int
+    members: int
+
+
 class Ledger:
     """Raises ProtocolError, and has changed nothing then, for what cannot be."""
 
@@ -97,6 +110,7 @@ class Ledger:
         self._shrinks = shrinks
         self.engines: dict[str, Engine] = {}
         self.holdings: dict[int, Holding] = {}
+        self.groups: dict[int, Group] = {}  # of the holdings
         self._order = 0
 
     # ---------------------------------------------------------------- engines
@@ -128,13 +142,9 @@ class Ledger:
             raise ProtocolError(f"{name} asks for {event.max_new_tokens} KV tokens behind {event.tokens}")
         holding = self.holdings.get(event.trajectory_id)
         if holding is None:
-            self._order += 1
-            holding = self.holdings[event.trajectory_id] = Holding(event, holder, self._order)
-            holding.turn_began_at = event.tokens
-        elif holding.state == "waiting":
-            raise ProtocolError(f"{name} asked twice for KV tokens")
+            holding = self._open(event, holder)
         else:
-            self._check_growth(holding, event.tokens)  # beyond its lease by what tools said
+            self._check_request(holding, event)
             if holding.state == "parked" or event.turn != holding.request.turn:
                 holding.turn_began_at = event.tokens
             self._shrink(holding, min(event.tokens, holding.leased_tokens))
@@ -162,6 +172,9 @@ class Ledger:
         self.drop(holding)
         holding.tokens = tokens
         del self.holdings[trajectory_id]
+        group = self.groups.pop(holding.group_id)
+        if group.members > 1:
+            self.groups[holding.group_id] = group._replace(members=group.members - 1)
         return holding
 
     def missing_pages(self, holding: Holding, engine: Engine, tokens: int) -> int:
@@ -174,8 +187,9 @@ class Ledger:
     def lease(self, holding: Holding, engine: Engine, tokens: int, *, oversell: bool = False) -> None:
         """It may generate up to so many tokens there. What it has elsewhere is given up."""
         missing = self.missing_pages(holding, engine, tokens)
-        if missing > engine.free_pages and not oversell:
-            raise ProtocolError(f"{engine.name} has {engine.free_pages} free pages, not {missing}")
+        room = engine.room(holding)
+        if missing > room and not oversell:
+            raise ProtocolError(f"{engine.name} has {room} free pages, not {missing}")
         if holding.engine is not engine:
             self.drop(holding)
             engine.holdings[holding.trajectory_id] = holding
@@ -205,6 +219,31 @@ class Ledger:
         holding.engine, holding.pages, holding.leased_tokens = None, 0, 0
 
     # ---------------------------------------------------------------- inside
+
+    def _open(self, event: LeaseRequested, holder: str) -> Holding:
+        group = self.groups.get(event.group_id, Group(event.prompt_tokens, 0))
+        if event.lease != 1 or event.prompt_tokens != group.prompt_tokens:
+            raise ProtocolError(
+                f"trajectory {event.trajectory_id} is new, and asks for lease {event.lease} with a prompt of "
+                f"{event.prompt_tokens} tokens, its group's has {group.prompt_tokens}"
+            )
+        self._order += 1
+        self.groups[event.group_id] = group._replace(members=group.members + 1)
+        holding = self.holdings[event.trajectory_id] = Holding(event, holder, self._order)
+        holding.turn_began_at = event.tokens
+        return holding
+
+    def _check_request(self, holding: Holding, event: LeaseRequested) -> None:
+        name, last = f"trajectory {event.trajectory_id}", holding.request
+        if holding.state == "waiting":
+            raise ProtocolError(f"{name} asked twice for KV tokens")
+        if event.lease != holding.leases + 1:
+            raise ProtocolError(f"{name} asks for lease {event.lease} after {holding.leases}")
+        if (event.group_id, event.prompt_tokens) != (last.group_id, last.prompt_tokens):
+            raise ProtocolError(f"{name} has changed its group or its prompt")
+        if event.turn < last.turn or event.tokens + event.max_new_tokens > last.tokens + last.max_new_tokens:
+            raise ProtocolError(f"{name} goes back, or beyond the limit that it began with")
+        self._check_growth(holding, event.tokens)  # beyond its lease by what tools said
 
     def _running(self, trajectory_id: int) -> Holding:
         holding = self.holdings.get(trajectory_id)

@@ -6,55 +6,72 @@ forgotten every `_HALF_LIFE` trajectories: a policy's answers change their lengt
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
+from itertools import accumulate
 
 _BINS = 64
 _HALF_LIFE = 4096.0  # trajectories
 _PRIOR = 1.0  # weight of the prior over a whole distribution: uniform up to the limit
+_LEAST_WEIGHT = 1e-12  # of a bin beside a new length's 1: what nobody has seen for long stays possible
 _GROUPS = 8192  # that are remembered, the newest
 _GROUP_PRIOR = 2.0  # siblings that a group's own mean must outweigh
 
 
 class Histogram:
-    """Of lengths in [0, limit]; newer ones count more."""
+    """Of lengths in [0, limit]; newer ones count more. Sums over bins are made again when they have changed by much."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._width = -(-limit // _BINS)
         self._weights = [_PRIOR / _BINS] * _BINS
         self._unit = 1.0  # weight of the next length; it grows instead of all others shrinking
+        self._num_added = 0
+        self._sum_again_at = 1
+        self._sum()
 
     def add(self, tokens: int) -> None:
         self._weights[min(tokens // self._width, _BINS - 1)] += self._unit
         self._unit *= 2 ** (1 / _HALF_LIFE)
         if self._unit > 1e12:
-            self._weights = [weight / self._unit for weight in self._weights]
+            self._weights = [max(weight / self._unit, _LEAST_WEIGHT) for weight in self._weights]
             self._unit = 1.0
+        self._num_added += 1
+        if self._num_added >= self._sum_again_at:
+            self._sum_again_at = self._num_added + min(self._num_added // 50 + 1, 64)
+            self._sum()
+
+    def _sum(self) -> None:
+        self._up_to = list(accumulate(self._weights))
+        middles = (weight * (number + 0.5) for number, weight in enumerate(self._weights))
+        total = list(accumulate(middles))
+        whole, weighted = self._up_to[-1], total[-1]
+        self._means = [
+            (weighted - total[number] + self._weights[number] * (number + 0.5))
+            / (whole - self._up_to[number] + self._weights[number])
+            * self._width
+            for number in range(_BINS)
+        ]
 
     def mean_beyond(self, tokens: int) -> float:
         """The expected length of one that is longer than `tokens`."""
-        first = min(tokens // self._width, _BINS - 1)
-        total = weighted = 0.0
-        for number in range(first, _BINS):
-            total += self._weights[number]
-            weighted += self._weights[number] * (number + 0.5)
-        return min(float(self._limit), max(weighted / total * self._width, tokens + 1.0))
+        mean = self._means[min(tokens // self._width, _BINS - 1)]
+        return min(float(self._limit), max(mean, tokens + 1.0))
 
     def quantile_beyond(self, tokens: int, share: float) -> int:
         """What so many of those that are longer than `tokens` do not exceed: the upper end of a bin."""
         first = min(tokens // self._width, _BINS - 1)
-        left = share * sum(self._weights[first:])
-        for number in range(first, _BINS):
-            left -= self._weights[number]
-            if left <= 0:
-                return min(self._limit, (number + 1) * self._width)
-        return self._limit
+        below = self._up_to[first - 1] if first else 0.0
+        number = bisect_left(self._up_to, below + share * (self._up_to[-1] - below), first, _BINS - 1)
+        return min(self._limit, (number + 1) * self._width)
 
 
 class _Group:
+    """`tokens`: summed over its members that were begun, what each has come to, or is expected to come to."""
+
     def __init__(self) -> None:
-        self.ended = 0
-        self.tokens = 0
+        self.members = 0
+        self.tokens = 0.0
 
 
 class Lengths:
@@ -72,24 +89,33 @@ class Lengths:
     def turn_ended(self, turn: int, tokens: int) -> None:
         self._turns[min(turn, self._TURNS - 1)].add(tokens)
 
-    def trajectory_ended(self, group_id: int, tokens: int) -> None:
+    def trajectory_ended(self, tokens: int) -> None:
         self._trajectories.add(tokens)
+
+    def expect(self, group_id: int, before: float | None, now: float) -> None:
+        """A member is expected to come to `now`, where `before` was expected (None: nothing yet). Those that run on count as
+        what such a one comes to: else a group would look short until its long ones have ended."""
         group = self._groups.setdefault(group_id, _Group())
         if len(self._groups) > _GROUPS:
             self._groups.popitem(last=False)
-        group.ended += 1
-        group.tokens += tokens
+        group.members += before is None
+        group.tokens += now - (before or 0.0)
+
+    def alone(self, so_far: int) -> float:
+        """The expected length of a trajectory of which only its tokens so far are known."""
+        return self._trajectories.mean_beyond(so_far)
 
     def turn_tokens(self, turn: int, so_far: int, share: float) -> int:
         """What a turn that has `so_far` tokens will have at its end, in so many of the cases."""
         return self._turns[min(turn, self._TURNS - 1)].quantile_beyond(so_far, share)
 
     def final_tokens(self, group_id: int, so_far: int) -> float:
-        """The expected length of a trajectory that has `so_far` response tokens: its siblings' mean, shrunk to all's."""
-        expected = self._trajectories.mean_beyond(so_far)
+        """The expected length of a trajectory that has `so_far` response tokens. What it has to go is longer or shorter
+        than another's by as much as its siblings are, their mean shrunk to all's."""
+        to_go = self.alone(so_far) - so_far
         group = self._groups.get(group_id)
         if group is None:
-            return expected
-        typical = self._trajectories.mean_beyond(0)
-        siblings = (group.tokens + _GROUP_PRIOR * typical) / (group.ended + _GROUP_PRIOR)
-        return min(float(self.limit), max(expected * siblings / typical, so_far + 1.0))
+            return so_far + to_go
+        typical = self.alone(0)
+        siblings = (group.tokens + _GROUP_PRIOR * typical) / (group.members + _GROUP_PRIOR)
+        return min(float(self.limit), so_far + max(to_go * siblings / typical, 1.0))

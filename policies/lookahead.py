@@ -16,7 +16,7 @@ No new one is overtaken by more than `_OVERTAKEN` that came later: from then on 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from itertools import count
 from typing import Protocol
 
@@ -26,10 +26,15 @@ from policies.ledger import Engine, Holding, Ledger
 
 _COVERED = 0.9  # of the turns end within their first lease
 _LEAST_LEASE = 64  # new tokens; a shorter lease is not worth its messages
+_MOST_LEASE = 256  # new tokens; a longer one holds room that nobody uses for long
 _PROBES = 4  # of each group are begun before any group's length is believed
-_MARGIN = 0.97  # of an engine's room may be needed at the worst moment that is expected
+_MARGIN = 0.95  # of an engine's room may be needed at the worst moment that is expected
+_LAST = 0.5  # of the time until the last one ends: who needs more may move to a faster engine
+_PREFILLED_IN_A_STEP = 256  # tokens, in the time of a decode step; engines read more
+_WORTH = 3.0  # times what it costs must a move bring
 _PATIENCE_S = 1.0  # that a trajectory with a cache waits before a younger one loses its own
 _OVERTAKEN = 65_536
+_NO_ROOM = "an older one needs its room"
 
 
 class Expected(Protocol):
@@ -56,37 +61,46 @@ class Lookahead:
         self._forecasts: dict[str, Forecast] = {}
         self._here: dict[str, list[tuple[int, int, int, Holding]]] = {}  # by engine: who waits with a cache there
         self._homeless: list[tuple[int, int, Holding]] = []  # who was begun and has no cache any more
-        self._pushes = count()  # so that two entries of one trajectory can be told apart
-        self._new: dict[int, deque[Holding]] = {}  # by group
+        self._horizons: dict[str, float] = {}  # by engine: seconds until its last trajectory is expected to end
+        self._joined: set[str] = set()  # engines to which one has moved since they last reported how fast they are
+        self._pushes = count()
+        self._entries: dict[int, int] = {}  # of each that waits in a heap: its valid entry's push
+        self._new: dict[int, list[tuple[float, int, Holding]]] = {}  # by group: heaps, the expected longest first
         self._groups: list[tuple[float, int, int]] = []  # heap: (priority, group, stamp)
         self._stamps: dict[int, int] = {}  # of a group's valid entry in the heap
         self._begun: dict[int, int] = {}  # of each group
         self._arrived: OrderedDict[int, int] = OrderedDict()  # new ones: how many had been begun when they came
         self._num_begun = 0
-        self._newcomers = False  # some have come since it was last looked where they fit
+        self._unplaced = False  # some without a cache have come since it was last looked where they fit
         self._changed: OrderedDict[str, None] = OrderedDict()
 
     # ---------------------------------------------------------------- what happens
 
     def waits(self, holding: Holding) -> None:
         engine = holding.engine
+        push = self._entries[holding.trajectory_id] = next(self._pushes)
         if engine is not None:
             self._forecast(engine).put(holding, self._expected.final_tokens(holding))
-            heapq.heappush(
-                self._here[engine.name], (not holding.is_extension, holding.order, next(self._pushes), holding)
-            )
+            heapq.heappush(self._here[engine.name], (not holding.is_extension, holding.order, push, holding))
             self._changed[engine.name] = None
-        elif holding.tokens > holding.request.prompt_tokens:
-            heapq.heappush(self._homeless, (holding.order, next(self._pushes), holding))
+            return
+        self._unplaced = True
+        if holding.leases:
+            heapq.heappush(self._homeless, (holding.order, push, holding))
         else:
-            self._new.setdefault(holding.group_id, deque()).append(holding)
+            entry = -self._expected.final_tokens(holding), holding.order, holding
+            heapq.heappush(self._new.setdefault(holding.group_id, []), entry)
             self._arrived[holding.trajectory_id] = self._num_begun
-            self._newcomers = True
             self._rank(holding.group_id)
 
     def withdrawn(self, holding: Holding) -> None:
         """Heaps are cleaned when they are looked at."""
+        self._entries.pop(holding.trajectory_id, None)
         self._arrived.pop(holding.trajectory_id, None)
+
+    def measured(self, engine: Engine) -> None:
+        self._joined.discard(engine.name)
+        self._horizons[engine.name] = self._forecast(engine).longest() * engine.step_s
 
     def changed(self, engine: Engine) -> None:
         self._forecast(engine)
@@ -106,12 +120,14 @@ class Lookahead:
             forecast.remove(holding)
 
     def left(self, engine: Engine) -> None:
-        for table in (self._forecasts, self._here, self._changed):
+        for table in (self._forecasts, self._here, self._changed, self._horizons):
             table.pop(engine.name, None)
 
     def ended(self, holding: Holding) -> None:
         if holding.group_id in self._new:
             self._rank(holding.group_id)  # its length has become known
+        if holding.group_id not in self._ledger.groups:
+            self._begun.pop(holding.group_id, None)
 
     # ---------------------------------------------------------------- what to do
 
@@ -125,18 +141,18 @@ class Lookahead:
             if grant is not None:
                 return grant
             del self._changed[engine.name]
-        if self._newcomers:
+        if self._unplaced:
             grant = self._begin_anywhere()
             if grant is not None:
                 return grant
-            self._newcomers = False
+            self._unplaced = False
         return None
 
     def why(self, holding: Holding) -> str:
         if not self._ledger.engines:
             return "no engine has joined"
         if holding.engine is not None:
-            return f"{holding.engine.name} holds its cache, and has {holding.engine.free_pages} free pages"
+            return f"{holding.engine.name} holds its cache, and has {holding.engine.room(holding)} free pages"
         return "no engine can hold it together with what its trajectories will need"
 
     # ---------------------------------------------------------------- those with a cache
@@ -144,8 +160,8 @@ class Lookahead:
     def _top_here(self, engine: Engine) -> Holding | None:
         heap = self._here[engine.name]
         while heap:
-            holding = heap[0][-1]
-            if holding.state == "waiting" and holding.engine is engine:
+            _, _, push, holding = heap[0]
+            if self._entries.get(holding.trajectory_id) == push:
                 return holding
             heapq.heappop(heap)
         return None
@@ -155,59 +171,99 @@ class Lookahead:
         if holding is None:
             return None
         tokens = self._lease_tokens(holding)
-        missing = self._ledger.missing_pages(holding, engine, tokens)
-        drop: list[Holding] = []
-        freed = 0
-        if missing > engine.free_pages:
-            for parked in engine.parked.values():
-                drop.append(parked)
-                freed += parked.pages
-                if missing <= engine.free_pages + freed:
-                    break
-        if missing <= engine.free_pages + freed:
-            reason = "goes on with its turn" if holding.is_extension else "its cache is there"
-            return Grant(holding, engine, tokens, reason, tuple(drop))
+        faster = self._faster(holding, engine, tokens)
+        if faster is not None:
+            return Grant(holding, faster, tokens, f"it would be the last to end, and {faster.name} is faster")
+        reason = "goes on with its turn" if holding.is_extension else "its cache is there"
+        drop = self._parked_in_the_way(holding, engine, tokens)
+        if drop is not None:
+            return Grant(holding, engine, tokens, reason, drop)
         shorter = self._what_fits(holding, engine)
         if shorter is not None:
-            return Grant(holding, engine, shorter, "as much as there is room for")
+            return Grant(holding, engine, shorter, f"{reason}, as far as there is room")
+        least = min(tokens, holding.tokens + _LEAST_LEASE)
+        drop = self._parked_in_the_way(holding, engine, least)
+        if drop is not None:
+            return Grant(holding, engine, least, f"{reason}, as far as there is room", drop)
         if engine.running and now - holding.since < _PATIENCE_S:
             return None
-        victim = max(
-            (each for *_, each in self._here[engine.name] if each.state == "waiting" and each.engine is engine),
-            key=lambda each: each.order,
-        )
-        return None if victim is holding else Preemption(victim, "an older one needs its room")
+        waiting = self._waiting_here(engine)
+        return Preemption(max(waiting, key=lambda each: each.order), _NO_ROOM) if len(waiting) > 1 else None
+
+    def _faster(self, holding: Holding, engine: Engine, tokens: int) -> Engine | None:
+        """Where one of those that would end last ends so much sooner that computing its cache anew is worth it."""
+        to_go = self._expected.final_tokens(holding) - holding.tokens
+        if self._arrived or not engine.step_s or to_go * engine.step_s < _LAST * self._horizon_s():
+            return None
+        best = min(self._ledger.engines.values(), key=lambda each: each.step_s or engine.step_s)
+        if best.name in self._joined:
+            return None
+        gain_s = to_go * (engine.step_s - best.step_s)
+        cost_s = _WORTH * holding.tokens / _PREFILLED_IN_A_STEP * engine.step_s
+        if not best.step_s or gain_s <= cost_s or best is engine:
+            return None
+        if self._ledger.missing_pages(holding, best, tokens) > best.room(holding):
+            return None
+        self._joined.add(best.name)
+        return best
+
+    def _horizon_s(self) -> float:
+        """When the last of all is expected to end, from now on."""
+        return max(self._horizons.values(), default=0.0)
+
+    def _waiting_here(self, engine: Engine) -> list[Holding]:
+        return [each for _, _, push, each in self._here[engine.name] if self._entries.get(each.trajectory_id) == push]
+
+    def _parked_in_the_way(self, holding: Holding, engine: Engine, tokens: int) -> tuple[Holding, ...] | None:
+        """Whose caches must go for such a lease; None where even all of them are not enough."""
+        missing = self._ledger.missing_pages(holding, engine, tokens) - engine.room(holding)
+        if missing <= 0:
+            return ()
+        drop: list[Holding] = []
+        for parked in engine.parked.values():
+            drop.append(parked)
+            missing -= parked.pages
+            if missing <= 0:
+                return tuple(drop)
+        return None
 
     def _what_fits(self, holding: Holding, engine: Engine) -> int | None:
         """A lease that ends with the room, if that is worth it; alone on its engine, whatever is left."""
-        alone = len(engine.holdings) == 1
-        free = (engine.pages - engine.leased_pages) if alone else engine.free_pages
         held = holding.pages + holding.shared_pages(engine)
-        tokens = min((held + free) * engine.page_tokens, holding.tokens + holding.request.max_new_tokens)
-        return tokens if tokens - holding.tokens >= (1 if alone else _LEAST_LEASE) else None
+        most = holding.tokens + holding.request.max_new_tokens
+        tokens = min((held + engine.room(holding)) * engine.page_tokens, most)
+        worth = 1 if len(engine.holdings) == 1 else _LEAST_LEASE
+        return tokens if tokens >= holding.tokens + worth else None
 
     def _lease_tokens(self, holding: Holding) -> int:
         request = holding.request
         so_far = holding.tokens - holding.turn_began_at
-        new = self._expected.turn_tokens(holding, _COVERED) - so_far
+        new = min(self._expected.turn_tokens(holding, _COVERED) - so_far, _MOST_LEASE)
         return holding.tokens + min(request.max_new_tokens, max(new, _LEAST_LEASE))
 
     # ---------------------------------------------------------------- those without
 
     def _begin_anywhere(self) -> Grant | None:
-        """On the engine whose trajectories will need least."""
-        if not self._ledger.engines:
+        """On the engine whose trajectories will need least, or on one that has none."""
+        engines = [engine for engine in self._ledger.engines.values() if self._top_here(engine) is None]
+        if not engines:
             return None
-        room = {name: engine.usable_pages * engine.page_tokens for name, engine in self._ledger.engines.items()}
-        best = max(room, key=lambda name: room[name] - self._forecasts[name].committed)
-        return self._begin(self._ledger.engines[best])
+        most = max(engines, key=self._uncommitted)
+        grant = self._begin(most)
+        if grant is not None or not most.holdings:
+            return grant
+        empty = next((engine for engine in engines if not engine.holdings), None)
+        return None if empty is None else self._begin(empty)
+
+    def _uncommitted(self, engine: Engine) -> float:
+        return engine.usable_pages * engine.page_tokens - self._forecasts[engine.name].committed
 
     def _begin(self, engine: Engine) -> Grant | None:
         holding, overdue = self._first_without()
         if holding is None:
             return None
         tokens = self._lease_tokens(holding)
-        if self._ledger.missing_pages(holding, engine, tokens) > engine.free_pages:
+        if self._ledger.missing_pages(holding, engine, tokens) > engine.room(holding):
             return None
         final = self._expected.final_tokens(holding)
         room = engine.usable_pages * engine.page_tokens * _MARGIN
@@ -216,13 +272,12 @@ class Lookahead:
         if holding.trajectory_id in self._arrived:
             self._take(holding)
             return Grant(holding, engine, tokens, "overdue" if overdue else "will be among the longest")
-        heapq.heappop(self._homeless)
         return Grant(holding, engine, tokens, "there is room to compute its cache anew")
 
     def _first_without(self) -> tuple[Holding | None, bool]:
         while self._homeless:
-            holding = self._homeless[0][-1]
-            if holding.state == "waiting" and holding.engine is None and self._is_known(holding):
+            _, push, holding = self._homeless[0]
+            if self._entries.get(holding.trajectory_id) == push:
                 return holding, False
             heapq.heappop(self._homeless)
         if self._arrived:
@@ -233,10 +288,10 @@ class Lookahead:
             _, group_id, stamp = self._groups[0]
             if self._stamps.get(group_id) == stamp:
                 waiting = self._new[group_id]
-                while waiting and waiting[0].trajectory_id not in self._arrived:
-                    waiting.popleft()
+                while waiting and waiting[0][-1].trajectory_id not in self._arrived:
+                    heapq.heappop(waiting)
                 if waiting:
-                    return waiting[0], False
+                    return waiting[0][-1], False
                 del self._new[group_id], self._stamps[group_id]
             heapq.heappop(self._groups)
         return None, False
@@ -253,14 +308,14 @@ class Lookahead:
         waiting = self._new.get(group_id)
         if not waiting:
             return
-        stamp = self._stamps[group_id] = self._stamps.get(group_id, 0) + 1
+        stamp = self._stamps[group_id] = next(self._pushes)
         probing = self._begun.get(group_id, 0) < _PROBES
-        priority = float("-inf") if probing else -self._expected.final_tokens(waiting[0])
+        priority = float("-inf") if probing else -self._expected.final_tokens(waiting[0][-1])
         heapq.heappush(self._groups, (priority, group_id, stamp))
 
-    def _is_known(self, holding: Holding) -> bool:
-        return self._ledger.holdings.get(holding.trajectory_id) is holding
-
     def _forecast(self, engine: Engine) -> Forecast:
-        self._here.setdefault(engine.name, [])
-        return self._forecasts.setdefault(engine.name, Forecast())
+        forecast = self._forecasts.get(engine.name)
+        if forecast is None:
+            self._here[engine.name] = []
+            forecast = self._forecasts[engine.name] = Forecast()
+        return forecast

@@ -2,10 +2,12 @@
 
     leasing --LeaseGranted--> generating --TurnGenerated--> calling --CodeFinished (all)--> leasing ...
        ^                          |  |                                                         |
-       +------ its lease ended ---+  +--> grading --AnswerGraded--> ended <--- length, turns, no answer
+       +-- its lease ended, or ---+  +--> grading --AnswerGraded--> ended <--- length, turns, no answer
+           the engine failed
 
-A lease covers a turn's expected tokens. Where it ends before the turn does, the turn goes on under the next one, there or
-on another engine: a token's draw depends on the trajectory's seed and the token's position alone.
+A lease covers a turn's expected tokens, and one request to an engine. Where it ends before the turn does, the turn goes on
+under the next one, there or on another engine: a token's draw depends on the trajectory's seed and the token's position
+alone. An answer counts if it comes under the lease that the trajectory has; a late or a second one never does.
 
 Only here tokens are appended. Text is decoded to be understood, and never encoded again.
 
@@ -143,10 +145,9 @@ def start(rules: Rules, group: StartGroup, trajectory_id: int, now: float) -> St
 def advance(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float, event: TrajectoryEvent) -> Step:
     """Raises ProtocolError for an event that does not belong into the trajectory's phase."""
     match event:
-        case LeaseGranted(engine=engine, lease=lease, tokens=tokens):
-            _expect(trajectory, "leasing", event)
-            trajectory = _enter(trajectory, "generating", now)
-            return _request_turn(rules, replace(trajectory, engine=engine, lease=lease, leased_tokens=tokens))
+        case LeaseGranted():
+            _expect_grant(trajectory, event)
+            return _begin_turn(rules, trajectory, now, event)
         case LeaseDeferred():  # it is in the log, for whoever asks why
             return trajectory, []
         case TurnGenerated():
@@ -154,7 +155,7 @@ def advance(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now:
             return _take_turn(rules, tokenizer, trajectory, now, event)
         case TurnFailed():
             _expect_turn(trajectory, event)
-            return _retry(rules, trajectory, event.cause, *_request_turn(rules, trajectory)[1])
+            return _retry_turn(rules, trajectory, now, event.cause)
         case CodeFinished():
             _expect_call(trajectory, event)
             return _take_result(rules, tokenizer, trajectory, now, event)
@@ -180,10 +181,22 @@ def _expect(trajectory: Trajectory, phase: Phase, event: TrajectoryEvent) -> Non
         raise ProtocolError(f"trajectory {trajectory.trajectory_id} is {trajectory.phase}: {name} has no place there")
 
 
+def _expect_grant(trajectory: Trajectory, event: LeaseGranted) -> None:
+    _expect(trajectory, "leasing", event)
+    name = f"trajectory {trajectory.trajectory_id}"
+    if event.lease != trajectory.lease + 1:
+        raise ProtocolError(f"{name} waits for lease {trajectory.lease + 1}, not {event.lease}")
+    if event.tokens <= trajectory.record.num_tokens:
+        raise ProtocolError(f"{name} has {trajectory.record.num_tokens} tokens, and may have {event.tokens}")
+
+
 def _expect_turn(trajectory: Trajectory, event: TurnGenerated | TurnFailed) -> None:
     _expect(trajectory, "generating", event)
-    if event.turn != trajectory.turn:
-        raise ProtocolError(f"trajectory {trajectory.trajectory_id} is in turn {trajectory.turn}, not {event.turn}")
+    if (event.turn, event.lease) != (trajectory.turn, trajectory.lease):
+        raise ProtocolError(
+            f"trajectory {trajectory.trajectory_id} is in turn {trajectory.turn} under lease {trajectory.lease}, "
+            f"not in turn {event.turn} under lease {event.lease}"
+        )
 
 
 def _expect_call(trajectory: Trajectory, event: CodeFinished | CallFailed) -> None:
@@ -211,6 +224,7 @@ def _ask_for_lease(rules: Rules, trajectory: Trajectory) -> Step:
         trajectory_id=trajectory.trajectory_id,
         group_id=trajectory.group.group_id,
         turn=trajectory.turn,
+        lease=trajectory.lease + 1,
         tokens=record.num_tokens,
         prompt_tokens=record.prompt_tokens,
         max_new_tokens=rules.response_tokens - record.response_tokens,
@@ -218,7 +232,15 @@ def _ask_for_lease(rules: Rules, trajectory: Trajectory) -> Step:
     return trajectory, [Send(rules.arbiter, request)]
 
 
-def _request_turn(rules: Rules, trajectory: Trajectory) -> Step:
+def _begin_turn(rules: Rules, trajectory: Trajectory, now: float, granted: LeaseGranted) -> Step:
+    """Or go on with it."""
+    trajectory = replace(
+        _enter(trajectory, "generating", now),
+        engine=granted.engine,
+        lease=granted.lease,
+        leased_tokens=granted.tokens,
+        retries=trajectory.retries,
+    )
     record = trajectory.record
     request = TurnRequested(
         trajectory_id=trajectory.trajectory_id,
@@ -243,9 +265,7 @@ def _take_turn(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, n
     if turn.finish != "stop":  # go on with what is there: no token is generated twice
         if trajectory.record.response_tokens >= rules.response_tokens:
             return _end(rules, trajectory, now, "length", 0.0)
-        if trajectory.record.num_tokens >= trajectory.leased_tokens:
-            return _ask_for_lease(rules, _enter(trajectory, "leasing", now))
-        return _request_turn(rules, trajectory)
+        return _ask_for_lease(rules, _enter(trajectory, "leasing", now))
     said = read_turn(tokenizer.decode(bytes_to_ids(trajectory.record.token_ids[4 * start_of_turn :])), rules.tools)
     trajectory = replace(
         trajectory,
@@ -262,6 +282,14 @@ def _take_turn(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, n
         return _end(rules, trajectory, now, "no_answer", 0.0)
     trajectory, releases = _release(rules, _enter(trajectory, "grading", now))
     return trajectory, [*releases, Send(EXECUTOR, _submission(trajectory))]
+
+
+def _retry_turn(rules: Rules, trajectory: Trajectory, now: float, cause: str) -> Step:
+    """Under a new lease: the engine may be gone, and with it what was leased there."""
+    again, failed = _retry(rules, trajectory, cause)
+    if failed:
+        return again, failed
+    return _ask_for_lease(rules, replace(_enter(again, "leasing", now), retries=again.retries))
 
 
 def _submission(trajectory: Trajectory) -> AnswerSubmitted:

@@ -33,6 +33,7 @@ def spoken_turn(sequence: Sequence, *, stops: bool, last: bool) -> TurnGenerated
     return TurnGenerated(
         trajectory_id=sequence.trajectory_id,
         turn=sequence.turn,
+        lease=sequence.lease,
         token_ids=_ZEROS[: 4 * tokens - 4] + (ANSWERS if last else CALLS).to_bytes(4, "little"),
         logprobs=_ZEROS[: 4 * tokens],
         versions=_ZEROS[: 4 * tokens],

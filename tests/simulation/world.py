@@ -41,6 +41,7 @@ from bus.messages import (
     Shutdown,
     StepTrained,
     TurnFailed,
+    TurnGenerated,
     TurnRequested,
     WeightsLoaded,
     WeightsPublished,
@@ -52,7 +53,7 @@ from policies.group_buffer import Problem
 from policies.record import ids_to_bytes
 from policies.rollout import Rollout
 from sandbox.contract import CodeResult, Grade, Isolation, SandboxFailure
-from tests.fakes import TOKENIZER, generated, rules
+from tests.fakes import END, TOKENIZER, generated_ids, rules
 
 CALL = '<tool_call>\n{"name": "jupyter_code", "arguments": {"code": "1"}}\n</tool_call>'
 SAYINGS = (CALL, CALL + CALL, "</reason><answer>\\boxed{2}</answer>", "I give up", "<tool_call>{</tool_call>")
@@ -155,6 +156,9 @@ class World:
         self.metrics: list[MetricsRecorded] = []
         self.batches: list[BatchReady] = []
         self.buses: dict[str, Bus] = {}
+        self.sayings: dict[
+            tuple[int, int], tuple[int, list[int]]
+        ] = {}  # by trajectory and turn: from which byte, and what
 
     def problems(self) -> Problems:
         made = [Problem(f"q:{number}", "2", ids_to_bytes([65, 66, number])) for number in range(9)]
@@ -233,14 +237,22 @@ class World:
             case TurnRequested() as turn:
                 await asyncio.sleep(self.random.expovariate(1))
                 if self.random.random() < self.trouble:
-                    return TurnFailed(turn.trajectory_id, turn.turn, "engine: gone")
-                saying = self.random.choice(SAYINGS)
-                if len(saying) >= turn.max_new_tokens:
-                    return generated(turn.trajectory_id, turn.turn, saying[: turn.max_new_tokens], "length")
-                finish = "abort" if self.random.random() < self.trouble else "stop"
-                return generated(turn.trajectory_id, turn.turn, saying if finish == "stop" else "well, ", finish)
+                    return TurnFailed(turn.trajectory_id, turn.turn, turn.lease, "engine: gone")
+                return self._say(turn)
             case _:
                 return None
+
+    def _say(self, turn: TurnRequested) -> TurnGenerated:
+        """As far as the lease goes; what is left unsaid is said under the next one, on whichever engine."""
+        began_at, saying = self.sayings.setdefault(
+            (turn.trajectory_id, turn.turn),
+            (len(turn.token_ids), [*TOKENIZER.encode(self.random.choice(SAYINGS), trusted=True), END]),
+        )
+        left = saying[(len(turn.token_ids) - began_at) // 4 :]
+        finish, count = ("stop", len(left)) if len(left) <= turn.max_new_tokens else ("length", turn.max_new_tokens)
+        if self.random.random() < self.trouble:
+            finish, count = "abort", self.random.randrange(count)
+        return generated_ids(turn.trajectory_id, turn.turn, left[:count], finish, 3, turn.lease)
 
     # ---------------------------------------------------------------- executors
 
