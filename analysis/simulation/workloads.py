@@ -2,8 +2,8 @@
 
     report      the report's step (arXiv 2508.20722): 512 prompts x 32 rollouts on 64 MI300X, at most 8,192 response tokens,
                 about 2.7 calls of 0.3 s a trajectory (the report: some 45,000 a step)
-    one_node    the release's single node: 128 x 32 on 8 H200, lengths as in the report. The caches hold a third of what all
-                trajectories together come to: set so, and 4% more than what 0.8 of an H200 has room for
+    one_node    the release's single node: 128 x 32 on 8 H200, lengths as in the report. The caches are set to hold a third of
+                what all trajectories together come to: 0.88 of an H200's memory instead of 0.8
     heavy_tail  128 x 32 on 8 H100; a wide lognormal of which 2% reach the limit
     tool_bound  128 x 32 on 8 H100; shorter turns and more calls, of which 10% take all of the 4 s that a call may
 
