@@ -18,6 +18,7 @@ from bus.messages import (
     LeaseRequested,
     RunStarted,
     StartGroup,
+    TrajectoryAborted,
     TrajectoryFailed,
     TrajectoryFinished,
     TurnGenerated,
@@ -132,6 +133,9 @@ class TrajectoryObserver:
             case TrajectoryFailed() as failed:
                 told = {"group_id": failed.group_id, "cause": failed.cause}
                 self._end(failed.trajectory_id, life, now, told)
+            case TrajectoryAborted() as aborted:
+                told = {"group_id": aborted.group_id, "cause": aborted.cause, "ending": "aborted"}
+                self._end(aborted.trajectory_id, life, now, told)
             case _:
                 pass
 

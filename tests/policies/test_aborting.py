@@ -80,7 +80,9 @@ def test_one_that_generates_ends_with_what_the_engine_has_and_keeps_its_lease_un
     assert released == LeaseReleased(0, 14)
 
 
-@pytest.mark.parametrize("answer", [generated(0, 0, ANSWER), generated(0, 0, CALL), TurnFailed(0, 0, 1, "engine: gone")])
+@pytest.mark.parametrize(
+    "answer", [generated(0, 0, ANSWER), generated(0, 0, CALL), TurnFailed(0, 0, 1, "engine: gone")]
+)
 def test_one_whose_turn_ended_by_itself_meanwhile_neither_calls_nor_answers_nor_tries_again(answer: AnyMessage) -> None:
     made = rollout(granted(), ABORT)
     effects = list(made.decide(3.0, answer))
