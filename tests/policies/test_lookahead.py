@@ -118,8 +118,7 @@ def test_the_youngest_that_waits_loses_its_cache_once_patience_has_ended_and_the
     scene.ask(2)
     assert served(scene.ask(1, tokens=110)) == []  # 2 runs: it may make room
     scene.now = 0.5
-    (preempted,) = [send for send in scene.ask(2, tokens=110) if isinstance(send.message, CacheReleased)]
-    assert preempted.message.trajectory_id == 2  # nobody runs: there is nothing to wait for
+    assert released(scene.ask(2, tokens=110)) == [2]  # nobody runs: there is nothing to wait for
 
 
 def test_who_waits_beside_a_trajectory_that_runs_is_patient() -> None:

@@ -302,8 +302,9 @@ class World:
         broken = self.random.random() < self.trouble
         failed = TurnFailed(turn.trajectory_id, turn.turn, turn.lease, "engine: gone")
         answer = failed if broken else self._say(turn)
-        for lives in self.under_way.values():
-            lives.pop(asyncio.current_task(), None)  # pyright: ignore[reportArgumentType] - a task runs this
+        task = asyncio.current_task()
+        assert task is not None
+        self.under_way[name].pop(task, None)
         await self.buses[name].send(sender, answer)
 
     async def _kill_engine(self, name: str) -> None:
