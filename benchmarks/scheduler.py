@@ -34,6 +34,9 @@ def figures(outcome: Outcome) -> dict[str, Any]:
         "slot_utilization": round(outcome.slot_utilization, 4),
         "evictions": outcome.evictions,
         "recomputed_tokens": outcome.recomputed_tokens,
+        "preemptions": outcome.preemptions,
+        "overflows": outcome.overflows,
+        "migrations": outcome.migrations,
     }
 
 

@@ -139,10 +139,12 @@ class SimulatedEngine:
 
     def _pages_in(self, steps: int) -> int:
         """New pages that the running sequences take in so many steps."""
-        page = self.pages.page_tokens
+        page, residues = self.pages.page_tokens, self._residues
+        first = -self._steps % page  # who takes one in the next step; those one below it in the step behind that
+        if steps == 1:
+            return residues[first]
         cycles, rest = divmod(steps, page)
-        first = -self._steps
-        return cycles * len(self.running) + sum(self._residues[(first - step) % page] for step in range(rest))
+        return cycles * len(self.running) + sum([residues[first - step] for step in range(rest)])
 
     def _wake_at(self, step: int) -> None:
         """With the end of that step."""
