@@ -34,13 +34,7 @@ from bus.transport import Bus
 from engine.contract import Engine, EngineFailure, EngineLoad, GenerationRequest
 
 REPORT_EVERY_S = 0.25
-_MEASURED = tuple(name for name in EngineLoadReported.__struct_fields__ if name not in ("engine", "version"))
-
-
-def load_report(engine: str, version: int, load: EngineLoad) -> EngineLoadReported:
-    """What the engine does not measure is 0."""
-    measured = msgspec.structs.asdict(load)
-    return EngineLoadReported(engine=engine, version=version, **{name: measured.get(name, 0) for name in _MEASURED})
+_MEASURED = EngineLoad.__struct_fields__
 
 
 class Generator:
@@ -74,7 +68,8 @@ class Generator:
         while True:
             await self._asked.wait()
             await asyncio.sleep(REPORT_EVERY_S)
-            report = load_report(self._name, self._engine.version, self._engine.load())
+            load = msgspec.structs.asdict(self._engine.load())
+            report = EngineLoadReported(engine=self._name, version=self._engine.version, **load)
             if report != last:
                 last = report
                 self._logger.info("engine.load", **{name: getattr(report, name) for name in ("version", *_MEASURED)})

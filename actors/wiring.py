@@ -52,7 +52,9 @@ def head_deciders(run: Run, problems: Problems) -> dict[str, Decider]:
     return {
         "arbiter": Arbiter(run.arbiter.policy, run.dialogue.response_tokens, holder=ROLLOUT),
         "buffer": GroupBuffer(run, problems.train, problems.test, (ROLLOUT,)),
-        "recipe": Recipe(run.rl.steps, run.evaluation.questions, run.sampling.temperature, engines),
+        "recipe": Recipe(
+            run.rl.steps, run.evaluation.questions, run.sampling.temperature, engines, run.rl.max_staleness
+        ),
         "recorder": Recorder(run.rl.steps, len(engines)),
     }
 

@@ -89,6 +89,7 @@ class BufferCursor(msgspec.Struct, frozen=True, array_like=True):
     position: int = 0  # in the endless sequence of problems
     next_group_id: int = 0
     next_trajectory_id: int = 0
+    pending: tuple[int, ...] = ()  # earlier positions whose groups are under way for a later step: started anew first
 
 
 class RunStarted(Message, frozen=True):
@@ -142,17 +143,18 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     advantage: float
     prompt_tokens: int
     token_ids: bytes  # int32 [T]
-    loss_mask: bytes  # uint8 [T]; 1 where the model generated the token
+    loss_mask: bytes  # uint8 [T]; 1 where the model generated the token, and it is not too old to be trained on
     logprobs: bytes  # float32 [T]; under the version that generated the token, 0 where it was not generated
     versions: bytes  # int32 [T]; -1 where not generated
 
 
 class StepCounts(msgspec.Struct, frozen=True):
-    """What one step's groups were. Sums over all groups that the step started, the rejected ones included."""
+    """What one step's groups were. Sums over all groups that the step started or was left, the rejected ones included,
+    up to its end: what is aborted then is in LengthsMeasured."""
 
     groups: int = 0
     groups_rejected: int = 0  # equal rewards: no gradient
-    groups_lost: int = 0  # too few trajectories left after infrastructure failures
+    groups_lost: int = 0  # too few trajectories left after infrastructure failures, or young enough
     trajectories: int = 0  # finished
     trajectories_failed: int = 0  # lost to infrastructure
     correct: int = 0
@@ -167,6 +169,16 @@ class StepCounts(msgspec.Struct, frozen=True):
     generation_s: float = 0.0
     tools_s: float = 0.0
     grading_s: float = 0.0
+
+
+class StalenessCounts(msgspec.Struct, frozen=True):
+    """How many versions what a step trains on is behind the policy that it updates."""
+
+    tokens: int = 0  # trained on
+    versions_behind: int = 0  # summed over them
+    most_behind: int = 0
+    tokens_masked: int = 0  # too old, in trajectories that are trained on
+    trajectories_dropped: int = 0  # too old, as a whole
 
 
 class BatchReady(Message, frozen=True):
@@ -184,6 +196,23 @@ class StepCollected(Message, frozen=True):
     counts: StepCounts
     failures: dict[str, int]  # infrastructure failures by cause
     cursor: BufferCursor
+    staleness: StalenessCounts | None = None  # of a run whose rollouts may run ahead of the learner
+
+
+class LengthCounts(msgspec.Struct, frozen=True):
+    trajectories: int = 0
+    response_tokens: int = 0  # summed; of an aborted one those that it had
+    overlong: int = 0  # hit the length limit
+
+
+class LengthsMeasured(Message, frozen=True):
+    """buffer -> recorder: all trajectories of the groups that were started for a step have ended, now or later than it."""
+
+    step: int
+    taken: LengthCounts  # of the groups that were complete when the step ended
+    started: LengthCounts  # of all groups
+    aborted: int  # trajectories that were stopped because their step had ended
+    late: int  # that were to be stopped, and had ended by themselves
 
 
 class StepTrained(Message, frozen=True):
@@ -211,7 +240,7 @@ class WeightsLoaded(Message, frozen=True):
 class MetricsRecorded(Message, frozen=True):
     """recorder -> the head's metrics file: one line of it."""
 
-    kind: Literal["step", "evaluation"]
+    kind: Literal["step", "evaluation", "lengths"]
     step: int
     label: str  # of an evaluation, else empty
     values: dict[str, float]
@@ -241,6 +270,15 @@ class StartGroup(Message, frozen=True):
     first_trajectory_id: int
     temperature: float
     seed: int
+
+
+class GroupAborted(Message, frozen=True):
+    """buffer -> rollout: the group's step has ended without it. Those of its trajectories that live are stopped."""
+
+    group_id: int
+    first_trajectory_id: int
+    size: int
+    cause: str
 
 
 class LeaseRequested(Message, frozen=True):
@@ -492,6 +530,15 @@ class TrajectoryFailed(Message, frozen=True):
     cause: str
 
 
+class TrajectoryAborted(Message, frozen=True):
+    """rollout -> buffer: stopped by GroupAborted. Neither an answer nor a failure of infrastructure."""
+
+    trajectory_id: int
+    group_id: int
+    cause: str
+    response_tokens: int  # so far
+
+
 # ---------------------------------------------------------------- control
 
 
@@ -531,9 +578,11 @@ AnyMessage = (
     | StepTrained
     | WeightsPublished
     | WeightsLoaded
+    | LengthsMeasured
     | MetricsRecorded
     | Progress
     | StartGroup
+    | GroupAborted
     | LeaseRequested
     | LeaseGranted
     | LeaseDeferred
@@ -555,6 +604,7 @@ AnyMessage = (
     | AnswerGraded
     | TrajectoryFinished
     | TrajectoryFailed
+    | TrajectoryAborted
     | Batch
     | GenerationPaused
     | GenerationContinued

@@ -22,8 +22,7 @@ from engine.kv_cache import KvCache
 GATHERED_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}  # of keys and values of one layer, in one block
 KEPT_BYTES = 256 << 20  # of gathered keys and values of all layers; beyond it blocks are gathered at every step
 KEPT_ROWS = 64  # in one block that is kept: it is gathered anew when one of them comes or goes
-KEPT_ROOM = 32  # tokens for which it has room when it is gathered
-ALONE_TOKENS = 32  # a stretch of so many tokens or fewer is read row by row: its pages are gathered for each
+ALONE_TOKENS = 16  # a stretch of so many tokens or fewer is read row by row: its pages are gathered for each
 
 
 class Kept:
@@ -44,7 +43,7 @@ class Block(NamedTuple):
     first: int
     end: int
     gathered: Tensor  # the index of KvCache.gather
-    width: int  # gathered tokens
+    width: int  # gathered tokens that are looked at
     same: bool = False
     kept: Kept | None = None
 
@@ -108,7 +107,8 @@ class Attention:
                 return blocks + self.rows(first, tokens_B[first:], tables_BN[first:])
             left -= kept.num_bytes
             index = self._cache.index(tables_BN[rows, : kept.width // self._cache.page_tokens])
-            blocks.append(Block(first, first + len(kept.rows), index, kept.width, kept=kept))
+            width = self._cache.padded_pages(max(tokens_B[rows])) * self._cache.page_tokens
+            blocks.append(Block(first, first + len(kept.rows), index, width, kept=kept))
             self._kept.append(kept)
         return blocks
 
@@ -116,7 +116,7 @@ class Attention:
         if old is not None and old.rows == names and tokens <= old.width:
             return old
         cache, memory = self._cache, self._cache.memory
-        pages = min(cache.padded_pages(tokens + KEPT_ROOM), len(self._places) // cache.page_tokens)
+        pages = cache.padded_pages(tokens)
         size = len(names) * pages * cache.page_tokens * 2 * cache.heads * cache.size
         copies = [] if old is None else old.copies
         if not copies or copies[0].numel() < size:
@@ -140,7 +140,7 @@ class Attention:
             return None
         starts = torch.arange(2 * (block.end - block.first) * self._cache.heads, device=positions_N.device)
         positions_RK = positions_N[block.first : block.end, None].expand(-1, self._cache.heads).flatten()
-        return starts * block.width + positions_RK.repeat(2)
+        return starts * block.kept.width + positions_RK.repeat(2)
 
     def __call__(
         self, layer: int, q_NHD: Tensor, new_2NKD: tuple[Tensor, Tensor], sight: Sight, blocks: Sequence[Block]
@@ -174,7 +174,8 @@ class Attention:
 
     def _each(self, q_RKGD: Tensor, both: Tensor, mask_RW: Tensor, out_RKGD: Tensor) -> None:
         size, width = q_RKGD.shape[-1], mask_RW.shape[1]
-        keys, values = both.view(2, -1, width, size).unbind(0)  # [R * K, W, D]
+        num_heads = len(q_RKGD) * self._cache.heads
+        keys, values = both.view(2, num_heads, -1, size)[:, :, :width].unbind(0)  # [R * K, W, D]
         queries, out = q_RKGD.view(-1, self._group, size), out_RKGD.view(-1, self._group, size)
         for line in range(0, self._group, self._lines):
             lines = slice(line, line + self._lines)

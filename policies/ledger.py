@@ -14,6 +14,7 @@ from bus.messages import EngineJoined, EngineLoadReported, LeaseRequested, Proto
 
 State = Literal["waiting", "running", "parked"]
 
+_REMEMBERED = 65_536  # trajectories that have ended, so that a late request of theirs is known as one
 _TRUST_LOST = 0.95  # of its capacity an engine keeps each time that it had to give up tokens by itself
 _TRUST_REGAINED = 1.01  # with each report without that
 
@@ -112,6 +113,7 @@ class Ledger:
         self.holdings: dict[int, Holding] = {}
         self.groups: dict[int, Group] = {}  # of the holdings
         self._order = 0
+        self._ended: OrderedDict[int, None] = OrderedDict()  # trajectories, the last `_REMEMBERED`
 
     # ---------------------------------------------------------------- engines
 
@@ -172,6 +174,9 @@ class Ledger:
         self.drop(holding)
         holding.tokens = tokens
         del self.holdings[trajectory_id]
+        self._ended[trajectory_id] = None
+        if len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
         group = self.groups.pop(holding.group_id)
         if group.members > 1:
             self.groups[holding.group_id] = group._replace(members=group.members - 1)
@@ -221,6 +226,8 @@ class Ledger:
     # ---------------------------------------------------------------- inside
 
     def _open(self, event: LeaseRequested, holder: str) -> Holding:
+        if event.trajectory_id in self._ended:
+            raise ProtocolError(f"trajectory {event.trajectory_id} has ended")
         group = self.groups.get(event.group_id, Group(event.prompt_tokens, 0))
         if event.lease != 1 or event.prompt_tokens != group.prompt_tokens:
             raise ProtocolError(

@@ -11,6 +11,8 @@ alone. An answer counts if it comes under the lease that the trajectory has; a l
 
 Only here tokens are appended. Text is decoded to be understood, and never encoded again.
 
+A trajectory that is aborted ends at once, unless it is generating: then it ends with what the engine has of the turn.
+
 What goes to EXECUTOR goes to the executor that the trajectory is placed on, which policies.rollout looks after.
 """
 
@@ -36,8 +38,10 @@ from bus.messages import (
     SessionEnded,
     SessionRestored,
     StartGroup,
+    TrajectoryAborted,
     TrajectoryFailed,
     TrajectoryFinished,
+    TurnAborted,
     TurnFailed,
     TurnGenerated,
     TurnRequested,
@@ -118,6 +122,7 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
     cells: tuple[CodeRequested, ...] = ()  # whose effects its notebook holds
     retries: int = 0
     retried_calls: tuple[int, ...] = ()
+    aborted: str = ""  # why it is to end
 
     @property
     def seed(self) -> int:
@@ -152,9 +157,13 @@ def advance(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now:
             return trajectory, []
         case TurnGenerated():
             _expect_turn(trajectory, event)
+            if trajectory.aborted:
+                return _end_aborted(rules, replace(trajectory, record=trajectory.record.with_generated(event)), now)
             return _take_turn(rules, tokenizer, trajectory, now, event)
         case TurnFailed():
             _expect_turn(trajectory, event)
+            if trajectory.aborted:
+                return _end_aborted(rules, trajectory, now)
             return _retry_turn(rules, trajectory, now, event.cause)
         case CodeFinished():
             _expect_call(trajectory, event)
@@ -170,6 +179,15 @@ def advance(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now:
             return _end(rules, trajectory, now, "answered", 1.0 if event.correct else 0.0)
         case _:
             assert_never(event)
+
+
+def abort(rules: Rules, trajectory: Trajectory, now: float, cause: str) -> Step:
+    """Nobody waits for it any more. The engine is asked for what it has of a turn, so that the tokens that it works on are
+    not leased to somebody else."""
+    trajectory = replace(trajectory, aborted=cause)
+    if trajectory.phase == "generating":
+        return trajectory, [Send(trajectory.engine, TurnAborted(trajectory.trajectory_id))]
+    return _end_aborted(rules, trajectory, now)
 
 
 # ---------------------------------------------------------------- guards
@@ -445,6 +463,15 @@ def _end(rules: Rules, trajectory: Trajectory, now: float, ending: Ending, rewar
         grading_s=waits.grading,
     )
     return trajectory, [*sends, Send(rules.buffer, finished)]
+
+
+def _end_aborted(rules: Rules, trajectory: Trajectory, now: float) -> Step:
+    if trajectory.phase == "grading":
+        trajectory = replace(trajectory, has_session=True)  # its end stops the grading
+    trajectory, sends = _leave(rules, _enter(trajectory, "ended", now))
+    tid, group_id = trajectory.trajectory_id, trajectory.group.group_id
+    aborted = TrajectoryAborted(tid, group_id, trajectory.aborted, trajectory.record.response_tokens)
+    return trajectory, [*sends, Send(rules.buffer, aborted)]
 
 
 def _leave(rules: Rules, trajectory: Trajectory) -> Step:

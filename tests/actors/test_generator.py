@@ -41,7 +41,7 @@ class ScriptedEngine:
         self.forgotten: list[int] = []
 
     async def start(self) -> Capacity:
-        return Capacity(1024, 16)
+        return Capacity(1024, 16, 512)
 
     async def generate(self, request: GenerationRequest) -> Generation:
         if request.token_ids[0] == 666:
@@ -57,7 +57,19 @@ class ScriptedEngine:
         )
 
     def load(self) -> EngineLoad:
-        return EngineLoad(self.running, 0, 16 * self.running, self.steps, self.steps * STEP_S)
+        return EngineLoad(
+            running=self.running,
+            waiting=0,
+            used_tokens=16 * self.running,
+            cached_tokens=0,
+            decode_steps=self.steps,
+            generated_tokens=0,
+            prefilled_tokens=0,
+            recomputed_tokens=0,
+            evicted_tokens=0,
+            preempted=0,
+            busy_s=self.steps * STEP_S,
+        )
 
     def abort(self, sequence_id: int) -> None: ...
 

@@ -44,13 +44,13 @@ def test_its_waits_tokens_calls_and_leases_are_reported(tmp_path: Path) -> None:
 
     recording.engine_started(0, "generator-0", 100, 10)
     group = StartGroup(0, "train", "q", "2", b"1234", 1, 0, 1.0, 0)
-    decided(0, group, LeaseRequested(0, 0, 0, 1, 1, 9))
+    decided(0, group, LeaseRequested(0, 0, 0, 1, 1, 1, 9))
     decided(1, LeaseGranted(0, "generator-0", 10, 1, 1.0, "room"), turn(0), to="generator-0")
     said: TurnGenerated = generated(0, 0, "abcd")
     recording.engine_reported(3, load(2.0, 5))
     recording.arbiter_reported(3, LedgerReported("generator-0", 60, 100, 1, 0, 0, 80))
     decided(3, said, CodeRequested(0, 0, "jupyter_code", "1", ""), LeaseParked(0, 6))
-    decided(8, CodeFinished(0, 0, CodeOk(Output()), 5.0, "executor-0/1"), LeaseRequested(0, 0, 1, 8, 1, 2))
+    decided(8, CodeFinished(0, 0, CodeOk(Output()), 5.0, "executor-0/1"), LeaseRequested(0, 0, 1, 2, 8, 1, 2))
     decided(10, said, LeaseReleased(0, 8), TrajectoryFailed(0, 0, "engine: gone"))
     recording.close(10)
 

@@ -31,12 +31,18 @@ def joined(number: int = 0, tokens: int = 64, page: int = 1) -> EngineJoined:
 
 
 def load(
-    engine: str = "generator-0", *, steps: int = 0, busy_s: float = 0.0, evicted: int = 0, preempted: int = 0
+    engine: str = "generator-0",
+    *,
+    running: int = 1,
+    steps: int = 0,
+    busy_s: float = 0.0,
+    evicted: int = 0,
+    preempted: int = 0,
 ) -> EngineLoadReported:
     return EngineLoadReported(
         engine=engine,
         version=0,
-        running=1,
+        running=running,
         waiting=0,
         used_tokens=0,
         cached_tokens=0,
