@@ -1,6 +1,7 @@
 """One simulated engine: continuous batching over a paged KV cache, in virtual time.
 
-It behaves as SGLang's and vLLM's schedulers do by default. A step decodes one token of every running sequence, and
+It behaves as vLLM's scheduler does by default; SGLang's differs in that it admits nobody whom the running ones' expected
+growth leaves no room for, and so preempts less and queues more. A step decodes one token of every running sequence, and
 prefills up to a chunk of those that were admitted last. A request is admitted, first come first served, while there are
 pages for what it has so far. What a trajectory leaves behind between turns stays cached; where pages run out the caches
 used longest ago give up pages, from their ends; then the sequence admitted last is preempted, to be computed again. The

@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from analysis.simulation.model import H100, QWEN3_14B, cluster_of
-from analysis.simulation.run import Outcome, Policy, simulate
+from analysis.simulation.outcome import Outcome, Policy
+from analysis.simulation.run import simulate
 from analysis.simulation.workload import Shape, draw
 from benchmarks.scheduler import OURS, figures, ratios, speed
 
