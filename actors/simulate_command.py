@@ -10,8 +10,9 @@ import msgspec
 from rich.console import Console
 
 from analysis.simulation.model import CLUSTERS
+from analysis.simulation.outcome import Outcome, Policy
 from analysis.simulation.picture import draw_outcomes
-from analysis.simulation.run import Outcome, Policy, simulate
+from analysis.simulation.run import simulate
 from analysis.simulation.table import outcomes_table
 from analysis.simulation.workloads import named
 from configs.errors import UnusableInput

@@ -15,7 +15,8 @@ from typing import Any, cast, get_args
 
 from rich.console import Console
 
-from analysis.simulation.run import Outcome, Policy, simulate
+from analysis.simulation.outcome import Outcome, Policy
+from analysis.simulation.run import simulate
 from analysis.simulation.table import outcomes_table
 from analysis.simulation.workloads import SHAPES, named
 from policies.scheduling import PolicyName
@@ -34,6 +35,9 @@ def figures(outcome: Outcome) -> dict[str, Any]:
         "slot_utilization": round(outcome.slot_utilization, 4),
         "evictions": outcome.evictions,
         "recomputed_tokens": outcome.recomputed_tokens,
+        "preemptions": outcome.preemptions,
+        "overflows": outcome.overflows,
+        "migrations": outcome.migrations,
     }
 
 

@@ -164,7 +164,7 @@ class Arbiter:
         self.policy.measured(engine)
         self.policy.changed(engine)
         page = engine.page_tokens
-        waiting = sum(holding.state == "waiting" for holding in engine.holdings.values())
+        waiting = len(engine.holdings) - engine.running - len(engine.parked)
         report = LedgerReported(
             engine=event.engine,
             leased_tokens=engine.leased_pages * page,

@@ -1,6 +1,7 @@
 """One simulated engine: continuous batching over a paged KV cache, in virtual time.
 
-It behaves as SGLang's and vLLM's schedulers do by default. A step decodes one token of every running sequence, and
+It behaves as vLLM's scheduler does by default; SGLang's differs in that it admits nobody whom the running ones' expected
+growth leaves no room for, and so preempts less and queues more. A step decodes one token of every running sequence, and
 prefills up to a chunk of those that were admitted last. A request is admitted, first come first served, while there are
 pages for what it has so far. What a trajectory leaves behind between turns stays cached; where pages run out the caches
 used longest ago give up pages, from their ends; then the sequence admitted last is preempted, to be computed again. The
@@ -139,10 +140,12 @@ class SimulatedEngine:
 
     def _pages_in(self, steps: int) -> int:
         """New pages that the running sequences take in so many steps."""
-        page = self.pages.page_tokens
+        page, residues = self.pages.page_tokens, self._residues
+        first = -self._steps % page  # who takes one in the next step; those one below it in the step behind that
+        if steps == 1:
+            return residues[first]
         cycles, rest = divmod(steps, page)
-        first = -self._steps
-        return cycles * len(self.running) + sum(self._residues[(first - step) % page] for step in range(rest))
+        return cycles * len(self.running) + sum([residues[first - step] for step in range(rest)])
 
     def _wake_at(self, step: int) -> None:
         """With the end of that step."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from analysis.plotting import PALETTE, dress, leave_headroom, legend, new_figure, save
-from analysis.simulation.run import Outcome, Sample
+from analysis.simulation.outcome import Outcome, Sample
 
 
 def draw_outcomes(outcomes: Sequence[Outcome], path: Path) -> Path:

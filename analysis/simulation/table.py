@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from analysis.simulation.run import Outcome
+from analysis.simulation.outcome import Outcome
 
 
 def outcomes_table(outcomes: Sequence[Outcome]) -> Table:

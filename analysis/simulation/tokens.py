@@ -35,7 +35,7 @@ def spoken_turn(sequence: Sequence, *, stops: bool, last: bool) -> TurnGenerated
         turn=sequence.turn,
         lease=sequence.lease,
         token_ids=_ZEROS[: 4 * tokens - 4] + (ANSWERS if last else CALLS).to_bytes(4, "little"),
-        logprobs=_ZEROS[: 4 * tokens],
-        versions=_ZEROS[: 4 * tokens],
+        logprobs=b"",  # nobody reads them here, and a step's would be a gigabyte to copy about
+        versions=b"",
         finish="stop" if stops else "length",
     )

@@ -13,8 +13,9 @@ from rich.console import Console
 
 from analysis.simulation.calibration import LoadRow, calibrated, rows_of
 from analysis.simulation.model import H100, QWEN3_14B, cluster_of
+from analysis.simulation.outcome import Outcome, Policy
 from analysis.simulation.picture import draw_outcomes
-from analysis.simulation.run import Deadlock, Outcome, Policy, Simulation, simulate
+from analysis.simulation.run import Deadlock, Simulation, simulate
 from analysis.simulation.table import outcomes_table
 from analysis.simulation.workload import Shape, Workload, draw
 from bus.messages import EngineLoadReported, LeaseGranted
