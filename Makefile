@@ -7,7 +7,7 @@ INSTALLED := .venv/.installed
 ABLATION := runs/ablation
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ablation sandbox-image sandbox-image-local test test-without-docker check format clean
+.PHONY: help setup demo ablation sandbox-image sandbox-image-local test test-without-docker nightly check format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-27s %s\n", $$1, $$2 }'
@@ -45,6 +45,9 @@ test: $(INSTALLED) ## all tests: those that start processes, that train, and tha
 
 test-without-docker: $(INSTALLED) ## all tests but those that need a Docker engine and the sandbox image
 	$(BIN)/python -m pytest -m "not docker"
+
+nightly: $(INSTALLED) ## the simulation with lost engines, late answers and repeated messages over 10,000 seeds
+	$(BIN)/python -m tests.simulation.nightly 10000
 
 check: $(INSTALLED) ## format, lint, types, import layers, fast tests
 	$(BIN)/ruff format --check --quiet .

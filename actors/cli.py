@@ -1,4 +1,4 @@
-"""The command line: `asterism run`, `report`, `log`, `doctor`."""
+"""The command line: `asterism run`, `report`, `simulate`, `log`, `doctor`."""
 
 from __future__ import annotations
 
@@ -60,15 +60,14 @@ def run(
 
 
 @app.command()
-def report(run: RunArgument) -> None:
-    """Show a run's summary, and draw its curves again."""
-    from analysis.curves import draw_curves
-    from analysis.summary_table import read_summary, summary_table
+def report(
+    run: RunArgument,
+    json: Annotated[bool, typer.Option("--json", help="Print the utilization as JSON, and nothing else.")] = False,
+) -> None:
+    """Show a run's summary, draw its curves again, and say where its time went: engines, tools, waits, stragglers."""
+    from actors.report_command import report_run
 
-    folder = run_folder(run)
-    console = Console()
-    console.print(summary_table(read_summary(folder.path)))
-    console.print(f"curves: {draw_curves(folder.path)}")
+    report_run(run, json=json, console=Console())
 
 
 @app.command()
@@ -79,6 +78,35 @@ def doctor() -> None:
     findings = examine()
     Console().print(findings_table(findings))
     raise typer.Exit(int(any(finding.status == "missing" for finding in findings)))
+
+
+@app.command()
+def simulate(
+    workload: Annotated[str, typer.Argument(help="report, one_node, heavy_tail or tool_bound.")],
+    policies: Annotated[
+        str, typer.Option("--policies", help="Side by side, with commas; oracle knows all lengths.")
+    ] = "static,kv,kv_lookahead",
+    seed: Annotated[int, typer.Option("--seed", help="Of the workload's draws.")] = 0,
+    scale: Annotated[float, typer.Option(min=0.01, help="Of prompts and engines alike, for a quick look.")] = 1.0,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", help="8xh100, 8xh200 or 64xmi300x; the workload's own without it.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")] = None,
+    picture: Annotated[Path | None, typer.Option("--picture", metavar="FILE", help="Draw them there.")] = None,
+) -> None:
+    """Simulate one step's rollouts under several policies: makespan, utilization, waits, and two lower bounds."""
+    from actors.simulate_command import simulate_workload
+
+    simulate_workload(
+        workload,
+        policies,
+        seed=seed,
+        scale=scale,
+        cluster=cluster,
+        json_file=json_file,
+        picture=picture,
+        console=Console(),
+    )
 
 
 @log_app.command()

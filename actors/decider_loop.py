@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -25,6 +26,14 @@ _EVENTS_A_TURN = 64  # decided before the event loop comes round, so that what w
 
 Service = Callable[[AnyMessage], Awaitable[None]]
 _state_encoder = msgspec.msgpack.Encoder(order="deterministic")
+
+
+class Observer(Protocol):
+    """Writes down what is worth a line in the structured log. It decides nothing, and replay goes without it."""
+
+    def saw(self, now: float, event: AnyMessage, effects: Sequence[Send]) -> None:
+        """After a decision: what was decided on, and what came of it."""
+        ...
 
 
 def trajectory_of(message: AnyMessage) -> int | None:
@@ -60,12 +69,14 @@ class DeciderLoop:
         deciders: Mapping[str, Decider],
         services: Mapping[str, Service],
         clock: Clock,
+        observer: Observer | None = None,
     ) -> None:
         self._bus = bus
         self._log = log
         self._deciders = deciders
         self._services = services
         self._clock = clock
+        self._observer = observer
         self._logger = structlog.get_logger()
         self._shutting_down = False
 
@@ -114,3 +125,5 @@ class DeciderLoop:
             self._log.decided(seq, fingerprint(frames), state_fingerprint(decider.state_after(event)))
         for effect, effect_frame in zip(effects, frames, strict=True):
             await self._bus.send_frame(effect.to, effect_frame)
+        if self._observer is not None:
+            self._observer.saw(now, event, effects)

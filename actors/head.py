@@ -11,6 +11,7 @@ import structlog
 from actors.clock import steady_clock
 from actors.decider_loop import DeciderLoop
 from actors.wiring import HEAD, deciders_of
+from analysis.utilization.step_observer import StepObserver
 from bus.codec import decode
 from bus.event_log import EventLog, read_events
 from bus.messages import AnyMessage, BufferCursor, MetricsRecorded, RunStarted, StepCollected
@@ -38,7 +39,8 @@ async def run_head(run: Run, folder: RunFolder, step: int) -> None:
     metrics = MetricsFile(folder.metrics)
     structlog.get_logger().info("head.started", step=step, position=cursor.position)
     try:
-        await DeciderLoop(bus, log, deciders, {"metrics": metrics.write}, steady_clock()).run()
+        observer = StepObserver(structlog.get_logger().info)
+        await DeciderLoop(bus, log, deciders, {"metrics": metrics.write}, steady_clock(), observer).run()
     finally:
         await bus.close()
         if log is not None:

@@ -21,7 +21,15 @@ from actors.display import Display
 from actors.executors import Executors
 from actors.head import step_to_resume
 from actors.wiring import HEAD, LAUNCHER, LEARNER, ROLLOUT, executors, generators
-from bus.messages import CallsMoved, ExecutorJoined, ExecutorProved, Progress, RunFinished, Shutdown
+from bus.messages import (
+    CallsMoved,
+    ExecutorJoined,
+    ExecutorProved,
+    LedgerReported,
+    Progress,
+    RunFinished,
+    Shutdown,
+)
 from bus.transport import Bus
 from bus.zeromq import zmq_bus
 from configs.run_folder import RunFolder
@@ -143,6 +151,9 @@ class Launcher:
                     kept.proved(event)
                 case CallsMoved(executor=executor, sent=sent, waiting=waiting, lost=lost):
                     self._logger.info("calls.moved", executor=executor, sent=sent, waiting=waiting, lost=lost)
+                case LedgerReported() as report:
+                    fields = {name: getattr(report, name) for name in report.__struct_fields__}
+                    self._logger.info("ledger.reported", **fields)
                 case RunFinished(steps=steps):
                     self._logger.info("run.finished", step=steps)
                     return

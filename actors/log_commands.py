@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import assert_never
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,6 +15,11 @@ from bus.messages import (
     AnyMessage,
     BatchReady,
     CodeFinished,
+    LeaseDeferred,
+    LeaseGranted,
+    LeaseParked,
+    LeaseReleased,
+    LeaseRequested,
     StartGroup,
     TrajectoryFinished,
     TurnGenerated,
@@ -23,7 +29,8 @@ from configs.errors import UnusableInput
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
 from configs.schema import Dialogue
-from engine.tokenizer import FastTokenizer, load_tokenizer
+from engine.tokenizer import load_tokenizer
+from policies.dialogue import TextTokenizer
 from policies.record import bytes_to_ids
 from policies.tool_text import result_text
 
@@ -49,14 +56,21 @@ def tell_story(folder: RunFolder, trajectory: int, console: Console) -> None:
     """Raises UnusableInput if no log knows the trajectory."""
     run = load_resolved(folder.config)
     tokenizer = load_tokenizer(folder.expand(run.model.checkpoint))
+    for line in story_lines(folder, trajectory, tokenizer, run.dialogue):
+        console.print(line, soft_wrap=True)
+
+
+def story_lines(folder: RunFolder, trajectory: int, tokenizer: TextTokenizer, dialogue: Dialogue) -> list[str]:
+    """One for each event, in rich's markup. Raises UnusableInput if no log knows the trajectory."""
     events = [event for path in sorted(folder.events.glob("*.sqlite")) for event in _events_of(path, trajectory)]
     if not events:
         raise UnusableInput(f"{folder.events}: no log knows trajectory {trajectory}")
     events.sort(key=lambda event: event.time)
-    for event in events:
-        message = decode(event.frame).message
-        header = f"[dim]{event.time - events[0].time:9.4f} s[/]  {event.actor:<10} [bold]{event.kind}[/]"
-        console.print(f"{header}  {escape(_told(message, tokenizer, run.dialogue))}", soft_wrap=True)
+    return [
+        f"[dim]{event.time - events[0].time:9.4f} s[/]  {event.actor:<10} [bold]{event.kind}[/]  "
+        + escape(_told(decode(event.frame).message, tokenizer, dialogue))
+        for event in events
+    ]
 
 
 def _events_of(path: Path, trajectory: int) -> list[Event]:
@@ -72,8 +86,10 @@ def _starts(event: Event, trajectory: int) -> bool:
     return group.first_trajectory_id <= trajectory < group.first_trajectory_id + group.size
 
 
-def _told(message: AnyMessage, tokenizer: FastTokenizer, dialogue: Dialogue) -> str:
+def _told(message: AnyMessage, tokenizer: TextTokenizer, dialogue: Dialogue) -> str:
     match message:
+        case LeaseRequested() | LeaseDeferred() | LeaseGranted() | LeaseParked() | LeaseReleased():
+            return _told_of_lease(message)
         case StartGroup():
             return (
                 f"group {message.group_id}, {message.problem}, truth {message.ground_truth!r}, {message.size} siblings"
@@ -91,3 +107,26 @@ def _told(message: AnyMessage, tokenizer: FastTokenizer, dialogue: Dialogue) -> 
         case _:
             fields = ((name, getattr(message, name)) for name in message.__struct_fields__)
             return ", ".join(f"{name} {value}" for name, value in fields if name not in _TOKEN_FIELDS)
+
+
+def _told_of_lease(message: LeaseRequested | LeaseDeferred | LeaseGranted | LeaseParked | LeaseReleased) -> str:
+    """Why it waits, for what, and for how long it did."""
+    match message:
+        case LeaseRequested():
+            return (
+                f"lease {message.lease}, for turn {message.turn}: it has {message.tokens} tokens "
+                f"and may get {message.max_new_tokens} more"
+            )
+        case LeaseDeferred():
+            return f"it waits: {message.reason}"
+        case LeaseGranted():
+            waited = f"after {message.waited_s:.3f} s" if message.waited_s else "at once"
+            return (
+                f"lease {message.lease}, {waited}: up to {message.tokens} tokens on {message.engine}: {message.reason}"
+            )
+        case LeaseParked():
+            return f"a tool works for it, and its {message.tokens} tokens stay cached while there is room"
+        case LeaseReleased():
+            return f"it has ended with {message.tokens} tokens"
+        case _:
+            assert_never(message)

@@ -23,6 +23,7 @@ from actors.head import run_head
 from actors.loop_lag import measure_loop_lag
 from actors.wiring import HEAD, LAUNCHER, deciders_of
 from analysis.summary import isolation_in_force
+from analysis.utilization.trajectory_observer import TrajectoryObserver
 from bus.batching import batched
 from bus.event_log import EventLog, EventLogFailure
 from bus.messages import BufferCursor, RunStarted
@@ -35,6 +36,7 @@ from configs.schema import Run, Sandbox
 from engine.contract import Capacity
 from sandbox.contract import SandboxFailure
 
+COUNTS_EVERY_S = 0.1  # between two lines of how many trajectories wait for what
 NO_POLICY = -1  # version of the weights that an engine starts with: nothing is generated before the learner's arrive
 
 
@@ -43,12 +45,25 @@ async def run_rollout(name: str, run: Run, folder: RunFolder, step: int) -> None
     log = EventLog(folder.events / f"{name}.sqlite") if run.log.events else None
     bus = batched(zmq_bus(name, folder.sockets, run.bus.queue_messages))
     await bus.send(name, RunStarted(step, BufferCursor()))  # in the inbox before anything that arrives from outside
+    observer = TrajectoryObserver(structlog.get_logger().info)
+    counting = asyncio.create_task(_say_counts(observer))
     try:
-        await DeciderLoop(bus, log, deciders, {}, steady_clock()).run()
+        await DeciderLoop(bus, log, deciders, {}, steady_clock(), observer).run()
     finally:
+        counting.cancel()
         await bus.close()
         if log is not None:
             log.close()
+
+
+async def _say_counts(observer: TrajectoryObserver) -> None:
+    """Runs until cancelled."""
+    try:
+        while True:
+            observer.say_counts()
+            await asyncio.sleep(COUNTS_EVERY_S)
+    finally:
+        observer.say_counts()
 
 
 async def run_generator(name: str, run: Run, folder: RunFolder) -> None:
@@ -59,8 +74,10 @@ async def run_generator(name: str, run: Run, folder: RunFolder) -> None:
 
     engine = EmbeddedEngine(
         folder.expand(run.model.checkpoint),
-        Capacity(run.engine.kv_tokens, run.dialogue.sequence_tokens),
+        Capacity(run.engine.kv_tokens, run.engine.page_tokens, run.dialogue.sequence_tokens),
         threads=run.engine.threads,
+        prefill_tokens=run.engine.prefill_tokens,
+        max_running=run.engine.max_running,
         dtype=getattr(torch, run.engine.dtype),
         version=NO_POLICY,
     )
@@ -73,6 +90,7 @@ async def run_generator(name: str, run: Run, folder: RunFolder) -> None:
 
 async def run_executor(name: str, run: Run, folder: RunFolder, life: int) -> None:
     from actors.executor import Executor
+    from actors.executor_load import report_load
     from sandbox.choice import sandbox_of
 
     bus = batched(zmq_bus(name, folder.sockets, run.bus.queue_messages))
@@ -85,9 +103,11 @@ async def run_executor(name: str, run: Run, folder: RunFolder, life: int) -> Non
         max_calls=run.sandbox.max_queued_calls,
         launcher=LAUNCHER,
     )
+    reporting = asyncio.create_task(report_load(f"{name}/{life}", run.sandbox.fork_servers, sandbox.load))
     try:
         await executor.run()
     finally:
+        reporting.cancel()
         await bus.close()
 
 

@@ -50,9 +50,11 @@ def rules(run: Run, tokenizer: FastTokenizer) -> Rules:
 def head_deciders(run: Run, problems: Problems) -> dict[str, Decider]:
     engines = generators(run)
     return {
-        "arbiter": Arbiter(ROLLOUT),
+        "arbiter": Arbiter(run.arbiter.policy, run.dialogue.response_tokens, holder=ROLLOUT),
         "buffer": GroupBuffer(run, problems.train, problems.test, (ROLLOUT,)),
-        "recipe": Recipe(run.rl.steps, run.evaluation.questions, run.sampling.temperature, engines),
+        "recipe": Recipe(
+            run.rl.steps, run.evaluation.questions, run.sampling.temperature, engines, run.rl.max_staleness
+        ),
         "recorder": Recorder(run.rl.steps, len(engines)),
     }
 

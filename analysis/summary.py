@@ -24,7 +24,8 @@ def summarize(run: Run, folder: RunFolder, *, wall_s: float, replay_identical: b
     ten steps'. Raises AnalysisError."""
     metrics = read_metrics(folder.path)
     steps, accuracy = metrics.steps, metrics.evaluations
-    rollout_s = column(steps, "rollout_s").sum()
+    # Where rollouts run ahead of the learner, `rollout_s` is what the learner waited for, and not how long they took.
+    generation_s = column(steps, "step_s" if run.rl.max_staleness else "rollout_s").sum()
     errors = column(steps, "errors_in_positives")
     return {
         "name": run.name,
@@ -43,7 +44,7 @@ def summarize(run: Run, folder: RunFolder, *, wall_s: float, replay_identical: b
         "reward_end": column(steps, "reward").tail(WINDOW).mean(),
         "response_tokens_end": column(steps, "response_tokens").tail(WINDOW).mean(),
         "step_s_mean": column(steps, "step_s").mean(),
-        "tokens_per_s": float(column(steps, "generated_tokens").sum()) / float(rollout_s) if rollout_s else None,
+        "tokens_per_s": float(column(steps, "generated_tokens").sum()) / float(generation_s) if generation_s else None,
         **count_trajectories(folder),
         "groups_rejected": column(steps, "groups_rejected").sum(),
         "prompts_skipped": sum(entry["num_skipped"] for entry in _log_entries(folder, "head", "prompts.skipped")),
@@ -62,19 +63,22 @@ def count_parameters(weights: Path) -> int | None:
 
 
 def count_trajectories(folder: RunFolder) -> dict[str, int | None]:
-    """Counted in the event logs: started = finished + failed + abandoned.
+    """Counted in the event logs: started = finished + failed + aborted + abandoned.
 
-    Those under way when a life of the run ended, by ^C or a kill, are abandoned: its next life starts them anew.
+    Aborted are those whose step ended without them (rl.oversubscribe). Those under way when a life of the run ended, by
+    ^C or a kill, are abandoned: its next life starts them anew.
     """
-    names = ("trajectories_started", "trajectories_finished", "trajectories_failed", "trajectories_abandoned")
+    ends = ("started", "finished", "failed", "aborted", "abandoned")
+    names = [f"trajectories_{end}" for end in ends]
     logs = folder.events / "rollout-0.sqlite", folder.events / "head.sqlite"
     if not all(log.exists() for log in logs):
         return dict.fromkeys(names)
     started = _by_life(logs[0], "rollout-0", "StartGroup")
-    finished, failed = (_by_life(logs[1], "buffer", kind) for kind in ("TrajectoryFinished", "TrajectoryFailed"))
-    ended = [done + lost for done, lost in zip(finished, failed, strict=True)]
+    kinds = ("TrajectoryFinished", "TrajectoryFailed", "TrajectoryAborted")
+    finished, failed, aborted = (_by_life(logs[1], "buffer", kind) for kind in kinds)
+    ended = [sum(life) for life in zip(finished, failed, aborted, strict=True)]
     abandoned = sum(began - over for began, over in zip(started[:-1], ended[:-1], strict=False))
-    return dict(zip(names, (sum(started), sum(finished), sum(failed), abandoned), strict=True))
+    return dict(zip(names, (sum(started), sum(finished), sum(failed), sum(aborted), abandoned), strict=True))
 
 
 def _by_life(log: Path, actor: str, kind: str) -> list[int]:

@@ -75,9 +75,11 @@ def _trajectories(summary: Mapping[str, Any]) -> str:
     parts = [f"{finished:,} finished"]
     if failed:
         parts.append(f"{failed:,} failed")
+    if aborted := summary.get("trajectories_aborted"):
+        parts.append(f"{aborted:,} aborted when their step had ended")
     if abandoned := summary.get("trajectories_abandoned"):
         parts.append(f"{abandoned:,} abandoned when the run was ended, and done again")
-    if missing := started - finished - failed - (abandoned or 0):
+    if missing := started - finished - failed - (aborted or 0) - (abandoned or 0):
         parts.append(f"[bold red]{missing:,} unaccounted for[/]")
     return ", ".join(parts)
 

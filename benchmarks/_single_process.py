@@ -31,6 +31,7 @@ from bus.messages import (
     CodeRequested,
     ExecutorJoined,
     LeaseGranted,
+    LeaseParked,
     LeaseReleased,
     LeaseRequested,
     SessionEnded,
@@ -75,7 +76,7 @@ class SingleProcess:
         checkpoint = folder.expand(run.model.checkpoint)
         tokenizer = load_tokenizer(checkpoint)
         problems = load_problems(run, folder, tokenizer)
-        capacity = Capacity(run.engine.kv_tokens, run.dialogue.sequence_tokens)
+        capacity = Capacity(run.engine.kv_tokens, run.engine.page_tokens, run.dialogue.sequence_tokens)
         self._run = run
         self._sandbox = sandbox
         self._core = ContinuousBatch(load_model(checkpoint, getattr(torch, run.engine.dtype)), capacity)
@@ -83,7 +84,7 @@ class SingleProcess:
         self._rollout = Rollout(rules(run, tokenizer), tokenizer)
         self._rollout.decide(time.monotonic(), ExecutorJoined(EXECUTOR, run.sandbox.fork_servers))
         self._buffer = GroupBuffer(run, problems.train, problems.test)
-        self._turns: dict[int, int] = {}  # number of the turn that is being generated, by trajectory
+        self._turns: dict[int, TurnRequested] = {}  # that are being generated, by trajectory
         self._answers: asyncio.Queue[TrajectoryEvent] = (
             asyncio.Queue()
         )  # the sandbox's; one for each trajectory at most
@@ -126,8 +127,9 @@ class SingleProcess:
                 raise result
             token_ids, logprobs = result.token_ids.tobytes(), result.logprobs.tobytes()
             turn = self._turns.pop(trajectory_id)
+            versions = result.versions.tobytes()
             events.append(
-                TurnGenerated(trajectory_id, turn, token_ids, logprobs, result.versions.tobytes(), result.finish)
+                TurnGenerated(trajectory_id, turn.turn, turn.lease, token_ids, logprobs, versions, result.finish)
             )
         return events
 
@@ -139,14 +141,17 @@ class SingleProcess:
             match messages.popleft():
                 case StartGroup() as group:
                     messages.extend(send.message for send in self._rollout.decide(now, group))
-                case LeaseRequested(trajectory_id=trajectory_id, tokens=tokens):
-                    granted = LeaseGranted(trajectory_id, "engine", tokens)  # what has no room waits in the engine
+                case LeaseRequested() as request:  # what has no room waits in the engine
+                    tokens = request.tokens + request.max_new_tokens
+                    granted = LeaseGranted(request.trajectory_id, "engine", tokens, request.lease, 0.0, "alone")
                     messages.extend(send.message for send in self._rollout.decide(now, granted))
                 case TrajectoryFinished() as finished:
                     messages.extend(send.message for send in self._buffer.decide(now, finished))
                 case TurnRequested() as turn:
-                    self._turns[turn.trajectory_id] = turn.turn
+                    self._turns[turn.trajectory_id] = turn
                     self._core.submit(_generation_request(turn))
+                case LeaseParked():
+                    pass
                 case LeaseReleased(trajectory_id=trajectory_id):
                     self._core.forget(trajectory_id)
                 case CodeRequested() as call:

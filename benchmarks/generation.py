@@ -83,7 +83,7 @@ async def engine_rate(engine: EmbeddedEngine, prompts_BT: NDArray[np.int32], new
 
 
 async def measure(folder: Path, threads: int, seed: int, new_tokens: int, rounds: int) -> dict[str, float]:
-    capacity = Capacity(kv_tokens=256 * 128, page_tokens=128)
+    capacity = Capacity(kv_tokens=256 * 128, page_tokens=16, sequence_tokens=128)
     engine = EmbeddedEngine(folder, capacity, threads=threads)
     await engine.start()
     torch.set_num_threads(threads)

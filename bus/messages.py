@@ -35,6 +35,24 @@ class EngineLeft(Message, frozen=True):
     cause: str
 
 
+class EngineLoadReported(Message, frozen=True):
+    """generator -> arbiter, several times a second while it works: what the engine measures. Counters since its start."""
+
+    engine: str
+    version: int
+    running: int  # sequences that decode
+    waiting: int  # requests that the engine could not begin yet: 0 unless it has less room than it said
+    used_tokens: int  # KV tokens in pages that are not free
+    cached_tokens: int  # of them in pages that no running sequence holds
+    decode_steps: int
+    generated_tokens: int
+    prefilled_tokens: int
+    recomputed_tokens: int  # of them those that had been computed before: after eviction, preemption or migration
+    evicted_tokens: int  # cached tokens that the engine gave up by itself, for lack of room
+    preempted: int  # running sequences that it stopped for lack of room
+    busy_s: float
+
+
 class ExecutorJoined(Message, frozen=True):
     """executor -> launcher -> rollout: a sandbox stands. The launcher passes it on, so that it never overtakes, nor is
     overtaken by, the word that this executor left."""
@@ -71,6 +89,7 @@ class BufferCursor(msgspec.Struct, frozen=True, array_like=True):
     position: int = 0  # in the endless sequence of problems
     next_group_id: int = 0
     next_trajectory_id: int = 0
+    pending: tuple[int, ...] = ()  # earlier positions whose groups are under way for a later step: started anew first
 
 
 class RunStarted(Message, frozen=True):
@@ -124,17 +143,18 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     advantage: float
     prompt_tokens: int
     token_ids: bytes  # int32 [T]
-    loss_mask: bytes  # uint8 [T]; 1 where the model generated the token
+    loss_mask: bytes  # uint8 [T]; 1 where the model generated the token, and it is not too old to be trained on
     logprobs: bytes  # float32 [T]; under the version that generated the token, 0 where it was not generated
     versions: bytes  # int32 [T]; -1 where not generated
 
 
 class StepCounts(msgspec.Struct, frozen=True):
-    """What one step's groups were. Sums over all groups that the step started, the rejected ones included."""
+    """What one step's groups were. Sums over all groups that the step started or was left, the rejected ones included,
+    up to its end: what is aborted then is in LengthsMeasured."""
 
     groups: int = 0
     groups_rejected: int = 0  # equal rewards: no gradient
-    groups_lost: int = 0  # too few trajectories left after infrastructure failures
+    groups_lost: int = 0  # too few trajectories left after infrastructure failures, or young enough
     trajectories: int = 0  # finished
     trajectories_failed: int = 0  # lost to infrastructure
     correct: int = 0
@@ -149,6 +169,16 @@ class StepCounts(msgspec.Struct, frozen=True):
     generation_s: float = 0.0
     tools_s: float = 0.0
     grading_s: float = 0.0
+
+
+class StalenessCounts(msgspec.Struct, frozen=True):
+    """How many versions what a step trains on is behind the policy that it updates."""
+
+    tokens: int = 0  # trained on
+    versions_behind: int = 0  # summed over them
+    most_behind: int = 0
+    tokens_masked: int = 0  # too old, in trajectories that are trained on
+    trajectories_dropped: int = 0  # too old, as a whole
 
 
 class BatchReady(Message, frozen=True):
@@ -166,6 +196,23 @@ class StepCollected(Message, frozen=True):
     counts: StepCounts
     failures: dict[str, int]  # infrastructure failures by cause
     cursor: BufferCursor
+    staleness: StalenessCounts | None = None  # of a run whose rollouts may run ahead of the learner
+
+
+class LengthCounts(msgspec.Struct, frozen=True):
+    trajectories: int = 0
+    response_tokens: int = 0  # summed; of an aborted one those that it had
+    overlong: int = 0  # hit the length limit
+
+
+class LengthsMeasured(Message, frozen=True):
+    """buffer -> recorder: all trajectories of the groups that were started for a step have ended, now or later than it."""
+
+    step: int
+    taken: LengthCounts  # of the groups that were complete when the step ended
+    started: LengthCounts  # of all groups
+    aborted: int  # trajectories that were stopped because their step had ended
+    late: int  # that were to be stopped, and had ended by themselves
 
 
 class StepTrained(Message, frozen=True):
@@ -193,7 +240,7 @@ class WeightsLoaded(Message, frozen=True):
 class MetricsRecorded(Message, frozen=True):
     """recorder -> the head's metrics file: one line of it."""
 
-    kind: Literal["step", "evaluation"]
+    kind: Literal["step", "evaluation", "lengths"]
     step: int
     label: str  # of an evaluation, else empty
     values: dict[str, float]
@@ -225,23 +272,82 @@ class StartGroup(Message, frozen=True):
     seed: int
 
 
+class GroupAborted(Message, frozen=True):
+    """buffer -> rollout: the group's step has ended without it. Those of its trajectories that live are stopped."""
+
+    group_id: int
+    first_trajectory_id: int
+    size: int
+    cause: str
+
+
 class LeaseRequested(Message, frozen=True):
-    """rollout -> arbiter. A trajectory holds one lease at most."""
+    """rollout -> arbiter: room for the trajectory's next tokens. It is asked for before each turn, and again within a turn
+    that its lease has ended."""
 
     trajectory_id: int
-    tokens: int  # KV tokens wanted, worst case
+    group_id: int
+    turn: int
+    lease: int  # the one that it asks for: counts the trajectory's leases from 1
+    tokens: int  # so far, prompt included
+    prompt_tokens: int  # that the group's trajectories share
+    max_new_tokens: int  # the trajectory may get so much longer, tool results included
 
 
 class LeaseGranted(Message, frozen=True):
+    """arbiter -> rollout: the trajectory may have so many tokens in that engine's cache, those so far included."""
+
     trajectory_id: int
     engine: str
+    tokens: int
+    lease: int  # counts the trajectory's leases from 1
+    waited_s: float
+    reason: str
+
+
+class LeaseDeferred(Message, frozen=True):
+    """arbiter -> rollout, for its log alone: the request waits."""
+
+    trajectory_id: int
+    reason: str
+
+
+class LeaseParked(Message, frozen=True):
+    """rollout -> arbiter: the turn has its tokens, and a tool works. The lease shrinks to what is cached, which the arbiter
+    may give up until the next request."""
+
+    trajectory_id: int
     tokens: int
 
 
 class LeaseReleased(Message, frozen=True):
-    """rollout -> arbiter, and -> the engine, which forgets the trajectory's cache."""
+    """rollout -> the engine, which forgets the trajectory's cache, and -> arbiter: the trajectory needs none any more."""
 
     trajectory_id: int
+    tokens: int  # at its end
+
+
+class LedgerReported(Message, frozen=True):
+    """arbiter -> launcher, for its log alone, with each report of an engine: the arbiter's books beside the measurement."""
+
+    engine: str
+    leased_tokens: int
+    usable_tokens: int  # of its capacity, as far as it is trusted: an engine that evicts or preempts has less
+    running: int  # trajectories
+    parked: int
+    waiting: int  # with a cache there
+    used_tokens: int  # as the engine measured
+
+
+class CacheReleased(Message, frozen=True):
+    """arbiter -> generator: forget the trajectory's cache, unless a request under a later lease has come meanwhile."""
+
+    trajectory_id: int
+    lease: int
+
+
+class AdmissionContinued(Message, frozen=True):
+    """arbiter -> arbiter: more requests may be granted than one decision should grant."""
 
 
 class TurnRequested(Message, frozen=True):
@@ -249,8 +355,9 @@ class TurnRequested(Message, frozen=True):
 
     trajectory_id: int
     turn: int
+    lease: int
     token_ids: bytes
-    max_new_tokens: int
+    max_new_tokens: int  # as far as the lease goes
     temperature: float
     top_p: float
     top_k: int
@@ -263,6 +370,7 @@ class TurnGenerated(Message, frozen=True):
 
     trajectory_id: int
     turn: int
+    lease: int  # under which it was requested
     token_ids: bytes  # int32 [N]
     logprobs: bytes  # float32 [N]
     versions: bytes  # int32 [N]
@@ -272,6 +380,7 @@ class TurnGenerated(Message, frozen=True):
 class TurnFailed(Message, frozen=True):
     trajectory_id: int
     turn: int
+    lease: int
     cause: str
 
 
@@ -421,6 +530,15 @@ class TrajectoryFailed(Message, frozen=True):
     cause: str
 
 
+class TrajectoryAborted(Message, frozen=True):
+    """rollout -> buffer: stopped by GroupAborted. Neither an answer nor a failure of infrastructure."""
+
+    trajectory_id: int
+    group_id: int
+    cause: str
+    response_tokens: int  # so far
+
+
 # ---------------------------------------------------------------- control
 
 
@@ -445,6 +563,7 @@ class Shutdown(Message, frozen=True):
 AnyMessage = (
     EngineJoined
     | EngineLeft
+    | EngineLoadReported
     | ExecutorJoined
     | ExecutorLeft
     | ExecutorProved
@@ -459,12 +578,19 @@ AnyMessage = (
     | StepTrained
     | WeightsPublished
     | WeightsLoaded
+    | LengthsMeasured
     | MetricsRecorded
     | Progress
     | StartGroup
+    | GroupAborted
     | LeaseRequested
     | LeaseGranted
+    | LeaseDeferred
+    | LeaseParked
     | LeaseReleased
+    | LedgerReported
+    | CacheReleased
+    | AdmissionContinued
     | TurnRequested
     | TurnGenerated
     | TurnFailed
@@ -478,6 +604,7 @@ AnyMessage = (
     | AnswerGraded
     | TrajectoryFinished
     | TrajectoryFailed
+    | TrajectoryAborted
     | Batch
     | GenerationPaused
     | GenerationContinued

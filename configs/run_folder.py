@@ -48,6 +48,15 @@ class RunFolder(NamedTuple):
         return self.path / "curves.png"
 
     @property
+    def utilization(self) -> Path:
+        """Where the run's time went, in one object; its picture beside it."""
+        return self.path / "utilization.json"
+
+    @property
+    def utilization_picture(self) -> Path:
+        return self.path / "utilization.png"
+
+    @property
     def lock(self) -> Path:
         return self.path / "lock"
 

@@ -6,6 +6,7 @@ Units are part of a name: `_s` seconds, `_mib` mebibytes, `_tokens` tokens.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -103,6 +104,10 @@ class Rl(Section, frozen=True):
     prompts: int = 512  # groups that one step trains on
     rollouts: int = 32  # 2G: trajectories started for each prompt
     refills: int = 512  # further groups that a step may start in place of those with equal rewards
+    max_staleness: int = 0  # versions that rollouts may run ahead of the learner: docs/staleness.md
+    too_old: Literal["mask", "drop"] = "mask"  # what becomes of a trajectory with older tokens
+    oversubscribe: float = 1.0  # so many times `prompts` groups are started, and the first complete ones are taken
+    leftovers: Literal["carry", "abort"] = "abort"  # the others go on for the next step, or are stopped
 
     def __post_init__(self) -> None:
         require(self.steps >= 0, "steps must not be negative")
@@ -112,6 +117,25 @@ class Rl(Section, frozen=True):
             self.rollouts % 2 == 0, f"rollouts must be even, Resample-on-Correct keeps half of them: {self.rollouts}"
         )
         require(self.refills >= 0, "refills must not be negative")
+        require(self.max_staleness >= 0, "max_staleness must not be negative")
+        require(1 <= self.oversubscribe < math.inf, "oversubscribe must be at least 1, and finite")
+        require(
+            self.leftovers == "abort" or self.max_staleness > 0,
+            'leftovers = "carry" needs a max_staleness of at least 1: with 0 all trajectories of a step are from one '
+            'version, and what an earlier step began is from another; take "abort"',
+        )
+
+    @property
+    def groups(self) -> int:
+        """Started for one step."""
+        return math.ceil(round(self.prompts * self.oversubscribe, 6))  # 1.1 * 10 is a little more than 11
+
+    @property
+    def live_groups(self) -> int:
+        """That may be under way at once. One that is being stopped may add to them for as long as that takes."""
+        spare = self.groups - self.prompts
+        steps = self.max_staleness + 1
+        return steps * self.prompts + (spare if self.leftovers == "carry" else steps * spare)
 
 
 class Roc(Section, frozen=True):
@@ -127,13 +151,23 @@ class Roc(Section, frozen=True):
 class Engine(Section, frozen=True):
     kind: Literal["embedded"] = "embedded"
     num_engines: int = 1
-    kv_tokens: int = 65_536  # capacity of one engine's KV cache
+    kv_tokens: int = 65_536  # capacity of one engine's KV cache; only whole pages count
+    page_tokens: int = 16  # every sequence takes whole pages; equal prefixes share them
+    prefill_tokens: int = 512  # read of prompts in one step, beside the new tokens of those that run
+    max_running: int = 256  # sequences that generate at once; further ones wait
     threads: int = 1
     dtype: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self) -> None:
         require(self.num_engines > 0, "num_engines must be positive")
-        require(self.kv_tokens > 0, "kv_tokens must be positive")
+        for name in ("kv_tokens", "page_tokens", "prefill_tokens", "max_running"):
+            require(getattr(self, name) > 0, f"{name} must be positive")
+
+
+class Arbiter(Section, frozen=True):
+    """Who may generate where, and when: policies/scheduling.py."""
+
+    policy: Literal["static", "round_robin", "least_requests", "kv", "kv_lookahead"] = "kv_lookahead"
 
 
 class Sandbox(Section, frozen=True):
@@ -224,6 +258,7 @@ class Run(Section, frozen=True):
     rl: Rl = Rl()
     roc: Roc = Roc()
     engine: Engine = Engine()
+    arbiter: Arbiter = Arbiter()
     sandbox: Sandbox = Sandbox()
     learner: Learner = Learner()
     evaluation: Evaluation = Evaluation()
@@ -234,11 +269,12 @@ class Run(Section, frozen=True):
         require(self.name != "", "name must not be empty")
         need = self.dialogue.sequence_tokens
         require(
-            self.engine.kv_tokens >= need,
-            f"engine.kv_tokens must hold one trajectory, dialogue.prompt_tokens + response_tokens = {need}",
+            self.engine.kv_tokens // self.engine.page_tokens * self.engine.page_tokens >= need,
+            f"engine.kv_tokens must hold one trajectory, dialogue.prompt_tokens + response_tokens = {need},"
+            f" in whole pages of engine.page_tokens = {self.engine.page_tokens}",
         )
         # Two processes that each wait for the other's full queue would wait for ever.
-        frames = 4 * max(self.rl.prompts * self.rl.rollouts, self.evaluation.questions)
+        frames = 4 * max(self.rl.live_groups * self.rl.rollouts, self.evaluation.questions)
         require(
             self.bus.queue_messages >= frames,
             f"bus.queue_messages must be at least {frames}, four for each trajectory that is under way at once",

@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bus.messages import Row
+from bus.messages import ProtocolError, Row
 from policies.draws import shuffled
+from policies.staleness import oldest_version
 
 
 class TrainingSequence(NamedTuple):
@@ -74,6 +75,22 @@ def row_sequence(row: Row) -> TrainingSequence:
         )
     except ValueError as error:
         raise ValueError(f"trajectory {row.trajectory_id}: {error}") from error
+
+
+def check_versions(rows: Iterable[Row], step: int, max_staleness: int) -> None:
+    """Raises ProtocolError, naming the first trajectory with a counted token that `step` may not train on: from a version
+    that is too old, or later than the one that it updates."""
+    oldest, newest = oldest_version(step, max_staleness), step - 1
+    for row in rows:
+        counted = np.frombuffer(row.loss_mask, np.uint8).astype(np.bool_)
+        versions = np.frombuffer(row.versions, "<i4")[counted]
+        outside = versions[(versions < oldest) | (versions > newest)]
+        if len(outside):
+            allowed = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
+            raise ProtocolError(
+                f"trajectory {row.trajectory_id} has {len(outside)} tokens of version {outside[0]} to train on: step {step} "
+                f"takes {allowed} (rl.max_staleness = {max_staleness})"
+            )
 
 
 def rl_minibatches(rows: Sequence[Row], count: int, seed: int, step: int) -> list[list[TrainingSequence]]:

@@ -1,7 +1,9 @@
-"""Continuous batching: which sequence sits in which row, who waits, what a step does. Synchronous, one thread.
+"""Continuous batching: who runs, who waits, what a step reads. Synchronous, one thread.
 
-The rows [0, running) decode; behind them, in any order, are parked sequences, which keep their keys and values until
-they are forgotten, and free rows. One row is one page of the KV cache.
+A request waits until its tokens have pages; it reads them, at most `prefill_tokens` of all prompts in a step, first
+come first served; then it runs in a row, one token a step, and at its end is parked: what it has cached stays until its
+next request, or until others need the pages. A running sequence for which there is no page left is preempted: it gives
+up its pages, and goes on from the tokens that it has once there is room.
 """
 
 from __future__ import annotations
@@ -13,93 +15,103 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest, RequestRefused
-from engine.decoder import Decoder, Stretch
+from engine.attention import ALONE_TOKENS, Attention, Block
+from engine.contract import Capacity, EngineLoad, GenerationRequest, RequestRefused
+from engine.decoder import Decoder, Pass
 from engine.kv_cache import KvCache
 from engine.qwen3 import Qwen3
+from engine.room import Room
 from engine.rows import Rows
-from engine.sampling import Shortcuts, sample
+from engine.sampling import sample
+from engine.sequences import Outcome, Sequence, Stretch, pieces
 
-Outcome = tuple[int, Generation | EngineFailure]  # sequence_id, what its generate returns or raises
-
-
-class _Sequence:
-    """One that holds a row. `cached`: how many of its first tokens have keys and values there."""
-
-    def __init__(self, sequence_id: int) -> None:
-        self.sequence_id = sequence_id
-        self.cached = 0
-        self.request: GenerationRequest | None = None  # None while parked
-        self.versions: list[tuple[int, int]] = []  # (from this position on, policy version)
+_NOBODY = np.zeros(0, np.int64)
 
 
 class ContinuousBatch:
     """submit, abort, forget and install take effect between steps; `step` returns who finished."""
 
-    def __init__(self, model: Qwen3, capacity: Capacity, version: int = 0) -> None:
+    def __init__(
+        self, model: Qwen3, capacity: Capacity, version: int = 0, *, prefill_tokens: int = 512, max_running: int = 256
+    ) -> None:
+        """ValueError if the capacity does not hold one sequence of `sequence_tokens`."""
         weight = next(model.parameters())
-        num_rows = capacity.kv_tokens // capacity.page_tokens
-        if num_rows < 1:
-            raise ValueError(f"kv_tokens {capacity.kv_tokens} hold no sequence of page_tokens {capacity.page_tokens}")
-        self.capacity = Capacity(kv_tokens=num_rows * capacity.page_tokens, page_tokens=capacity.page_tokens)
+        page_tokens, longest = capacity.page_tokens, capacity.sequence_tokens
+        num_pages = capacity.kv_tokens // page_tokens
+        if not 0 < longest <= num_pages * page_tokens:
+            raise ValueError(f"kv_tokens {capacity.kv_tokens} in pages of {page_tokens} hold no sequence of {longest}")
+        if prefill_tokens < 1 or max_running < 1:
+            raise ValueError("prefill_tokens and max_running must be at least 1")
+        self.capacity = Capacity(num_pages * page_tokens, page_tokens, longest)
         self.vocab_size = model.config.vocab_size
         self.version = version
         self._model = model
+        self._prefill_tokens = prefill_tokens
+        self._room = Room(num_pages, page_tokens)
         with torch.inference_mode():
-            self._cache = KvCache(model.config, num_rows, capacity.page_tokens, weight.dtype, weight.device)
-            self._rows = Rows(num_rows, capacity.page_tokens, weight.device)
-            self._decoder = Decoder(model, self._cache)
-        self._held: list[_Sequence | None] = [None] * num_rows  # by row
-        self._row_of: dict[int, int] = {}  # by sequence_id
-        self._running = 0
-        self._waiting: deque[GenerationRequest] = deque()  # for a free row; its bound is the caller's
-        self._returning: list[GenerationRequest] = []  # of parked sequences: they need no free row
-        self._longest = 0  # tokens that the longest running row will have seen after the next step
-        self._shortcuts = Shortcuts(plain=True, greedy=False, filtered=False)
-        self._decode_steps = 0
+            self._cache = KvCache(model.config, num_pages, page_tokens, weight.dtype, weight.device)
+            self._attention = Attention(self._cache, model.config.num_heads, longest)
+            self._decoder = Decoder(model, self._cache, self._attention, longest)
+            num_rows, table_pages = min(max_running, num_pages), self._cache.padded_pages(longest)
+            self._rows = Rows(num_rows, longest, table_pages, self._cache.padding_page, weight.device)
+        self._sequences: dict[int, Sequence] = {}  # all that are not forgotten
+        self._again: deque[Sequence] = deque()  # requests of preempted and of parked sequences: they go first
+        self._waiting: deque[Sequence] = deque()  # those of new ones; the bound of both is the caller's
+        self._reading: Sequence | None = None  # the one that has pages and not yet read all its tokens
+        self._batch: list[Sequence] = []  # that run, in the order of the active rows
+        self._free_rows = list(range(num_rows - 1, -1, -1))
+        self._positions = _NOBODY  # [B], of the tokens that the next step takes in
+        self._page_ends = _NOBODY  # [B], tokens for which each has pages
+        self._blocks: list[Block] | None = None  # of the batch; None after a change
+        self._arrivals = self._joins = 0
+        self._decode_steps = self._generated = self._prefilled = self._recomputed = self._preempted = 0
         self._busy_s = 0.0
 
     # ------------------------------------------------------------ between steps
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything. Requests that wait for a row alone do not count."""
-        return self._running > 0 or bool(self._returning) or (bool(self._waiting) and None in self._held)
+        """Whether a step would do anything. Without running sequences there is room for any request."""
+        return bool(self._batch or self._reading or self._again or self._waiting)
 
     def submit(self, request: GenerationRequest) -> None:
         """The request has passed check_request. RequestRefused if its sequence is being generated already."""
-        if self._pending(request.sequence_id):
+        sequence = self._sequences.get(request.sequence_id)
+        if sequence is not None and sequence.request is not None:
             raise RequestRefused(f"sequence {request.sequence_id} is being generated already")
-        if request.sequence_id in self._row_of:
-            self._returning.append(request)
+        if sequence is None:
+            sequence = self._sequences[request.sequence_id] = Sequence(request.sequence_id)
+            self._waiting.append(sequence)
         else:
-            self._waiting.append(request)
+            self._again.append(sequence)
+        self._arrivals += 1
+        sequence.ask(request, self._arrivals)
+        self._room.use(sequence)
 
     @torch.inference_mode()
     def abort(self, sequence_id: int) -> list[Outcome]:
         """What the pending request has so far. Nothing pending: nothing."""
-        row = self._row_of.get(sequence_id)
-        if row is not None and row < self._running:
-            return self._retire([row], "abort")
-        for queue in (self._waiting, self._returning):
-            for request in queue:
-                if request.sequence_id == sequence_id:
-                    queue.remove(request)
-                    return [(sequence_id, _nothing())]
-        return []
+        sequence = self._sequences.get(sequence_id)
+        if sequence is None or sequence.request is None:
+            return []
+        if sequence.row >= 0:
+            return self._retire([self._batch.index(sequence)], "abort")
+        if sequence is self._reading:
+            self._reading = None
+            self._room.park(sequence)
+        else:
+            (self._again if sequence in self._again else self._waiting).remove(sequence)
+        return [sequence.outcome("abort")]
 
     @torch.inference_mode()
     def forget(self, sequence_id: int) -> list[Outcome]:
-        """Free the sequence's row. A pending request is aborted."""
+        """Drop what the sequence has cached. A pending request is aborted."""
         outcomes = self.abort(sequence_id)
-        row = self._row_of.pop(sequence_id, None)
-        if row is not None:
-            self._held[row] = None
-        if not self._row_of:
-            self._cache.shrink()
+        sequence = self._sequences.pop(sequence_id, None)
+        if sequence is not None:
+            self._room.drop(sequence)
         return outcomes
 
     def parameters(self) -> dict[str, Tensor]:
@@ -113,23 +125,35 @@ class ContinuousBatch:
 
     @torch.inference_mode()
     def weights_changed(self, version: int) -> None:
-        """Tokens bear `version` from now on; what parked sequences have cached is computed anew at their next turn."""
+        """Tokens bear `version` from now on; what parked sequences have cached is computed anew at their next turn.
+
+        Running ones go on with what they have, which nobody new will share; one that reads its tokens begins again.
+        """
         self._decoder.refresh(self._model)
         self.version = version
-        for row, sequence in enumerate(self._held):
-            if sequence is None:
-                continue
-            if row < self._running:
-                sequence.versions.append((int(self._rows.position[row]) + 1, version))
-            else:
-                sequence.cached = 0
+        self._room.forget_parked()
+        for sequence, position in zip(self._batch, self._positions.tolist(), strict=True):
+            sequence.at(position + 1, version)
+            sequence.stale = True
+        if self._reading is not None:
+            sequence, self._reading = self._reading, None
+            self._room.drop(sequence)
+            sequence.computed = 0
+            self._again.appendleft(sequence)
 
     def load(self) -> EngineLoad:
+        page_tokens, pool = self.capacity.page_tokens, self._room.pool
         return EngineLoad(
-            running=self._running,
-            waiting=len(self._waiting) + len(self._returning),
-            used_tokens=len(self._row_of) * self.capacity.page_tokens,
+            running=len(self._batch) + (self._reading is not None),
+            waiting=len(self._again) + len(self._waiting),
+            used_tokens=pool.used * page_tokens,
+            cached_tokens=pool.cached * page_tokens,
             decode_steps=self._decode_steps,
+            generated_tokens=self._generated,
+            prefilled_tokens=self._prefilled,
+            recomputed_tokens=self._recomputed,
+            evicted_tokens=self._room.evicted_pages * page_tokens,
+            preempted=self._preempted,
             busy_s=self._busy_s,
         )
 
@@ -137,142 +161,186 @@ class ContinuousBatch:
 
     @torch.inference_mode()
     def step(self) -> list[Outcome]:
-        """Admit who can be, then one new token for every running sequence; those that finished."""
+        """Read prompts, as many as one step may, and give every running sequence a token; those that finished."""
         started = time.perf_counter()
-        self._admit()
-        outcomes: list[Outcome] = []
-        if self._running:
-            finished = self._decode()
-            outcomes = self._retire(finished, None) if finished else []
+        self._grow()
+        stretches = self._admit()
+        logits_BV = self._read(stretches)
+        outcomes = self._sample(logits_BV) if logits_BV is not None else []
         self._busy_s += time.perf_counter() - started
         return outcomes
 
-    def _decode(self) -> list[int]:
-        batch, rows = self._running, self._rows
-        logits_BV = self._decoder.decode(rows.inputs(batch), rows.position[:batch], self._longest)
-        tokens_B, logprobs_B = sample(logits_BV, rows.position[:batch] + 1, rows.settings(batch), self._shortcuts)
-        self._longest += 1
+    def _sample(self, logits_BV: Tensor) -> list[Outcome]:
+        rows = self._rows
+        finished = rows.append(*sample(logits_BV, rows.position_B + 1, rows.settings, rows.shortcuts))
+        self._positions += 1
         self._decode_steps += 1
-        return rows.append(tokens_B, logprobs_B)
+        self._generated += len(self._batch)
+        return self._retire(finished, None) if finished else []
 
-    def _admit(self) -> None:
-        """Give rows to those that return and, first come first served, to those that wait; read their prompts."""
-        requests, self._returning = self._returning, []
-        free = self._held.count(None)
-        while self._waiting and free:
-            requests.append(self._waiting.popleft())
-            free -= 1
-        if not requests:
-            return
-        order = list(range(len(self._held)))
-        for target, request in enumerate(requests, self._running):
-            row = self._row_of.get(request.sequence_id)
-            if row is None:
-                row = self._held.index(None)
-                self._held[row] = _Sequence(request.sequence_id)
-                self._row_of[request.sequence_id] = row
-            self._swap(order, row, target)
-        self._move(order)
-        self._start(requests)
+    # ------------------------------------------------------------ who runs
 
-    def _start(self, requests: list[GenerationRequest]) -> None:
-        """The rows [running, running + len(requests)) are the requests'. All tokens but the last are read now."""
-        first = self._running
-        unread = [self._unread(row, request) for row, request in enumerate(requests, first)]
-        self._rows.put(first, requests)
+    def _grow(self) -> None:
+        """A page for each running sequence whose next token begins one; the oldest request first."""
+        needy = [self._batch[place] for place in np.flatnonzero(self._positions >= self._page_ends)]
+        for sequence in sorted(needy, key=lambda sequence: sequence.arrival):
+            while sequence.row >= 0 and not self._room.grow(sequence):
+                self._preempt()
+            if sequence.row >= 0:
+                self._rows.append_page(sequence.row, len(sequence.pages) - 1, sequence.pages[-1])
+                self._page_ends[self._batch.index(sequence)] = len(sequence.pages) * self.capacity.page_tokens
+        if needy:
+            self._blocks = None
+
+    def _preempt(self) -> None:
+        """The request that came last gives up its pages and goes to the front of those that wait."""
+        running = [*self._batch] if self._reading is None else [*self._batch, self._reading]
+        last = max(running, key=lambda sequence: sequence.arrival)
+        if last is self._reading:
+            self._reading = None
+        else:
+            place = self._batch.index(last)
+            self._take_back(place)
+            self._set_batch(self._staying())
+        self._room.drop(last)
+        self._again.appendleft(last)
+        self._preempted += 1
+
+    def _admit(self) -> list[Stretch]:
+        """The prompt tokens of this step. Who has them all then runs."""
         stretches: list[Stretch] = []
-        same: dict[bytes, int] = {}  # the row of each prompt: a group's siblings come together, and it is read once
-        copies: list[tuple[int, int, int]] = []
-        for row, (request, (start, end)) in enumerate(zip(requests, unread, strict=True), first):
-            source = same.setdefault(request.token_ids[:end].tobytes(), row) if start == 0 else row
-            if source != row:
-                copies.append((row, source, end))
-            elif start < end:
-                stretches.append(Stretch(row, start, self._rows.token_ids[row, start:end]))
-        self._decoder.fill(stretches)
-        if copies:
-            to, sources, ends = zip(*copies, strict=True)
-            self._cache.move(to, sources, max(ends))
-        self._running += len(requests)
-        self._membership_changed()
+        joining: list[Sequence] = []
+        left = self._prefill_tokens
+        while left > 0 and (sequence := self._next(len(joining))) is not None:
+            start, last = sequence.cached, len(sequence.token_ids) - 1
+            end = min(last, start + left)
+            if start < end:
+                stretches.append(Stretch(sequence, start, end))
+                self._room.read(stretches[-1])
+                self._count(sequence, start, end)
+            left -= end - start
+            if end == last:
+                self._reading = None
+                self._count(sequence, last, last + 1)
+                joining.append(sequence)
+        if joining:
+            self._join(joining)
+        return stretches
 
-    def _unread(self, row: int, request: GenerationRequest) -> tuple[int, int]:
-        """The stretch of the request's ids that the row's keys and values do not cover yet."""
-        sequence, last = self._held[row], len(request.token_ids) - 1
-        assert sequence is not None
-        sequence.request, sequence.versions = request, [(last + 1, self.version)]
-        cached_ids = self._rows.token_ids[row, : min(sequence.cached, last)].cpu().numpy()
-        return _common(cached_ids, request.token_ids), last
+    def _next(self, joining: int) -> Sequence | None:
+        """The one that reads its tokens; or the first that waits, if there is a row and room for it."""
+        if self._reading is None and len(self._free_rows) > joining:
+            queue = self._again or self._waiting
+            if queue and self._room.begin(queue[0]):
+                self._reading = queue.popleft()
+        return self._reading
 
-    def _retire(self, rows: list[int], finish: Literal["abort"] | None) -> list[Outcome]:
-        """Park the sequences in these running rows."""
-        outcomes = [self._finish(row, finish) for row in rows]
-        order = list(range(len(self._held)))
-        for row in reversed(rows):
-            self._running -= 1
-            self._swap(order, row, self._running)
-        self._move(order)
-        self._membership_changed()
+    def _count(self, sequence: Sequence, start: int, end: int) -> None:
+        """Tokens [start, end) of a prompt are computed in this step."""
+        self._prefilled += end - start
+        self._recomputed += max(min(end, sequence.computed) - start, 0)
+        sequence.computed = max(sequence.computed, end)
+
+    def _join(self, joining: list[Sequence]) -> None:
+        for sequence in joining:
+            sequence.row = self._free_rows.pop()
+            self._joins += 1
+            sequence.joined = self._joins
+            sequence.at(len(sequence.token_ids), self.version)
+            assert sequence.request is not None
+            self._rows.put(sequence.row, sequence.request, sequence.token_ids, sequence.logprobs, sequence.pages)
+        self._set_batch([*self._batch, *joining])
+
+    def _set_batch(self, sequences: list[Sequence]) -> None:
+        """They run from now on. Who runs already keeps its place, or takes that of one who left."""
+        running = {sequence.row: position for sequence, position in zip(self._batch, self._positions, strict=True)}
+        position_of = {sequence.row: len(sequence.token_ids) - 1 for sequence in sequences} | running
+        self._batch = sequences
+        self._positions = np.array([position_of[sequence.row] for sequence in sequences], np.int64)
+        page_tokens = self.capacity.page_tokens
+        self._page_ends = np.array([len(sequence.pages) * page_tokens for sequence in sequences], np.int64)
+        self._rows.activate([sequence.row for sequence in sequences], self._positions.tolist())
+        self._blocks = None
+
+    def _staying(self) -> list[Sequence]:
+        """Those of the batch that have a row, each in its place; a gap is filled by the last, so that few move."""
+        staying = list(self._batch)
+        place = 0
+        while place < len(staying):
+            if staying[place].row >= 0:
+                place += 1
+                continue
+            last = staying.pop()
+            if place < len(staying):
+                staying[place] = last
+        return staying
+
+    def _take_back(self, place: int) -> None:
+        """Its newest tokens from its row, which is free then."""
+        sequence, end = self._batch[place], int(self._positions[place]) + 1
+        assert sequence.request is not None
+        first = len(sequence.request.token_ids)
+        sequence.token_ids, sequence.logprobs = self._rows.taken(sequence.row, first, end)
+        sequence.cached = end - 1  # the last token has not been taken in
+        sequence.computed = max(sequence.computed, end - 1)
+        self._free_rows.append(sequence.row)
+        sequence.row = -1
+
+    def _retire(self, places: list[int], finish: Literal["abort"] | None) -> list[Outcome]:
+        """Park the sequences at these places of the batch."""
+        outcomes: list[Outcome] = []
+        leaving = [self._batch[place] for place in places]
+        for place, sequence in zip(places, leaving, strict=True):
+            self._take_back(place)
+            outcomes.append(sequence.outcome(finish))
+            if np.isfinite(sequence.logprobs).all():
+                self._room.park(sequence)
+            else:
+                self._cache.clear(self._room.drop(sequence))
+        self._set_batch(self._staying())
         return outcomes
 
-    def _finish(self, row: int, finish: Literal["abort"] | None) -> Outcome:
-        sequence = self._held[row]
-        assert sequence is not None and sequence.request is not None
-        request, sequence.request = sequence.request, None
-        first, position = len(request.token_ids), int(self._rows.position[row])
-        token_ids = self._rows.token_ids[row, first : position + 1].cpu().numpy().astype(np.int32)
-        logprobs = self._rows.logprobs[row, first : position + 1].cpu().numpy().copy()
-        if not np.isfinite(logprobs).all():
-            self._cache.clear(row)
-            sequence.cached = 0
-            return sequence.sequence_id, EngineFailure(f"sequence {sequence.sequence_id}: logits are not finite")
-        sequence.cached = position  # the last token has not been taken in
-        versions = np.empty(len(token_ids), np.int32)
-        for since, version in sequence.versions:
-            versions[since - first :] = version
-        stopped = len(token_ids) > 0 and int(token_ids[-1]) in request.stop_token_ids
-        generation = Generation(token_ids, logprobs, versions, finish or ("stop" if stopped else "length"))
-        return sequence.sequence_id, generation
+    # ------------------------------------------------------------ what is read
 
-    # ------------------------------------------------------------ rows
+    def _read(self, stretches: list[Stretch]) -> Tensor | None:
+        """Logits of the batch, after its tokens and the stretches are read."""
+        rows, page_tokens = self._rows, self.capacity.page_tokens
+        if not self._batch and not stretches:
+            return None
+        inputs = [(rows.inputs(), rows.position_B, rows.slots(page_tokens))]
+        if stretches:
+            inputs.append(self._prompt_inputs(stretches))
+        token_ids, positions, slots = (
+            torch.cat(parts) if stretches else parts[0] for parts in zip(*inputs, strict=True)
+        )
+        if self._blocks is None:
+            lengths = (self._positions // page_tokens + 1) * page_tokens
+            names = [sequence.joined for sequence in self._batch]
+            self._blocks = self._attention.batch(names, lengths.tolist(), rows.tables())
+        return self._decoder.read(Pass(token_ids, positions, slots, self._blocks, self._prompt_blocks(stretches)))
 
-    def _pending(self, sequence_id: int) -> bool:
-        row = self._row_of.get(sequence_id)
-        if row is not None:
-            return row < self._running or any(r.sequence_id == sequence_id for r in self._returning)
-        return any(request.sequence_id == sequence_id for request in self._waiting)
+    def _prompt_inputs(self, stretches: list[Stretch]) -> tuple[Tensor, Tensor, Tensor]:
+        """Token ids, positions and slots."""
+        ids = np.concatenate([stretch.sequence.token_ids[stretch.start : stretch.end] for stretch in stretches])
+        positions = np.concatenate([np.arange(stretch.start, stretch.end) for stretch in stretches])
+        slots = np.concatenate([stretch.slots(self.capacity.page_tokens) for stretch in stretches])
+        device = self._cache.memory.device
+        return tuple(torch.from_numpy(part.astype(np.int64)).to(device) for part in (ids, positions, slots))  # pyright: ignore
 
-    def _swap(self, order: list[int], row: int, other: int) -> None:
-        """Two rows change places, in the books now and on the device by `_move`."""
-        order[row], order[other] = order[other], order[row]
-        self._held[row], self._held[other] = self._held[other], self._held[row]
-        for place in (row, other):
-            sequence = self._held[place]
-            if sequence is not None:
-                self._row_of[sequence.sequence_id] = place
+    def _prompt_blocks(self, stretches: list[Stretch]) -> list[Block]:
+        blocks: list[Block] = []
+        for first, stretch in pieces(stretches):
+            table = self._table(stretch)
+            count, row = stretch.end - stretch.start, len(self._batch) + first
+            if count > ALONE_TOKENS:
+                blocks.append(self._attention.stretch(row, count, table))
+            else:
+                blocks += self._attention.rows(row, [stretch.end] * count, table.expand(count, -1))
+        return blocks
 
-    def _move(self, order: list[int]) -> None:
-        """Row order[i] goes to row i."""
-        moved = [(row, sequence) for row, sequence in enumerate(self._held) if sequence and order[row] != row]
-        used = max((sequence.cached if row >= self._running else self._longest for row, sequence in moved), default=0)
-        if used:
-            to = [row for row, _ in moved]
-            source = [order[row] for row in to]
-            self._rows.move(to, source)
-            self._cache.move(to, source, used)
-
-    def _membership_changed(self) -> None:
-        if self._running:
-            self._longest = int(self._rows.position[: self._running].max()) + 1
-            self._shortcuts = Shortcuts.of(self._rows.settings(self._running))
-
-
-def _common(ids: NDArray[np.int64], others: NDArray[np.int32]) -> int:
-    """How many of the first ids are the same; `others` has at least as many."""
-    differ = np.flatnonzero(ids != others[: len(ids)])
-    return int(differ[0]) if len(differ) else len(ids)
-
-
-def _nothing() -> Generation:
-    empty = np.zeros(0, np.int32)
-    return Generation(empty, np.zeros(0, np.float32), empty, "abort")
+    def _table(self, stretch: Stretch) -> Tensor:
+        """The pages of its first `end` tokens, padded as `gather` wants them."""
+        wanted = self._cache.padded_pages(stretch.end)
+        pages: list[int] = stretch.sequence.pages[: -(-stretch.end // self.capacity.page_tokens)]
+        pages = pages + [self._cache.padding_page] * (wanted - len(pages))
+        return torch.tensor(pages, device=self._cache.memory.device)

@@ -20,10 +20,11 @@ class RequestRefused(EngineFailure):
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """The KV cache, in tokens. Every sequence takes whole pages."""
+    """The KV cache, in tokens. Every sequence takes whole pages, which it may share with others."""
 
     kv_tokens: int
     page_tokens: int
+    sequence_tokens: int  # of the longest sequence that the engine takes
 
     def pages(self, tokens: int) -> int:
         return -(-tokens // self.page_tokens)
@@ -52,11 +53,19 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
-    running: int
-    waiting: int
-    used_tokens: int  # KV tokens that sequences hold, parked ones included
-    decode_steps: int  # since the start
-    busy_s: float  # time spent computing since the start
+    """As in bus.messages.EngineLoadReported. What is counted is counted since the start."""
+
+    running: int  # sequences that decode, and the one that reads its prompt
+    waiting: int  # requests that have not begun for lack of room
+    used_tokens: int  # KV tokens in pages that are not free
+    cached_tokens: int  # of them in pages that no running sequence holds
+    decode_steps: int
+    generated_tokens: int
+    prefilled_tokens: int  # tokens of requests that were computed, not found in the cache
+    recomputed_tokens: int  # of them those that this sequence had had computed before: after eviction or preemption
+    evicted_tokens: int  # in cached pages that were given up for lack of room
+    preempted: int  # running sequences that were stopped for lack of room
+    busy_s: float  # time spent computing
 
 
 class Engine(Protocol):

@@ -27,7 +27,8 @@ Result = TypeVar("Result")
 class EmbeddedEngine:
     """Implements engine.contract.Engine. `threads` are torch's, set for the engine's own thread.
 
-    At most `max_pending` calls may wait for an answer; a further one fails with EngineFailure.
+    At most `max_pending` calls may wait for an answer; a further one fails with EngineFailure. A step reads at most
+    `prefill_tokens` of prompts beside its at most `max_running` sequences' new tokens.
     """
 
     def __init__(
@@ -40,10 +41,13 @@ class EmbeddedEngine:
         device: str = "cpu",
         version: int = 0,
         max_pending: int = 65_536,
+        prefill_tokens: int = 512,
+        max_running: int = 256,
     ) -> None:
         self._folder, self._wanted = Path(checkpoint_folder), capacity
         self._threads, self._dtype, self._device = threads, dtype, device
         self._version, self._max_pending = version, max_pending
+        self._prefill_tokens, self._max_running = prefill_tokens, max_running
         self._pending: set[asyncio.Future[Any]] = set()
         self._failure: EngineFailure | None = EngineFailure("the engine has not been started")
         self._thread: EngineThread | None = None
@@ -64,7 +68,7 @@ class EmbeddedEngine:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         thread = self._running()
-        check_request(request, self._core.vocab_size, self._core.capacity.page_tokens)
+        check_request(request, self._core.vocab_size, self._core.capacity.sequence_tokens)
         future: asyncio.Future[Generation] = self._loop.create_future()
         try:
             return await self._answer(future, lambda: thread.submit(request, future))
@@ -156,7 +160,13 @@ class EmbeddedEngine:
         model = load_model(self._folder, self._dtype).to(self._device)
         if (self._folder / "tokenizer.json").exists():
             check_vocabulary(model.config, load_tokenizer(self._folder))
-        return ContinuousBatch(model, self._wanted, self._version)
+        return ContinuousBatch(
+            model,
+            self._wanted,
+            self._version,
+            prefill_tokens=self._prefill_tokens,
+            max_running=self._max_running,
+        )
 
     def _deliver_soon(self, deliveries: list[Delivery]) -> None:
         self._loop.call_soon_threadsafe(self._deliver, deliveries)

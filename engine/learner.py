@@ -33,7 +33,7 @@ from engine.distributed import Ranks, from_leader, join_ranks, leave_ranks
 from engine.learner_rank import LearnerRank, Trained
 
 RECIPE, LAUNCHER = "head/recipe", "launcher"
-WAITING_BATCHES = 2  # the bus holds back what comes on top of them
+WAITING_BATCHES = 2  # and one for each step that may be collected ahead; the bus holds back what comes on top of them
 
 
 class Learner:
@@ -46,7 +46,7 @@ class Learner:
         self._rank = rank
         self._ranks = ranks
         self._worker = worker
-        self._batches: asyncio.Queue[BatchReady] = asyncio.Queue(WAITING_BATCHES)
+        self._batches: asyncio.Queue[BatchReady] = asyncio.Queue(WAITING_BATCHES + run.rl.max_staleness)
         self._showing: asyncio.Task[None] | None = None
         self._logger = structlog.get_logger()
         self._under_way: Future[Trained] | None = None

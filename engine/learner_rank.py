@@ -17,7 +17,7 @@ from bus.messages import ProtocolError, Row, WeightsPublished
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import Run
-from engine.batches import SftOrder, TrainingSequence, sft_sequence
+from engine.batches import SftOrder, TrainingSequence, check_versions, sft_sequence
 from engine.checkpoint import load_model
 from engine.distributed import Ranks, from_leader, whole_parameters
 from engine.sft_data import read_sft
@@ -50,7 +50,9 @@ class LearnerRank:
         self._ranks = ranks
         self._initial = folder.expand(run.model.checkpoint)
         self._partial = folder.checkpoints / "sft_partial"
-        self._publisher = WeightsPublisher(folder.shared_memory) if ranks.leads else None
+        # A step that was collected ahead is trained while engines load the weights of the steps before.
+        slots = max(2, run.rl.max_staleness + 1)
+        self._publisher = WeightsPublisher(folder.shared_memory, slots) if ranks.leads else None
         self._trainer: Trainer | None = None
         self._logger = structlog.get_logger()
 
@@ -136,10 +138,12 @@ class LearnerRank:
     def train(self, step: int, rows: Sequence[Row]) -> Trained:
         """One RL step; without rows the policy stays as it is, under a new version.
 
-        Raises ProtocolError for any step but the next one, ValueError for rows that do not fit the model.
+        Raises ProtocolError for any step but the next one and for tokens of versions that the step may not train on,
+        ValueError for rows that do not fit the model.
         """
         if step != self._step + 1:
             raise ProtocolError(f"step {step} cannot be trained after step {self._step}")
+        check_versions(rows, step, self._run.rl.max_staleness)
         began = time.monotonic()
         metrics = self._current.rl_step(rows)
         trained = time.monotonic()

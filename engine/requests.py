@@ -11,16 +11,16 @@ from engine.contract import GenerationRequest, RequestRefused
 MAX_STOP_TOKENS = 16
 
 
-def check_request(request: GenerationRequest, vocab_size: int, page_tokens: int) -> None:
+def check_request(request: GenerationRequest, vocab_size: int, sequence_tokens: int) -> None:
     """Raises RequestRefused with the sequence, and the position and id of the first bad token."""
     name, ids = f"sequence {request.sequence_id}", request.token_ids
     if len(ids) == 0:
         raise RequestRefused(f"{name}: the prompt is empty")
     if request.max_new_tokens < 1:
         raise RequestRefused(f"{name}: max_new_tokens is {request.max_new_tokens}, it must be at least 1")
-    if len(ids) + request.max_new_tokens > page_tokens:
+    if len(ids) + request.max_new_tokens > sequence_tokens:
         asked = f"{len(ids)} tokens and up to {request.max_new_tokens} new ones"
-        raise RequestRefused(f"{name}: {asked} are beyond the {page_tokens} of a sequence")
+        raise RequestRefused(f"{name}: {asked} are beyond the {sequence_tokens} of a sequence")
     outside = (ids < 0) | (ids >= vocab_size)
     if outside.any():
         position = int(np.argmax(outside))

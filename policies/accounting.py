@@ -1,4 +1,8 @@
-"""Counting: what a step's trajectories were, and where its time went."""
+"""Counting: what a step's trajectories were, and where its time went.
+
+A step's time begins with its request, or with the end of the step before where rollouts run ahead of the learner; so the
+times of all steps add up in both cases, and `rollout_s` is what the learner waited for.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,13 @@ from msgspec.structs import replace
 from bus.messages import (
     AnyMessage,
     EvaluationFinished,
+    LengthCounts,
+    LengthsMeasured,
     MetricsRecorded,
     Progress,
     ProtocolError,
     RunStarted,
+    StalenessCounts,
     StepCollected,
     StepCounts,
     StepRequested,
@@ -50,7 +57,7 @@ def ratio(part: float, whole: float) -> float:
 
 
 class StepTimes(msgspec.Struct):
-    """When the present step reached each border, in seconds."""
+    """When a step reached each border, in seconds."""
 
     step: int = 0
     requested: float = 0.0
@@ -59,6 +66,14 @@ class StepTimes(msgspec.Struct):
     counts: StepCounts = StepCounts()
     failures: dict[str, int] = {}
     training: dict[str, float] = {}
+    staleness: StalenessCounts | None = None
+
+
+class RecorderState(msgspec.Struct):
+    step: int = 0  # the last that ended
+    ended: float = 0.0  # when
+    steps: list[StepTimes] = []  # those that were requested and have not ended
+    loaded: list[int] = []  # versions that not every engine holds yet, once for each that does
 
 
 class Recorder:
@@ -69,38 +84,57 @@ class Recorder:
         self._num_engines = num_engines
         self._metrics = metrics
         self._display = display
-        self.times = StepTimes()
-        self._loaded = 0
+        self.state = RecorderState()
 
     def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
         match event:
             case RunStarted(step=step):
-                self.times, self._loaded = StepTimes(step=step, requested=now), 0
+                self.state = RecorderState(step=step, ended=now)
             case StepRequested(step=step):
-                self.times, self._loaded = StepTimes(step=step, requested=now), 0
+                self.state.steps.append(StepTimes(step=step, requested=now))
             case StepCollected():
-                self.times.collected = now
-                self.times.counts, self.times.failures = event.counts, event.failures
+                times = self._times(event.step)
+                times.collected = now
+                times.counts, times.failures, times.staleness = event.counts, event.failures, event.staleness
             case StepTrained():
-                self.times.trained, self.times.training = now, event.metrics
+                if event.step > self.state.step:  # not the cold start, nor a checkpoint that a run goes on from
+                    times = self._times(event.step)
+                    times.trained, times.training = now, event.metrics
             case WeightsLoaded():
-                self._loaded += 1
-                if self._loaded == self._num_engines and self.times.collected:
-                    return self._step_ended(now)
+                return self._weights_loaded(event, now)
             case EvaluationFinished():
                 return self._evaluated(event)
+            case LengthsMeasured():
+                return [Send(self._metrics, MetricsRecorded("lengths", event.step, "", length_metrics(event)))]
             case _:
                 raise ProtocolError(f"the recorder has no use for {type(event).__name__}")
         return []
 
     def state_after(self, event: AnyMessage) -> msgspec.Struct | None:
-        return self.times
+        return self.state
 
-    def _step_ended(self, now: float) -> list[Send]:
-        times = self.times
-        values = step_metrics(times, now)
+    def _times(self, step: int) -> StepTimes:
+        for times in self.state.steps:
+            if times.step == step:
+                return times
+        raise ProtocolError(f"step {step} was not requested")
+
+    def _weights_loaded(self, event: WeightsLoaded, now: float) -> list[Send]:
+        state, version = self.state, event.version
+        state.loaded.append(version)
+        if state.loaded.count(version) < self._num_engines:
+            return []
+        state.loaded = [each for each in state.loaded if each != version]
+        if version <= state.step:  # the cold start's, or those of a checkpoint that a run goes on from
+            return []
+        times = self._times(version)
+        state.steps.remove(times)
+        return self._step_ended(times, now)
+
+    def _step_ended(self, times: StepTimes, now: float) -> list[Send]:
+        values = step_metrics(without_overlap(times, self.state.ended), now)
         step = times.step
-        self.times = StepTimes(step=step, requested=now)
+        self.state.step, self.state.ended = step, now
         return [
             Send(self._metrics, MetricsRecorded("step", step, "", values)),
             Send(self._display, Progress("rl", step, self._steps, values)),
@@ -115,13 +149,20 @@ class Recorder:
             "response_tokens": ratio(event.response_tokens, answered),
         }
         return [
-            Send(self._metrics, MetricsRecorded("evaluation", self.times.step, event.label, values)),
-            Send(self._display, Progress(f"evaluation {event.label}", self.times.step, self._steps, values)),
+            Send(self._metrics, MetricsRecorded("evaluation", self.state.step, event.label, values)),
+            Send(self._display, Progress(f"evaluation {event.label}", self.state.step, self._steps, values)),
         ]
 
 
+def without_overlap(times: StepTimes, begin: float) -> StepTimes:
+    """`times` without what lies before `begin`, the end of the step before."""
+    requested = max(times.requested, begin)
+    collected = max(times.collected, requested)
+    return replace(times, requested=requested, collected=collected, trained=max(times.trained, collected))
+
+
 def step_metrics(times: StepTimes, loaded: float) -> dict[str, float]:
-    """One step in numbers. The four phases add up to `step_s`; waits are means over trajectories, in seconds."""
+    """One step in numbers. The three phases add up to `step_s`; waits are means over trajectories, in seconds."""
     counts = times.counts
     rollout_s, train_s = times.collected - times.requested, times.trained - times.collected
     step_s = loaded - times.requested
@@ -139,7 +180,7 @@ def step_metrics(times: StepTimes, loaded: float) -> dict[str, float]:
         "trajectories": float(counts.trajectories),
         "trajectories_failed": float(counts.trajectories_failed),
         "generated_tokens": float(counts.generated_tokens),
-        "tokens_per_s": ratio(counts.generated_tokens, rollout_s),
+        "tokens_per_s": ratio(counts.generated_tokens, rollout_s if times.staleness is None else step_s),
         "step_s": step_s,
         "rollout_s": rollout_s,
         "train_s": train_s,
@@ -150,4 +191,45 @@ def step_metrics(times: StepTimes, loaded: float) -> dict[str, float]:
         "wait_grading_s": ratio(counts.grading_s, counts.trajectories),
         **{name: value for name, value in times.training.items() if name != "train_s"},
         **failures,
+        **staleness_metrics(times.staleness),
+    }
+
+
+def staleness_metrics(counts: StalenessCounts | None) -> dict[str, float]:
+    """Means and maximum in versions, over the tokens that are trained on."""
+    if counts is None:
+        return {}
+    return {
+        "staleness_mean": ratio(counts.versions_behind, counts.tokens),
+        "staleness_max": float(counts.most_behind),
+        "stale_tokens_masked": float(counts.tokens_masked),
+        "stale_trajectories_dropped": float(counts.trajectories_dropped),
+    }
+
+
+def lengths_with(counts: LengthCounts, trajectory: TrajectoryFinished) -> LengthCounts:
+    """`counts` with one more finished trajectory."""
+    return LengthCounts(
+        trajectories=counts.trajectories + 1,
+        response_tokens=counts.response_tokens + len(trajectory.loss_mask) - trajectory.prompt_tokens,
+        overlong=counts.overlong + (trajectory.ending == "length"),
+    )
+
+
+def length_metrics(measured: LengthsMeasured) -> dict[str, float]:
+    """What ending a step with its first complete groups does to the lengths. `length_bias` is 1 where it does nothing;
+    an upper bound where trajectories were aborted, since they count with the tokens that they had."""
+    taken, started = measured.taken, measured.started
+    taken_tokens = ratio(taken.response_tokens, taken.trajectories)
+    started_tokens = ratio(started.response_tokens, started.trajectories)
+    return {
+        "length_bias": ratio(taken_tokens, started_tokens),
+        "taken_response_tokens": taken_tokens,
+        "started_response_tokens": started_tokens,
+        "taken_overlong_share": ratio(taken.overlong, taken.trajectories),
+        "started_overlong_share": ratio(started.overlong, started.trajectories),
+        "taken_trajectories": float(taken.trajectories),
+        "started_trajectories": float(started.trajectories),
+        "aborted_trajectories": float(measured.aborted),
+        "late_trajectories": float(measured.late),
     }

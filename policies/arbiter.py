@@ -1,155 +1,215 @@
-"""The KV-capacity arbiter: leases on engines' KV tokens, first come first served.
+"""The KV-capacity arbiter: leases on engines' KV tokens. A decider around the books (policies.ledger) and a policy.
 
-A lease covers the worst case of a whole trajectory and is rounded up to the engine's pages, so that what is leased
-never exceeds what is there. A request goes to the engine with the most room; one that does not fit anywhere waits, and
-nobody behind it is served first, so that large ones do not starve.
+Consumes requests, pauses and ends of trajectories, engines that come, go and report. Produces grants with their reason,
+deferrals with theirs, and the caches that engines are to forget. One decision grants `GRANTS` leases at most and goes on
+by a message to itself, so that none takes long however much room becomes free at once.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
-from msgspec.structs import replace
 
 from bus.messages import (
+    AdmissionContinued,
     AnyMessage,
+    CacheReleased,
     EngineJoined,
     EngineLeft,
+    EngineLoadReported,
+    LeaseDeferred,
     LeaseGranted,
+    LeaseParked,
     LeaseReleased,
     LeaseRequested,
+    LedgerReported,
     ProtocolError,
     RunStarted,
 )
+from policies.admission import Grant, Preemption
 from policies.decider import Send
+from policies.expectations import Expectations, Learned
+from policies.ledger import Engine, Holding, Ledger
+from policies.scheduling import PolicyName, policy_of
 
-
-class EngineLedger(msgspec.Struct, frozen=True):
-    kv_tokens: int
-    page_tokens: int
-    leased_tokens: int = 0
-
-    def rounded(self, tokens: int) -> int:
-        return -(-tokens // self.page_tokens) * self.page_tokens
-
-    @property
-    def free_tokens(self) -> int:
-        return self.kv_tokens - self.leased_tokens
-
-
-class Lease(msgspec.Struct, frozen=True):
-    engine: str
-    tokens: int  # whole pages
-    holder: str  # address of the rollout process
-
-
-class Waiting(msgspec.Struct, frozen=True):
-    tokens: int
-    holder: str
-
-
-class Ledger(msgspec.Struct):
-    engines: dict[str, EngineLedger] = {}
-    leases: dict[int, Lease] = {}
-    queue: OrderedDict[int, Waiting] = msgspec.field(
-        default_factory=OrderedDict[int, Waiting]
-    )  # in the order of asking
+GRANTS = 16
 
 
 class Totals(msgspec.Struct, frozen=True):
     """What is cheap to fingerprint after each event, however many leases there are."""
 
-    leased_tokens: dict[str, int]
-    num_leases: int
-    num_waiting: int
+    leased_pages: dict[str, int]
+    running: int
+    num_holdings: int
 
 
 class Arbiter:
-    """A decider (policies.decider.Decider)."""
+    """A decider (policies.decider.Decider). `holder` is the rollout process that it serves."""
 
-    def __init__(self, holder: str = "rollout-0") -> None:
+    def __init__(
+        self,
+        policy: PolicyName = "kv_lookahead",
+        response_tokens: int = 8192,
+        *,
+        holder: str = "rollout-0",
+        address: str = "head/arbiter",
+        observer: str = "launcher",
+        expectations: Callable[[], Learned] | None = None,
+    ) -> None:
+        """`expectations`: in place of what is learned from the run."""
+        self._name: PolicyName = policy
         self._holder = holder
-        self.ledger = Ledger()
+        self._address = address
+        self._observer = observer
+        self._new_expectations = expectations or (lambda: Expectations(response_tokens))
+        self._begin()
+
+    def _begin(self) -> None:
+        self._continues = False
+        self.expectations = self._new_expectations()
+        self.ledger = Ledger(shrinks=self._name != "kv")
+        self.policy = policy_of(self._name, self.ledger, self.expectations)
 
     def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
         match event:
             case RunStarted():  # neither trajectories nor engines outlive the head: engines join again
-                self.ledger = Ledger()
+                self._begin()
                 return []
-            case EngineJoined():
-                return self._join(event)
-            case EngineLeft(engine=name):
-                return self._leave(name)
             case LeaseRequested():
-                return self._request(event)
-            case LeaseReleased(trajectory_id=trajectory_id):
-                return self._release(trajectory_id)
+                return self._request(event, now)
+            case LeaseParked():
+                return self._park(event, now)
+            case LeaseReleased():
+                return self._release(event, now)
+            case EngineLoadReported():
+                return self._note(event, now)
+            case EngineJoined():
+                return self._join(event, now)
+            case EngineLeft():
+                return self._leave(event, now)
+            case AdmissionContinued():
+                self._continues = False
+                return self._admit(now)
             case _:
                 raise ProtocolError(f"the arbiter has no use for {type(event).__name__}")
 
     def state_after(self, event: AnyMessage) -> msgspec.Struct | None:
-        leased = {name: engine.leased_tokens for name, engine in self.ledger.engines.items()}
-        return Totals(leased, len(self.ledger.leases), len(self.ledger.queue))
+        engines = self.ledger.engines
+        leased = {name: engine.leased_pages for name, engine in engines.items()}
+        return Totals(leased, sum(engine.running for engine in engines.values()), len(self.ledger.holdings))
 
-    def _join(self, event: EngineJoined) -> list[Send]:
-        if event.page_tokens <= 0 or event.kv_tokens < event.page_tokens:
-            raise ProtocolError(f"{event.engine} offers no whole page: {event.kv_tokens} tokens")
-        if event.engine in self.ledger.engines:
-            self._forget(event.engine)
-        self.ledger.engines[event.engine] = EngineLedger(event.kv_tokens, event.page_tokens)
-        return self._admit()
+    # ---------------------------------------------------------------- trajectories
 
-    def _leave(self, engine: str) -> list[Send]:
-        if engine not in self.ledger.engines:
-            raise ProtocolError(f"{engine} never joined")
-        self._forget(engine)
-        return []
-
-    def _forget(self, engine: str) -> None:
-        del self.ledger.engines[engine]
-        self.ledger.leases = {tid: lease for tid, lease in self.ledger.leases.items() if lease.engine != engine}
-
-    def _request(self, event: LeaseRequested) -> list[Send]:
-        tid, tokens = event.trajectory_id, event.tokens
-        if tid in self.ledger.leases or tid in self.ledger.queue:
-            raise ProtocolError(f"trajectory {tid} asked twice for KV tokens")
-        if tokens <= 0:
-            raise ProtocolError(f"trajectory {tid} asks for {tokens} KV tokens")
-        self.ledger.queue[tid] = Waiting(tokens, self._holder)
-        return self._admit()
-
-    def _release(self, trajectory_id: int) -> list[Send]:
-        if self.ledger.queue.pop(trajectory_id, None) is not None:
-            return self._admit()
-        lease = self.ledger.leases.pop(trajectory_id, None)
-        if lease is None:
-            raise ProtocolError(f"trajectory {trajectory_id} holds no lease")
-        engine = self.ledger.engines[lease.engine]
-        self.ledger.engines[lease.engine] = replace(engine, leased_tokens=engine.leased_tokens - lease.tokens)
-        return self._admit()
-
-    def _admit(self) -> list[Send]:
-        """Serve the queue from its head for as long as there is room."""
-        effects: list[Send] = []
-        while self.ledger.queue:
-            tid, waiting = next(iter(self.ledger.queue.items()))
-            name = self._roomiest(waiting.tokens)
-            if name is None:
-                break
-            self.ledger.queue.popitem(last=False)
-            engine = self.ledger.engines[name]
-            tokens = engine.rounded(waiting.tokens)
-            self.ledger.engines[name] = replace(engine, leased_tokens=engine.leased_tokens + tokens)
-            self.ledger.leases[tid] = Lease(name, tokens, waiting.holder)
-            effects.append(Send(waiting.holder, LeaseGranted(tid, name, tokens)))
+    def _request(self, event: LeaseRequested, now: float) -> list[Send]:
+        holding = self.ledger.request(event, self._holder, now)
+        self.expectations.asked(holding)
+        self.policy.waits(holding)
+        effects = self._admit(now)
+        if holding.state == "waiting":
+            effects.append(Send(holding.holder, LeaseDeferred(event.trajectory_id, self.policy.why(holding))))
         return effects
 
-    def _roomiest(self, tokens: int) -> str | None:
-        fitting = [
-            (engine.free_tokens, name)
-            for name, engine in self.ledger.engines.items()
-            if engine.rounded(tokens) <= engine.free_tokens
-        ]
-        return max(fitting)[1] if fitting else None
+    def _park(self, event: LeaseParked, now: float) -> list[Send]:
+        holding = self.ledger.park(event.trajectory_id, event.tokens)
+        self.expectations.turn_ended(holding)
+        if holding.engine is not None:  # which may have left since
+            self.policy.parked(holding)
+            self.policy.changed(holding.engine)
+        return self._admit(now)
+
+    def _release(self, event: LeaseReleased, now: float) -> list[Send]:
+        known = self.ledger.holdings.get(event.trajectory_id)
+        engine = known.engine if known is not None else None
+        holding = self.ledger.release(event.trajectory_id, event.tokens)
+        if holding.state == "running":  # its last turn ends with it
+            self.expectations.turn_ended(holding)
+        self.expectations.ended(holding)
+        self.policy.withdrawn(holding)
+        self.policy.ended(holding)
+        if engine is not None:
+            self.policy.dropped(holding, engine)
+            self.policy.changed(engine)
+        return self._admit(now)
+
+    # ---------------------------------------------------------------- engines
+
+    def _join(self, event: EngineJoined, now: float) -> list[Send]:
+        known = self.ledger.engines.get(event.engine)
+        lost = self.ledger.join(event)
+        if known is not None:
+            self._lose(known, lost)
+        self.policy.changed(self.ledger.engines[event.engine])
+        return self._admit(now)
+
+    def _leave(self, event: EngineLeft, now: float) -> list[Send]:
+        engine = self.ledger.engines.get(event.engine)
+        lost = self.ledger.leave(event.engine)
+        assert engine is not None
+        self._lose(engine, lost)
+        return self._admit(now)
+
+    def _lose(self, engine: Engine, lost: Sequence[Holding]) -> None:
+        """Those that waited go on waiting, without a cache; a running one asks again when it hears of its failure."""
+        self.policy.left(engine)
+        for holding in lost:
+            if holding.state == "waiting":
+                self.policy.waits(holding)
+
+    def _note(self, event: EngineLoadReported, now: float) -> list[Send]:
+        engine = self.ledger.engines.get(event.engine)
+        if engine is None:
+            raise ProtocolError(f"{event.engine} reports its load and never joined")
+        engine.note(event)
+        self.policy.measured(engine)
+        self.policy.changed(engine)
+        page = engine.page_tokens
+        waiting = len(engine.holdings) - engine.running - len(engine.parked)
+        report = LedgerReported(
+            engine=event.engine,
+            leased_tokens=engine.leased_pages * page,
+            usable_tokens=engine.usable_pages * page,
+            running=engine.running,
+            parked=len(engine.parked),
+            waiting=waiting,
+            used_tokens=event.used_tokens,
+        )
+        return [Send(self._observer, report), *self._admit(now)]
+
+    # ---------------------------------------------------------------- decisions
+
+    def _admit(self, now: float) -> list[Send]:
+        effects: list[Send] = []
+        for _ in range(GRANTS):
+            match self.policy.next(now):
+                case None:
+                    return effects
+                case Grant() as grant:
+                    effects += self._grant(grant, now)
+                case Preemption(holding=holding):
+                    effects += self._drop(holding)
+                    self.policy.waits(holding)
+        if not self._continues:
+            self._continues = True
+            effects.append(Send(self._address, AdmissionContinued()))
+        return effects
+
+    def _grant(self, grant: Grant, now: float) -> list[Send]:
+        effects = [send for holding in grant.drop for send in self._drop(holding)]
+        holding, engine = grant.holding, grant.engine
+        if holding.engine is not None and holding.engine is not engine:
+            effects += self._drop(holding)
+        self.policy.withdrawn(holding)
+        self.ledger.lease(holding, engine, grant.tokens, oversell=self.policy.oversells)
+        self.policy.leased(holding)
+        granted = LeaseGranted(
+            holding.trajectory_id, engine.name, grant.tokens, holding.leases, now - holding.since, grant.reason
+        )
+        return [*effects, Send(holding.holder, granted)]
+
+    def _drop(self, holding: Holding) -> list[Send]:
+        engine = holding.engine
+        assert engine is not None
+        self.ledger.drop(holding)
+        self.policy.dropped(holding, engine)
+        return [Send(engine.name, CacheReleased(holding.trajectory_id, holding.leases))]

@@ -1,13 +1,16 @@
-"""The group buffer: starts groups, takes their trajectories in, and hands a step's batch to the learner.
+"""The group buffer: starts groups, takes their trajectories in, and hands each step's batch to the learner.
 
 A group whose trajectories all earn the same reward has no gradient: it is rejected, and another problem takes its
 place, up to a stated number in a step. Trajectories that infrastructure lost are set apart: they are no answers, and a
 group that keeps too few others is lost as a whole, counted and replaced as well.
+
+Several steps may be collected at once (`rl.max_staleness`), each from the groups that were started for it; their batches
+go out in the order of the steps. A step may start more groups than it needs (`rl.oversubscribe`); it ends with the first
+complete ones, and the others count for the next step or are stopped. docs/staleness.md states the rules.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -26,16 +29,18 @@ from bus.messages import (
     StepCollected,
     StepCounts,
     StepRequested,
+    TrajectoryAborted,
     TrajectoryFailed,
     TrajectoryFinished,
 )
 from configs.schema import Run
-from policies.accounting import counted
 from policies.advantages import group_advantages
+from policies.collection import BufferState, Collection, Lengths, OpenGroup, TrajectoryEnd
 from policies.curriculum import problem_at
 from policies.decider import Send
 from policies.draws import EVALUATE, TRAIN, mix
 from policies.roc import resample
+from policies.staleness import oldest_version, tokens_masked, with_rows, young_enough
 
 
 class Problem(msgspec.Struct, frozen=True, array_like=True):
@@ -44,38 +49,12 @@ class Problem(msgspec.Struct, frozen=True, array_like=True):
     prompt_ids: bytes
 
 
-class OpenGroup(msgspec.Struct):
-    start: StartGroup
-    finished: list[TrajectoryFinished] = []
-    failed: list[int] = []  # ids of trajectories that infrastructure lost
-
-
-class Collection(msgspec.Struct):
-    """What is being collected: the groups of a step, or the trajectories of an evaluation."""
-
-    request: StepRequested | EvaluationRequested
-    open: dict[int, OpenGroup] = {}
-    rows: dict[int, list[Row]] = {}  # of accepted groups
-    refills: int = 0
-    counts: StepCounts = StepCounts()
-    failures: dict[str, int] = {}
-
-
-class BufferState(msgspec.Struct):
-    cursor: BufferCursor = BufferCursor()
-    collection: Collection | None = None
-
-
 class Totals(msgspec.Struct, frozen=True):
     cursor: BufferCursor
     num_open: int
+    num_stopping: int
     num_rows: int
-    counts: StepCounts
-
-
-def culprit(cause: str) -> str:
-    """Which part of the infrastructure broke: what stands before the colon. The rest is in the event log."""
-    return cause.partition(":")[0]
+    counts: StepCounts  # of the earliest collection
 
 
 class GroupBuffer:
@@ -88,7 +67,8 @@ class GroupBuffer:
         self._train = train
         self._test = test
         self._rollouts = rollouts
-        self._observers = ("head/recorder", "head/recipe")  # what is recorded is recorded before the run goes on
+        self._recorder = "head/recorder"
+        self._observers = (self._recorder, "head/recipe")  # what is recorded is recorded before the run goes on
         self.state = BufferState()
 
     def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
@@ -100,51 +80,95 @@ class GroupBuffer:
                 return self._begin_step(event)
             case EvaluationRequested():
                 return self._begin_evaluation(event)
-            case TrajectoryFinished() | TrajectoryFailed():
+            case TrajectoryFinished() | TrajectoryFailed() | TrajectoryAborted():
                 return self._take(event)
             case _:
                 raise ProtocolError(f"the group buffer has no use for {type(event).__name__}")
 
     def state_after(self, event: AnyMessage) -> msgspec.Struct | None:
-        collection = self.state.collection
-        if collection is None:
+        collections = self._collections()
+        if not collections and not self.state.stopping:
             return self.state.cursor
-        num_rows = sum(len(rows) for rows in collection.rows.values())
-        return Totals(self.state.cursor, len(collection.open), num_rows, collection.counts)
+        return Totals(
+            cursor=self.state.cursor,
+            num_open=sum(len(each.open) for each in collections),
+            num_stopping=len(self.state.stopping),
+            num_rows=sum(len(rows) for each in collections for rows in each.rows.values()),
+            counts=collections[0].counts if collections else StepCounts(),
+        )
+
+    def _collections(self) -> list[Collection]:
+        evaluation = self.state.evaluation
+        return [*self.state.steps.values(), *([evaluation] if evaluation is not None else [])]
 
     # ---------------------------------------------------------------- beginning
 
     def _begin_step(self, request: StepRequested) -> list[Send]:
-        collection = self._begin(request)
-        effects = [self._start_training_group(collection) for _ in range(self._run.rl.prompts)]
-        return effects or self._end_step(collection, request)
+        collection = self.state.steps[request.step] = self._next_step(request)
+        collection.request = request
+        self.state.lengths[request.step] = Lengths()
+        effects = [self._start_training_group(collection) for _ in range(self._groups_to_start())]
+        collection.places += len(effects)
+        for group in [group for group in collection.open.values() if group.is_complete]:
+            if group.start.group_id in collection.open:  # it was left over, and ended before this request
+                effects += self._close(collection, group)
+        return effects
+
+    def _next_step(self, request: StepRequested) -> Collection:
+        """Empty, or with what the step before left over."""
+        steps = list(self.state.steps.values())
+        requested = sum(each.request is not None for each in steps)
+        if self.state.evaluation is not None or requested > self._run.rl.max_staleness:
+            raise ProtocolError("StepRequested before the last one was answered")
+        if not steps:
+            return Collection(request.step)
+        begun = steps[-1].request is None
+        if request.step != steps[-1].step + (not begun):
+            raise ProtocolError(f"step {request.step} does not follow step {steps[-1].step}")
+        return steps[-1] if begun else Collection(request.step)
+
+    def _groups_to_start(self) -> int:
+        """Where what is left over is carried, the steps that are under way have their spare groups in common."""
+        rl = self._run.rl
+        if rl.leftovers == "abort":
+            return rl.groups
+        steps = self.state.steps.values()
+        return max(0, len(steps) * rl.prompts + rl.groups - rl.prompts - sum(each.places for each in steps))
 
     def _begin_evaluation(self, request: EvaluationRequested) -> list[Send]:
-        collection = self._begin(request)
+        if self._collections():
+            raise ProtocolError("EvaluationRequested before the last one was answered")
+        collection = self.state.evaluation = Collection(0, request)
         effects: list[Send] = []
         for index, problem in enumerate(self._test[: request.questions]):
             seed = mix(self._run.seed, EVALUATE, index)
-            effects.append(self._start_group(collection, problem, 1, request.temperature, seed))
+            effects.append(self._start_group(collection, problem, index, 1, request.temperature, seed))
         return effects or self._end_evaluation(collection, request)
 
-    def _begin(self, request: StepRequested | EvaluationRequested) -> Collection:
-        if self.state.collection is not None:
-            raise ProtocolError(f"{type(request).__name__} before the last one was answered")
-        self.state.collection = Collection(request=request)
-        return self.state.collection
-
     def _start_training_group(self, collection: Collection) -> Send:
-        position = self.state.cursor.position
+        position = self._next_position()
+        collection.positions.append(position)
+        self.state.lengths[collection.step].open_groups += 1
         problem = self._train[problem_at(position, len(self._train), self._run.seed)]
-        self.state.cursor = replace(self.state.cursor, position=position + 1)
         seed = mix(self._run.seed, TRAIN, position)
-        return self._start_group(collection, problem, self._run.rl.rollouts, self._run.sampling.temperature, seed)
+        size, temperature = self._run.rl.rollouts, self._run.sampling.temperature
+        return self._start_group(collection, problem, position, size, temperature, seed)
 
-    def _start_group(self, collection: Collection, problem: Problem, size: int, temperature: float, seed: int) -> Send:
+    def _next_position(self) -> int:
+        cursor = self.state.cursor
+        if cursor.pending:
+            self.state.cursor = replace(cursor, pending=cursor.pending[1:])
+            return cursor.pending[0]
+        self.state.cursor = replace(cursor, position=cursor.position + 1)
+        return cursor.position
+
+    def _start_group(
+        self, collection: Collection, problem: Problem, position: int, size: int, temperature: float, seed: int
+    ) -> Send:
         cursor = self.state.cursor
         start = StartGroup(
             group_id=cursor.next_group_id,
-            purpose="train" if isinstance(collection.request, StepRequested) else "evaluate",
+            purpose="train" if collection.step else "evaluate",
             problem=problem.name,
             ground_truth=problem.ground_truth,
             prompt_ids=problem.prompt_ids,
@@ -156,51 +180,59 @@ class GroupBuffer:
         self.state.cursor = replace(
             cursor, next_group_id=cursor.next_group_id + 1, next_trajectory_id=cursor.next_trajectory_id + size
         )
-        collection.open[start.group_id] = OpenGroup(start)
-        return Send(self._rollouts[start.group_id % len(self._rollouts)], start)
+        rollout = self._rollouts[start.group_id % len(self._rollouts)]
+        collection.open[start.group_id] = OpenGroup(start, collection.step, rollout, position)
+        return Send(rollout, start)
 
     # ---------------------------------------------------------------- taking in
 
-    def _take(self, event: TrajectoryFinished | TrajectoryFailed) -> list[Send]:
-        collection = self.state.collection
-        group = collection.open.get(event.group_id) if collection is not None else None
-        if collection is None or group is None:
+    def _take(self, event: TrajectoryEnd) -> list[Send]:
+        collection = next((each for each in self._collections() if event.group_id in each.open), None)
+        groups = self.state.stopping if collection is None else collection.open
+        group = groups.get(event.group_id)
+        if group is None:
             raise ProtocolError(f"trajectory {event.trajectory_id} belongs to no open group")
-        ended = [*(trajectory.trajectory_id for trajectory in group.finished), *group.failed]
-        if event.trajectory_id in ended:
+        if group.has_ended(event.trajectory_id):
             raise ProtocolError(f"trajectory {event.trajectory_id} ended twice")
-        if isinstance(event, TrajectoryFinished):
-            group.finished.append(event)
-            collection.counts = counted(collection.counts, event)
-        else:
-            group.failed.append(event.trajectory_id)
-            failed = collection.counts.trajectories_failed + 1
-            collection.counts = replace(collection.counts, trajectories_failed=failed)
-            collection.failures = dict(Counter(collection.failures) + Counter([culprit(event.cause)]))
-        if len(ended) + 1 < group.start.size:
+        if isinstance(event, TrajectoryAborted):
+            if collection is not None:
+                raise ProtocolError(f"trajectory {event.trajectory_id} was stopped, and nobody asked for it")
+        elif collection is not None:
+            collection.count(event)
+        group.take(event)
+        self._note_length(group, event, late=collection is None)
+        if not group.is_complete:
             return []
-        return self._close_group(collection, group)
+        if collection is None:
+            del self.state.stopping[event.group_id]
+            return self._lengths_if_known(group.begun_for)
+        return [*self._close(collection, group), *self._lengths_if_known(group.begun_for)]
 
-    def _close_group(self, collection: Collection, group: OpenGroup) -> list[Send]:
-        del collection.open[group.start.group_id]
+    def _close(self, collection: Collection, group: OpenGroup) -> list[Send]:
+        """All trajectories of the group have ended."""
         request = collection.request
+        if request is None:
+            return []  # it is judged when the step that it counts for is requested
+        del collection.open[group.start.group_id]
         if isinstance(request, EvaluationRequested):
             return [] if collection.open else self._end_evaluation(collection, request)
-        effects = self._judge(collection, group)
-        return effects if collection.open else [*effects, *self._end_step(collection, request)]
+        if collection.step == group.begun_for:
+            self.state.lengths[collection.step].take(group)
+        return [*self._judge(collection, group), *self._end_steps(collection)]
 
     def _judge(self, collection: Collection, group: OpenGroup) -> list[Send]:
         """Accept the group, or start another in its place."""
+        young = self._young(collection, group)
         counts = replace(collection.counts, groups=collection.counts.groups + 1)
-        lost = len(group.finished) < self._keep or len(group.finished) < 2
-        equal = len({trajectory.reward for trajectory in group.finished}) == 1
+        lost = len(young) < self._keep or len(young) < 2
+        equal = len({trajectory.reward for trajectory in young}) == 1
         if lost:
             counts = replace(counts, groups_lost=counts.groups_lost + 1)
         elif equal:
             counts = replace(counts, groups_rejected=counts.groups_rejected + 1)
         collection.counts = counts
         if not lost and not equal:
-            collection.rows[group.start.group_id] = self._rows(group)
+            self._accept(collection, group, young)
             return []
         if collection.refills >= self._run.rl.refills:
             return []
@@ -212,10 +244,32 @@ class GroupBuffer:
         """Trajectories of a group that are trained on: G, half of what is rolled out; all of them in plain GRPO."""
         return self._run.rl.rollouts // 2 if self._run.roc.enabled else 2
 
-    def _rows(self, group: OpenGroup) -> list[Row]:
+    def _young(self, collection: Collection, group: OpenGroup) -> list[TrajectoryFinished]:
+        """What of the group's trajectories may be trained on, in the order of their ids. In the synchronous algorithm
+        that is all of them: then the learner alone looks at versions."""
         finished = sorted(group.finished, key=lambda trajectory: trajectory.trajectory_id)
+        rl = self._run.rl
+        if not rl.max_staleness:
+            return finished
+        oldest = oldest_version(collection.step, rl.max_staleness)
+        aged = (young_enough(trajectory, oldest, rl.too_old) for trajectory in finished)
+        young = [trajectory for trajectory in aged if trajectory is not None]
+        dropped = collection.staleness.trajectories_dropped + len(finished) - len(young)
+        collection.staleness = replace(collection.staleness, trajectories_dropped=dropped)
+        return young
+
+    def _accept(self, collection: Collection, group: OpenGroup, young: list[TrajectoryFinished]) -> None:
+        rows = collection.rows[group.start.group_id] = self._rows(young, group.start.seed)
+        if not self._run.rl.max_staleness:
+            return
+        whole = {trajectory.trajectory_id: trajectory for trajectory in group.finished}
+        masked = sum(tokens_masked(whole[row.trajectory_id], row) for row in rows)
+        staleness = with_rows(collection.staleness, rows, collection.step - 1)
+        collection.staleness = replace(staleness, tokens_masked=staleness.tokens_masked + masked)
+
+    def _rows(self, finished: list[TrajectoryFinished], seed: int) -> list[Row]:
         if self._run.roc.enabled:
-            finished = resample(finished, self._keep, self._run.roc, group.start.seed)
+            finished = resample(finished, self._keep, self._run.roc, seed)
         advantages = group_advantages([trajectory.reward for trajectory in finished])
         return [
             Row(
@@ -233,13 +287,53 @@ class GroupBuffer:
 
     # ---------------------------------------------------------------- ending
 
-    def _end_step(self, collection: Collection, request: StepRequested) -> list[Send]:
+    def _end_steps(self, collection: Collection) -> list[Send]:
+        """The collection's step is complete with enough groups, or with all that there are. Its batch goes out after
+        those of the steps before it."""
+        enough = len(collection.rows) >= self._run.rl.prompts
+        if collection.is_complete or (collection.open and not enough):
+            return []
+        collection.is_complete = True
+        effects = self._leave_over(collection)
+        collection.places = self._run.rl.prompts
+        self.state.lengths[collection.step].step_ended = True
+        effects += self._lengths_if_known(collection.step)
+        for step in list(self.state.steps):
+            if not self.state.steps[step].is_complete:
+                break
+            effects += self._end_step(self.state.steps.pop(step))
+        return effects
+
+    def _leave_over(self, collection: Collection) -> list[Send]:
+        """What is still open: it counts for the next step, or is stopped. Nothing is left for a step that never comes."""
+        left, collection.open = collection.open, {}
+        following = [step for step, each in self.state.steps.items() if step > collection.step and not each.is_complete]
+        step = following[0] if following else next(reversed(self.state.steps)) + 1
+        if left and self._run.rl.leftovers == "carry" and step <= self._run.rl.steps:
+            heir = self.state.steps.setdefault(step, Collection(step))
+            heir.open.update(left)
+            heir.places += len(left)
+            heir.positions += [group.position for group in left.values()]
+            return []
+        living = {group_id: group for group_id, group in left.items() if not group.is_complete}
+        self.state.stopping.update(living)
+        return [Send(group.rollout, group.abort()) for group in living.values()]
+
+    def _end_step(self, collection: Collection) -> list[Send]:
         """Rows go in the order of their ids, so that a batch does not depend on who was faster."""
         rows = tuple(row for group_id in sorted(collection.rows) for row in collection.rows[group_id])
-        collected = StepCollected(request.step, len(rows), collection.counts, collection.failures, self.state.cursor)
-        self.state.collection = None
-        batch = Send("learner", BatchReady(request.step, rows))
+        staleness = collection.staleness if self._run.rl.max_staleness else None
+        collected = StepCollected(
+            collection.step, len(rows), collection.counts, collection.failures, self._cursor(), staleness
+        )
+        batch = Send("learner", BatchReady(collection.step, rows))
         return [batch, *(Send(observer, collected) for observer in self._observers)]
+
+    def _cursor(self) -> BufferCursor:
+        """Whoever goes on from here has none of the groups that are under way for later steps: they begin anew."""
+        cursor = self.state.cursor
+        positions = (position for each in self.state.steps.values() for position in each.positions)
+        return replace(cursor, pending=tuple(sorted({*cursor.pending, *positions})))
 
     def _end_evaluation(self, collection: Collection, request: EvaluationRequested) -> list[Send]:
         counts = collection.counts
@@ -250,5 +344,24 @@ class GroupBuffer:
             failed=counts.trajectories_failed,
             response_tokens=counts.response_tokens,
         )
-        self.state.collection = None
+        self.state.evaluation = None
         return [Send(observer, finished) for observer in self._observers]
+
+    # ---------------------------------------------------------------- lengths
+
+    def _note_length(self, group: OpenGroup, event: TrajectoryEnd, *, late: bool) -> None:
+        if not group.begun_for:
+            return
+        lengths = self.state.lengths[group.begun_for]
+        lengths.ended(event, late=late)
+        lengths.open_groups -= group.is_complete
+
+    def _lengths_if_known(self, step: int) -> list[Send]:
+        """Once the step has ended and so have all groups that it began; of interest where it began more than it needs."""
+        lengths = self.state.lengths.get(step)
+        if lengths is None or not lengths.step_ended or lengths.open_groups:
+            return []
+        del self.state.lengths[step]
+        if self._run.rl.groups == self._run.rl.prompts:
+            return []
+        return [Send(self._recorder, lengths.measured(step))]

@@ -1,8 +1,10 @@
 """The order of a run: weights, first evaluation, RL steps, last evaluation.
 
-    weights of step k on every engine --> evaluate (k = 0, or the last) --> StepRequested(k + 1) --> ...
+    weights of step v on every engine --> evaluate (v = 0, or the last) --> StepRequested(v + 1 ... v + 1 + max_staleness)
 
-A step begins when every engine holds the weights of the step before: the algorithm is synchronous.
+With max_staleness = 0 a step begins when every engine holds the weights of the step before: the algorithm is
+synchronous. With k > 0 steps up to k further ones are collected while the learner trains, and engines load weights while
+turns are under way: what is generated for a step is at most k versions older than the policy that the step updates.
 """
 
 from __future__ import annotations
@@ -30,20 +32,30 @@ START_LABELS = ("start_sampled", "start_greedy")
 END_LABELS = ("end_sampled", "end_greedy")
 
 
+class Loading(msgspec.Struct):
+    version: int
+    engines: list[str] = []  # that hold it
+
+
 class RecipeState(msgspec.Struct):
-    version: int = -1  # of the weights that the engines hold or are loading
-    loaded: list[str] = []
+    version: int = -1  # newest that was published
+    loading: list[Loading] = []  # what not every engine holds yet, oldest first
+    held: int = -1  # newest that every engine holds
+    requested: int = -1  # last step that was asked for
     evaluations: list[str] = []  # labels that are still to come before the next step
 
 
 class Recipe:
     """A decider (policies.decider.Decider)."""
 
-    def __init__(self, steps: int, questions: int, temperature: float, engines: tuple[str, ...]) -> None:
+    def __init__(
+        self, steps: int, questions: int, temperature: float, engines: tuple[str, ...], max_staleness: int = 0
+    ) -> None:
         self._steps = steps
         self._questions = questions
         self._temperature = temperature
         self._engines = engines
+        self._max_staleness = max_staleness
         self._recorder = "head/recorder"
         self.state = RecipeState()
 
@@ -69,23 +81,35 @@ class Recipe:
         return self.state
 
     def _publish(self, event: WeightsPublished) -> list[Send]:
-        if event.version <= self.state.version:
-            raise ProtocolError(f"version {event.version} after version {self.state.version}")
-        self.state = RecipeState(version=event.version, evaluations=self._due(event.version))
+        state = self.state
+        if event.version <= state.version:
+            raise ProtocolError(f"version {event.version} after version {state.version}")
+        if state.version < 0:  # the learner's checkpoint: steps follow it
+            state.requested = event.version
+        state.version = event.version
+        state.loading.append(Loading(event.version))
         return [Send(engine, event) for engine in self._engines]
+
+    def _load(self, event: WeightsLoaded) -> list[Send]:
+        state = self.state
+        loading = next((each for each in state.loading if each.version == event.version), None)
+        if loading is None or event.engine in loading.engines:
+            raise ProtocolError(f"{event.engine} loaded version {event.version}, which nobody waits for")
+        loading.engines.append(event.engine)
+        before = state.held
+        while state.loading and len(state.loading[0].engines) == len(self._engines):
+            state.held = state.loading.pop(0).version
+        recorded = Send(self._recorder, event)
+        if state.held == before:
+            return [recorded]
+        state.evaluations = self._due(state.held)
+        return [recorded, *self._next()]
 
     def _due(self, step: int) -> list[str]:
         if not self._questions:
             return []
         labels = START_LABELS if step == 0 else ()
         return [*labels, *(END_LABELS if step == self._steps else ())]
-
-    def _load(self, event: WeightsLoaded) -> list[Send]:
-        if event.version != self.state.version or event.engine in self.state.loaded:
-            raise ProtocolError(f"{event.engine} loaded version {event.version}, which nobody waits for")
-        self.state.loaded.append(event.engine)
-        complete = len(self.state.loaded) == len(self._engines)
-        return [Send(self._recorder, event), *(self._next() if complete else [])]
 
     def _evaluated(self, label: str) -> list[Send]:
         if not self.state.evaluations or self.state.evaluations[0] != label:
@@ -94,12 +118,16 @@ class Recipe:
         return self._next()
 
     def _next(self) -> list[Send]:
-        version = self.state.version
-        if self.state.evaluations:
-            label = self.state.evaluations[0]
+        state = self.state
+        if state.evaluations:
+            label = state.evaluations[0]
             temperature = 0.0 if label.endswith("greedy") else self._temperature
-            return [Send("head/buffer", EvaluationRequested(label, temperature, self._questions, version))]
-        if version >= self._steps:
-            return [Send("launcher", RunFinished(version))]
-        request = StepRequested(version + 1, version)
-        return [Send(self._recorder, request), Send("head/buffer", request)]
+            return [Send("head/buffer", EvaluationRequested(label, temperature, self._questions, state.held))]
+        if state.held >= self._steps:
+            return [Send("launcher", RunFinished(state.held))]
+        effects: list[Send] = []
+        while state.requested < min(state.held + 1 + self._max_staleness, self._steps):
+            state.requested += 1
+            request = StepRequested(state.requested, state.held)
+            effects += [Send(self._recorder, request), Send("head/buffer", request)]
+        return effects

@@ -3,6 +3,8 @@
 While there is no executor, trajectories wait with their calls: no more than live here. One that leaves gives up what was
 under way there, and nothing of what it may still have sent is taken: an answer counts if it comes from where the
 trajectory is placed.
+
+A group that is aborted ends here. A lease may be on the way to one of its trajectories then; it is taken for late.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ from bus.messages import (
     CodeRequested,
     ExecutorJoined,
     ExecutorLeft,
+    GroupAborted,
+    LeaseDeferred,
+    LeaseGranted,
     ProtocolError,
     RunStarted,
     StartGroup,
@@ -35,12 +40,14 @@ from policies.trajectory import (
     Rules,
     Trajectory,
     TrajectoryEvent,
+    abort,
     advance,
     displace,
     requests_of,
     start,
 )
 
+REMEMBERED = 65_536  # aborted trajectories to which a lease may be on the way; one forgets the oldest beyond them
 _TRAJECTORY_EVENTS: tuple[type, ...] = get_args(TrajectoryEvent)
 
 
@@ -64,6 +71,7 @@ class Rollout:
         self.placement = Placement()
         self.waiting: dict[int, None] = {}  # trajectories with calls and without an executor, in their order
         self._unstarted = 0  # no trajectory with this number or a higher one was started
+        self._leaseless: dict[int, None] = {}  # aborted while they waited for a lease
         self._last: Trajectory | None = None
 
     def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
@@ -73,6 +81,8 @@ class Rollout:
                 return []
             case StartGroup():
                 return self._start(now, event)
+            case GroupAborted():
+                return self._abort(now, event)
             case ExecutorJoined():
                 return self._join(event)
             case ExecutorLeft():
@@ -104,18 +114,40 @@ class Rollout:
 
     def _advance(self, now: float, event: TrajectoryEvent) -> list[Send]:
         trajectory = self.trajectories.get(event.trajectory_id)
+        if isinstance(event, LeaseGranted | LeaseDeferred) and event.trajectory_id in self._leaseless:
+            self._last = None
+            return []
         if isinstance(event, CodeFinished | CallFailed | AnswerGraded) and self._is_late(trajectory, event):
             self._last = trajectory
             return []
         if trajectory is None:
             raise ProtocolError(f"trajectory {event.trajectory_id} does not live here")
         after, sends = advance(self._rules, self._tokenizer, trajectory, now, event)
-        if trajectory.executor:
-            self.placement.book(trajectory.executor, len(after.open_calls) - len(trajectory.open_calls))
-            if isinstance(event, CodeFinished | CallFailed | AnswerGraded):
-                self.placement.answered(trajectory.executor, failed=isinstance(event, CallFailed))
+        if trajectory.executor and isinstance(event, CodeFinished | CallFailed | AnswerGraded):
+            self.placement.answered(trajectory.executor, failed=isinstance(event, CallFailed))
+        return self._change(trajectory, after, sends)
+
+    def _change(self, before: Trajectory, after: Trajectory, sends: Sequence[Send]) -> list[Send]:
+        if before.executor:
+            self.placement.book(before.executor, len(after.open_calls) - len(before.open_calls))
         self._last, effects = self._routed(after, sends)
         self._keep(self._last)
+        return effects
+
+    def _abort(self, now: float, group: GroupAborted) -> list[Send]:
+        """Those that have ended meanwhile have said so."""
+        self._last = None
+        effects: list[Send] = []
+        for trajectory_id in range(group.first_trajectory_id, group.first_trajectory_id + group.size):
+            trajectory = self.trajectories.get(trajectory_id)
+            if trajectory is None or trajectory.aborted:
+                continue
+            if trajectory.phase == "leasing":
+                self._leaseless[trajectory_id] = None
+            after, sends = abort(self._rules, trajectory, now, group.cause)
+            effects += self._change(trajectory, after, sends)
+        while len(self._leaseless) > REMEMBERED:
+            del self._leaseless[next(iter(self._leaseless))]
         return effects
 
     def _is_late(self, trajectory: Trajectory | None, event: CodeFinished | CallFailed | AnswerGraded) -> bool:

@@ -1,10 +1,17 @@
 """One trajectory: a frozen record, and what an event makes of it.
 
-    leasing --LeaseGranted--> generating --TurnGenerated--> calling --CodeFinished (all)--> generating ...
-                                   |                                                           |
-                                   +--> grading --AnswerGraded--> ended <--- length, turns, no answer
+    leasing --LeaseGranted--> generating --TurnGenerated--> calling --CodeFinished (all)--> leasing ...
+       ^                          |  |                                                         |
+       +-- its lease ended, or ---+  +--> grading --AnswerGraded--> ended <--- length, turns, no answer
+           the engine failed
+
+A lease covers a turn's expected tokens, and one request to an engine. Where it ends before the turn does, the turn goes on
+under the next one, there or on another engine: a token's draw depends on the trajectory's seed and the token's position
+alone. An answer counts if it comes under the lease that the trajectory has; a late or a second one never does.
 
 Only here tokens are appended. Text is decoded to be understood, and never encoded again.
+
+A trajectory that is aborted ends at once, unless it is generating: then it ends with what the engine has of the turn.
 
 What goes to EXECUTOR goes to the executor that the trajectory is placed on, which policies.rollout looks after.
 """
@@ -22,15 +29,19 @@ from bus.messages import (
     CallFailed,
     CodeFinished,
     CodeRequested,
+    LeaseDeferred,
     LeaseGranted,
+    LeaseParked,
     LeaseReleased,
     LeaseRequested,
     ProtocolError,
     SessionEnded,
     SessionRestored,
     StartGroup,
+    TrajectoryAborted,
     TrajectoryFailed,
     TrajectoryFinished,
+    TurnAborted,
     TurnFailed,
     TurnGenerated,
     TurnRequested,
@@ -52,7 +63,7 @@ from policies.tool_text import ResultFormat, failed, malformed_text, not_run_tex
 
 Phase = Literal["leasing", "generating", "calling", "grading", "ended"]
 Ending = Literal["answered", "no_answer", "length", "turns"]
-TrajectoryEvent = LeaseGranted | TurnGenerated | TurnFailed | CodeFinished | CallFailed | AnswerGraded
+TrajectoryEvent = LeaseGranted | LeaseDeferred | TurnGenerated | TurnFailed | CodeFinished | CallFailed | AnswerGraded
 
 MAX_RETRIES = 1  # of a turn or a grading that infrastructure broke, and of each call; then the trajectory is masked
 EXECUTOR = "executor"  # stands for the trajectory's own
@@ -93,6 +104,8 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
     since: float = 0.0  # when the phase began
     waits: Waits = Waits()
     engine: str = ""
+    lease: int = 0
+    leased_tokens: int = 0
     executor: str = ""  # where it is placed; empty before its first call, and while there is no executor
     turn: int = 0
     turn_start: int = 0  # position of the present turn's first token
@@ -109,6 +122,7 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
     cells: tuple[CodeRequested, ...] = ()  # whose effects its notebook holds
     retries: int = 0
     retried_calls: tuple[int, ...] = ()
+    aborted: str = ""  # why it is to end
 
     @property
     def seed(self) -> int:
@@ -130,23 +144,27 @@ Step = tuple[Trajectory, list[Send]]
 
 def start(rules: Rules, group: StartGroup, trajectory_id: int, now: float) -> Step:
     record = blank_record(group.prompt_ids)
-    trajectory = Trajectory(trajectory_id=trajectory_id, group=group, record=record, since=now)
-    tokens = record.prompt_tokens + rules.response_tokens
-    return trajectory, [Send(rules.arbiter, LeaseRequested(trajectory_id, tokens))]
+    return _ask_for_lease(rules, Trajectory(trajectory_id=trajectory_id, group=group, record=record, since=now))
 
 
 def advance(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float, event: TrajectoryEvent) -> Step:
     """Raises ProtocolError for an event that does not belong into the trajectory's phase."""
     match event:
-        case LeaseGranted(engine=engine):
-            _expect(trajectory, "leasing", event)
-            return _request_turn(rules, replace(_enter(trajectory, "generating", now), engine=engine))
+        case LeaseGranted():
+            _expect_grant(trajectory, event)
+            return _begin_turn(rules, trajectory, now, event)
+        case LeaseDeferred():  # it is in the log, for whoever asks why
+            return trajectory, []
         case TurnGenerated():
             _expect_turn(trajectory, event)
+            if trajectory.aborted:
+                return _end_aborted(rules, replace(trajectory, record=trajectory.record.with_generated(event)), now)
             return _take_turn(rules, tokenizer, trajectory, now, event)
         case TurnFailed():
             _expect_turn(trajectory, event)
-            return _retry(rules, trajectory, event.cause, *_request_turn(rules, trajectory)[1])
+            if trajectory.aborted:
+                return _end_aborted(rules, trajectory, now)
+            return _retry_turn(rules, trajectory, now, event.cause)
         case CodeFinished():
             _expect_call(trajectory, event)
             return _take_result(rules, tokenizer, trajectory, now, event)
@@ -163,6 +181,15 @@ def advance(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now:
             assert_never(event)
 
 
+def abort(rules: Rules, trajectory: Trajectory, now: float, cause: str) -> Step:
+    """Nobody waits for it any more. The engine is asked for what it has of a turn, so that the tokens that it works on are
+    not leased to somebody else."""
+    trajectory = replace(trajectory, aborted=cause)
+    if trajectory.phase == "generating":
+        return trajectory, [Send(trajectory.engine, TurnAborted(trajectory.trajectory_id))]
+    return _end_aborted(rules, trajectory, now)
+
+
 # ---------------------------------------------------------------- guards
 
 
@@ -172,10 +199,22 @@ def _expect(trajectory: Trajectory, phase: Phase, event: TrajectoryEvent) -> Non
         raise ProtocolError(f"trajectory {trajectory.trajectory_id} is {trajectory.phase}: {name} has no place there")
 
 
+def _expect_grant(trajectory: Trajectory, event: LeaseGranted) -> None:
+    _expect(trajectory, "leasing", event)
+    name = f"trajectory {trajectory.trajectory_id}"
+    if event.lease != trajectory.lease + 1:
+        raise ProtocolError(f"{name} waits for lease {trajectory.lease + 1}, not {event.lease}")
+    if event.tokens <= trajectory.record.num_tokens:
+        raise ProtocolError(f"{name} has {trajectory.record.num_tokens} tokens, and may have {event.tokens}")
+
+
 def _expect_turn(trajectory: Trajectory, event: TurnGenerated | TurnFailed) -> None:
     _expect(trajectory, "generating", event)
-    if event.turn != trajectory.turn:
-        raise ProtocolError(f"trajectory {trajectory.trajectory_id} is in turn {trajectory.turn}, not {event.turn}")
+    if (event.turn, event.lease) != (trajectory.turn, trajectory.lease):
+        raise ProtocolError(
+            f"trajectory {trajectory.trajectory_id} is in turn {trajectory.turn} under lease {trajectory.lease}, "
+            f"not in turn {event.turn} under lease {event.lease}"
+        )
 
 
 def _expect_call(trajectory: Trajectory, event: CodeFinished | CallFailed) -> None:
@@ -197,13 +236,38 @@ def _enter(trajectory: Trajectory, phase: Phase, now: float) -> Trajectory:
 # ---------------------------------------------------------------- turns
 
 
-def _request_turn(rules: Rules, trajectory: Trajectory) -> Step:
+def _ask_for_lease(rules: Rules, trajectory: Trajectory) -> Step:
+    record = trajectory.record
+    request = LeaseRequested(
+        trajectory_id=trajectory.trajectory_id,
+        group_id=trajectory.group.group_id,
+        turn=trajectory.turn,
+        lease=trajectory.lease + 1,
+        tokens=record.num_tokens,
+        prompt_tokens=record.prompt_tokens,
+        max_new_tokens=rules.response_tokens - record.response_tokens,
+    )
+    return trajectory, [Send(rules.arbiter, request)]
+
+
+def _begin_turn(rules: Rules, trajectory: Trajectory, now: float, granted: LeaseGranted) -> Step:
+    """Or go on with it."""
+    trajectory = replace(
+        _enter(trajectory, "generating", now),
+        engine=granted.engine,
+        lease=granted.lease,
+        leased_tokens=granted.tokens,
+        retries=trajectory.retries,
+    )
     record = trajectory.record
     request = TurnRequested(
         trajectory_id=trajectory.trajectory_id,
         turn=trajectory.turn,
+        lease=trajectory.lease,
         token_ids=record.token_ids,
-        max_new_tokens=rules.response_tokens - record.response_tokens,
+        max_new_tokens=min(
+            rules.response_tokens - record.response_tokens, trajectory.leased_tokens - record.num_tokens
+        ),
         temperature=trajectory.group.temperature,
         top_p=rules.top_p,
         top_k=rules.top_k,
@@ -216,11 +280,11 @@ def _request_turn(rules: Rules, trajectory: Trajectory) -> Step:
 def _take_turn(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float, turn: TurnGenerated) -> Step:
     start_of_turn = trajectory.turn_start or trajectory.record.num_tokens
     trajectory = replace(trajectory, record=trajectory.record.with_generated(turn), turn_start=start_of_turn)
-    if turn.finish == "length":
-        return _end(rules, trajectory, now, "length", 0.0)
-    if turn.finish == "abort":  # go on with what is there: no token is generated twice
-        return _request_turn(rules, trajectory)
-    said = read_turn(tokenizer.decode(bytes_to_ids(trajectory.record.token_ids)[start_of_turn:]), rules.tools)
+    if turn.finish != "stop":  # go on with what is there: no token is generated twice
+        if trajectory.record.response_tokens >= rules.response_tokens:
+            return _end(rules, trajectory, now, "length", 0.0)
+        return _ask_for_lease(rules, _enter(trajectory, "leasing", now))
+    said = read_turn(tokenizer.decode(bytes_to_ids(trajectory.record.token_ids[4 * start_of_turn :])), rules.tools)
     trajectory = replace(
         trajectory,
         turn=trajectory.turn + 1,
@@ -236,6 +300,14 @@ def _take_turn(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, n
         return _end(rules, trajectory, now, "no_answer", 0.0)
     trajectory, releases = _release(rules, _enter(trajectory, "grading", now))
     return trajectory, [*releases, Send(EXECUTOR, _submission(trajectory))]
+
+
+def _retry_turn(rules: Rules, trajectory: Trajectory, now: float, cause: str) -> Step:
+    """Under a new lease: the engine may be gone, and with it what was leased there."""
+    again, failed = _retry(rules, trajectory, cause)
+    if failed:
+        return again, failed
+    return _ask_for_lease(rules, replace(_enter(again, "leasing", now), retries=again.retries))
 
 
 def _submission(trajectory: Trajectory) -> AnswerSubmitted:
@@ -262,7 +334,8 @@ def _call_tools(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, 
         return _answer_calls(rules, tokenizer, trajectory, now)
     requests = [_code_request(trajectory, number) for number in numbers]
     has_session = trajectory.has_session or any(request.tool == "jupyter_code" for request in requests)
-    return replace(trajectory, has_session=has_session), [Send(EXECUTOR, request) for request in requests]
+    parked = Send(rules.arbiter, LeaseParked(trajectory.trajectory_id, trajectory.record.num_tokens))
+    return replace(trajectory, has_session=has_session), [*(Send(EXECUTOR, request) for request in requests), parked]
 
 
 def _text_at_once(rules: Rules, place: int, call: ToolCall | MalformedCall) -> str | None:
@@ -343,8 +416,9 @@ def _answer_calls(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory
     )
     if trajectory.record.response_tokens + len(given) >= rules.response_tokens:
         return _end(rules, trajectory, now, "length", 0.0)
-    trajectory = replace(_enter(trajectory, "generating", now), record=trajectory.record.with_given(given))
-    return _request_turn(rules, trajectory)
+    return _ask_for_lease(
+        rules, replace(_enter(trajectory, "leasing", now), record=trajectory.record.with_given(given))
+    )
 
 
 # ---------------------------------------------------------------- endings
@@ -391,6 +465,15 @@ def _end(rules: Rules, trajectory: Trajectory, now: float, ending: Ending, rewar
     return trajectory, [*sends, Send(rules.buffer, finished)]
 
 
+def _end_aborted(rules: Rules, trajectory: Trajectory, now: float) -> Step:
+    if trajectory.phase == "grading":
+        trajectory = replace(trajectory, has_session=True)  # its end stops the grading
+    trajectory, sends = _leave(rules, _enter(trajectory, "ended", now))
+    tid, group_id = trajectory.trajectory_id, trajectory.group.group_id
+    aborted = TrajectoryAborted(tid, group_id, trajectory.aborted, trajectory.record.response_tokens)
+    return trajectory, [*sends, Send(rules.buffer, aborted)]
+
+
 def _leave(rules: Rules, trajectory: Trajectory) -> Step:
     trajectory, sends = _release(rules, trajectory)
     if trajectory.has_session or None in trajectory.results:
@@ -402,6 +485,6 @@ def _release(rules: Rules, trajectory: Trajectory) -> Step:
     """Give the KV tokens back: first the engine's, so that the arbiter never grants what is still in use."""
     if not trajectory.holds_lease:
         return trajectory, []
-    released = LeaseReleased(trajectory.trajectory_id)
+    released = LeaseReleased(trajectory.trajectory_id, trajectory.record.num_tokens)
     receivers = [trajectory.engine, rules.arbiter] if trajectory.engine else [rules.arbiter]
     return replace(trajectory, holds_lease=False), [Send(receiver, released) for receiver in receivers]

@@ -29,6 +29,7 @@ from configs.schema import Sandbox as SandboxConfig
 from policies.draws import mix
 from sandbox.contract import CodeResult, Grade, Isolation, SandboxFailure
 from sandbox.flavours import Flavour, flavour_of
+from sandbox.gauge import Gauge, SandboxLoad
 from sandbox.grading import Grader
 from sandbox.host import Host
 from sandbox.inside.frames import Frame
@@ -59,6 +60,7 @@ class ForkServerSandbox:
         self._grader: Grader | None = None
         self._calls = 0  # numbers them on the wire
         self._queued = 0
+        self._gauge = Gauge()
 
     @property
     def server_pids(self) -> list[int]:
@@ -96,15 +98,20 @@ class ForkServerSandbox:
             raise SandboxFailure("the sandbox's queue of calls is full")
         self._queued += 1
         try:
-            if call.tool == "jupyter_code":
-                return await self._run_cell(call)
-            return await self._run_program(call)
+            with self._gauge.call():
+                if call.tool == "jupyter_code":
+                    return await self._run_cell(call)
+                return await self._run_program(call)
         finally:
             self._queued -= 1
 
     async def grade(self, submission: AnswerSubmitted) -> Grade:
         assert self._grader is not None, "start() comes first"
-        return await self._grader.grade(submission.answer, submission.ground_truth)
+        with self._gauge.grading():
+            return await self._grader.grade(submission.answer, submission.ground_truth)
+
+    def load(self) -> SandboxLoad:
+        return self._gauge.load()
 
     def restore_session(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None:
         session = self._sessions.of(trajectory_id, flavour_of(cells[0].code))
@@ -131,7 +138,8 @@ class ForkServerSandbox:
         pool = await self._pool(flavour_of(call.code))
         server = await pool.take()
         try:
-            answer = await server.call(self._frame("run", call.code, call.stdin, self._seed_of(call)))
+            with self._gauge.slot():
+                answer = await server.call(self._frame("run", call.code, call.stdin, self._seed_of(call)))
         finally:
             pool.give_back(server)
         return self._result(answer)
@@ -194,7 +202,8 @@ class ForkServerSandbox:
             if session.ended:
                 raise SandboxFailure(_SESSION_ENDED)
             session.server = server
-            answer = await server.call(self._frame("cell", code, "", seed, session.number, session.held))
+            with self._gauge.slot():
+                answer = await server.call(self._frame("cell", code, "", seed, session.number, session.held))
         except BaseException:
             self._drop_process(session)
             raise

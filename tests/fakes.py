@@ -48,13 +48,22 @@ def rules(**changes: object) -> Rules:
     return Rules(**{**settings, **changes})  # pyright: ignore[reportArgumentType]
 
 
-def generated(trajectory_id: int, turn: int, text: str, finish: str = "stop", version: int = 3) -> TurnGenerated:
+def generated(
+    trajectory_id: int, turn: int, text: str, finish: str = "stop", version: int = 3, lease: int = 1
+) -> TurnGenerated:
     """A turn whose text is `text`; a stop token is its last."""
     ids = TOKENIZER.encode(text, trusted=True) + ([END] if finish == "stop" else [])
+    return generated_ids(trajectory_id, turn, ids, finish, version, lease)
+
+
+def generated_ids(
+    trajectory_id: int, turn: int, ids: Sequence[int], finish: str, version: int, lease: int
+) -> TurnGenerated:
     count = len(ids)
     return TurnGenerated(
         trajectory_id=trajectory_id,
         turn=turn,
+        lease=lease,
         token_ids=ids_to_bytes(ids),
         logprobs=b"\x00\x00\x80\xbf" * count,  # -1.0
         versions=version.to_bytes(4, "little") * count,

@@ -147,8 +147,9 @@ class Node:
 
     def _decide(self, envelope: Envelope) -> AnyMessage | None:
         match envelope.message:
-            case LeaseRequested(trajectory_id=trajectory_id):
-                return LeaseGranted(trajectory_id, "generator-0", 1)
+            case LeaseRequested() as request:
+                tokens = request.tokens + request.max_new_tokens
+                return LeaseGranted(request.trajectory_id, "generator-0", tokens, request.lease, 0.0, "room")
             case TrajectoryFinished() | TrajectoryFailed() as end:
                 self.ended.append(end)
             case _:
@@ -157,8 +158,8 @@ class Node:
 
     def _say(self, envelope: Envelope) -> AnyMessage | None:
         match envelope.message:
-            case TurnRequested(trajectory_id=trajectory_id, turn=turn):
-                return generated(trajectory_id, turn, script(trajectory_id)[turn])
+            case TurnRequested(trajectory_id=trajectory_id, turn=turn, lease=lease):
+                return generated(trajectory_id, turn, script(trajectory_id)[turn], lease=lease)
             case _:
                 return None
 

@@ -212,6 +212,25 @@ def test_a_finished_runs_log_can_be_replayed_and_told(finished_run: tuple[RunFol
     assert "no log knows trajectory 99999" in unknown.stderr
 
 
+def test_the_report_agrees_with_the_event_log_within_one_percent(finished_run: tuple[RunFolder, str]) -> None:
+    folder = finished_run[0]
+    argv = [sys.executable, "-m", "actors.cli", "report", str(folder.path), "--json"]
+    report = json.loads(subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+    told = report["trajectories"]
+    events = read_events(folder.events / "head.sqlite", kinds=["TrajectoryFinished"])
+    ended = [message for event, _ in events if isinstance(message := decode(event.frame).message, TrajectoryFinished)]
+    assert told["started"] == told["ended"] == len(ended)
+    assert told["generated_tokens"] == pytest.approx(sum(sum(each.loss_mask) for each in ended), rel=0.01)
+    for wait, times in told["waits"].items():
+        assert times["total_s"] == pytest.approx(sum(getattr(each, wait) for each in ended), rel=0.01)
+    assert [step["trajectories"] for step in report["steps"] if step["rollout_s"] is not None] == [
+        step["trajectories"] for step in metrics(folder, "step")
+    ]
+    answered = list(read_events(folder.events / "rollout-0.sqlite", kinds=["CodeFinished"]))
+    assert report["executors"][0]["calls"] == pytest.approx(len(answered), rel=0.01)
+    assert report["unusable_lines"] == 0
+
+
 def test_a_changed_log_is_found_out_at_the_event(finished_run: tuple[RunFolder, str], tmp_path: Path) -> None:
     copy = tmp_path / "demo"
     shutil.copytree(finished_run[0].path, copy)

@@ -33,6 +33,10 @@ def call(number: int, code: str = "1") -> CodeRequested:
     return CodeRequested(number, 0, "jupyter_code", code, "")
 
 
+def lease_request(number: int) -> LeaseRequested:
+    return LeaseRequested(number, 0, turn=0, lease=1, tokens=5, prompt_tokens=5, max_new_tokens=9)
+
+
 @asynccontextmanager
 async def network(kind: str, folder: Path, bound: int = 1000) -> AsyncIterator[Join]:
     hub, joined = Hub(), list[Bus]()
@@ -57,9 +61,9 @@ def test_messages_arrive_once_and_in_order(kind: str, tmp_path: Path) -> None:
         async with network(kind, tmp_path) as join:
             a, b = join("a"), join("b")
             for number in range(500):
-                await a.send("b/actor", LeaseRequested(number, 1))
+                await a.send("b/actor", lease_request(number))
             received = [await b.receive() for _ in range(500)]
-            assert [one.message for one in received] == [LeaseRequested(number, 1) for number in range(500)]
+            assert [one.message for one in received] == [lease_request(number) for number in range(500)]
             assert {(one.sender, one.to) for one in received} == {("a", "b/actor")}
             assert b.waiting == 0
 
@@ -69,9 +73,9 @@ def test_messages_arrive_once_and_in_order(kind: str, tmp_path: Path) -> None:
 def test_a_message_to_somebody_who_joins_later_waits_for_him(kind: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with network(kind, tmp_path) as join:
-            sending = asyncio.create_task(join("a").send("b", LeaseReleased(7)))
+            sending = asyncio.create_task(join("a").send("b", LeaseReleased(7, 5)))
             await asyncio.sleep(0)
-            assert (await join("b").receive()).message == LeaseReleased(7)
+            assert (await join("b").receive()).message == LeaseReleased(7, 5)
             await sending
 
     asyncio.run(scenario())
@@ -97,7 +101,7 @@ def test_a_full_queue_makes_the_sender_wait_and_drops_nothing(kind: str, tmp_pat
 
             async def send_all() -> None:
                 for number in range(total):
-                    await a.send("b", TurnGenerated(number, 0, frame, b"", b"", "stop"))
+                    await a.send("b", TurnGenerated(number, 0, 1, frame, b"", b"", "stop"))
 
             sending = asyncio.create_task(send_all())
             await b.receive()
@@ -121,7 +125,7 @@ def test_many_senders_that_wait_for_one_receiver_all_get_their_turn(kind: str, t
 
             async def send(sender: int) -> None:
                 for number in range(each):
-                    await a.send("b", TurnGenerated(sender * each + number, 0, frame, b"", b"", "stop"))
+                    await a.send("b", TurnGenerated(sender * each + number, 0, 1, frame, b"", b"", "stop"))
 
             sending = [asyncio.create_task(send(sender)) for sender in range(senders)]
             received = [(await b.receive()).message.trajectory_id for _ in range(senders * each)]  # pyright: ignore
@@ -139,7 +143,7 @@ def test_messages_of_all_kinds_keep_their_order(kind: str, tmp_path: Path, bound
     for place, length in enumerate(stretches):
         for _ in range(length):
             number = len(messages)
-            messages.append(call(number) if place % 2 else LeaseReleased(number))
+            messages.append(call(number) if place % 2 else LeaseReleased(number, 5))
 
     async def scenario() -> None:
         async with network(kind, tmp_path, bound) as join:
@@ -187,7 +191,7 @@ def test_a_sender_that_is_cancelled_takes_no_other_message_along(kind: str, tmp_
 
             receiving = asyncio.create_task(receive_all())
             await asyncio.gather(*senders, return_exceptions=True)
-            await a.send("b", LeaseReleased(9))
+            await a.send("b", LeaseReleased(9, 5))
             await receiving
             sent = {number for number, sender in enumerate(senders) if not sender.cancelled()}
             assert len(sent) < 800
@@ -201,10 +205,10 @@ def test_a_frame_that_is_no_envelope_is_refused_and_the_next_one_is_read(kind: s
         async with network(kind, tmp_path) as join:
             a, b = join("a"), join("b")
             await a.send_frame("b", b"\xc1 nonsense")
-            await a.send("b", LeaseReleased(1))
+            await a.send("b", LeaseReleased(1, 5))
             with pytest.raises(MalformedFrame):
                 await b.receive()
-            assert (await b.receive()).message == LeaseReleased(1)
+            assert (await b.receive()).message == LeaseReleased(1, 5)
 
     asyncio.run(scenario())
 
@@ -226,7 +230,7 @@ def test_the_codec_refuses_what_is_not_of_this_protocol(frame: bytes) -> None:
 
 
 def test_the_codec_keeps_bytes_and_text() -> None:
-    envelope = Envelope("a", "b", TurnGenerated(1, 0, b"\x00\xff", b"", b"", "stop"))
+    envelope = Envelope("a", "b", TurnGenerated(1, 0, 1, b"\x00\xff", b"", b"", "stop"))
     assert decode(encode(envelope)) == envelope
 
 
@@ -284,7 +288,7 @@ def test_a_batch_has_64_messages_at_most_and_its_neighbours_are_of_other_peers_o
         transport = BatchingTransport(beneath)
         for number in range(150):
             await transport.send_frame("b", frame_of(call(number)))
-        for message in (call(150), LeaseReleased(0), call(151), call(152)):
+        for message in (call(150), LeaseReleased(0, 5), call(151), call(152)):
             await transport.send_frame("c", frame_of(message))
         await transport.close()
         assert sorted(sizes(beneath.frames)) == [1, 1, 2, 22, 64, 64]
@@ -369,7 +373,7 @@ def test_a_kind_is_known_by_its_head_whatever_the_addresses(address: str) -> Non
     heads = (head_of(CodeRequested), head_of(SessionEnded))
     for envelope in (Envelope(address, "b", call(7)), Envelope("b", address, SessionEnded(7))):
         assert begins_with(encode(envelope), heads) == (len(address) < 256)
-    assert not begins_with(encode(Envelope(address, address, LeaseReleased(7))), heads)
+    assert not begins_with(encode(Envelope(address, address, LeaseReleased(7, 5))), heads)
 
 
 @pytest.mark.parametrize("frame", [b"", b"\x93", b"\x93\xa1a", b"\x93\xd9", b"\xc1 nonsense"])

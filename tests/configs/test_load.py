@@ -206,6 +206,20 @@ class TestChecksAcrossTables:
         said = complaint(config, 'name = "a"', "bus.queue_messages=1000")
         assert "bus.queue_messages must be at least 65536" in said
 
+    def test_what_is_left_over_cannot_be_carried_into_a_step_of_one_version(self, config: Path):
+        said = complaint(config, 'name = "a"', 'rl.leftovers="carry"')
+        assert "needs a max_staleness of at least 1" in said
+        ahead = ('rl.leftovers="carry"', "rl.max_staleness=1", "rl.prompts=8")
+        assert loaded(config, 'name = "a"', *ahead).rl.leftovers == "carry"
+
+    def test_a_step_never_starts_fewer_groups_than_it_needs(self, config: Path):
+        assert "oversubscribe must be at least 1" in complaint(config, 'name = "a"', "rl.oversubscribe=0.9")
+
+    def test_queues_have_room_for_all_groups_that_may_be_under_way(self, config: Path):
+        ahead = ("rl.max_staleness=1", "rl.oversubscribe=1.5", "rl.prompts=512", "bus.queue_messages=1000")
+        assert "at least 196608" in complaint(config, 'name = "a"', *ahead)
+        assert "at least 163840" in complaint(config, 'name = "a"', *ahead, 'rl.leftovers="carry"')
+
 
 POSITIVE = st.integers(1, 2**40)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)

@@ -1,3 +1,5 @@
+import re
+
 import msgspec
 import numpy as np
 import pytest
@@ -5,10 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.messages import Row
+from bus.messages import ProtocolError, Row
 from engine.batches import (
     SftOrder,
     TrainingSequence,
+    check_versions,
     micro_batch,
     rl_minibatches,
     row_sequence,
@@ -131,3 +134,27 @@ def test_the_order_of_the_cold_start_is_a_function_of_seed_and_step() -> None:
 def test_there_is_no_cold_start_without_a_sequence() -> None:
     with pytest.raises(ValueError, match="no sequence"):
         SftOrder(0, 4, 0)
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_rows_of_the_versions_that_a_step_may_train_on_pass(version: int) -> None:
+    check_versions([row(0, 0, seed=0, version=version)], step=5, max_staleness=1)
+    assert row(0, 0, seed=0, version=version).versions.count(version.to_bytes(4, "little")) > 0
+
+
+@pytest.mark.parametrize(
+    ("version", "max_staleness", "allowed"), [(2, 1, "versions 3 to 4"), (5, 1, "versions 3 to 4"), (3, 0, "version 4")]
+)
+def test_a_row_that_is_too_old_or_from_the_future_is_refused_and_named(
+    version: int, max_staleness: int, allowed: str
+) -> None:
+    said = re.escape(f"of version {version} to train on: step 5 takes {allowed} (rl.max_staleness = {max_staleness})")
+    with pytest.raises(ProtocolError, match=f"trajectory 7 has [0-9]+ tokens {said}"):
+        check_versions([row(0, 0, 0, version=4), row(7, 1, 0, version=version)], 5, max_staleness)
+
+
+def test_old_tokens_that_are_masked_out_are_no_reason_to_refuse_their_row() -> None:
+    old = row(0, 0, seed=0, version=2)
+    check_versions([msgspec.structs.replace(old, loss_mask=bytes(len(old.loss_mask)))], step=5, max_staleness=0)
+    with pytest.raises(ProtocolError):
+        check_versions([old], step=5, max_staleness=0)

@@ -21,7 +21,8 @@ from engine.tokenizer import UnusableTokenizer
 from engine.weights import WeightsPublisher
 from tests.engine.tiny_models import random_ids, small_config, small_model, write_tokenizer
 
-PAGE = 400
+LONGEST = 400
+PAGE = 16
 CONFIG = small_config(vocab_size=280)
 
 
@@ -39,8 +40,10 @@ def serve(
     """Play the scene on a started engine; then close it, and see that its thread is gone."""
 
     async def play() -> None:
-        engine = EmbeddedEngine(folder, Capacity(kv_tokens=rows * PAGE + 5, page_tokens=PAGE), max_pending=max_pending)
-        assert await engine.start() == Capacity(kv_tokens=rows * PAGE, page_tokens=PAGE)
+        engine = EmbeddedEngine(
+            folder, Capacity(rows * LONGEST + 5, PAGE, LONGEST), max_pending=max_pending, max_running=rows
+        )
+        assert await engine.start() == Capacity(rows * LONGEST, PAGE, LONGEST)
         try:
             await scene(engine)
         finally:
@@ -57,7 +60,7 @@ def request(number: int, new_tokens: int = 12) -> GenerationRequest:
 
 
 def expected(asked: GenerationRequest, seed: int = 0) -> list[int]:
-    core = ContinuousBatch(small_model(seed, CONFIG), Capacity(PAGE, PAGE))
+    core = ContinuousBatch(small_model(seed, CONFIG), Capacity(LONGEST, PAGE, LONGEST))
     core.submit(asked)
     while not (outcomes := core.step()):
         pass
@@ -70,23 +73,34 @@ def test_concurrent_calls_get_what_each_would_get_alone(folder: Path) -> None:
     async def scene(engine: Engine) -> None:
         generations = await asyncio.gather(*(engine.generate(request(number)) for number in range(4)))
         assert [found.token_ids.tolist() for found in generations] == [expected(request(number)) for number in range(4)]
-        assert engine.load().used_tokens == 4 * PAGE
+        assert engine.load().used_tokens == (1 + 1 + 2 + 2) * PAGE  # 15, 16, 17 and 18 tokens are cached
         assert engine.load().decode_steps >= 12
 
     serve(folder, scene)
 
 
-def test_a_call_waits_for_capacity_until_another_sequence_is_forgotten(folder: Path) -> None:
+def test_a_call_waits_for_a_row_until_another_sequence_has_its_tokens(folder: Path) -> None:
     async def scene(engine: Engine) -> None:
-        await engine.generate(request(0))
-        waiting = asyncio.ensure_future(engine.generate(request(1)))
-        await engine.pause()  # a round trip through the thread
-        await engine.resume()
-        assert (waiting.done(), engine.load().waiting) == (False, 1)
-        engine.forget(0)
-        assert (await waiting).token_ids.tolist() == expected(request(1))
+        first, second = (asyncio.ensure_future(engine.generate(request(number))) for number in (0, 1))
+        assert (await first).token_ids.tolist() == expected(request(0))
+        assert not second.done()
+        assert (await second).token_ids.tolist() == expected(request(1))
 
     serve(folder, scene, rows=1)
+
+
+def test_two_engines_side_by_side_answer_as_each_alone(folder: Path) -> None:
+    async def scene(engine: Engine) -> None:
+        other = EmbeddedEngine(folder, Capacity(2 * LONGEST, 8, LONGEST))
+        await other.start()
+        try:
+            calls = (one.generate(request(number)) for number in range(3) for one in (engine, other))
+            found = [generation.token_ids.tolist() for generation in await asyncio.gather(*calls)]
+        finally:
+            await other.close()
+        assert found == [expected(request(number)) for number in range(3) for _ in range(2)]
+
+    serve(folder, scene)
 
 
 def test_while_paused_nothing_is_generated_and_abort_answers_at_once(folder: Path) -> None:
@@ -202,7 +216,7 @@ def test_closing_fails_what_is_pending(folder: Path) -> None:
 
 def test_a_folder_without_a_model_fails_the_start(tmp_path: Path) -> None:
     with pytest.raises(CheckpointRefused, match=r"config\.json: no such file"):
-        asyncio.run(EmbeddedEngine(tmp_path, Capacity(PAGE, PAGE)).start())
+        asyncio.run(EmbeddedEngine(tmp_path, Capacity(LONGEST, PAGE, LONGEST)).start())
 
 
 def test_a_tokenizer_of_another_model_fails_the_start(tmp_path: Path) -> None:
@@ -212,7 +226,7 @@ def test_a_tokenizer_of_another_model_fails_the_start(tmp_path: Path) -> None:
     with pytest.raises(
         UnusableTokenizer, match=r"tokenizer\.json has token ids up to .*config\.json says vocab_size 97"
     ):
-        asyncio.run(EmbeddedEngine(tmp_path / "model", Capacity(PAGE, PAGE)).start())
+        asyncio.run(EmbeddedEngine(tmp_path / "model", Capacity(LONGEST, PAGE, LONGEST)).start())
 
 
 @pytest.mark.slow

@@ -92,6 +92,28 @@ def test_only_the_next_step_can_be_trained(tmp_path: Path) -> None:
     rank.close()
 
 
+def test_rows_of_another_version_than_the_step_updates_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    run, folder = make_run(tmp_path, sft_steps=0)
+    rank = LearnerRank(run, folder, Ranks())
+    rank.start(0, no_report)
+    with pytest.raises(ProtocolError, match="tokens of version 1 to train on: step 1 takes version 0"):
+        rank.train(1, rows(2))
+    assert rank.train(1, rows(1)).step == 1
+    rank.close()
+
+
+def test_as_many_versions_stay_readable_as_rollouts_may_run_ahead(tmp_path: Path) -> None:
+    run, folder = make_run(tmp_path, sft_steps=0)
+    ahead = msgspec.structs.replace(run, rl=msgspec.structs.replace(run.rl, max_staleness=2, prompts=8))
+    rank = LearnerRank(ahead, folder, Ranks())
+    published = [rank.start(0, no_report).published, *(rank.train(step, []).published for step in (1, 2))]
+    model = load_model(folder.checkpoints / "init")
+    for each in published:
+        assert each is not None
+        load_published(each, dict(model.named_parameters()))
+    rank.close()
+
+
 def test_a_step_that_was_not_saved_cannot_be_gone_on_from(made: tuple[Run, RunFolder]) -> None:
     with pytest.raises(NoSuchStep, match="step_000007: there is no checkpoint"):
         LearnerRank(*made, Ranks()).start(7, no_report)

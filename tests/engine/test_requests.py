@@ -18,8 +18,8 @@ def ids(*values: int) -> dict[str, Any]:
     return {"token_ids": np.array(values, np.int32)}
 
 
-def test_a_request_that_fills_the_page_and_uses_the_whole_vocabulary_is_taken() -> None:
-    check_request(msgspec.structs.replace(GOOD, **ids(0, 99, 50)), vocab_size=100, page_tokens=10)
+def test_a_request_that_fills_the_sequence_and_uses_the_whole_vocabulary_is_taken() -> None:
+    check_request(msgspec.structs.replace(GOOD, **ids(0, 99, 50)), vocab_size=100, sequence_tokens=10)
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_a_request_that_fills_the_page_and_uses_the_whole_vocabulary_is_taken() 
 )
 def test_a_bad_request_is_refused_with_what_is_wrong(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestRefused, match=message):
-        check_request(msgspec.structs.replace(GOOD, **changes), vocab_size=100, page_tokens=10)
+        check_request(msgspec.structs.replace(GOOD, **changes), vocab_size=100, sequence_tokens=10)

@@ -33,7 +33,7 @@ def trainable_model() -> Qwen3:
     return small_model().requires_grad_(True)
 
 
-def row(trajectory_id: int, group_id: int, seed: int, advantage: float | None = None) -> Row:
+def row(trajectory_id: int, group_id: int, seed: int, advantage: float | None = None, version: int = 0) -> Row:
     draws = np.random.default_rng((seed, trajectory_id))
     length = int(draws.integers(6, 40))
     mask = draws.random(length) < 0.6
@@ -47,12 +47,15 @@ def row(trajectory_id: int, group_id: int, seed: int, advantage: float | None = 
         token_ids=draws.integers(0, VOCABULARY, length, dtype=np.int32).tobytes(),
         loss_mask=mask.astype(np.uint8).tobytes(),
         logprobs=logprobs.tobytes(),
-        versions=np.where(mask, 0, -1).astype(np.int32).tobytes(),
+        versions=np.where(mask, version, -1).astype(np.int32).tobytes(),
     )
 
 
 def rows(step: int, groups: int = 5, size: int = 4) -> list[Row]:
-    return [row(group * size + member, group, step) for group in range(groups) for member in range(size)]
+    """As the synchronous algorithm would have them for the step."""
+    version = max(step - 1, 0)
+    numbers = range(groups * size)
+    return [row(number, number // size, step, version=version) for number in numbers]
 
 
 def sequences(step: int, count: int = 12) -> list[TrainingSequence]:

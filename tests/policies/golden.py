@@ -1,8 +1,9 @@
 """Golden dialogues: `python -m tests.policies.golden` writes the expected lines of tests/policies/dialogues/*.txt anew.
 
 A line that begins at the margin is an event; the indented lines below it are the effects that it must have. An answer
-comes from the executor that was asked last, or from another one: `ok@executor-1 2`. executor-0 is there from the start. At the end
-the response stands as the learner sees it, with what the model did not generate in brackets. `\\n` is a line break.
+comes from the executor that was asked last, or from another one: `ok@executor-1 2`. executor-0 is there from the start.
+`lease generator-0 40` grants 40 tokens more, without a number as many as may be needed; `late-turn` comes under the lease
+before. At the end the response stands as the learner sees it, with what the model did not generate in brackets. `\\n` is a line break.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from bus.messages import (
     ExecutorJoined,
     ExecutorLeft,
     LeaseGranted,
+    LeaseParked,
+    LeaseReleased,
     LeaseRequested,
     Output,
+    ProtocolError,
     SessionRestored,
     StartGroup,
     TrajectoryFailed,
@@ -49,6 +53,8 @@ class Conversation:
         self.lines: list[str] = []
         self.now = 100.0
         self.turn = 0
+        self.lease = 0
+        self.tokens = 0
         self.call = 0
         self.executor = "executor-0"
 
@@ -71,7 +77,12 @@ class Conversation:
             self.rollout = Rollout(rules(**self.settings), TOKENIZER)
             self.rollout.decide(self.now, ExecutorJoined("executor-0", 1))
         event = self._parse(line)
-        for effect in self.rollout.decide(self.now, event):
+        try:
+            effects = self.rollout.decide(self.now, event)
+        except ProtocolError as error:
+            self.lines.append(f"    refused: {error}")
+            return
+        for effect in effects:
             self._tell(effect)
 
     def _parse(self, line: str) -> AnyMessage:
@@ -84,10 +95,16 @@ class Conversation:
                 prompt = encode_pieces(TOKENIZER, prompt_pieces(text, ("jupyter_code",)))
                 return StartGroup(0, "train", "q:1", "2", ids_to_bytes(prompt), 1, 7, 1.0, 5)
             case "lease":
-                return LeaseGranted(7, rest, 1)
+                engine, _, tokens = rest.partition(" ")
+                new_tokens = int(tokens) if tokens else 10_000
+                self.lease += 1
+                return LeaseGranted(7, engine, self.tokens + new_tokens, self.lease, 1.0, "room")
             case "turn":
                 finish, _, said = text.partition(" ")
-                return generated(7, self.turn, said, finish)
+                return generated(7, self.turn, said, finish, lease=self.lease)
+            case "late-turn":
+                finish, _, said = text.partition(" ")
+                return generated(7, self.turn, said, finish, lease=self.lease - 1)
             case "ok":
                 return CodeFinished(7, self.call, CodeOk(Output(text)), 0.1, executor)
             case "raised":
@@ -104,7 +121,7 @@ class Conversation:
             case "grading-failed":
                 return CallFailed(7, -1, text, executor)
             case "turn-failed":
-                return TurnFailed(7, self.turn, text)
+                return TurnFailed(7, self.turn, self.lease, text)
             case "graded":
                 return AnswerGraded(7, text == "right", 0.01, executor)
             case _:
@@ -130,7 +147,11 @@ class Conversation:
             case TrajectoryFailed():
                 said = message.cause
             case LeaseRequested():
-                said = "prompt and response"
+                self.tokens = message.tokens
+                added = message.tokens - message.prompt_tokens
+                said = f"lease {message.lease}, {added} tokens in the response, {message.max_new_tokens} to go"
+            case LeaseParked() | LeaseReleased():
+                said = f"{message.tokens - self.tokens} new tokens"
             case TrajectoryFinished():
                 said = (
                     f"{message.ending}, reward {message.reward:g}, {message.turns} turns, "

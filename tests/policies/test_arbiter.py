@@ -1,156 +1,210 @@
-"""Leases on KV tokens: never oversold, conserved, first come first served."""
+"""The arbiter under each of its policies: who is granted what, where, and why; and under any order of events."""
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from typing import get_args
 
-from bus.messages import BufferCursor as Cursor
+import pytest
+from hypothesis import settings
+
 from bus.messages import (
-    EngineJoined,
+    AdmissionContinued,
+    BufferCursor,
+    CacheReleased,
     EngineLeft,
+    LeaseDeferred,
     LeaseGranted,
+    LeaseParked,
     LeaseReleased,
-    LeaseRequested,
+    LedgerReported,
     ProtocolError,
     RunStarted,
+    StepRequested,
 )
-from policies.arbiter import Arbiter
+from policies.arbiter import GRANTS, Arbiter
 from policies.decider import Send
+from policies.scheduling import PolicyName
+from tests.policies.arbiter_machine import ArbiterMachine
+from tests.policies.leases import PROMPT, RESPONSE, joined, load, request, served
+
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+WHOLE = PROMPT + RESPONSE  # 64 tokens: the worst case, and what one engine here has
 
 
-def granted(effects: list[Send]) -> list[int]:
-    return [effect.message.trajectory_id for effect in effects if isinstance(effect.message, LeaseGranted)]
-
-
-def arbiter_with(*capacities: int, page: int = 1) -> Arbiter:
-    arbiter = Arbiter()
+def arbiter_with(policy: PolicyName, *capacities: int, page: int = 1) -> Arbiter:
+    arbiter = Arbiter(policy, RESPONSE)
     for number, tokens in enumerate(capacities):
-        arbiter.decide(0.0, EngineJoined(f"generator-{number}", tokens, page, 0))
+        arbiter.decide(0.0, joined(number, tokens, page))
     return arbiter
 
 
-def test_a_lease_is_granted_at_once_where_there_is_room() -> None:
-    (effect,) = arbiter_with(100).decide(0.0, LeaseRequested(1, 60))
-    assert effect == Send("rollout-0", LeaseGranted(1, "generator-0", 60))
+def engines_of(effects: list[Send]) -> list[str]:
+    return [effect.message.engine for effect in effects if isinstance(effect.message, LeaseGranted)]
 
 
-def test_a_request_goes_to_the_engine_with_the_most_room() -> None:
-    arbiter = arbiter_with(100, 150)
-    engines = [arbiter.decide(0.0, LeaseRequested(tid, 60))[0].message.engine for tid in range(3)]  # pyright: ignore
-    assert engines == ["generator-1", "generator-0", "generator-1"]
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_lease_is_granted_at_once_where_there_is_room(policy: PolicyName) -> None:
+    (effect,) = arbiter_with(policy, 64).decide(3.0, request(1))
+    assert effect.to == "rollout-0"
+    assert isinstance(effect.message, LeaseGranted)
+    assert effect.message.reason
+    assert effect.message == LeaseGranted(1, "generator-0", WHOLE, 1, 0.0, effect.message.reason)
 
 
-def test_a_lease_is_rounded_up_to_whole_pages() -> None:
-    arbiter = arbiter_with(128, page=64)
-    assert granted(list(arbiter.decide(0.0, LeaseRequested(1, 65)))) == [1]
-    assert granted(list(arbiter.decide(0.0, LeaseRequested(2, 1)))) == []
+@pytest.mark.parametrize("policy", POLICIES)
+def test_requests_wait_for_the_first_engine_to_join_and_the_grant_says_how_long(policy: PolicyName) -> None:
+    arbiter = Arbiter(policy, RESPONSE)
+    assert arbiter.decide(1.0, request(1)) == [Send("rollout-0", LeaseDeferred(1, "no engine has joined"))]
+    (effect,) = arbiter.decide(3.5, joined())
+    assert isinstance(effect.message, LeaseGranted)
+    assert effect.message.waited_s == 2.5
 
 
-def test_a_small_request_never_overtakes_a_large_one_that_waits() -> None:
-    arbiter = arbiter_with(100)
-    arbiter.decide(0.0, LeaseRequested(1, 60))
-    assert granted(list(arbiter.decide(0.0, LeaseRequested(2, 80)))) == []
-    assert granted(list(arbiter.decide(0.0, LeaseRequested(3, 10)))) == []
-    assert granted(list(arbiter.decide(0.0, LeaseReleased(1)))) == [2, 3]
+@pytest.mark.parametrize("policy", ["kv", "kv_lookahead"])
+def test_who_finds_no_room_waits_until_somebody_ends(policy: PolicyName) -> None:
+    arbiter = arbiter_with(policy, WHOLE)
+    arbiter.decide(0.0, request(1))
+    (deferred,) = arbiter.decide(0.0, request(2))
+    assert isinstance(deferred.message, LeaseDeferred)
+    assert "no engine" in deferred.message.reason
+    assert served(arbiter.decide(0.0, LeaseReleased(1, 30))) == [2]
 
 
-def test_requests_wait_for_the_first_engine_to_join() -> None:
-    arbiter = Arbiter()
-    assert not arbiter.decide(0.0, LeaseRequested(1, 10))
-    assert granted(list(arbiter.decide(0.0, EngineJoined("generator-0", 100, 1, 0)))) == [1]
+@pytest.mark.parametrize("policy", ["static", "round_robin", "least_requests"])
+def test_the_simple_policies_never_let_anybody_wait(policy: PolicyName) -> None:
+    arbiter = arbiter_with(policy, WHOLE)
+    assert [served(arbiter.decide(0.0, request(tid))) for tid in range(5)] == [[0], [1], [2], [3], [4]]
+
+
+def test_static_gives_each_group_an_engine_whatever_happens() -> None:
+    arbiter = arbiter_with("static", 64, 64)
+    where = [engines_of(list(arbiter.decide(0.0, request(tid, tid // 2)))) for tid in range(6)]
+    assert where == [["generator-0"]] * 2 + [["generator-1"]] * 2 + [["generator-0"]] * 2
+
+
+def test_round_robin_takes_the_engines_in_turn() -> None:
+    arbiter = arbiter_with("round_robin", 64, 64)
+    where = [engines_of(list(arbiter.decide(0.0, request(tid)))) for tid in range(4)]
+    assert where == [["generator-1"], ["generator-0"]] * 2
+
+
+def test_a_trajectory_that_moves_loses_its_cache_where_it_was() -> None:
+    arbiter = arbiter_with("round_robin", 64, 64)
+    arbiter.decide(0.0, request(1))
+    arbiter.decide(0.0, LeaseParked(1, 20))
+    moved = arbiter.decide(0.0, request(1, tokens=25, turn=1, lease=2))
+    assert moved[0] == Send("generator-1", CacheReleased(1, 1))
+    assert engines_of(list(moved)) == ["generator-0"]
+
+
+def test_least_requests_takes_the_engine_where_the_fewest_run() -> None:
+    arbiter = arbiter_with("least_requests", 64, 64)
+    where = [engines_of(list(arbiter.decide(0.0, request(tid)))) for tid in range(2)]
+    assert where == [["generator-0"], ["generator-1"]]
+    arbiter.decide(0.0, LeaseParked(1, 20))
+    assert engines_of(list(arbiter.decide(0.0, request(2)))) == ["generator-1"]
+
+
+def test_kv_takes_the_engine_with_the_most_free_tokens_and_returns_to_its_cache() -> None:
+    arbiter = arbiter_with("kv", 200, 150)
+    where = [engines_of(list(arbiter.decide(0.0, request(tid)))) for tid in range(3)]
+    assert where == [["generator-0"], ["generator-1"], ["generator-0"]]
+    arbiter.decide(0.0, LeaseParked(1, 20))
+    assert engines_of(list(arbiter.decide(0.0, request(1, tokens=25, turn=1, lease=2)))) == ["generator-1"]
+
+
+def test_under_kv_nobody_overtakes_one_that_never_had_a_lease_but_who_has_its_room_already() -> None:
+    arbiter = arbiter_with("kv", WHOLE + 10)
+    arbiter.decide(0.0, request(1))
+    arbiter.decide(0.0, request(2))
+    arbiter.decide(0.0, request(3, prompt=1, tokens=1))
+    arbiter.decide(0.0, LeaseParked(1, 20))
+    assert served(arbiter.decide(0.0, request(1, tokens=25, turn=1, lease=2))) == [1]
+    assert served(arbiter.decide(0.0, LeaseReleased(1, 30))) == [2]
 
 
 def test_a_request_that_is_withdrawn_lets_those_behind_it_pass() -> None:
-    arbiter = arbiter_with(100)
-    arbiter.decide(0.0, LeaseRequested(1, 200))
-    arbiter.decide(0.0, LeaseRequested(2, 10))
-    assert granted(list(arbiter.decide(0.0, LeaseReleased(1)))) == [2]
+    arbiter = arbiter_with("kv", WHOLE + 10)
+    arbiter.decide(0.0, request(1))
+    arbiter.decide(0.0, request(2))
+    arbiter.decide(0.0, request(3, response=2))
+    assert served(arbiter.decide(0.0, LeaseReleased(2, PROMPT))) == [3]
 
 
-def test_a_run_that_starts_anew_owes_nobody_and_waits_for_engines_to_join() -> None:
-    arbiter = arbiter_with(100)
-    arbiter.decide(0.0, LeaseRequested(1, 100))
-    arbiter.decide(0.0, RunStarted(0, Cursor()))
-    arbiter.decide(0.0, EngineJoined("generator-0", 100, 1, 0))
-    assert granted(list(arbiter.decide(0.0, LeaseRequested(1, 100)))) == [1]
+@pytest.mark.parametrize("policy", POLICIES)
+def test_who_ran_on_an_engine_that_left_asks_again_and_goes_elsewhere(policy: PolicyName) -> None:
+    arbiter = arbiter_with(policy, 64)
+    arbiter.decide(0.0, request(1))
+    arbiter.decide(0.0, EngineLeft("generator-0", "died"))
+    (deferred,) = arbiter.decide(0.0, request(1, tokens=12, lease=2))
+    assert isinstance(deferred.message, LeaseDeferred)
+    assert engines_of(list(arbiter.decide(0.0, joined(1)))) == ["generator-1"]
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        LeaseReleased(9),
-        EngineLeft("generator-7", "died"),
-        LeaseRequested(1, 5),
-        LeaseRequested(5, 0),
-        EngineJoined("g", 1, 2, 0),
-    ],
-)
-def test_a_forbidden_event_raises_and_changes_nothing(event: LeaseReleased) -> None:
-    arbiter = arbiter_with(100)
-    arbiter.decide(0.0, LeaseRequested(1, 10))
-    before = arbiter.state_after(event)
-    with pytest.raises(ProtocolError):
-        arbiter.decide(0.0, event)
-    assert arbiter.state_after(event) == before
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_decision_grants_a_bounded_number_and_goes_on_by_a_message_to_itself(policy: PolicyName) -> None:
+    arbiter = Arbiter(policy, RESPONSE)
+    for tid in range(2 * GRANTS + 3):
+        arbiter.decide(0.0, request(tid))
+    counts: list[int] = []
+    effects = arbiter.decide(0.0, joined(0, 100_000))
+    while effects:
+        counts.append(len(served(effects)))
+        continued = effects[-1] == Send("head/arbiter", AdmissionContinued())
+        effects = arbiter.decide(0.0, AdmissionContinued()) if continued else []
+    assert counts == [GRANTS, GRANTS, 3]
 
 
-class ArbiterMachine(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.arbiter = Arbiter()
-        self.next_id = 0
-        self.waiting: list[int] = []  # in the order of asking
-        self.held: dict[int, int] = {}
-
-    def _decide(self, event: LeaseRequested | LeaseReleased | EngineJoined) -> None:
-        for effect in self.arbiter.decide(0.0, event):
-            message = effect.message
-            assert isinstance(message, LeaseGranted)
-            assert self.waiting.pop(0) == message.trajectory_id  # first come, first served
-            self.held[message.trajectory_id] = message.tokens
-
-    @rule(tokens=st.integers(10, 200), page=st.integers(1, 10))
-    def join(self, tokens: int, page: int) -> None:
-        self._decide(EngineJoined(f"generator-{len(self.arbiter.ledger.engines)}", tokens, page, 0))
-
-    @rule(tokens=st.integers(1, 100))
-    def request(self, tokens: int) -> None:
-        self.waiting.append(self.next_id)
-        self.next_id += 1
-        self._decide(LeaseRequested(self.next_id - 1, tokens))
-
-    @precondition(lambda self: self.held)
-    @rule(which=st.integers(0, 100))
-    def release(self, which: int) -> None:
-        tid = sorted(self.held)[which % len(self.held)]
-        del self.held[tid]
-        self._decide(LeaseReleased(tid))
-
-    @invariant()
-    def capacity_is_never_oversold_and_leases_are_conserved(self) -> None:
-        for engine in self.arbiter.ledger.engines.values():
-            assert 0 <= engine.leased_tokens <= engine.kv_tokens
-            assert engine.leased_tokens % engine.page_tokens == 0
-        leased = sum(engine.leased_tokens for engine in self.arbiter.ledger.engines.values())
-        assert leased == sum(self.held.values())
+def test_the_books_are_reported_beside_each_measurement() -> None:
+    arbiter = arbiter_with("kv_lookahead", 64, page=16)
+    arbiter.decide(0.0, request(1))
+    arbiter.decide(0.0, request(2))
+    (report,) = arbiter.decide(0.0, load())
+    assert report == Send("launcher", LedgerReported("generator-0", 64, 64, 1, 0, 0, 0))
 
 
-TestArbiterMachine = ArbiterMachine.TestCase
-TestArbiterMachine.settings = settings(stateful_step_count=40)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_run_that_starts_anew_owes_nobody_and_waits_for_engines_to_join(policy: PolicyName) -> None:
+    arbiter = arbiter_with(policy, 64)
+    for tid in range(2 * GRANTS):
+        arbiter.decide(0.0, request(tid))
+    arbiter.decide(0.0, RunStarted(0, BufferCursor()))
+    arbiter.decide(0.0, joined())
+    assert served(arbiter.decide(0.0, request(1))) == [1]
 
 
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=60))
-def test_everybody_is_served_in_the_end(sizes: list[int]) -> None:
-    arbiter = arbiter_with(64)
-    live: list[int] = []
-    for tid, tokens in enumerate(sizes):
-        live += granted(list(arbiter.decide(0.0, LeaseRequested(tid, tokens))))
-    served = list(live)
-    while live:
-        new = granted(list(arbiter.decide(0.0, LeaseReleased(live.pop(0)))))
-        live += new
-        served += new
-    assert served == list(range(len(sizes)))
+def test_what_is_none_of_its_business_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="no use for StepRequested"):
+        Arbiter().decide(0.0, StepRequested(1, 0))
+
+
+class StaticMachine(ArbiterMachine):
+    policy = "static"
+
+
+class RoundRobinMachine(ArbiterMachine):
+    policy = "round_robin"
+
+
+class LeastRequestsMachine(ArbiterMachine):
+    policy = "least_requests"
+
+
+class KvMachine(ArbiterMachine):
+    policy = "kv"
+
+
+class LookaheadMachine(ArbiterMachine):
+    policy = "kv_lookahead"
+
+
+TestStatic = StaticMachine.TestCase
+TestRoundRobin = RoundRobinMachine.TestCase
+TestLeastRequests = LeastRequestsMachine.TestCase
+TestKv = KvMachine.TestCase
+TestLookahead = LookaheadMachine.TestCase
+TestStatic.settings = settings(stateful_step_count=40)
+TestRoundRobin.settings = TestStatic.settings
+TestLeastRequests.settings = TestStatic.settings
+TestKv.settings = TestStatic.settings
+TestLookahead.settings = TestStatic.settings

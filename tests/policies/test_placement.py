@@ -23,6 +23,7 @@ from bus.messages import (
     ExecutorJoined,
     ExecutorLeft,
     LeaseGranted,
+    LeaseParked,
     Output,
     ProtocolError,
     RunStarted,
@@ -49,7 +50,7 @@ class Process:
         self.rollout = Rollout(rules(), TOKENIZER)
         self.tell(StartGroup(0, "train", "q:1", "2", PROMPT, trajectories, 0, 1.0, 5))
         for number in range(trajectories):
-            self.tell(LeaseGranted(number, "generator-0", 1))
+            self.grant(number)
         for event in joined:
             self.tell(event)
 
@@ -57,10 +58,17 @@ class Process:
         return list(self.rollout.decide(0.0, event))
 
     def say(self, trajectory_id: int, text: str) -> list[Send]:
-        return self.tell(generated(trajectory_id, self.rollout.trajectories[trajectory_id].turn, text))
+        trajectory = self.rollout.trajectories[trajectory_id]
+        return self.tell(generated(trajectory_id, trajectory.turn, text, lease=trajectory.lease))
+
+    def grant(self, trajectory_id: int) -> None:
+        lease = self.rollout.trajectories[trajectory_id].lease + 1
+        self.tell(LeaseGranted(trajectory_id, "generator-0", 10_000, lease, 0.0, "room"))
 
     def answer(self, trajectory_id: int, call: int, executor: str) -> list[Send]:
-        return self.tell(CodeFinished(trajectory_id, call, CodeOk(Output()), 0.1, executor))
+        effects = self.tell(CodeFinished(trajectory_id, call, CodeOk(Output()), 0.1, executor))
+        self.grant(trajectory_id)
+        return effects
 
 
 def receivers(effects: list[Send]) -> list[str]:
@@ -142,14 +150,14 @@ def test_a_call_that_has_had_its_second_try_is_lost_with_its_executor_and_named(
 
 def test_the_notebook_goes_ahead_of_the_next_call_and_only_once() -> None:
     process = Process(1, ExecutorJoined("a", 1), ExecutorJoined("b", 1))
-    (first,) = [send.message for send in process.say(0, CALL)]
+    (first,) = [send.message for send in process.say(0, CALL) if isinstance(send.message, CodeRequested)]
     process.answer(0, 0, "a")
     assert process.tell(ExecutorLeft("a", "gone")) == []
     asked = process.say(0, CALL)
-    assert [type(send.message) for send in asked] == [SessionRestored, CodeRequested]
-    assert asked[0] == Send("b", SessionRestored(0, (first,)))  # pyright: ignore[reportArgumentType]
+    assert [type(send.message) for send in asked] == [LeaseParked, SessionRestored, CodeRequested]
+    assert asked[1] == Send("b", SessionRestored(0, (first,)))
     process.answer(0, 1, "b")
-    assert [type(send.message) for send in process.say(0, CALL)] == [CodeRequested]
+    assert [type(send.message) for send in process.say(0, CALL)] == [CodeRequested, LeaseParked]
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,13 @@ from bus.messages import (
     BufferCursor,
     EvaluationFinished,
     EvaluationRequested,
+    LengthCounts,
+    LengthsMeasured,
     MetricsRecorded,
     ProtocolError,
     RunFinished,
     RunStarted,
+    StalenessCounts,
     StepCollected,
     StepCounts,
     StepRequested,
@@ -20,15 +23,15 @@ from bus.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from policies.accounting import Recorder, counted
+from policies.accounting import Recorder, counted, staleness_metrics
 from policies.recipe import Recipe
 from tests.policies.groups import finished
 
 ENGINES = ("generator-0", "generator-1")
 
 
-def recipe(steps: int = 2, questions: int = 5) -> Recipe:
-    made = Recipe(steps, questions, 1.0, ENGINES)
+def recipe(steps: int = 2, questions: int = 5, max_staleness: int = 0) -> Recipe:
+    made = Recipe(steps, questions, 1.0, ENGINES, max_staleness)
     made.decide(0.0, RunStarted(0, BufferCursor()))
     return made
 
@@ -79,6 +82,44 @@ def test_a_run_without_steps_is_its_evaluations() -> None:
     assert all_load(made, 0) == [RunFinished(0)]
 
 
+def test_with_a_staleness_of_two_three_steps_are_collected_at_once_and_one_more_for_each_version() -> None:
+    made = recipe(steps=5, questions=0, max_staleness=2)
+    assert all_load(made, 0) == [StepRequested(1, 0), StepRequested(2, 0), StepRequested(3, 0)]
+    assert all_load(made, 1) == [StepRequested(4, 1)]
+    assert all_load(made, 2) == [StepRequested(5, 2)]
+    assert all_load(made, 3) == []
+    assert all_load(made, 4) == []
+    assert all_load(made, 5) == [RunFinished(5)]
+
+
+def test_a_version_counts_when_the_slowest_engine_holds_it() -> None:
+    """The learner may be versions further by then."""
+    made = recipe(steps=5, questions=0, max_staleness=1)
+    all_load(made, 0)
+    made.decide(0.0, weights(1))
+    made.decide(0.0, weights(2))
+    for version in (1, 2):
+        assert len(made.decide(0.0, WeightsLoaded("generator-0", version, 0.1))) == 1  # for the record
+    sent = [send.message for send in made.decide(0.0, WeightsLoaded("generator-1", 1, 0.1)) if send.to == "head/buffer"]
+    assert sent == [StepRequested(3, 1)]
+    sent = [send.message for send in made.decide(0.0, WeightsLoaded("generator-1", 2, 0.1)) if send.to == "head/buffer"]
+    assert sent == [StepRequested(4, 2)]
+
+
+def test_a_resumed_run_asks_again_for_all_steps_that_were_under_way() -> None:
+    assert all_load(recipe(steps=9, max_staleness=1), 4) == [StepRequested(5, 4), StepRequested(6, 4)]
+
+
+def test_the_last_evaluation_waits_for_the_last_weights_however_far_rollouts_ran_ahead() -> None:
+    made = recipe(steps=2, max_staleness=3)
+    all_load(made, 0)
+    made.decide(0.0, EvaluationFinished("start_sampled", 5, 1, 0, 9))
+    messages = [send.message for send in made.decide(0.0, EvaluationFinished("start_greedy", 5, 1, 0, 9))]
+    assert messages[1::2] == [StepRequested(1, 0), StepRequested(2, 0)]
+    assert all_load(made, 1) == []
+    assert all_load(made, 2) == [EvaluationRequested("end_sampled", 1.0, 5, 2)]
+
+
 @pytest.mark.parametrize(
     "event",
     [
@@ -113,6 +154,52 @@ def test_a_steps_phases_add_up_to_its_time() -> None:
     assert values["tokens_per_s"] == 2 / 4.0
     assert values["failed: sandbox: gone"] == 2
     assert values["loss"] == 0.5
+
+
+def test_the_times_of_steps_that_overlap_are_counted_once() -> None:
+    """The second step is collected while the first one is trained, and trained while the engines load."""
+    recorder = Recorder(steps=5, num_engines=1)
+    for step in (1, 2):
+        recorder.decide(10.0, StepRequested(step, 0))
+        recorder.decide(13.0 + step, StepCollected(step, 1, StepCounts(), {}, BufferCursor(), StalenessCounts()))
+    recorder.decide(16.0, StepTrained(1, {}))
+    recorder.decide(17.5, StepTrained(2, {}))
+    lines = [recorder.decide(at, WeightsLoaded("g", step, 0.1))[0].message for step, at in ((1, 18.0), (2, 19.0))]
+    phases = [
+        [line.values[f"{name}_s"] for name in ("rollout", "train", "weights", "step")]
+        for line in lines
+        if isinstance(line, MetricsRecorded)
+    ]
+    assert phases == [[4.0, 2.0, 2.0, 8.0], [0.0, 0.0, 1.0, 1.0]]
+
+
+def test_staleness_is_a_mean_and_a_maximum_over_the_tokens_that_are_trained_on() -> None:
+    counts = StalenessCounts(tokens=4, versions_behind=6, most_behind=2, tokens_masked=3, trajectories_dropped=1)
+    assert staleness_metrics(counts) == {
+        "staleness_mean": 1.5,
+        "staleness_max": 2.0,
+        "stale_tokens_masked": 3.0,
+        "stale_trajectories_dropped": 1.0,
+    }
+    assert staleness_metrics(None) == {}
+
+
+def test_the_length_bias_is_what_was_taken_over_all_that_was_started() -> None:
+    recorder = Recorder(steps=5, num_engines=1)
+    measured = LengthsMeasured(3, LengthCounts(4, 40, 0), LengthCounts(8, 160, 2), aborted=3, late=1)
+    (send,) = recorder.decide(0.0, measured)
+    line = send.message
+    assert isinstance(line, MetricsRecorded)
+    assert (line.kind, line.step) == ("lengths", 3)
+    assert line.values["length_bias"] == 0.5
+    assert (line.values["taken_overlong_share"], line.values["started_overlong_share"]) == (0.0, 0.25)
+    assert (line.values["aborted_trajectories"], line.values["late_trajectories"]) == (3.0, 1.0)
+
+
+def test_a_step_that_nobody_asked_for_is_not_recorded() -> None:
+    recorder = Recorder(steps=5, num_engines=1)
+    with pytest.raises(ProtocolError, match="step 2 was not requested"):
+        recorder.decide(0.0, StepCollected(2, 1, StepCounts(), {}, BufferCursor()))
 
 
 def test_an_evaluations_accuracy_leaves_out_what_infrastructure_lost() -> None:

@@ -34,6 +34,7 @@ from bus.messages import (
     TrajectoryFailed,
     TrajectoryFinished,
     TurnFailed,
+    TurnGenerated,
     TurnRequested,
 )
 from policies.decider import Send
@@ -68,7 +69,10 @@ class TrajectoryMachine(RuleBasedStateMachine):
         self.notebooks: defaultdict[tuple[str, int], list[int]] = defaultdict(list)  # the same, by executor
         self.sent: dict[int, bytes] = {}  # trajectory: the ids that it must have by now
         self.ended: list[int] = []
-        self.leases: dict[int, int] = {}
+        self.leases: dict[int, int] = {}  # the number of the last that was asked for
+        self.released: set[int] = set()
+        self.grants: dict[int, LeaseGranted] = {}  # the last one
+        self.heard: list[TurnGenerated | TurnFailed | LeaseGranted] = []  # that a network might deliver twice
         self._decide(group(size=3))
         self.an_executor_joins(1)
 
@@ -85,12 +89,16 @@ class TrajectoryMachine(RuleBasedStateMachine):
         to, message = effect
         match message:
             case LeaseRequested(trajectory_id=tid):
-                assert self.leases.setdefault(tid, 0) == 0
-                self.leases[tid] = 1
+                assert message.lease == self.leases.get(tid, 0) + 1
+                assert tid not in self.released
+                assert message.tokens + message.max_new_tokens == message.prompt_tokens + 300
+                self.leases[tid] = message.lease
                 self.open.append(effect)
             case TurnRequested(trajectory_id=tid):
+                grant = self.grants[tid]
                 assert message.token_ids.startswith(self.sent.get(tid, PROMPT))
-                assert 0 < message.max_new_tokens <= 300
+                assert (to, message.lease) == (grant.engine, grant.lease)
+                assert 0 < message.max_new_tokens <= grant.tokens - len(message.token_ids) // 4
                 self.sent[tid] = message.token_ids
                 self.open.append(effect)
             case CodeRequested() | AnswerSubmitted():
@@ -105,8 +113,8 @@ class TrajectoryMachine(RuleBasedStateMachine):
             case SessionEnded(trajectory_id=tid):
                 self._give_up(lambda send: send.to == to and send.message.trajectory_id == tid)  # pyright: ignore
             case LeaseReleased(trajectory_id=tid) if to == "head/arbiter":
-                assert self.leases[tid] == 1
-                self.leases[tid] = 2
+                assert tid not in self.released
+                self.released.add(tid)
             case TrajectoryFinished() | TrajectoryFailed():
                 assert message.trajectory_id not in self.ended
                 self.ended.append(message.trajectory_id)
@@ -136,22 +144,33 @@ class TrajectoryMachine(RuleBasedStateMachine):
         assert abs(waits - (self.now - 1.0)) < 1e-6  # every second since the start is booked once
 
     @precondition(lambda self: self.open)
-    @rule(which=st.integers(0, 100), saying=st.sampled_from(SAYINGS), luck=st.integers(0, 9), cut=st.booleans())
-    def answer(self, which: int, saying: str, luck: int, cut: bool) -> None:
+    @rule(
+        which=st.integers(0, 100),
+        saying=st.sampled_from(SAYINGS),
+        luck=st.integers(0, 9),
+        cut=st.booleans(),
+        new_tokens=st.integers(1, 400),
+    )
+    def answer(self, which: int, saying: str, luck: int, cut: bool, new_tokens: int) -> None:
         to, request = self.open.pop(which % len(self.open))
         tid = request.trajectory_id  # pyright: ignore[reportAttributeAccessIssue]
         match request:
-            case LeaseRequested():
-                self._decide(LeaseGranted(tid, "generator-0", 300))
-            case TurnRequested(turn=turn) if luck == 0:
-                self._decide(TurnFailed(tid, turn, "engine: gone"))
-            case TurnRequested(turn=turn):
+            case LeaseRequested(tokens=tokens, lease=lease):
+                grant = LeaseGranted(tid, f"generator-{luck % 2}", tokens + new_tokens, lease, 1.0, "room")
+                self.grants[tid] = grant
+                self.heard.append(grant)
+                self._decide(grant)
+            case TurnRequested(turn=turn, lease=lease) if luck == 0:
+                self.heard.append(TurnFailed(tid, turn, lease, "engine: gone"))
+                self._decide(self.heard[-1])
+            case TurnRequested(turn=turn, lease=lease):
                 budget = request.max_new_tokens
                 finish = "length" if cut or len(saying) >= budget else "stop"
-                said = generated(
-                    tid, turn, saying[:budget].ljust(budget, ".") if finish == "length" else saying, finish
-                )
+                finish = "abort" if luck == 1 else finish
+                text = {"length": saying[:budget].ljust(budget, "."), "abort": saying[: budget - 1], "stop": saying}
+                said = generated(tid, turn, text[finish], finish, lease=lease)
                 self.sent[tid] += said.token_ids
+                self.heard.append(said)
                 self._decide(said)
             case CodeRequested(call=call) if luck == 0:
                 self._decide(CallFailed(tid, call, "sandbox: gone", to))
@@ -198,6 +217,14 @@ class TrajectoryMachine(RuleBasedStateMachine):
         assert list(self.rollout.decide(self.now, answer)) == []
         assert self.rollout.trajectories == before
 
+    @precondition(lambda self: self.heard)
+    @rule(which=st.integers(0, 100))
+    def what_comes_twice_is_refused(self, which: int) -> None:
+        before = dict(self.rollout.trajectories)
+        with pytest.raises(ProtocolError):
+            self.rollout.decide(self.now, self.heard[which % len(self.heard)])
+        assert self.rollout.trajectories == before
+
     @rule(tid=st.integers(0, 4), kind=st.integers(0, 4))
     def an_event_that_nobody_waits_for(self, tid: int, kind: int) -> None:
         """It raises and changes nothing."""
@@ -205,11 +232,11 @@ class TrajectoryMachine(RuleBasedStateMachine):
         live = self.rollout.trajectories.get(tid)
         executor = live.executor if live is not None else "executor-0/1"
         forbidden: list[tuple[type, AnyMessage]] = [
-            (LeaseRequested, LeaseGranted(tid, "generator-0", 1)),
+            (LeaseRequested, LeaseGranted(tid, "generator-0", 1000, self.leases.get(tid, 0) + 1, 0.0, "room")),
             (TurnRequested, generated(tid, 0, "x")),
             (CodeRequested, CodeFinished(tid, 0, CodeOk(Output()), 0.0, executor)),
             (AnswerSubmitted, AnswerGraded(tid, True, 0.0, executor)),
-            (TurnRequested, TurnFailed(tid, 99, "x")),
+            (TurnRequested, TurnFailed(tid, 99, 1, "x")),
         ]
         expected_by, event = forbidden[kind]
         is_late = tid in self.ended and expected_by in (CodeRequested, AnswerSubmitted)
@@ -225,11 +252,11 @@ class TrajectoryMachine(RuleBasedStateMachine):
         if not self.executors:
             self.an_executor_joins(1)
         while self.open:
-            self.answer(0, SAYINGS[1], 5, False)
+            self.answer(0, SAYINGS[1], 5, False, 100)
         assert sorted(self.ended) == [0, 1, 2]
         assert not self.rollout.trajectories
         assert not self.rollout.waiting
-        assert set(self.leases.values()) == {2}
+        assert self.released == {0, 1, 2}
 
 
 TestTrajectoryMachine = TrajectoryMachine.TestCase

@@ -85,14 +85,15 @@ def test_a_log_of_two_lives_is_replayed_as_two_lives() -> None:
 
 def test_all_leases_are_given_back_at_the_end() -> None:
     world = live(3, trouble=0.1)
-    arbiter = Arbiter(ROLLOUT)
+    arbiter = world.deciders()[HEAD]["arbiter"]
+    assert isinstance(arbiter, Arbiter)
     for event in world.logs[HEAD].events:
         if event.actor == "arbiter":
             arbiter.decide(event.time, decode(event.frame).message)
             for engine in arbiter.ledger.engines.values():
-                assert 0 <= engine.leased_tokens <= engine.kv_tokens
-    assert not arbiter.ledger.leases
-    assert not arbiter.ledger.queue
+                assert 0 <= engine.leased_pages <= engine.pages
+    assert not arbiter.ledger.holdings
+    assert [engine.leased_pages for engine in arbiter.ledger.engines.values()] == [0, 0]
 
 
 def test_the_same_seed_gives_the_same_run() -> None:

@@ -2,16 +2,18 @@
 unreliable world.
 
 Frames take a time that a seed draws, links overtake each other, engines and sandboxes break now and then, and executors
-are killed in the middle of their work and come back.
+and engines are killed in the middle of their work and come back; what deciders hear may come twice, and late.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
+
+import msgspec
 
 from actors.decider_loop import DeciderLoop
 from actors.executor import Executor
@@ -31,6 +33,7 @@ from bus.messages import (
     CodeRequested,
     CodeTimedOut,
     EngineJoined,
+    EngineLeft,
     Envelope,
     ExecutorJoined,
     ExecutorLeft,
@@ -41,6 +44,7 @@ from bus.messages import (
     Shutdown,
     StepTrained,
     TurnFailed,
+    TurnGenerated,
     TurnRequested,
     WeightsLoaded,
     WeightsPublished,
@@ -52,8 +56,15 @@ from policies.group_buffer import Problem
 from policies.record import ids_to_bytes
 from policies.rollout import Rollout
 from sandbox.contract import CodeResult, Grade, Isolation, SandboxFailure
-from tests.fakes import TOKENIZER, generated, rules
+from tests.fakes import END, TOKENIZER, generated_ids, rules
+from tests.policies.leases import load
 
+PAGE_TOKENS = 16
+_HEARD_ONCE = (  # lives of processes, groups and steps are not remembered: a second word would count as a new one
+    *(b"EngineJoined", b"EngineLeft", b"ExecutorJoined", b"ExecutorLeft"),
+    *(b"StartGroup", b"StepRequested", b"EvaluationRequested"),
+    *(b"StepTrained", b"WeightsPublished", b"WeightsLoaded", b"EvaluationFinished", b"StepCollected", b"RunStarted"),
+)
 CALL = '<tool_call>\n{"name": "jupyter_code", "arguments": {"code": "1"}}\n</tool_call>'
 SAYINGS = (CALL, CALL + CALL, "</reason><answer>\\boxed{2}</answer>", "I give up", "<tool_call>{</tool_call>")
 
@@ -89,6 +100,12 @@ class SlowTransport:
         earliest = self._arrival.get(process, 0.0)
         self._arrival[process] = at = max(earliest, loop.time() + self._world.random.expovariate(200))
         loop.call_at(at, lambda: self._world.inboxes[process].put(frame))  # the inbox that is there then
+        echoes = self._world.faults.echoes if process in (HEAD, ROLLOUT) else 0.0
+        may_echo = echoes and not any(kind in frame for kind in _HEARD_ONCE)
+        if may_echo and self._world.random.random() < echoes:
+            self._world.num_echoes += 1
+            again = at + self._world.random.expovariate(1)
+            loop.call_at(again, lambda: self._world.inboxes[process].put(frame))
 
     async def close(self) -> None:
         pass
@@ -138,10 +155,25 @@ class NotebookSandbox:
         pass
 
 
+class Faults(msgspec.Struct, frozen=True):
+    engine_deaths: float = 0.0  # that an engine dies a second; it comes back
+    echoes: float = 0.0  # share of what the deciders hear that they hear again, a second later
+    evictions: float = 0.0  # share of an engine's reports in which it has given up tokens by itself
+
+
+PATIENCE_S = 3600.0  # virtual; a run that takes longer waits for something that never comes
+
+
 class World:
-    def __init__(self, run: Run, seed: int, trouble: float, kills: float = 0.0) -> None:
+    def __init__(self, run: Run, seed: int, trouble: float, kills: float = 0.0, faults: Faults | None = None) -> None:
         """`trouble` is the probability that an answer is a failure of infrastructure; `kills` how many deaths an
         executor dies a second."""
+        self.faults = faults or Faults()
+        self.num_echoes = 0
+        self.num_engine_deaths = 0
+        self.engine_lives: Counter[str] = Counter()
+        self.engines_up: set[str] = set()  # addresses, each of one life: nothing for the first reaches the second
+        self.under_way: defaultdict[str, dict[asyncio.Task[None], TurnRequested]] = defaultdict(dict)
         self.run = run
         self.random = random.Random(seed)
         self.trouble = trouble
@@ -155,6 +187,9 @@ class World:
         self.metrics: list[MetricsRecorded] = []
         self.batches: list[BatchReady] = []
         self.buses: dict[str, Bus] = {}
+        self.sayings: dict[
+            tuple[int, int], tuple[int, list[int]]
+        ] = {}  # by trajectory and turn: from which byte, and what
 
     def problems(self) -> Problems:
         made = [Problem(f"q:{number}", "2", ids_to_bytes([65, 66, number])) for number in range(9)]
@@ -191,14 +226,17 @@ class World:
             for process in (HEAD, ROLLOUT)
         ]
         tasks = [asyncio.create_task(one.run()) for one in loops]
-        tasks += [asyncio.create_task(self._serve(engine, self._generate)) for engine in engines]
+        tasks += [asyncio.create_task(self._run_engine(engine)) for engine in engines]
         tasks += [asyncio.create_task(self._keep(executor)) for executor in executors(self.run)]
         tasks.append(asyncio.create_task(self._serve(LEARNER, self._learn)))
         for engine in engines:
-            tokens = self.run.engine.kv_tokens
-            await self.buses[engine].send(f"{HEAD}/arbiter", EngineJoined(engine, tokens, 16, -1))
+            await self._join_engine(engine)
+            if self.faults.engine_deaths:
+                tasks.append(asyncio.create_task(self._kill_engine(engine)))
+                tasks.append(asyncio.create_task(self._report_load(engine)))
         await self._publish(0)
-        finished = await self._lead()
+        async with asyncio.timeout(PATIENCE_S):
+            finished = await self._lead()
         for process in (HEAD, ROLLOUT):
             self.inboxes[process].put(_shutdown(process))
         await asyncio.gather(*tasks[:2])
@@ -226,21 +264,92 @@ class World:
         if message is not None:
             await self.buses[process].send(envelope.sender, message)
 
-    async def _generate(self, process: str, envelope: Envelope) -> AnyMessage | None:
-        match envelope.message:
-            case WeightsPublished(version=version):
-                return WeightsLoaded(process, version, 0.0)
-            case TurnRequested() as turn:
-                await asyncio.sleep(self.random.expovariate(1))
-                if self.random.random() < self.trouble:
-                    return TurnFailed(turn.trajectory_id, turn.turn, "engine: gone")
-                saying = self.random.choice(SAYINGS)
-                if len(saying) >= turn.max_new_tokens:
-                    return generated(turn.trajectory_id, turn.turn, saying[: turn.max_new_tokens], "length")
-                finish = "abort" if self.random.random() < self.trouble else "stop"
-                return generated(turn.trajectory_id, turn.turn, saying if finish == "stop" else "well, ", finish)
-            case _:
-                return None
+    # ---------------------------------------------------------------- engines
+
+    def _address(self, engine: str) -> str:
+        return f"{engine}/{self.engine_lives[engine]}"
+
+    async def _join_engine(self, name: str) -> None:
+        self.engine_lives[name] += 1
+        self.engines_up.add(self._address(name))
+        joined = EngineJoined(self._address(name), self.run.engine.kv_tokens, PAGE_TOKENS, -1)
+        await self.buses[LAUNCHER].send(f"{HEAD}/arbiter", joined)
+
+    async def _run_engine(self, name: str) -> None:
+        while True:
+            envelope = await self.buses[name].receive()
+            match envelope.message:
+                case WeightsPublished(version=version):  # while it is dead: it comes back with them
+                    await self.buses[name].send(envelope.sender, WeightsLoaded(name, version, 0.0))
+                case TurnRequested() as turn if envelope.to in self.engines_up:
+                    task = asyncio.create_task(self._generate(name, envelope.sender, turn))
+                    self.under_way[name][task] = turn
+                    self._check_room(name)
+                case TurnRequested() as turn:
+                    await self._fail_turn(name, turn)
+                case _:
+                    pass
+
+    def _check_room(self, name: str) -> None:
+        """What is asked for at once never exceeds what it has, unless the policy oversells. No prompt fills a page."""
+        if self.run.arbiter.policy in ("kv", "kv_lookahead"):
+            turns = self.under_way[name].values()
+            pages = [-(-(len(turn.token_ids) // 4 + turn.max_new_tokens) // PAGE_TOKENS) for turn in turns]
+            assert sum(pages) <= self.run.engine.kv_tokens // PAGE_TOKENS
+
+    async def _generate(self, name: str, sender: str, turn: TurnRequested) -> None:
+        await asyncio.sleep(self.random.expovariate(1))
+        broken = self.random.random() < self.trouble
+        failed = TurnFailed(turn.trajectory_id, turn.turn, turn.lease, "engine: gone")
+        answer = failed if broken else self._say(turn)
+        task = asyncio.current_task()
+        assert task is not None
+        self.under_way[name].pop(task, None)
+        await self.buses[name].send(sender, answer)
+
+    async def _kill_engine(self, name: str) -> None:
+        """Again and again. The launcher says that it left, and that its turns are lost; of those some were answered at the
+        last moment."""
+        while True:
+            await asyncio.sleep(self.random.expovariate(self.faults.engine_deaths))
+            self.num_engine_deaths += 1
+            self.engines_up.discard(self._address(name))
+            lost, self.under_way[name] = self.under_way[name], {}
+            left = EngineLeft(self._address(name), f"{name} was killed")
+            await self.buses[LAUNCHER].send(f"{HEAD}/arbiter", left)
+            for task, turn in lost.items():
+                if self.random.random() < 0.5:
+                    task.cancel()
+                await self._fail_turn(name, turn)
+            await asyncio.sleep(self.random.choice([0.0, self.random.expovariate(1)]))
+            await self._join_engine(name)
+
+    async def _fail_turn(self, name: str, turn: TurnRequested) -> None:
+        failed = TurnFailed(turn.trajectory_id, turn.turn, turn.lease, f"engine left: {name} was killed")
+        await self.buses[LAUNCHER].send(ROLLOUT, failed)
+
+    async def _report_load(self, name: str) -> None:
+        evicted = 0
+        while True:
+            await asyncio.sleep(0.25)
+            if self._address(name) in self.engines_up and self.under_way[name]:
+                evicted += self.random.random() < self.faults.evictions
+                running = len(self.under_way[name])
+                await self.buses[name].send(
+                    f"{HEAD}/arbiter", load(self._address(name), running=running, evicted=evicted)
+                )
+
+    def _say(self, turn: TurnRequested) -> TurnGenerated:
+        """As far as the lease goes; what is left unsaid is said under the next one, on whichever engine."""
+        began_at, saying = self.sayings.setdefault(
+            (turn.trajectory_id, turn.turn),
+            (len(turn.token_ids), [*TOKENIZER.encode(self.random.choice(SAYINGS), trusted=True), END]),
+        )
+        left = saying[(len(turn.token_ids) - began_at) // 4 :]
+        finish, count = ("stop", len(left)) if len(left) <= turn.max_new_tokens else ("length", turn.max_new_tokens)
+        if self.random.random() < self.trouble:
+            finish, count = "abort", self.random.randrange(count)
+        return generated_ids(turn.trajectory_id, turn.turn, left[:count], finish, 3, turn.lease)
 
     # ---------------------------------------------------------------- executors
 

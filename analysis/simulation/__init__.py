@@ -1,0 +1,1 @@
+"""A step's rollouts under a virtual clock: the real deciders, with engines modelled by their cost."""

@@ -1,0 +1,100 @@
+"""The scheduling policies on four simulated workloads, beside two bounds that no schedule can beat. JSON last.
+
+    python -m benchmarks.scheduler [--quick] [--workload NAME ...] [--policies NAME,NAME] [--seed 0]
+
+Each policy gets the same step: the same trajectories with the same turns, all of them asked for at time 0. Times are
+virtual but for `decisions_per_s`, `worst_decision_ms` and `simulate_report_s`, the host's CPU time: of the arbiter's own
+decisions under kv_lookahead, and of simulating `report` under it. `--quick` takes an eighth of prompts and engines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any, cast, get_args
+
+from rich.console import Console
+
+from analysis.simulation.outcome import Outcome, Policy
+from analysis.simulation.run import simulate
+from analysis.simulation.table import outcomes_table
+from analysis.simulation.workloads import SHAPES, named
+from policies.scheduling import PolicyName
+
+POLICIES: tuple[Policy, ...] = (*get_args(PolicyName), "oracle")
+OURS: Policy = "kv_lookahead"
+QUICK_SCALE = 0.125
+SPEED_OF = "report"
+
+
+def figures(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "makespan_s": round(outcome.makespan_s, 2),
+        "lower_bound_s": round(outcome.bounds.lower_s, 2),
+        "kv_utilization": round(outcome.kv_utilization, 4),
+        "slot_utilization": round(outcome.slot_utilization, 4),
+        "evictions": outcome.evictions,
+        "recomputed_tokens": outcome.recomputed_tokens,
+        "preemptions": outcome.preemptions,
+        "overflows": outcome.overflows,
+        "migrations": outcome.migrations,
+    }
+
+
+def ratios(outcomes: dict[Policy, Outcome]) -> dict[str, float]:
+    """How many times as long as ours the others take."""
+    ours = outcomes.get(OURS)
+    if ours is None:
+        return {}
+    others = {policy: outcome for policy, outcome in outcomes.items() if policy != OURS}
+    return {policy: round(other.makespan_s / ours.makespan_s, 3) for policy, other in others.items()}
+
+
+def speed(outcomes: dict[str, dict[Policy, Outcome]]) -> dict[str, float | None]:
+    """Of our decisions in all workloads that were run; `simulate_report_s` is null where `report` was not."""
+    ours = [each[OURS] for each in outcomes.values() if OURS in each]
+    report = outcomes.get(SPEED_OF, {}).get(OURS)
+    decided_s = sum(each.decisions * each.decision_s for each in ours)
+    return {
+        "decisions_per_s": round(sum(each.decisions for each in ours) / decided_s) if ours else None,
+        "worst_decision_ms": round(1e3 * max(each.worst_decision_s for each in ours), 3) if ours else None,
+        "simulate_report_s": round(report.simulated_in_s, 2) if report is not None else None,
+    }
+
+
+def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    outcomes: dict[str, dict[Policy, Outcome]] = {}
+    for name in options.workload or SHAPES:
+        workload, cluster = named(name, options.seed, QUICK_SCALE if options.quick else 1.0)
+        outcomes[name] = {policy: simulate(workload, cluster, policy, options.seed) for policy in options.policies}
+        console.print(outcomes_table(list(outcomes[name].values())))
+    return {
+        **speed(outcomes),
+        "seed": options.seed,
+        "quick": options.quick,
+        "workloads": {
+            name: {policy: figures(outcome) for policy, outcome in each.items()} for name, each in outcomes.items()
+        },
+        "times_as_long_as_kv_lookahead": {name: ratios(each) for name, each in outcomes.items()},
+    }
+
+
+def _policies(names: str) -> tuple[Policy, ...]:
+    chosen = tuple(names.split(","))
+    for name in chosen:
+        if name not in POLICIES:
+            raise argparse.ArgumentTypeError(f"no policy {name!r}; there are {', '.join(POLICIES)}")
+    return cast(tuple[Policy, ...], chosen)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", action="append", choices=list(SHAPES), help="may be repeated; all of them")
+    parser.add_argument("--policies", type=_policies, default=POLICIES, metavar="NAME,NAME", help="all of them")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="an eighth of prompts and engines")
+    print(json.dumps(measure(parser.parse_args(), Console())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""The generator around an engine that does as it is told: what it answers, forgets, and reports of its load."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+import structlog
+
+from actors.generator import Generator
+from bus.in_process import Hub
+from bus.messages import (
+    AnyMessage,
+    CacheReleased,
+    EngineJoined,
+    EngineLoadReported,
+    LeaseReleased,
+    Shutdown,
+    TurnFailed,
+    TurnGenerated,
+    TurnRequested,
+    WeightsPublished,
+)
+from engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest
+from policies.record import ids_to_bytes
+from tests.simulation.clock import run_virtually
+
+STEP_S = 0.1
+
+
+class ScriptedEngine:
+    """Implements engine.contract.Engine: a token takes STEP_S; a sequence that begins with 666 breaks it."""
+
+    def __init__(self) -> None:
+        self.version = 4
+        self.steps = 0
+        self.running = 0
+        self.forgotten: list[int] = []
+
+    async def start(self) -> Capacity:
+        return Capacity(1024, 16, 512)
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        if request.token_ids[0] == 666:
+            raise EngineFailure("out of memory")
+        self.running += 1
+        for _ in range(request.max_new_tokens):
+            await asyncio.sleep(STEP_S)
+            self.steps += 1
+        self.running -= 1
+        count = request.max_new_tokens
+        return Generation(
+            np.full(count, 7, np.int32), np.zeros(count, np.float32), np.full(count, 4, np.int32), "length"
+        )
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(
+            running=self.running,
+            waiting=0,
+            used_tokens=16 * self.running,
+            cached_tokens=0,
+            decode_steps=self.steps,
+            generated_tokens=0,
+            prefilled_tokens=0,
+            recomputed_tokens=0,
+            evicted_tokens=0,
+            preempted=0,
+            busy_s=self.steps * STEP_S,
+        )
+
+    def abort(self, sequence_id: int) -> None: ...
+
+    def forget(self, sequence_id: int) -> None:
+        self.forgotten.append(sequence_id)
+
+    async def load_weights(self, weights: WeightsPublished) -> None: ...
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def turn(tid: int, new_tokens: int = 10, *, lease: int = 1, first: int = 1) -> TurnRequested:
+    return TurnRequested(tid, 2, lease, ids_to_bytes([first, 2]), new_tokens, 1.0, 1.0, 0, (), 5)
+
+
+class Scene:
+    def __init__(self, hub: Hub, engine: ScriptedEngine) -> None:
+        self.engine = engine
+        self.arbiter, self.rollout = hub.join("head", 100), hub.join("rollout-0", 100)
+        self.reports: list[tuple[float, EngineLoadReported]] = []
+
+    async def tell(self, *messages: AnyMessage) -> None:
+        for message in messages:
+            await self.rollout.send("generator-0", message)
+
+    async def listen(self) -> None:
+        assert isinstance((await self.arbiter.receive()).message, EngineJoined)
+        while True:
+            message = (await self.arbiter.receive()).message
+            assert isinstance(message, EngineLoadReported)
+            self.reports.append((round(asyncio.get_running_loop().time(), 3), message))
+
+
+@asynccontextmanager
+async def scene() -> AsyncIterator[Scene]:
+    hub, engine = Hub(), ScriptedEngine()
+    each = Scene(hub, engine)
+    running = asyncio.create_task(Generator("generator-0", hub.join("generator-0", 100), engine, "head/arbiter").run())
+    listening = asyncio.create_task(each.listen())
+    yield each
+    await each.tell(Shutdown())
+    await running
+    listening.cancel()
+
+
+def play(scenario: Callable[[Scene], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with scene() as each:
+            await scenario(each)
+
+    run_virtually(whole())
+
+
+def test_the_load_is_reported_four_times_a_second_while_it_works_and_once_when_it_has_come_to_rest() -> None:
+    async def scenario(scene: Scene) -> None:
+        await asyncio.sleep(5)
+        await scene.tell(turn(1, 11))  # 1.1 s
+        await asyncio.sleep(20)
+        assert [at for at, _ in scene.reports] == [5.25, 5.5, 5.75, 6.0, 6.25]
+        assert [report.running for _, report in scene.reports] == [1, 1, 1, 1, 0]
+        assert scene.reports[-1][1].decode_steps == 11
+        assert scene.reports[-1][1].busy_s == pytest.approx(1.1)
+        assert scene.reports[-1][1].version == 4
+        assert scene.reports[-1][1].evicted_tokens == 0
+
+    play(scenario)
+
+
+def test_an_engine_that_stands_still_with_a_turn_under_way_is_watched_and_reports_nothing() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.tell(turn(1, 0))  # nothing to generate: the load never changes
+        await asyncio.sleep(3)
+        assert len(scene.reports) == 1
+        await scene.tell(turn(2, 1))
+        await asyncio.sleep(3)
+        assert [report.decode_steps for _, report in scene.reports] == [0, 1]
+
+    play(scenario)
+
+
+def test_each_report_is_a_line_of_the_log() -> None:
+    async def scenario(scene: Scene) -> None:
+        with structlog.testing.capture_logs() as logged:
+            await scene.tell(turn(1, 1))
+            await asyncio.sleep(2)
+        lines = [line for line in logged if line["event"] == "engine.load"]
+        assert [line["decode_steps"] for line in lines] == [report.decode_steps for _, report in scene.reports] == [1]
+
+    play(scenario)
+
+
+def test_an_answer_names_the_lease_under_which_it_was_asked_for() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.tell(turn(1, 3, lease=7))
+        answer = (await scene.rollout.receive()).message
+        assert isinstance(answer, TurnGenerated)
+        assert (answer.turn, answer.lease, answer.finish) == (2, 7, "length")
+        await scene.tell(turn(2, lease=8, first=666))
+        assert (await scene.rollout.receive()).message == TurnFailed(2, 2, 8, "engine: out of memory")
+
+    play(scenario)
+
+
+def test_a_cache_is_forgotten_when_its_trajectory_ends_or_the_arbiter_gives_it_up_but_not_under_a_later_lease() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.tell(turn(1, 1), turn(2, 1, lease=4), turn(3, 1))
+        await scene.tell(LeaseReleased(1, 3), CacheReleased(2, 3), CacheReleased(3, 1))
+        await asyncio.sleep(1)
+        assert scene.engine.forgotten == [1, 3]
+
+    play(scenario)
+
+
+def test_a_generator_that_is_stopped_while_it_reports_ends_at_once() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.tell(turn(1, 10_000))
+        await asyncio.sleep(0.3)
+
+    play(scenario)  # a task that is left behind would be a deadlock, or a warning

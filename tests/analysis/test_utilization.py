@@ -1,0 +1,229 @@
+"""What the report makes of log lines: engines' time and tokens, waits, who finished last, and what is missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.metrics import AnalysisError
+from analysis.utilization.curves import Curve
+from analysis.utilization.engines import EngineUse
+from analysis.utilization.report import to_json, utilization_of
+from tests.analysis.log_lines import Logs
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Logs:
+    return Logs(tmp_path / "run" / "logs")
+
+
+def engine_of(logs: Logs, engine: str = "generator-0") -> EngineUse:
+    return next(use for use in utilization_of(logs.folder).engines if use.engine == engine)
+
+
+def a_step(logs: Logs) -> None:
+    """An engine gets weights at 2, works from 3 to 6, and is idle for every cause in turn until 15."""
+    logs.line("generator-0", 0, "engine.started", kv_tokens=1000, page_tokens=10)
+    logs.line("generator-0", 2, "weights.loaded", version=0, load_s=0.5)
+    logs.line("head", 2, "step.requested", name="step 1", version=0)
+    logs.counted(2, 4, 0, 0, 0)
+    logs.counted(3, 0, 4, 0, 0, generator_0=4)
+    logs.counted(6, 0, 0, 3, 1)
+    logs.counted(9, 0, 4, 0, 0, generator_1=4)
+    logs.counted(10, 0, 0, 0, 0)
+    logs.load("generator-0", 3)
+    logs.load("generator-0", 5, running=4, used_tokens=200, busy_s=2.0, generated_tokens=70)
+    logs.load("generator-0", 6.25, used_tokens=300, cached_tokens=300, busy_s=2.9, generated_tokens=80)
+    logs.line("head", 14, "step.ended", name="step 1", step_s=12, rollout_s=8.0, train_s=3.0, weights_s=1.0)
+    logs.line("generator-0", 14, "weights.loaded", version=1, load_s=0.25)
+    logs.line("head", 15, "step.requested", name="step 2", version=1)
+
+
+class TestEngines:
+    def test_each_idle_second_has_its_cause_and_busy_and_idle_make_the_whole(self, logs: Logs) -> None:
+        a_step(logs)
+        use = engine_of(logs)
+        assert use.idle_by_cause_s == pytest.approx(
+            {"lease": 1, "overhead": 0.1, "tools": 3, "elsewhere": 1, "training": 3, "weights": 1, "nothing": 1}
+        )
+        assert (use.starting_s, use.active_s, use.busy_s) == pytest.approx((2, 13, 2.9))
+        assert use.idle_s == pytest.approx(sum(use.idle_by_cause_s.values())) == pytest.approx(13 - 2.9)
+
+    def test_means_are_over_time_and_not_over_lines(self, logs: Logs) -> None:
+        a_step(logs)
+        use = engine_of(logs)
+        assert use.used_tokens_mean == pytest.approx((200 * 1.25 + 300 * 8.75) / 13)
+        assert (use.used_tokens_peak, use.cached_tokens_peak, use.running_peak) == (300, 300, 4)
+
+    def test_an_engine_that_is_silent_runs_nothing(self, logs: Logs) -> None:
+        a_step(logs)
+        assert engine_of(logs).running_mean == pytest.approx(4 * 0.5 / 13)
+
+    def test_leases_are_the_arbiters_word(self, logs: Logs) -> None:
+        a_step(logs)
+        assert engine_of(logs).leased_tokens_mean is None
+        logs.line("launcher", 5, "ledger.reported", engine="generator-0", leased_tokens=400, usable_tokens=900)
+        use = engine_of(logs)
+        assert (use.leased_tokens_mean, use.leased_tokens_peak) == pytest.approx((400 * 10 / 13, 400))
+
+    def test_a_counter_that_falls_has_begun_anew_and_time_between_two_lives_is_nobodys(self, logs: Logs) -> None:
+        for begin in (0, 1000):
+            logs.line("generator-0", begin, "engine.started", kv_tokens=1000, page_tokens=10)
+            logs.load("generator-0", begin + 1, generated_tokens=50, evicted_tokens=7, busy_s=0.5)
+            logs.load("generator-0", begin + 2, generated_tokens=90, evicted_tokens=7, busy_s=1.5)
+        use = engine_of(logs)
+        assert (use.generated_tokens, use.evicted_tokens) == (180, 14)
+        assert (use.active_s, use.busy_s) == pytest.approx((4, 3))
+
+    def test_without_the_counts_of_trajectories_idle_time_has_an_unknown_cause(self, logs: Logs) -> None:
+        logs.load("generator-0", 0)
+        logs.load("generator-0", 4, busy_s=1.0)
+        assert engine_of(logs).idle_by_cause_s == pytest.approx({"unknown": 3})
+        assert any("trajectories.counted" in doubt for doubt in utilization_of(logs.folder).doubts)
+
+    def test_what_several_rollouts_count_is_added_up(self, logs: Logs) -> None:
+        logs.load("generator-0", 0)
+        logs.counted(0, 0, 0, 0, 0)
+        logs.counted(1, 0, 0, 2, 0, rollout="rollout-1")
+        logs.counted(2, 0, 0, 0, 0)
+        logs.counted(3, 0, 0, 0, 0, rollout="rollout-1")
+        logs.load("generator-0", 4)
+        assert engine_of(logs).idle_by_cause_s == pytest.approx({"tools": 2, "nothing": 2})
+
+
+class TestTrajectories:
+    @given(waits=st.lists(st.tuples(*[st.floats(0, 1e4)] * 4), min_size=1, max_size=30))
+    def test_totals_are_the_sums_of_the_lines(
+        self, tmp_path_factory: pytest.TempPathFactory, waits: list[tuple[float, ...]]
+    ) -> None:
+        logs = Logs(tmp_path_factory.mktemp("logs"))
+        for number, each in enumerate(waits):
+            logs.ended(number, number, *each)
+        told = utilization_of(logs.folder).trajectories
+        totals = [wait.total_s for wait in told.waits.values()]
+        assert totals == pytest.approx([sum(column) for column in zip(*waits, strict=True)])
+        assert (told.ended, told.generated_tokens) == (len(waits), 10 * len(waits))
+        lived = [each.lived_s for each in told.longest]
+        assert lived == pytest.approx(sorted(map(sum, waits), reverse=True)[:10])
+
+    def test_the_tail_is_told_apart_from_the_middle(self, logs: Logs) -> None:
+        for number in range(101):
+            logs.ended(number, number, float(number), 0, 0, 0)
+        wait = utilization_of(logs.folder).trajectories.waits["lease_wait_s"]
+        assert (wait.p50_s, wait.p99_s, wait.max_s) == (50, 99, 100)
+
+
+class TestSteps:
+    def test_the_last_trajectory_of_a_step_is_named_with_what_took_its_time(self, logs: Logs) -> None:
+        logs.line("head", 0, "step.requested", name="step 1", version=0)
+        logs.line("head", 0, "group.started", name="step 1", group_id=7, size=10)
+        for number in range(9):
+            logs.ended(number, 1 + number / 10, 0.1, 0.7, 0.1, 0.1, group_id=7)
+        logs.ended(99, 9, 0.2, 2.0, 6.7, 0.1, group_id=7, calls=3)
+        logs.line("head", 9, "step.requested", name="step 2", version=1)
+        logs.ended(200, 10, 0.5, 0.1, 0.1, 0.1, group_id=8)
+        first, second = utilization_of(logs.folder).steps
+        assert first.last is not None
+        assert (first.last.trajectory_id, first.trajectories) == (99, 10)
+        assert first.why == "3 calls took 6.70 s, generated 10 tokens in 2 turns for 2.00 s"
+        assert first.tail_s == pytest.approx(9 - 1.8)
+        assert second.last is None
+
+    def test_one_that_stood_in_for_another_began_late(self, logs: Logs) -> None:
+        logs.line("head", 0, "step.requested", name="step 1", version=0)
+        logs.line("head", 5, "group.started", name="step 1", group_id=7, size=1)
+        logs.ended(1, 8, 0.0, 3.0, 0.0, 0.0, group_id=7)
+        (step,) = utilization_of(logs.folder).steps
+        assert step.last_began_s == pytest.approx(5)
+        assert step.why.startswith("began 5.00 s after the step, generated")
+
+    def test_a_step_that_was_begun_again_has_not_ended_the_first_time(self, logs: Logs) -> None:
+        for begin in (0, 10):
+            logs.line("head", begin, "step.requested", name="step 1", version=0)
+            logs.line("head", begin, "group.started", name="step 1", group_id=0, size=1)
+            logs.ended(begin, begin + 2, 0, 2.0, 0, 0)
+        logs.line("head", 14, "step.ended", name="step 1", step_s=4, rollout_s=2.0, train_s=1.0, weights_s=1.0)
+        first, again = utilization_of(logs.folder).steps
+        assert (first.step_s, first.rollout_s, again.step_s, again.rollout_s) == (None, None, 4, 2)
+        assert [step.last.trajectory_id for step in (first, again) if step.last] == [0, 10]
+
+
+class TestExecutors:
+    def load(self, logs: Logs, t: float, life: int, **changes: float) -> None:
+        fields = {"slots": 2, "running": 0, "queued": 0, "done": 0, "busy_s": 0, "running_s": 0, "queued_s": 0}
+        logs.line("executor-0", t, "executor.load", executor=f"executor-0/{life}", **{**fields, **changes})
+
+    def test_its_lives_are_added_up(self, logs: Logs) -> None:
+        self.load(logs, 0, 1)
+        self.load(logs, 1, 1, done=3, busy_s=0.5, running_s=4, queued_s=1, running=5)
+        self.load(logs, 10, 2, done=1, busy_s=1, running_s=2, queued_s=1)
+        (use,) = utilization_of(logs.folder).executors
+        assert (use.executor, use.lives, use.calls, use.busy_s) == ("executor-0", 2, 4, 1.5)
+        assert (use.running_mean, use.running_peak, use.queued_mean) == pytest.approx((0.6, 5, 0.2))
+        assert use.queued_s_per_call == pytest.approx(0.5)
+
+    def test_the_timeline_holds_all_call_seconds(self, logs: Logs) -> None:
+        self.load(logs, 0, 1)
+        self.load(logs, 20, 1, done=3, busy_s=0.5, running_s=4, queued_s=1, running=5)
+        use = utilization_of(logs.folder)
+        running = use.timeline.executors["executor-0"]["running"]
+        assert sum(running) * use.timeline.bin_s == pytest.approx(4, rel=0.01)
+        assert running[0] == 0
+
+
+class TestWhatIsMissing:
+    def test_torn_and_foreign_lines_are_counted_and_named_and_the_others_read(self, logs: Logs) -> None:
+        logs.ended(0, 1, 1.0, 0, 0, 0)
+        logs.text("rollout-0", '{"event": "trajectory.ended", "trajec\n\xff\n\n[1]\n')
+        logs.line("rollout-0", 2, "trajectory.ended", trajectory_id=1)
+        logs.line("rollout-0", 3, "something.else", data=[1, {}])
+        logs.ended(2, 4, 1.0, 0, 0, 0)
+        use = utilization_of(logs.folder)
+        assert (use.trajectories.ended, use.unusable_lines, use.lines) == (2, 5, 8)
+        (doubt,) = (doubt for doubt in use.doubts if "could not be read" in doubt)
+        assert "rollout-0.jsonl, line 2" in doubt
+        assert "and 2 more" in doubt
+
+    def test_trajectories_whose_end_is_missing_are_counted(self, logs: Logs) -> None:
+        logs.line("head", 0, "group.started", name="step 1", group_id=0, size=4)
+        logs.ended(0, 1, 1.0, 0, 0, 0)
+        assert any(
+            doubt.startswith("4 trajectories were started and 1 ended") for doubt in utilization_of(logs.folder).doubts
+        )
+
+    def test_tokens_that_do_not_add_up_are_said(self, logs: Logs) -> None:
+        logs.load("generator-0", 0, generated_tokens=100)
+        logs.ended(0, 1, 1.0, 0, 0, 0, generated_tokens=98)
+        assert any("engines generated 100 tokens" in doubt for doubt in utilization_of(logs.folder).doubts)
+        logs.ended(1, 1, 1.0, 0, 0, 0, generated_tokens=2)
+        assert not any("engines generated" in doubt for doubt in utilization_of(logs.folder).doubts)
+
+    def test_a_folder_without_logs_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "logs").mkdir()
+        with pytest.raises(AnalysisError, match=str(tmp_path / "logs")):
+            utilization_of(tmp_path / "logs")
+
+    def test_logs_that_say_nothing_make_an_empty_report(self, logs: Logs) -> None:
+        logs.text("head", "")
+        use = utilization_of(logs.folder)
+        assert (use.engines, use.steps, use.trajectories.ended) == ((), (), 0)
+        assert len(use.doubts) == 7
+        assert json.loads(to_json(use))["doubts"] == list(use.doubts)
+
+
+@given(
+    steps=st.lists(st.tuples(st.floats(0, 10), st.floats(0, 100)), min_size=1, max_size=20),
+    cuts=st.lists(st.floats(0, 200), min_size=1, max_size=20),
+)
+def test_means_over_neighbouring_stretches_add_up_to_the_mean_over_all(
+    steps: list[tuple[float, float]], cuts: list[float]
+) -> None:
+    spans, values = np.array(steps).T
+    curve = Curve(np.cumsum(spans), values)
+    edges = np.array(sorted({0.0, 200.0, *cuts}))
+    assert (curve.means(edges) * np.diff(edges)).sum() == pytest.approx(curve.mean(0, 200) * 200, abs=1e-6)

@@ -1,0 +1,45 @@
+"""With the defaults, rollouts that may run ahead of the learner change nothing: the head does what it did without them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bus.codec import decode
+from bus.messages import Envelope
+from configs.schema import Evaluation, Rl, Roc, Run
+from policies.accounting import Recorder
+from policies.group_buffer import GroupBuffer, Problem
+from policies.recipe import Recipe
+
+RECORDINGS = (
+    Path(__file__).parent / "synchronous"
+)  # of whole runs, by the code that knew only the synchronous algorithm
+Recording = list[tuple[str, float, bytes, list[bytes]]]  # actor, time, event, effects
+
+
+@pytest.mark.parametrize("name", ["seed_1_roc", "seed_2_grpo"])
+def test_a_recorded_synchronous_run_is_decided_as_it_was(name: str) -> None:
+    recording = msgspec.msgpack.decode((RECORDINGS / f"{name}.msgpack").read_bytes(), type=Recording)
+    run = Run(
+        name="recorded",
+        seed=int(name.split("_")[1]),
+        rl=Rl(steps=4, prompts=3, rollouts=4, refills=2),
+        roc=Roc(enabled=name.endswith("roc")),
+        evaluation=Evaluation(questions=3),
+    )
+    train, test = (
+        [Problem(f"{kind}:{number}", str(number), bytes(8)) for number in range(count)]
+        for kind, count in (("train", 5), ("test", 3))
+    )
+    deciders = {
+        "buffer": GroupBuffer(run, train, test),
+        "recipe": Recipe(4, 3, 1.0, ("generator-0", "generator-1"), run.rl.max_staleness),
+        "recorder": Recorder(4, 2),
+    }
+    assert len(recording) > 100
+    for actor, now, event, effects in recording:
+        did = deciders[actor].decide(now, decode(event).message)
+        assert [Envelope("", send.to, send.message) for send in did] == [decode(effect) for effect in effects]

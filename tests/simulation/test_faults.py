@@ -1,0 +1,116 @@
+"""Engines that die and come back, answers that come late, and messages that come twice, under a virtual clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from typing import get_args
+
+import pytest
+from msgspec.structs import replace
+
+from actors.decider_loop import REFUSED, encode_effects, fingerprint, state_fingerprint
+from actors.wiring import HEAD, ROLLOUT
+from bus.codec import decode
+from bus.messages import ProtocolError, RunFinished, StartGroup, TrajectoryFailed, TrajectoryFinished
+from configs.schema import Arbiter as ArbiterSection
+from configs.schema import Dialogue, Engine, Evaluation, Rl, Run
+from policies.arbiter import Arbiter
+from policies.rollout import Rollout
+from policies.scheduling import PolicyName
+from tests.simulation.clock import run_virtually
+from tests.simulation.world import Faults, World
+
+RUN = Run(
+    name="simulated",
+    dialogue=Dialogue(prompt_tokens=16, response_tokens=400, max_calls_per_turn=2),
+    engine=Engine(kv_tokens=1024, num_engines=3),  # room for two trajectories in the worst case, of forty-eight
+    rl=Rl(steps=2, prompts=3, rollouts=4, refills=2),
+    evaluation=Evaluation(questions=2),
+)
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+FAULTS = Faults(engine_deaths=0.1, echoes=0.05, evictions=0.1)
+SEEDS = [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 200))]  # a fifth for each policy
+
+
+def simulate(seed: int) -> World:
+    run = replace(RUN, arbiter=ArbiterSection(POLICIES[seed % len(POLICIES)]))
+    world = World(run, seed, trouble=0.05, kills=0.1 * (seed % 2), faults=FAULTS)
+    assert run_virtually(world.live()) == RunFinished(run.rl.steps)
+    return world
+
+
+live = cache(simulate)
+
+
+def check_that_each_ends_once(world: World) -> None:
+    received = [
+        decode(event.frame).message
+        for event in world.logs[ROLLOUT].events
+        if world.logs[ROLLOUT].decisions[event.seq].effects != REFUSED
+    ]
+    started = [
+        message.first_trajectory_id + place
+        for message in received
+        if isinstance(message, StartGroup)
+        for place in range(message.size)
+    ]
+    heard = [
+        decode(event.frame).message
+        for event in world.logs[HEAD].events
+        if world.logs[HEAD].decisions[event.seq].effects != REFUSED
+    ]
+    ended = [message for message in heard if isinstance(message, TrajectoryFinished | TrajectoryFailed)]
+    assert Counter(started) == Counter(end.trajectory_id for end in ended)
+    assert len(started) == len(set(started)) > 24
+    causes = Counter(end.cause.partition(":")[0] for end in ended if isinstance(end, TrajectoryFailed))
+    assert set(causes) <= {"engine left", "engine", "executor left", "sandbox", "grader"}
+    assert [batch.step for batch in world.batches] == [1, 2]
+
+
+def check_the_replay(world: World) -> None:
+    """Identical, what was refused included; and at the end nobody holds or waits for anything."""
+    deciders = world.deciders()
+    for process in deciders:
+        for event in world.logs[process].events:
+            decider, envelope = deciders[process][event.actor], decode(event.frame)
+            decision = world.logs[process].decisions[event.seq]
+            try:
+                effects = decider.decide(event.time, envelope.message)
+            except ProtocolError:
+                assert decision.effects == REFUSED
+                continue
+            assert fingerprint(encode_effects(envelope.to, effects)) == decision.effects
+            assert state_fingerprint(decider.state_after(envelope.message)) == decision.state
+            if isinstance(decider, Arbiter) and world.run.arbiter.policy in ("kv", "kv_lookahead"):
+                assert all(0 <= each.leased_pages <= each.pages for each in decider.ledger.engines.values())
+    rollout, arbiter = deciders[ROLLOUT][ROLLOUT], deciders[HEAD]["arbiter"]
+    assert isinstance(rollout, Rollout)
+    assert isinstance(arbiter, Arbiter)
+    assert not rollout.trajectories
+    assert not arbiter.ledger.holdings
+    assert all(engine.leased_pages == 0 for engine in arbiter.ledger.engines.values())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_trajectory_ends_once_whatever_engines_do_and_whatever_comes_twice(seed: int) -> None:
+    check_that_each_ends_once(live(seed))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_replay_with_lost_engines_and_refused_events_is_identical_and_nothing_is_left_over(seed: int) -> None:
+    check_the_replay(live(seed))
+
+
+def test_the_seeds_contain_what_they_are_to_test() -> None:
+    worlds = [live(seed) for seed in range(5)]
+    assert sum(world.num_engine_deaths for world in worlds) > 10
+    refused = Counter(
+        event.kind
+        for world in worlds
+        for log in world.logs.values()
+        for event in log.events
+        if log.decisions[event.seq].effects == REFUSED
+    )
+    for kind in ("LeaseRequested", "LeaseGranted", "LeaseParked", "LeaseReleased", "TurnGenerated", "TurnFailed"):
+        assert refused[kind] > 0, refused
