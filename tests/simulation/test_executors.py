@@ -111,7 +111,7 @@ def test_a_replay_with_executors_that_come_and_go_is_identical(seed: int) -> Non
 
 def test_the_seeds_contain_what_they_are_to_test() -> None:
     """Late answers, calls that moved, calls that waited, trajectories that were lost with their executor."""
-    worlds = [live(seed) for seed in (0, 1, 2, 12)]
+    worlds = [live(seed) for seed in (7, 14, 50)]
     moved = [moved for world in worlds for moved in world.moved]
     assert sum(each.sent for each in moved) > 10
     assert sum(each.lost for each in moved) > 3

@@ -87,6 +87,9 @@ class MemoryLog:
         self.decisions[seq] = Decision(seq, effects, state)
 
 
+_APART_S = 1e-9  # between two frames of a link: the loop keeps no order among timers of one moment
+
+
 class SlowTransport:
     """Delays every frame; keeps the order of each link, and of no others."""
 
@@ -97,7 +100,7 @@ class SlowTransport:
 
     async def send_frame(self, process: str, frame: bytes) -> None:
         loop = asyncio.get_running_loop()
-        earliest = self._arrival.get(process, 0.0)
+        earliest = self._arrival.get(process, 0.0) + _APART_S
         self._arrival[process] = at = max(earliest, loop.time() + self._world.random.expovariate(200))
         loop.call_at(at, lambda: self._world.inboxes[process].put(frame))  # the inbox that is there then
         echoes = self._world.faults.echoes if process in (HEAD, ROLLOUT) else 0.0
