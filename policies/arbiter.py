@@ -186,8 +186,9 @@ class Arbiter:
                     return effects
                 case Grant() as grant:
                     effects += self._grant(grant, now)
-                case Preemption(holding=holding):
+                case Preemption(holding=holding, reason=reason):
                     effects += self._drop(holding)
+                    effects.append(Send(holding.holder, LeaseDeferred(holding.trajectory_id, reason)))
                     self.policy.waits(holding)
         if not self._continues:
             self._continues = True

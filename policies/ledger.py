@@ -49,20 +49,18 @@ class Engine:
         trusted = self.usable_pages if others else self.pages
         return max(0, trusted - self.leased_pages)
 
-    def note(self, report: EngineLoadReported) -> bool:
-        """Whether what it is trusted to have has changed: an engine that evicts or preempts has less than it said."""
+    def note(self, report: EngineLoadReported) -> None:
+        """An engine that evicts or preempts has less than it said: it is trusted with less, and with more again later."""
         last, self.report = self.report, report
         if last is None:
-            return False
+            return
         steps = report.decode_steps - last.decode_steps
         if steps > 0:
             self.step_s = (report.busy_s - last.busy_s) / steps
-        before = self.usable_pages
         if report.evicted_tokens > last.evicted_tokens or report.preempted > last.preempted:
             self.usable_pages = int(self.usable_pages * _TRUST_LOST)
         else:
             self.usable_pages = min(self.pages, int(self.usable_pages * _TRUST_REGAINED) + 1)
-        return self.usable_pages != before
 
 
 class Holding:

@@ -10,6 +10,8 @@ Where 1 or 2 find no room: the caches of parked trajectories go, those parked lo
 already is likely to stay so; then, if nobody runs there, or they have waited for longer than it takes to compute it anew,
 the cache of the youngest that waits there. The oldest never loses its cache to a younger one, so each comes to its end.
 3 and 4 must also fit into what the engine's trajectories are expected to need at their worst moment to come.
+When nobody is left to begin, one of those that would end last moves to a faster engine, if it ends so much sooner that
+computing its cache anew is worth it: one at a time, until that engine has said how fast it is now.
 No new one is overtaken by more than `_OVERTAKEN` that came later: from then on none but it is begun.
 """
 

@@ -131,6 +131,8 @@ def test_who_waits_beside_a_trajectory_that_runs_is_patient() -> None:
     scene.now = 1.1
     effects = scene.arbiter.decide(scene.now, load(steps=2))
     assert (released(effects), served(effects)) == ([2], [1])
+    told = [effect.message for effect in effects if isinstance(effect.message, LeaseDeferred)]
+    assert told == [LeaseDeferred(2, "an older one needs its room")]
 
 
 def test_the_one_that_has_lost_its_cache_goes_wherever_there_is_room_ahead_of_new_ones() -> None:
