@@ -81,10 +81,6 @@ class ArbiterMachine(RuleBasedStateMachine):
         assert self.arbiter.state_after(event) == self.twin.state_after(event)
         for effect in effects:
             self._take(effect)
-        for effect in effects:  # who was deferred waits still
-            if isinstance(effect.message, LeaseDeferred):
-                assert self.lives[effect.message.trajectory_id].state == "waiting"
-                assert effect.message.reason
 
     def _take(self, effect: Send) -> None:
         match effect.message:
@@ -100,8 +96,9 @@ class ArbiterMachine(RuleBasedStateMachine):
                 self.continues = True
             case LedgerReported() as report:
                 assert 0 <= report.usable_tokens <= self.engines[report.engine].kv_tokens
-            case LeaseDeferred():
-                pass
+            case LeaseDeferred() as deferred:
+                assert self.lives[deferred.trajectory_id].state == "waiting"
+                assert deferred.reason
             case other:
                 raise AssertionError(other)
 
