@@ -79,6 +79,7 @@ class DeciderLoop:
         self._observer = observer
         self._logger = structlog.get_logger()
         self._shutting_down = False
+        self._num_refused = 0
 
     async def run(self) -> None:
         taken = 0
@@ -116,7 +117,9 @@ class DeciderLoop:
         try:
             effects = decider.decide(now, event)
         except ProtocolError as error:
-            self._logger.error("event.refused", actor=actor, kind=type(event).__name__, cause=str(error))
+            self._num_refused += 1
+            kind = type(event).__name__
+            self._logger.error("event.refused", actor=actor, kind=kind, cause=str(error), num_refused=self._num_refused)
             if self._log is not None:
                 self._log.decided(seq, REFUSED, None)
             return

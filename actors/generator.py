@@ -2,12 +2,17 @@
 
 Consumes turns, weights and releases; produces generated turns, and while the engine's load changes, reports of it. It
 waits for the engine alone; the arbiter's leases bound what is in flight.
+
+What comes twice or late does no harm, and is a line of the log: a turn under a lease that has been, or after its
+trajectory's end; a word to stop a turn, or to forget a cache, under an earlier lease; older weights. A turn whose lease
+is of another life of this engine fails at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 
 import msgspec
 import numpy as np
@@ -15,7 +20,6 @@ import structlog
 
 from actors.service import Work, serve
 from bus.messages import (
-    AnyMessage,
     CacheReleased,
     EngineJoined,
     EngineLoadReported,
@@ -35,16 +39,22 @@ from engine.contract import Engine, EngineFailure, EngineLoad, GenerationRequest
 
 REPORT_EVERY_S = 0.25
 _MEASURED = EngineLoad.__struct_fields__
+_REMEMBERED = 65_536  # trajectories whose turns have come here
+_OVER = 2**63 - 1  # stands for a trajectory's last lease once it has ended
 
 
 class Generator:
-    def __init__(self, name: str, bus: Bus, engine: Engine, arbiter: str) -> None:
+    def __init__(self, name: str, bus: Bus, engine: Engine, arbiter: str, life: int = 1) -> None:
+        """`life` counts the starts of the engine of this name."""
         self._name = name
+        self._life = life
         self._bus = bus
         self._engine = engine
         self._arbiter = arbiter
-        self._leases: dict[int, int] = {}  # the latest under which a trajectory that has a cache here came
-        self._under_way = 0  # turns
+        self._leases: OrderedDict[int, int] = OrderedDict()  # by trajectory, the latest under which it came
+        self._under_way: dict[int, int] = {}  # by trajectory, the lease of the turn that the engine works on
+        self._aborted: set[int] = set()  # of these trajectories
+        self._loading = asyncio.Lock()  # weights, one version after the other
         self._asked = asyncio.Event()  # something has come that may have changed the load
         self._logger = structlog.get_logger()
 
@@ -52,7 +62,7 @@ class Generator:
         """Until Shutdown; turns that are under way then are abandoned."""
         capacity = await self._engine.start()
         self._logger.info("engine.started", kv_tokens=capacity.kv_tokens, page_tokens=capacity.page_tokens)
-        joined = EngineJoined(self._name, capacity.kv_tokens, capacity.page_tokens, self._engine.version)
+        joined = EngineJoined(self._name, capacity.kv_tokens, capacity.page_tokens, self._engine.version, self._life)
         try:
             await self._bus.send(self._arbiter, joined)
             async with asyncio.TaskGroup() as group:
@@ -69,7 +79,7 @@ class Generator:
             await self._asked.wait()
             await asyncio.sleep(REPORT_EVERY_S)
             load = msgspec.structs.asdict(self._engine.load())
-            report = EngineLoadReported(engine=self._name, version=self._engine.version, **load)
+            report = EngineLoadReported(engine=self._name, version=self._engine.version, life=self._life, **load)
             if report != last:
                 last = report
                 self._logger.info("engine.load", **{name: getattr(report, name) for name in ("version", *_MEASURED)})
@@ -81,15 +91,15 @@ class Generator:
         self._asked.set()
         match envelope.message:
             case TurnRequested() as request:
-                self._leases[request.trajectory_id] = request.lease
-                return self._generate(envelope.sender, request)
-            case TurnAborted(trajectory_id=trajectory_id):
-                self._engine.abort(trajectory_id)
+                return self._begin(envelope.sender, request)
+            case TurnAborted(trajectory_id=trajectory_id, lease=lease):
+                self._abort(trajectory_id, lease)
             case LeaseReleased(trajectory_id=trajectory_id):
-                self._forget(trajectory_id)
+                self._note_lease(trajectory_id, _OVER)
+                self._engine.forget(trajectory_id)
             case CacheReleased(trajectory_id=trajectory_id, lease=lease):
                 if self._leases.get(trajectory_id, lease) <= lease:
-                    self._forget(trajectory_id)
+                    self._engine.forget(trajectory_id)
             case WeightsPublished() as weights:
                 return self._load_weights(envelope.sender, weights)
             case GenerationPaused():
@@ -100,11 +110,42 @@ class Generator:
                 self._logger.error("message.misdirected", kind=type(other).__name__)
         return None
 
-    def _forget(self, trajectory_id: int) -> None:
-        self._leases.pop(trajectory_id, None)
-        self._engine.forget(trajectory_id)
+    # ---------------------------------------------------------------- turns
+
+    def _begin(self, sender: str, turn: TurnRequested) -> Work | None:
+        if turn.life != self._life:
+            cause = f"engine left: its lease is of life {turn.life}, this is life {self._life}"
+            return self._bus.send(sender, TurnFailed(turn.trajectory_id, turn.turn, turn.lease, cause))
+        if turn.lease <= self._leases.get(turn.trajectory_id, 0):
+            self._logger.warning("turn.repeated", trajectory_id=turn.trajectory_id, turn=turn.turn, lease=turn.lease)
+            return None
+        self._note_lease(turn.trajectory_id, turn.lease)
+        self._under_way[turn.trajectory_id] = turn.lease
+        return self._generate(sender, turn)
+
+    def _note_lease(self, trajectory_id: int, lease: int) -> None:
+        self._leases[trajectory_id] = lease
+        self._leases.move_to_end(trajectory_id)
+        if len(self._leases) > _REMEMBERED:
+            self._leases.popitem(last=False)
+
+    def _abort(self, trajectory_id: int, lease: int) -> None:
+        """Also where the turn's task has not come to the engine yet."""
+        if self._under_way.get(trajectory_id) == lease:
+            self._aborted.add(trajectory_id)
+            self._engine.abort(trajectory_id)
 
     async def _generate(self, sender: str, turn: TurnRequested) -> None:
+        try:
+            answer = await self._answer_to(turn)
+        finally:
+            del self._under_way[turn.trajectory_id]
+            self._aborted.discard(turn.trajectory_id)
+        await self._bus.send(sender, answer)
+
+    async def _answer_to(self, turn: TurnRequested) -> TurnGenerated | TurnFailed:
+        if turn.trajectory_id in self._aborted:
+            return TurnGenerated(turn.trajectory_id, turn.turn, turn.lease, b"", b"", b"", "abort")
         request = GenerationRequest(
             sequence_id=turn.trajectory_id,
             token_ids=np.frombuffer(turn.token_ids, dtype=np.int32),
@@ -115,30 +156,29 @@ class Generator:
             stop_token_ids=turn.stop_token_ids,
             seed=turn.seed,
         )
-        answer: AnyMessage
-        self._under_way += 1
         try:
             generation = await self._engine.generate(request)
         except EngineFailure as error:
             self._logger.error("turn.failed", trajectory_id=turn.trajectory_id, turn=turn.turn, cause=str(error))
-            answer = TurnFailed(turn.trajectory_id, turn.turn, turn.lease, f"engine: {error}")
-        else:
-            answer = TurnGenerated(
-                trajectory_id=turn.trajectory_id,
-                turn=turn.turn,
-                lease=turn.lease,
-                token_ids=generation.token_ids.tobytes(),
-                logprobs=generation.logprobs.tobytes(),
-                versions=generation.versions.tobytes(),
-                finish=generation.finish,
-            )
-        finally:
-            self._under_way -= 1
-        await self._bus.send(sender, answer)
+            return TurnFailed(turn.trajectory_id, turn.turn, turn.lease, f"engine: {error}")
+        return TurnGenerated(
+            trajectory_id=turn.trajectory_id,
+            turn=turn.turn,
+            lease=turn.lease,
+            token_ids=generation.token_ids.tobytes(),
+            logprobs=generation.logprobs.tobytes(),
+            versions=generation.versions.tobytes(),
+            finish=generation.finish,
+        )
+
+    # ---------------------------------------------------------------- weights
 
     async def _load_weights(self, sender: str, weights: WeightsPublished) -> None:
+        """Where it holds these or newer ones, it says so again and keeps what it has."""
         began = time.monotonic()
-        await self._engine.load_weights(weights)
+        async with self._loading:
+            if weights.version > self._engine.version:
+                await self._engine.load_weights(weights)
         load_s = time.monotonic() - began
         load = self._engine.load()
         self._logger.info(

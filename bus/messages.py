@@ -28,11 +28,15 @@ class EngineJoined(Message, frozen=True):
     kv_tokens: int
     page_tokens: int
     version: int  # policy version of the weights that it holds
+    life: int = 1  # counts the engine's starts; deciders refuse what is of an earlier life, or of one that is over
 
 
 class EngineLeft(Message, frozen=True):
+    """launcher -> arbiter and rollouts: this life is over, and so are those before it."""
+
     engine: str
     cause: str
+    life: int = 1
 
 
 class EngineLoadReported(Message, frozen=True):
@@ -51,6 +55,7 @@ class EngineLoadReported(Message, frozen=True):
     evicted_tokens: int  # cached tokens that the engine gave up by itself, for lack of room
     preempted: int  # running sequences that it stopped for lack of room
     busy_s: float
+    life: int = 1  # as in EngineJoined
 
 
 class ExecutorJoined(Message, frozen=True):
@@ -303,6 +308,7 @@ class LeaseGranted(Message, frozen=True):
     lease: int  # counts the trajectory's leases from 1
     waited_s: float
     reason: str
+    life: int = 1  # of the engine; with it the lease ends
 
 
 class LeaseDeferred(Message, frozen=True):
@@ -363,6 +369,7 @@ class TurnRequested(Message, frozen=True):
     top_k: int
     stop_token_ids: tuple[int, ...]
     seed: int  # of the trajectory; a token's draw depends on it and on the token's position alone
+    life: int = 1  # of the engine, as the lease has it; another one answers TurnFailed
 
 
 class TurnGenerated(Message, frozen=True):
@@ -388,6 +395,7 @@ class TurnAborted(Message, frozen=True):
     """rollout -> generator: stop this turn; it answers with what it has and finish "abort"."""
 
     trajectory_id: int
+    lease: int  # under which it was requested
 
 
 class CodeRequested(Message, frozen=True):

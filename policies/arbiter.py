@@ -144,9 +144,9 @@ class Arbiter:
 
     def _leave(self, event: EngineLeft, now: float) -> list[Send]:
         engine = self.ledger.engines.get(event.engine)
-        lost = self.ledger.leave(event.engine)
-        assert engine is not None
-        self._lose(engine, lost)
+        lost = self.ledger.leave(event)
+        if engine is not None:
+            self._lose(engine, lost)
         return self._admit(now)
 
     def _lose(self, engine: Engine, lost: Sequence[Holding]) -> None:
@@ -157,9 +157,7 @@ class Arbiter:
                 self.policy.waits(holding)
 
     def _note(self, event: EngineLoadReported, now: float) -> list[Send]:
-        engine = self.ledger.engines.get(event.engine)
-        if engine is None:
-            raise ProtocolError(f"{event.engine} reports its load and never joined")
+        engine = self.ledger.reporting(event)
         engine.note(event)
         self.policy.measured(engine)
         self.policy.changed(engine)
@@ -204,7 +202,13 @@ class Arbiter:
         self.ledger.lease(holding, engine, grant.tokens, oversell=self.policy.oversells)
         self.policy.leased(holding)
         granted = LeaseGranted(
-            holding.trajectory_id, engine.name, grant.tokens, holding.leases, now - holding.since, grant.reason
+            trajectory_id=holding.trajectory_id,
+            engine=engine.name,
+            tokens=grant.tokens,
+            lease=holding.leases,
+            waited_s=now - holding.since,
+            reason=grant.reason,
+            life=engine.life,
         )
         return [*effects, Send(holding.holder, granted)]
 

@@ -2,6 +2,7 @@
 
 A trajectory has pages on one engine at most. Those of its group's prompt are shared by the members that lie there, and
 counted once. What is leased never exceeds what an engine is trusted to have, unless the policy oversells on purpose.
+Engines have numbered lives: what is of an earlier one, of one that is over, or older than what is known, is refused.
 Everything is O(1); nothing is decided here.
 """
 
@@ -10,13 +11,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Literal, NamedTuple
 
-from bus.messages import EngineJoined, EngineLoadReported, LeaseRequested, ProtocolError
+from bus.messages import EngineJoined, EngineLeft, EngineLoadReported, LeaseRequested, ProtocolError
 
 State = Literal["waiting", "running", "parked"]
 
 _REMEMBERED = 65_536  # trajectories that have ended, so that a late request of theirs is known as one
 _TRUST_LOST = 0.95  # of its capacity an engine keeps each time that it had to give up tokens by itself
 _TRUST_REGAINED = 1.01  # with each report without that
+_COUNTERS = ("decode_steps", "generated_tokens", "prefilled_tokens", "evicted_tokens", "preempted", "busy_s")
 
 
 class Engine:
@@ -24,6 +26,7 @@ class Engine:
 
     def __init__(self, joined: EngineJoined) -> None:
         self.name = joined.engine
+        self.life = joined.life
         self.page_tokens = joined.page_tokens
         self.pages = joined.kv_tokens // joined.page_tokens
         self.usable_pages = self.pages
@@ -51,7 +54,10 @@ class Engine:
 
     def note(self, report: EngineLoadReported) -> None:
         """An engine that evicts or preempts has less than it said: it is trusted with less, and with more again later."""
-        last, self.report = self.report, report
+        last = self.report
+        if last is not None and any(getattr(report, name) < getattr(last, name) for name in _COUNTERS):
+            raise ProtocolError(f"{self.name} reports less than it did before")
+        self.report = report
         if last is None:
             return
         steps = report.decode_steps - last.decode_steps
@@ -110,6 +116,7 @@ class Ledger:
         self.engines: dict[str, Engine] = {}
         self.holdings: dict[int, Holding] = {}
         self.groups: dict[int, Group] = {}  # of the holdings
+        self._lives: dict[str, int] = {}  # of each engine's name the last that is known
         self._order = 0
         self._ended: OrderedDict[int, None] = OrderedDict()  # trajectories, the last `_REMEMBERED`
 
@@ -119,16 +126,31 @@ class Ledger:
         """Those that lose their pages, where the engine had joined before."""
         if event.page_tokens <= 0 or event.kv_tokens < event.page_tokens:
             raise ProtocolError(f"{event.engine} offers no whole page: {event.kv_tokens} tokens")
-        lost = self.leave(event.engine) if event.engine in self.engines else []
+        if event.life <= (last := self._lives.get(event.engine, 0)):
+            raise ProtocolError(f"{event.engine} joins for life {event.life}, life {last} is known")
+        lost = self._remove(event.engine)
+        self._lives[event.engine] = event.life
         self.engines[event.engine] = Engine(event)
         return lost
 
-    def leave(self, name: str) -> list[Holding]:
-        """Those that had pages there."""
-        if name not in self.engines:
-            raise ProtocolError(f"{name} never joined")
-        engine = self.engines.pop(name)
-        lost = list(engine.holdings.values())
+    def leave(self, event: EngineLeft) -> list[Holding]:
+        """Those that had pages there. One that leaves before it has joined never will: the two words travel apart."""
+        last = self._lives.get(event.engine, 0)
+        if event.life < last or (event.life == last and event.engine not in self.engines):
+            raise ProtocolError(f"life {event.life} of {event.engine} was over before")
+        self._lives[event.engine] = event.life
+        return self._remove(event.engine)
+
+    def reporting(self, event: EngineLoadReported) -> Engine:
+        """Whose report it is."""
+        engine = self.engines.get(event.engine)
+        if engine is None or engine.life != event.life:
+            raise ProtocolError(f"life {event.life} of {event.engine} reports its load, and is not here")
+        return engine
+
+    def _remove(self, name: str) -> list[Holding]:
+        engine = self.engines.pop(name, None)
+        lost = list(engine.holdings.values()) if engine is not None else []
         for holding in lost:
             self.drop(holding)
         return lost

@@ -2,6 +2,8 @@
 
 It stays there, because its notebook does, until that executor leaves. A call that an executor could not run counts there
 as if it were still open until one succeeds: who fails everything at once is not the one with the most room.
+
+An address is that of one life of an executor: one that has left never joins again.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import msgspec
 from msgspec.structs import replace
 
 from bus.messages import ExecutorJoined, ProtocolError
+
+_REMEMBERED = 65_536  # lives that are over
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -23,10 +27,13 @@ class Placement:
 
     def __init__(self) -> None:
         self.loads: dict[str, Load] = {}
+        self._left: dict[str, None] = {}  # in their order
 
     def join(self, event: ExecutorJoined) -> None:
         if event.executor in self.loads:
             raise ProtocolError(f"{event.executor} joined twice")
+        if event.executor in self._left:
+            raise ProtocolError(f"{event.executor} has left")
         if event.slots <= 0:
             raise ProtocolError(f"{event.executor} offers {event.slots} slots")
         self.loads[event.executor] = Load(event.slots)
@@ -35,6 +42,9 @@ class Placement:
         if executor not in self.loads:
             raise ProtocolError(f"{executor} never joined")
         del self.loads[executor]
+        self._left[executor] = None
+        if len(self._left) > _REMEMBERED:
+            del self._left[next(iter(self._left))]
 
     def least_busy(self) -> str | None:
         """Ties go to the first name."""

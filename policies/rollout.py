@@ -4,6 +4,9 @@ While there is no executor, trajectories wait with their calls: no more than liv
 under way there, and nothing of what it may still have sent is taken: an answer counts if it comes from where the
 trajectory is placed.
 
+An engine that leaves takes the turns with it that it works on: their trajectories ask for another lease, and so does who
+is granted one there afterwards. Lives are numbered, so that the word that one has left does no harm to the next.
+
 A group that is aborted ends here. A lease may be on the way to one of its trajectories then; it is taken for late.
 """
 
@@ -23,6 +26,7 @@ from bus.messages import (
     CallsMoved,
     CodeFinished,
     CodeRequested,
+    EngineLeft,
     ExecutorJoined,
     ExecutorLeft,
     GroupAborted,
@@ -31,6 +35,7 @@ from bus.messages import (
     ProtocolError,
     RunStarted,
     StartGroup,
+    TurnFailed,
 )
 from policies.decider import Send
 from policies.dialogue import TextTokenizer
@@ -42,6 +47,7 @@ from policies.trajectory import (
     TrajectoryEvent,
     abort,
     advance,
+    decline,
     displace,
     requests_of,
     start,
@@ -70,6 +76,7 @@ class Rollout:
         self.trajectories: dict[int, Trajectory] = {}  # the live ones
         self.placement = Placement()
         self.waiting: dict[int, None] = {}  # trajectories with calls and without an executor, in their order
+        self._engines_left: dict[str, int] = {}  # the last life of each that is over
         self._unstarted = 0  # no trajectory with this number or a higher one was started
         self._leaseless: dict[int, None] = {}  # aborted while they waited for a lease
         self._last: Trajectory | None = None
@@ -87,6 +94,8 @@ class Rollout:
                 return self._join(event)
             case ExecutorLeft():
                 return self._leave(event)
+            case EngineLeft():
+                return self._lose_engine(now, event)
             case _ if isinstance(event, _TRAJECTORY_EVENTS):
                 return self._advance(now, event)  # pyright: ignore[reportArgumentType] - narrowed by the tuple
             case _:
@@ -102,13 +111,13 @@ class Rollout:
 
     def _start(self, now: float, group: StartGroup) -> list[Send]:
         ids = range(group.first_trajectory_id, group.first_trajectory_id + group.size)
-        if any(trajectory_id in self.trajectories for trajectory_id in ids):
+        if ids.start < self._unstarted:  # they are numbered in the order in which they are started
             raise ProtocolError(f"group {group.group_id} was started before")
         effects: list[Send] = []
         for trajectory_id in ids:
             self.trajectories[trajectory_id], sends = start(self._rules, group, trajectory_id, now)
             effects += sends
-        self._unstarted = max(self._unstarted, ids.stop)
+        self._unstarted = ids.stop
         self._last = None
         return effects
 
@@ -122,6 +131,8 @@ class Rollout:
             return []
         if trajectory is None:
             raise ProtocolError(f"trajectory {event.trajectory_id} does not live here")
+        if isinstance(event, LeaseGranted) and event.life <= self._engines_left.get(event.engine, 0):
+            return self._change(trajectory, *decline(self._rules, trajectory, event))
         after, sends = advance(self._rules, self._tokenizer, trajectory, now, event)
         if trajectory.executor and isinstance(event, CodeFinished | CallFailed | AnswerGraded):
             self.placement.answered(trajectory.executor, failed=isinstance(event, CallFailed))
@@ -148,6 +159,19 @@ class Rollout:
             effects += self._change(trajectory, after, sends)
         while len(self._leaseless) > REMEMBERED:
             del self._leaseless[next(iter(self._leaseless))]
+        return effects
+
+    def _lose_engine(self, now: float, left: EngineLeft) -> list[Send]:
+        """What it was asked for is asked for again, once, as after any failure."""
+        if left.life <= self._engines_left.get(left.engine, 0):
+            raise ProtocolError(f"life {left.life} of {left.engine} was over before")
+        self._engines_left[left.engine] = left.life
+        effects: list[Send] = []
+        for each in list(self.trajectories.values()):
+            if each.phase == "generating" and each.engine == left.engine and each.engine_life <= left.life:
+                failed = TurnFailed(each.trajectory_id, each.turn, each.lease, f"engine left: {left.cause}")
+                effects += self._change(each, *advance(self._rules, self._tokenizer, each, now, failed))
+        self._last = None
         return effects
 
     def _is_late(self, trajectory: Trajectory | None, event: CodeFinished | CallFailed | AnswerGraded) -> bool:

@@ -104,6 +104,7 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
     since: float = 0.0  # when the phase began
     waits: Waits = Waits()
     engine: str = ""
+    engine_life: int = 0
     lease: int = 0
     leased_tokens: int = 0
     executor: str = ""  # where it is placed; empty before its first call, and while there is no executor
@@ -186,8 +187,14 @@ def abort(rules: Rules, trajectory: Trajectory, now: float, cause: str) -> Step:
     not leased to somebody else."""
     trajectory = replace(trajectory, aborted=cause)
     if trajectory.phase == "generating":
-        return trajectory, [Send(trajectory.engine, TurnAborted(trajectory.trajectory_id))]
+        return trajectory, [Send(trajectory.engine, TurnAborted(trajectory.trajectory_id, trajectory.lease))]
     return _end_aborted(rules, trajectory, now)
+
+
+def decline(rules: Rules, trajectory: Trajectory, granted: LeaseGranted) -> Step:
+    """Its engine has left meanwhile: ask for the next lease, without having used this one. Raises as `advance` does."""
+    _expect_grant(trajectory, granted)
+    return _ask_for_lease(rules, replace(trajectory, lease=granted.lease))
 
 
 # ---------------------------------------------------------------- guards
@@ -255,6 +262,7 @@ def _begin_turn(rules: Rules, trajectory: Trajectory, now: float, granted: Lease
     trajectory = replace(
         _enter(trajectory, "generating", now),
         engine=granted.engine,
+        engine_life=granted.life,
         lease=granted.lease,
         leased_tokens=granted.tokens,
         retries=trajectory.retries,
@@ -273,6 +281,7 @@ def _begin_turn(rules: Rules, trajectory: Trajectory, now: float, granted: Lease
         top_k=rules.top_k,
         stop_token_ids=rules.stop_token_ids,
         seed=trajectory.seed,
+        life=trajectory.engine_life,
     )
     return trajectory, [Send(trajectory.engine, request)]
 

@@ -19,9 +19,11 @@ from bus.messages import (
     EngineLoadReported,
     LeaseReleased,
     Shutdown,
+    TurnAborted,
     TurnFailed,
     TurnGenerated,
     TurnRequested,
+    WeightsLoaded,
     WeightsPublished,
 )
 from engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest
@@ -39,11 +41,15 @@ class ScriptedEngine:
         self.steps = 0
         self.running = 0
         self.forgotten: list[int] = []
+        self.asked: list[int] = []  # sequences
+        self.stopped: list[int] = []
+        self.loaded: list[int] = []  # versions
 
     async def start(self) -> Capacity:
         return Capacity(1024, 16, 512)
 
     async def generate(self, request: GenerationRequest) -> Generation:
+        self.asked.append(request.sequence_id)
         if request.token_ids[0] == 666:
             raise EngineFailure("out of memory")
         self.running += 1
@@ -71,12 +77,16 @@ class ScriptedEngine:
             busy_s=self.steps * STEP_S,
         )
 
-    def abort(self, sequence_id: int) -> None: ...
+    def abort(self, sequence_id: int) -> None:
+        self.stopped.append(sequence_id)
 
     def forget(self, sequence_id: int) -> None:
         self.forgotten.append(sequence_id)
 
-    async def load_weights(self, weights: WeightsPublished) -> None: ...
+    async def load_weights(self, weights: WeightsPublished) -> None:
+        await asyncio.sleep(STEP_S)
+        self.loaded.append(weights.version)
+        self.version = weights.version
 
     async def pause(self) -> None: ...
 
@@ -85,8 +95,11 @@ class ScriptedEngine:
     async def close(self) -> None: ...
 
 
-def turn(tid: int, new_tokens: int = 10, *, lease: int = 1, first: int = 1) -> TurnRequested:
-    return TurnRequested(tid, 2, lease, ids_to_bytes([first, 2]), new_tokens, 1.0, 1.0, 0, (), 5)
+LIFE = 3
+
+
+def turn(tid: int, new_tokens: int = 10, *, lease: int = 1, first: int = 1, life: int = LIFE) -> TurnRequested:
+    return TurnRequested(tid, 2, lease, ids_to_bytes([first, 2]), new_tokens, 1.0, 1.0, 0, (), 5, life)
 
 
 class Scene:
@@ -100,7 +113,7 @@ class Scene:
             await self.rollout.send("generator-0", message)
 
     async def listen(self) -> None:
-        assert isinstance((await self.arbiter.receive()).message, EngineJoined)
+        assert (await self.arbiter.receive()).message == EngineJoined("generator-0", 1024, 16, 4, LIFE)
         while True:
             message = (await self.arbiter.receive()).message
             assert isinstance(message, EngineLoadReported)
@@ -111,7 +124,8 @@ class Scene:
 async def scene() -> AsyncIterator[Scene]:
     hub, engine = Hub(), ScriptedEngine()
     each = Scene(hub, engine)
-    running = asyncio.create_task(Generator("generator-0", hub.join("generator-0", 100), engine, "head/arbiter").run())
+    generator = Generator("generator-0", hub.join("generator-0", 100), engine, "head/arbiter", LIFE)
+    running = asyncio.create_task(generator.run())
     listening = asyncio.create_task(each.listen())
     yield each
     await each.tell(Shutdown())
@@ -136,7 +150,7 @@ def test_the_load_is_reported_four_times_a_second_while_it_works_and_once_when_i
         assert [report.running for _, report in scene.reports] == [1, 1, 1, 1, 0]
         assert scene.reports[-1][1].decode_steps == 11
         assert scene.reports[-1][1].busy_s == pytest.approx(1.1)
-        assert scene.reports[-1][1].version == 4
+        assert (scene.reports[-1][1].version, scene.reports[-1][1].life) == (4, LIFE)
         assert scene.reports[-1][1].evicted_tokens == 0
 
     play(scenario)
@@ -183,6 +197,72 @@ def test_a_cache_is_forgotten_when_its_trajectory_ends_or_the_arbiter_gives_it_u
         await scene.tell(LeaseReleased(1, 3), CacheReleased(2, 3), CacheReleased(3, 1))
         await asyncio.sleep(1)
         assert scene.engine.forgotten == [1, 3]
+
+    play(scenario)
+
+
+def test_a_turn_that_comes_twice_or_after_its_trajectorys_end_is_taken_once() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.tell(turn(1, 1, lease=2), turn(1, 1, lease=2), turn(1, 1))
+        await asyncio.sleep(1)
+        await scene.tell(turn(1, 1, lease=2), turn(1, 1, lease=3))
+        await asyncio.sleep(1)
+        assert scene.engine.asked == [1, 1]
+        await scene.tell(LeaseReleased(1, 4), turn(1, 1, lease=3), turn(1, 1, lease=4), CacheReleased(1, 3))
+        await asyncio.sleep(1)
+        assert scene.engine.asked == [1, 1]
+        assert scene.engine.forgotten == [1]
+        assert len(scene.rollout.inbox) == 2
+
+    play(scenario)
+
+
+def test_a_turn_whose_lease_is_of_another_life_fails_at_once() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.tell(turn(1, lease=7, life=LIFE - 1))
+        cause = "engine left: its lease is of life 2, this is life 3"
+        assert (await scene.rollout.receive()).message == TurnFailed(1, 2, 7, cause)
+        assert scene.engine.asked == []
+
+    play(scenario)
+
+
+def test_a_turn_that_is_to_stop_before_the_engine_has_it_is_answered_with_nothing() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.tell(turn(1), TurnAborted(1, 1))  # both are there when the generator looks
+        answer = (await scene.rollout.receive()).message
+        assert answer == TurnGenerated(1, 2, 1, b"", b"", b"", "abort")
+        assert scene.engine.asked == []
+        await scene.tell(turn(1, 1, lease=2))  # the next one is another matter
+        assert isinstance((await scene.rollout.receive()).message, TurnGenerated)
+        assert scene.engine.asked == [1]
+
+    play(scenario)
+
+
+def test_the_word_to_stop_a_turn_reaches_the_engine_and_a_later_turn_is_not_meant() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.tell(turn(1, lease=2))
+        await asyncio.sleep(0.5)
+        await scene.tell(TurnAborted(1, 1), TurnAborted(2, 1))
+        await asyncio.sleep(0.1)
+        assert scene.engine.stopped == []
+        await scene.tell(TurnAborted(1, 2))
+        await asyncio.sleep(0.1)
+        assert scene.engine.stopped == [1]
+
+    play(scenario)
+
+
+def test_weights_that_come_twice_or_late_are_not_loaded_again_and_answered_all_the_same() -> None:
+    def published(version: int) -> WeightsPublished:
+        return WeightsPublished(version, "", 4, "")
+
+    async def scenario(scene: Scene) -> None:
+        await scene.tell(*(published(version) for version in (5, 6, 5, 6, 3)))
+        answers = [(await scene.rollout.receive()).message for _ in range(5)]
+        assert [answer.version for answer in answers if isinstance(answer, WeightsLoaded)] == [5, 6, 5, 6, 3]
+        assert scene.engine.loaded == [5, 6]
 
     play(scenario)
 

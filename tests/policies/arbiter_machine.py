@@ -38,6 +38,7 @@ RESPONSE = 960
 CAPACITY = 1088  # the least: one trajectory with the longest prompt fits
 PROMPTS = (8, 40, 128)
 OVERTAKEN = 3
+NAMES = ("a", "b", "c")  # of engines
 
 
 @dataclass
@@ -66,6 +67,7 @@ class ArbiterMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.lives: dict[int, Life] = {}
         self.engines: dict[str, EngineJoined] = {}
+        self.engine_lives: Counter[str] = Counter()  # the last of each that began
         self.evicted: Counter[str] = Counter()
         self.continues = False
         self.begun: list[int] = []  # in the order of their first grants
@@ -147,20 +149,20 @@ class ArbiterMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.engines) < 3)
     @rule(more=st.integers(0, 2000), page=st.sampled_from([1, 16, 64]))
     def an_engine_joins(self, more: int, page: int) -> None:
-        name = next(name for name in ("a", "b", "c") if name not in self.engines)
-        self._join(EngineJoined(name, CAPACITY + more, page, 0))
+        self._join(next(name for name in NAMES if name not in self.engines), CAPACITY + more, page)
 
     @precondition(lambda self: self.engines)
     @rule(which=st.integers(0, 2), more=st.integers(0, 2000))
-    def an_engine_joins_again(self, which: int, more: int) -> None:
+    def an_engine_joins_for_its_next_life_before_the_word_that_it_left(self, which: int, more: int) -> None:
         known = list(self.engines.values())[which % len(self.engines)]
         self._lose(known.engine)
-        self._join(EngineJoined(known.engine, CAPACITY + more, known.page_tokens, 1))
+        self._join(known.engine, CAPACITY + more, known.page_tokens)
 
-    def _join(self, event: EngineJoined) -> None:
-        self.engines[event.engine] = event
-        self.evicted[event.engine] = 0
-        self.decide(event)
+    def _join(self, name: str, tokens: int, page: int) -> None:
+        self.engine_lives[name] += 1
+        self.evicted[name] = 0
+        joined = self.engines[name] = EngineJoined(name, tokens, page, 0, self.engine_lives[name])
+        self.decide(joined)
 
     @precondition(lambda self: self.engines)
     @rule(which=st.integers(0, 2))
@@ -168,7 +170,15 @@ class ArbiterMachine(RuleBasedStateMachine):
         name = list(self.engines)[which % len(self.engines)]
         del self.engines[name]
         self._lose(name)
-        self.decide(EngineLeft(name, "gone"))
+        self.decide(EngineLeft(name, "gone", self.engine_lives[name]))
+
+    @rule(name=st.sampled_from(NAMES))
+    def an_engine_dies_before_the_word_that_it_joined(self, name: str) -> None:
+        """And before the word that its last life is over, if that was still here."""
+        self.engine_lives[name] += 1
+        self.engines.pop(name, None)
+        self._lose(name)
+        self.decide(EngineLeft(name, "gone", self.engine_lives[name]))
 
     def _lose(self, name: str) -> None:
         for life in self.lives.values():
@@ -180,7 +190,7 @@ class ArbiterMachine(RuleBasedStateMachine):
     def an_engine_reports(self, which: int, evicted: int) -> None:
         name = list(self.engines)[which % len(self.engines)]
         self.evicted[name] += evicted
-        self.decide(load(name, evicted=self.evicted[name]))
+        self.decide(load(name, evicted=self.evicted[name], life=self.engine_lives[name]))
 
     # ---------------------------------------------------------------- trajectories
 
@@ -258,7 +268,7 @@ class ArbiterMachine(RuleBasedStateMachine):
         self.now += seconds
 
     @precondition(lambda self: self.lives)
-    @rule(which=st.integers(0, 99), kind=st.integers(0, 6))
+    @rule(which=st.integers(0, 99), kind=st.integers(0, 5))
     def a_forbidden_event_changes_nothing(self, which: int, kind: int) -> None:
         tid = list(self.lives)[which % len(self.lives)]
         life = self.lives[tid]
@@ -277,13 +287,31 @@ class ArbiterMachine(RuleBasedStateMachine):
             parked_again,
             LeaseReleased(tid, life.tokens - 1),
             LeaseReleased(999_999, 1),
-            EngineLeft("nobody", "gone"),
-            EngineJoined("a", 5, 64, 0),
+            EngineJoined("a", 5, 64, 0, 99),
             load("nobody"),
         )[kind]
+        self._refuse(forbidden)
+
+    @rule(name=st.sampled_from(NAMES), earlier=st.integers(0, 2), kind=st.integers(0, 2))
+    def what_is_of_an_earlier_life_changes_nothing(self, name: str, earlier: int, kind: int) -> None:
+        """Nor what is of this life and comes twice; of a report, what is of any life that is not here."""
+        last = self.engine_lives[name]
+        life = last - earlier
+        is_here = name in self.engines and life == last
+        match kind:
+            case 0:
+                self._refuse(EngineJoined(name, CAPACITY, 1, 0, life))
+            case 1 if not is_here:
+                self._refuse(EngineLeft(name, "gone", life))
+            case 2 if not is_here:
+                self._refuse(load(name, evicted=99, life=life))
+            case _:
+                pass
+
+    def _refuse(self, event: AnyMessage) -> None:
         before = self._books()
         with pytest.raises(ProtocolError):
-            self.arbiter.decide(self.now, forbidden)
+            self.arbiter.decide(self.now, event)
         assert self._books() == before
 
     def _books(self) -> object:
@@ -293,7 +321,15 @@ class ArbiterMachine(RuleBasedStateMachine):
             for each in ledger.holdings.values()
         ]
         engines = [
-            (each.name, each.leased_pages, each.usable_pages, each.running, list(each.holdings), list(each.parked))
+            (
+                each.name,
+                each.life,
+                each.leased_pages,
+                each.usable_pages,
+                each.running,
+                list(each.holdings),
+                list(each.parked),
+            )
             for each in ledger.engines.values()
         ]
         return holdings, engines, dict(ledger.groups)

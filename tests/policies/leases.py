@@ -26,8 +26,8 @@ def request(
     return LeaseRequested(tid, 1000 + tid if group is None else group, turn, lease, tokens, prompt, left)
 
 
-def joined(number: int = 0, tokens: int = 64, page: int = 1) -> EngineJoined:
-    return EngineJoined(f"generator-{number}", tokens, page, 0)
+def joined(number: int = 0, tokens: int = 64, page: int = 1, life: int = 1) -> EngineJoined:
+    return EngineJoined(f"generator-{number}", tokens, page, 0, life)
 
 
 def load(
@@ -38,6 +38,7 @@ def load(
     busy_s: float = 0.0,
     evicted: int = 0,
     preempted: int = 0,
+    life: int = 1,
 ) -> EngineLoadReported:
     return EngineLoadReported(
         engine=engine,
@@ -53,6 +54,7 @@ def load(
         evicted_tokens=evicted,
         preempted=preempted,
         busy_s=busy_s,
+        life=life,
     )
 
 

@@ -11,6 +11,7 @@ from bus.messages import (
     CodeFinished,
     CodeOk,
     CodeRequested,
+    EngineLeft,
     ExecutorJoined,
     GroupAborted,
     LeaseDeferred,
@@ -72,7 +73,7 @@ def test_one_that_waits_for_a_lease_ends_at_once_and_a_lease_that_crosses_it_is_
 
 def test_one_that_generates_ends_with_what_the_engine_has_and_keeps_its_lease_until_then() -> None:
     made = rollout(granted())
-    assert list(made.decide(2.0, ABORT)) == [Send("generator-0", TurnAborted(0))]
+    assert list(made.decide(2.0, ABORT)) == [Send("generator-0", TurnAborted(0, 1))]
     effects = list(made.decide(3.0, generated(0, 0, "well, ", "abort")))
     assert ends(effects) == [TrajectoryAborted(0, 0, ABORT.cause, 6)]
     assert released_by(effects) == ["generator-0", "head/arbiter"]
@@ -88,6 +89,13 @@ def test_one_whose_turn_ended_by_itself_meanwhile_neither_calls_nor_answers_nor_
     effects = list(made.decide(3.0, answer))
     assert len(ends(effects)) == 1
     assert {type(send.message) for send in effects} == {TrajectoryAborted, LeaseReleased}
+
+
+def test_one_whose_engine_leaves_ends_with_what_it_has() -> None:
+    made = rollout(granted(), ABORT)
+    effects = list(made.decide(3.0, EngineLeft("generator-0", "gone")))
+    assert ends(effects) == [TrajectoryAborted(0, 0, ABORT.cause, 0)]
+    assert not made.trajectories
 
 
 def test_one_that_waits_for_a_call_ends_its_session_and_a_result_that_crosses_it_is_late() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bus.messages import LeaseRequested, ProtocolError
+from bus.messages import EngineLeft, LeaseRequested, ProtocolError
 from policies.ledger import Engine, Holding, Ledger
 from tests.policies.leases import PROMPT, RESPONSE, joined, load, request
 
@@ -90,7 +90,7 @@ def test_a_trajectory_that_moves_gives_up_what_it_had() -> None:
 def test_what_lay_on_an_engine_that_leaves_is_lost_and_its_trajectories_are_not() -> None:
     ledger, _ = ledger_with(64)
     running = lease(ledger, request(1), 20)
-    assert ledger.leave("generator-0") == [running]
+    assert ledger.leave(EngineLeft("generator-0", "gone")) == [running]
     assert (running.engine, running.pages, running.state) == (None, 0, "running")
     ledger.request(request(1, tokens=12, lease=2), "rollout-0", 0.0)
     assert running.state == "waiting"
@@ -99,8 +99,51 @@ def test_what_lay_on_an_engine_that_leaves_is_lost_and_its_trajectories_are_not(
 def test_an_engine_that_joins_again_has_lost_its_cache() -> None:
     ledger, _ = ledger_with(64)
     lost = lease(ledger, request(1), 20)
-    assert ledger.join(joined(0, 32)) == [lost]
+    assert ledger.join(joined(0, 32, life=2)) == [lost]
     assert (ledger.engines["generator-0"].leased_pages, ledger.engines["generator-0"].pages) == (0, 32)
+
+
+def test_of_an_engines_lives_only_a_later_one_joins_and_only_the_present_one_or_a_later_one_leaves() -> None:
+    ledger, _ = ledger_with(64)
+    kept = lease(ledger, request(1), 20)
+    with pytest.raises(ProtocolError, match="joins for life 1, life 1 is known"):
+        ledger.join(joined())
+    assert kept.engine is ledger.engines["generator-0"]
+    ledger.join(joined(life=3))
+    for life in (1, 2):
+        with pytest.raises(ProtocolError, match=f"life {life} of generator-0 was over before"):
+            ledger.leave(EngineLeft("generator-0", "gone", life))
+    assert "generator-0" in ledger.engines
+    ledger.leave(EngineLeft("generator-0", "gone", 4))  # that it had joined is still on its way
+    for life in (3, 4):
+        with pytest.raises(ProtocolError, match="life 4 is known"):
+            ledger.join(joined(life=life))
+    with pytest.raises(ProtocolError, match="life 4 of generator-0 was over before"):
+        ledger.leave(EngineLeft("generator-0", "gone", 4))
+    assert not ledger.engines
+
+
+def test_an_engine_that_leaves_before_it_has_joined_never_does() -> None:
+    ledger = Ledger()
+    assert ledger.leave(EngineLeft("generator-0", "gone")) == []
+    with pytest.raises(ProtocolError, match="life 1 is known"):
+        ledger.join(joined())
+    ledger.join(joined(life=2))
+    assert list(ledger.engines) == ["generator-0"]
+
+
+def test_a_report_of_another_life_or_from_before_the_last_one_is_refused() -> None:
+    ledger, engine = ledger_with(1000)
+    for life in (0, 2):
+        with pytest.raises(ProtocolError, match="is not here"):
+            ledger.reporting(load(life=life))
+    assert ledger.reporting(load()) is engine
+    engine.note(load(steps=10, evicted=0))
+    engine.note(load(steps=20, evicted=5))
+    with pytest.raises(ProtocolError, match="reports less than it did before"):
+        engine.note(load(steps=10, evicted=0))
+    engine.note(load(steps=30, evicted=5))
+    assert engine.usable_pages == 960  # the same eviction counts once
 
 
 def test_a_turn_that_its_lease_has_ended_is_told_from_one_that_begins() -> None:
@@ -155,7 +198,7 @@ WAITING, RUNNING, PARKED = 1, 2, 3
     [
         (lambda ledger: ledger.join(joined(1, tokens=3, page=4)), "no whole page"),
         (lambda ledger: ledger.join(joined(0, page=0)), "no whole page"),
-        (lambda ledger: ledger.leave("generator-7"), "never joined"),
+        (lambda ledger: ledger.leave(EngineLeft("generator-0", "gone", 0)), "was over before"),
         (lambda ledger: ledger.request(request(9, tokens=PROMPT + RESPONSE), "r", 0.0), "asks for 0 KV tokens"),
         (lambda ledger: ledger.request(request(9, tokens=7), "r", 0.0), "behind 7"),
         (lambda ledger: ledger.request(request(9, lease=2), "r", 0.0), "is new, and asks for lease 2"),

@@ -192,4 +192,7 @@ def test_an_executor_joins_once_and_leaves_once() -> None:
     with pytest.raises(ProtocolError, match="offers 0 slots"):
         placement.join(ExecutorJoined("b", 0))
     placement.leave("a")
+    for again in (lambda: placement.leave("a"), lambda: placement.join(ExecutorJoined("a", 1))):
+        with pytest.raises(ProtocolError):
+            again()
     assert placement.loads == {}

@@ -21,8 +21,10 @@ from bus.messages import (
     CodeRaised,
     CodeRequested,
     CodeTimedOut,
+    EngineLeft,
     ExecutorJoined,
     ExecutorLeft,
+    GroupAborted,
     LeaseGranted,
     LeaseReleased,
     LeaseRequested,
@@ -52,8 +54,8 @@ def group(size: int = 2, first: int = 0, group_id: int = 0) -> StartGroup:
 
 
 class TrajectoryMachine(RuleBasedStateMachine):
-    """Answers whatever the trajectories ask for, in any order, while executors come and go; checks invariants 1 and 2 of
-    the design, and that a notebook is whole wherever its next cell runs."""
+    """Answers whatever the trajectories ask for, in any order, while executors and engines come and go; checks invariants 1
+    and 2 of the design, and that a notebook is whole wherever its next cell runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,6 +74,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
         self.leases: dict[int, int] = {}  # the number of the last that was asked for
         self.released: set[int] = set()
         self.grants: dict[int, LeaseGranted] = {}  # the last one
+        self.engines = {"generator-0": 1, "generator-1": 1}  # their lives
         self.heard: list[TurnGenerated | TurnFailed | LeaseGranted] = []  # that a network might deliver twice
         self._decide(group(size=3))
         self.an_executor_joins(1)
@@ -97,7 +100,8 @@ class TrajectoryMachine(RuleBasedStateMachine):
             case TurnRequested(trajectory_id=tid):
                 grant = self.grants[tid]
                 assert message.token_ids.startswith(self.sent.get(tid, PROMPT))
-                assert (to, message.lease) == (grant.engine, grant.lease)
+                assert (to, message.life, message.lease) == (grant.engine, grant.life, grant.lease)
+                assert message.life == self.engines[to]
                 assert 0 < message.max_new_tokens <= grant.tokens - len(message.token_ids) // 4
                 self.sent[tid] = message.token_ids
                 self.open.append(effect)
@@ -156,7 +160,9 @@ class TrajectoryMachine(RuleBasedStateMachine):
         tid = request.trajectory_id  # pyright: ignore[reportAttributeAccessIssue]
         match request:
             case LeaseRequested(tokens=tokens, lease=lease):
-                grant = LeaseGranted(tid, f"generator-{luck % 2}", tokens + new_tokens, lease, 1.0, "room")
+                engine = f"generator-{luck % 2}"
+                life = self.engines[engine] - (luck < 4)  # the arbiter may not have heard yet of a death
+                grant = LeaseGranted(tid, engine, tokens + new_tokens, lease, 1.0, "room", max(1, life))
                 self.grants[tid] = grant
                 self.heard.append(grant)
                 self._decide(grant)
@@ -201,6 +207,20 @@ class TrajectoryMachine(RuleBasedStateMachine):
         self._give_up(lambda send: send.to == name)
         self._decide(ExecutorLeft(name, "gone"))
         assert not self.rollout.waiting or not self.executors
+
+    @rule(name=st.sampled_from(["generator-0", "generator-1"]))
+    def an_engine_leaves_and_comes_back(self, name: str) -> None:
+        """What was under way there is asked for again, or is lost with its trajectory; nobody else is touched."""
+        life, before = self.engines[name], dict(self.rollout.trajectories)
+        lost = [send.message for send in self.open if send.to == name and isinstance(send.message, TurnRequested)]
+        self.engines[name] += 1
+        self.open = [send for send in self.open if send.to != name]
+        self.heard += [generated(each.trajectory_id, each.turn, "late", lease=each.lease) for each in lost]
+        self._decide(EngineLeft(name, "gone", life))
+        changed = {tid for tid, each in before.items() if self.rollout.trajectories.get(tid) != each}
+        assert changed == {each.trajectory_id for each in lost}
+        with pytest.raises(ProtocolError, match="was over before"):
+            self.rollout.decide(self.now, EngineLeft(name, "gone", life))
 
     @precondition(lambda self: self.late)
     @rule(which=st.integers(0, 100), graded=st.booleans())
@@ -263,11 +283,62 @@ TestTrajectoryMachine = TrajectoryMachine.TestCase
 TestTrajectoryMachine.settings = settings(stateful_step_count=40)
 
 
-def test_a_group_cannot_be_started_twice() -> None:
+def test_a_group_cannot_be_started_twice_nor_after_it_has_ended() -> None:
     rollout = Rollout(rules(), TOKENIZER)
     rollout.decide(0.0, group())
     with pytest.raises(ProtocolError, match="started before"):
         rollout.decide(0.0, group())
+    rollout.decide(0.0, GroupAborted(0, 0, 2, "not needed"))
+    assert not rollout.trajectories
+    with pytest.raises(ProtocolError, match="started before"):
+        rollout.decide(0.0, group())
+    assert not rollout.trajectories
+    rollout.decide(0.0, group(first=2, group_id=1))
+    assert set(rollout.trajectories) == {2, 3}
+
+
+def granted(tid: int, lease: int, engine: str = "generator-0", life: int = 1) -> LeaseGranted:
+    return LeaseGranted(tid, engine, 1000, lease, 0.0, "room", life)
+
+
+def test_who_generates_on_an_engine_that_leaves_asks_for_another_lease_and_nobody_else_does() -> None:
+    rollout = Rollout(rules(), TOKENIZER)
+    rollout.decide(0.0, group(size=4))
+    for grant in (granted(0, 1), granted(1, 1, life=2), granted(2, 1, "generator-1")):
+        rollout.decide(0.0, grant)
+    (asked,) = rollout.decide(1.0, EngineLeft("generator-0", "gone"))
+    assert isinstance(asked.message, LeaseRequested)
+    assert (asked.message.trajectory_id, asked.message.lease) == (0, 2)
+    with pytest.raises(ProtocolError, match="lease 1"):
+        rollout.decide(1.0, generated(1, 0, "x", lease=2))
+    with pytest.raises(ProtocolError, match="is leasing"):
+        rollout.decide(1.0, generated(0, 0, "what it still said"))
+    for again in (EngineLeft("generator-0", "gone"), EngineLeft("generator-0", "gone", 0)):
+        with pytest.raises(ProtocolError, match="was over before"):
+            rollout.decide(1.0, again)
+
+
+def test_a_lease_on_an_engine_that_has_left_is_asked_for_anew_as_often_as_it_takes() -> None:
+    rollout = Rollout(rules(), TOKENIZER)
+    rollout.decide(0.0, group(size=1))
+    assert list(rollout.decide(1.0, EngineLeft("generator-0", "gone", 3))) == []
+    for lease in range(1, 6):
+        (asked,) = rollout.decide(1.0, granted(0, lease, life=1 + lease % 3))
+        assert isinstance(asked.message, LeaseRequested)
+        assert asked.message.lease == lease + 1
+    (turn,) = rollout.decide(1.0, granted(0, 6, life=4))
+    assert isinstance(turn.message, TurnRequested)
+    assert (turn.message.lease, turn.message.life) == (6, 4)
+
+
+def test_two_engines_that_leave_within_a_turn_are_one_too_many() -> None:
+    rollout = Rollout(rules(), TOKENIZER)
+    rollout.decide(0.0, group(size=1))
+    for lease, name in enumerate(("generator-0", "generator-1"), 1):
+        rollout.decide(0.0, granted(0, lease, name))
+        effects = rollout.decide(1.0, EngineLeft(name, f"{name} was killed"))
+    assert effects[-1].message == TrajectoryFailed(0, 0, "engine left: generator-1 was killed")
+    assert not rollout.trajectories
 
 
 @given(st.integers(0, 2**62), st.integers(0, 2**40))

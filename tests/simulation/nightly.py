@@ -11,7 +11,7 @@ import traceback
 
 import structlog
 
-from tests.simulation.test_faults import check_that_each_ends_once, check_the_replay, simulate
+from tests.simulation.test_faults import check_that_each_ends_once, check_the_engines, check_the_replay, simulate
 
 
 def failure_of(seed: int) -> str:
@@ -20,6 +20,7 @@ def failure_of(seed: int) -> str:
         world = simulate(seed)
         check_that_each_ends_once(world)
         check_the_replay(world)
+        check_the_engines(world)
     except Exception:
         return traceback.format_exc()
     return ""

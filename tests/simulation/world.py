@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
 
@@ -17,6 +17,7 @@ import msgspec
 
 from actors.decider_loop import DeciderLoop
 from actors.executor import Executor
+from actors.generator import Generator
 from actors.problems import Problems
 from actors.wiring import HEAD, LAUNCHER, LEARNER, ROLLOUT, executors, generators, head_deciders
 from bus.batching import batched
@@ -32,7 +33,6 @@ from bus.messages import (
     CodeRaised,
     CodeRequested,
     CodeTimedOut,
-    EngineJoined,
     EngineLeft,
     Envelope,
     ExecutorJoined,
@@ -43,30 +43,20 @@ from bus.messages import (
     RunStarted,
     Shutdown,
     StepTrained,
-    TurnFailed,
-    TurnGenerated,
-    TurnRequested,
-    WeightsLoaded,
     WeightsPublished,
 )
 from bus.transport import Bus, Inbox
 from configs.schema import Run
+from engine.batches import check_versions
 from policies.decider import Decider
 from policies.group_buffer import Problem
 from policies.record import ids_to_bytes
 from policies.rollout import Rollout
 from sandbox.contract import CodeResult, Grade, Isolation, SandboxFailure
-from tests.fakes import END, TOKENIZER, generated_ids, rules
-from tests.policies.leases import load
+from tests.fakes import TOKENIZER, rules
+from tests.simulation.engines import SayingEngine, Script
 
-PAGE_TOKENS = 16
-_HEARD_ONCE = (  # lives of processes, groups and steps are not remembered: a second word would count as a new one
-    *(b"EngineJoined", b"EngineLeft", b"ExecutorJoined", b"ExecutorLeft"),
-    *(b"StartGroup", b"StepRequested", b"EvaluationRequested"),
-    *(b"StepTrained", b"WeightsPublished", b"WeightsLoaded", b"EvaluationFinished", b"StepCollected", b"RunStarted"),
-)
-CALL = '<tool_call>\n{"name": "jupyter_code", "arguments": {"code": "1"}}\n</tool_call>'
-SAYINGS = (CALL, CALL + CALL, "</reason><answer>\\boxed{2}</answer>", "I give up", "<tool_call>{</tool_call>")
+_HEARS_TWICE = (HEAD, ROLLOUT, "generator-")  # executors, the learner and the launcher do not look for what comes twice
 
 
 class MemoryLog:
@@ -99,16 +89,17 @@ class SlowTransport:
         self._arrival: dict[str, float] = {}
 
     async def send_frame(self, process: str, frame: bytes) -> None:
-        loop = asyncio.get_running_loop()
+        world, loop = self._world, asyncio.get_running_loop()
+        delay_s = world.random.expovariate(200)
+        if world.faults.lags and world.random.random() < world.faults.lags:
+            delay_s += world.random.expovariate(1)
         earliest = self._arrival.get(process, 0.0) + _APART_S
-        self._arrival[process] = at = max(earliest, loop.time() + self._world.random.expovariate(200))
-        loop.call_at(at, lambda: self._world.inboxes[process].put(frame))  # the inbox that is there then
-        echoes = self._world.faults.echoes if process in (HEAD, ROLLOUT) else 0.0
-        may_echo = echoes and not any(kind in frame for kind in _HEARD_ONCE)
-        if may_echo and self._world.random.random() < echoes:
-            self._world.num_echoes += 1
-            again = at + self._world.random.expovariate(1)
-            loop.call_at(again, lambda: self._world.inboxes[process].put(frame))
+        self._arrival[process] = at = max(earliest, loop.time() + delay_s)
+        loop.call_at(at, lambda: world.inboxes[process].put(frame))  # the inbox that is there then
+        if process.startswith(_HEARS_TWICE) and world.random.random() < world.faults.echoes:
+            world.num_echoes += 1
+            again = at + world.random.choice([world.random.expovariate(1), world.random.uniform(0, SETTLE_S / 2)])
+            loop.call_at(again, lambda: world.inboxes[process].put(frame))
 
     async def close(self) -> None:
         pass
@@ -160,11 +151,13 @@ class NotebookSandbox:
 
 class Faults(msgspec.Struct, frozen=True):
     engine_deaths: float = 0.0  # that an engine dies a second; it comes back
-    echoes: float = 0.0  # share of what the deciders hear that they hear again, a second later
+    echoes: float = 0.0  # share of what deciders and engines hear that they hear again, sooner or later
+    lags: float = 0.0  # share of all frames that take a second longer, and with them what follows on their link
     evictions: float = 0.0  # share of an engine's reports in which it has given up tokens by itself
 
 
 PATIENCE_S = 3600.0  # virtual; a run that takes longer waits for something that never comes
+SETTLE_S = 60.0  # virtual, after a run with echoes
 
 
 class World:
@@ -174,9 +167,8 @@ class World:
         self.faults = faults or Faults()
         self.num_echoes = 0
         self.num_engine_deaths = 0
-        self.engine_lives: Counter[str] = Counter()
-        self.engines_up: set[str] = set()  # addresses, each of one life: nothing for the first reaches the second
-        self.under_way: defaultdict[str, dict[asyncio.Task[None], TurnRequested]] = defaultdict(dict)
+        self.engines: dict[str, SayingEngine] = {}  # those of the present lives
+        self.published: WeightsPublished | None = None
         self.run = run
         self.random = random.Random(seed)
         self.trouble = trouble
@@ -190,9 +182,8 @@ class World:
         self.metrics: list[MetricsRecorded] = []
         self.batches: list[BatchReady] = []
         self.buses: dict[str, Bus] = {}
-        self.sayings: dict[
-            tuple[int, int], tuple[int, list[int]]
-        ] = {}  # by trajectory and turn: from which byte, and what
+        self.dead_buses: list[Bus] = []  # what they had taken to send is sent
+        self.script = Script(self.random)
 
     def problems(self) -> Problems:
         made = [Problem(f"q:{number}", "2", ids_to_bytes([65, 66, number])) for number in range(9)]
@@ -229,23 +220,22 @@ class World:
             for process in (HEAD, ROLLOUT)
         ]
         tasks = [asyncio.create_task(one.run()) for one in loops]
-        tasks += [asyncio.create_task(self._run_engine(engine)) for engine in engines]
+        tasks += [asyncio.create_task(self._keep_engine(engine)) for engine in engines]
         tasks += [asyncio.create_task(self._keep(executor)) for executor in executors(self.run)]
         tasks.append(asyncio.create_task(self._serve(LEARNER, self._learn)))
-        for engine in engines:
-            await self._join_engine(engine)
-            if self.faults.engine_deaths:
-                tasks.append(asyncio.create_task(self._kill_engine(engine)))
-                tasks.append(asyncio.create_task(self._report_load(engine)))
         await self._publish(0)
-        async with asyncio.timeout(PATIENCE_S):
-            finished = await self._lead()
+        leading = asyncio.create_task(self._lead())
+        done, _ = await asyncio.wait([leading, *tasks], timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+        for each in done:
+            each.result()  # raises what broke one of them
+        assert leading.done(), "somebody waits for what never comes"
+        await asyncio.sleep(SETTLE_S if self.faults.echoes else 0.0)  # the latest of what comes twice
         for process in (HEAD, ROLLOUT):
             self.inboxes[process].put(_shutdown(process))
         await asyncio.gather(*tasks[:2])
         for task in tasks:
             task.cancel()
-        return finished
+        return leading.result()
 
     async def _note(self, message: AnyMessage) -> None:
         assert isinstance(message, MetricsRecorded)
@@ -269,90 +259,46 @@ class World:
 
     # ---------------------------------------------------------------- engines
 
-    def _address(self, engine: str) -> str:
-        return f"{engine}/{self.engine_lives[engine]}"
-
-    async def _join_engine(self, name: str) -> None:
-        self.engine_lives[name] += 1
-        self.engines_up.add(self._address(name))
-        joined = EngineJoined(self._address(name), self.run.engine.kv_tokens, PAGE_TOKENS, -1)
-        await self.buses[LAUNCHER].send(f"{HEAD}/arbiter", joined)
-
-    async def _run_engine(self, name: str) -> None:
-        while True:
-            envelope = await self.buses[name].receive()
-            match envelope.message:
-                case WeightsPublished(version=version):  # while it is dead: it comes back with them
-                    await self.buses[name].send(envelope.sender, WeightsLoaded(name, version, 0.0))
-                case TurnRequested() as turn if envelope.to in self.engines_up:
-                    task = asyncio.create_task(self._generate(name, envelope.sender, turn))
-                    self.under_way[name][task] = turn
-                    self._check_room(name)
-                case TurnRequested() as turn:
-                    await self._fail_turn(name, turn)
-                case _:
-                    pass
-
-    def _check_room(self, name: str) -> None:
-        """What is asked for at once never exceeds what it has, unless the policy oversells. No prompt fills a page."""
-        if self.run.arbiter.policy in ("kv", "kv_lookahead"):
-            turns = self.under_way[name].values()
-            pages = [-(-(len(turn.token_ids) // 4 + turn.max_new_tokens) // PAGE_TOKENS) for turn in turns]
-            assert sum(pages) <= self.run.engine.kv_tokens // PAGE_TOKENS
-
-    async def _generate(self, name: str, sender: str, turn: TurnRequested) -> None:
-        await asyncio.sleep(self.random.expovariate(1))
-        broken = self.random.random() < self.trouble
-        failed = TurnFailed(turn.trajectory_id, turn.turn, turn.lease, "engine: gone")
-        answer = failed if broken else self._say(turn)
-        task = asyncio.current_task()
-        assert task is not None
-        self.under_way[name].pop(task, None)
-        await self.buses[name].send(sender, answer)
-
-    async def _kill_engine(self, name: str) -> None:
-        """Again and again. The launcher says that it left, and that its turns are lost; of those some were answered at the
-        last moment."""
-        while True:
-            await asyncio.sleep(self.random.expovariate(self.faults.engine_deaths))
+    async def _keep_engine(self, name: str) -> None:
+        """An engine's lives: it is killed, and comes back with the newest weights that the learner has published."""
+        for life in count(1):
+            oversold = self.run.arbiter.policy not in ("kv", "kv_lookahead")
+            engine = self.engines[name] = SayingEngine(
+                self.random,
+                self.script,
+                self.run.engine.kv_tokens,
+                version=self.published.version if self.published else -1,
+                trouble=self.trouble,
+                evictions=self.faults.evictions,
+                oversold=oversold,
+            )
+            generator = Generator(name, self.buses[name], engine, f"{HEAD}/arbiter", life)
+            work = asyncio.create_task(generator.run())
+            if self.published and life > 1:  # the word of them may be lost with the last life
+                await self.buses[LAUNCHER].send(name, self.published, f"{HEAD}/recipe")
+            if not self.faults.engine_deaths:
+                await work
+            done, _ = await asyncio.wait([work], timeout=self.random.expovariate(self.faults.engine_deaths))
+            for each in done:
+                each.result()  # raises: it never ends by itself
+            await self._kill(work)
             self.num_engine_deaths += 1
-            self.engines_up.discard(self._address(name))
-            lost, self.under_way[name] = self.under_way[name], {}
-            left = EngineLeft(self._address(name), f"{name} was killed")
-            await self.buses[LAUNCHER].send(f"{HEAD}/arbiter", left)
-            for task, turn in lost.items():
-                if self.random.random() < 0.5:
-                    task.cancel()
-                await self._fail_turn(name, turn)
+            self._lose_what_it_has_not_read(name)
+            left = EngineLeft(name, f"{name} was killed", life)
+            for told in (f"{HEAD}/arbiter", ROLLOUT):
+                await self.buses[LAUNCHER].send(told, left)
             await asyncio.sleep(self.random.choice([0.0, self.random.expovariate(1)]))
-            await self._join_engine(name)
 
-    async def _fail_turn(self, name: str, turn: TurnRequested) -> None:
-        failed = TurnFailed(turn.trajectory_id, turn.turn, turn.lease, f"engine left: {name} was killed")
-        await self.buses[LAUNCHER].send(ROLLOUT, failed)
+    async def _kill(self, work: asyncio.Task[None]) -> None:
+        work.cancel()
+        await asyncio.wait([work])
 
-    async def _report_load(self, name: str) -> None:
-        evicted = 0
-        while True:
-            await asyncio.sleep(0.25)
-            if self._address(name) in self.engines_up and self.under_way[name]:
-                evicted += self.random.random() < self.faults.evictions
-                running = len(self.under_way[name])
-                await self.buses[name].send(
-                    f"{HEAD}/arbiter", load(self._address(name), running=running, evicted=evicted)
-                )
-
-    def _say(self, turn: TurnRequested) -> TurnGenerated:
-        """As far as the lease goes; what is left unsaid is said under the next one, on whichever engine."""
-        began_at, saying = self.sayings.setdefault(
-            (turn.trajectory_id, turn.turn),
-            (len(turn.token_ids), [*TOKENIZER.encode(self.random.choice(SAYINGS), trusted=True), END]),
-        )
-        left = saying[(len(turn.token_ids) - began_at) // 4 :]
-        finish, count = ("stop", len(left)) if len(left) <= turn.max_new_tokens else ("length", turn.max_new_tokens)
-        if self.random.random() < self.trouble:
-            finish, count = "abort", self.random.randrange(count)
-        return generated_ids(turn.trajectory_id, turn.turn, left[:count], finish, 3, turn.lease)
+    def _lose_what_it_has_not_read(self, process: str) -> None:
+        """Or leave it to its next life."""
+        if self.random.random() < 0.5:
+            self.inboxes[process] = Inbox(100_000)
+        self.dead_buses.append(self.buses[process])
+        self.buses[process] = self._bus(process)
 
     # ---------------------------------------------------------------- executors
 
@@ -368,13 +314,10 @@ class World:
             if not self.kills:
                 await work
             await asyncio.sleep(self.random.expovariate(self.kills))
-            work.cancel()
-            await asyncio.wait([work])
+            await self._kill(work)
             self.num_killed += 1
             self.living.discard(address)
-            if self.random.random() < 0.5:  # what it had not read is lost with it, or is left to its next life
-                self.inboxes[name] = Inbox(100_000)
-                self.buses[name] = self._bus(name)
+            self._lose_what_it_has_not_read(name)
             if address in self.joined:
                 await self.buses[LAUNCHER].send(ROLLOUT, ExecutorLeft(address, f"{name} was killed"))
 
@@ -397,6 +340,7 @@ class World:
 
     async def _learn(self, process: str, envelope: Envelope) -> AnyMessage | None:
         if isinstance(envelope.message, BatchReady):
+            check_versions(envelope.message.rows, envelope.message.step, self.run.rl.max_staleness)
             self.batches.append(envelope.message)
             await asyncio.sleep(1.0)
             await self.buses[LEARNER].send(f"{HEAD}/recipe", StepTrained(envelope.message.step, {"loss": 0.0}))
@@ -404,7 +348,8 @@ class World:
         return None
 
     async def _publish(self, version: int) -> None:
-        await self.buses[LEARNER].send(f"{HEAD}/recipe", WeightsPublished(version, "/dev/shm/x", 4, "d"))
+        self.published = WeightsPublished(version, "/dev/shm/x", 4, "d")
+        await self.buses[LEARNER].send(f"{HEAD}/recipe", self.published)
 
 
 def _shutdown(process: str) -> bytes:

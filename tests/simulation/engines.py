@@ -1,0 +1,144 @@
+"""An engine under a virtual clock: it says what a seed has drawn, as far as leases go, and keeps caches as a real one does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from random import Random
+
+import numpy as np
+
+from bus.messages import WeightsPublished
+from engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest
+from tests.fakes import END, TOKENIZER
+
+PAGE_TOKENS = 16
+CALL = '<tool_call>\n{"name": "jupyter_code", "arguments": {"code": "1"}}\n</tool_call>'
+SAYINGS = (CALL, CALL + CALL, "</reason><answer>\\boxed{2}</answer>", "I give up", "<tool_call>{</tool_call>")
+
+
+class Script:
+    """What each trajectory says, whichever engines it says it on."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._turns: dict[
+            int, tuple[int, list[int]]
+        ] = {}  # by trajectory: where its present turn begins, and what it is
+
+    def left(self, trajectory_id: int, position: int) -> list[int]:
+        """What is still unsaid of the turn that goes on at `position`."""
+        began_at, saying = self._turns.get(trajectory_id, (-1, []))
+        if not began_at <= position < began_at + len(saying):
+            began_at, saying = position, [*TOKENIZER.encode(self._random.choice(SAYINGS), trusted=True), END]
+            self._turns[trajectory_id] = began_at, saying
+        return saying[position - began_at :]
+
+
+class SayingEngine:
+    """Implements engine.contract.Engine. `trouble`: the probability that a turn fails, or ends before its time;
+    `evictions`: the probability that it has given up tokens by itself when it is asked for its load."""
+
+    def __init__(
+        self,
+        random: Random,
+        script: Script,
+        kv_tokens: int,
+        *,
+        version: int = -1,
+        trouble: float = 0.0,
+        evictions: float = 0.0,
+        oversold: bool = False,
+    ) -> None:
+        self.version = version
+        self.running: dict[int, int] = {}  # pages by sequence, with all that its request may add
+        self.cached: OrderedDict[int, int] = OrderedDict()  # pages by sequence that no request is under way for
+        self._random, self._script = random, script
+        self._pages = kv_tokens // PAGE_TOKENS
+        self._trouble, self._evictions, self._oversold = trouble, evictions, oversold
+        self._stops: dict[int, asyncio.Event] = {}
+        self._generated = self._evicted = 0
+
+    async def start(self) -> Capacity:
+        return Capacity(self._pages * PAGE_TOKENS, PAGE_TOKENS, self._pages * PAGE_TOKENS)
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        sequence = request.sequence_id
+        assert sequence not in self.running, "a turn was taken twice"
+        self._admit(sequence, len(request.token_ids) + request.max_new_tokens)
+        stop = self._stops[sequence] = asyncio.Event()
+        try:
+            async with asyncio.timeout(self._random.expovariate(1)):
+                await stop.wait()
+        except TimeoutError:
+            pass
+        finally:
+            del self.running[sequence], self._stops[sequence]
+        new = self._say(request, aborted=stop.is_set())
+        self.cached[sequence] = self._pages_of(len(request.token_ids) + len(new.token_ids))
+        self._generated += len(new.token_ids)
+        return new
+
+    def _admit(self, sequence: int, tokens: int) -> None:
+        """Leases alone never exceed what it has, unless the policy oversells; caches that were given up, and of which it
+        has not heard yet, go."""
+        self.cached.pop(sequence, None)
+        self.running[sequence] = self._pages_of(tokens)
+        assert self._oversold or sum(self.running.values()) <= self._pages, "its leases exceed what it has"
+        while self.cached and sum(self.running.values()) + sum(self.cached.values()) > self._pages:
+            self._evicted += self.cached.popitem(last=False)[1] * PAGE_TOKENS
+
+    def _say(self, request: GenerationRequest, *, aborted: bool) -> Generation:
+        if self._random.random() < self._trouble:
+            raise EngineFailure("gone")
+        left = self._script.left(request.sequence_id, len(request.token_ids))
+        finish, count = "stop", len(left)
+        if count > request.max_new_tokens:
+            finish, count = "length", request.max_new_tokens
+        if aborted or self._random.random() < self._trouble:
+            finish, count = "abort", self._random.randrange(count)
+        return Generation(
+            np.array(left[:count], np.int32),
+            np.full(count, -1.0, np.float32),
+            np.full(count, self.version, np.int32),
+            finish,
+        )
+
+    def _pages_of(self, tokens: int) -> int:
+        return -(-tokens // PAGE_TOKENS)
+
+    def abort(self, sequence_id: int) -> None:
+        if sequence_id in self._stops:
+            self._stops[sequence_id].set()
+
+    def forget(self, sequence_id: int) -> None:
+        assert sequence_id not in self.running, "it is to forget what it works on"
+        self.cached.pop(sequence_id, None)
+
+    async def load_weights(self, weights: WeightsPublished) -> None:
+        assert weights.version > self.version, "it is to go back to older weights"
+        await asyncio.sleep(self._random.expovariate(10))
+        self.version = weights.version
+
+    def load(self) -> EngineLoad:
+        self._evicted += bool(self.running) and self._random.random() < self._evictions
+        cached = sum(self.cached.values()) * PAGE_TOKENS
+        return EngineLoad(
+            running=len(self.running),
+            waiting=0,
+            used_tokens=sum(self.running.values()) * PAGE_TOKENS + cached,
+            cached_tokens=cached,
+            decode_steps=0,
+            generated_tokens=self._generated,
+            prefilled_tokens=0,
+            recomputed_tokens=0,
+            evicted_tokens=self._evicted,
+            preempted=0,
+            busy_s=0.0,
+        )
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def close(self) -> None: ...
