@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import structlog
 
+from actors.clock import Clock
 from actors.service import Work, serve
 from bus.messages import (
     CacheReleased,
@@ -44,10 +45,13 @@ _OVER = 2**63 - 1  # stands for a trajectory's last lease once it has ended
 
 
 class Generator:
-    def __init__(self, name: str, bus: Bus, engine: Engine, arbiter: str, life: int = 1) -> None:
+    def __init__(
+        self, name: str, bus: Bus, engine: Engine, arbiter: str, life: int = 1, clock: Clock = time.monotonic
+    ) -> None:
         """`life` counts the starts of the engine of this name."""
         self._name = name
         self._life = life
+        self._clock = clock
         self._bus = bus
         self._engine = engine
         self._arbiter = arbiter
@@ -175,11 +179,11 @@ class Generator:
 
     async def _load_weights(self, sender: str, weights: WeightsPublished) -> None:
         """Where it holds these or newer ones, it says so again and keeps what it has."""
-        began = time.monotonic()
+        began = self._clock()
         async with self._loading:
             if weights.version > self._engine.version:
                 await self._engine.load_weights(weights)
-        load_s = time.monotonic() - began
+        load_s = self._clock() - began
         load = self._engine.load()
         self._logger.info(
             "weights.loaded", version=weights.version, load_s=load_s, busy_s=load.busy_s, decode_steps=load.decode_steps

@@ -99,7 +99,7 @@ class Recorder:
             case StepTrained():
                 if event.step > self.state.step:  # not the cold start, nor a checkpoint that a run goes on from
                     times = self._times(event.step)
-                    if times.training:
+                    if times.trained:
                         raise ProtocolError(f"step {event.step} was trained before")
                     times.trained, times.training = now, event.metrics
             case WeightsLoaded():

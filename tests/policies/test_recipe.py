@@ -145,6 +145,8 @@ def test_a_steps_phases_add_up_to_its_time() -> None:
     recorder.decide(10.0, StepRequested(1, 0))
     recorder.decide(14.0, StepCollected(1, 1, counts, {"sandbox: gone": 2}, BufferCursor()))
     recorder.decide(15.5, StepTrained(1, {"loss": 0.5}))
+    with pytest.raises(ProtocolError, match="step 1 was trained before"):
+        recorder.decide(15.55, StepTrained(1, {"loss": 0.7}))
     assert not recorder.decide(15.6, WeightsLoaded("generator-0", 1, 0.1))
     line = recorder.decide(15.75, WeightsLoaded("generator-1", 1, 0.1))[0].message
     assert isinstance(line, MetricsRecorded)

@@ -272,7 +272,8 @@ class World:
                 evictions=self.faults.evictions,
                 oversold=oversold,
             )
-            generator = Generator(name, self.buses[name], engine, f"{HEAD}/arbiter", life)
+            clock = asyncio.get_running_loop().time
+            generator = Generator(name, self.buses[name], engine, f"{HEAD}/arbiter", life, clock)
             work = asyncio.create_task(generator.run())
             if self.published and life > 1:  # the word of them may be lost with the last life
                 await self.buses[LAUNCHER].send(name, self.published, f"{HEAD}/recipe")
