@@ -168,6 +168,8 @@ class World:
         self.num_echoes = 0
         self.num_engine_deaths = 0
         self.engines: dict[str, SayingEngine] = {}  # those of the present lives
+        self.engine_lives: dict[str, int] = {}
+        self.settling = False  # the run is finished: nobody is killed any more
         self.published: WeightsPublished | None = None
         self.run = run
         self.random = random.Random(seed)
@@ -229,6 +231,7 @@ class World:
         for each in done:
             each.result()  # raises what broke one of them
         assert leading.done(), "somebody waits for what never comes"
+        self.settling = True
         await asyncio.sleep(SETTLE_S if self.faults.echoes else 0.0)  # the latest of what comes twice
         for process in (HEAD, ROLLOUT):
             self.inboxes[process].put(_shutdown(process))
@@ -263,6 +266,7 @@ class World:
         """An engine's lives: it is killed, and comes back with the newest weights that the learner has published."""
         for life in count(1):
             oversold = self.run.arbiter.policy not in ("kv", "kv_lookahead")
+            self.engine_lives[name] = life
             engine = self.engines[name] = SayingEngine(
                 self.random,
                 self.script,
@@ -277,18 +281,17 @@ class World:
             work = asyncio.create_task(generator.run())
             if self.published and life > 1:  # the word of them may be lost with the last life
                 await self.buses[LAUNCHER].send(name, self.published, f"{HEAD}/recipe")
-            if not self.faults.engine_deaths:
-                await work
-            done, _ = await asyncio.wait([work], timeout=self.random.expovariate(self.faults.engine_deaths))
-            for each in done:
-                each.result()  # raises: it never ends by itself
+            lifetime_s = self.random.expovariate(self.faults.engine_deaths) if self.faults.engine_deaths else None
+            await asyncio.wait([work], timeout=lifetime_s)
+            if self.settling or work.done():
+                await work  # raises what broke it: it never ends by itself
             await self._kill(work)
             self.num_engine_deaths += 1
-            self._lose_what_it_has_not_read(name)
             left = EngineLeft(name, f"{name} was killed", life)
             for told in (f"{HEAD}/arbiter", ROLLOUT):
                 await self.buses[LAUNCHER].send(told, left)
             await asyncio.sleep(self.random.choice([0.0, self.random.expovariate(1)]))
+            self._lose_what_it_has_not_read(name)
 
     async def _kill(self, work: asyncio.Task[None]) -> None:
         work.cancel()
