@@ -40,18 +40,8 @@ from bus.messages import (
 from policies.decider import Send
 from policies.dialogue import TextTokenizer
 from policies.placement import Load, Placement
-from policies.trajectory import (
-    EXECUTOR,
-    Rules,
-    Trajectory,
-    TrajectoryEvent,
-    abort,
-    advance,
-    decline,
-    displace,
-    requests_of,
-    start,
-)
+from policies.trajectory import Rules, Trajectory, TrajectoryEvent
+from policies.transitions import EXECUTOR, abort, advance, decline, displace, requests_of, start
 
 REMEMBERED = 65_536  # aborted trajectories to which a lease may be on the way; one forgets the oldest beyond them
 _TRAJECTORY_EVENTS: tuple[type, ...] = get_args(TrajectoryEvent)

@@ -33,6 +33,11 @@ class CharTokenizer:
 TOKENIZER = CharTokenizer()
 END = TOKENIZER.encode(TURN_END, trusted=True)[0]
 
+# What a trajectory is asked, and what it may say.
+PROMPT = ids_to_bytes(TOKENIZER.encode("question", trusted=False))
+CALL = '<tool_call>\n{"name": "jupyter_code", "arguments": {"code": "1"}}\n</tool_call>'
+ANSWER = "</reason><answer>\\boxed{2}</answer>"
+
 
 def rules(**changes: object) -> Rules:
     settings: dict[str, object] = {

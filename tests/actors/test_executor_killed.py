@@ -37,16 +37,15 @@ from bus.zeromq import zmq_bus
 from configs.load import write_resolved
 from configs.run_folder import RunFolder
 from configs.schema import Run, Sandbox
-from policies.record import bytes_to_ids, ids_to_bytes
+from policies.record import bytes_to_ids
 from policies.rollout import Rollout
-from tests.fakes import TOKENIZER, generated, rules
+from tests.fakes import ANSWER, PROMPT, TOKENIZER, generated, rules
 
 pytestmark = pytest.mark.slow
 
 TRAJECTORIES = 1000
 UNDER_WAY = 500  # calls, at least, when the executor is killed
 BOUND = 100_000
-PROMPT = ids_to_bytes(TOKENIZER.encode("question", trusted=False))
 
 
 def call(tool: str, arguments: str) -> str:
@@ -55,15 +54,14 @@ def call(tool: str, arguments: str) -> str:
 
 def script(trajectory_id: int) -> list[str]:
     """What a trajectory says, turn after turn: every tenth one has a notebook, the others call programs."""
-    answer = "</reason><answer>\\boxed{2}</answer>"
     if trajectory_id % 10:
         return [
             call("python_code_with_standard_io", '"code": "import time; time.sleep(0.3); print(2)", "input": ""'),
-            answer,
+            ANSWER,
         ]
     first = call("jupyter_code", f'"code": "seen = [{trajectory_id}]"')
     more = call("jupyter_code", '"code": "import time; time.sleep(0.1); seen.append(0); print(seen)"')
-    return [first, more, more, answer]
+    return [first, more, more, ANSWER]
 
 
 class Node:

@@ -28,13 +28,9 @@ from bus.messages import (
     TurnFailed,
 )
 from policies.decider import Send
-from policies.record import ids_to_bytes
 from policies.rollout import Rollout
-from tests.fakes import TOKENIZER, generated, rules
+from tests.fakes import ANSWER, CALL, PROMPT, TOKENIZER, generated, rules
 
-PROMPT = ids_to_bytes(TOKENIZER.encode("question", trusted=False))
-CALL = '<tool_call>\n{"name": "jupyter_code", "arguments": {"code": "1"}}\n</tool_call>'
-ANSWER = "</reason><answer>\\boxed{2}</answer>"
 EXECUTOR = "executor-0/1"
 ABORT = GroupAborted(0, 0, 1, "the step ended without it")
 

@@ -34,13 +34,8 @@ from bus.messages import (
 from policies.decider import Send
 from policies.notebook import keeps_effects
 from policies.placement import Placement
-from policies.record import ids_to_bytes
 from policies.rollout import Rollout
-from tests.fakes import TOKENIZER, generated, rules
-
-PROMPT = ids_to_bytes(TOKENIZER.encode("question", trusted=False))
-CALL = '<tool_call>\n{"name": "jupyter_code", "arguments": {"code": "1"}}\n</tool_call>'
-ANSWER = "</reason><answer>\\boxed{2}</answer>"
+from tests.fakes import ANSWER, CALL, PROMPT, TOKENIZER, generated, rules
 
 
 class Process:

@@ -40,13 +40,10 @@ from bus.messages import (
     TurnRequested,
 )
 from policies.decider import Send
-from policies.record import ids_to_bytes
 from policies.rollout import Rollout
-from tests.fakes import TOKENIZER, generated, rules
+from tests.fakes import ANSWER, CALL, PROMPT, TOKENIZER, generated, rules
 
-PROMPT = ids_to_bytes(TOKENIZER.encode("question", trusted=False))
-CALL = '<tool_call>\n{"name": "jupyter_code", "arguments": {"code": "1"}}\n</tool_call>'
-SAYINGS = (CALL, "</reason><answer>\\boxed{2}</answer>", "nothing", "<tool_call>{</tool_call>", CALL + CALL, "")
+SAYINGS = (CALL, ANSWER, "nothing", "<tool_call>{</tool_call>", CALL + CALL, "")
 
 
 def group(size: int = 2, first: int = 0, group_id: int = 0) -> StartGroup:

@@ -53,10 +53,9 @@ from policies.group_buffer import GroupBuffer, Problem
 from policies.recipe import Recipe
 from policies.record import ids_to_bytes
 from policies.rollout import Rollout
-from tests.fakes import TOKENIZER, generated, rules
+from tests.fakes import ANSWER, CALL, TOKENIZER, generated, rules
 
-CALL = '<tool_call>\n{"name": "jupyter_code", "arguments": {"code": "1"}}\n</tool_call>'
-SAYINGS = (CALL, *["</reason><answer>\\boxed{2}</answer>"] * 3)
+SAYINGS = (CALL, *[ANSWER] * 3)
 ENGINES = ("generator-0", "generator-1")
 EXECUTOR = "executor-0/1"
 TOKEN_S = 0.01

@@ -10,16 +10,17 @@ from typing import get_args
 import pytest
 from msgspec.structs import replace
 
-from actors.decider_loop import REFUSED, encode_effects, fingerprint, state_fingerprint
+from actors.decider_loop import REFUSED
 from actors.wiring import HEAD, ROLLOUT
 from bus.codec import decode
-from bus.messages import ProtocolError, RunFinished, StartGroup, TrajectoryFailed, TrajectoryFinished
+from bus.messages import RunFinished, StartGroup, TrajectoryFailed, TrajectoryFinished
 from configs.schema import Arbiter as ArbiterSection
 from configs.schema import Dialogue, Engine, Evaluation, Rl, Run
 from policies.arbiter import Arbiter
 from policies.rollout import Rollout
 from policies.scheduling import PolicyName
 from tests.simulation.clock import run_virtually
+from tests.simulation.replaying import replay
 from tests.simulation.world import Faults, World
 
 RUN = Run(
@@ -73,19 +74,9 @@ def check_the_replay(world: World) -> None:
     """Identical, what was refused included; at the end nobody holds or waits for anything, and engines are in the books
     with the lives that they have."""
     deciders = world.deciders()
-    for process in deciders:
-        for event in world.logs[process].events:
-            decider, envelope = deciders[process][event.actor], decode(event.frame)
-            decision = world.logs[process].decisions[event.seq]
-            try:
-                effects = decider.decide(event.time, envelope.message)
-            except ProtocolError:
-                assert decision.effects == REFUSED
-                continue
-            assert fingerprint(encode_effects(envelope.to, effects)) == decision.effects
-            assert state_fingerprint(decider.state_after(envelope.message)) == decision.state
-            if isinstance(decider, Arbiter) and world.run.arbiter.policy in ("kv", "kv_lookahead"):
-                assert all(0 <= each.leased_pages <= each.pages for each in decider.ledger.engines.values())
+    for decider in replay(world, deciders):
+        if isinstance(decider, Arbiter) and world.run.arbiter.policy in ("kv", "kv_lookahead"):
+            assert all(0 <= each.leased_pages <= each.pages for each in decider.ledger.engines.values())
     rollout, arbiter = deciders[ROLLOUT][ROLLOUT], deciders[HEAD]["arbiter"]
     assert isinstance(rollout, Rollout)
     assert isinstance(arbiter, Arbiter)
