@@ -10,11 +10,10 @@ import numpy as np
 
 from bus.messages import WeightsPublished
 from engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest
-from tests.fakes import END, TOKENIZER
+from tests.fakes import ANSWER, CALL, END, TOKENIZER
 
 PAGE_TOKENS = 16
-CALL = '<tool_call>\n{"name": "jupyter_code", "arguments": {"code": "1"}}\n</tool_call>'
-SAYINGS = (CALL, CALL + CALL, "</reason><answer>\\boxed{2}</answer>", "I give up", "<tool_call>{</tool_call>")
+SAYINGS = (CALL, CALL + CALL, ANSWER, "I give up", "<tool_call>{</tool_call>")
 
 
 class Script:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from actors.decider_loop import REFUSED
 from actors.wiring import HEAD, ROLLOUT
 from bus.codec import decode
-from bus.messages import RunFinished, StartGroup, TrajectoryFailed, TrajectoryFinished
+from bus.messages import RunFinished, StartGroup, TrajectoryAborted, TrajectoryFailed, TrajectoryFinished
 from configs.schema import Arbiter as ArbiterSection
 from configs.schema import Dialogue, Engine, Evaluation, Rl, Run
 from policies.arbiter import Arbiter
@@ -30,13 +30,21 @@ RUN = Run(
     rl=Rl(steps=2, prompts=3, rollouts=4, refills=2),
     evaluation=Evaluation(questions=2),
 )
+RL = (
+    RUN.rl,
+    replace(RUN.rl, oversubscribe=1.5),  # what is left over is stopped
+    replace(RUN.rl, steps=3, max_staleness=1, oversubscribe=1.5, leftovers="carry"),
+    replace(RUN.rl, steps=4, max_staleness=2, oversubscribe=1.5),
+)
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 FAULTS = Faults(engine_deaths=0.1, echoes=0.05, lags=0.05, evictions=0.1)
 SEEDS = [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 200))]  # a fifth for each policy
 
 
 def simulate(seed: int) -> World:
-    run = replace(RUN, arbiter=ArbiterSection(POLICIES[seed % len(POLICIES)]))
+    """Each policy with each kind of step in turn."""
+    policy, rl = POLICIES[seed % len(POLICIES)], RL[seed % len(RL)]
+    run = replace(RUN, arbiter=ArbiterSection(policy), rl=rl)
     world = World(run, seed, trouble=0.05, kills=0.1 * (seed % 2), faults=FAULTS)
     assert run_virtually(world.live()) == RunFinished(run.rl.steps)
     return world
@@ -62,12 +70,14 @@ def check_that_each_ends_once(world: World) -> None:
         for event in world.logs[HEAD].events
         if world.logs[HEAD].decisions[event.seq].effects != REFUSED
     ]
-    ended = [message for message in heard if isinstance(message, TrajectoryFinished | TrajectoryFailed)]
+    ends = (TrajectoryFinished, TrajectoryFailed, TrajectoryAborted)
+    ended = [message for message in heard if isinstance(message, ends)]
+    assert world.run.rl.oversubscribe > 1 or not any(isinstance(end, TrajectoryAborted) for end in ended)
     assert Counter(started) == Counter(end.trajectory_id for end in ended)
     assert len(started) == len(set(started)) > 24
     causes = Counter(end.cause.partition(":")[0] for end in ended if isinstance(end, TrajectoryFailed))
     assert set(causes) <= {"engine left", "engine", "executor left", "sandbox", "grader"}
-    assert [batch.step for batch in world.batches] == [1, 2]
+    assert [batch.step for batch in world.batches] == list(range(1, world.run.rl.steps + 1))
 
 
 def check_the_replay(world: World) -> None:

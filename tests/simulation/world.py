@@ -170,7 +170,7 @@ class World:
         self.engines: dict[str, SayingEngine] = {}  # those of the present lives
         self.engine_lives: dict[str, int] = {}
         self.settling = False  # the run is finished: nobody is killed any more
-        self.published: WeightsPublished | None = None
+        self.published: list[WeightsPublished] = []
         self.run = run
         self.random = random.Random(seed)
         self.trouble = trouble
@@ -271,7 +271,7 @@ class World:
                 self.random,
                 self.script,
                 self.run.engine.kv_tokens,
-                version=self.published.version if self.published else -1,
+                version=self.published[-1].version if self.published else -1,
                 trouble=self.trouble,
                 evictions=self.faults.evictions,
                 oversold=oversold,
@@ -279,8 +279,8 @@ class World:
             clock = asyncio.get_running_loop().time
             generator = Generator(name, self.buses[name], engine, f"{HEAD}/arbiter", life, clock)
             work = asyncio.create_task(generator.run())
-            if self.published and life > 1:  # the word of them may be lost with the last life
-                await self.buses[LAUNCHER].send(name, self.published, f"{HEAD}/recipe")
+            for published in self.published if life > 1 else ():  # the word of them may be lost with the last life
+                await self.buses[LAUNCHER].send(name, published, f"{HEAD}/recipe")
             lifetime_s = self.random.expovariate(self.faults.engine_deaths) if self.faults.engine_deaths else None
             await asyncio.wait([work], timeout=lifetime_s)
             if self.settling or work.done():
@@ -352,8 +352,8 @@ class World:
         return None
 
     async def _publish(self, version: int) -> None:
-        self.published = WeightsPublished(version, "/dev/shm/x", 4, "d")
-        await self.buses[LEARNER].send(f"{HEAD}/recipe", self.published)
+        self.published.append(WeightsPublished(version, "/dev/shm/x", 4, "d"))
+        await self.buses[LEARNER].send(f"{HEAD}/recipe", self.published[-1])
 
 
 def _shutdown(process: str) -> bytes:
