@@ -110,7 +110,7 @@ class ArbiterMachine(RuleBasedStateMachine):
         assert life.lease + 1 == grant.lease
         assert life.engine in ("", grant.engine)  # what it had elsewhere was given up before
         assert life.tokens < grant.tokens <= life.prompt + RESPONSE
-        assert grant.engine in self.engines
+        assert grant.life == self.engines[grant.engine].life
         assert grant.waited_s >= 0
         if life.lease == 0:
             self.begun.append(grant.trajectory_id)

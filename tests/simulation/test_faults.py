@@ -128,5 +128,8 @@ def test_the_seeds_contain_what_they_are_to_test() -> None:
         for event in log.events
         if log.decisions[event.seq].effects == REFUSED
     )
-    for kind in ("LeaseRequested", "LeaseGranted", "LeaseParked", "LeaseReleased", "TurnGenerated", "TurnFailed"):
-        assert refused[kind] > 0, refused
+    of_trajectories = ("LeaseRequested", "LeaseGranted", "LeaseParked", "LeaseReleased", "TurnGenerated", "TurnFailed")
+    of_lives = ("EngineJoined", "EngineLeft", "EngineLoadReported", "StartGroup")
+    assert all(refused[kind] > 0 for kind in (*of_trajectories, *of_lives)), refused
+    seen = Counter(event.kind for world in worlds for log in world.logs.values() for event in log.events)
+    assert min(seen["GroupAborted"], seen["TrajectoryAborted"]) > 0
