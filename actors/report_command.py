@@ -6,10 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from analysis.curves import draw_curves
 from analysis.metrics import read_metrics
 from analysis.summary_table import read_summary, summary_table
-from analysis.utilization.picture import draw_utilization
 from analysis.utilization.report import to_json, utilization_of
 from analysis.utilization.tables import tables
 from configs.errors import UnusableInput
@@ -30,6 +28,8 @@ def report_run(path: Path, *, json: bool, console: Console) -> None:
     use = utilization_of(folder.logs)
     encoded = to_json(use)
     folder.utilization.write_bytes(encoded)
+    from analysis.utilization.picture import draw_utilization  # matplotlib: when there is something to draw
+
     picture = draw_utilization(use, f"Utilization of {path.resolve().name}", folder.utilization_picture)
     if json:
         console.out(encoded.decode(), end="", highlight=False)
@@ -43,4 +43,6 @@ def _show_results(folder: RunFolder, console: Console) -> None:
     if folder.summary.exists():
         console.print(summary_table(read_summary(folder.path)))
     if folder.metrics.exists() and read_metrics(folder.path).steps.height:
+        from analysis.curves import draw_curves  # as above
+
         console.print(f"curves: {draw_curves(folder.path)}", soft_wrap=True)

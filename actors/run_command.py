@@ -15,7 +15,6 @@ from actors.display import Display, display_for
 from actors.launcher import Ending, Launcher, ProcessDied
 from actors.replay import replay_run
 from actors.run_setup import claimed
-from analysis.curves import draw_curves
 from analysis.summary import summarize
 from analysis.summary_table import summary_table
 from bus.structured_log import configure
@@ -60,6 +59,8 @@ def _close(ending: Ending, run: Run, folder: RunFolder, display: Display, consol
     if summary["prompts_skipped"]:
         display.say(f"{summary['prompts_skipped']} prompts over dialogue.prompt_tokens were skipped (logs/head.jsonl)")
     if summary["steps"]:
+        from analysis.curves import draw_curves  # matplotlib: a run does not wait for it to begin
+
         display.say(f"curves: {draw_curves(folder.path)}")
     display.say(f"summary: {folder.summary}")
     return 0

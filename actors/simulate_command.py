@@ -11,7 +11,6 @@ from rich.console import Console
 
 from analysis.simulation.model import CLUSTERS
 from analysis.simulation.outcome import Outcome, Policy
-from analysis.simulation.picture import draw_outcomes
 from analysis.simulation.run import simulate
 from analysis.simulation.table import outcomes_table
 from analysis.simulation.workloads import named
@@ -58,4 +57,6 @@ def _write(outcomes: Sequence[Outcome], json_file: Path | None, picture: Path | 
     if json_file is not None:
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(outcomes), indent=2) + b"\n")
     if picture is not None:
+        from analysis.simulation.picture import draw_outcomes  # matplotlib: when there is something to draw
+
         draw_outcomes(outcomes, picture)

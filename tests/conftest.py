@@ -5,6 +5,8 @@ tests which need a Docker engine are run or left out on purpose, never skipped i
 from __future__ import annotations
 
 import gc
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -14,7 +16,7 @@ from sandbox.docker_command import engine_architecture, image_exists
 from sandbox.image import image_name
 
 settings.register_profile("thorough", max_examples=100, deadline=None, print_blob=True)
-settings.register_profile("quick", max_examples=12, deadline=None, print_blob=True)
+settings.register_profile("quick", max_examples=8, deadline=None, print_blob=True)
 settings.load_profile("thorough")
 
 _WHAT_TO_DO = """{count} of the tests that were asked for need a Docker engine and the sandbox image; {problem}
@@ -24,6 +26,16 @@ To run them (Debian, as root):
     make sandbox-image-local
 To leave them out on purpose:
     make test-without-docker, which is pytest -m 'not docker'"""
+
+
+_SLOW_AS_A_WHOLE = re.compile(r"^pytestmark = .*\bpytest\.mark\.slow\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file of slow tests alone is not even imported where they are left out: what it imports may take seconds."""
+    if collection_path.suffix != ".py" or not config.option.markexpr.startswith("not slow"):
+        return None
+    return True if _SLOW_AS_A_WHOLE.search(collection_path.read_text()) else None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from actors.log_commands import story_lines
@@ -50,10 +48,10 @@ class Recording:
             log.close()
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """One engine has room for one of two; the other waits until that one has ended."""
-    folder = RunFolder(tmp_path)
+    folder = RunFolder(tmp_path_factory.mktemp("run"))
     recording = Recording(folder)
     recording.tell("head/arbiter", EngineJoined("generator-0", 64, 16, 0))
     recording.tell("rollout-0", StartGroup(0, "train", "q:1", "2", ids_to_bytes([65, 66]), 2, 7, 1.0, 5))

@@ -83,6 +83,7 @@ def test_a_second_run_in_the_same_folder_is_refused_and_the_first_is_named(tmp_p
     assert folder.config.exists()
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_killed_run_is_free_again(tmp_path: Path) -> None:
     program = (
         "import os, signal\nfrom actors.run_setup import claimed\nfrom configs.schema import Run\n"
@@ -122,6 +123,7 @@ except RunRefused as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [("size=1m", "MiB free on this disk; a run needs 64 at least"), ("ro", "Read-only file system")],

@@ -4,10 +4,6 @@ over, one stops it."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,46 +12,25 @@ from bus.codec import decode
 from bus.event_log import read_events
 from bus.messages import StepRequested, TrajectoryFinished
 from configs.run_folder import RunFolder
+from tests.actors.running import COLD_START, adds_up, from_cold_start_of, metrics, whole_run
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 SETTINGS = (
-    *("tiny.num_train_questions=64", "tiny.num_test_questions=16", "tiny.num_sft_dialogues=4800"),
-    *("sft.steps=150", "sft.batch_size=32", "rl.steps=3", "rl.prompts=4", "rl.rollouts=8"),
+    *(*COLD_START, "rl.prompts=4", "rl.rollouts=8", "evaluation.questions=2"),
     *("rl.max_staleness=1", "rl.oversubscribe=2.0"),
-    *("learner.checkpoint_every=1", "learner.threads=1", "evaluation.questions=2", "sandbox.backend=process"),
 )
-PATIENCE_S = 240.0
-
-
-def run(runs: Path, *settings: str) -> RunFolder:
-    every = (*SETTINGS, f'runs_folder="{runs}"', *settings)
-    arguments = [argument for setting in every for argument in ("--set", setting)]
-    command = [sys.executable, "-m", "actors.cli", "run", "configs/tiny.toml", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return RunFolder(runs / "demo")
 
 
 @pytest.fixture(scope="module")
-def carrying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunFolder]:
-    yield run(tmp_path_factory.mktemp("carrying"), "rl.leftovers=carry")
+def carrying(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return whole_run(tmp_path_factory.mktemp("carrying"), *SETTINGS, "rl.leftovers=carry")[0]
 
 
 @pytest.fixture(scope="module")
-def aborting(tmp_path_factory: pytest.TempPathFactory, carrying: RunFolder) -> Iterator[RunFolder]:
-    """From the other run's cold start."""
-    yield run(
-        tmp_path_factory.mktemp("aborting"),
-        *("sft.steps=0", f"model.checkpoint={carrying.checkpoint(0)}", "rl.prompts=2", "rl.oversubscribe=4.0"),
-        *(f"data.train={carrying.data / 'train.jsonl'}", f"data.test={carrying.data / 'test.jsonl'}"),
-    )
-
-
-def lines(folder: RunFolder, kind: str) -> list[dict[str, float]]:
-    decoded = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
-    return [line for line in decoded if line["kind"] == kind]
+def aborting(tmp_path_factory: pytest.TempPathFactory, carrying: RunFolder) -> RunFolder:
+    words = (*SETTINGS, *from_cold_start_of(carrying), "rl.prompts=2", "rl.oversubscribe=4.0")
+    return whole_run(tmp_path_factory.mktemp("aborting"), *words)[0]
 
 
 def finished(folder: RunFolder) -> list[TrajectoryFinished]:
@@ -68,12 +43,11 @@ def finished(folder: RunFolder) -> list[TrajectoryFinished]:
 def test_every_trajectory_ends_once_and_the_run_replays(name: str, request: pytest.FixtureRequest) -> None:
     folder: RunFolder = request.getfixturevalue(name)
     summary = json.loads(folder.summary.read_text())
-    ends = sum(summary[f"trajectories_{end}"] for end in ("finished", "failed", "aborted", "abandoned"))
-    assert summary["trajectories_started"] == ends
+    assert adds_up(summary, "aborted")
     assert summary["trajectories_failed"] == summary["trajectories_abandoned"] == 0
     assert summary["replay_identical"] is True
-    assert [line["step"] for line in lines(folder, "step")] == [1, 2, 3]
-    assert sorted(line["step"] for line in lines(folder, "lengths")) == [1, 2, 3]
+    assert [line["step"] for line in metrics(folder, "step")] == [1, 2, 3]
+    assert sorted(line["step"] for line in metrics(folder, "lengths")) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("name", ["carrying", "aborting"])
@@ -87,7 +61,7 @@ def test_a_step_is_collected_while_the_one_before_is_trained(name: str, request:
 @pytest.mark.parametrize("name", ["carrying", "aborting"])
 def test_what_is_trained_on_is_one_version_behind_at_most(name: str, request: pytest.FixtureRequest) -> None:
     """The learner refuses anything else; and the second step's rows are from before the first update."""
-    steps = lines(request.getfixturevalue(name), "step")
+    steps = metrics(request.getfixturevalue(name), "step")
     assert all(step["staleness_max"] <= 1.0 for step in steps)
     assert steps[0]["staleness_max"] == 0.0
     assert steps[1]["staleness_max"] == 1.0
@@ -107,7 +81,7 @@ def test_turns_go_on_while_new_weights_are_loaded(carrying: RunFolder) -> None:
 
 def test_what_is_stopped_is_counted_and_its_length_bias_reported(aborting: RunFolder) -> None:
     summary = json.loads(aborting.summary.read_text())
-    reported = lines(aborting, "lengths")
+    reported = metrics(aborting, "lengths")
     assert sum(line["aborted_trajectories"] for line in reported) == summary["trajectories_aborted"]
     for line in reported:
         assert line["taken_trajectories"] <= line["started_trajectories"]

@@ -93,7 +93,7 @@ def test_messages_to_the_own_process_do_not_leave_it(kind: str, tmp_path: Path) 
 
 
 def test_a_full_queue_makes_the_sender_wait_and_drops_nothing(kind: str, tmp_path: Path) -> None:
-    total, frame = 5000, bytes(4096)
+    total, frame = 400, bytes(65_536)
 
     async def scenario() -> None:
         async with network(kind, tmp_path, bound=16) as join:
@@ -117,7 +117,7 @@ def test_a_full_queue_makes_the_sender_wait_and_drops_nothing(kind: str, tmp_pat
 
 
 def test_many_senders_that_wait_for_one_receiver_all_get_their_turn(kind: str, tmp_path: Path) -> None:
-    senders, each, frame = 8, 200, bytes(65_536)
+    senders, each, frame = 8, 40, bytes(65_536)
 
     async def scenario() -> None:
         async with network(kind, tmp_path, bound=4) as join:

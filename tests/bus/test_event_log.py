@@ -100,6 +100,7 @@ except EventLogFailure as error:
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_named_and_stops_the_owner(tmp_path: Path) -> None:
     unshare = ["unshare", "--user", "--map-root-user", "--mount"]
     script = FULL.format(folder=str(tmp_path))

@@ -6,6 +6,8 @@ from configs.schema import Learner, Sft
 from engine.optimizers import Muon, cosine, linear, orthogonalized, rl_optimizers, sft_optimizers
 from tests.engine.tiny_models import small_config, small_model
 
+makes_optimizers = pytest.mark.slow  # the first of torch's optimizers imports its compiler, which takes a second
+
 
 @pytest.mark.parametrize("shape", [(8, 8), (16, 6), (6, 16)])
 def test_orthogonalization_moves_every_singular_value_to_about_one(shape: tuple[int, int]) -> None:
@@ -24,6 +26,7 @@ def test_orthogonalization_keeps_the_singular_vectors() -> None:
     torch.testing.assert_close(inner, torch.diag(inner.diagonal()), atol=1e-4, rtol=0)
 
 
+@makes_optimizers
 def test_a_zero_gradient_moves_nothing() -> None:
     parameter = nn.Parameter(torch.ones(4, 3))
     parameter.grad = torch.zeros(4, 3)
@@ -31,6 +34,7 @@ def test_a_zero_gradient_moves_nothing() -> None:
     assert torch.equal(parameter, torch.ones(4, 3))
 
 
+@makes_optimizers
 def test_muon_updates_matrices_of_one_shape_together_as_it_would_one_by_one() -> None:
     generator = torch.Generator().manual_seed(2)
     starts = [torch.randn(6, 4, generator=generator) for _ in range(3)]
@@ -45,6 +49,7 @@ def test_muon_updates_matrices_of_one_shape_together_as_it_would_one_by_one() ->
     torch.testing.assert_close(together, alone)
 
 
+@makes_optimizers
 def test_muon_agrees_with_torch_up_to_its_bfloat16() -> None:
     generator = torch.Generator().manual_seed(3)
     ours = nn.Parameter(torch.randn(24, 8, generator=generator))
@@ -58,6 +63,7 @@ def test_muon_agrees_with_torch_up_to_its_bfloat16() -> None:
     torch.testing.assert_close(ours, theirs, atol=5e-3, rtol=0)
 
 
+@makes_optimizers
 def test_the_cold_start_gives_muon_the_layers_matrices_and_adamw_the_rest() -> None:
     model = small_model(config=small_config(tie_word_embeddings=False)).requires_grad_(True)
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -69,6 +75,7 @@ def test_the_cold_start_gives_muon_the_layers_matrices_and_adamw_the_rest() -> N
     assert sorted([*muon, *adamw]) == sorted(names.values())
 
 
+@makes_optimizers
 def test_reinforcement_learning_gives_adamw_everything() -> None:
     model = small_model().requires_grad_(True)
     (adamw,) = rl_optimizers(model, Learner())

@@ -148,6 +148,7 @@ def test_micro_batches_add_up_to_their_minibatch() -> None:
     torch.testing.assert_close(added, expected)
 
 
+@pytest.mark.slow  # torch's checkpoint imports its compiler, which takes a second
 def test_a_vocabulary_too_large_for_one_piece_gives_the_same_scores_and_gradients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

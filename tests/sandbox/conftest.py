@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from sandbox.backend import ForkServerSandbox
 from sandbox.contract import CodeResult, Grade, Isolation
 from sandbox.docker_backend import docker_sandbox
 from sandbox.process_backend import process_sandbox
+from tests.processes import family, is_running
 
 BACKENDS = {"process": process_sandbox, "docker": docker_sandbox}
 PARAMETERS = ["process", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])]
@@ -72,25 +71,3 @@ def play(request: pytest.FixtureRequest) -> Iterator[Play]:
         asyncio.run(whole())
 
     yield play_one
-
-
-def family(*ancestors: int) -> list[int]:
-    """The processes and all that descend from them, by /proc."""
-    found, new = list(ancestors), list(ancestors)
-    while new:
-        text = ""
-        for pid in new:
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended in between
-                for task in Path(f"/proc/{pid}/task").glob("*/children"):
-                    text += task.read_text() + " "
-        new = [int(pid) for pid in text.split()]
-        found += new
-    return found
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"

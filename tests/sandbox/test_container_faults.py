@@ -24,6 +24,7 @@ from sandbox.docker_backend import ContainerHost
 from sandbox.docker_engine import DockerEngine
 from sandbox.docker_probe import engine_address
 from sandbox.owner import is_gone, owner_mark
+from tests.processes import wait_for_end
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
@@ -186,7 +187,7 @@ def test_nothing_outlives_an_executor_that_was_killed_and_the_next_one_sweeps_wh
     executor.wait()
     executor.stdout.close()
     for ending in endings:
-        _wait_for_end(ending)
+        wait_for_end(ending)
 
     async def scenario(sandbox: ForkServerSandbox, host: ContainerHost) -> None:
         assert not os.path.exists(folder)  # noqa: ASYNC240, PTH110
@@ -260,15 +261,6 @@ def _status(pid: int) -> dict[str, str]:
 
 def _started(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-
-
-def _wait_for_end(pidfd: int) -> None:
-    import select
-
-    try:
-        assert select.select([pidfd], [], [], 30)[0], "a process is still there"
-    finally:
-        os.close(pidfd)
 
 
 def test_a_container_that_is_frozen_is_replaced_and_its_calls_fail(monkeypatch: pytest.MonkeyPatch) -> None:

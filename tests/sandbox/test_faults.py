@@ -14,7 +14,8 @@ from bus.messages import CodeOk, CodeRaised, CodeTimedOut, Output
 from configs.schema import Sandbox as SandboxConfig
 from sandbox.contract import CodeResult, SandboxFailure
 from sandbox.doctor import probe_isolation
-from tests.sandbox.conftest import Client, Play, family, is_running
+from tests.processes import family, is_running, wait_for_end
+from tests.sandbox.conftest import Client, Play
 
 pytestmark = pytest.mark.slow
 
@@ -130,7 +131,7 @@ def test_nothing_outlives_the_process_that_holds_the_sandbox() -> None:
         pidfds = [os.pidfd_open(pid) for pid in started]
         holder.kill()
     for pidfd in pidfds:
-        _wait_for_end(pidfd)
+        wait_for_end(pidfd)
     assert [pid for pid in started if is_running(pid)] == []
 
 
@@ -174,12 +175,3 @@ def test_a_sandbox_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -
 def _serving(client: Client) -> int:
     """The fork server itself; the process that was started may be its parent."""
     return family(client.sandbox.server_pids[0])[1]
-
-
-def _wait_for_end(pidfd: int) -> None:
-    import select
-
-    try:
-        assert select.select([pidfd], [], [], 30)[0], "a process is still there"
-    finally:
-        os.close(pidfd)

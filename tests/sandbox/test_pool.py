@@ -101,6 +101,18 @@ class StandInHost:
     async def close(self) -> None: ...
 
 
+class NoSecond(StandInHost):
+    """Its second server never stands."""
+
+    launches = 0
+
+    async def launch(self, module: str, settings: Settings) -> StandIn:
+        self.launches += 1
+        if self.launches == 2:
+            await asyncio.Event().wait()
+        return await super().launch(module, settings)
+
+
 class Caller:
     def __init__(self, pool: ServerPool, server: StandIn) -> None:
         self._pool = pool
@@ -325,15 +337,6 @@ def test_calls_fail_while_no_server_can_be_started_and_are_answered_again_when_o
 
 
 def test_a_start_that_is_cancelled_leaves_no_server():
-    class SlowSecond(StandInHost):
-        launches = 0
-
-        async def launch(self, module: str, settings: Settings) -> StandIn:
-            self.launches += 1
-            if self.launches == 2:
-                await asyncio.Event().wait()
-            return await super().launch(module, settings)
-
     async def scenario(pool: ServerPool, host: StandInHost) -> None:
         starting = asyncio.create_task(pool.start())
         await until(lambda: len(host.servers) == 1)
@@ -342,7 +345,7 @@ def test_a_start_that_is_cancelled_leaves_no_server():
         await asyncio.gather(starting, return_exceptions=True)
         await host.servers[0].ended()
 
-    play_pool(scenario, SlowSecond(), 2)
+    play_pool(scenario, NoSecond(), 2)
 
 
 def test_a_server_that_says_nothing_when_it_starts_is_given_up(monkeypatch: pytest.MonkeyPatch):
@@ -364,15 +367,6 @@ def test_a_server_that_says_nothing_when_it_starts_is_given_up(monkeypatch: pyte
 
 def test_closing_does_not_wait_for_a_successor_that_cannot_start_yet(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pool_module, "_RESTART_PAUSE_S", 0.0)
-
-    class NoSecond(StandInHost):
-        launches = 0
-
-        async def launch(self, module: str, settings: Settings) -> StandIn:
-            self.launches += 1
-            if self.launches == 2:
-                await asyncio.Event().wait()
-            return await super().launch(module, settings)
 
     host = NoSecond()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import select
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,8 @@ from bus.messages import CodeDied, CodeOk, CodeOutcome, CodeOutOfMemory, CodeRai
 from sandbox.backend import ForkServerSandbox
 from sandbox.docker_backend import ContainerHost
 from sandbox.process_backend import LocalHost
-from tests.sandbox.conftest import Client, Play, family
+from tests.processes import family, wait_for_end
+from tests.sandbox.conftest import Client, Play
 
 pytestmark = pytest.mark.slow
 
@@ -200,8 +200,7 @@ def test_what_a_dead_cell_started_is_ended_and_what_was_started_before_it_goes_o
             outcome = (await client.cell(f"{daemon.format(name='lost')}{end}")).outcome
             assert isinstance(outcome, CodeTimedOut | CodeDied)
             for pidfd in pidfds_of(client.sandbox, "lost"):  # killed before the answer: they end by themselves
-                assert select.select([pidfd], [], [], 30)[0]
-                os.close(pidfd)
+                wait_for_end(pidfd)
             (pidfd,) = pidfds_of(client.sandbox, "before")
             os.close(pidfd)
         assert await client.printed(LOOK) == before

@@ -14,7 +14,6 @@ from rich.console import Console
 from analysis.simulation.calibration import LoadRow, calibrated, rows_of
 from analysis.simulation.model import H100, QWEN3_14B, cluster_of
 from analysis.simulation.outcome import Outcome, Policy
-from analysis.simulation.picture import draw_outcomes
 from analysis.simulation.run import Deadlock, Simulation, simulate
 from analysis.simulation.table import outcomes_table
 from analysis.simulation.workload import Shape, Workload, draw
@@ -148,4 +147,6 @@ def test_the_table_names_every_policy_and_the_bounds() -> None:
 
 @pytest.mark.slow
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    from analysis.simulation.picture import draw_outcomes  # takes a second: not for those who only collect
+
     assert draw_outcomes([outcome("static"), outcome("kv_lookahead")], tmp_path / "step.png").stat().st_size > 10_000

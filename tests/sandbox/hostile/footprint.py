@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sandbox.inside.keeper import SECRET
-from tests.sandbox.conftest import Client, family, is_running
+from tests.processes import family, is_running
+from tests.sandbox.conftest import Client
 
 _FOLDERS = ("tmp", "var/tmp", "dev/shm", "run/lock", "scratch")
 _NOBODY = 65534

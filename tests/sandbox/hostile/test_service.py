@@ -13,7 +13,8 @@ import pytest
 from bus.messages import CodeDied, CodeOk, CodeRaised, CodeTimedOut, Output
 from configs.schema import Sandbox as SandboxConfig
 from sandbox.contract import CodeResult, SandboxFailure
-from tests.sandbox.conftest import BACKENDS, Client, Scenario, family, is_running
+from tests.processes import family, is_running
+from tests.sandbox.conftest import BACKENDS, Client, Scenario
 from tests.sandbox.hostile import footprint
 from tests.sandbox.hostile.arena import LIMITS, Arena
 from tests.sandbox.hostile.catalogue import HOSTILE

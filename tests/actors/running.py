@@ -1,0 +1,103 @@
+"""Runs over real processes, small enough for a test: how they are started, waited for, and looked at."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from configs.run_folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    *("tiny.num_train_questions=64", "tiny.num_test_questions=16", "tiny.num_sft_dialogues=200"),
+    *("sft.steps=4", "sft.batch_size=16", "rl.steps=3", "rl.prompts=2", "rl.rollouts=4"),
+    *("learner.checkpoint_every=1", "learner.threads=1", "evaluation.questions=6"),
+    "sandbox.backend=process",
+)
+# A cold start that is just long enough for a policy that is right now and then: its steps are real updates.
+COLD_START = ("sft.steps=150", "sft.batch_size=32", "tiny.num_sft_dialogues=4800")
+PATIENCE_S = 240.0
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def from_cold_start_of(made: RunFolder) -> tuple[str, ...]:
+    """Settings with which a run begins where another one's RL steps did, on its data."""
+    data = (f"data.train={made.data / 'train.jsonl'}", f"data.test={made.data / 'test.jsonl'}")
+    return ("sft.steps=0", f"model.checkpoint={made.checkpoint(0)}", *data)
+
+
+def launch(runs: Path, *words: str) -> subprocess.Popen[str]:
+    """Start a small run in a folder of `runs`. Each word is an option, or a key to set: KEY=VALUE."""
+    settings = (*SMALL, f'runs_folder="{runs}"', *(word for word in words if not word.startswith("--")))
+    options = [word for word in words if word.startswith("--")]
+    arguments = [argument for setting in settings for argument in ("--set", setting)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "actors.cli", "run", "configs/tiny.toml", *arguments, *options],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate(timeout=PATIENCE_S)
+    return output
+
+
+def whole_run(runs: Path, *words: str) -> tuple[RunFolder, str]:
+    """The folder and the output of a run that ended well."""
+    with launch(runs, *words) as process:
+        try:
+            output = finish(process)
+        finally:
+            process.kill()
+    assert process.returncode == 0, output
+    return RunFolder(runs / "demo"), output
+
+
+def asterism(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "actors.cli", *arguments], cwd=ROOT, capture_output=True, text=True)
+
+
+def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.02)  # another process moves, not this one
+
+
+# ---------------------------------------------------------------- what a run writes
+
+
+def adds_up(summary: dict[str, int], *more: str) -> bool:
+    """Whether every trajectory finished, failed, was abandoned, or ended in one of the ways in `more`."""
+    ends = sum(summary[f"trajectories_{end}"] for end in ("finished", "failed", "abandoned", *more))
+    return summary["trajectories_started"] == ends
+
+
+def metrics(folder: RunFolder, kind: str) -> list[dict[str, float]]:
+    if not folder.metrics.exists():
+        return []
+    lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def said(folder: RunFolder, event: str) -> list[dict[str, Any]]:
+    """What the launcher's log has of one kind."""
+    log = folder.logs / "launcher.jsonl"
+    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+    entries = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [entry for entry in entries if entry["event"] == event]
+
+
+def lives(folder: RunFolder, name: str) -> list[int]:
+    """Process ids of all that were started under the name."""
+    return [entry["pid"] for entry in said(folder, "process.started") if entry["name"] == name]

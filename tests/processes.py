@@ -1,0 +1,49 @@
+"""Which processes live, by /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from pathlib import Path
+
+
+def family(*ancestors: int) -> list[int]:
+    """The processes and all that descend from them."""
+    found, new = list(ancestors), list(ancestors)
+    while new:
+        text = ""
+        for pid in new:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended in between
+                for task in Path(f"/proc/{pid}/task").glob("*/children"):
+                    text += task.read_text() + " "
+        new = [int(pid) for pid in text.split()]
+        found += new
+    return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def processes_that_name(text: str) -> list[str]:
+    """The command lines of all but this process that contain it."""
+    found: list[str] = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if text in line and int(entry.parent.name) != os.getpid():
+                found.append(line)
+    return found
+
+
+def wait_for_end(pidfd: int) -> None:
+    """Closes it."""
+    try:
+        assert select.select([pidfd], [], [], 30)[0], "a process is still there"
+    finally:
+        os.close(pidfd)
