@@ -4,15 +4,8 @@ with: what each step trained on, told by feeding the head's log to the group buf
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
-from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -38,18 +31,15 @@ from configs.load import load_resolved
 from configs.run_folder import RunFolder
 from engine.batches import check_versions
 from engine.snapshots import steps_saved
+from tests.actors.running import Start, adds_up, finish, from_cold_start_of, metrics, until
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 STEPS, AHEAD = 4, 1
 SETTINGS = (
-    *("tiny.num_train_questions=64", "tiny.num_test_questions=16", "tiny.num_sft_dialogues=4800"),
-    *("sft.steps=150", "sft.batch_size=32", f"rl.steps={STEPS}", "rl.prompts=4", "rl.rollouts=8"),
+    *(f"rl.steps={STEPS}", "rl.prompts=4", "rl.rollouts=8", "evaluation.questions=2"),
     *(f"rl.max_staleness={AHEAD}", "rl.oversubscribe=1.5", "rl.leftovers=carry"),
-    *("learner.checkpoint_every=1", "learner.threads=1", "evaluation.questions=2", "sandbox.backend=process"),
 )
-PATIENCE_S = 240.0
 
 
 class Life(msgspec.Struct):
@@ -114,53 +104,36 @@ def _note(life: Life, effect: AnyMessage) -> None:
             pass
 
 
-def lines(folder: RunFolder, kind: str) -> list[dict[str, float]]:
-    decoded = [json.loads(line) for line in folder.metrics.read_bytes().splitlines(keepends=True) if line[-1:] == b"\n"]
-    return [line for line in decoded if line["kind"] == kind]
-
-
 def works_for(folder: RunFolder, step: int) -> bool:
-    """Whether trajectories have asked for tokens since the step was asked for."""
-    if not (folder.metrics.exists() and lines(folder, "step")):
+    """Whether the logs tell of a trajectory that was begun after the step had been asked for: of the last moments before
+    a kill they do not."""
+    if not metrics(folder, "step"):
         return False
     requested = False
     for event, _ in read_events(folder.events / "head.sqlite", kinds=["StepRequested", "LeaseRequested"]):
         message = decode(event.frame).message
         requested = requested or (isinstance(message, StepRequested) and message.step == step)
-        if requested and isinstance(message, LeaseRequested):
-            return True
+        if requested and isinstance(message, LeaseRequested) and message.lease == 1:
+            told = read_events(folder.events / "rollout-0.sqlite", trajectory=message.trajectory_id)
+            return any(True for _ in told)
     return False
 
 
-def launch(runs: Path, *arguments: str) -> subprocess.Popen[str]:
-    settings = [word for setting in (*SETTINGS, f'runs_folder="{runs}"') for word in ("--set", setting)]
-    command = [sys.executable, "-m", "actors.cli", "run", "configs/tiny.toml", *settings, *arguments]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
-    """While the learner trains the second step, and rollouts work for the third."""
+def killed(tmp_path_factory: pytest.TempPathFactory, start: Start, finished_run: tuple[RunFolder, str]) -> Killed:
+    """While the learner trains the second step, and rollouts work for the third. From the other run's cold start."""
     runs = tmp_path_factory.mktemp("killed")
     folder = RunFolder(runs / "demo")
-    process = launch(runs)
-    deadline = time.monotonic() + PATIENCE_S
-    try:
-        while not works_for(folder, step=3):
-            assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < deadline, "it never came so far"
-            time.sleep(0.02)  # another process moves, not this one
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
-    resumed = launch(runs, "--resume")
-    try:
-        output, _ = resumed.communicate(timeout=PATIENCE_S)
-    finally:
-        resumed.kill()
+    words = (*SETTINGS, *from_cold_start_of(finished_run[0]))
+    process = start(runs, *words)
+    until(lambda: works_for(folder, step=3), process)
+    process.kill()
+    finish(process)
+    resumed = start(runs, *words, "--resume")
+    output = finish(resumed)
     assert resumed.returncode == 0, output
     first, second = lives_of(folder)
-    yield Killed(folder, first, second)
+    return Killed(folder, first, second)
 
 
 def test_it_goes_on_after_the_last_step_of_which_checkpoint_and_record_are_there(killed: Killed) -> None:
@@ -219,7 +192,7 @@ def test_what_is_trained_on_is_of_the_versions_that_its_step_may_use(killed: Kil
 
 
 def test_each_step_has_one_line_and_its_counts_are_those_of_its_batch(killed: Killed) -> None:
-    steps = lines(killed.folder, "step")
+    steps = metrics(killed.folder, "step")
     assert [line["step"] for line in steps] == list(range(1, STEPS + 1))
     for line, batch in zip(steps, killed.trained, strict=True):
         counted = [np.frombuffer(row.loss_mask, np.uint8).astype(bool) for row in batch.rows]
@@ -232,8 +205,7 @@ def test_each_step_has_one_line_and_its_counts_are_those_of_its_batch(killed: Ki
 
 def test_the_runs_numbers_add_up_and_its_two_lives_replay(killed: Killed) -> None:
     summary = json.loads(killed.folder.summary.read_text())
-    ends = sum(summary[f"trajectories_{end}"] for end in ("finished", "failed", "aborted", "abandoned"))
-    assert summary["trajectories_started"] == ends
+    assert adds_up(summary, "aborted")
     assert summary["trajectories_abandoned"] > 0
     assert summary["steps"] == STEPS
     assert summary["replay_identical"] is True
