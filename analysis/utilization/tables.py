@@ -129,8 +129,9 @@ def _executors(use: Utilization) -> Table:
 
 def _counts(use: Utilization) -> Text:
     told = use.trajectories
+    aborted = f" and {told.aborted:,} were aborted" if told.aborted else ""
     return Text(
-        f"{told.ended:,} trajectories ended, {told.failed:,} of them failed: {told.turns:,} turns, {told.calls:,} calls, "
+        f"{told.ended:,} trajectories ended, {told.failed:,} of them failed{aborted}: {told.turns:,} turns, {told.calls:,} calls, "
         f"{told.generated_tokens:,} generated tokens, {told.migrations:,} moves to another engine\n"
     )
 
