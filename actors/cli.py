@@ -90,7 +90,7 @@ def simulate(
         ),
     ],
     policies: Annotated[
-        str, typer.Option("--policies", help="Side by side, with commas; oracle knows all lengths.")
+        str, typer.Option("--policies", help="Side by side, with commas, or all; oracle knows all lengths.")
     ] = "static,kv,kv_lookahead",
     seed: Annotated[int, typer.Option("--seed", help="Of the workload's draws.")] = 0,
     scale: Annotated[float, typer.Option(min=0.01, help="Of prompts and engines alike, for a quick look.")] = 1.0,

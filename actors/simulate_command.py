@@ -104,11 +104,13 @@ def _cluster(options: Options, usual: Cluster) -> Cluster:
 
 
 def _policies(names: str) -> list[Policy]:
-    """Each once."""
+    """Each once; `all` is all of them."""
+    if names == "all":
+        return list(POLICIES)
     chosen = list(dict.fromkeys(name.strip() for name in names.split(",")))
     for name in chosen:
         if name not in POLICIES:
-            raise UnusableInput(f"--policies: no policy {name!r}; there are {', '.join(POLICIES)}")
+            raise UnusableInput(f"--policies: no policy {name!r}; there are {', '.join(POLICIES)}, and all")
     return cast(list[Policy], chosen)
 
 
@@ -116,8 +118,9 @@ def _folders(run: Path | None, policies: Sequence[Policy]) -> dict[Policy, RunFo
     """Where each policy's logs go: into the folder itself, or of several into a folder for each below it."""
     if run is None:
         return dict.fromkeys(policies)
-    folders = {policy: RunFolder(run / policy if len(policies) > 1 else run) for policy in policies}
-    for folder in folders.values():
+    folders: dict[Policy, RunFolder | None] = {}
+    for policy in policies:
+        folder = folders[policy] = RunFolder(run / policy if len(policies) > 1 else run)
         if folder.config.exists():
             raise UnusableInput(f"--run {folder.path}: a real run lies there")
         if folder.path.exists() and not folder.path.is_dir():

@@ -2,10 +2,11 @@
 
     python -m benchmarks.validation [--policies kv_lookahead,least_requests,static] [--share 0.33] [--steps 4]
 
-For each policy a run on the tiny task over real processes is recorded, from one cold start for all. Each of its steps is
-then simulated from its event log, with costs calibrated from its engines' reports, under the policy that it had. Keys, for
-each policy: `measured_s` and `predicted_s` of each step, `ratio` of their sums, `worst_ratio` of a single step's, and what
-the engines did in these steps: `evicted_tokens`, `recomputed_tokens` and `preempted`, measured and predicted.
+A first run on the tiny task, over real processes, ends a cold start too early for a good model and tells the demand: some
+answers are short, some call tools, some babble on to their limit. Then, for each policy, a run from there with small caches
+is recorded, and each of its steps simulated from its event log, with costs calibrated from its engines' reports, under the
+policy that it had. Keys, for each policy: `measured_s` and `predicted_s` of each step, `ratio` of their sums, `worst_ratio`
+of a single step's, `waits_s` of a trajectory in the mean, and the engines' tokens, all measured and predicted.
 """
 
 from __future__ import annotations
@@ -23,22 +24,32 @@ from analysis.simulation.outcome import Outcome
 from analysis.simulation.recorded import RecordedStep, recorded_step
 from analysis.simulation.run import simulate
 from analysis.utilization.report import utilization_of
-from benchmarks._tiny_run import cold_start, from_checkpoint, launch
+from benchmarks._tiny_run import from_checkpoint, launch
+from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import Run
 from policies.scheduling import PolicyName
 
 CONFIG = Path("configs/tiny.toml")
-COLD_START = ("sft.steps=150", "sft.batch_size=32", "tiny.num_sft_dialogues=4800")
-SETTINGS = ("sandbox.backend=process", "engine.num_engines=2", "learner.threads=1", "rl.prompts=16", "rl.rollouts=16")
-TRAJECTORY_TOKENS = 112  # of a dialogue of the tiny task at its end, in whole pages
+ENGINES = 2
+COLD_START = ("sft.steps=50", "sft.batch_size=32", "tiny.num_sft_dialogues=3200", "name=cold")
+SETTINGS = (
+    *("sandbox.backend=process", f"engine.num_engines={ENGINES}", "learner.threads=1", "evaluation.questions=0"),
+    *("rl.prompts=16", "rl.rollouts=16", "dialogue.response_tokens=480"),
+)
 POLICIES: tuple[PolicyName, ...] = ("kv_lookahead", "least_requests", "static")
 
 
-def with_caches(run: Run, share: float) -> Run:
-    """Two engines that together hold such a share of what all trajectories of a step come to."""
-    demand_tokens = run.rl.prompts * run.rl.rollouts * TRAJECTORY_TOKENS
-    kv_tokens = max(run.dialogue.sequence_tokens + run.engine.page_tokens, round(share * demand_tokens / 2))
+def begun(settings: Sequence[str], runs: Path) -> RunFolder:
+    """A run with a cold start, and one step for which its caches are large enough."""
+    run = load_run(CONFIG, [*settings, *COLD_START, "rl.steps=1"])
+    return launch(replace(run, runs_folder=str(runs)))
+
+
+def with_caches(run: Run, demand_tokens: int, share: float) -> Run:
+    """Engines that together hold such a share of the demand."""
+    least = run.dialogue.sequence_tokens + run.engine.page_tokens
+    kv_tokens = max(least, round(share * demand_tokens / ENGINES))
     return replace(run, engine=replace(run.engine, kv_tokens=kv_tokens))
 
 
@@ -52,8 +63,9 @@ def figures(pairs: Sequence[tuple[RecordedStep, Outcome]], logs: Path) -> dict[s
     measured = [each.measured_s for each, _ in pairs]
     predicted = [outcome.makespan_s for _, outcome in pairs]
     ratios = [there / here for here, there in zip(measured, predicted, strict=True)]
-    engines = utilization_of(logs).engines
+    told = utilization_of(logs)
     counters = {
+        "prefilled_tokens": "prefilled_tokens",
         "evicted_tokens": "evicted_tokens",
         "recomputed_tokens": "recomputed_tokens",
         "preempted": "preemptions",
@@ -64,21 +76,39 @@ def figures(pairs: Sequence[tuple[RecordedStep, Outcome]], logs: Path) -> dict[s
         "measured_s": [round(seconds, 3) for seconds in measured],
         "predicted_s": [round(seconds, 3) for seconds in predicted],
         "latency_ms": [round(1e3 * each.cluster.latency_s, 2) for each, _ in pairs],
-        **{name: sum(getattr(engine, name) for engine in engines) for name in counters},
+        "waits_s": {name: round(wait.mean_s, 3) for name, wait in told.trajectories.waits.items()},
+        "waits_s_predicted": _waits_s([outcome for _, outcome in pairs]),
+        **{name: sum(getattr(engine, name) for engine in told.engines) for name in counters},
         **{f"{name}_predicted": sum(getattr(each, key) for _, each in pairs) for name, key in counters.items()},
+    }
+
+
+def _waits_s(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    trajectories = sum(outcome.trajectories for outcome in outcomes)
+    causes = {
+        "lease_wait_s": ("lease to begin", "lease after a tool", "lease within a turn"),
+        "generation_s": ("engine's queue", "prefill", "decode"),
+        "tools_s": ("tools",),
+        "grading_s": ("grading",),
+    }
+    return {
+        name: round(sum(outcome.waits_s[each] for outcome in outcomes for each in parts) / trajectories, 3)
+        for name, parts in causes.items()
     }
 
 
 def measure(policies: Sequence[PolicyName], share: float, steps: int, seed: int, runs: Path) -> dict[str, Any]:
     settings = (*SETTINGS, f"seed={seed}")
-    checkpoint = cold_start(CONFIG, (*settings, *COLD_START), runs)
+    cold = begun(settings, runs)
+    demand_tokens = recorded_step(cold, 1).workload.demand_tokens
     found: dict[str, Any] = {}
     for policy in policies:
-        run = from_checkpoint(CONFIG, (*settings, f"arbiter.policy={policy}", f"name={policy}"), checkpoint, steps)
-        folder = launch(with_caches(replace(run, runs_folder=str(runs)), share))
+        own = (*settings, f"arbiter.policy={policy}", f"name={policy}")
+        run = replace(from_checkpoint(CONFIG, own, cold.checkpoint(0), steps), runs_folder=str(runs))
+        folder = launch(with_caches(run, demand_tokens, share))
         found[policy] = figures(compared(folder, steps), folder.logs)
         print(f"{policy}: {json.dumps(found[policy])}", flush=True)
-    return {"share": share, "steps": steps, "seed": seed, "policies": found}
+    return {"share": share, "demand_tokens": demand_tokens, "steps": steps, "seed": seed, "policies": found}
 
 
 def _policies(names: str) -> tuple[PolicyName, ...]:

@@ -1,4 +1,4 @@
-"""An engine's costs from what it measured: least squares over its load reports."""
+"""An engine's costs from what it measured: least absolute errors over its load reports."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 
 from analysis.simulation.model import Cost
 from bus.messages import EngineLoadReported
+
+_ROUNDS = 20  # of weighted least squares, each nearer to the least absolute errors
 
 
 class LoadRow(NamedTuple):
@@ -50,12 +52,13 @@ def _row(before: EngineLoadReported, after: EngineLoadReported) -> LoadRow:
 def calibrated(rows: Sequence[LoadRow]) -> Cost:
     """The cost of a step, and what each sequence, cached token and prefilled token adds to it; none below 0.
 
+    A stretch in which something else took the machine says nothing of their proportions, but counts in their height.
     Raises ValueError where the rows are too few, or say nothing of a step.
     """
     if len(rows) < len(LoadRow._fields):
         raise ValueError(f"{len(rows)} stretches of work are too few to tell an engine's costs from")
     seconds = np.array([row.seconds for row in rows])
-    return _cost(_least_squares(_work(rows), seconds))
+    return scaled_to(_cost(_least_errors(_work(rows), seconds)), rows)
 
 
 def scaled_to(cost: Cost, rows: Sequence[LoadRow]) -> Cost:
@@ -81,6 +84,15 @@ def _work(rows: Sequence[LoadRow]) -> np.ndarray:
 def _cost(parts: Sequence[float]) -> Cost:
     fixed_s, sequence_s, kv_token_s, prefill_token_s = map(float, parts)
     return Cost(fixed_s, sequence_s=sequence_s, kv_token_s=kv_token_s, prefill_token_s=prefill_token_s)
+
+
+def _least_errors(work: np.ndarray, seconds: np.ndarray) -> list[float]:
+    found = _least_squares(work, seconds)
+    for _ in range(_ROUNDS):
+        errors = np.abs(work @ found - seconds)
+        weights = 1 / np.sqrt(np.maximum(errors, 1e-3 * float(seconds.mean())))
+        found = _least_squares(work * weights[:, None], seconds * weights)
+    return found
 
 
 def _least_squares(work: np.ndarray, seconds: np.ndarray) -> list[float]:

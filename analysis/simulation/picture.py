@@ -74,8 +74,15 @@ def _draw_times(axes: Axes, outcomes: Sequence[Outcome]) -> None:
         axes.barh(places, seconds, left=begun, color=color, height=0.4, label=label)
         begun += seconds
     _dress_bars(axes, outcomes, "A trajectory's time", "mean seconds, by what it waits for")
-    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.1), "ncols": len(_WAITS), "frameon": False}
-    axes.legend(**below, fontsize=9, columnspacing=1.0, handlelength=1.0)
+    axes.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.1),
+        ncols=len(_WAITS),
+        frameon=False,
+        fontsize=9,
+        columnspacing=1.0,
+        handlelength=1.0,
+    )
 
 
 def _draw_again(axes: Axes, outcomes: Sequence[Outcome]) -> None:

@@ -164,7 +164,8 @@ def _steps(use: Utilization) -> Table:
     for step in use.steps[-_SHOWN:]:
         parts = ("-" if part is None else f"{part:.2f}" for part in (step.step_s, step.rollout_s, step.train_s))
         weights = "-" if step.weights_s is None else f"{step.weights_s:.2f}"
-        table.add_row(_short(step.name), *parts, weights, str(step.trajectories), f"{step.tail_s:.2f}")
+        ended = f"{step.trajectories} ({step.aborted} aborted)" if step.aborted else str(step.trajectories)
+        table.add_row(_short(step.name), *parts, weights, ended, f"{step.tail_s:.2f}")
     return _cut(table, len(use.steps), "steps, the last")
 
 
