@@ -96,7 +96,8 @@ def simulated(folder: RunFolder, **changes: Any) -> str:
 
 
 def test_a_recorded_step_s_simulation_has_its_trajectories_and_takes_about_as_long(trained: RunFolder) -> None:
-    """Within half on a machine that does other things too; `python -m benchmarks.validation` measures how near it is."""
+    """Within a quarter, on a machine that may do other things too; `python -m benchmarks.validation` measures it."""
+    predicted_s = measured_s = 0.0
     for number in (1, 2):
         step = recorded_step(trained, number)
         outcome = simulate(step.workload, step.cluster, step.policy)
@@ -108,7 +109,9 @@ def test_a_recorded_step_s_simulation_has_its_trajectories_and_takes_about_as_lo
         assert {plan.generated_tokens for plan in step.workload.plans} <= {sum(each.loss_mask) for each in ended}
         assert outcome.waits_s["lease to begin"] > 0
         assert outcome.evictions == outcome.preemptions == 0
-        assert outcome.makespan_s == pytest.approx(step.measured_s, rel=0.5)
+        predicted_s += outcome.makespan_s
+        measured_s += step.measured_s
+    assert predicted_s == pytest.approx(measured_s, rel=0.25)
 
 
 def test_policies_are_compared_on_a_recorded_run_beside_what_it_really_took(trained: RunFolder, tmp_path: Path) -> None:
