@@ -74,8 +74,12 @@ def _simulated(step: _Step, policy: Policy, seed: int, folder: RunFolder | None)
 
 
 def _tell(recorded: RecordedStep | None, console: Console) -> None:
-    if recorded is not None and recorded.left_out:
+    if recorded is None:
+        return
+    if recorded.left_out:
         console.print(f"{recorded.left_out} trajectories that failed or were aborted are left out.")
+    if recorded.overlaps:
+        console.print("Other steps ran beside this one (rl.max_staleness); it is simulated alone.")
 
 
 # ---------------------------------------------------------------- what is asked for

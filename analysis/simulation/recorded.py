@@ -54,6 +54,7 @@ class RecordedStep(NamedTuple):
     policy: PolicyName
     measured_s: float
     left_out: int  # trajectories that infrastructure lost, or that were aborted
+    overlaps: bool  # other steps' trajectories ran beside it, which are not simulated
 
 
 class _Window(NamedTuple):
@@ -131,6 +132,7 @@ def recorded_step(folder: RunFolder, step: int | None = None) -> RecordedStep:
         policy=run.arbiter.policy,
         measured_s=max(each.at for each in finished) - min(heard.started.values()),
         left_out=len(heard.group_of) - len(finished),
+        overlaps=run.rl.max_staleness > 0,
     )
 
 

@@ -28,7 +28,7 @@ from bus.messages import (
 from configs.errors import UnusableInput
 from configs.load import write_resolved
 from configs.run_folder import RunFolder
-from configs.schema import Dialogue, Engine, Run
+from configs.schema import Dialogue, Engine, Rl, Run
 
 SHAPE = Shape("test", 2, 3, 300.0, 0.5, 0.8, 1.5, prompt_tokens=90.0, response_tokens=700, result_tokens=40.0)
 WORKLOAD = msgspec.structs.replace(draw(SHAPE, 11), after={1: 0})
@@ -112,6 +112,15 @@ def test_a_step_of_a_run_is_found_with_its_engines_its_policy_and_how_long_it_to
     expected = simulate(WORKLOAD, CLUSTER, "kv_lookahead").makespan_s
     assert step.measured_s == pytest.approx(expected, rel=0.01)
     assert simulate(step.workload, step.cluster, step.policy).makespan_s == pytest.approx(expected, rel=0.05)
+
+
+def test_a_step_that_others_ran_beside_is_known_as_one(folder: Path, tmp_path: Path) -> None:
+    ahead = RunFolder(tmp_path)
+    dialogue, rl = Dialogue(prompt_tokens=300, response_tokens=700), Rl(prompts=8, rollouts=2, max_staleness=1)
+    write_resolved(Run(name="ahead", dialogue=dialogue, rl=rl), ahead.config)
+    ahead.events.symlink_to(folder)
+    assert recorded_step(ahead).overlaps
+    assert not recorded_step(RunFolder(folder.parent)).overlaps
 
 
 def test_a_group_that_stood_in_for_another_one_begins_when_that_one_has_ended(folder: Path) -> None:
