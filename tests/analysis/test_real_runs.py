@@ -35,7 +35,7 @@ SETTINGS = (
     *("evaluation.questions=0", "sandbox.backend=process", "engine.num_engines=2"),
 )
 SMALL = "engine.kv_tokens=1100"  # two of them hold a third of what the 128 trajectories of a step come to
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 
 
 def start(runs: Path, *settings: str, resume: bool = False) -> subprocess.Popen[str]:
@@ -58,8 +58,9 @@ def start(runs: Path, *settings: str, resume: bool = False) -> subprocess.Popen[
 def finish(process: subprocess.Popen[str]) -> None:
     try:
         output, _ = process.communicate(timeout=PATIENCE_S)
-    finally:
+    except subprocess.TimeoutExpired:
         process.kill()
+        output, _ = process.communicate()
     assert process.returncode == 0, output
 
 
