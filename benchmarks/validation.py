@@ -1,6 +1,6 @@
 """The simulator beside real runs: two embedded engines whose caches hold a part of the demand. JSON last.
 
-    python -m benchmarks.validation [--policies kv_lookahead,least_requests,static] [--share 0.33] [--steps 4]
+    python -m benchmarks.validation [--policies kv_lookahead,least_requests,static] [--share 0.33] [--steps 3] [--quick]
 
 A first run on the tiny task, over real processes, ends a cold start too early for a good model and tells the demand: some
 answers are short, some call tools, some babble on to their limit. Then, for each policy, a run from there with small caches
@@ -121,15 +121,18 @@ def _policies(names: str) -> tuple[PolicyName, ...]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policies", type=_policies, default=POLICIES, metavar="NAME,NAME")
+    parser.add_argument("--policies", type=_policies, metavar="NAME,NAME", help="those that the docs compare")
+    parser.add_argument("--quick", action="store_true", help="one step under one policy")
     parser.add_argument("--share", type=float, default=0.33, help="of the demand that the caches hold")
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, help="of each run (3)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave the runs there")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         runs = options.keep or Path(name)
-        print(json.dumps(measure(options.policies, options.share, options.steps, options.seed, runs)))
+        policies = options.policies or (POLICIES[:1] if options.quick else POLICIES)
+        steps = options.steps or (1 if options.quick else 3)
+        print(json.dumps(measure(policies, options.share, steps, options.seed, runs)))
 
 
 if __name__ == "__main__":
