@@ -82,31 +82,38 @@ def doctor() -> None:
 
 @app.command()
 def simulate(
-    workload: Annotated[str, typer.Argument(help="report, one_node, heavy_tail or tool_bound.")],
+    workload: Annotated[
+        str,
+        typer.Argument(
+            help="report, one_node, heavy_tail or tool_bound; or a run's folder, such as runs/demo.",
+            metavar="WORKLOAD|RUN",
+        ),
+    ],
     policies: Annotated[
-        str, typer.Option("--policies", help="Side by side, with commas; oracle knows all lengths.")
+        str, typer.Option("--policies", help="Side by side, with commas, or all; oracle knows all lengths.")
     ] = "static,kv,kv_lookahead",
     seed: Annotated[int, typer.Option("--seed", help="Of the workload's draws.")] = 0,
     scale: Annotated[float, typer.Option(min=0.01, help="Of prompts and engines alike, for a quick look.")] = 1.0,
+    step: Annotated[
+        int | None, typer.Option("--step", min=1, help="Of a recorded run; its last one without it.")
+    ] = None,
     cluster: Annotated[
         str | None, typer.Option("--cluster", help="8xh100, 8xh200 or 64xmi300x; the workload's own without it.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")] = None,
     picture: Annotated[Path | None, typer.Option("--picture", metavar="FILE", help="Draw them there.")] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--run", metavar="FOLDER", help="Leave logs for `asterism report` there; of several policies in one each."
+        ),
+    ] = None,
 ) -> None:
     """Simulate one step's rollouts under several policies: makespan, utilization, waits, and two lower bounds."""
-    from actors.simulate_command import simulate_workload
+    from actors.simulate_command import Options, simulate_workload
 
-    simulate_workload(
-        workload,
-        policies,
-        seed=seed,
-        scale=scale,
-        cluster=cluster,
-        json_file=json_file,
-        picture=picture,
-        console=Console(),
-    )
+    options = Options(workload, policies, seed, scale, step, cluster, json_file, picture, run)
+    simulate_workload(options, Console())
 
 
 @log_app.command()

@@ -109,6 +109,7 @@ class Cluster(msgspec.Struct, frozen=True):
     page_tokens: int = 16
     max_running: int = 512
     chunk_tokens: int = 2048  # that a step prefills at most
+    latency_s: float = 0.0005  # of a message from one process to another
 
 
 QWEN3_14B = ModelShape("Qwen3-14B", parameters=14.8e9, layers=40, heads=40, kv_heads=8, head_dim=128)

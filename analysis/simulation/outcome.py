@@ -20,6 +20,8 @@ class Sample(msgspec.Struct, frozen=True):
     waiting: int  # at engines
     used_tokens: int
     live: int  # trajectories that have not ended
+    leasing: int  # of them those that wait for a lease
+    calling: int  # and those that wait for their tools
 
 
 class Tail(msgspec.Struct, frozen=True):
@@ -45,6 +47,8 @@ class Outcome(msgspec.Struct, frozen=True):
     trajectories: int
     failed: int
     generated_tokens: int
+    slots: int  # decode slots of all engines
+    kv_tokens: int  # that all engines hold
     kv_utilization: float  # mean share of all engines' pages that are not free, until the end
     slot_utilization: float  # mean share of all engines' decode slots (max_running) in use, until the end
     most_kv: float  # the fullest that an engine was, as a share of its pages
@@ -63,6 +67,7 @@ class Outcome(msgspec.Struct, frozen=True):
     worst_decision_s: float
     simulated_in_s: float
     timeline: tuple[Sample, ...]
+    measured_s: float | None = None  # of a recorded step under the policy that it had: how long it really took
 
     @property
     def decisions_per_s(self) -> float:

@@ -1,7 +1,8 @@
 """One step's rollouts, simulated: the real arbiter and the real trajectories, over engines and tools in virtual time.
 
-A message takes `LATENCY_S` from one process to another, and none within one. All groups are started at time 0; the
-makespan is when the last trajectory has ended.
+A message takes the cluster's `latency_s` from one process to another, and none within one. All groups are started at
+time 0, or with the end of the one that they stand in for; the makespan is when the last trajectory has ended. With a
+Recording, the step leaves the log lines that a real run's report is made from.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import gc
 import heapq
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count, groupby, islice
 from statistics import mean
@@ -24,6 +25,7 @@ from analysis.simulation.outcome import Outcome, Policy, Sample, Tail
 from analysis.simulation.tokens import LengthTokenizer
 from analysis.simulation.truth import Truth
 from analysis.simulation.workload import Plan, Workload
+from analysis.utilization.recording import Recording
 from bus.messages import (
     AnswerGraded,
     AnswerSubmitted,
@@ -38,6 +40,7 @@ from bus.messages import (
     LeaseGranted,
     LeaseReleased,
     LeaseRequested,
+    LedgerReported,
     Output,
     StartGroup,
     TrajectoryFailed,
@@ -49,8 +52,8 @@ from policies.arbiter import Arbiter
 from policies.rollout import Rollout
 from policies.trajectory import Rules
 
-LATENCY_S = 0.0005
 _SAMPLE_S = 1.0
+_LEAST_SAMPLES = 100  # of a short step
 _TAIL_SHARE = 0.01
 _SHOWN_STUCK = 8
 _ARBITER, _ROLLOUT, _BUFFER, _LAUNCHER, _EXECUTOR = (
@@ -69,7 +72,9 @@ class Deadlock(Exception):
 class Simulation:
     """Implements analysis.simulation.engine.World."""
 
-    def __init__(self, workload: Workload, cluster: Cluster, policy: Policy) -> None:
+    def __init__(
+        self, workload: Workload, cluster: Cluster, policy: Policy, recording: Recording | None = None
+    ) -> None:
         self.now = 0.0
         self.plans: Mapping[int, Plan] = {plan.trajectory_id: plan for plan in workload.plans}
         self.computed: dict[int, int] = {}
@@ -90,7 +95,16 @@ class Simulation:
         self.migrations = self.leases = self.decisions = 0
         self.decision_s = self.worst_decision_s = 0.0
         self.timeline: list[Sample] = []
+        self.leasing = self.calling = 0  # trajectories that wait for a lease, and for their tools
         self._cluster = cluster
+        self._latency_s = cluster.latency_s
+        self._sample_s = min(_SAMPLE_S, bounds_of(workload, cluster).lower_s / _LEAST_SAMPLES)
+        self._recording = recording
+        self._groups = {group.group_id: group for group in _groups(workload)}
+        self._open = Counter(plan.group_id for plan in workload.plans)  # trajectories of each group that live
+        self._followers: defaultdict[int, list[int]] = defaultdict(list)
+        for group, before in workload.after.items():
+            self._followers[before].append(group)
         self._asked: dict[int, str] = {}
         self._placed: dict[int, str] = {}
         self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
@@ -99,7 +113,6 @@ class Simulation:
             _ARBITER: self._decide_arbiter,
             _ROLLOUT: self._decide_rollout,
             _BUFFER: self._collect,
-            _LAUNCHER: lambda _: None,
             _EXECUTOR: self._execute,
             **{name: self._engine_receiver(engine) for name, engine in self.engines.items()},
         }
@@ -107,15 +120,21 @@ class Simulation:
     def run(self) -> None:
         """Until nothing is left to happen."""
         cluster = self._cluster
-        for name in self.engines:
+        for name, engine in self.engines.items():
             self._decide_arbiter(EngineJoined(name, cluster.kv_tokens, cluster.page_tokens, 0))
+            if self._recording is not None:
+                page = cluster.page_tokens
+                self._recording.engine_started(0.0, name, engine.pages.capacity * page, page)
         self._decide_rollout(ExecutorJoined(_EXECUTOR, 1 << 20))
-        for group in _groups(self.workload):
-            self._decide_rollout(group)
+        for number, group in self._groups.items():
+            if number not in self.workload.after:
+                self._decide_rollout(group)
         self.call_at(0.0, self._sample, None)
         while self._events:
             self.now, _, callback, argument = heapq.heappop(self._events)
             callback(argument)
+        if self._recording is not None:
+            self._recording.close(max((at for at, _ in self.finished.values()), default=self.now))
         if self.live:
             raise Deadlock(f"{self.live} trajectories wait for ever: {self._stuck()}")
 
@@ -136,17 +155,21 @@ class Simulation:
         heapq.heappush(self._events, (at, next(self._numbers), callback, argument))
 
     def answer(self, turn: TurnGenerated) -> None:
-        self.call_at(self.now + LATENCY_S, self._decide_rollout, turn)
+        self.call_at(self.now + self._latency_s, self._decide_rollout, turn)
 
     def load(self, report: EngineLoadReported) -> None:
-        self.call_at(self.now + LATENCY_S, self._decide_arbiter, report)
+        if self._recording is not None:
+            self._recording.engine_reported(self.now, report)
+        self.call_at(self.now + self._latency_s, self._decide_arbiter, report)
 
     # ---------------------------------------------------------------- who receives what
 
     def _send(self, to: str, message: AnyMessage, *, local: bool = False) -> None:
         if to == _LAUNCHER:
+            if self._recording is not None and isinstance(message, LedgerReported):
+                self._recording.arbiter_reported(self.now, message)
             return
-        self.call_at(self.now + (0.0 if local else LATENCY_S), self._receivers[to], message)
+        self.call_at(self.now + (0.0 if local else self._latency_s), self._receivers[to], message)
 
     def _decide_arbiter(self, message: AnyMessage) -> None:
         began = time.thread_time()  # what else the host does is no decision
@@ -163,6 +186,7 @@ class Simulation:
     def _note_lease(self, granted: LeaseGranted) -> None:
         trajectory_id = granted.trajectory_id
         self.leases += 1
+        self.leasing -= 1
         self.began.setdefault(trajectory_id, self.now)
         self.lease_waits_s[self._asked[trajectory_id]] += granted.waited_s
         before = self._placed.get(trajectory_id, granted.engine)
@@ -170,7 +194,11 @@ class Simulation:
         self._placed[trajectory_id] = granted.engine
 
     def _decide_rollout(self, message: AnyMessage) -> None:
-        for to, effect in self.rollout.decide(self.now, message):
+        sends = self.rollout.decide(self.now, message)
+        if self._recording is not None:
+            self._recording.rollout_decided(self.now, message, sends)
+        self.calling -= isinstance(message, CodeFinished)
+        for to, effect in sends:
             if isinstance(effect, LeaseRequested):
                 self._note_request(effect, message)
             self._send(to, effect)
@@ -179,6 +207,7 @@ class Simulation:
         within = isinstance(cause, TurnGenerated)
         kind = "to begin" if isinstance(cause, StartGroup) else "within a turn" if within else "after a tool"
         self._asked[request.trajectory_id] = kind
+        self.leasing += 1
 
     def _engine_receiver(self, engine: SimulatedEngine) -> Callable[[AnyMessage], None]:
         def receive(message: AnyMessage) -> None:
@@ -199,18 +228,25 @@ class Simulation:
             turn = self.plans[message.trajectory_id].turns[self.rollout.trajectories[message.trajectory_id].turn - 1]
             outcome = CodeOk(Output(str(turn.result_tokens)))
             answer = CodeFinished(message.trajectory_id, message.call, outcome, turn.tool_s, _EXECUTOR)
-            self.call_at(self.now + turn.tool_s + LATENCY_S, self._decide_rollout, answer)
+            self.calling += 1
+            self.call_at(self.now + turn.tool_s + self._latency_s, self._decide_rollout, answer)
         elif isinstance(message, AnswerSubmitted):
             grading_s = self.workload.grading_s
             graded = AnswerGraded(message.trajectory_id, True, grading_s, _EXECUTOR)
-            self.call_at(self.now + grading_s + LATENCY_S, self._decide_rollout, graded)
+            self.call_at(self.now + grading_s + self._latency_s, self._decide_rollout, graded)
 
     def _collect(self, message: AnyMessage) -> None:
         if isinstance(message, TrajectoryFailed):
             self.failed += 1
         elif isinstance(message, TrajectoryFinished):
             slim = msgspec.structs.replace(message, token_ids=b"", logprobs=b"", versions=b"")
-            self.finished[message.trajectory_id] = (self.now - LATENCY_S, slim)
+            self.finished[message.trajectory_id] = (self.now - self._latency_s, slim)
+        else:
+            return
+        self._open[message.group_id] -= 1
+        if not self._open[message.group_id]:
+            for follower in self._followers[message.group_id]:
+                self._send(_ROLLOUT, self._groups[follower])
 
     def _sample(self, _: None) -> None:
         running = waiting = pages = 0
@@ -220,9 +256,9 @@ class Simulation:
             waiting += len(engine.waiting)
             pages += engine.pages.used
         used = pages * self._cluster.page_tokens
-        self.timeline.append(Sample(self.now, running, waiting, used, self.live))
+        self.timeline.append(Sample(self.now, running, waiting, used, self.live, self.leasing, self.calling))
         if self.live and self._events:  # else nothing will ever happen again
-            self.call_at(self.now + _SAMPLE_S, self._sample, None)
+            self.call_at(self.now + self._sample_s, self._sample, None)
 
 
 def _rules(workload: Workload) -> Rules:
@@ -256,13 +292,18 @@ def _group(plans: Sequence[Plan]) -> StartGroup:
     )
 
 
-def simulate(workload: Workload, cluster: Cluster, policy: Policy, seed: int = 0) -> Outcome:
-    """`seed` is the workload's, and only told. Raises ValueError where an engine cannot hold the longest trajectory."""
+def simulate(
+    workload: Workload, cluster: Cluster, policy: Policy, seed: int = 0, recording: Recording | None = None
+) -> Outcome:
+    """`seed` is the workload's, and only told. Raises ValueError where there is nothing to simulate, or an engine cannot
+    hold the longest trajectory; OSError where the recording cannot be written."""
+    if not workload.plans:
+        raise ValueError(f"{workload.name}: there is no trajectory to simulate")
     longest = max(plan.prompt_tokens for plan in workload.plans) + workload.response_tokens
     if cluster.kv_tokens < longest + cluster.page_tokens:
         raise ValueError(f"{cluster.name}: {cluster.kv_tokens} KV tokens of an engine, a trajectory may need {longest}")
     began = time.process_time()
-    simulation = Simulation(workload, cluster, policy)
+    simulation = Simulation(workload, cluster, policy, recording)
     collects = gc.isenabled()
     gc.disable()  # there are hardly any cycles, and a million live objects to look through for them
     try:
@@ -288,6 +329,8 @@ def _outcome(simulation: Simulation, cluster: Cluster, policy: Policy, seed: int
         trajectories=len(simulation.finished),
         failed=simulation.failed,
         generated_tokens=sum(engine.generated_tokens for engine in engines),
+        slots=cluster.max_running * cluster.engines,
+        kv_tokens=cluster.page_tokens * sum(engine.pages.capacity for engine in engines),
         kv_utilization=sum(engine.used_page_s for engine in engines) / over_pages,
         slot_utilization=sum(engine.running_s for engine in engines) / over_slots,
         most_kv=max(engine.most_pages / engine.pages.capacity for engine in engines),

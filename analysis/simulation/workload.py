@@ -41,13 +41,14 @@ class Plan(NamedTuple):
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """A step's groups, all of them started at once. Trajectories are numbered from 0, group by group."""
+    """A step's groups, all of them started at once but those in `after`. Trajectories are numbered from 0, group by group."""
 
     name: str
     plans: tuple[Plan, ...]
     response_tokens: int
     max_turns: int
     grading_s: float = 0.01
+    after: dict[int, int] = {}  # group: the one whose end starts it, as where it stands in for a rejected one
 
     @property
     def generated_tokens(self) -> int:

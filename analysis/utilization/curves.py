@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -40,6 +41,15 @@ class Curve(NamedTuple):
 def curve_of(frame: pl.DataFrame, column: str) -> Curve:
     """`frame` is in order of `t`."""
     return Curve(frame["t"].cast(pl.Float64).to_numpy(), frame[column].cast(pl.Float64).to_numpy())
+
+
+def with_falls(frame: pl.DataFrame, at: Sequence[float]) -> pl.DataFrame:
+    """`frame` (t and quantities, in order) with all quantities at 0 from these moments on, until its next row."""
+    quantities = [name for name in frame.columns if name != "t"]
+    falls = pl.DataFrame({"t": list(at)}, schema={"t": pl.Float64}).with_columns(
+        pl.lit(0).alias(name) for name in quantities
+    )
+    return pl.concat([frame, falls], how="vertical_relaxed").sort("t", maintain_order=True)
 
 
 def rate_of(frame: pl.DataFrame, growth: str) -> Curve:

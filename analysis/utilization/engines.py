@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from analysis.utilization.curves import Curve, Floats, curve_of, grown, rate_of
+from analysis.utilization.curves import Curve, Floats, curve_of, grown, rate_of, with_falls
 from analysis.utilization.idle import CAUSES, idle_by_cause
 from analysis.utilization.lines import Lines
 
@@ -136,13 +136,16 @@ def _samples(lines: Lines, engine: str) -> pl.DataFrame:
 def _curves(lines: Lines, engine: str, samples: pl.DataFrame, each_step: pl.DataFrame) -> EngineCurves:
     booked = lines.frames["ledger.reported"].filter(pl.col("engine") == engine)
     silent = samples.filter(pl.col("t").shift(-1) - pl.col("t") > SILENT_S)
-    falls = silent.select(t=pl.col("t") + SILENT_S / 2, running=pl.lit(0))
-    running = pl.concat([samples.select("t", "running"), falls], how="vertical_relaxed").sort("t", maintain_order=True)
+    falls = [*(silent["t"] + SILENT_S / 2), *lines.deaths]
+    running = with_falls(samples.select("t", "running"), falls)
+    held = with_falls(samples.select("t", "used_tokens", "cached_tokens"), lines.deaths)
     return EngineCurves(
         running=curve_of(running, "running"),
-        leased=curve_of(booked, "leased_tokens") if booked.height else None,
-        used=curve_of(samples, "used_tokens"),
-        cached=curve_of(samples, "cached_tokens"),
+        leased=curve_of(with_falls(booked.select("t", "leased_tokens"), lines.deaths), "leased_tokens")
+        if booked.height
+        else None,
+        used=curve_of(held, "used_tokens"),
+        cached=curve_of(held, "cached_tokens"),
         recomputed=rate_of(samples, "grown_recomputed_tokens"),
         evicted=rate_of(samples, "grown_evicted_tokens"),
         idle=idle_by_cause(lines, engine, samples, each_step),

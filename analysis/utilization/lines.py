@@ -16,11 +16,16 @@ import polars as pl
 from analysis.metrics import AnalysisError, read_bytes
 
 NAMED = 3  # unusable lines that are named; the others are counted
+_ONCE = "head"  # the process that is started once in each life of a run
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     timestamp: datetime  # with its zone
     process: str = ""  # the file's name, if the line has none
+
+
+class ProcessStarted(Line, frozen=True, kw_only=True):
+    name: str  # of the process; the head is started once in each life of a run
 
 
 class EngineStarted(Line, frozen=True, kw_only=True):
@@ -119,6 +124,7 @@ class StepEnded(Line, frozen=True, kw_only=True):
 
 
 KINDS: Mapping[str, type[Line]] = {
+    "process.started": ProcessStarted,
     "engine.started": EngineStarted,
     "engine.load": EngineLoad,
     "weights.loaded": WeightsLoaded,
@@ -159,6 +165,7 @@ class Lines(NamedTuple):
     frames: Mapping[str, pl.DataFrame]
     began_at: datetime | None  # of the earliest line that is read
     end_s: float  # of the latest, since then
+    deaths: Sequence[float]  # when the run was last heard of in each life of it that another one followed
     num_lines: int
     num_unusable: int
     unusable: Sequence[str]  # the first of them: file, line, cause
@@ -212,7 +219,16 @@ class _Reader:
         frames = {event: pl.DataFrame(schema=schema) for event, schema in _SCHEMAS.items()}
         frames |= {event: frame.with_columns(t=since).drop("at") for event, frame in full.items()}
         end_s = max((float(frames[event]["t"][-1]) for event in full), default=0.0)
-        return Lines(frames, began_at, end_s, self._num_lines, len(self._unusable), self._unusable[:NAMED])
+        unusable = len(self._unusable), self._unusable[:NAMED]
+        return Lines(frames, began_at, end_s, _deaths(frames), self._num_lines, *unusable)
+
+
+def _deaths(frames: Mapping[str, pl.DataFrame]) -> Sequence[float]:
+    started = frames["process.started"]
+    begins = started.filter(pl.col("name") == _ONCE)["t"].to_list()[1:]
+    times = pl.concat([frame["t"] for event, frame in frames.items() if event != "process.started"])
+    heard = [times.filter(times < begin).max() for begin in begins]
+    return [float(last) for last in heard if isinstance(last, float)]
 
 
 def _frame(event: str, lines: Sequence[Line], process: str) -> pl.DataFrame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from analysis.utilization.curves import with_falls
 from analysis.utilization.lines import Lines
 
 PHASES = ("leasing", "generating", "calling", "grading")
@@ -11,18 +12,30 @@ PHASES = ("leasing", "generating", "calling", "grading")
 
 def phases(lines: Lines) -> pl.DataFrame:
     """t, and from then on the live trajectories in each phase, summed over the rollout processes."""
-    counted = lines.frames["trajectories.counted"]
+    counted = _counted(lines, *PHASES)
     changes = [(pl.col(phase) - pl.col(phase).shift(1).fill_null(0).over("process")).alias(phase) for phase in PHASES]
-    return counted.select("t", "process", *PHASES).with_columns(changes).select("t", pl.col(PHASES).cum_sum())
+    return counted.with_columns(changes).select("t", pl.col(PHASES).cum_sum())
+
+
+def _counted(lines: Lines, *columns: str | pl.Expr) -> pl.DataFrame:
+    """t, process and these columns; all of a process are 0 when a life of the run has ended."""
+    counted = lines.frames["trajectories.counted"].select("t", "process", *columns)
+    return pl.concat(
+        [
+            with_falls(each.drop("process"), lines.deaths).with_columns(process=pl.lit(process))
+            for (process,), each in counted.partition_by("process", as_dict=True, maintain_order=True).items()
+        ]
+        or [counted],
+        how="diagonal_relaxed",
+    ).sort("t", maintain_order=True)
 
 
 def asked_of(lines: Lines, engine: str) -> pl.DataFrame:
     """t, and from then on `asked`: the trajectories that generate on this engine."""
-    counted = lines.frames["trajectories.counted"]
     here = pl.col("engines").list.eval(
         pl.when(pl.element().struct.field("engine") == engine).then(pl.element().struct.field("asked")).otherwise(0)
     )
-    asked = counted.select("t", "process", asked=here.list.sum().fill_null(0))
+    asked = _counted(lines, here.list.sum().fill_null(0).alias("asked"))
     change = pl.col("asked") - pl.col("asked").shift(1).fill_null(0).over("process")
     return asked.select("t", change.cum_sum().alias("asked"))
 

@@ -59,9 +59,15 @@ def _of(use: Utilization, engine: str, what: str) -> Floats:
 
 
 def _lines(
-    axes: Axes, times: Floats, names: Sequence[str], values: Sequence[Floats], style: str = "-", color: str = BLUE
+    axes: Axes,
+    times: Floats,
+    names: Sequence[str],
+    values: Sequence[Floats],
+    style: str = "-",
+    color: str = BLUE,
+    what: str = "",
 ) -> None:
-    """A line each, or of many the mean between the least and the most."""
+    """A line each, or of many the mean between the least and the most; `what` is told of it in the legend."""
     if not values:
         axes.text(0.5, 0.5, "not in the logs", transform=axes.transAxes, ha="center", color=GREY, fontsize=11)
     elif len(values) <= _EACH:
@@ -70,7 +76,9 @@ def _lines(
     else:
         stacked = np.stack(values)
         axes.fill_between(times, stacked.min(axis=0), stacked.max(axis=0), color=color, alpha=0.2, linewidth=0)
-        axes.plot(times, stacked.mean(axis=0), color=color, linewidth=1.6, linestyle=style, label="mean of all engines")
+        axes.plot(
+            times, stacked.mean(axis=0), color=color, linewidth=1.6, linestyle=style, label=f"{what}mean of all engines"
+        )
 
 
 def _draw_cache(axes: Axes, times: Floats, use: Utilization) -> None:
@@ -78,7 +86,7 @@ def _draw_cache(axes: Axes, times: Floats, use: Utilization) -> None:
     capacity = {engine.engine: engine.kv_tokens for engine in use.engines if engine.kv_tokens}
     for what, style, color in (("leased", "-", BLUE), ("used", "--", ORANGE)):
         shares = [_of(use, engine, what) / tokens for engine, tokens in capacity.items()]
-        _lines(axes, times, [f"{engine} {what}" for engine in capacity], shares, style, color)
+        _lines(axes, times, [f"{engine} {what}" for engine in capacity], shares, style, color, f"{what}, ")
 
 
 def _draw_tools(axes: Axes, times: Floats, use: Utilization) -> None:

@@ -70,11 +70,14 @@ class Recording:
         self._trajectories.saw(now, event, effects)
 
     def close(self, now: float) -> None:
+        """The step ended at `now`. Its lines take the place of all that the folder held. Raises OSError."""
         self._now = now
         self._trajectories.say_counts()
         self._say_calls(now)
         self.say("head", now, "step.ended", name=self._name)
         self._logs.mkdir(parents=True, exist_ok=True)
+        for earlier in self._logs.glob("*.jsonl"):
+            earlier.unlink()
         for process, lines in self._lines.items():
             (self._logs / f"{process}.jsonl").write_bytes(b"".join(lines))
 

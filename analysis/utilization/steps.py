@@ -21,8 +21,9 @@ class StepUse(msgspec.Struct, frozen=True):
     train_s: float | None
     weights_s: float | None
     trajectories: int  # ended
-    tail_s: float  # from when nine tenths of its trajectories had ended until the last one had
-    last: Lived | None
+    aborted: int  # of them: the step ended without them, and waited for none of them
+    tail_s: float  # from when nine tenths of the others had ended until the last one had
+    last: Lived | None  # of the others
     last_began_s: float | None  # after the step's beginning: it stood in for another one, or waited in the buffer
     why: str  # what took the last one's time, the longest first
 
@@ -40,6 +41,8 @@ def step_use(each_step: pl.DataFrame, ended: pl.DataFrame) -> Sequence[StepUse]:
 def _use(row: dict[str, float | None], trajectories: pl.DataFrame) -> StepUse:
     begin_s, end_s = row["requested"], row["ended"]
     assert begin_s is not None
+    ended = trajectories.height
+    trajectories = trajectories.filter(pl.col("ending") != "aborted")
     last = trajectories.tail(1)
     who = lived(last)[0] if last.height else None
     end = float(last["t"][0]) if last.height else 0.0
@@ -52,7 +55,8 @@ def _use(row: dict[str, float | None], trajectories: pl.DataFrame) -> StepUse:
         rollout_s=row["rollout_s"],
         train_s=row["train_s"],
         weights_s=row["weights_s"],
-        trajectories=trajectories.height,
+        trajectories=ended,
+        aborted=ended - trajectories.height,
         tail_s=end - most,
         last=who,
         last_began_s=began_s,

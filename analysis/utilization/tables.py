@@ -129,8 +129,9 @@ def _executors(use: Utilization) -> Table:
 
 def _counts(use: Utilization) -> Text:
     told = use.trajectories
+    aborted = f" and {told.aborted:,} were aborted" if told.aborted else ""
     return Text(
-        f"{told.ended:,} trajectories ended, {told.failed:,} of them failed: {told.turns:,} turns, {told.calls:,} calls, "
+        f"{told.ended:,} trajectories ended, {told.failed:,} of them failed{aborted}: {told.turns:,} turns, {told.calls:,} calls, "
         f"{told.generated_tokens:,} generated tokens, {told.migrations:,} moves to another engine\n"
     )
 
@@ -163,7 +164,8 @@ def _steps(use: Utilization) -> Table:
     for step in use.steps[-_SHOWN:]:
         parts = ("-" if part is None else f"{part:.2f}" for part in (step.step_s, step.rollout_s, step.train_s))
         weights = "-" if step.weights_s is None else f"{step.weights_s:.2f}"
-        table.add_row(_short(step.name), *parts, weights, str(step.trajectories), f"{step.tail_s:.2f}")
+        ended = f"{step.trajectories} ({step.aborted} aborted)" if step.aborted else str(step.trajectories)
+        table.add_row(_short(step.name), *parts, weights, ended, f"{step.tail_s:.2f}")
     return _cut(table, len(use.steps), "steps, the last")
 
 

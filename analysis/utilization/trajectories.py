@@ -50,6 +50,7 @@ class TrajectoryUse(msgspec.Struct, frozen=True):
     started: int | None  # null where the log does not say which groups began
     ended: int
     failed: int
+    aborted: int  # because their step had ended without them
     turns: int
     calls: int
     tokens: int  # prompt, generated and tool tokens
@@ -74,6 +75,7 @@ def trajectory_use(lines: Lines, ended: pl.DataFrame) -> TrajectoryUse:
         started=int(groups["size"].sum()) if groups.height else None,
         ended=ended.height,
         failed=int((ended["ending"] == "failed").sum()),
+        aborted=int((ended["ending"] == "aborted").sum()),
         **{name: int(ended[name].sum()) for name in sums},
         waits={name: _wait(ended[name]) for name in WAITS},
         longest=lived(ended.sort("lived_s", descending=True, maintain_order=True).head(LONGEST)),

@@ -134,6 +134,18 @@ class TestSteps:
         assert first.tail_s == pytest.approx(9 - 1.8)
         assert second.last is None
 
+    def test_no_step_waits_for_those_that_were_aborted_when_it_had_ended(self, logs: Logs) -> None:
+        logs.line("head", 0, "step.requested", name="step 1", version=0)
+        logs.line("head", 0, "group.started", name="step 1", group_id=7, size=3)
+        for number, ending in enumerate(("answered", "aborted", "aborted")):
+            logs.ended(number, 4 + number, 0, 4.0, 0, 0, group_id=7, ending=ending)
+        use = utilization_of(logs.folder)
+        (step,) = use.steps
+        assert (use.trajectories.ended, use.trajectories.aborted, use.trajectories.failed) == (3, 2, 0)
+        assert (step.trajectories, step.aborted, step.tail_s) == (3, 2, 0)
+        assert step.last is not None
+        assert step.last.trajectory_id == 0
+
     def test_one_that_stood_in_for_another_began_late(self, logs: Logs) -> None:
         logs.line("head", 0, "step.requested", name="step 1", version=0)
         logs.line("head", 5, "group.started", name="step 1", group_id=7, size=1)
@@ -174,6 +186,36 @@ class TestExecutors:
         running = use.timeline.executors["executor-0"]["running"]
         assert sum(running) * use.timeline.bin_s == pytest.approx(4, rel=0.01)
         assert running[0] == 0
+
+
+class TestLives:
+    def test_what_was_under_way_at_a_kill_ends_with_the_last_line_of_that_life(self, logs: Logs) -> None:
+        logs.line("launcher", 0, "process.started", name="head")
+        logs.line("launcher", 0, "process.started", name="generator-0")
+        logs.line("generator-0", 1, "engine.started", kv_tokens=1000, page_tokens=10)
+        logs.counted(10, 3, 4, 2, 0, generator_0=4)
+        logs.load("generator-0", 10, running=4, used_tokens=200, cached_tokens=100, busy_s=2.0)
+        logs.line("launcher", 10, "ledger.reported", engine="generator-0", leased_tokens=400, usable_tokens=900)
+        logs.line("rollout-0", 12, "trajectory.ended")  # torn, and so not heard of
+        logs.ended(0, 11, 0, 0, 0, 0)
+        for name in ("head", "generator-0"):
+            logs.line("launcher", 90, "process.started", name=name)
+        logs.counted(95, 0, 0, 0, 0)
+        logs.line("generator-0", 97, "engine.started", kv_tokens=1000, page_tokens=10)
+        logs.load("generator-0", 99)
+        use = utilization_of(logs.folder)
+        held_s = 11.0 - 10.0
+        phases, engine = use.timeline.trajectories, use.timeline.engines["generator-0"]
+        totals = [sum(values) * use.timeline.bin_s for values in (*phases.values(), engine["used"], engine["leased"])]
+        assert totals == pytest.approx([3 * held_s, 4 * held_s, 2 * held_s, 0, 200 * held_s, 400 * held_s], abs=0.1)
+
+    def test_an_executor_that_is_started_again_ends_no_life(self, logs: Logs) -> None:
+        for t, name in ((0, "head"), (0, "executor-0"), (50, "executor-0")):
+            logs.line("launcher", t, "process.started", name=name)
+        logs.counted(10, 3, 0, 0, 0)
+        logs.counted(60, 0, 0, 0, 0)
+        use = utilization_of(logs.folder)
+        assert sum(use.timeline.trajectories["leasing"]) * use.timeline.bin_s == pytest.approx(3 * 50, rel=0.01)
 
 
 class TestWhatIsMissing:

@@ -33,6 +33,14 @@ def load(t: float, tokens: int) -> EngineLoadReported:
     return EngineLoadReported("generator-0", 0, 1, 0, 80, 20, tokens, tokens, 9, 0, 0, 0, t)
 
 
+def test_its_lines_take_the_place_of_an_earlier_recording_s(tmp_path: Path) -> None:
+    for engine in ("generator-1", "generator-0"):
+        recording = Recording(tmp_path)
+        recording.engine_started(0, engine, 100, 10)
+        recording.close(1)
+    assert sorted(path.stem for path in tmp_path.iterdir()) == ["executor-0", "generator-0", "head", "rollout-0"]
+
+
 def test_its_waits_tokens_calls_and_leases_are_reported(tmp_path: Path) -> None:
     recording = Recording(tmp_path / "logs")
 

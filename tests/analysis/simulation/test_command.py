@@ -10,29 +10,78 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from actors.simulate_command import simulate_workload
+from actors.report_command import report_run
+from actors.simulate_command import Options, simulate_workload
+from analysis.simulation.workloads import SHAPES
 from configs.errors import UnusableInput
+from configs.load import write_resolved
+from configs.run_folder import RunFolder
+from configs.schema import Run
 
 
-def simulated(policies: str, **changes: Any) -> str:
+def simulated(policies: str, workload: str = "report", **changes: Any) -> str:
     console = Console(width=140, file=StringIO())
-    settings: dict[str, Any] = {"seed": 0, "scale": 0.01, "cluster": None, "json_file": None, "picture": None}
-    simulate_workload("report", policies, console=console, **{**settings, **changes})
+    settings = {"scale": 0.01} if workload in SHAPES else {}
+    simulate_workload(Options(workload, policies, **{**settings, **changes}), console)
     return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.slow
 def test_policies_stand_side_by_side_and_all_figures_are_written(tmp_path: Path) -> None:
-    said = simulated("static,kv_lookahead", json_file=tmp_path / "step.json", picture=tmp_path / "step.png")
+    said = simulated("static,kv_lookahead,static", json_file=tmp_path / "step.json", picture=tmp_path / "step.png")
     assert "static" in said
     figures = json.loads((tmp_path / "step.json").read_bytes())
     assert [each["policy"] for each in figures] == ["static", "kv_lookahead"]
     assert all(each["makespan_s"] > max(each["bounds"].values()) for each in figures)
-    assert (tmp_path / "step.png").exists()
+    for each in figures:
+        assert max(sample["running"] for sample in each["timeline"]) <= each["slots"]
+        assert max(sample["used_tokens"] for sample in each["timeline"]) <= each["kv_tokens"]
+        assert max(sample["leasing"] + sample["waiting"] for sample in each["timeline"]) > 0
+        assert each["timeline"][-1]["live"] == each["timeline"][-1]["leasing"] == each["timeline"][-1]["calling"] == 0
+    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_it_does_not_know_is_refused_with_what_it_knows() -> None:
-    with pytest.raises(UnusableInput, match="no policy 'fifo'; there are static, round_robin"):
-        simulated("static,fifo")
-    with pytest.raises(UnusableInput, match="no cluster '9xh100'; there are 8xh100"):
-        simulated("static", cluster="9xh100")
+@pytest.mark.slow
+def test_the_report_draws_what_a_simulation_has_left_of_each_policy(tmp_path: Path) -> None:
+    said = simulated("static,kv_lookahead", run=tmp_path / "step")
+    for policy in ("static", "kv_lookahead"):
+        folder = RunFolder(tmp_path / "step" / policy)
+        assert f"asterism report {folder.path}" in said
+        report_run(folder.path, json=False, console=Console(file=StringIO()))
+        assert folder.utilization_picture.read_bytes().startswith(b"\x89PNG")
+        assert json.loads(folder.utilization.read_bytes())["trajectories"]["ended"] == 8 * 32
+    simulated("kv", run=tmp_path / "alone")
+    assert RunFolder(tmp_path / "alone").logs.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("policies", "changes", "complaint"),
+    [
+        ("static,fifo", {}, "--policies: no policy 'fifo'; there are static, round_robin"),
+        ("", {}, "--policies: no policy ''"),
+        ("static", {"cluster": "9xh100"}, "--cluster: no cluster '9xh100'; there are 8xh100"),
+        ("static", {"step": 2}, "--step: report is drawn"),
+        ("static", {"workload": "reprot"}, "reprot: neither a run's folder nor a workload; there are report, one_node"),
+    ],
+)
+def test_what_it_does_not_know_is_refused_with_what_it_knows(
+    policies: str, changes: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(UnusableInput, match=complaint):
+        simulated(policies, **changes)
+
+
+def test_a_recorded_run_is_not_drawn_and_not_overwritten(tmp_path: Path) -> None:
+    write_resolved(Run(name="real"), RunFolder(tmp_path).config)
+    with pytest.raises(UnusableInput, match="--scale: nothing is drawn"):
+        simulated("static", workload=str(tmp_path), scale=0.5)
+    with pytest.raises(UnusableInput, match="--seed: nothing is drawn"):
+        simulated("static", workload=str(tmp_path), seed=3)
+    with pytest.raises(UnusableInput, match="a real run lies there"):
+        simulated("static", run=tmp_path)
+
+
+def test_where_nothing_can_be_written_the_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(UnusableInput, match=r"taken: is no folder"):
+        simulated("static", run=tmp_path / "taken")

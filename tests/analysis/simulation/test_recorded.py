@@ -7,16 +7,31 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from analysis.metrics import AnalysisError
 from analysis.simulation.model import H100, QWEN3_14B, cluster_of
-from analysis.simulation.recorded import recorded_cluster, recorded_workload
-from analysis.simulation.run import LATENCY_S, Simulation, simulate
+from analysis.simulation.recorded import recorded_cluster, recorded_step, recorded_workload
+from analysis.simulation.run import Simulation, simulate
 from analysis.simulation.workload import Plan, Shape, draw
-from bus.codec import encode
-from bus.event_log import EventLog
-from bus.messages import AnyMessage, EngineJoined, Envelope
+from bus.codec import decode, encode
+from bus.event_log import EventLog, read_events
+from bus.messages import (
+    AnyMessage,
+    BufferCursor,
+    EngineJoined,
+    Envelope,
+    StartGroup,
+    StepCollected,
+    StepCounts,
+    StepRequested,
+    TrajectoryFinished,
+)
+from configs.errors import UnusableInput
+from configs.load import write_resolved
+from configs.run_folder import RunFolder
+from configs.schema import Dialogue, Engine, Rl, Run
 
 SHAPE = Shape("test", 2, 3, 300.0, 0.5, 0.8, 1.5, prompt_tokens=90.0, response_tokens=700, result_tokens=40.0)
-WORKLOAD = draw(SHAPE, 11)
+WORKLOAD = msgspec.structs.replace(draw(SHAPE, 11), after={1: 0})
 CLUSTER = msgspec.structs.replace(cluster_of(QWEN3_14B, H100, 1), kv_tokens=4096)
 
 
@@ -26,6 +41,7 @@ class Recorded(Simulation):
     def __init__(self, folder: Path) -> None:
         super().__init__(WORKLOAD, CLUSTER, "kv_lookahead")
         self._logs = {name: EventLog(folder / f"{name}.sqlite") for name in ("rollout-0", "head")}
+        self._append("head", StepRequested(3, 2))
 
     def _append(self, log: str, message: AnyMessage) -> None:
         frame = encode(Envelope("someone", log, message))
@@ -44,17 +60,21 @@ class Recorded(Simulation):
         super()._collect(message)
 
     def close(self) -> None:
+        self._append("head", StepCollected(3, 0, StepCounts(), {}, BufferCursor()))
+        self._append("head", StepRequested(4, 3))
         for log in self._logs.values():
             log.close()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("events")
-    recorded = Recorded(folder)
+    run = RunFolder(tmp_path_factory.mktemp("run"))
+    dialogue, engine = Dialogue(prompt_tokens=300, response_tokens=700), Engine(kv_tokens=4096, max_running=512)
+    write_resolved(Run(name="recorded", dialogue=dialogue, engine=engine), run.config)
+    recorded = Recorded(run.events)
     recorded.run()
     recorded.close()
-    return folder
+    return run.events
 
 
 def shape_of(plan: Plan) -> tuple[object, ...]:
@@ -68,7 +88,7 @@ def test_a_recorded_run_is_the_workload_that_it_ran(folder: Path) -> None:
     assert [shape_of(plan) for plan in read.plans] == [shape_of(plan) for plan in WORKLOAD.plans]
     for plan, known in zip(read.plans, WORKLOAD.plans, strict=True):
         for turn, other in zip(plan.turns[:-1], known.turns[:-1], strict=True):
-            assert turn.tool_s == pytest.approx(other.tool_s + 2 * LATENCY_S)
+            assert turn.tool_s == pytest.approx(other.tool_s + 2 * CLUSTER.latency_s)
 
 
 def test_it_is_predicted_to_take_as_long_as_it_took(folder: Path) -> None:
@@ -84,9 +104,61 @@ def test_a_recorded_run_s_engines_are_the_cluster_that_it_had(folder: Path) -> N
     assert cluster.cost.step_s(4, 1500) == pytest.approx(expected, rel=0.05)
 
 
+def test_a_step_of_a_run_is_found_with_its_engines_its_policy_and_how_long_it_took(folder: Path) -> None:
+    step = recorded_step(RunFolder(folder.parent))
+    assert (step.step, step.policy, step.left_out) == (3, "kv_lookahead", 0)
+    assert (step.cluster.max_running, step.cluster.chunk_tokens) == (512, 512)
+    assert step.cluster.latency_s == pytest.approx(CLUSTER.latency_s)
+    expected = simulate(WORKLOAD, CLUSTER, "kv_lookahead").makespan_s
+    assert step.measured_s == pytest.approx(expected, rel=0.01)
+    assert simulate(step.workload, step.cluster, step.policy).makespan_s == pytest.approx(expected, rel=0.05)
+
+
+def test_a_step_that_others_ran_beside_is_known_as_one(folder: Path, tmp_path: Path) -> None:
+    ahead = RunFolder(tmp_path)
+    dialogue, rl = Dialogue(prompt_tokens=300, response_tokens=700), Rl(prompts=8, rollouts=2, max_staleness=1)
+    write_resolved(Run(name="ahead", dialogue=dialogue, rl=rl), ahead.config)
+    ahead.events.symlink_to(folder)
+    assert recorded_step(ahead).overlaps
+    assert not recorded_step(RunFolder(folder.parent)).overlaps
+
+
+def test_a_group_that_stood_in_for_another_one_begins_when_that_one_has_ended(folder: Path) -> None:
+    logs = folder / "rollout-0.sqlite", folder / "head.sqlite"
+    assert recorded_workload(*logs, response_tokens=700).after == {1: 0}
+    messages = [(event.time, decode(event.frame).message) for event, _ in read_events(logs[0])]
+    begun = {each.group_id: at for at, each in messages if isinstance(each, StartGroup)}
+    heard = [(event.time, decode(event.frame).message) for event, _ in read_events(logs[1])]
+    ends = [at for at, each in heard if isinstance(each, TrajectoryFinished) and each.group_id == 0]
+    assert begun == {0: 0.0, 1: pytest.approx(max(ends) + CLUSTER.latency_s)}
+
+
+def test_a_run_of_which_there_is_nothing_to_simulate_is_refused_by_the_file_that_lacks_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(AnalysisError, match=r"head.sqlite: no step 4 that has come to its end; there are 3"):
+        recorded_step(RunFolder(folder.parent), 4)
+    run = RunFolder(tmp_path)
+    with pytest.raises(UnusableInput, match=r"config.toml: cannot be read"):
+        recorded_step(run)
+    write_resolved(Run(name="unrecorded"), run.config)
+    with pytest.raises(AnalysisError, match=r"head.sqlite: there is no such event log; .* log.events = false"):
+        recorded_step(run)
+    run.events.mkdir()
+    (run.events / "head.sqlite").write_text("no database" * 100)
+    with pytest.raises(AnalysisError, match=r"head.sqlite: cannot be read as an event log"):
+        recorded_step(run)
+    (run.events / "head.sqlite").unlink()
+    EventLog(run.events / "head.sqlite").close()
+    with pytest.raises(AnalysisError, match=r"head.sqlite: no training step has come to its end"):
+        recorded_step(run)
+
+
 def test_what_was_started_at_another_time_is_left_out(folder: Path) -> None:
     logs = folder / "rollout-0.sqlite", folder / "head.sqlite"
-    assert recorded_workload(*logs, response_tokens=700, since=1.0).plans == ()
+    assert recorded_workload(*logs, response_tokens=700, since=100.0).plans == ()
+    first = recorded_workload(*logs, response_tokens=700, until=0.001)
+    assert ({plan.group_id for plan in first.plans}, first.after) == ({0}, {})
 
 
 def test_engines_that_differ_are_refused(tmp_path: Path) -> None:

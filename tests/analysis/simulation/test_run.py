@@ -124,7 +124,7 @@ def _longer() -> Workload:
 
 def test_exact_rows_give_exact_costs_and_none_is_negative() -> None:
     rows = [
-        LoadRow(0.01 * n + 2e-4 * n * running, n, running, 50.0 * running, 0)
+        LoadRow(0.01 * n + 2e-4 * n * running, n, n * running, 50.0 * running, 0)
         for n, running in ((5, 3), (9, 8), (20, 1), (30, 5), (3, 30))
     ]
     found = calibrated(rows)
@@ -134,7 +134,7 @@ def test_exact_rows_give_exact_costs_and_none_is_negative() -> None:
 
 def test_too_few_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="too few"):
-        calibrated([LoadRow(1.0, 10, 1.0, 10.0, 0)] * 2)
+        calibrated([LoadRow(1.0, 10, 10, 10.0, 0)] * 2)
 
 
 def test_the_table_names_every_policy_and_the_bounds() -> None:

@@ -1,0 +1,73 @@
+"""A simulated step's logs: the report on them says what the simulation itself measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from msgspec.structs import replace
+
+from analysis.simulation.model import H100, QWEN3_14B, cluster_of
+from analysis.simulation.outcome import Outcome, Policy
+from analysis.simulation.run import simulate
+from analysis.simulation.workload import Shape, draw
+from analysis.utilization.recording import Recording
+from analysis.utilization.report import Utilization, utilization_of
+
+SHAPE = Shape("test", 4, 6, 500.0, 0.5, 0.5, 1.5, prompt_tokens=90.0, response_tokens=1500, result_tokens=40.0)
+WORKLOAD = draw(SHAPE, 7)
+CLUSTER = replace(cluster_of(QWEN3_14B, H100, 2), kv_tokens=2600)
+
+
+class Reported(NamedTuple):
+    outcome: Outcome
+    use: Utilization
+
+
+@pytest.fixture(scope="module", params=["kv_lookahead", "static"])
+def reported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reported]:
+    """Of the two, the second makes the engines evict."""
+    policy: Policy = request.param
+    logs: Path = tmp_path_factory.mktemp(policy) / "logs"
+    yield Reported(simulate(WORKLOAD, CLUSTER, policy, recording=Recording(logs)), utilization_of(logs))
+
+
+def about(figure: float) -> object:
+    return pytest.approx(figure, rel=0.01)
+
+
+def test_the_engines_counters_are_told(reported: Reported) -> None:
+    outcome, engines = reported.outcome, reported.use.engines
+    assert sum(each.generated_tokens for each in engines) == outcome.generated_tokens
+    assert sum(each.prefilled_tokens for each in engines) == outcome.prefilled_tokens
+    assert sum(each.recomputed_tokens for each in engines) == outcome.recomputed_tokens
+    assert sum(each.evicted_tokens for each in engines) == outcome.evicted_tokens
+    assert sum(each.preempted for each in engines) == outcome.preemptions
+    assert {each.kv_tokens for each in engines} == {CLUSTER.kv_tokens // 16 * 16}
+
+
+def test_trajectories_and_their_waits_are_told(reported: Reported) -> None:
+    outcome, told = reported.outcome, reported.use.trajectories
+    waits = {name: wait.total_s for name, wait in told.waits.items()}
+    assert (told.started, told.ended, told.failed) == (outcome.trajectories, outcome.trajectories, 0)
+    assert told.generated_tokens == outcome.generated_tokens
+    assert waits["tools_s"] == about(outcome.waits_s["tools"])
+    generation = ("engine's queue", "prefill", "decode")
+    assert waits["generation_s"] == about(sum(outcome.waits_s[each] for each in generation))
+    latency_s = (
+        2 * CLUSTER.latency_s * outcome.leases
+    )  # of the request and of the grant, which the arbiter does not see
+    leases = ("lease to begin", "lease after a tool", "lease within a turn")
+    assert waits["lease_wait_s"] == about(sum(outcome.waits_s[each] for each in leases) + latency_s)
+
+
+def test_the_step_and_what_was_used_over_time_are_told(reported: Reported) -> None:
+    outcome, use = reported.outcome, reported.use
+    (step,) = use.steps
+    assert step.step_s == about(outcome.makespan_s)
+    timeline = use.timeline.engines.values()
+    used = sum(sum(each["used"]) for each in timeline) * use.timeline.bin_s / (outcome.kv_tokens * outcome.makespan_s)
+    assert used == pytest.approx(outcome.kv_utilization, rel=0.05)  # sampled four times a second
+    assert use.doubts == ()
