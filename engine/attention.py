@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.kept import KEPT_BYTES, KEPT_ROWS, Kept, arranged, num_bytes, width_for
+from engine.kept import Kept, KeptBlocks
 from engine.kv_cache import KvCache
 
 GATHERED_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}  # of keys and values of one layer, in one block
@@ -54,7 +54,7 @@ class Attention:
         self._buffer = torch.empty(size, dtype=memory.dtype, device=memory.device)
         self._places = torch.arange(widest, device=memory.device)
         self._hidden, self._seen = (self._buffer.new_tensor(value) for value in (float("-inf"), 0.0))
-        self._kept: list[Kept] = []
+        self._kept = KeptBlocks(cache, self._block_tokens // cache.page_tokens)
 
     # ------------------------------------------------------------ which rows go together
 
@@ -82,35 +82,20 @@ class Attention:
 
     def arranged(self, names: Sequence[int], tokens: Sequence[int]) -> list[int]:
         """In which order `batch` should get them, as numbers of these."""
-        return arranged(self._kept, names, tokens)
+        return self._kept.arranged(names, tokens)
 
     def batch(self, names: Sequence[int], tokens_B: Sequence[int], tables_BN: Tensor) -> list[Block]:
         """As `rows`, for those that come again at every step. A name stands for one request of a sequence; where it has
         the row of its block that it had before, nothing is gathered. Tables are as wide as the longest sequence's."""
         blocks: list[Block] = []
-        left = KEPT_BYTES
-        for number, first in enumerate(range(0, len(names), KEPT_ROWS)):
-            rows = slice(first, first + KEPT_ROWS)
-            kept = self._block(number, max(tokens_B[rows]), left)
-            if kept is None:
-                return blocks + self.rows(first, tokens_B[first:], tables_BN[first:])
-            left -= num_bytes(self._cache, kept.width)
-            kept.hold(names[rows], tokens_B[rows], tables_BN[rows], self._block_tokens // self._cache.page_tokens)
-            width = self._cache.padded_pages(max(tokens_B[rows])) * self._cache.page_tokens
+        first = 0
+        for kept in self._kept.hold(names, tokens_B, tables_BN):
+            end = first + kept.num_rows
+            width = self._cache.padded_pages(max(tokens_B[first:end])) * self._cache.page_tokens
             kept.look(width)
-            blocks.append(Block(first, min(first + KEPT_ROWS, len(names)), width, None, kept))
-        return blocks
-
-    def _block(self, number: int, tokens: int, limit: int) -> Kept | None:
-        """With room for so many tokens in each row; None, and all from here on dropped, where that is beyond the limit."""
-        kept = self._kept[number] if number < len(self._kept) else None
-        if kept is not None and kept.width >= tokens and num_bytes(self._cache, kept.width) <= limit:
-            return kept
-        if num_bytes(self._cache, width_for(self._cache, tokens)) > limit:
-            del self._kept[number:]
-            return None
-        self._kept[number : number + 1] = [Kept(self._cache, tokens, kept)]
-        return self._kept[number]
+            blocks.append(Block(first, end, width, None, kept))
+            first = end
+        return blocks + self.rows(first, tokens_B[first:], tables_BN[first:])
 
     def clear(self) -> None:
         """After keys or values that are not finite."""

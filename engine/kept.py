@@ -18,24 +18,21 @@ from engine.kv_cache import KvCache
 KEPT_BYTES = 256 << 20  # of gathered keys and values of all layers; beyond it blocks are gathered at every step
 KEPT_ROWS = 32
 _NOBODY = -1
-_SLACK = 8  # a block has room to grow by such a part of its length before all of it is gathered again, wider
+_SLACK = 8  # a block has room to grow by such a part of its length before it is copied to a wider one
 
 
 class Kept:
     """One block. A name stands for one request of a sequence."""
 
-    def __init__(self, cache: KvCache, tokens: int, before: Kept | None = None) -> None:
+    def __init__(self, cache: KvCache, width: int, before: Kept | None = None) -> None:
         """Room for KEPT_ROWS sequences of so many tokens. It takes over what `before` holds."""
-        self._cache = cache
-        self.width = width_for(cache, tokens)
+        self._cache, self.width = cache, width
         memory = cache.memory
         shape = (2, KEPT_ROWS, cache.heads, self.width, cache.size)
-        self._copies = [
-            memory.new_zeros(shape) for _ in memory
-        ]  # zeros: masked attention multiplies what lies there by 0
+        self._copies = [memory.new_zeros(shape) for _ in memory]  # masked attention multiplies by 0 what lies there
         firsts = torch.arange(2 * KEPT_ROWS * cache.heads, device=memory.device).view(2, KEPT_ROWS, cache.heads)
         self._firsts = (firsts * self.width).transpose(0, 1).contiguous()  # [R, 2, K], where each head's tokens begin
-        self.names: list[int] = [_NOBODY] * KEPT_ROWS
+        self.names: list[int] = []
         self._fresh: list[tuple[slice, Tensor]] = []  # rows that are to be gathered in this pass, with their pages
         self._looks: list[tuple[Tensor, Tensor]] = []
         self._looked_at = (0, 0)
@@ -45,21 +42,24 @@ class Kept:
                 common = min(self.width, before.width)
                 copy[:, :, :, :common] = old[:, :, :, :common]
 
+    @property
+    def num_rows(self) -> int:
+        return len(self.names)
+
     def hold(self, names: Sequence[int], tokens: Sequence[int], tables_RN: Tensor, most_pages: int) -> None:
         """From now on row r is that of names[r]. `tokens`: of each, which fit into `width`. `most_pages` may be gathered
         together."""
-        coming = [row for row, name in enumerate(names) if self.names[row] != name]
+        coming = [row for row, name in enumerate(names) if self.names[row : row + 1] != [name]]
         for rows in _runs(coming, [self._cache.pages(count) for count in tokens], most_pages):
             pages = max(self._cache.pages(count) for count in tokens[rows])
             self._fresh.append((rows, self._cache.index(tables_RN[rows, :pages])))
-        self.names = [*names, *[_NOBODY] * (KEPT_ROWS - len(names))]
+        self.names = list(names)
 
     def look(self, width: int) -> None:
         """What `seen` returns from now on: all rows that are held, so many tokens of each."""
-        rows = len(self.names) - self.names.count(_NOBODY)
-        if self._looked_at != (rows, width):
-            self._looked_at = (rows, width)
-            self._looks = [_look(copy[:, :rows], width) for copy in self._copies]
+        if self._looked_at != (self.num_rows, width):
+            self._looked_at = (self.num_rows, width)
+            self._looks = [_look(copy[:, : self.num_rows], width) for copy in self._copies]
 
     def addresses(self, positions_R: Tensor) -> Tensor:
         """Where `take_in` puts the tokens at these positions: int64 [R * 2 * K]."""
@@ -97,25 +97,58 @@ def _look(copy_2RKWD: Tensor, width: int) -> tuple[Tensor, Tensor]:
     return keys.transpose(1, 2), values
 
 
-def width_for(cache: KvCache, tokens: int) -> int:
-    return cache.padded_pages(tokens + tokens // _SLACK) * cache.page_tokens
+class KeptBlocks:
+    def __init__(self, cache: KvCache, most_pages: int) -> None:
+        """`most_pages` may be gathered together."""
+        self._cache, self._most_pages = cache, most_pages
+        self._blocks: list[Kept] = []
 
+    def arranged(self, names: Sequence[int], tokens: Sequence[int]) -> list[int]:
+        """In which order to run them, as numbers of these: the shortest first, KEPT_ROWS a block, each in the row of its
+        block that it has already.
 
-def num_bytes(cache: KvCache, width: int) -> int:
-    return KEPT_ROWS * width * cache.token_bytes * len(cache.memory)
+        All grow by a token a step, so that their order stays; one that comes or goes moves one across each border behind.
+        """
+        by_length = sorted(range(len(names)), key=lambda number: (tokens[number], names[number]))
+        order: list[int] = []
+        for number, first in enumerate(range(0, len(names), KEPT_ROWS)):
+            members = by_length[first : first + KEPT_ROWS]
+            before = self._blocks[number].names if number < len(self._blocks) else ()
+            order += _in_place(before, members, names)
+        return order
 
+    def hold(self, names: Sequence[int], tokens_B: Sequence[int], tables_BN: Tensor) -> list[Kept]:
+        """Blocks of them in this order, KEPT_ROWS each, as far as KEPT_BYTES allow: for the passes until the next call."""
+        held: list[Kept] = []
+        left = KEPT_BYTES
+        for first in range(0, len(names), KEPT_ROWS):
+            rows = slice(first, first + KEPT_ROWS)
+            block = self._block(len(held), max(tokens_B[rows]), left)
+            if block is None:
+                break
+            left -= self._num_bytes(block.width)
+            block.hold(names[rows], tokens_B[rows], tables_BN[rows], self._most_pages)
+            held.append(block)
+        spare = self._blocks[len(held) : len(held) + 1]  # so that its memory is there when the batch grows again
+        for block in spare:
+            block.names = []  # it misses the tokens of its sequences from now on
+        self._blocks = [*held, *(block for block in spare if self._num_bytes(block.width) <= left)]
+        return held
 
-def arranged(blocks: Sequence[Kept], names: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    """In which order to run them: the shortest first, KEPT_ROWS a block, each in the row of its block that it has already.
+    def clear(self) -> None:
+        """After keys or values that are not finite."""
+        self._blocks.clear()
 
-    All grow by a token a step, so that their order stays; one that comes or goes moves one across each border behind it.
-    """
-    by_length = sorted(range(len(names)), key=lambda number: (tokens[number], names[number]))
-    order: list[int] = []
-    for number, first in enumerate(range(0, len(names), KEPT_ROWS)):
-        members = by_length[first : first + KEPT_ROWS]
-        order += _in_place(blocks[number].names if number < len(blocks) else (), members, names)
-    return order
+    def _block(self, number: int, tokens: int, limit: int) -> Kept | None:
+        """With room for so many tokens in each row; None where that is beyond the limit."""
+        before = self._blocks[number] if number < len(self._blocks) else None
+        if before is not None and before.width >= tokens and self._num_bytes(before.width) <= limit:
+            return before
+        width = self._cache.padded_pages(tokens + tokens // _SLACK) * self._cache.page_tokens
+        return Kept(self._cache, width, before) if self._num_bytes(width) <= limit else None
+
+    def _num_bytes(self, width: int) -> int:
+        return KEPT_ROWS * width * self._cache.token_bytes * len(self._cache.memory)
 
 
 def _in_place(before: Sequence[int], members: Sequence[int], names: Sequence[int]) -> list[int]:
