@@ -8,6 +8,7 @@ parked and shared prefixes, eviction, preemption.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import msgspec
@@ -23,12 +24,12 @@ from engine.embedded import EmbeddedEngine
 VOCABULARY = 450
 SHAPE = Shape(
     "cache_third",
-    prompts=32,
+    prompts=64,
     siblings=16,
     median_tokens=320,
     group_sigma=0.45,
     own_sigma=0.4,
-    mean_calls=2.7,
+    mean_calls=4.0,
     tool_s=0.1,
     tool_sigma=0.25,
     time_out_share=0.01,
@@ -70,6 +71,7 @@ class Counts(msgspec.Struct, frozen=True):
 
     load: EngineLoad
     first_prefills: int  # of what was prefilled, tokens that no engine had had of their trajectory
+    cpu_s: float  # of the engine's process since it offered its cache
 
 
 class PlannedEngine:
@@ -78,6 +80,7 @@ class PlannedEngine:
     def __init__(self, engine: EmbeddedEngine, plans: Mapping[int, Plan]) -> None:
         self._engine, self._plans = engine, plans
         self._first_prefills = 0
+        self._began_s = 0.0
         self.counts: Counts | None = None  # at the end
 
     async def generate(self, request: GenerationRequest) -> Generation:
@@ -94,7 +97,9 @@ class PlannedEngine:
         return replace(found, finish="stop")
 
     async def start(self) -> Capacity:
-        return await self._engine.start()
+        capacity = await self._engine.start()
+        self._began_s = time.process_time()
+        return capacity
 
     def abort(self, sequence_id: int) -> None:
         self._engine.abort(sequence_id)
@@ -119,7 +124,7 @@ class PlannedEngine:
         return self._engine.load()
 
     async def close(self) -> None:
-        self.counts = Counts(self._engine.load(), self._first_prefills)
+        self.counts = Counts(self._engine.load(), self._first_prefills, time.process_time() - self._began_s)
         await self._engine.close()
 
 

@@ -75,6 +75,7 @@ class Outcome(msgspec.Struct, frozen=True):
     migrations: int
     decode_batch: float  # sequences that a decode step gives a token
     busy_share: float  # of the makespan, mean over the engines
+    cpu_s: float  # of the engines' processes: less than the makespan each where others use the machine
     lease_wait_s: float  # mean of trajectories
     digest: str  # of all trajectories' tokens
 
@@ -232,6 +233,7 @@ def outcome_of(outside: Outside, makespan_s: float, counts: Sequence[Counts]) ->
         migrations=outside.migrations,
         decode_batch=generated / sum(load.decode_steps for load in loads),
         busy_share=sum(load.busy_s for load in loads) / len(loads) / makespan_s,
+        cpu_s=sum(each.cpu_s for each in counts),
         lease_wait_s=sum(each.lease_wait_s for each in ended) / len(ended),
         digest=hashlib.blake2b(b"".join(each.token_ids for each in ended), digest_size=8).hexdigest(),
     )
@@ -279,5 +281,5 @@ def _line(policy: PolicyName, outcome: Outcome) -> str:
         f"{policy:14} {outcome.makespan_s:6.2f} s {outcome.tokens_per_s:7.0f} tokens/s, "
         f"{outcome.recomputed_share:6.1%} recomputed, {outcome.evicted_tokens:6} tokens evicted, "
         f"{outcome.preempted:4} preempted, {outcome.migrations:4} moves, "
-        f"batch {outcome.decode_batch:5.1f}, busy {outcome.busy_share:4.0%}, lease wait {outcome.lease_wait_s:5.2f} s"
+        f"batch {outcome.decode_batch:5.1f}, busy {outcome.busy_share:4.0%}, CPU {outcome.cpu_s:5.1f} s, lease wait {outcome.lease_wait_s:5.2f} s"
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.kv_cache import KvCache
 
 KEPT_BYTES = 256 << 20  # of gathered keys and values of all layers; beyond it blocks are gathered at every step
-KEPT_ROWS = 32
+KEPT_ROWS = 16  # fewer: more calls for each step; more: the short ones are looked at as far as a longer one reaches
 _NOBODY = -1
 _SLACK = 8  # a block has room to grow by such a part of its length before it is copied to a wider one
 
@@ -56,7 +56,7 @@ class Kept:
         self.names = list(names)
 
     def look(self, width: int) -> None:
-        """What `seen` returns from now on: all rows that are held, so many tokens of each."""
+        """`take_in` returns all rows that are held, so many tokens of each."""
         if self._looked_at != (self.num_rows, width):
             self._looked_at = (self.num_rows, width)
             self._looks = [_look(copy[:, : self.num_rows], width) for copy in self._copies]
@@ -98,6 +98,8 @@ def _look(copy_2RKWD: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 class KeptBlocks:
+    """The blocks of all that run, as far as KEPT_BYTES allow."""
+
     def __init__(self, cache: KvCache, most_pages: int) -> None:
         """`most_pages` may be gathered together."""
         self._cache, self._most_pages = cache, most_pages
