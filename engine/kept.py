@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.kv_cache import KvCache
 
 KEPT_BYTES = 256 << 20  # of gathered keys and values of all layers; beyond it blocks are gathered at every step
-KEPT_ROWS = 16  # fewer: more calls for each step; more: the short ones are looked at as far as a longer one reaches
+KEPT_ROWS = 64  # fewer: more calls for each step; more: the short ones are looked at as far as a longer one reaches
 _NOBODY = -1
 _SLACK = 8  # a block has room to grow by such a part of its length before it is copied to a wider one
 
