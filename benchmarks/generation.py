@@ -1,9 +1,13 @@
 """Tokens per second of the embedded engine beside transformers' `generate`: same model, threads, prompts and length.
 
-    python -m benchmarks.generation [--threads 1] [--quick]
+    python -m benchmarks.generation [--threads 1] [--only alone|two_engines] [--policies NAME,NAME] [--quick]
 
 Both sample at temperature 1 with no early stop; the engine is driven through its asyncio interface, as a run drives it.
 The two take turns, so that whatever else the machine does meets both; the best of the rounds counts.
+
+Then two engines whose caches hold a third of the demand, under several of the arbiter's policies (benchmarks/_two_engines.py):
+64 groups of 16 siblings, 4.5 turns of 73 tokens in the mean, up to 1,024 in all (SHAPE of benchmarks/_planned.py).
+`kv_lookahead_over_least_requests` is the ratio of their tokens/s; of each policy the round with the median time counts.
 """
 
 from __future__ import annotations
@@ -11,25 +15,30 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import numpy as np
+import structlog
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
+from benchmarks._planned import SHAPE, VOCABULARY
+from benchmarks._two_engines import compare
 from configs.schema import Tiny
 from engine.contract import Capacity, GenerationRequest
 from engine.embedded import EmbeddedEngine
 from engine.qwen3 import Qwen3, initialize
 from engine.tiny.prepare import model_config
+from policies.scheduling import PolicyName
 
 BATCHES = (1, 16, 64, 256)
-VOCABULARY = 450
 PROMPT_TOKENS = 20
+POLICIES: tuple[PolicyName, ...] = ("least_requests", "kv_lookahead")
 
 
 def write_checkpoint(folder: Path, seed: int) -> None:
@@ -105,17 +114,36 @@ async def measure(folder: Path, threads: int, seed: int, new_tokens: int, rounds
     }
 
 
+def _policies(names: str) -> tuple[PolicyName, ...]:
+    chosen = tuple(names.split(","))
+    for name in chosen:
+        if name not in get_args(PolicyName):
+            raise argparse.ArgumentTypeError(f"no policy {name!r}; there are {', '.join(get_args(PolicyName))}")
+    return cast(tuple[PolicyName, ...], chosen)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="of the engine that is measured alone")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--new-tokens", type=int, default=100)
-    parser.add_argument("--quick", action="store_true", help="4 rounds instead of 12")
+    parser.add_argument("--only", choices=("alone", "two_engines"))
+    parser.add_argument("--policies", type=_policies, default=POLICIES, metavar="NAME,NAME", help=",".join(POLICIES))
+    parser.add_argument(
+        "--quick", action="store_true", help="4 rounds instead of 12; one instead of 3; a quarter of the groups"
+    )
     options = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    figures: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as name:
-        write_checkpoint(Path(name), options.seed)
-        rounds = 4 if options.quick else 12
-        figures = asyncio.run(measure(Path(name), options.threads, options.seed, options.new_tokens, rounds))
+        folder = Path(name)
+        write_checkpoint(folder, options.seed)
+        if options.only != "two_engines":
+            rounds = 4 if options.quick else 12
+            figures |= asyncio.run(measure(folder, options.threads, options.seed, options.new_tokens, rounds))
+        if options.only != "alone":
+            prompts, rounds = (SHAPE.prompts // 4, 1) if options.quick else (SHAPE.prompts, 3)
+            figures |= asyncio.run(compare(folder, options.seed, prompts, options.policies, rounds))
     print(json.dumps({**figures, "threads": options.threads, "seed": options.seed}))
 
 

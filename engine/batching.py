@@ -20,6 +20,7 @@ from torch import Tensor
 from engine.attention import ALONE_TOKENS, Attention, Block
 from engine.contract import Capacity, EngineLoad, GenerationRequest, RequestRefused
 from engine.decoder import Decoder, Pass
+from engine.forgotten import Forgotten
 from engine.kv_cache import KvCache
 from engine.qwen3 import Qwen3
 from engine.room import Room
@@ -57,6 +58,7 @@ class ContinuousBatch:
             num_rows, table_pages = min(max_running, num_pages), self._cache.padded_pages(longest)
             self._rows = Rows(num_rows, longest, table_pages, self._cache.padding_page, weight.device)
         self._sequences: dict[int, Sequence] = {}  # all that are not forgotten
+        self._forgotten = Forgotten()
         self._again: deque[Sequence] = deque()  # requests of preempted and of parked sequences: they go first
         self._waiting: deque[Sequence] = deque()  # those of new ones; the bound of both is the caller's
         self._reading: Sequence | None = None  # the one that has pages and not yet read all its tokens
@@ -82,7 +84,9 @@ class ContinuousBatch:
         if sequence is not None and sequence.request is not None:
             raise RequestRefused(f"sequence {request.sequence_id} is being generated already")
         if sequence is None:
+            computed = self._forgotten.recall(request.sequence_id, request.token_ids)
             sequence = self._sequences[request.sequence_id] = Sequence(request.sequence_id)
+            sequence.token_ids, sequence.computed = request.token_ids, computed
             self._waiting.append(sequence)
         else:
             self._again.append(sequence)
@@ -112,6 +116,7 @@ class ContinuousBatch:
         sequence = self._sequences.pop(sequence_id, None)
         if sequence is not None:
             self._room.drop(sequence)
+            self._forgotten.keep(sequence)
         return outcomes
 
     def parameters(self) -> dict[str, Tensor]:
@@ -132,6 +137,7 @@ class ContinuousBatch:
         self._decoder.refresh(self._model)
         self.version = version
         self._room.forget_parked()
+        self._forgotten.clear()
         for sequence, position in zip(self._batch, self._positions.tolist(), strict=True):
             sequence.at(position + 1, version)
             sequence.stale = True
@@ -233,6 +239,7 @@ class ContinuousBatch:
             queue = self._again or self._waiting
             if queue and self._room.begin(queue[0]):
                 self._reading = queue.popleft()
+                self._reading.begin()
         return self._reading
 
     def _count(self, sequence: Sequence, start: int, end: int) -> None:
@@ -252,9 +259,12 @@ class ContinuousBatch:
         self._set_batch([*self._batch, *joining])
 
     def _set_batch(self, sequences: list[Sequence]) -> None:
-        """They run from now on. Who runs already keeps its place, or takes that of one who left."""
+        """They run from now on, in an order that is good for attention."""
         running = {sequence.row: position for sequence, position in zip(self._batch, self._positions, strict=True)}
         position_of = {sequence.row: len(sequence.token_ids) - 1 for sequence in sequences} | running
+        names = [sequence.joined for sequence in sequences]
+        positions = [int(position_of[sequence.row]) for sequence in sequences]
+        sequences = [sequences[number] for number in self._attention.arranged(names, positions)]
         self._batch = sequences
         self._positions = np.array([position_of[sequence.row] for sequence in sequences], np.int64)
         page_tokens = self.capacity.page_tokens
@@ -263,17 +273,8 @@ class ContinuousBatch:
         self._blocks = None
 
     def _staying(self) -> list[Sequence]:
-        """Those of the batch that have a row, each in its place; a gap is filled by the last, so that few move."""
-        staying = list(self._batch)
-        place = 0
-        while place < len(staying):
-            if staying[place].row >= 0:
-                place += 1
-                continue
-            last = staying.pop()
-            if place < len(staying):
-                staying[place] = last
-        return staying
+        """Those of the batch that have a row."""
+        return [sequence for sequence in self._batch if sequence.row >= 0]
 
     def _take_back(self, place: int) -> None:
         """Its newest tokens from its row, which is free then."""
@@ -297,6 +298,7 @@ class ContinuousBatch:
                 self._room.park(sequence)
             else:
                 self._cache.clear(self._room.drop(sequence))
+                self._attention.clear()
         self._set_batch(self._staying())
         return outcomes
 

@@ -50,6 +50,7 @@ class Generation(msgspec.Struct, frozen=True):
     ]  # [N], log p of the sampled token under softmax(logits / temperature), before top-p and top-k; greedy: temperature 1
     versions: NDArray[np.int32]  # [N], policy version that produced each
     finish: Literal["stop", "length", "abort"]
+    cached_tokens: int = 0  # of the request's tokens, so many were found in the cache as it began
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
@@ -62,7 +63,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
     decode_steps: int
     generated_tokens: int
     prefilled_tokens: int  # tokens of requests that were computed, not found in the cache
-    recomputed_tokens: int  # of them those that this sequence had had computed before: after eviction or preemption
+    recomputed_tokens: int  # of them those that this sequence had had here before: evicted, preempted or forgotten
     evicted_tokens: int  # in cached pages that were given up for lack of room
     preempted: int  # running sequences that were stopped for lack of room
     busy_s: float  # time spent computing

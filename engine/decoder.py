@@ -72,20 +72,20 @@ class Decoder:
         wanted, blocks = len(tokens.wanted) and tokens.wanted[-1].end, [*tokens.wanted, *tokens.rest]
         token_ids, positions, slots = self._padded(tokens)
         cos, sin = self._cos[positions], self._sin[positions]
-        addresses, sight = self._cache.addresses(slots), self._attention.see(positions, blocks)
+        addresses, sights = self._cache.addresses(slots), self._attention.see(positions, blocks)
         x = functional.embedding(token_ids, self._embedding)
         for number, layer in enumerate(self._layers):
             qkv = functional.rms_norm(x, width, layer.input_norm, eps) @ layer.qkv
             heads = qkv.view(-1, rotated + config.num_kv_heads, size)
             qk = functional.rms_norm(heads[:, :rotated], (size,), None, eps) * layer.qk_norm
             qk = torch.addcmul(qk * cos, qk.roll(size // 2, -1), sin)
-            new = qk[:, queries:], heads[:, rotated:]
-            self._cache.write(number, addresses, *new)
+            new = torch.cat((qk[:, queries:], heads[:, rotated:]), 1)
+            self._cache.write(number, addresses, new)
             if number == len(self._layers) - 1:  # nobody asks for more of the other rows than their keys and values
                 if not wanted:
                     return None
                 blocks, x, qk = tokens.wanted, x[: max(wanted, MIN_ROWS)], qk[: max(wanted, MIN_ROWS)]
-            x = torch.addmm(x, self._attend(number, qk[:, :queries], new, sight, blocks), layer.out)
+            x = torch.addmm(x, self._attend(number, qk[:, :queries], new, sights, blocks), layer.out)
             gate, up = (functional.rms_norm(x, width, layer.mlp_norm, eps) @ layer.gate_up).chunk(2, -1)
             x = torch.addmm(x, functional.silu(gate).mul_(up), layer.down)
         return (functional.rms_norm(x, width, self._norm, eps) @ self._head)[:wanted].float()
@@ -101,10 +101,10 @@ class Decoder:
         return token_ids, positions, torch.cat((tokens.slots, padding))
 
     def _attend(
-        self, layer: int, q_NHD: Tensor, new: tuple[Tensor, Tensor], sight: Sight, blocks: Sequence[Block]
+        self, layer: int, q_NHD: Tensor, new_NJD: Tensor, sights: Sequence[Sight], blocks: Sequence[Block]
     ) -> Tensor:
         """[N, H * D]; zeros in rows that no block covers, which are padding."""
-        seen = self._attention(layer, q_NHD, new, sight, blocks)
+        seen = self._attention(layer, q_NHD, new_NJD, sights, blocks)
         missing = len(q_NHD) - len(seen)
         return functional.pad(seen, (0, 0, 0, missing)) if missing else seen
 

@@ -32,24 +32,25 @@ class KvCache:
         shape = (config.num_layers, 2 * self.heads, pages + 1, page_tokens * self.size)
         self.memory = torch.zeros(shape, dtype=dtype, device=device)
         self._pages = [layer.view(-1, page_tokens * self.size) for layer in self.memory]
-        self._tokens = [layer.view(2, -1, self.size) for layer in self.memory]
+        self._tokens = [layer.view(-1, self.size) for layer in self.memory]
         heads = torch.arange(2 * self.heads, device=device) * (pages + 1)
-        self._key_heads = heads[: self.heads] * page_tokens
+        self._first_tokens = heads * page_tokens  # of each key head, then of each value head
         self._all_heads = heads.view(2, 1, self.heads, 1)
 
+    def pages(self, tokens: int) -> int:
+        return -(-tokens // self.page_tokens)
+
     def padded_pages(self, tokens: int) -> int:
-        """How many pages `gather` takes for so many tokens."""
-        pages = -(-tokens // self.page_tokens)
-        return -(-pages // self.page_step) * self.page_step
+        """How many pages attention looks at for so many tokens."""
+        return -(-self.pages(tokens) // self.page_step) * self.page_step
 
     def addresses(self, slots_N: Tensor) -> Tensor:
-        """Where `write` puts tokens: int64 [N * K]. A slot is page * page_tokens + place in the page."""
-        return (slots_N[:, None] + self._key_heads).flatten()
+        """Where `write` puts tokens: int64 [N * 2 * K]. A slot is page * page_tokens + place in the page."""
+        return (slots_N[:, None] + self._first_tokens).flatten()
 
-    def write(self, layer: int, addresses: Tensor, keys_NKD: Tensor, values_NKD: Tensor) -> None:
-        keys, values = self._tokens[layer].unbind(0)
-        keys.index_copy_(0, addresses, keys_NKD.reshape(-1, self.size))
-        values.index_copy_(0, addresses, values_NKD.reshape(-1, self.size))
+    def write(self, layer: int, addresses: Tensor, new_NJD: Tensor) -> None:
+        """Keys of the K heads, then their values: J = 2 * K."""
+        self._tokens[layer].index_copy_(0, addresses, new_NJD.view(-1, self.size))
 
     def index(self, tables_RN: Tensor) -> Tensor:
         """What `gather` takes for R block tables of N pages each: int64 [2 * R * K * N]."""

@@ -1,7 +1,7 @@
 """What a step reads and writes for each running sequence, as tensors, so that a step does no Python work per row.
 
-A row is a running sequence's place here. The active rows are those of the present batch, shortest first, so that
-attention's blocks hold neighbours of like length; all grow by one token a step, which keeps the order.
+A row is a running sequence's place here. The active rows are those of the present batch, in attention's order
+(engine/kept.py).
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ class Sequence:
         self.versions: list[tuple[int, int]] = []  # (from this position on, policy version)
         self.pages: list[int] = []
         self.cached = 0  # so many of its first tokens have keys and values in its pages
+        self.found: int | None = None  # of the request's tokens were cached as it began; None before
         self.computed = 0  # so many had them at some time, under these weights or while it ran
         self.stale = False  # some of them are of older weights: for itself alone
         self.row = -1
@@ -37,8 +38,13 @@ class Sequence:
         last = len(request.token_ids) - 1
         same = _common(self.token_ids, request.token_ids)
         self.cached, self.computed = min(self.cached, same, last), min(self.computed, same)
-        self.request, self.arrival = request, arrival
+        self.request, self.arrival, self.found = request, arrival, None
         self.token_ids, self.logprobs, self.versions = request.token_ids, NO_LOGPROBS, []
+
+    def begin(self) -> None:
+        """It has pages; `cached` tokens of them hold what it needs. Again after a preemption, which changes nothing."""
+        if self.found is None:
+            self.found = self.cached
 
     def at(self, position: int, version: int) -> None:
         """Tokens from `position` on are of this version."""
@@ -56,7 +62,8 @@ class Sequence:
             versions[max(since - first, 0) :] = version
         stopped = end > first and int(self.token_ids[-1]) in request.stop_token_ids
         reason = finish or ("stop" if stopped else "length")
-        return self.sequence_id, Generation(self.token_ids[first:].copy(), self.logprobs, versions, reason)
+        ids = self.token_ids[first:].copy()
+        return self.sequence_id, Generation(ids, self.logprobs, versions, reason, self.found or 0)
 
 
 class Stretch(NamedTuple):

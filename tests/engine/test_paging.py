@@ -174,6 +174,44 @@ def test_a_prompt_in_chunks_of_any_size_gives_the_same_bits(model: Qwen3, prefil
 # ---------------------------------------------------------------- too little room
 
 
+def test_what_is_computed_again_after_it_was_forgotten_counts_as_computed_again(model: Qwen3) -> None:
+    core = new_core(model)
+    core.submit(GenerationRequest(1, random_ids(20, 1), 9, seed=1))
+    ids = np.concatenate((random_ids(20, 1), drain(core)[1].token_ids, random_ids(5, 2)))
+    core.forget(1)
+    core.submit(GenerationRequest(1, ids, 4, seed=1))
+    drain(core)
+    assert core.load().prefilled_tokens == 20 + 34
+    assert core.load().recomputed_tokens == 28  # the last token of the turn had not been taken in
+    core.forget(1)
+    core.submit(GenerationRequest(1, random_ids(34, 5), 4, seed=1))  # another sequence under its number
+    drain(core)
+    assert core.load().recomputed_tokens == 28
+
+
+def test_what_new_weights_have_made_worthless_is_not_computed_again(model: Qwen3) -> None:
+    core = new_core(small_model())
+    core.submit(GenerationRequest(1, random_ids(20, 1), 1, seed=1))
+    drain(core)
+    core.forget(1)
+    core.install(1, model.state_dict())
+    core.submit(GenerationRequest(1, random_ids(20, 1), 1, seed=1))
+    drain(core)
+    assert core.load().recomputed_tokens == 0
+
+
+def test_a_generation_tells_how_much_of_its_request_was_found_in_the_cache(model: Qwen3) -> None:
+    core = new_core(model)
+    prompt = random_ids(2 * PAGE + 3, 1)
+    core.submit(GenerationRequest(1, prompt, 5, seed=1))
+    first = drain(core)[1]
+    assert first.cached_tokens == 0
+    core.submit(GenerationRequest(2, prompt, 5, seed=2))
+    assert drain(core)[2].cached_tokens == 2 * PAGE
+    core.submit(GenerationRequest(1, np.concatenate((prompt, first.token_ids, random_ids(4, 3))), 5, seed=1))
+    assert drain(core)[1].cached_tokens == len(prompt) + 4
+
+
 def test_for_lack_of_room_the_cache_that_was_used_longest_ago_goes_first_from_its_end(model: Qwen3) -> None:
     core = new_core(model, pages=12)
     for number in (1, 2):
@@ -229,6 +267,35 @@ def test_a_request_waits_while_those_that_run_have_the_pages(model: Qwen3) -> No
     assert (core.load().running, core.load().waiting) == (1, 1)
     assert list(drain(core)) == [1, 2]
     assert core.load().preempted == 0
+
+
+# ---------------------------------------------------------------- what is kept between steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "num_bytes"), [(1, 1 << 28), (2, 1 << 28), (3, 1 << 28), (3, 100_000), (2, 0)])
+def test_in_blocks_of_any_size_every_request_has_the_bits_that_it_has_alone(
+    model: Qwen3, monkeypatch: pytest.MonkeyPatch, rows: int, num_bytes: int
+) -> None:
+    """Sequences of all lengths come and go, so that blocks are filled, left, refilled and widened."""
+    monkeypatch.setattr("engine.kept.KEPT_ROWS", rows)
+    monkeypatch.setattr("engine.kept.KEPT_BYTES", num_bytes)
+    draws = np.random.default_rng(rows)
+    core = new_core(model, pages=128)
+    requests = [
+        GenerationRequest(
+            number, random_ids(int(draws.integers(1, 60)), number), int(draws.integers(1, 36)), seed=number
+        )
+        for number in range(14)
+    ]
+    found: dict[int, Generation] = {}
+    for request in requests:
+        core.submit(request)
+        for _ in range(int(draws.integers(0, 9))):
+            found |= {number: outcome for number, outcome in core.step() if isinstance(outcome, Generation)}
+    found |= drain(core)
+    for request in requests:
+        assert_same(found[request.sequence_id], alone(model, request))
 
 
 # ---------------------------------------------------------------- everything at once
