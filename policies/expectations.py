@@ -23,6 +23,7 @@ class Expectations:
     """Implements Learned."""
 
     def __init__(self, response_tokens: int) -> None:
+        self.limit = response_tokens
         self._lengths = Lengths(response_tokens)
         self._expected: dict[int, float] = {}  # response tokens of those that were begun, siblings left aside
 

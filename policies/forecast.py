@@ -1,65 +1,70 @@
 """What an engine's trajectories will need at their worst moment to come, if they get as long as expected.
 
-All grow by a token at a time and in step; each frees its pages at its end. When those with at most r tokens to go have
-ended, the others have grown by r. So the worst moment is the end of one of them:
+All grow by a token at a time and in step, and each frees its pages at its end. So the worst moment is the end of one of
+them: when all have grown by r, those with at least r tokens to go hold
 
-    peak = max over r of  sum of (tokens_i + r) over all i with remaining_i >= r
+    need(r) = sum of (tokens_i + r) over all i with remaining_i >= r
+
+It is kept for the start and for `_BINS` intervals of r up to the response limit, at no less than it comes to within each:
+whoever comes, goes or is expected to get longer changes it in one pass over these, however many there are.
 """
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import numpy as np
+from numpy.typing import NDArray
 
-from policies.ledger import Holding
-
-_FIRST_SIZE = 64
+_BINS = 64
 
 
 class Forecast:
     """Of one engine. Tokens; shared prompts are counted with every trajectory."""
 
-    def __init__(self) -> None:
-        self.committed = 0.0  # what all would need if all were at their ends at once: at least the peak
-        self._tokens = np.zeros(_FIRST_SIZE)
-        self._remaining = np.full(_FIRST_SIZE, -1.0)  # negative where there is none
-        self._places: dict[int, int] = {}
-        self._free = list(range(_FIRST_SIZE))
+    def __init__(self, limit: int) -> None:
+        """`limit`: new tokens that a trajectory has at most."""
+        self.committed = 0.0  # what all would need if all were at their ends at once: at least the worst moment
+        self._until = np.arange(_BINS + 1) * float(-(-limit // _BINS))  # where each interval of r ends
+        self._since = np.append(-1.0, self._until[:-1])
+        self._need = np.zeros(_BINS + 1)
+        self._of_each: dict[int, tuple[float, float]] = {}  # by trajectory: tokens, and those to go
+        self._counted: dict[int, NDArray[np.float64]] = {}  # its part of `_need`
+        self._changed: set[int] = set()  # whose part is another by now
 
-    def put(self, holding: Holding, final_tokens: float) -> None:
-        place = self._places.get(holding.trajectory_id)
-        if place is None:
-            place = self._places[holding.trajectory_id] = self._free_place()
-        else:
-            self.committed -= float(self._tokens[place] + self._remaining[place])
-        self._tokens[place] = holding.tokens
-        self._remaining[place] = max(0.0, final_tokens - holding.tokens)
-        self.committed += float(self._tokens[place] + self._remaining[place])
+    def put(self, trajectory_id: int, tokens: float, final_tokens: float) -> None:
+        self.remove(trajectory_id)
+        to_go = final_tokens - tokens if final_tokens > tokens else 0.0
+        self._of_each[trajectory_id] = tokens, to_go
+        self.committed += tokens + to_go
 
-    def remove(self, holding: Holding) -> None:
-        place = self._places.pop(holding.trajectory_id, None)
-        if place is not None:
-            self.committed -= float(self._tokens[place] + self._remaining[place])
-            self._tokens[place], self._remaining[place] = 0.0, -1.0
-            self._free.append(place)
+    def remove(self, trajectory_id: int) -> None:
+        before = self._of_each.pop(trajectory_id, None)
+        if before is not None:
+            self.committed -= before[0] + before[1]
+        self._changed.add(trajectory_id)
 
     def longest(self) -> float:
         """Tokens that the one with the most of them to go is expected to need still."""
-        return max(0.0, float(self._remaining.max()))
+        return max(map(itemgetter(1), self._of_each.values()), default=0.0)
 
     def fits(self, tokens: float, final_tokens: float, room: float) -> bool:
-        """Whether one more trajectory does not raise the worst moment beyond `room`."""
+        """Whether with one more trajectory the worst moment needs no more than `room`."""
         if self.committed + final_tokens <= room:
             return True
-        remaining = np.append(self._remaining, final_tokens - tokens)
-        order = np.argsort(-remaining, kind="stable")[: len(self._places) + 1]
-        remaining = remaining[order]
-        sizes = np.append(self._tokens, tokens)[order].cumsum()
-        return float((sizes + remaining * np.arange(1, len(order) + 1)).max()) <= room
+        self._count()
+        return float((self._need + self._part(tokens, final_tokens - tokens)).max()) <= room
 
-    def _free_place(self) -> int:
-        if not self._free:
-            size = len(self._tokens)
-            self._tokens = np.append(self._tokens, np.zeros(size))
-            self._remaining = np.append(self._remaining, np.full(size, -1.0))
-            self._free = list(range(size, 2 * size))
-        return self._free.pop()
+    def _count(self) -> None:
+        for trajectory_id in self._changed:
+            before = self._counted.pop(trajectory_id, None)
+            if before is not None:
+                self._need -= before
+            now = self._of_each.get(trajectory_id)
+            if now is not None:
+                self._counted[trajectory_id] = part = self._part(*now)
+                self._need += part
+        self._changed.clear()
+
+    def _part(self, tokens: float, to_go: float) -> NDArray[np.float64]:
+        return (tokens + np.minimum(self._until, to_go)) * (self._since < to_go)

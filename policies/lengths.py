@@ -53,10 +53,16 @@ class Histogram:
             for number in range(_BINS)
         ]
 
+    @property
+    def mean(self) -> float:
+        return self._means[0]
+
     def mean_beyond(self, tokens: int) -> float:
         """The expected length of one that is longer than `tokens`."""
-        mean = self._means[min(tokens // self._width, _BINS - 1)]
-        return min(float(self._limit), max(mean, tokens + 1.0))
+        number = tokens // self._width
+        mean = self._means[number if number < _BINS else -1]
+        mean = mean if mean > tokens + 1.0 else tokens + 1.0
+        return mean if mean < self._limit else float(self._limit)
 
     def quantile_beyond(self, tokens: int, share: float) -> int:
         """What so many of those that are longer than `tokens` do not exceed: the upper end of a bin."""
@@ -112,10 +118,12 @@ class Lengths:
     def final_tokens(self, group_id: int, so_far: int) -> float:
         """The expected length of a trajectory that has `so_far` response tokens. What it has to go is longer or shorter
         than another's by as much as its siblings are, their mean shrunk to all's."""
-        to_go = self.alone(so_far) - so_far
+        to_go = self._trajectories.mean_beyond(so_far) - so_far
         group = self._groups.get(group_id)
         if group is None:
             return so_far + to_go
-        typical = self.alone(0)
+        typical = self._trajectories.mean
         siblings = (group.tokens + _GROUP_PRIOR * typical) / (group.members + _GROUP_PRIOR)
-        return min(float(self.limit), so_far + max(to_go * siblings / typical, 1.0))
+        to_go *= siblings / typical
+        final = so_far + (to_go if to_go > 1.0 else 1.0)
+        return final if final < self.limit else float(self.limit)

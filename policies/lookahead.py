@@ -40,7 +40,9 @@ _NO_ROOM = "an older one needs its room"
 
 
 class Expected(Protocol):
-    """How long things get: learned (policies.lengths), or known to an oracle."""
+    """How long things get: learned (policies.lengths), or known to an oracle. `limit`: of a trajectory's new tokens."""
+
+    limit: int
 
     def turn_tokens(self, holding: Holding, share: float) -> int:
         """New tokens in all that its present turn will have, in so many of the cases."""
@@ -82,7 +84,6 @@ class Lookahead:
         engine = holding.engine
         push = self._entries[holding.trajectory_id] = next(self._pushes)
         if engine is not None:
-            self._forecast(engine).put(holding, self._expected.final_tokens(holding))
             heapq.heappush(self._here[engine.name], (not holding.is_extension, holding.order, push, holding))
             self._changed[engine.name] = None
             return
@@ -102,7 +103,8 @@ class Lookahead:
 
     def measured(self, engine: Engine) -> None:
         self._joined.discard(engine.name)
-        self._horizons[engine.name] = self._forecast(engine).longest() * engine.step_s
+        if not self._arrived:  # else nobody moves
+            self._horizons[engine.name] = self._forecast(engine).longest() * engine.step_s
 
     def changed(self, engine: Engine) -> None:
         self._forecast(engine)
@@ -110,16 +112,16 @@ class Lookahead:
 
     def leased(self, holding: Holding) -> None:
         assert holding.engine is not None
-        self._forecast(holding.engine).put(holding, self._expected.final_tokens(holding))
+        forecast = self._forecasts[holding.engine.name]
+        forecast.put(holding.trajectory_id, holding.tokens, self._expected.final_tokens(holding))
 
     def parked(self, holding: Holding) -> None:
-        assert holding.engine is not None
-        self._forecast(holding.engine).put(holding, self._expected.final_tokens(holding))
+        """What was foreseen with its lease holds on."""
 
     def dropped(self, holding: Holding, engine: Engine) -> None:
         forecast = self._forecasts.get(engine.name)
         if forecast is not None:
-            forecast.remove(holding)
+            forecast.remove(holding.trajectory_id)
 
     def left(self, engine: Engine) -> None:
         for table in (self._forecasts, self._here, self._changed, self._horizons):
@@ -319,5 +321,5 @@ class Lookahead:
         forecast = self._forecasts.get(engine.name)
         if forecast is None:
             self._here[engine.name] = []
-            forecast = self._forecasts[engine.name] = Forecast()
+            forecast = self._forecasts[engine.name] = Forecast(self._expected.limit)
         return forecast

@@ -82,10 +82,11 @@ class Simulation:
         self.engines = {
             name: SimulatedEngine(name, cluster, self) for name in (f"generator-{n}" for n in range(cluster.engines))
         }
+        limit = workload.response_tokens
         self.arbiter = (
-            Arbiter("kv_lookahead", workload.response_tokens, expectations=lambda: Truth(self.plans))
+            Arbiter("kv_lookahead", limit, expectations=lambda: Truth(self.plans, limit))
             if policy == "oracle"
-            else Arbiter(policy, workload.response_tokens)
+            else Arbiter(policy, limit)
         )
         self.rollout = Rollout(_rules(workload), LengthTokenizer())
         self.finished: dict[int, tuple[float, TrajectoryFinished]] = {}

@@ -11,7 +11,8 @@ from policies.ledger import Holding
 class Truth:
     """Implements policies.expectations.Learned."""
 
-    def __init__(self, plans: Mapping[int, Plan]) -> None:
+    def __init__(self, plans: Mapping[int, Plan], limit: int) -> None:
+        self.limit = limit
         self._plans = plans
 
     def asked(self, holding: Holding) -> None: ...

@@ -21,6 +21,7 @@ class Known:
     """Implements policies.lookahead.Expected: every turn is `turn` tokens long, a trajectory as its group is."""
 
     def __init__(self, turn: int = 100) -> None:
+        self.limit = 10_000
         self.turn = turn
         self.final: dict[int, float] = {}
 
