@@ -113,7 +113,8 @@ class Lookahead:
     def leased(self, holding: Holding) -> None:
         assert holding.engine is not None
         forecast = self._forecasts[holding.engine.name]
-        forecast.put(holding.trajectory_id, holding.tokens, self._expected.final_tokens(holding))
+        # what it was given already, though it has not come so far yet: else that room would be given twice
+        forecast.put(holding.trajectory_id, holding.leased_tokens, self._expected.final_tokens(holding))
 
     def parked(self, holding: Holding) -> None:
         """What was foreseen with its lease holds on."""
