@@ -24,13 +24,13 @@ _SLACK = 8  # a block has room to grow by such a part of its length before it is
 class Kept:
     """One block. A name stands for one request of a sequence."""
 
-    def __init__(self, cache: KvCache, width: int, before: Kept | None = None) -> None:
-        """Room for KEPT_ROWS sequences of so many tokens. It takes over what `before` holds."""
-        self._cache, self.width = cache, width
+    def __init__(self, cache: KvCache, rows: int, width: int, before: Kept | None = None) -> None:
+        """Room for so many sequences of so many tokens. It takes over what `before` holds."""
+        self._cache, self.rows, self.width = cache, rows, width
         memory = cache.memory
-        shape = (2, KEPT_ROWS, cache.heads, self.width, cache.size)
+        shape = (2, rows, cache.heads, width, cache.size)
         self._copies = [memory.new_zeros(shape) for _ in memory]  # masked attention multiplies by 0 what lies there
-        firsts = torch.arange(2 * KEPT_ROWS * cache.heads, device=memory.device).view(2, KEPT_ROWS, cache.heads)
+        firsts = torch.arange(2 * rows * cache.heads, device=memory.device).view(2, rows, cache.heads)
         self._firsts = (firsts * self.width).transpose(0, 1).contiguous()  # [R, 2, K], where each head's tokens begin
         self.names: list[int] = []
         self._fresh: list[tuple[slice, Tensor]] = []  # rows that are to be gathered in this pass, with their pages
@@ -39,8 +39,8 @@ class Kept:
         if before is not None:
             self.names = before.names
             for copy, old in zip(self._copies, before._copies, strict=True):
-                common = min(self.width, before.width)
-                copy[:, :, :, :common] = old[:, :, :, :common]
+                common = slice(min(rows, before.rows)), slice(None), slice(min(width, before.width))
+                copy[:, *common] = old[:, *common]
 
     @property
     def num_rows(self) -> int:
@@ -125,32 +125,39 @@ class KeptBlocks:
         left = KEPT_BYTES
         for first in range(0, len(names), KEPT_ROWS):
             rows = slice(first, first + KEPT_ROWS)
-            block = self._block(len(held), max(tokens_B[rows]), left)
+            block = self._block(len(held), len(names[rows]), max(tokens_B[rows]), left)
             if block is None:
                 break
-            left -= self._num_bytes(block.width)
+            left -= self._num_bytes(block.rows, block.width)
             block.hold(names[rows], tokens_B[rows], tables_BN[rows], self._most_pages)
             held.append(block)
         spare = self._blocks[len(held) : len(held) + 1]  # so that its memory is there when the batch grows again
         for block in spare:
             block.names = []  # it misses the tokens of its sequences from now on
-        self._blocks = [*held, *(block for block in spare if self._num_bytes(block.width) <= left)]
+        self._blocks = [*held, *(block for block in spare if self._num_bytes(block.rows, block.width) <= left)]
         return held
 
     def clear(self) -> None:
         """After keys or values that are not finite."""
         self._blocks.clear()
 
-    def _block(self, number: int, tokens: int, limit: int) -> Kept | None:
-        """With room for so many tokens in each row; None where that is beyond the limit."""
+    def _block(self, number: int, count: int, tokens: int, limit: int) -> Kept | None:
+        """With room for so many rows of so many tokens; None where that is beyond the limit."""
         before = self._blocks[number] if number < len(self._blocks) else None
-        if before is not None and before.width >= tokens and self._num_bytes(before.width) <= limit:
-            return before
+        rows = min(KEPT_ROWS, 1 << (count - 1).bit_length())
         width = self._cache.padded_pages(tokens + tokens // _SLACK) * self._cache.page_tokens
-        return Kept(self._cache, width, before) if self._num_bytes(width) <= limit else None
+        if before is not None:
+            rows = max(rows, before.rows)
+            if before.rows >= count and before.width >= tokens:
+                width = before.width
+        if self._num_bytes(rows, width) > limit:
+            return None
+        if before is not None and (before.rows, before.width) == (rows, width):
+            return before
+        return Kept(self._cache, rows, width, before)
 
-    def _num_bytes(self, width: int) -> int:
-        return KEPT_ROWS * width * self._cache.token_bytes * len(self._cache.memory)
+    def _num_bytes(self, rows: int, width: int) -> int:
+        return rows * width * self._cache.token_bytes * len(self._cache.memory)
 
 
 def _in_place(before: Sequence[int], members: Sequence[int], names: Sequence[int]) -> list[int]:
