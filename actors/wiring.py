@@ -50,7 +50,9 @@ def rules(run: Run, tokenizer: FastTokenizer) -> Rules:
 def head_deciders(run: Run, problems: Problems) -> dict[str, Decider]:
     engines = generators(run)
     return {
-        "arbiter": Arbiter(run.arbiter.policy, run.dialogue.response_tokens, holder=ROLLOUT),
+        "arbiter": Arbiter(
+            run.arbiter.policy, run.dialogue.response_tokens, holder=ROLLOUT, completes=run.rl.oversubscribe > 1
+        ),
         "buffer": GroupBuffer(run, problems.train, problems.test, (ROLLOUT,)),
         "recipe": Recipe(
             run.rl.steps, run.evaluation.questions, run.sampling.temperature, engines, run.rl.max_staleness

@@ -55,13 +55,15 @@ class Arbiter:
         holder: str = "rollout-0",
         address: str = "head/arbiter",
         observer: str = "launcher",
+        completes: bool = False,
         expectations: Callable[[], Learned] | None = None,
     ) -> None:
-        """`expectations`: in place of what is learned from the run."""
+        """`completes`: a step ends with the first complete groups. `expectations`: in place of what is learned."""
         self._name: PolicyName = policy
         self._holder = holder
         self._address = address
         self._observer = observer
+        self._completes = completes
         self._new_expectations = expectations or (lambda: Expectations(response_tokens))
         self._begin()
 
@@ -69,7 +71,7 @@ class Arbiter:
         self._continues = False
         self.expectations = self._new_expectations()
         self.ledger = Ledger(shrinks=self._name != "kv")
-        self.policy = policy_of(self._name, self.ledger, self.expectations)
+        self.policy = policy_of(self._name, self.ledger, self.expectations, completes=self._completes)
 
     def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
         match event:

@@ -4,7 +4,8 @@ Order in which an engine's room is given away, whenever some is free:
     1. turns there that their lease has ended, the oldest trajectory first: they hold a cache and decode nothing
     2. trajectories that a tool has answered, and whose cache is there, the oldest first
     3. trajectories whose cache was given up, wherever there is room, the oldest first
-    4. new ones: of each group the first few, to learn how long it gets; then the expected longest
+    4. new ones: of each group the first few, to learn how long it gets; then the expected longest. Where a step ends with the
+       first complete groups: those of the group first that has the fewest left
 
 Where 1 or 2 find no room: the caches of parked trajectories go, those parked longest first, for a tool that is slow
 already is likely to stay so; then, if nobody runs there, or they have waited for longer than it takes to compute it anew,
@@ -33,7 +34,7 @@ _PROBES = 4  # of each group are begun before any group's length is believed
 _MARGIN = 0.95  # of an engine's room may be needed at the worst moment that is expected
 _LAST = 0.5  # of the time until the last one ends: who needs more may move to a faster engine
 _PREFILLED_IN_A_STEP = 256  # tokens, in the time of a decode step; engines read more
-_WORTH = 3.0  # times what it costs must a move bring
+_WORTH = 8.0  # times what it costs must a move bring
 _PATIENCE_S = 1.0  # that a trajectory with a cache waits before a younger one loses its own
 _OVERTAKEN = 65_536
 _NO_ROOM = "an older one needs its room"
@@ -58,10 +59,14 @@ class Lookahead:
 
     oversells = False
 
-    def __init__(self, ledger: Ledger, expected: Expected, *, overtaken: int = _OVERTAKEN) -> None:
+    def __init__(
+        self, ledger: Ledger, expected: Expected, *, overtaken: int = _OVERTAKEN, completes: bool = False
+    ) -> None:
+        """`completes`: more groups are begun than are needed, and the first complete ones are taken."""
         self._ledger = ledger
         self._expected = expected
         self._overtaken = overtaken
+        self._completes = completes
         self._forecasts: dict[str, Forecast] = {}
         self._here: dict[str, list[tuple[int, int, int, Holding]]] = {}  # by engine: who waits with a cache there
         self._homeless: list[tuple[int, int, Holding]] = []  # who was begun and has no cache any more
@@ -129,10 +134,12 @@ class Lookahead:
             table.pop(engine.name, None)
 
     def ended(self, holding: Holding) -> None:
-        if holding.group_id in self._new:
-            self._rank(holding.group_id)  # its length has become known
-        if holding.group_id not in self._ledger.groups:
-            self._begun.pop(holding.group_id, None)
+        group_id = holding.group_id
+        if group_id not in self._ledger.groups:  # nobody of it is left
+            for table in (self._new, self._stamps, self._begun):
+                table.pop(group_id, None)
+        elif group_id in self._new:
+            self._rank(group_id)  # its length has become known
 
     # ---------------------------------------------------------------- what to do
 
@@ -314,9 +321,14 @@ class Lookahead:
         if not waiting:
             return
         stamp = self._stamps[group_id] = next(self._pushes)
-        probing = self._begun.get(group_id, 0) < _PROBES
-        priority = float("-inf") if probing else -self._expected.final_tokens(waiting[0][-1])
-        heapq.heappush(self._groups, (priority, group_id, stamp))
+        heapq.heappush(self._groups, (self._priority(group_id, waiting[0][-1]), group_id, stamp))
+
+    def _priority(self, group_id: int, first: Holding) -> float:
+        """The least is begun first."""
+        begun = self._begun.get(group_id, 0)
+        if self._completes:  # of those with as many left, the one of which more run
+            return self._ledger.groups[group_id].members - begun / (begun + 1)
+        return float("-inf") if begun < _PROBES else -self._expected.final_tokens(first)
 
     def _forecast(self, engine: Engine) -> Forecast:
         forecast = self._forecasts.get(engine.name)

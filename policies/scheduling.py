@@ -11,7 +11,8 @@ from policies.lookahead import Expected, Lookahead
 PolicyName = Literal["static", "round_robin", "least_requests", "kv", "kv_lookahead"]
 
 
-def policy_of(name: PolicyName, ledger: Ledger, expected: Expected) -> Policy:
+def policy_of(name: PolicyName, ledger: Ledger, expected: Expected, *, completes: bool) -> Policy:
+    """`completes`: see Lookahead; the others do not look at it."""
     match name:
         case "static":
             return InOrder(ledger, Static(), oversells=True)
@@ -22,6 +23,6 @@ def policy_of(name: PolicyName, ledger: Ledger, expected: Expected) -> Policy:
         case "kv":
             return InOrder(ledger, MostFree(), oversells=False)
         case "kv_lookahead":
-            return Lookahead(ledger, expected)
+            return Lookahead(ledger, expected, completes=completes)
         case _:
             assert_never(name)

@@ -35,10 +35,10 @@ class Known:
 class Scene:
     """An arbiter, and trajectories that ask, park and end by name."""
 
-    def __init__(self, *capacities: int, turn: int = 100, overtaken: int = 1000) -> None:
+    def __init__(self, *capacities: int, turn: int = 100, overtaken: int = 1000, completes: bool = False) -> None:
         self.arbiter = Arbiter("kv_lookahead", RESPONSE)
         self.expected = Known(turn)
-        self.policy = Lookahead(self.arbiter.ledger, self.expected, overtaken=overtaken)
+        self.policy = Lookahead(self.arbiter.ledger, self.expected, overtaken=overtaken, completes=completes)
         self.arbiter.policy = self.policy
         self.now = 0.0
         for number, tokens in enumerate(capacities):
@@ -171,6 +171,17 @@ def test_of_each_group_the_first_few_are_begun_before_the_expected_longest() -> 
     assert order[:8].count(0) == order[:8].count(1) == 4  # the probes of both
     assert order[8:] == [1] * 4 + [0] * 4
     assert [tid for tid in served(effects) if tid % 2] == sorted(tid for tid in range(16) if tid % 2)
+
+
+def test_where_the_first_complete_groups_are_taken_the_one_with_the_fewest_left_is_preferred() -> None:
+    scene = Scene(330, completes=True)  # three at a time
+    scene.expected.final = {0: 100.0, 1: 110.0}
+    for tid in range(8):
+        scene.ask(tid, tid // 4)
+    assert [tid for tid, holding in scene.arbiter.ledger.holdings.items() if holding.state == "running"] == [0, 1, 2]
+    assert served(scene.end(0, 20)) == [3]  # the last of its group, though the other's are longer
+    assert served(scene.end(1, 20)) == [4]
+    assert served(scene.end(2, 20)) == [5]
 
 
 def test_none_is_begun_that_would_not_fit_at_the_worst_moment_to_come() -> None:

@@ -80,7 +80,7 @@ def deciders_of(run: Run) -> dict[str, Decider]:
     made = [Problem(f"q:{number}", "2", ids_to_bytes([65, 66, number])) for number in range(9)]
     limit = run.dialogue.response_tokens
     return {
-        "head/arbiter": Arbiter("kv_lookahead", limit, holder="rollout-0"),
+        "head/arbiter": Arbiter("kv_lookahead", limit, holder="rollout-0", completes=run.rl.oversubscribe > 1),
         "head/buffer": GroupBuffer(run, made, made[:4]),
         "head/recipe": Recipe(run.rl.steps, run.evaluation.questions, 1.0, ENGINES, run.rl.max_staleness),
         "head/recorder": Recorder(run.rl.steps, len(ENGINES)),
