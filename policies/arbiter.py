@@ -33,7 +33,7 @@ from policies.expectations import Expectations, Learned
 from policies.ledger import Engine, Holding, Ledger
 from policies.scheduling import PolicyName, policy_of
 
-GRANTS = 16
+GRANTS = 8
 
 
 class Totals(msgspec.Struct, frozen=True):

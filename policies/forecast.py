@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _BINS = 64
+_TOGETHER = 8  # more that have changed are counted in one pass
 
 
 class Forecast:
@@ -60,11 +61,18 @@ class Forecast:
             before = self._counted.pop(trajectory_id, None)
             if before is not None:
                 self._need -= before
-            now = self._of_each.get(trajectory_id)
-            if now is not None:
-                self._counted[trajectory_id] = part = self._part(*now)
-                self._need += part
+        new = [trajectory_id for trajectory_id in self._changed if trajectory_id in self._of_each]
         self._changed.clear()
+        if len(new) > _TOGETHER:
+            tokens_N1, to_go_N1 = np.array([self._of_each[trajectory_id] for trajectory_id in new]).T[:, :, None]
+            parts = self._part(tokens_N1, to_go_N1)
+            self._need += parts.sum(0)
+            self._counted.update(zip(new, parts, strict=True))
+            return
+        for trajectory_id in new:
+            part = self._counted[trajectory_id] = self._part(*self._of_each[trajectory_id])
+            self._need += part
 
-    def _part(self, tokens: float, to_go: float) -> NDArray[np.float64]:
+    def _part(self, tokens: float | NDArray[np.float64], to_go: float | NDArray[np.float64]) -> NDArray[np.float64]:
+        """Of one trajectory, [intervals]; of columns of N, [N, intervals]."""
         return (tokens + np.minimum(self._until, to_go)) * (self._since < to_go)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from bus.messages import CacheReleased, LeaseDeferred, LeaseGranted, LeaseParked, LeaseReleased
+from bus.messages import AdmissionContinued, CacheReleased, LeaseDeferred, LeaseGranted, LeaseParked, LeaseReleased
 from policies.arbiter import Arbiter
 from policies.decider import Send
 from policies.ledger import Holding
@@ -166,7 +166,7 @@ def test_of_each_group_the_first_few_are_begun_before_the_expected_longest() -> 
     scene.expected.final = {0: 150.0, 1: 300.0}
     for tid in range(16):
         scene.ask(tid, tid % 2)
-    effects = list(scene.arbiter.decide(0.0, joined(0, 100_000)))
+    effects = [*scene.arbiter.decide(0.0, joined(0, 100_000)), *scene.arbiter.decide(0.0, AdmissionContinued())]
     order = [tid % 2 for tid in served(effects)]
     assert order[:8].count(0) == order[:8].count(1) == 4  # the probes of both
     assert order[8:] == [1] * 4 + [0] * 4
