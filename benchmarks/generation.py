@@ -19,7 +19,7 @@ import logging
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import numpy as np
 import structlog
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from benchmarks._planned import SHAPE, VOCABULARY
+from benchmarks._policies import some_of
 from benchmarks._two_engines import compare
 from configs.schema import Tiny
 from engine.contract import Capacity, GenerationRequest
@@ -114,21 +115,15 @@ async def measure(folder: Path, threads: int, seed: int, new_tokens: int, rounds
     }
 
 
-def _policies(names: str) -> tuple[PolicyName, ...]:
-    chosen = tuple(names.split(","))
-    for name in chosen:
-        if name not in get_args(PolicyName):
-            raise argparse.ArgumentTypeError(f"no policy {name!r}; there are {', '.join(get_args(PolicyName))}")
-    return cast(tuple[PolicyName, ...], chosen)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1, help="of the engine that is measured alone")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--new-tokens", type=int, default=100)
     parser.add_argument("--only", choices=("alone", "two_engines"))
-    parser.add_argument("--policies", type=_policies, default=POLICIES, metavar="NAME,NAME", help=",".join(POLICIES))
+    parser.add_argument(
+        "--policies", type=some_of(get_args(PolicyName)), default=POLICIES, metavar="NAME,NAME", help=",".join(POLICIES)
+    )
     parser.add_argument(
         "--quick", action="store_true", help="4 rounds instead of 12; one instead of 3; a quarter of the groups"
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 from rich.console import Console
 
@@ -19,6 +19,7 @@ from analysis.simulation.outcome import Outcome, Policy
 from analysis.simulation.run import simulate
 from analysis.simulation.table import outcomes_table
 from analysis.simulation.workloads import SHAPES, named
+from benchmarks._policies import some_of
 from policies.scheduling import PolicyName
 
 POLICIES: tuple[Policy, ...] = (*get_args(PolicyName), "oracle")
@@ -79,18 +80,10 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     }
 
 
-def _policies(names: str) -> tuple[Policy, ...]:
-    chosen = tuple(names.split(","))
-    for name in chosen:
-        if name not in POLICIES:
-            raise argparse.ArgumentTypeError(f"no policy {name!r}; there are {', '.join(POLICIES)}")
-    return cast(tuple[Policy, ...], chosen)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", action="append", choices=list(SHAPES), help="may be repeated; all of them")
-    parser.add_argument("--policies", type=_policies, default=POLICIES, metavar="NAME,NAME", help="all of them")
+    parser.add_argument("--policies", type=some_of(POLICIES), default=POLICIES, metavar="NAME,NAME", help="all of them")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="an eighth of prompts and engines")
     print(json.dumps(measure(parser.parse_args(), Console())))

@@ -16,7 +16,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 from msgspec.structs import replace
 
@@ -24,6 +24,7 @@ from analysis.simulation.outcome import Outcome
 from analysis.simulation.recorded import RecordedStep, recorded_step
 from analysis.simulation.run import simulate
 from analysis.utilization.report import utilization_of
+from benchmarks._policies import some_of
 from benchmarks._tiny_run import from_checkpoint, launch
 from configs.load import load_run
 from configs.run_folder import RunFolder
@@ -111,17 +112,11 @@ def measure(policies: Sequence[PolicyName], share: float, steps: int, seed: int,
     return {"share": share, "demand_tokens": demand_tokens, "steps": steps, "seed": seed, "policies": found}
 
 
-def _policies(names: str) -> tuple[PolicyName, ...]:
-    chosen = tuple(names.split(","))
-    for name in chosen:
-        if name not in get_args(PolicyName):
-            raise argparse.ArgumentTypeError(f"no policy {name!r}; there are {', '.join(get_args(PolicyName))}")
-    return cast(tuple[PolicyName, ...], chosen)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policies", type=_policies, metavar="NAME,NAME", help="those that the docs compare")
+    parser.add_argument(
+        "--policies", type=some_of(get_args(PolicyName)), metavar="NAME,NAME", help="those that the docs compare"
+    )
     parser.add_argument("--quick", action="store_true", help="one step under one policy")
     parser.add_argument("--share", type=float, default=0.33, help="of the demand that the caches hold")
     parser.add_argument("--steps", type=int, help="of each run (3)")

@@ -116,7 +116,6 @@ class Arbiter:
         holding = self.ledger.park(event.trajectory_id, event.tokens)
         self.expectations.turn_ended(holding)
         if holding.engine is not None:  # which may have left since
-            self.policy.parked(holding)
             self.policy.changed(holding.engine)
         return self._admit(now)
 

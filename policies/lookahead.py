@@ -121,9 +121,6 @@ class Lookahead:
         # what it was given already, though it has not come so far yet: else that room would be given twice
         forecast.put(holding.trajectory_id, holding.leased_tokens, self._expected.final_tokens(holding))
 
-    def parked(self, holding: Holding) -> None:
-        """What was foreseen with its lease holds on."""
-
     def dropped(self, holding: Holding, engine: Engine) -> None:
         forecast = self._forecasts.get(engine.name)
         if forecast is not None:

@@ -45,7 +45,6 @@ ATTEMPTS = tuple(
         "run for ever": "while True: pass",
     }.items()
 )
-NEIGHBOUR = "sum(range(10))"
 
 
 async def try_out(sandbox: Sandbox) -> list[Finding]:

@@ -24,8 +24,6 @@ from math import floor, sqrt
 
 import msgspec
 
-GIB = 1 << 30
-
 
 class ModelShape(msgspec.Struct, frozen=True):
     name: str

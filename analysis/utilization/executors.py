@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from analysis.utilization.curves import Curve, Floats, curve_of, grown
+from analysis.utilization.curves import Curve, curve_of, grown
 from analysis.utilization.lines import Lines
 
 
@@ -71,7 +71,3 @@ def _steps(load: pl.DataFrame) -> Curve:
     begins = load.select(t=pl.col("t") - pl.col("span"), order=pl.lit(1), rate="rate")
     ends = load.select("t", order=pl.lit(0), rate=pl.lit(0.0))
     return curve_of(pl.concat([begins, ends]).sort("t", "order"), "rate")
-
-
-def sum_of(curves: Sequence[Curve], edges: Floats) -> Floats:
-    return np.sum([curve.means(edges) for curve in curves], axis=0) if curves else np.zeros(len(edges) - 1)

@@ -35,7 +35,7 @@ class EngineLoadReported(Message, frozen=True):
     decode_steps: int
     generated_tokens: int
     prefilled_tokens: int
-    recomputed_tokens: int  # of them those that had been computed before: after eviction, preemption or migration
+    recomputed_tokens: int  # of them those that it had computed before: evicted, preempted or forgotten since
     evicted_tokens: int  # cached tokens that the engine gave up by itself, for lack of room
     preempted: int  # running sequences that it stopped for lack of room
     busy_s: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import get_args
 
 import pytest
 
@@ -10,7 +11,9 @@ from analysis.simulation.model import H100, QWEN3_14B, cluster_of
 from analysis.simulation.run import simulate
 from analysis.simulation.workload import Shape, draw
 from benchmarks import validation
+from benchmarks._policies import some_of
 from configs.schema import Dialogue, Run
+from policies.scheduling import PolicyName
 
 RUN = Run(name="any", dialogue=Dialogue(prompt_tokens=20, response_tokens=200))
 
@@ -30,4 +33,5 @@ def test_waits_are_means_over_all_steps_trajectories_and_leave_no_cause_out() ->
 
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="no policy 'oracle'; there are static"):
-        validation._policies("kv,oracle")  # pyright: ignore[reportPrivateUsage]
+        some_of(get_args(PolicyName))("kv,oracle")
+    assert some_of(get_args(PolicyName))("kv,static") == ("kv", "static")
