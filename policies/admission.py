@@ -40,6 +40,8 @@ class Policy(Protocol):
     """Told of everything that happens; asked for the next decision until it has none. Holdings are the ledger's."""
 
     oversells: bool
+    gathers: bool
+    """Whether new ones wait until all that ask at the same time are known."""
 
     def waits(self, holding: Holding) -> None:
         """It has asked, or has lost what it had while it waited."""
@@ -83,6 +85,8 @@ class InOrder:
 
     Who has a cache goes ahead of those without: they may wait for the room that it holds.
     """
+
+    gathers = False
 
     def __init__(self, ledger: Ledger, choose: Chooser, *, oversells: bool) -> None:
         self.oversells = oversells

@@ -34,6 +34,7 @@ from policies.ledger import Engine, Holding, Ledger
 from policies.scheduling import PolicyName, policy_of
 
 GRANTS = 8
+_GATHERS = "until all that ask at the same time are known"
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -107,6 +108,8 @@ class Arbiter:
         holding = self.ledger.request(event, self._holder, now)
         self.expectations.asked(holding)
         self.policy.waits(holding)
+        if self.policy.gathers and not holding.leases:
+            return [Send(holding.holder, LeaseDeferred(event.trajectory_id, _GATHERS)), *self._continue()]
         effects = self._admit(now)
         if holding.state == "waiting":
             effects.append(Send(holding.holder, LeaseDeferred(event.trajectory_id, self.policy.why(holding))))
@@ -189,10 +192,13 @@ class Arbiter:
                     effects += self._drop(holding)
                     effects.append(Send(holding.holder, LeaseDeferred(holding.trajectory_id, reason)))
                     self.policy.waits(holding)
-        if not self._continues:
-            self._continues = True
-            effects.append(Send(self._address, AdmissionContinued()))
-        return effects
+        return effects + self._continue()
+
+    def _continue(self) -> list[Send]:
+        if self._continues:
+            return []
+        self._continues = True
+        return [Send(self._address, AdmissionContinued())]
 
     def _grant(self, grant: Grant, now: float) -> list[Send]:
         effects = [send for holding in grant.drop for send in self._drop(holding)]
@@ -201,6 +207,7 @@ class Arbiter:
             effects += self._drop(holding)
         self.policy.withdrawn(holding)
         self.ledger.lease(holding, engine, grant.tokens, oversell=self.policy.oversells)
+        self.expectations.leased(holding)
         self.policy.leased(holding)
         granted = LeaseGranted(
             trajectory_id=holding.trajectory_id,

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from policies.ledger import Holding
 from policies.lengths import Lengths
 from policies.lookahead import Expected
 
 
 class Learned(Expected, Protocol):
-    """Told of each request, and of each turn's and each trajectory's end."""
+    """Told of each request and lease, and of each turn's and each trajectory's end."""
 
     def asked(self, holding: Holding) -> None: ...
+
+    def leased(self, holding: Holding) -> None: ...
 
     def turn_ended(self, holding: Holding) -> None: ...
 
@@ -26,6 +31,7 @@ class Expectations:
         self.limit = response_tokens
         self._lengths = Lengths(response_tokens)
         self._expected: dict[int, float] = {}  # response tokens of those that were begun, siblings left aside
+        self._until: dict[int, int] = {}  # response tokens until which each was taken to live
 
     def turn_ended(self, holding: Holding) -> None:
         self._lengths.turn_ended(holding.request.turn, holding.tokens - holding.turn_began_at)
@@ -34,9 +40,16 @@ class Expectations:
         if holding.leases:
             self._expect(holding, self._lengths.alone(_response_tokens(holding)))
 
+    def leased(self, holding: Holding) -> None:
+        before = self._until.get(holding.trajectory_id, 0)
+        until = holding.leased_tokens - holding.request.prompt_tokens
+        if until > before:
+            self._lengths.trajectory_lives(before, until)
+            self._until[holding.trajectory_id] = until
+
     def ended(self, holding: Holding) -> None:
         tokens = _response_tokens(holding)
-        self._lengths.trajectory_ended(tokens)
+        self._lengths.trajectory_ended(self._until.pop(holding.trajectory_id, 0), tokens)
         self._expect(holding, float(tokens))
         del self._expected[holding.trajectory_id]
 
@@ -47,6 +60,9 @@ class Expectations:
     def final_tokens(self, holding: Holding) -> float:
         so_far = _response_tokens(holding)
         return holding.tokens - so_far + self._lengths.final_tokens(holding.group_id, so_far)
+
+    def alive(self, holding: Holding) -> NDArray[np.float64]:
+        return self._lengths.alive(holding.group_id, _response_tokens(holding))
 
     def _expect(self, holding: Holding, tokens: float) -> None:
         self._lengths.expect(holding.group_id, self._expected.get(holding.trajectory_id), tokens)

@@ -1,12 +1,11 @@
-"""What an engine's trajectories will need at their worst moment to come, if they get as long as expected.
+"""What an engine's trajectories will need at their worst moment to come, in expectation.
 
-All grow by a token at a time and in step, and each frees its pages at its end. So the worst moment is the end of one of
-them: when all have grown by r, those with at least r tokens to go hold
+All grow by a token at a time and in step, and each frees its pages at its end. So when all have grown by r they hold
 
-    need(r) = sum of (tokens_i + r) over all i with remaining_i >= r
+    need(r) = sum of (tokens_i + r) * P(remaining_i >= r) over all i
 
-It is kept for the start and for `_BINS` intervals of r up to the response limit, at no less than it comes to within each:
-whoever comes, goes or is expected to get longer changes it in one pass over these, however many there are.
+It is kept for now and for `BINS` intervals of r up to the response limit, at no less than it comes to within each: whoever
+comes, goes or is expected to get longer changes it in one pass over these, however many there are.
 """
 
 from __future__ import annotations
@@ -16,8 +15,12 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-_BINS = 64
-_TOGETHER = 8  # more that have changed are counted in one pass
+from policies.survival import BINS
+
+
+def begins(limit: int) -> NDArray[np.float64]:
+    """Where each interval of r begins, [BINS]."""
+    return np.arange(BINS, dtype=np.float64) * -(-limit // BINS)
 
 
 class Forecast:
@@ -25,54 +28,70 @@ class Forecast:
 
     def __init__(self, limit: int) -> None:
         """`limit`: new tokens that a trajectory has at most."""
-        self.committed = 0.0  # what all would need if all were at their ends at once: at least the worst moment
-        self._until = np.arange(_BINS + 1) * float(-(-limit // _BINS))  # where each interval of r ends
-        self._since = np.append(-1.0, self._until[:-1])
-        self._need = np.zeros(_BINS + 1)
-        self._of_each: dict[int, tuple[float, float]] = {}  # by trajectory: tokens, and those to go
+        self.committed = 0.0  # what all would need if all were at their expected ends at once
+        self.reads = 0.0  # cached tokens that all their steps to come read
+        self._until = np.append(0.0, begins(limit) + -(-limit // BINS))  # where now and each interval end
+        self._need = np.zeros(BINS + 1)
+        self._sizes: dict[int, tuple[float, float]] = {}  # by trajectory: tokens, and those to go
+        self._leased: dict[int, float] = {}
+        self._alive: dict[int, NDArray[np.float64]] = {}
         self._counted: dict[int, NDArray[np.float64]] = {}  # its part of `_need`
         self._changed: set[int] = set()  # whose part is another by now
 
-    def put(self, trajectory_id: int, tokens: float, final_tokens: float) -> None:
+    def put(
+        self, trajectory_id: int, tokens: float, leased: float, final_tokens: float, alive: NDArray[np.float64]
+    ) -> None:
+        """`leased`: tokens that are its own already, though it has not come so far. `alive`: the probability that it goes
+        on behind the beginning of each interval, [BINS]."""
         self.remove(trajectory_id)
         to_go = final_tokens - tokens if final_tokens > tokens else 0.0
-        self._of_each[trajectory_id] = tokens, to_go
+        self._sizes[trajectory_id] = tokens, to_go
+        self._leased[trajectory_id], self._alive[trajectory_id] = leased, alive
         self.committed += tokens + to_go
+        self.reads += reads(tokens, to_go)
 
     def remove(self, trajectory_id: int) -> None:
-        before = self._of_each.pop(trajectory_id, None)
-        if before is not None:
-            self.committed -= before[0] + before[1]
+        size = self._sizes.pop(trajectory_id, None)
+        if size is not None:
+            del self._leased[trajectory_id], self._alive[trajectory_id]
+            self.committed -= sum(size)
+            self.reads -= reads(*size)
         self._changed.add(trajectory_id)
 
     def longest(self) -> float:
         """Tokens that the one with the most of them to go is expected to need still."""
-        return max(map(itemgetter(1), self._of_each.values()), default=0.0)
+        return max(map(itemgetter(1), self._sizes.values()), default=0.0)
 
-    def fits(self, tokens: float, final_tokens: float, room: float) -> bool:
+    def fits(self, tokens: float, alive: NDArray[np.float64], room: float) -> bool:
         """Whether with one more trajectory the worst moment needs no more than `room`."""
-        if self.committed + final_tokens <= room:
-            return True
         self._count()
-        return float((self._need + self._part(tokens, final_tokens - tokens)).max()) <= room
+        need = self._need + _part(self._until + tokens, alive)
+        return bool(need.max() <= room)
 
     def _count(self) -> None:
         for trajectory_id in self._changed:
             before = self._counted.pop(trajectory_id, None)
             if before is not None:
                 self._need -= before
-        new = [trajectory_id for trajectory_id in self._changed if trajectory_id in self._of_each]
+        new = [trajectory_id for trajectory_id in self._changed if trajectory_id in self._sizes]
         self._changed.clear()
-        if len(new) > _TOGETHER:
-            tokens_N1, to_go_N1 = np.array([self._of_each[trajectory_id] for trajectory_id in new]).T[:, :, None]
-            parts = self._part(tokens_N1, to_go_N1)
-            self._need += parts.sum(0)
-            self._counted.update(zip(new, parts, strict=True))
+        if not new:
             return
-        for trajectory_id in new:
-            part = self._counted[trajectory_id] = self._part(*self._of_each[trajectory_id])
-            self._need += part
+        tokens_N1 = np.array([[self._sizes[trajectory_id][0]] for trajectory_id in new])
+        leased_N1 = np.array([[self._leased[trajectory_id]] for trajectory_id in new])
+        alive = np.array([self._alive[trajectory_id] for trajectory_id in new])
+        parts = _part(np.maximum(self._until + tokens_N1, leased_N1), alive)
+        self._need += parts.sum(0)
+        self._counted.update(zip(new, parts, strict=True))
 
-    def _part(self, tokens: float | NDArray[np.float64], to_go: float | NDArray[np.float64]) -> NDArray[np.float64]:
-        """Of one trajectory, [intervals]; of columns of N, [N, intervals]."""
-        return (tokens + np.minimum(self._until, to_go)) * (self._since < to_go)
+
+def _part(tokens: NDArray[np.float64], alive: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What trajectories need with so many tokens now and within each interval, [..., 1 + BINS]."""
+    part = tokens.copy()
+    part[..., 1:] *= alive
+    return part
+
+
+def reads(tokens: float, to_go: float) -> float:
+    """Cached tokens that so many decode steps read behind `tokens`."""
+    return (tokens + to_go / 2) * to_go

@@ -10,6 +10,11 @@ from bisect import bisect_left
 from collections import OrderedDict
 from itertools import accumulate
 
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.survival import Survival
+
 _BINS = 64
 _HALF_LIFE = 4096.0  # trajectories
 _PRIOR = 1.0  # weight of the prior over a whole distribution: uniform up to the limit
@@ -43,26 +48,6 @@ class Histogram:
 
     def _sum(self) -> None:
         self._up_to = list(accumulate(self._weights))
-        middles = (weight * (number + 0.5) for number, weight in enumerate(self._weights))
-        total = list(accumulate(middles))
-        whole, weighted = self._up_to[-1], total[-1]
-        self._means = [
-            (weighted - total[number] + self._weights[number] * (number + 0.5))
-            / (whole - self._up_to[number] + self._weights[number])
-            * self._width
-            for number in range(_BINS)
-        ]
-
-    @property
-    def mean(self) -> float:
-        return self._means[0]
-
-    def mean_beyond(self, tokens: int) -> float:
-        """The expected length of one that is longer than `tokens`."""
-        number = tokens // self._width
-        mean = self._means[number if number < _BINS else -1]
-        mean = mean if mean > tokens + 1.0 else tokens + 1.0
-        return mean if mean < self._limit else float(self._limit)
 
     def quantile_beyond(self, tokens: int, share: float) -> int:
         """What so many of those that are longer than `tokens` do not exceed: the upper end of a bin."""
@@ -88,15 +73,19 @@ class Lengths:
     def __init__(self, response_tokens: int) -> None:
         """`response_tokens`: the limit of a trajectory, beyond its prompt."""
         self.limit = response_tokens
-        self._trajectories = Histogram(response_tokens)
+        self._trajectories = Survival(response_tokens)
         self._turns = [Histogram(response_tokens) for _ in range(self._TURNS)]
         self._groups: OrderedDict[int, _Group] = OrderedDict()
 
     def turn_ended(self, turn: int, tokens: int) -> None:
         self._turns[min(turn, self._TURNS - 1)].add(tokens)
 
-    def trajectory_ended(self, tokens: int) -> None:
-        self._trajectories.add(tokens)
+    def trajectory_lives(self, before: int, until: int) -> None:
+        """See Survival.lives. Response tokens."""
+        self._trajectories.lives(before, until)
+
+    def trajectory_ended(self, before: int, now: int) -> None:
+        self._trajectories.ended(before, now)
 
     def expect(self, group_id: int, before: float | None, now: float) -> None:
         """A member is expected to come to `now`, where `before` was expected (None: nothing yet). Those that run on count as
@@ -118,12 +107,16 @@ class Lengths:
     def final_tokens(self, group_id: int, so_far: int) -> float:
         """The expected length of a trajectory that has `so_far` response tokens. What it has to go is longer or shorter
         than another's by as much as its siblings are, their mean shrunk to all's."""
-        to_go = self._trajectories.mean_beyond(so_far) - so_far
+        to_go = (self._trajectories.mean_beyond(so_far) - so_far) * self._stretch(group_id)
+        return min(so_far + max(to_go, 1.0), float(self.limit))
+
+    def alive(self, group_id: int, so_far: int) -> NDArray[np.float64]:
+        """See Survival.alive."""
+        return self._trajectories.alive(so_far, self._stretch(group_id))
+
+    def _stretch(self, group_id: int) -> float:
         group = self._groups.get(group_id)
         if group is None:
-            return so_far + to_go
+            return 1.0
         typical = self._trajectories.mean
-        siblings = (group.tokens + _GROUP_PRIOR * typical) / (group.members + _GROUP_PRIOR)
-        to_go *= siblings / typical
-        final = so_far + (to_go if to_go > 1.0 else 1.0)
-        return final if final < self.limit else float(self.limit)
+        return (group.tokens + _GROUP_PRIOR * typical) / (group.members + _GROUP_PRIOR) / typical

@@ -10,31 +10,34 @@ Order in which an engine's room is given away, whenever some is free:
 Where 1 or 2 find no room: the caches of parked trajectories go, those parked longest first, for a tool that is slow
 already is likely to stay so; then, if nobody runs there, or they have waited for longer than it takes to compute it anew,
 the cache of the youngest that waits there. The oldest never loses its cache to a younger one, so each comes to its end.
-3 and 4 must also fit into what the engine's trajectories are expected to need at their worst moment to come.
-When nobody is left to begin, one of those that would end last moves to a faster engine, if it ends so much sooner that
-computing its cache anew is worth it: one at a time, until that engine has said how fast it is now.
-No new one is overtaken by more than `_OVERTAKEN` that came later: from then on none but it is begun.
+3 and 4 must also fit into what the engine's trajectories are expected to need at their worst moment to come (policies.forecast).
+They go to an engine that has few of their siblings already, who share a prompt; else to the one whose trajectories need
+least; else to any. New ones wait until all that ask at the same time are known.
+When nobody is left to begin, trajectories move so that all engines end together (policies.balance).
+No new one is overtaken by more than `_OVERTAKEN` that came later: from then on none but it is begun (policies.newcomers).
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
+from collections.abc import Iterator
 from itertools import count
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from policies.admission import Grant, Preemption
+from policies.balance import Balance
 from policies.forecast import Forecast
 from policies.ledger import Engine, Holding, Ledger
+from policies.newcomers import Newcomers
 
 _COVERED = 0.9  # of the turns end within their first lease
 _LEAST_LEASE = 64  # new tokens; a shorter lease is not worth its messages
 _MOST_LEASE = 256  # new tokens; a longer one holds room that nobody uses for long
-_PROBES = 4  # of each group are begun before any group's length is believed
-_MARGIN = 0.95  # of an engine's room may be needed at the worst moment that is expected
-_LAST = 0.5  # of the time until the last one ends: who needs more may move to a faster engine
-_PREFILLED_IN_A_STEP = 256  # tokens, in the time of a decode step; engines read more
-_WORTH = 8.0  # times what it costs must a move bring
+_SIBLINGS = 4  # of a group go to one engine, where others have room too
 _PATIENCE_S = 1.0  # that a trajectory with a cache waits before a younger one loses its own
 _OVERTAKEN = 65_536
 _NO_ROOM = "an older one needs its room"
@@ -53,11 +56,16 @@ class Expected(Protocol):
         """Its tokens at its end, prompt included."""
         ...
 
+    def alive(self, holding: Holding) -> NDArray[np.float64]:
+        """The probability that it goes on behind the beginning of each of the forecast's intervals from here."""
+        ...
+
 
 class Lookahead:
     """Implements policies.admission.Policy."""
 
     oversells = False
+    gathers = True
 
     def __init__(
         self, ledger: Ledger, expected: Expected, *, overtaken: int = _OVERTAKEN, completes: bool = False
@@ -65,28 +73,23 @@ class Lookahead:
         """`completes`: more groups are begun than are needed, and the first complete ones are taken."""
         self._ledger = ledger
         self._expected = expected
-        self._overtaken = overtaken
-        self._completes = completes
         self._forecasts: dict[str, Forecast] = {}
         self._here: dict[str, list[tuple[int, int, int, Holding]]] = {}  # by engine: who waits with a cache there
         self._homeless: list[tuple[int, int, Holding]] = []  # who was begun and has no cache any more
-        self._horizons: dict[str, float] = {}  # by engine: seconds until its last trajectory is expected to end
-        self._joined: set[str] = set()  # engines to which one has moved since they last reported how fast they are
+        self._balance = Balance()
         self._pushes = count()
         self._entries: dict[int, int] = {}  # of each that waits in a heap: its valid entry's push
-        self._new: dict[int, list[tuple[float, int, Holding]]] = {}  # by group: heaps, the expected longest first
-        self._groups: list[tuple[float, int, int]] = []  # heap: (priority, group, stamp)
-        self._stamps: dict[int, int] = {}  # of a group's valid entry in the heap
-        self._begun: dict[int, int] = {}  # of each group
-        self._arrived: OrderedDict[int, int] = OrderedDict()  # new ones: how many had been begun when they came
-        self._num_begun = 0
+        self._new = Newcomers(ledger.groups, expected.final_tokens, overtaken=overtaken, completes=completes)
         self._unplaced = False  # some without a cache have come since it was last looked where they fit
-        self._changed: OrderedDict[str, None] = OrderedDict()
+        self._changed: OrderedDict[str, None] = OrderedDict()  # engines, since those with a cache there were looked at
+        self._roomier: dict[str, None] = {}  # engines, since those without were
 
     # ---------------------------------------------------------------- what happens
 
     def waits(self, holding: Holding) -> None:
         engine = holding.engine
+        if holding.leases:
+            self._new.rank(holding.group_id)  # by how far it has come
         push = self._entries[holding.trajectory_id] = next(self._pushes)
         if engine is not None:
             heapq.heappush(self._here[engine.name], (not holding.is_extension, holding.order, push, holding))
@@ -96,20 +99,15 @@ class Lookahead:
         if holding.leases:
             heapq.heappush(self._homeless, (holding.order, push, holding))
         else:
-            entry = -self._expected.final_tokens(holding), holding.order, holding
-            heapq.heappush(self._new.setdefault(holding.group_id, []), entry)
-            self._arrived[holding.trajectory_id] = self._num_begun
-            self._rank(holding.group_id)
+            self._new.add(holding)
 
     def withdrawn(self, holding: Holding) -> None:
         """Heaps are cleaned when they are looked at."""
         self._entries.pop(holding.trajectory_id, None)
-        self._arrived.pop(holding.trajectory_id, None)
+        self._new.discard(holding.trajectory_id)
 
     def measured(self, engine: Engine) -> None:
-        self._joined.discard(engine.name)
-        if not self._arrived:  # else nobody moves
-            self._horizons[engine.name] = self._forecast(engine).longest() * engine.step_s
+        self._balance.measured(engine, self._forecast(engine))
 
     def changed(self, engine: Engine) -> None:
         self._forecast(engine)
@@ -118,8 +116,8 @@ class Lookahead:
     def leased(self, holding: Holding) -> None:
         assert holding.engine is not None
         forecast = self._forecasts[holding.engine.name]
-        # what it was given already, though it has not come so far yet: else that room would be given twice
-        forecast.put(holding.trajectory_id, holding.leased_tokens, self._expected.final_tokens(holding))
+        final, alive = self._expected.final_tokens(holding), self._expected.alive(holding)
+        forecast.put(holding.trajectory_id, holding.tokens, holding.leased_tokens, final, alive)
 
     def dropped(self, holding: Holding, engine: Engine) -> None:
         forecast = self._forecasts.get(engine.name)
@@ -127,16 +125,15 @@ class Lookahead:
             forecast.remove(holding.trajectory_id)
 
     def left(self, engine: Engine) -> None:
-        for table in (self._forecasts, self._here, self._changed, self._horizons):
+        self._balance.left(engine)
+        for table in (self._forecasts, self._here, self._changed, self._roomier):
             table.pop(engine.name, None)
 
     def ended(self, holding: Holding) -> None:
-        group_id = holding.group_id
-        if group_id not in self._ledger.groups:  # nobody of it is left
-            for table in (self._new, self._stamps, self._begun):
-                table.pop(group_id, None)
-        elif group_id in self._new:
-            self._rank(group_id)  # its length has become known
+        if holding.group_id in self._ledger.groups:
+            self._new.rank(holding.group_id)
+        else:
+            self._new.forget(holding.group_id)
 
     # ---------------------------------------------------------------- what to do
 
@@ -146,15 +143,14 @@ class Lookahead:
             decision = self._serve_here(engine, now)
             if decision is not None:
                 return decision
-            grant = None if self._top_here(engine) is not None else self._begin(engine)
-            if grant is not None:
-                return grant
             del self._changed[engine.name]
-        if self._unplaced:
+            self._roomier[engine.name] = None
+        if self._unplaced or self._roomier:
             grant = self._begin_anywhere()
             if grant is not None:
                 return grant
             self._unplaced = False
+            self._roomier.clear()
         return None
 
     def why(self, holding: Holding) -> str:
@@ -180,9 +176,9 @@ class Lookahead:
         if holding is None:
             return None
         tokens = self._lease_tokens(holding)
-        faster = self._faster(holding, engine, tokens)
-        if faster is not None:
-            return Grant(holding, faster, tokens, f"it would be the last to end, and {faster.name} is faster")
+        better = self._better(holding, engine, tokens)
+        if better is not None:
+            return Grant(holding, better, tokens, f"{engine.name} would end last, and {better.name} first")
         reason = "goes on with its turn" if holding.is_extension else "its cache is there"
         drop = self._parked_in_the_way(holding, engine, tokens)
         if drop is not None:
@@ -199,26 +195,19 @@ class Lookahead:
         waiting = self._waiting_here(engine)
         return Preemption(max(waiting, key=lambda each: each.order), _NO_ROOM) if len(waiting) > 1 else None
 
-    def _faster(self, holding: Holding, engine: Engine, tokens: int) -> Engine | None:
-        """Where one of those that would end last ends so much sooner that computing its cache anew is worth it."""
+    def _better(self, holding: Holding, engine: Engine, tokens: int) -> Engine | None:
+        """The engine to which it moves, so that all end together."""
+        if self._first_without()[0] is not None:
+            return None
         to_go = self._expected.final_tokens(holding) - holding.tokens
-        if self._arrived or not engine.step_s or to_go * engine.step_s < _LAST * self._horizon_s():
+        name = self._balance.better(engine.name, holding.tokens, to_go)
+        if name is None:
             return None
-        best = min(self._ledger.engines.values(), key=lambda each: each.step_s or engine.step_s)
-        if best.name in self._joined:
+        better = self._ledger.engines[name]
+        if self._ledger.missing_pages(holding, better, tokens) > better.room(holding):
             return None
-        gain_s = to_go * (engine.step_s - best.step_s)
-        cost_s = _WORTH * holding.tokens / _PREFILLED_IN_A_STEP * engine.step_s
-        if not best.step_s or gain_s <= cost_s or best is engine:
-            return None
-        if self._ledger.missing_pages(holding, best, tokens) > best.room(holding):
-            return None
-        self._joined.add(best.name)
-        return best
-
-    def _horizon_s(self) -> float:
-        """When the last of all is expected to end, from now on."""
-        return max(self._horizons.values(), default=0.0)
+        self._balance.moved(engine.name, name, holding.tokens, to_go)
+        return better
 
     def _waiting_here(self, engine: Engine) -> list[Holding]:
         return [each for _, _, push, each in self._here[engine.name] if self._entries.get(each.trajectory_id) == push]
@@ -253,33 +242,44 @@ class Lookahead:
     # ---------------------------------------------------------------- those without
 
     def _begin_anywhere(self) -> Grant | None:
-        """On the engine whose trajectories will need least, or on one that has none."""
+        first, overdue = self._first_without()
+        if first is None:
+            return None
+        for engine in self._engines_for(first):
+            grant = self._begin(first, engine, overdue=overdue)
+            if grant is not None:
+                return grant
+        return None
+
+    def _engines_for(self, holding: Holding) -> Iterator[Engine]:
+        """Where it may be begun, the best first: none where somebody waits with a cache."""
         engines = [engine for engine in self._ledger.engines.values() if self._top_here(engine) is None]
         if not engines:
-            return None
-        most = max(engines, key=self._uncommitted)
-        grant = self._begin(most)
-        if grant is not None or not most.holdings:
-            return grant
-        empty = next((engine for engine in engines if not engine.holdings), None)
-        return None if empty is None else self._begin(empty)
+            return
+        roomiest = max(engines, key=self._uncommitted)
+        group, enough = holding.group_id, self._uncommitted(roomiest) - _SIBLINGS * self._expected.limit
+        for engine in engines:
+            if 0 < engine.groups.get(group, 0) < _SIBLINGS and self._uncommitted(engine) > enough:
+                yield engine
+        yield roomiest
+        if not roomiest.holdings:
+            return
+        roomier = [engine for engine in engines if engine.name in self._roomier or not engine.holdings]
+        yield from sorted(roomier, key=self._uncommitted, reverse=True)
 
     def _uncommitted(self, engine: Engine) -> float:
-        return engine.usable_pages * engine.page_tokens - self._forecasts[engine.name].committed
+        return engine.usable_pages * engine.page_tokens - self._forecast(engine).committed
 
-    def _begin(self, engine: Engine) -> Grant | None:
-        holding, overdue = self._first_without()
-        if holding is None:
-            return None
+    def _begin(self, holding: Holding, engine: Engine, *, overdue: bool) -> Grant | None:
         tokens = self._lease_tokens(holding)
         if self._ledger.missing_pages(holding, engine, tokens) > engine.room(holding):
             return None
-        final = self._expected.final_tokens(holding)
-        room = engine.usable_pages * engine.page_tokens * _MARGIN
-        if not overdue and engine.holdings and not self._forecasts[engine.name].fits(holding.tokens, final, room):
+        room = engine.usable_pages * engine.page_tokens
+        fits = self._forecast(engine).fits
+        if not overdue and engine.holdings and not fits(holding.tokens, self._expected.alive(holding), room):
             return None
-        if holding.trajectory_id in self._arrived:
-            self._take(holding)
+        if holding.trajectory_id in self._new:
+            self._new.begin(holding)
             return Grant(holding, engine, tokens, "overdue" if overdue else "will be among the longest")
         return Grant(holding, engine, tokens, "there is room to compute its cache anew")
 
@@ -289,43 +289,7 @@ class Lookahead:
             if self._entries.get(holding.trajectory_id) == push:
                 return holding, False
             heapq.heappop(self._homeless)
-        if self._arrived:
-            oldest = next(iter(self._arrived))
-            if self._num_begun - self._arrived[oldest] >= self._overtaken:
-                return self._ledger.holdings[oldest], True
-        while self._groups:
-            _, group_id, stamp = self._groups[0]
-            if self._stamps.get(group_id) == stamp:
-                waiting = self._new[group_id]
-                while waiting and waiting[0][-1].trajectory_id not in self._arrived:
-                    heapq.heappop(waiting)
-                if waiting:
-                    return waiting[0][-1], False
-                del self._new[group_id], self._stamps[group_id]
-            heapq.heappop(self._groups)
-        return None, False
-
-    def _take(self, holding: Holding) -> None:
-        group_id = holding.group_id
-        del self._arrived[holding.trajectory_id]
-        self._num_begun += 1
-        self._begun[group_id] = self._begun.get(group_id, 0) + 1
-        self._rank(group_id)
-
-    def _rank(self, group_id: int) -> None:
-        """Gives the group its present place among those that have members to begin."""
-        waiting = self._new.get(group_id)
-        if not waiting:
-            return
-        stamp = self._stamps[group_id] = next(self._pushes)
-        heapq.heappush(self._groups, (self._priority(group_id, waiting[0][-1]), group_id, stamp))
-
-    def _priority(self, group_id: int, first: Holding) -> float:
-        """The least is begun first."""
-        begun = self._begun.get(group_id, 0)
-        if self._completes:  # of those with as many left, the one of which more run
-            return self._ledger.groups[group_id].members - begun / (begun + 1)
-        return float("-inf") if begun < _PROBES else -self._expected.final_tokens(first)
+        return self._new.first()
 
     def _forecast(self, engine: Engine) -> Forecast:
         forecast = self._forecasts.get(engine.name)
