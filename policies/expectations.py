@@ -45,8 +45,8 @@ class Expectations:
         return self._lengths.turn_tokens(holding.request.turn, so_far, share)
 
     def final_tokens(self, holding: Holding) -> float:
-        so_far = _response_tokens(holding)
-        return holding.tokens - so_far + self._lengths.final_tokens(holding.group_id, so_far)
+        prompt = holding.request.prompt_tokens
+        return prompt + self._lengths.final_tokens(holding.group_id, holding.tokens - prompt)
 
     def _expect(self, holding: Holding, tokens: float) -> None:
         self._lengths.expect(holding.group_id, self._expected.get(holding.trajectory_id), tokens)
