@@ -179,10 +179,10 @@ class Simulation:
         self.decisions += 1
         self.decision_s += took_s
         self.worst_decision_s = max(self.worst_decision_s, took_s)
-        for to, effect in sends:
-            if isinstance(effect, LeaseGranted):
-                self._note_lease(effect)
-            self._send(to, effect, local=to == _ARBITER)
+        for send in sends:
+            if isinstance(send.message, LeaseGranted):
+                self._note_lease(send.message)
+            self._send(send.to, send.message, local=send.to == _ARBITER)
 
     def _note_lease(self, granted: LeaseGranted) -> None:
         trajectory_id = granted.trajectory_id
@@ -199,10 +199,10 @@ class Simulation:
         if self._recording is not None:
             self._recording.rollout_decided(self.now, message, sends)
         self.calling -= isinstance(message, CodeFinished)
-        for to, effect in sends:
-            if isinstance(effect, LeaseRequested):
-                self._note_request(effect, message)
-            self._send(to, effect)
+        for send in sends:
+            if isinstance(send.message, LeaseRequested):
+                self._note_request(send.message, message)
+            self._send(send.to, send.message)
 
     def _note_request(self, request: LeaseRequested, cause: AnyMessage) -> None:
         within = isinstance(cause, TurnGenerated)
