@@ -3,14 +3,17 @@
     python -m benchmarks.scheduler [--quick] [--workload NAME ...] [--policies NAME,NAME] [--seed 0]
 
 Each policy gets the same step: the same trajectories with the same turns, all of them asked for at time 0. Times are
-virtual but for `decisions_per_s`, `worst_decision_ms` and `simulate_report_s`, the host's CPU time: of the arbiter's own
-decisions under kv_lookahead, and of simulating `report` under it. `--quick` takes an eighth of prompts and engines.
+virtual but for those of kv_lookahead on the host: `simulate_report_s`, the CPU time that `report` takes to simulate;
+`decisions_per_s` of CPU time, the median of three replays of what the arbiter has decided; `worst_decision_ms`, each
+decision at the fastest of the three. `--quick` takes an eighth of prompts and engines.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, get_args
 
 from rich.console import Console
@@ -19,11 +22,13 @@ from analysis.simulation.outcome import Outcome, Policy
 from analysis.simulation.run import simulate
 from analysis.simulation.table import outcomes_table
 from analysis.simulation.workloads import SHAPES, named
+from benchmarks._decisions import Decisions, Speed
 from benchmarks._policies import some_of
+from policies.arbiter import Arbiter
 from policies.scheduling import PolicyName
 
 POLICIES: tuple[Policy, ...] = (*get_args(PolicyName), "oracle")
-OURS: Policy = "kv_lookahead"
+OURS: PolicyName = "kv_lookahead"
 QUICK_SCALE = 0.125
 SPEED_OF = "report"
 
@@ -51,26 +56,36 @@ def ratios(outcomes: dict[Policy, Outcome]) -> dict[str, float]:
     return {policy: round(other.makespan_s / ours.makespan_s, 3) for policy, other in others.items()}
 
 
-def speed(outcomes: dict[str, dict[Policy, Outcome]]) -> dict[str, float | None]:
-    """Of our decisions in all workloads that were run; `simulate_report_s` is null where `report` was not."""
-    ours = [each[OURS] for each in outcomes.values() if OURS in each]
-    report = outcomes.get(SPEED_OF, {}).get(OURS)
-    decided_s = sum(each.decisions * each.decision_s for each in ours)
+def speed(ours: Sequence[Speed]) -> dict[str, float | None]:
+    """Of our decisions in all workloads that were run; live at once, and engines, in the largest of them."""
+    if not ours:
+        return dict.fromkeys(("decisions_per_s", "worst_decision_ms", "live_trajectories", "engines"))
+    decisions_per_s = sum(each.decisions for each in ours) / sum(each.decided_s for each in ours)
     return {
-        "decisions_per_s": round(sum(each.decisions for each in ours) / decided_s) if ours else None,
-        "worst_decision_ms": round(1e3 * max(each.worst_decision_s for each in ours), 3) if ours else None,
-        "simulate_report_s": round(report.simulated_in_s, 2) if report is not None else None,
+        "decisions_per_s": round(decisions_per_s),
+        "worst_decision_ms": round(1e3 * max(each.worst_s for each in ours), 3),
+        "live_trajectories": max(each.live_trajectories for each in ours),
+        "engines": max(each.engines for each in ours),
     }
 
 
 def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     outcomes: dict[str, dict[Policy, Outcome]] = {}
+    speeds: list[Speed] = []
     for name in options.workload or SHAPES:
         workload, cluster = named(name, options.seed, QUICK_SCALE if options.quick else 1.0)
-        outcomes[name] = {policy: simulate(workload, cluster, policy, options.seed) for policy in options.policies}
+        ours = Decisions()
+        outcomes[name] = {
+            policy: simulate(workload, cluster, policy, options.seed, observe=ours.saw if policy == OURS else None)
+            for policy in options.policies
+        }
         console.print(outcomes_table(list(outcomes[name].values())))
+        if OURS in options.policies:
+            speeds.append(ours.speed(partial(Arbiter, OURS, workload.response_tokens)))
+    report = outcomes.get(SPEED_OF, {}).get(OURS)
     return {
-        **speed(outcomes),
+        **speed(speeds),
+        "simulate_report_s": None if report is None else round(report.simulated_in_s, 2),
         "seed": options.seed,
         "quick": options.quick,
         "workloads": {

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 from policies.ledger import Engine, Holding, Ledger
 
 
-class Grant(NamedTuple):
+class Grant(msgspec.Struct, frozen=True):
     """Lease `tokens` in all to the holding there, after what is in `drop` has lost its cache."""
 
     holding: Holding
@@ -29,7 +31,7 @@ class Grant(NamedTuple):
     drop: tuple[Holding, ...] = ()
 
 
-class Preemption(NamedTuple):
+class Preemption(msgspec.Struct, frozen=True):
     """It waits in the middle of a turn, and loses its cache for others."""
 
     holding: Holding

@@ -38,10 +38,10 @@ _GATHERS = "until all that ask at the same time are known"
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """What is cheap to fingerprint after each event, however many leases there are."""
+    """What is cheap to fingerprint after each event, however many leases there are. By engine, as they have joined."""
 
-    leased_pages: dict[str, int]
-    running: int
+    leased_pages: list[int]
+    running: list[int]
     num_holdings: int
 
 
@@ -98,9 +98,9 @@ class Arbiter:
                 raise ProtocolError(f"the arbiter has no use for {type(event).__name__}")
 
     def state_after(self, event: AnyMessage) -> msgspec.Struct | None:
-        engines = self.ledger.engines
-        leased = {name: engine.leased_pages for name, engine in engines.items()}
-        return Totals(leased, sum(engine.running for engine in engines.values()), len(self.ledger.holdings))
+        engines = self.ledger.engines.values()
+        leased_pages = [engine.leased_pages for engine in engines]
+        return Totals(leased_pages, [engine.running for engine in engines], len(self.ledger.holdings))
 
     # ---------------------------------------------------------------- trajectories
 
@@ -187,9 +187,9 @@ class Arbiter:
                 case None:
                     return effects
                 case Grant() as grant:
-                    effects += self._grant(grant, now)
+                    self._grant(grant, now, effects)
                 case Preemption(holding=holding, reason=reason):
-                    effects += self._drop(holding)
+                    effects.append(self._drop(holding))
                     effects.append(Send(holding.holder, LeaseDeferred(holding.trajectory_id, reason)))
                     self.policy.waits(holding)
         return effects + self._continue()
@@ -200,11 +200,12 @@ class Arbiter:
         self._continues = True
         return [Send(self._address, AdmissionContinued())]
 
-    def _grant(self, grant: Grant, now: float) -> list[Send]:
-        effects = [send for holding in grant.drop for send in self._drop(holding)]
+    def _grant(self, grant: Grant, now: float, effects: list[Send]) -> None:
+        for holding in grant.drop:
+            effects.append(self._drop(holding))
         holding, engine = grant.holding, grant.engine
         if holding.engine is not None and holding.engine is not engine:
-            effects += self._drop(holding)
+            effects.append(self._drop(holding))
         self.policy.withdrawn(holding)
         self.ledger.lease(holding, engine, grant.tokens, oversell=self.policy.oversells)
         self.expectations.leased(holding)
@@ -218,11 +219,11 @@ class Arbiter:
             reason=grant.reason,
             life=engine.life,
         )
-        return [*effects, Send(holding.holder, granted)]
+        effects.append(Send(holding.holder, granted))
 
-    def _drop(self, holding: Holding) -> list[Send]:
+    def _drop(self, holding: Holding) -> Send:
         engine = holding.engine
         assert engine is not None
         self.ledger.drop(holding)
         self.policy.dropped(holding, engine)
-        return [Send(engine.name, CacheReleased(holding.trajectory_id, holding.leases))]
+        return Send(engine.name, CacheReleased(holding.trajectory_id, holding.leases))

@@ -7,14 +7,14 @@ nevertheless a function of its log: the same events, with the same times, give t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
 from bus.messages import AnyMessage
 
 
-class Send(NamedTuple):
+class Send(msgspec.Struct, frozen=True):
     """The one kind of effect: a message to an address."""
 
     to: str

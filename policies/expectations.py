@@ -48,6 +48,8 @@ class Expectations:
             self._until[holding.trajectory_id] = until
 
     def ended(self, holding: Holding) -> None:
+        if not holding.leases:
+            return
         tokens = _response_tokens(holding)
         self._lengths.trajectory_ended(self._until.pop(holding.trajectory_id, 0), tokens)
         self._expect(holding, float(tokens))
@@ -58,8 +60,8 @@ class Expectations:
         return self._lengths.turn_tokens(holding.request.turn, so_far, share)
 
     def final_tokens(self, holding: Holding) -> float:
-        so_far = _response_tokens(holding)
-        return holding.tokens - so_far + self._lengths.final_tokens(holding.group_id, so_far)
+        prompt = holding.request.prompt_tokens
+        return prompt + self._lengths.final_tokens(holding.group_id, holding.tokens - prompt)
 
     def alive(self, holding: Holding) -> NDArray[np.float64]:
         return self._lengths.alive(holding.group_id, _response_tokens(holding))

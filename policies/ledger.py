@@ -9,6 +9,7 @@ Everything is O(1); nothing is decided here.
 from __future__ import annotations
 
 from collections import OrderedDict
+from operator import attrgetter, lt
 from typing import Literal, NamedTuple
 
 from bus.messages import EngineJoined, EngineLeft, EngineLoadReported, LeaseRequested, ProtocolError
@@ -18,7 +19,7 @@ State = Literal["waiting", "running", "parked"]
 _REMEMBERED = 65_536  # trajectories that have ended, so that a late request of theirs is known as one
 _TRUST_LOST = 0.95  # of its capacity an engine keeps each time that it had to give up tokens by itself
 _TRUST_REGAINED = 1.01  # with each report without that
-_COUNTERS = ("decode_steps", "generated_tokens", "prefilled_tokens", "evicted_tokens", "preempted", "busy_s")
+_counters = attrgetter("decode_steps", "generated_tokens", "prefilled_tokens", "evicted_tokens", "preempted", "busy_s")
 
 
 class Engine:
@@ -43,19 +44,17 @@ class Engine:
     def free_pages(self) -> int:
         return self.usable_pages - self.leased_pages
 
-    def pages_of(self, tokens: int) -> int:
-        return -(-tokens // self.page_tokens)
-
     def room(self, holding: Holding) -> int:
         """Pages that it may take here beyond what is leased now: alone here, all that the engine ever said."""
         others = len(self.holdings) - (holding.engine is self)
         trusted = self.usable_pages if others else self.pages
-        return max(0, trusted - self.leased_pages)
+        free = trusted - self.leased_pages
+        return free if free > 0 else 0
 
     def note(self, report: EngineLoadReported) -> None:
         """An engine that evicts or preempts has less than it said: it is trusted with less, and with more again later."""
         last = self.report
-        if last is not None and any(getattr(report, name) < getattr(last, name) for name in _COUNTERS):
+        if last is not None and any(map(lt, _counters(report), _counters(last))):
             raise ProtocolError(f"{self.name} reports less than it did before")
         self.report = report
         if last is None:
@@ -87,13 +86,17 @@ class Holding:
         self.leases = 0  # it has had
         self.turn_began_at = 0  # tokens that it had when its turn began
 
+    def __str__(self) -> str:
+        return f"trajectory {self.trajectory_id}"
+
     @property
     def is_extension(self) -> bool:
         """It waits in the middle of a turn."""
         return self.tokens > self.turn_began_at
 
     def own_pages(self, engine: Engine, tokens: int) -> int:
-        return engine.pages_of(tokens) - self.shared_pages(engine)
+        page_tokens = engine.page_tokens
+        return -(-tokens // page_tokens) - self.request.prompt_tokens // page_tokens
 
     def shared_pages(self, engine: Engine) -> int:
         """Whole pages of the prompt; the one that it ends in is each member's own."""
@@ -118,7 +121,9 @@ class Ledger:
         self.groups: dict[int, Group] = {}  # of the holdings
         self._lives: dict[str, int] = {}  # of each engine's name the last that is known
         self._order = 0
-        self._ended: OrderedDict[int, None] = OrderedDict()  # trajectories, the last `_REMEMBERED`
+        self._ended = [
+            -1
+        ] * _REMEMBERED  # trajectories, each at its number's place: a dict that grows takes milliseconds
 
     # ---------------------------------------------------------------- engines
 
@@ -159,9 +164,10 @@ class Ledger:
 
     def request(self, event: LeaseRequested, holder: str, now: float) -> Holding:
         """It waits from now on; what it has cached stays leased."""
-        name = f"trajectory {event.trajectory_id}"
         if event.tokens <= 0 or event.max_new_tokens <= 0 or not 0 <= event.prompt_tokens <= event.tokens:
-            raise ProtocolError(f"{name} asks for {event.max_new_tokens} KV tokens behind {event.tokens}")
+            raise ProtocolError(
+                f"trajectory {event.trajectory_id} asks for {event.max_new_tokens} KV tokens behind {event.tokens}"
+            )
         holding = self.holdings.get(event.trajectory_id)
         if holding is None:
             holding = self._open(event, holder)
@@ -169,7 +175,7 @@ class Ledger:
             self._check_request(holding, event)
             if holding.state == "parked" or event.turn != holding.request.turn:
                 holding.turn_began_at = event.tokens
-            self._shrink(holding, min(event.tokens, holding.leased_tokens))
+            self._shrink(holding, event.tokens)
         self._enter(holding, "waiting")
         holding.request, holding.tokens, holding.since = event, event.tokens, now
         return holding
@@ -179,7 +185,7 @@ class Ledger:
         holding = self._running(trajectory_id)
         self._check_growth(holding, tokens)
         if holding.engine is not None and tokens > holding.leased_tokens:
-            raise ProtocolError(f"trajectory {trajectory_id} has {tokens} tokens, {holding.leased_tokens} were leased")
+            raise ProtocolError(f"{holding} has {tokens} tokens, {holding.leased_tokens} were leased")
         self._shrink(holding, tokens)
         holding.tokens = tokens
         self._enter(holding, "parked")
@@ -194,12 +200,12 @@ class Ledger:
         self.drop(holding)
         holding.tokens = tokens
         del self.holdings[trajectory_id]
-        self._ended[trajectory_id] = None
-        if len(self._ended) > _REMEMBERED:
-            self._ended.popitem(last=False)
-        group = self.groups.pop(holding.group_id)
-        if group.members > 1:
-            self.groups[holding.group_id] = group._replace(members=group.members - 1)
+        self._ended[trajectory_id % _REMEMBERED] = trajectory_id
+        prompt_tokens, members = self.groups[holding.group_id]
+        if members > 1:
+            self.groups[holding.group_id] = Group(prompt_tokens, members - 1)
+        else:
+            del self.groups[holding.group_id]
         return holding
 
     def missing_pages(self, holding: Holding, engine: Engine, tokens: int) -> int:
@@ -231,8 +237,7 @@ class Ledger:
         engine = holding.engine
         if engine is None:
             return
-        engine.running -= holding.state == "running"
-        engine.parked.pop(holding.trajectory_id, None)
+        self._withdraw(holding, engine)
         engine.leased_pages -= holding.pages
         members = engine.groups[holding.group_id] - 1
         if members:
@@ -246,7 +251,7 @@ class Ledger:
     # ---------------------------------------------------------------- inside
 
     def _open(self, event: LeaseRequested, holder: str) -> Holding:
-        if event.trajectory_id in self._ended:
+        if self._ended[event.trajectory_id % _REMEMBERED] == event.trajectory_id:
             raise ProtocolError(f"trajectory {event.trajectory_id} has ended")
         group = self.groups.get(event.group_id, Group(event.prompt_tokens, 0))
         if event.lease != 1 or event.prompt_tokens != group.prompt_tokens:
@@ -255,21 +260,21 @@ class Ledger:
                 f"{event.prompt_tokens} tokens, its group's has {group.prompt_tokens}"
             )
         self._order += 1
-        self.groups[event.group_id] = group._replace(members=group.members + 1)
+        self.groups[event.group_id] = Group(group.prompt_tokens, group.members + 1)
         holding = self.holdings[event.trajectory_id] = Holding(event, holder, self._order)
         holding.turn_began_at = event.tokens
         return holding
 
     def _check_request(self, holding: Holding, event: LeaseRequested) -> None:
-        name, last = f"trajectory {event.trajectory_id}", holding.request
+        last = holding.request
         if holding.state == "waiting":
-            raise ProtocolError(f"{name} asked twice for KV tokens")
+            raise ProtocolError(f"{holding} asked twice for KV tokens")
         if event.lease != holding.leases + 1:
-            raise ProtocolError(f"{name} asks for lease {event.lease} after {holding.leases}")
-        if (event.group_id, event.prompt_tokens) != (last.group_id, last.prompt_tokens):
-            raise ProtocolError(f"{name} has changed its group or its prompt")
+            raise ProtocolError(f"{holding} asks for lease {event.lease} after {holding.leases}")
+        if event.group_id != last.group_id or event.prompt_tokens != last.prompt_tokens:
+            raise ProtocolError(f"{holding} has changed its group or its prompt")
         if event.turn < last.turn or event.tokens + event.max_new_tokens > last.tokens + last.max_new_tokens:
-            raise ProtocolError(f"{name} goes back, or beyond the limit that it began with")
+            raise ProtocolError(f"{holding} goes back, or beyond the limit that it began with")
         self._check_growth(holding, event.tokens)  # beyond its lease by what tools said
 
     def _running(self, trajectory_id: int) -> Holding:
@@ -280,22 +285,30 @@ class Ledger:
 
     def _check_growth(self, holding: Holding, tokens: int) -> None:
         if tokens < holding.tokens:
-            raise ProtocolError(f"trajectory {holding.trajectory_id} has {tokens} tokens after {holding.tokens}")
+            raise ProtocolError(f"{holding} has {tokens} tokens after {holding.tokens}")
 
     def _shrink(self, holding: Holding, tokens: int) -> None:
+        """To what is cached."""
         engine = holding.engine
-        if engine is None or not self._shrinks:
+        if engine is None or not self._shrinks or tokens >= holding.leased_tokens:
             return
-        pages = min(holding.pages, holding.own_pages(engine, tokens))
+        pages = holding.own_pages(engine, tokens)
         engine.leased_pages -= holding.pages - pages
         holding.pages, holding.leased_tokens = pages, tokens
 
     def _enter(self, holding: Holding, state: State) -> None:
         engine = holding.engine
         if engine is not None:
-            engine.running += (state == "running") - (holding.state == "running")
-            if state == "parked":
+            self._withdraw(holding, engine)
+            if state == "running":
+                engine.running += 1
+            elif state == "parked":
                 engine.parked[holding.trajectory_id] = holding
-            else:
-                engine.parked.pop(holding.trajectory_id, None)
         holding.state = state
+
+    def _withdraw(self, holding: Holding, engine: Engine) -> None:
+        """From those that run there, or are parked."""
+        if holding.state == "running":
+            engine.running -= 1
+        elif holding.state == "parked":
+            del engine.parked[holding.trajectory_id]

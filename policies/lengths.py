@@ -19,6 +19,7 @@ _BINS = 64
 _HALF_LIFE = 4096.0  # trajectories
 _PRIOR = 1.0  # weight of the prior over a whole distribution: uniform up to the limit
 _LEAST_WEIGHT = 1e-12  # of a bin beside a new length's 1: what nobody has seen for long stays possible
+_TURNS = 8  # later ones are counted together
 _GROUPS = 8192  # that are remembered, the newest
 _GROUP_PRIOR = 2.0  # siblings that a group's own mean must outweigh
 
@@ -51,10 +52,13 @@ class Histogram:
 
     def quantile_beyond(self, tokens: int, share: float) -> int:
         """What so many of those that are longer than `tokens` do not exceed: the upper end of a bin."""
-        first = min(tokens // self._width, _BINS - 1)
-        below = self._up_to[first - 1] if first else 0.0
-        number = bisect_left(self._up_to, below + share * (self._up_to[-1] - below), first, _BINS - 1)
-        return min(self._limit, (number + 1) * self._width)
+        up_to, first = self._up_to, tokens // self._width
+        if first >= _BINS:
+            return self._limit
+        below = up_to[first - 1] if first else 0.0
+        number = bisect_left(up_to, below + share * (up_to[-1] - below), first, _BINS - 1)
+        end = (number + 1) * self._width
+        return end if end < self._limit else self._limit
 
 
 class _Group:
@@ -68,17 +72,15 @@ class _Group:
 class Lengths:
     """Response lengths of trajectories, and of turns by their number. Only what is told counts."""
 
-    _TURNS = 8  # later ones are counted together
-
     def __init__(self, response_tokens: int) -> None:
         """`response_tokens`: the limit of a trajectory, beyond its prompt."""
         self.limit = response_tokens
         self._trajectories = Survival(response_tokens)
-        self._turns = [Histogram(response_tokens) for _ in range(self._TURNS)]
+        self._turns = [Histogram(response_tokens) for _ in range(_TURNS)]
         self._groups: OrderedDict[int, _Group] = OrderedDict()
 
     def turn_ended(self, turn: int, tokens: int) -> None:
-        self._turns[min(turn, self._TURNS - 1)].add(tokens)
+        self._turns[turn if turn < _TURNS else -1].add(tokens)
 
     def trajectory_lives(self, before: int, until: int) -> None:
         """See Survival.lives. Response tokens."""
@@ -90,11 +92,16 @@ class Lengths:
     def expect(self, group_id: int, before: float | None, now: float) -> None:
         """A member is expected to come to `now`, where `before` was expected (None: nothing yet). Those that run on count as
         what such a one comes to: else a group would look short until its long ones have ended."""
-        group = self._groups.setdefault(group_id, _Group())
-        if len(self._groups) > _GROUPS:
-            self._groups.popitem(last=False)
-        group.members += before is None
-        group.tokens += now - (before or 0.0)
+        group = self._groups.get(group_id)
+        if group is None:
+            group = self._groups[group_id] = _Group()
+            if len(self._groups) > _GROUPS:
+                self._groups.popitem(last=False)
+        if before is None:
+            group.members += 1
+            group.tokens += now
+        else:
+            group.tokens += now - before
 
     def alone(self, so_far: int) -> float:
         """The expected length of a trajectory of which only its tokens so far are known."""
@@ -102,7 +109,7 @@ class Lengths:
 
     def turn_tokens(self, turn: int, so_far: int, share: float) -> int:
         """What a turn that has `so_far` tokens will have at its end, in so many of the cases."""
-        return self._turns[min(turn, self._TURNS - 1)].quantile_beyond(so_far, share)
+        return self._turns[turn if turn < _TURNS else -1].quantile_beyond(so_far, share)
 
     def final_tokens(self, group_id: int, so_far: int) -> float:
         """The expected length of a trajectory that has `so_far` response tokens. What it has to go is longer or shorter

@@ -64,7 +64,6 @@ class Outcome(msgspec.Struct, frozen=True):
     tail: Tail
     decisions: int
     decision_s: float  # mean
-    worst_decision_s: float
     simulated_in_s: float
     timeline: tuple[Sample, ...]
     measured_s: float | None = None  # of a recorded step under the policy that it had: how long it really took

@@ -49,6 +49,7 @@ from bus.messages import (
     TurnRequested,
 )
 from policies.arbiter import Arbiter
+from policies.decider import Send
 from policies.rollout import Rollout
 from policies.trajectory import Rules
 
@@ -64,6 +65,8 @@ _ARBITER, _ROLLOUT, _BUFFER, _LAUNCHER, _EXECUTOR = (
     "executor-0/1",
 )
 
+Observe = Callable[[float, AnyMessage, Sequence[Send]], None]  # the time, an event of the arbiter, what it has decided
+
 
 class Deadlock(Exception):
     """Nothing is left to happen, and trajectories have not ended: a decider's fault."""
@@ -73,7 +76,12 @@ class Simulation:
     """Implements analysis.simulation.engine.World."""
 
     def __init__(
-        self, workload: Workload, cluster: Cluster, policy: Policy, recording: Recording | None = None
+        self,
+        workload: Workload,
+        cluster: Cluster,
+        policy: Policy,
+        recording: Recording | None = None,
+        observe: Observe | None = None,
     ) -> None:
         self.now = 0.0
         self.plans: Mapping[int, Plan] = {plan.trajectory_id: plan for plan in workload.plans}
@@ -94,13 +102,14 @@ class Simulation:
         self.began: dict[int, float] = {}
         self.lease_waits_s: defaultdict[str, float] = defaultdict(float)
         self.migrations = self.leases = self.decisions = 0
-        self.decision_s = self.worst_decision_s = 0.0
+        self.decision_s = 0.0
         self.timeline: list[Sample] = []
         self.leasing = self.calling = 0  # trajectories that wait for a lease, and for their tools
         self._cluster = cluster
         self._latency_s = cluster.latency_s
         self._sample_s = min(_SAMPLE_S, bounds_of(workload, cluster).lower_s / _LEAST_SAMPLES)
         self._recording = recording
+        self._observe = observe
         self._groups = {group.group_id: group for group in _groups(workload)}
         self._open = Counter(plan.group_id for plan in workload.plans)  # trajectories of each group that live
         self._followers: defaultdict[int, list[int]] = defaultdict(list)
@@ -175,14 +184,14 @@ class Simulation:
     def _decide_arbiter(self, message: AnyMessage) -> None:
         began = time.thread_time()  # what else the host does is no decision
         sends = self.arbiter.decide(self.now, message)
-        took_s = time.thread_time() - began
+        self.decision_s += time.thread_time() - began
         self.decisions += 1
-        self.decision_s += took_s
-        self.worst_decision_s = max(self.worst_decision_s, took_s)
-        for to, effect in sends:
-            if isinstance(effect, LeaseGranted):
-                self._note_lease(effect)
-            self._send(to, effect, local=to == _ARBITER)
+        if self._observe is not None:
+            self._observe(self.now, message, sends)
+        for send in sends:
+            if isinstance(send.message, LeaseGranted):
+                self._note_lease(send.message)
+            self._send(send.to, send.message, local=send.to == _ARBITER)
 
     def _note_lease(self, granted: LeaseGranted) -> None:
         trajectory_id = granted.trajectory_id
@@ -199,10 +208,10 @@ class Simulation:
         if self._recording is not None:
             self._recording.rollout_decided(self.now, message, sends)
         self.calling -= isinstance(message, CodeFinished)
-        for to, effect in sends:
-            if isinstance(effect, LeaseRequested):
-                self._note_request(effect, message)
-            self._send(to, effect)
+        for send in sends:
+            if isinstance(send.message, LeaseRequested):
+                self._note_request(send.message, message)
+            self._send(send.to, send.message)
 
     def _note_request(self, request: LeaseRequested, cause: AnyMessage) -> None:
         within = isinstance(cause, TurnGenerated)
@@ -294,17 +303,22 @@ def _group(plans: Sequence[Plan]) -> StartGroup:
 
 
 def simulate(
-    workload: Workload, cluster: Cluster, policy: Policy, seed: int = 0, recording: Recording | None = None
+    workload: Workload,
+    cluster: Cluster,
+    policy: Policy,
+    seed: int = 0,
+    recording: Recording | None = None,
+    observe: Observe | None = None,
 ) -> Outcome:
-    """`seed` is the workload's, and only told. Raises ValueError where there is nothing to simulate, or an engine cannot
-    hold the longest trajectory; OSError where the recording cannot be written."""
+    """`seed` is the workload's, and only told; `observe` hears what the arbiter decides. Raises ValueError where there is
+    nothing to simulate, or an engine cannot hold the longest trajectory; OSError where the recording cannot be written."""
     if not workload.plans:
         raise ValueError(f"{workload.name}: there is no trajectory to simulate")
     longest = max(plan.prompt_tokens for plan in workload.plans) + workload.response_tokens
     if cluster.kv_tokens < longest + cluster.page_tokens:
         raise ValueError(f"{cluster.name}: {cluster.kv_tokens} KV tokens of an engine, a trajectory may need {longest}")
     began = time.process_time()
-    simulation = Simulation(workload, cluster, policy, recording)
+    simulation = Simulation(workload, cluster, policy, recording, observe)
     collects = gc.isenabled()
     gc.disable()  # there are hardly any cycles, and a million live objects to look through for them
     try:
@@ -347,7 +361,6 @@ def _outcome(simulation: Simulation, cluster: Cluster, policy: Policy, seed: int
         tail=_tail(simulation),
         decisions=simulation.decisions,
         decision_s=simulation.decision_s / simulation.decisions,
-        worst_decision_s=simulation.worst_decision_s,
         simulated_in_s=took_s,
         timeline=tuple(simulation.timeline),
     )

@@ -61,6 +61,5 @@ _ROWS: Sequence[tuple[str, Callable[[Outcome], str]]] = (
     ("last 1%: waited, s", lambda each: f"{each.tail.waited_s:.1f}"),
     ("last 1%: first ended, s", lambda each: f"{each.tail.first_end_s:.1f}"),
     ("decisions/s", lambda each: f"{each.decisions_per_s:,.0f}"),
-    ("the worst decision, ms", lambda each: f"{1e3 * each.worst_decision_s:.2f}"),
     ("simulated in, s", lambda each: f"{each.simulated_in_s:.1f}"),
 )

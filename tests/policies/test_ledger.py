@@ -146,6 +146,17 @@ def test_a_report_of_another_life_or_from_before_the_last_one_is_refused() -> No
     assert engine.usable_pages == 960  # the same eviction counts once
 
 
+def test_a_trajectory_that_has_ended_asks_no_more_and_one_whose_number_is_65536_higher_may() -> None:
+    ledger, engine = ledger_with(64)
+    lease(ledger, request(1), 20)
+    ledger.release(1, 20)
+    with pytest.raises(ProtocolError, match="trajectory 1 has ended"):
+        ledger.request(request(1), "rollout-0", 0.0)
+    assert not ledger.holdings and not ledger.groups
+    lease(ledger, request(1 + 65_536), 20)
+    assert engine.running == 1
+
+
 def test_a_turn_that_its_lease_has_ended_is_told_from_one_that_begins() -> None:
     ledger, engine = ledger_with(64)
     holding = lease(ledger, request(1), 20)

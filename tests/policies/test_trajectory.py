@@ -86,7 +86,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
         }
 
     def _take(self, effect: Send) -> None:
-        to, message = effect
+        to, message = effect.to, effect.message
         match message:
             case LeaseRequested(trajectory_id=tid):
                 assert message.lease == self.leases.get(tid, 0) + 1
@@ -153,7 +153,8 @@ class TrajectoryMachine(RuleBasedStateMachine):
         new_tokens=st.integers(1, 400),
     )
     def answer(self, which: int, saying: str, luck: int, cut: bool, new_tokens: int) -> None:
-        to, request = self.open.pop(which % len(self.open))
+        asked = self.open.pop(which % len(self.open))
+        to, request = asked.to, asked.message
         tid = request.trajectory_id  # pyright: ignore[reportAttributeAccessIssue]
         match request:
             case LeaseRequested(tokens=tokens, lease=lease):
@@ -222,7 +223,8 @@ class TrajectoryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.late)
     @rule(which=st.integers(0, 100), graded=st.booleans())
     def a_late_answer_counts_no_more(self, which: int, graded: bool) -> None:
-        to, request = self.late.pop(which % len(self.late))
+        asked = self.late.pop(which % len(self.late))
+        to, request = asked.to, asked.message
         before = dict(self.rollout.trajectories)
         match request:
             case CodeRequested(trajectory_id=tid, call=call):

@@ -39,7 +39,7 @@ def outcome(policy: Policy) -> Outcome:
 
 
 def untimed(outcome: Outcome) -> Outcome:
-    return msgspec.structs.replace(outcome, decision_s=0.0, worst_decision_s=0.0, simulated_in_s=0.0)
+    return msgspec.structs.replace(outcome, decision_s=0.0, simulated_in_s=0.0)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
