@@ -10,12 +10,14 @@ comes, goes or is expected to get longer changes it in one pass over these, howe
 
 from __future__ import annotations
 
-from operator import itemgetter
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policies.survival import BINS
+
+Alive = Callable[[], NDArray[np.float64]]
 
 
 def begins(limit: int) -> NDArray[np.float64]:
@@ -32,35 +34,35 @@ class Forecast:
         self.reads = 0.0  # cached tokens that all their steps to come read
         self._until = np.append(0.0, begins(limit) + -(-limit // BINS))  # where now and each interval end
         self._need = np.zeros(BINS + 1)
-        self._sizes: dict[int, tuple[float, float]] = {}  # by trajectory: tokens, and those to go
+        self._tokens: dict[int, float] = {}  # by trajectory
+        self._to_go: dict[int, float] = {}
         self._leased: dict[int, float] = {}
-        self._alive: dict[int, NDArray[np.float64]] = {}
+        self._alive: dict[int, Alive] = {}
         self._counted: dict[int, NDArray[np.float64]] = {}  # its part of `_need`
         self._changed: set[int] = set()  # whose part is another by now
 
-    def put(
-        self, trajectory_id: int, tokens: float, leased: float, final_tokens: float, alive: NDArray[np.float64]
-    ) -> None:
-        """`leased`: tokens that are its own already, though it has not come so far. `alive`: the probability that it goes
-        on behind the beginning of each interval, [BINS]."""
+    def put(self, trajectory_id: int, tokens: float, leased: float, final_tokens: float, alive: Alive) -> None:
+        """`leased`: tokens that are its own already, though it has not come so far. `alive`: says, when it is counted, the
+        probability that it goes on behind the beginning of each interval, [BINS]."""
         self.remove(trajectory_id)
         to_go = final_tokens - tokens if final_tokens > tokens else 0.0
-        self._sizes[trajectory_id] = tokens, to_go
+        self._tokens[trajectory_id], self._to_go[trajectory_id] = tokens, to_go
         self._leased[trajectory_id], self._alive[trajectory_id] = leased, alive
         self.committed += tokens + to_go
         self.reads += reads(tokens, to_go)
 
     def remove(self, trajectory_id: int) -> None:
-        size = self._sizes.pop(trajectory_id, None)
-        if size is not None:
+        tokens = self._tokens.pop(trajectory_id, None)
+        if tokens is not None:
+            to_go = self._to_go.pop(trajectory_id)
+            self.committed -= tokens + to_go
+            self.reads -= reads(tokens, to_go)
             del self._leased[trajectory_id], self._alive[trajectory_id]
-            self.committed -= sum(size)
-            self.reads -= reads(*size)
         self._changed.add(trajectory_id)
 
     def longest(self) -> float:
         """Tokens that the one with the most of them to go is expected to need still."""
-        return max(map(itemgetter(1), self._sizes.values()), default=0.0)
+        return max(self._to_go.values(), default=0.0)
 
     def fits(self, tokens: float, alive: NDArray[np.float64], room: float) -> bool:
         """Whether with one more trajectory the worst moment needs no more than `room`."""
@@ -73,13 +75,13 @@ class Forecast:
             before = self._counted.pop(trajectory_id, None)
             if before is not None:
                 self._need -= before
-        new = [trajectory_id for trajectory_id in self._changed if trajectory_id in self._sizes]
+        new = [trajectory_id for trajectory_id in self._changed if trajectory_id in self._tokens]
         self._changed.clear()
         if not new:
             return
-        tokens_N1 = np.array([[self._sizes[trajectory_id][0]] for trajectory_id in new])
+        tokens_N1 = np.array([[self._tokens[trajectory_id]] for trajectory_id in new])
         leased_N1 = np.array([[self._leased[trajectory_id]] for trajectory_id in new])
-        alive = np.array([self._alive[trajectory_id] for trajectory_id in new])
+        alive = np.array([self._alive[trajectory_id]() for trajectory_id in new])
         parts = _part(np.maximum(self._until + tokens_N1, leased_N1), alive)
         self._need += parts.sum(0)
         self._counted.update(zip(new, parts, strict=True))

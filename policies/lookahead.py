@@ -22,6 +22,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from typing import Protocol
 
@@ -116,7 +117,7 @@ class Lookahead:
     def leased(self, holding: Holding) -> None:
         assert holding.engine is not None
         forecast = self._forecasts[holding.engine.name]
-        final, alive = self._expected.final_tokens(holding), self._expected.alive(holding)
+        final, alive = self._expected.final_tokens(holding), partial(self._expected.alive, holding)
         forecast.put(holding.trajectory_id, holding.tokens, holding.leased_tokens, final, alive)
 
     def dropped(self, holding: Holding, engine: Engine) -> None:

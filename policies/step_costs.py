@@ -18,7 +18,7 @@ from bus.messages import EngineLoadReported
 _KEPT = 0.9999  # of a report's weight, with each newer one
 _SCALE = np.array([1.0, 1e5, 1e2, 1.0])  # of the columns, so that none is lost beside another
 _RIDGE = 1e-6  # of the columns' squares: what has not varied yet gets a cost of about 0
-_LEAST_REPORTS = 8
+_SOLVE_AFTER = 16  # reports
 
 
 class Costs(NamedTuple):
@@ -34,7 +34,7 @@ class StepCosts:
         self._squares = np.zeros((4, 4))
         self._last: dict[str, EngineLoadReported] = {}  # by engine
         self._num_reports = 0
-        self._costs: Costs | None = None
+        self.costs = Costs(0.0, 0.0, 0.0)
 
     def note(self, report: EngineLoadReported) -> None:
         last = self._last.get(report.engine)
@@ -47,17 +47,12 @@ class StepCosts:
         scaled = np.array(row) / _SCALE
         self._squares = self._squares * _KEPT + np.outer(scaled, scaled)
         self._num_reports += 1
-        self._costs = None
+        if self._num_reports % _SOLVE_AFTER == 0:
+            self.costs = self._solve()
 
     def forget(self, engine: str) -> None:
         """It has left; if it comes back it counts from 0."""
         self._last.pop(engine, None)
-
-    @property
-    def costs(self) -> Costs:
-        if self._costs is None:
-            self._costs = self._solve() if self._num_reports >= _LEAST_REPORTS else Costs(0.0, 0.0, 0.0)
-        return self._costs
 
     def _solve(self) -> Costs:
         squares, products = self._squares[:3, :3], self._squares[:3, 3]
