@@ -27,9 +27,10 @@ class Learned(Expected, Protocol):
 class Expectations:
     """Implements Learned."""
 
-    def __init__(self, response_tokens: int) -> None:
+    def __init__(self, response_tokens: int, lengths: Lengths | None = None) -> None:
+        """`lengths`: what is known before the first trajectory; else nothing is."""
         self.limit = response_tokens
-        self._lengths = Lengths(response_tokens)
+        self._lengths = lengths or Lengths(response_tokens)
         self._expected: dict[int, float] = {}  # response tokens of those that were begun, siblings left aside
         self._until: dict[int, int] = {}  # response tokens until which each was taken to live
 

@@ -23,7 +23,7 @@ from analysis.simulation.engine import SimulatedEngine
 from analysis.simulation.model import Cluster
 from analysis.simulation.outcome import Outcome, Policy, Sample, Tail
 from analysis.simulation.tokens import LengthTokenizer
-from analysis.simulation.truth import Truth
+from analysis.simulation.truth import Truth, lengths_of
 from analysis.simulation.workload import Plan, Workload
 from analysis.utilization.recording import Recording
 from bus.messages import (
@@ -50,6 +50,7 @@ from bus.messages import (
 )
 from policies.arbiter import Arbiter
 from policies.decider import Send
+from policies.expectations import Expectations
 from policies.rollout import Rollout
 from policies.trajectory import Rules
 
@@ -57,13 +58,8 @@ _SAMPLE_S = 1.0
 _LEAST_SAMPLES = 100  # of a short step
 _TAIL_SHARE = 0.01
 _SHOWN_STUCK = 8
-_ARBITER, _ROLLOUT, _BUFFER, _LAUNCHER, _EXECUTOR = (
-    "head/arbiter",
-    "rollout-0",
-    "head/buffer",
-    "launcher",
-    "executor-0/1",
-)
+_ARBITER, _ROLLOUT, _BUFFER, _LAUNCHER = "head/arbiter", "rollout-0", "head/buffer", "launcher"
+_EXECUTOR = "executor-0/1"
 
 Observe = Callable[[float, AnyMessage, Sequence[Send]], None]  # the time, an event of the arbiter, what it has decided
 
@@ -82,6 +78,7 @@ class Simulation:
         policy: Policy,
         recording: Recording | None = None,
         observe: Observe | None = None,
+        earlier: Workload | None = None,
     ) -> None:
         self.now = 0.0
         self.plans: Mapping[int, Plan] = {plan.trajectory_id: plan for plan in workload.plans}
@@ -90,12 +87,7 @@ class Simulation:
         self.engines = {
             name: SimulatedEngine(name, cluster, self) for name in (f"generator-{n}" for n in range(cluster.engines))
         }
-        limit = workload.response_tokens
-        self.arbiter = (
-            Arbiter("kv_lookahead", limit, expectations=lambda: Truth(self.plans, limit))
-            if policy == "oracle"
-            else Arbiter(policy, limit)
-        )
+        self.arbiter = arbiter_of(policy, workload, earlier)
         self.rollout = Rollout(_rules(workload), LengthTokenizer())
         self.finished: dict[int, tuple[float, TrajectoryFinished]] = {}
         self.failed = 0
@@ -271,6 +263,14 @@ class Simulation:
             self.call_at(self.now + self._sample_s, self._sample, None)
 
 
+def arbiter_of(policy: Policy, workload: Workload, earlier: Workload | None = None) -> Arbiter:
+    limit = workload.response_tokens
+    if policy == "oracle":
+        plans = {plan.trajectory_id: plan for plan in workload.plans}
+        return Arbiter("kv_lookahead", limit, expectations=lambda: Truth(plans, limit))
+    return Arbiter(policy, limit, expectations=earlier and (lambda: Expectations(limit, lengths_of(earlier))))
+
+
 def _rules(workload: Workload) -> Rules:
     return Rules(
         tools=("jupyter_code",),
@@ -309,16 +309,18 @@ def simulate(
     seed: int = 0,
     recording: Recording | None = None,
     observe: Observe | None = None,
+    earlier: Workload | None = None,
 ) -> Outcome:
-    """`seed` is the workload's, and only told; `observe` hears what the arbiter decides. Raises ValueError where there is
-    nothing to simulate, or an engine cannot hold the longest trajectory; OSError where the recording cannot be written."""
+    """`seed` is the workload's, and only told; `observe` hears what the arbiter decides; `earlier` is a step from which it
+    knows lengths. Raises ValueError where there is nothing to simulate, or an engine cannot hold the longest trajectory;
+    OSError where the recording cannot be written."""
     if not workload.plans:
         raise ValueError(f"{workload.name}: there is no trajectory to simulate")
     longest = max(plan.prompt_tokens for plan in workload.plans) + workload.response_tokens
     if cluster.kv_tokens < longest + cluster.page_tokens:
         raise ValueError(f"{cluster.name}: {cluster.kv_tokens} KV tokens of an engine, a trajectory may need {longest}")
     began = time.process_time()
-    simulation = Simulation(workload, cluster, policy, recording, observe)
+    simulation = Simulation(workload, cluster, policy, recording, observe, earlier)
     collects = gc.isenabled()
     gc.disable()  # there are hardly any cycles, and a million live objects to look through for them
     try:

@@ -1,4 +1,4 @@
-"""What an oracle expects: the lengths that trajectories will really have. The upper limit for any estimate."""
+"""What is expected before a simulated step begins: the lengths that its trajectories will really have, or an earlier step's."""
 
 from __future__ import annotations
 
@@ -7,13 +7,27 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.simulation.workload import Plan
+from analysis.simulation.workload import Plan, Workload
 from policies.forecast import begins
 from policies.ledger import Holding
+from policies.lengths import Lengths
+
+
+def lengths_of(earlier: Workload) -> Lengths:
+    """What a run has learned from a step whose trajectories have all ended."""
+    lengths = Lengths(earlier.response_tokens)
+    for plan in earlier.plans:
+        begin = plan.prompt_tokens
+        for number, (turn, end) in enumerate(zip(plan.turns, plan.ends, strict=True)):
+            last = min(end, plan.final_tokens)
+            lengths.turn_ended(number, last - begin)
+            begin = last + turn.result_tokens
+        lengths.trajectory_ended(0, plan.final_tokens - plan.prompt_tokens)
+    return lengths
 
 
 class Truth:
-    """Implements policies.expectations.Learned."""
+    """Implements policies.expectations.Learned. An oracle's: the upper limit for any estimate."""
 
     def __init__(self, plans: Mapping[int, Plan], limit: int) -> None:
         self.limit = limit
