@@ -17,6 +17,7 @@ _HALF_LIFE = 4096.0  # trajectories
 _PRIOR = 4.0  # trajectories whose lengths are uniform up to the limit
 _SUM_AFTER = 32  # that have been told
 _LEAST_WEIGHT = 1e-12  # of a prior's beside a new one's 1
+_MOST_HAZARD = 1 - 1e-4  # some go on behind any age: else nothing could be said of one that does
 _STRETCHES = 8  # that are told apart, between a length and its double
 
 
@@ -94,7 +95,7 @@ class Survival:
             self._sum()
 
     def _sum(self) -> None:
-        hazards = np.clip(np.array(self._ended) / np.maximum(self._exposed, 1e-30), 0.0, 1 - 1e-9)
+        hazards = np.clip(np.array(self._ended) / np.maximum(self._exposed, 1e-30), 0.0, _MOST_HAZARD)
         self._curve = np.concatenate(([1.0], np.cumprod(1 - hazards)))
         areas = (self._curve[:-1] + self._curve[1:]) / 2
         to_go = np.cumsum(areas[::-1])[::-1] / self._curve[:-1] * self._width
