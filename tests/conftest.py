@@ -16,7 +16,7 @@ from sandbox.docker_command import engine_architecture, image_exists
 from sandbox.image import image_name
 
 settings.register_profile("thorough", max_examples=100, deadline=None, print_blob=True)
-settings.register_profile("quick", max_examples=8, deadline=None, print_blob=True)
+settings.register_profile("quick", max_examples=5, deadline=None, print_blob=True)
 settings.load_profile("thorough")
 
 _WHAT_TO_DO = """{count} of the tests that were asked for need a Docker engine and the sandbox image; {problem}
