@@ -6,8 +6,14 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 ABLATION := runs/ablation
 
+# The fast tests run in two processes, each on a core of its own: one imports torch, the other has no use for it.
+# PYTHONDONTWRITEBYTECODE is empty wherever they run: pytest rewrites a test once, not in every run.
+FAST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -m "not slow and not docker" --hypothesis-profile=quick
+WITH_TORCH := tests/bus tests/engine tests/policies
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ablation sandbox-image sandbox-image-local test test-without-docker nightly check format clean
+.PHONY: help setup demo ablation sandbox-image sandbox-image-local test test-without-docker nightly check \
+	fast-tests-with-torch fast-tests-without-torch format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-27s %s\n", $$1, $$2 }'
@@ -54,7 +60,13 @@ check: $(INSTALLED) ## format, lint, types, import layers, fast tests
 	$(BIN)/ruff check --quiet .
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python -m pytest -m "not slow and not docker" --hypothesis-profile=quick --ignore=tests/sandbox/hostile
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync fast-tests-with-torch fast-tests-without-torch
+
+fast-tests-with-torch: $(INSTALLED)
+	$(FAST) $(WITH_TORCH)
+
+fast-tests-without-torch: $(INSTALLED)
+	$(FAST) $(WITH_TORCH:%=--ignore=%) --ignore=tests/sandbox/hostile
 
 format: $(INSTALLED) ## rewrite the files as `make check` wants them
 	$(BIN)/ruff format .

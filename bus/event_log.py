@@ -9,7 +9,6 @@ from __future__ import annotations
 import queue
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -71,6 +70,7 @@ class EventLog:
         self._last = int(self._connection.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
         self._records: queue.SimpleQueue[Event | Decision | None] = queue.SimpleQueue()
         self._room = threading.Event()
+        self._closing = threading.Event()
         self._failure: EventLogFailure | None = None
         self._thread = threading.Thread(target=self._write, name="event-log", daemon=True)
         self._thread.start()
@@ -98,6 +98,7 @@ class EventLog:
 
     def close(self) -> None:
         self._records.put(None)
+        self._closing.set()
         self._thread.join()
         self._connection.close()
         self._check()
@@ -122,7 +123,7 @@ class EventLog:
         """What arrives within one group's time, and whether more may come."""
         group: list[Event | Decision] = []
         record = self._records.get()
-        time.sleep(_GROUP_S)  # to be woken for each record would take the event loop's time
+        self._closing.wait(_GROUP_S)  # to be woken for each record would take the event loop's time
         while record is not None:
             group.append(record)
             try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
@@ -21,7 +22,8 @@ def section_of(annotation: object) -> type[msgspec.Struct] | None:
     return None
 
 
-def fields_of(section: type[msgspec.Struct]) -> dict[str, Any]:
+@functools.cache  # msgspec compiles every annotation anew
+def fields_of(section: type[msgspec.Struct]) -> Mapping[str, Any]:
     """Key -> annotation, in the schema's order."""
     return {field.encode_name: field.type for field in msgspec.structs.fields(section)}
 

@@ -1,4 +1,4 @@
-"""From token lists and rows to padded tensors, the same for any number of ranks taken together.
+"""From token lists and rows to what each rank trains on, the same for any number of ranks taken together.
 
 A minibatch (one optimizer update) is dealt to the ranks by length, and each rank cuts its share into micro batches (one
 forward and backward pass). Nothing here depends on the order in which rows arrived, and nothing is dropped.
@@ -12,9 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from bus.messages import ProtocolError, Row
 from policies.draws import shuffled
@@ -32,16 +30,6 @@ class TrainingSequence(NamedTuple):
     @property
     def counted(self) -> int:
         return int(self.loss_mask.sum())
-
-
-class MicroBatch(NamedTuple):
-    """B sequences without their last token, padded on the right to T; N counted tokens in all of them."""
-
-    token_ids_BT: Tensor  # int64
-    positions_N: Tensor  # int64, into the flattened [B * T]: where the hidden state stands that predicts the token
-    targets_N: Tensor  # int64
-    logprobs_N: Tensor
-    advantages_N: Tensor
 
 
 def training_sequence(
@@ -154,28 +142,3 @@ def _cut(longest_first: list[int], lengths: list[int], micro_batch_tokens: int) 
             width = lengths[index]
         micro_batches[-1].append(index)
     return micro_batches
-
-
-def micro_batch(sequences: Sequence[TrainingSequence]) -> MicroBatch:
-    """Pad and gather. No sequence at all gives one padding token and nothing counted, so that a rank without work can
-    still take part in its step's collectives."""
-    width = max((len(sequence.token_ids) - 1 for sequence in sequences), default=1)
-    token_ids_BT = np.zeros((max(1, len(sequences)), width), np.int64)
-    positions: list[NDArray[np.int64]] = []
-    for row, sequence in enumerate(sequences):
-        token_ids_BT[row, : len(sequence.token_ids) - 1] = sequence.token_ids[:-1]
-        positions.append(np.flatnonzero(sequence.loss_mask) - 1 + row * width)
-    targets = [sequence.token_ids[sequence.loss_mask] for sequence in sequences]
-    logprobs = [sequence.logprobs[sequence.loss_mask] for sequence in sequences]
-    advantages = [np.full(sequence.counted, sequence.advantage, np.float32) for sequence in sequences]
-    return MicroBatch(
-        torch.from_numpy(token_ids_BT),
-        _joined(positions, np.int64),
-        _joined(targets, np.int64),
-        _joined(logprobs, np.float32),
-        _joined(advantages, np.float32),
-    )
-
-
-def _joined(parts: Sequence[NDArray[np.generic]], dtype: type[np.generic]) -> Tensor:
-    return torch.from_numpy(np.concatenate([*parts, np.zeros(0, dtype)], dtype=dtype))

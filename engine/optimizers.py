@@ -1,4 +1,4 @@
-"""Muon for matrices, AdamW for everything else, and the learning rate's course.
+"""Muon for matrices, AdamW for everything else.
 
 torch.optim.Muon is not used: its Newton-Schulz iteration runs in bfloat16, whose rounding turns a difference of 1e-8
 between the gradients of one and of two ranks into one of 1e-3 between their updates, and it takes one matrix at a time.
@@ -17,25 +17,9 @@ from torch.optim import AdamW, Optimizer
 
 from configs.schema import Learner, Sft
 from engine.distributed import whole
+from engine.newton_schulz import orthogonalized
 
 MOMENTUM = 0.95
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-NEWTON_SCHULZ_STEPS = 5
-
-
-def orthogonalized(matrices_KRC: Tensor) -> Tensor:
-    """Each of K matrices [R, C] with its singular values moved to about 1 (0.7 to 1.2), by five quintic steps.
-
-    Source: https://kellerjordan.github.io/posts/muon/
-    """
-    a, b, c = NEWTON_SCHULZ
-    tall = matrices_KRC.shape[-2] > matrices_KRC.shape[-1]
-    x = matrices_KRC.mT if tall else matrices_KRC
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-    for _ in range(NEWTON_SCHULZ_STEPS):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
 
 
 class Muon(Optimizer):
@@ -113,19 +97,3 @@ def _split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         hidden = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
         (matrices if hidden else others).append(parameter)
     return matrices, others
-
-
-def cosine(step: int, steps: int, warmup_steps: int) -> float:
-    """Share of the full rate at `step` (from 0): a linear rise over the warm-up, then half a cosine towards 0."""
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    passed = (step - warmup_steps) / max(1, steps - warmup_steps)
-    return 0.5 * (1.0 + math.cos(math.pi * min(1.0, passed)))
-
-
-def linear(step: int, steps: int, warmup_steps: int, final_fraction: float) -> float:
-    """Share of the full rate at `step` (from 0): a linear rise over the warm-up, then a line to `final_fraction`."""
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    passed = (step - warmup_steps) / max(1, steps - 1 - warmup_steps)
-    return 1.0 + (final_fraction - 1.0) * min(1.0, passed)

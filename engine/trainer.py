@@ -20,11 +20,13 @@ from torch.optim import Optimizer
 
 from bus.messages import Row
 from configs.schema import Run
-from engine.batches import MicroBatch, TrainingSequence, micro_batch, rl_minibatches, split
+from engine.batches import TrainingSequence, rl_minibatches, split
 from engine.checkpoint import save_model
 from engine.distributed import Ranks, max_over, shard, sum_over, wait_for_all, whole, whole_parameters
-from engine.optimizers import cosine, linear, rl_optimizers, sft_optimizers
+from engine.micro_batches import MicroBatch, micro_batch
+from engine.optimizers import rl_optimizers, sft_optimizers
 from engine.qwen3 import Qwen3
+from engine.rates import cosine, linear
 from engine.snapshots import TrainerState, building, complete, read_state, trainer_folder, write_state
 from policies.losses import GrpoPeaks, GrpoSums, TokenScores, grpo_loss, sft_loss, token_scores
 

@@ -16,7 +16,7 @@ from sandbox.docker_command import engine_architecture, image_exists
 from sandbox.image import image_name
 
 settings.register_profile("thorough", max_examples=100, deadline=None, print_blob=True)
-settings.register_profile("quick", max_examples=8, deadline=None, print_blob=True)
+settings.register_profile("quick", max_examples=5, deadline=None, print_blob=True)
 settings.load_profile("thorough")
 
 _WHAT_TO_DO = """{count} of the tests that were asked for need a Docker engine and the sandbox image; {problem}
@@ -38,9 +38,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if _SLOW_AS_A_WHOLE.search(collection_path.read_text()) else None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    gc.disable()  # what torch and its like make as they are imported stays
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Ends the run before its first test if it would need what is not there."""
     gc.freeze()  # what torch and its like hold for good is not looked through again and again
+    gc.enable()
     count = sum(item.get_closest_marker("docker") is not None for item in session.items)
     if count and not session.config.option.collectonly and (problem := _missing_for_docker()):
         raise pytest.UsageError(_WHAT_TO_DO.format(count=count, problem=problem))

@@ -5,6 +5,7 @@ Numbers are short, because a tiny model learns to code before it learns to copy 
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -63,6 +64,7 @@ def _digit_sum(a: int, b: int) -> int:
     return sum(int(digit) for digit in str(a**b))
 
 
+@functools.cache
 def _primes_below(n: int) -> int:
     return sum(all(number % divisor for divisor in range(2, number)) for number in range(2, n))
 

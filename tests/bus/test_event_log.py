@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bus import event_log
 from bus.event_log import EventLog, EventLogFailure, read_events
 
 events = st.lists(
@@ -57,6 +58,14 @@ def test_a_log_that_is_opened_again_goes_on(tmp_path: Path) -> None:
     assert len(list(read_events(tmp_path / "log.sqlite"))) == 3
 
 
+def test_who_closes_does_not_wait_until_a_group_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_log, "_GROUP_S", 3600.0)
+    log = EventLog(tmp_path / "log.sqlite")
+    log.append(1.0, "buffer", "a", "Kind", None, b"x")
+    log.close()
+    assert [event.frame for event, _ in read_events(tmp_path / "log.sqlite")] == [b"x"]
+
+
 def test_a_log_of_another_schema_is_refused_with_both_versions(tmp_path: Path) -> None:
     EventLog(tmp_path / "log.sqlite").close()
     with sqlite3.connect(tmp_path / "log.sqlite") as connection:
@@ -86,6 +95,7 @@ def test_a_write_that_fails_stops_the_owner_at_his_next_event(tmp_path: Path) ->
 FULL = """
 import subprocess, sys
 from pathlib import Path
+from bus import event_log
 from bus.event_log import EventLog, EventLogFailure
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", {folder!r}], check=True)
 log = EventLog(Path({folder!r}) / "log.sqlite")
@@ -112,6 +122,7 @@ def test_a_full_disk_is_named_and_stops_the_owner(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
+from bus import event_log
 from bus.event_log import EventLog
 log = EventLog(Path(sys.argv[1]))
 for number in range(10_000_000):

@@ -12,13 +12,13 @@ from engine.batches import (
     SftOrder,
     TrainingSequence,
     check_versions,
-    micro_batch,
     rl_minibatches,
     row_sequence,
     sft_sequence,
     split,
     training_sequence,
 )
+from engine.micro_batches import micro_batch
 from tests.engine.training_examples import row, rows
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=40)

@@ -81,10 +81,14 @@ def test_concurrent_calls_get_what_each_would_get_alone(folder: Path) -> None:
 
 def test_a_call_waits_for_a_row_until_another_sequence_has_its_tokens(folder: Path) -> None:
     async def scene(engine: Engine) -> None:
-        first, second = (asyncio.ensure_future(engine.generate(request(number))) for number in (0, 1))
-        assert (await first).token_ids.tolist() == expected(request(0))
-        assert not second.done()
-        assert (await second).token_ids.tolist() == expected(request(1))
+        done: list[int] = []
+
+        async def generate(asked: GenerationRequest) -> None:
+            assert (await engine.generate(asked)).token_ids.tolist() == expected(asked)
+            done.append(asked.sequence_id)
+
+        await asyncio.gather(generate(request(0)), generate(request(1, new_tokens=1)))
+        assert done == [0, 1]
 
     serve(folder, scene, rows=1)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from engine.qwen3 import Qwen3, Qwen3Config, UnsupportedModel, initialize
+from tests.engine.closeness import assert_close
 from tests.engine.tiny_models import VOCABULARY, small_config, small_model
 
 
@@ -54,7 +55,7 @@ def test_padding_at_the_right_end_changes_nothing_before_it() -> None:
     model = small_model()
     token_ids = torch.randint(0, VOCABULARY, (1, 12), generator=torch.Generator().manual_seed(0))
     padded = torch.cat((token_ids, torch.zeros(1, 5, dtype=torch.int64)), dim=1)
-    torch.testing.assert_close(model(padded)[:, :12], model(token_ids), atol=1e-5, rtol=0)
+    assert_close(model(padded)[:, :12], model(token_ids), atol=1e-5, rtol=0)
 
 
 def test_positions_may_be_given() -> None:
@@ -86,8 +87,8 @@ def test_names_logits_and_gradients_are_those_of_transformers(tied: bool) -> Non
     assert (missing, unexpected) == (["lm_head.weight"] if tied else [], [])
     token_ids = torch.randint(0, VOCABULARY, (3, 19), generator=torch.Generator().manual_seed(0))
     ours, expected = model.logits(model(token_ids)), theirs(token_ids).logits
-    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
+    assert_close(ours, expected, atol=1e-5, rtol=0)
     ours.log_softmax(-1)[..., 0].sum().backward()
     expected.log_softmax(-1)[..., 0].sum().backward()
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, theirs.get_parameter(name).grad, atol=1e-3, rtol=1e-4)
+        assert_close(parameter.grad, theirs.get_parameter(name).grad, atol=1e-3, rtol=1e-4)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.sampling import Settings, inverse_cdf, sample, uniform
+from tests.engine.closeness import assert_close
 
 
 def settings(rows: int, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> Settings:
@@ -33,19 +34,19 @@ LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, float("-inf"), 1.5])
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 3.0])
 def test_tokens_follow_the_softmax_at_the_temperature(temperature: float) -> None:
     found = frequencies(LOGITS, settings(40_000, temperature))
-    torch.testing.assert_close(found, (LOGITS / temperature).softmax(-1), atol=0.01, rtol=0)
+    assert_close(found, (LOGITS / temperature).softmax(-1), atol=0.01, rtol=0)
 
 
 def test_top_k_keeps_the_k_heaviest_and_their_proportions() -> None:
     kept = LOGITS.clone()
     kept[[2, 3, 4]] = float("-inf")
-    torch.testing.assert_close(frequencies(LOGITS, settings(40_000, top_k=3)), kept.softmax(-1), atol=0.01, rtol=0)
+    assert_close(frequencies(LOGITS, settings(40_000, top_k=3)), kept.softmax(-1), atol=0.01, rtol=0)
 
 
 def test_top_p_keeps_the_smallest_set_that_holds_it() -> None:
     probabilities = torch.tensor([0.4, 0.3, 0.2, 0.1])
     found = frequencies(probabilities.log(), settings(40_000, top_p=0.65))
-    torch.testing.assert_close(found, torch.tensor([4 / 7, 3 / 7, 0, 0]), atol=0.01, rtol=0)
+    assert_close(found, torch.tensor([4 / 7, 3 / 7, 0, 0]), atol=0.01, rtol=0)
 
 
 def test_a_tiny_top_p_keeps_the_heaviest_token() -> None:
@@ -56,12 +57,12 @@ def test_temperature_0_takes_the_heaviest_token_whatever_the_neighbours_ask_for(
     asked = settings(4)._replace(temperature=torch.tensor([0.0, 1.0, 0.0, 2.0]))
     tokens, logprobs = sample(LOGITS.expand(4, -1), torch.full((4,), 3), asked)
     assert tokens[[0, 2]].tolist() == [0, 0]
-    torch.testing.assert_close(logprobs[[0, 2]], LOGITS.log_softmax(-1)[[0, 0]])
+    assert_close(logprobs[[0, 2]], LOGITS.log_softmax(-1)[[0, 0]])
 
 
 def test_a_logprob_is_taken_before_top_p_and_top_k() -> None:
     tokens, logprobs = sample(LOGITS.expand(8, -1), torch.arange(8), settings(8, 0.7, top_p=0.5, top_k=2))
-    torch.testing.assert_close(logprobs, (LOGITS / 0.7).log_softmax(-1)[tokens])
+    assert_close(logprobs, (LOGITS / 0.7).log_softmax(-1)[tokens])
 
 
 def test_a_row_draws_the_same_in_any_batch() -> None:
@@ -96,7 +97,7 @@ def test_uniforms_are_uniform_and_neither_seeds_nor_positions_are_alike() -> Non
     assert grid.min() >= 0
     assert grid.max() < 1
     counts = torch.histc(grid, bins=20, min=0, max=1) / grid.numel()
-    torch.testing.assert_close(counts, torch.full((20,), 0.05), atol=0.005, rtol=0)
+    assert_close(counts, torch.full((20,), 0.05), atol=0.005, rtol=0)
     for shifted in (grid[1:, :-1] - grid[:-1, 1:], grid[:, 1:] - grid[:, :-1], grid[1:] - grid[:-1]):
         assert (shifted == 0).float().mean() < 1e-4
     correlation = torch.corrcoef(torch.stack((grid[:, 1:].flatten(), grid[:, :-1].flatten())))[0, 1]

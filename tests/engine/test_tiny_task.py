@@ -15,7 +15,7 @@ from engine.tiny.task import FAMILIES, Question, is_held_out, questions
 
 @pytest.fixture(scope="module")
 def train() -> list[Question]:
-    return questions(0, 600, held_out=False)
+    return questions(0, 300, held_out=False)
 
 
 @pytest.fixture(scope="module")

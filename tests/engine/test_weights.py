@@ -7,6 +7,7 @@ from torch import Tensor
 
 from engine.contract import EngineFailure
 from engine.weights import HEADER_BYTES, WeightsPublisher, load_published
+from tests.engine.closeness import assert_close
 
 
 def parameters(value: float) -> dict[str, Tensor]:
@@ -14,7 +15,7 @@ def parameters(value: float) -> dict[str, Tensor]:
 
 
 def assert_holds(loaded: dict[str, Tensor], value: float) -> None:
-    torch.testing.assert_close(loaded, parameters(value), rtol=0, atol=0)
+    assert_close(loaded, parameters(value), rtol=0, atol=0)
 
 
 def test_what_was_published_is_loaded_in_place(tmp_path: Path) -> None:

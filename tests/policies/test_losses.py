@@ -8,6 +8,7 @@ from torch import Tensor
 
 from policies import losses
 from policies.losses import GrpoPeaks, GrpoSums, TokenScores, grpo_loss, sft_loss, token_scores
+from tests.engine.closeness import assert_close
 
 B, T, E, V = 3, 7, 5, 11
 LOW, HIGH = 0.2, 0.28
@@ -77,8 +78,8 @@ def test_the_grpo_loss_and_its_gradient_are_those_of_the_plain_formula(seed: int
     example = Example(seed)
     sums, _ = example.grpo(len(example.counted()))
     expected, clipped = plain_grpo(example)
-    torch.testing.assert_close(sums.loss, expected)
-    torch.testing.assert_close(example.gradients(sums.loss), example.gradients(expected))
+    assert_close(sums.loss, expected)
+    assert_close(example.gradients(sums.loss), example.gradients(expected))
     assert clipped > 0
     assert sums.clipped == clipped
 
@@ -88,8 +89,8 @@ def test_the_sft_loss_and_its_gradient_are_the_mean_cross_entropy_of_counted_tok
     logprobs = [example.plain_logprob(b, t) for b, t in example.counted()]
     loss = sft_loss(example.scores(), len(logprobs))
     expected = -torch.stack(logprobs).mean()
-    torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(example.gradients(loss), example.gradients(expected))
+    assert_close(loss, expected)
+    assert_close(example.gradients(loss), example.gradients(expected))
 
 
 def test_tokens_that_do_not_count_change_neither_loss_nor_gradient() -> None:
@@ -98,8 +99,8 @@ def test_tokens_that_do_not_count_change_neither_loss_nor_gradient() -> None:
     other.tokens_BT[uncounted] = (other.tokens_BT[uncounted] + 1) % V
     other.behaviour_BT[uncounted] = -99.0
     loss, same = example.grpo(9)[0].loss, other.grpo(9)[0].loss
-    torch.testing.assert_close(loss, same, rtol=0, atol=0)
-    torch.testing.assert_close(example.gradients(loss), other.gradients(same), rtol=0, atol=0)
+    assert_close(loss, same, rtol=0, atol=0)
+    assert_close(example.gradients(loss), other.gradients(same), rtol=0, atol=0)
 
 
 def one_token(ratio: float, advantage: float) -> tuple[Tensor, Tensor, GrpoSums[Tensor]]:
@@ -135,8 +136,8 @@ def test_clipping_acts_on_the_side_to_which_the_advantage_pushes_and_nowhere_els
 ) -> None:
     loss, slope, sums = one_token(ratio, advantage)
     bound = 1 + HIGH if advantage > 0 else 1 - LOW
-    torch.testing.assert_close(loss.item(), -advantage * (bound if acts else ratio), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(slope.item(), 0.0 if acts else -advantage * ratio, rtol=1e-6, atol=1e-6)
+    assert_close(loss.item(), -advantage * (bound if acts else ratio), rtol=1e-6, atol=1e-6)
+    assert_close(slope.item(), 0.0 if acts else -advantage * ratio, rtol=1e-6, atol=1e-6)
     assert sums.clipped == acts
 
 
@@ -145,7 +146,7 @@ def test_micro_batches_add_up_to_their_minibatch() -> None:
     tokens = sum(len(part.counted()) for part in parts)
     added = sum(part.grpo(tokens)[0].loss for part in parts)
     expected = sum(plain_grpo(part)[0] * len(part.counted()) for part in parts) / tokens
-    torch.testing.assert_close(added, expected)
+    assert_close(added, expected)
 
 
 @pytest.mark.slow  # torch's checkpoint imports its compiler, which takes a second
@@ -156,10 +157,8 @@ def test_a_vocabulary_too_large_for_one_piece_gives_the_same_scores_and_gradient
     at_once = example.scores()
     monkeypatch.setattr(losses, "LOGITS_AT_ONCE", 4 * V)
     in_pieces = example.scores()
-    torch.testing.assert_close(in_pieces, at_once)
-    torch.testing.assert_close(
-        example.gradients(in_pieces.logprobs_N.sum()), example.gradients(at_once.logprobs_N.sum())
-    )
+    assert_close(in_pieces, at_once)
+    assert_close(example.gradients(in_pieces.logprobs_N.sum()), example.gradients(at_once.logprobs_N.sum()))
 
 
 def test_logprobs_and_entropies_are_those_of_the_tempered_distribution() -> None:
@@ -167,8 +166,8 @@ def test_logprobs_and_entropies_are_those_of_the_tempered_distribution() -> None
     scores = example.scores(temperature=0.7)
     for n, (b, t) in enumerate(example.counted()):
         p_V = torch.softmax(example.output_VE @ example.hidden_BTE[b, t - 1] / 0.7, dim=0)
-        torch.testing.assert_close(scores.logprobs_N[n], p_V[example.tokens_BT[b, t]].log())
-        torch.testing.assert_close(scores.entropies_N[n], -(p_V * p_V.log()).sum())
+        assert_close(scores.logprobs_N[n], p_V[example.tokens_BT[b, t]].log())
+        assert_close(scores.entropies_N[n], -(p_V * p_V.log()).sum())
     assert not scores.entropies_N.requires_grad
 
 

@@ -22,11 +22,8 @@ from sandbox.docker_engine import DockerEngine
 from sandbox.docker_probe import try_docker
 from sandbox.image import image_name
 
-pytestmark = [
-    pytest.mark.docker,
-    pytest.mark.slow,
-    pytest.mark.skipif(os.getuid() != 0, reason="only root may start an engine; `.ci/run` is root"),
-]
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root may start an engine; `.ci/run` is root")
+pytestmark = [pytest.mark.docker, pytest.mark.slow, needs_root]
 
 
 class Engine:

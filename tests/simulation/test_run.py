@@ -41,7 +41,7 @@ def kinds(world: World, process: str) -> Counter[str]:
     return Counter(event.kind for event in world.logs[process].events)
 
 
-SEEDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 60))]
+SEEDS = [pytest.param(seed, marks=() if seed == 1 else pytest.mark.slow) for seed in range(60)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -73,9 +73,9 @@ def test_a_replay_of_the_log_gives_the_same_states_and_effects(seed: int) -> Non
 
 def test_a_log_of_two_lives_is_replayed_as_two_lives() -> None:
     """As after a resume: the second life begins with RunStarted, and owes nothing to the first."""
-    deciders = live(0, 0.1).deciders()
+    deciders = live(1, 0.1).deciders()
     for _ in range(2):
-        assert len(list(replay(live(0, 0.1), deciders))) > 0
+        assert len(list(replay(live(1, 0.1), deciders))) > 0
 
 
 def test_all_leases_are_given_back_at_the_end() -> None:

@@ -1,0 +1,48 @@
+"""What tensors are nearly equal is what torch.testing takes for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine.closeness import assert_close
+
+ONE = torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected"),
+    [
+        (ONE, ONE + 1e-5),
+        (ONE.clone().requires_grad_(), ONE),
+        ({"a": ONE, "b": 2.0}, {"b": 2.0, "a": ONE}),
+        ((ONE, (ONE, 1.0)), (ONE, (ONE, 1.0))),
+        (torch.tensor(torch.inf), torch.tensor(torch.inf)),
+    ],
+)
+def test_what_is_nearly_equal_is_close(actual: Any, expected: Any) -> None:
+    assert_close(actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected"),
+    [
+        (ONE, ONE + 2e-5),
+        (ONE, ONE[:1]),
+        (ONE, ONE.double()),
+        (ONE, torch.tensor([1.0, 1.0, torch.nan])),
+        (torch.tensor(torch.nan), torch.tensor(torch.nan)),
+        ({"a": ONE}, {"a": ONE, "b": ONE}),
+        ({"a": ONE, "b": ONE}, {"a": ONE, "b": -ONE}),
+    ],
+)
+def test_what_differs_is_not(actual: Any, expected: Any) -> None:
+    with pytest.raises(AssertionError):
+        assert_close(actual, expected)
+
+
+def test_tuples_of_unequal_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        assert_close((ONE, ONE), (ONE,))
