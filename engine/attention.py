@@ -54,7 +54,7 @@ class Attention:
         self._buffer = torch.empty(size, dtype=memory.dtype, device=memory.device)
         self._places = torch.arange(widest, device=memory.device)
         self._hidden, self._seen = (self._buffer.new_tensor(value) for value in (float("-inf"), 0.0))
-        self._kept = KeptBlocks(cache, self._block_tokens // cache.page_tokens)
+        self._kept = KeptBlocks(cache, self._buffer)
 
     # ------------------------------------------------------------ which rows go together
 
@@ -92,7 +92,6 @@ class Attention:
         for kept in self._kept.hold(names, tokens_B, tables_BN):
             end = first + kept.num_rows
             width = self._cache.padded_pages(max(tokens_B[first:end])) * self._cache.page_tokens
-            kept.look(width)
             blocks.append(Block(first, end, width, None, kept))
             first = end
         return blocks + self.rows(first, tokens_B[first:], tables_BN[first:])
@@ -128,7 +127,7 @@ class Attention:
             q_RGD, out_RGD = q_NGD[rows], out_NGD[rows]
             if block.kept is not None and sight.addresses is not None:
                 fresh_RJD = new_NJD[block.first : block.end]
-                seen = block.kept.take_in(layer, sight.addresses, fresh_RJD, self._buffer)
+                seen = block.kept.take_in(layer, sight.addresses, fresh_RJD)
                 self._each(q_RGD, seen, sight.mask_R1W, out_RGD)
             elif block.gathered is not None:
                 both = self._cache.gather(layer, block.gathered, self._buffer).view(2, -1, block.width, size)
