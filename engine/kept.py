@@ -77,7 +77,8 @@ class Kept:
 
     def look(self, width: int) -> None:
         """`take_in` returns all rows that are held, so many tokens of each."""
-        self._looks = [_look(copy[:, : self.num_rows], width) for copy in self._copies]
+        looks = (copy[:, : self.num_rows, :, :width].flatten(1, 2).unbind(0) for copy in self._copies)
+        self._looks = [(keys, values) for keys, values in looks]
 
     def addresses(self, positions_R: Tensor) -> Tensor:
         """Where `take_in` puts the tokens at these positions: int64 [R * 2 * K]."""
@@ -85,7 +86,7 @@ class Kept:
 
     def take_in(self, layer: int, addresses: Tensor, new_RJD: Tensor) -> tuple[Tensor, Tensor]:
         """Write the new tokens; gather rows that are new here, whose tokens are in the cache. Keys and values:
-        [R * K, D, W] and [R * K, W, D]."""
+        [R * K, W, D]."""
         copy, size = self._copies[layer], self._cache.size
         copy.view(-1, size).index_copy_(0, addresses, new_RJD.view(-1, size))
         for rows, index in self._fresh:
@@ -116,11 +117,6 @@ def _runs(rows: Sequence[int], pages: Sequence[int], most_pages: int) -> list[sl
             runs.append(slice(row, row + 1))
             widest = pages[row]
     return runs
-
-
-def _look(copy_2RKWD: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    keys, values = (part.flatten(0, 1)[:, :width] for part in copy_2RKWD.unbind(0))
-    return keys.transpose(1, 2), values
 
 
 class KeptBlocks:
