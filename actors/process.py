@@ -70,6 +70,7 @@ async def run_generator(name: str, run: Run, folder: RunFolder) -> None:
     import torch
 
     from actors.generator import Generator  # imports torch, which the other processes do without
+    from engine.devices import device_of
     from engine.embedded import EmbeddedEngine
 
     engine = EmbeddedEngine(
@@ -79,6 +80,8 @@ async def run_generator(name: str, run: Run, folder: RunFolder) -> None:
         prefill_tokens=run.engine.prefill_tokens,
         max_running=run.engine.max_running,
         dtype=getattr(torch, run.engine.dtype),
+        device=device_of(run.engine.device, int(name.rpartition("-")[2])),
+        cuda_graphs=run.engine.cuda_graphs,
         version=NO_POLICY,
     )
     bus = zmq_bus(name, folder.sockets, run.bus.queue_messages)

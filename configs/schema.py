@@ -157,6 +157,8 @@ class Engine(Section, frozen=True):
     max_running: int = 256  # sequences that generate at once; further ones wait
     threads: int = 1
     dtype: Literal["float32", "bfloat16"] = "float32"
+    device: Literal["cpu", "cuda"] = "cpu"  # cuda: each engine has a GPU, or shares one where there are fewer
+    cuda_graphs: bool = True  # on cuda: a step that reads no prompt is launched as one
 
     def __post_init__(self) -> None:
         require(self.num_engines > 0, "num_engines must be positive")

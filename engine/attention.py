@@ -2,7 +2,7 @@
 
 On a CPU in float32 a row's result is the same, bit for bit, whatever other rows are there and however it came to be
 read, in a prompt or one by one: every row is a product of its own, of one shape but for its width, whose padding adds
-exact zeros. The kernels keep that promise for two lines at a time, and for widths in steps (engine/kv_cache.py).
+exact zeros (engine/kernels.py), and widths come in steps (engine/kv_cache.py).
 
 What running sequences see is kept between steps (engine/kept.py); what a prompt sees is gathered for each pass.
 """
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.kept import Kept, KeptBlocks
+from engine.kernels import kernels_for
 from engine.kv_cache import KvCache
 
 GATHERED_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}  # of keys and values of one layer, in one block
@@ -41,20 +42,20 @@ class Sight(NamedTuple):
 
 
 class Attention:
-    def __init__(self, cache: KvCache, num_heads: int, longest: int) -> None:
+    def __init__(self, cache: KvCache, longest: int) -> None:
         """`longest`: tokens of the longest sequence."""
         self._cache = cache
-        self._group = num_heads // cache.heads
         memory = cache.memory
-        self._lines = 2 if memory.device.type == "cpu" else self._group
-        widest = cache.padded_pages(longest) * cache.page_tokens
+        self._kernels = kernels_for(memory.device)
+        self.widest_pages = cache.padded_pages(longest)
+        widest = self.widest_pages * cache.page_tokens
         limit = GATHERED_BYTES.get(memory.device.type, GATHERED_BYTES["cuda"])
         self._block_tokens = max(limit // cache.token_bytes, widest)
         size = self._block_tokens * 2 * cache.heads * cache.size
         self._buffer = torch.empty(size, dtype=memory.dtype, device=memory.device)
         self._places = torch.arange(widest, device=memory.device)
         self._hidden, self._seen = (self._buffer.new_tensor(value) for value in (float("-inf"), 0.0))
-        self._kept = KeptBlocks(cache, self._block_tokens // cache.page_tokens)
+        self._kept = KeptBlocks(cache, self._buffer)
 
     # ------------------------------------------------------------ which rows go together
 
@@ -92,7 +93,6 @@ class Attention:
         for kept in self._kept.hold(names, tokens_B, tables_BN):
             end = first + kept.num_rows
             width = self._cache.padded_pages(max(tokens_B[first:end])) * self._cache.page_tokens
-            kept.look(width)
             blocks.append(Block(first, end, width, None, kept))
             first = end
         return blocks + self.rows(first, tokens_B[first:], tables_BN[first:])
@@ -120,45 +120,17 @@ class Attention:
         `new`: the keys and values of the pass, which are in the cache; J = 2 * K. `blocks` are the first of those of
         `sights`.
         """
-        count, size = blocks[-1].end, q_NHD.shape[-1]
-        q_NGD = q_NHD[:count].reshape(-1, self._group, size)  # N * K
-        out_NGD = torch.empty_like(q_NGD)
+        count, size, heads = blocks[-1].end, q_NHD.shape[-1], self._cache.heads
+        q_XGD = q_NHD[:count].reshape(count * heads, -1, size)
+        out_XGD = torch.empty_like(q_XGD)
         for block, sight in zip(blocks, sights, strict=False):
-            rows = slice(block.first * self._cache.heads, block.end * self._cache.heads)
-            q_RGD, out_RGD = q_NGD[rows], out_NGD[rows]
+            rows = slice(block.first * heads, block.end * heads)
+            q, out = q_XGD[rows], out_XGD[rows]
             if block.kept is not None and sight.addresses is not None:
-                fresh_RJD = new_NJD[block.first : block.end]
-                seen = block.kept.take_in(layer, sight.addresses, fresh_RJD, self._buffer)
-                self._each(q_RGD, seen, sight.mask_R1W, out_RGD)
+                keys, values = block.kept.take_in(layer, sight.addresses, new_NJD[block.first : block.end])
+                self._kernels.each(q, keys, values, sight.mask_R1W, out)
             elif block.gathered is not None:
-                both = self._cache.gather(layer, block.gathered, self._buffer).view(2, -1, block.width, size)
-                if block.same:
-                    self._same(q_RGD, both, sight.mask_R1W, out_RGD)
-                else:
-                    self._each(q_RGD, (both[0].transpose(1, 2), both[1]), sight.mask_R1W, out_RGD)
-        return out_NGD.view(count, -1)
-
-    def _each(self, q_RGD: Tensor, seen: tuple[Tensor, Tensor], mask_R1W: Tensor, out_RGD: Tensor) -> None:
-        """R here and below counts rows times key/value heads."""
-        keys_RDW, values_RWD = seen
-        for line in range(0, self._group, self._lines):
-            lines = slice(line, line + self._lines)
-            scores = torch.bmm(q_RGD[:, lines], keys_RDW)
-            scores.view(len(mask_R1W), -1, scores.shape[-1]).add_(mask_R1W)
-            self._weigh(scores, values_RWD, out_RGD, lines)
-
-    def _same(self, q_RGD: Tensor, both_2KWD: Tensor, mask_S1W: Tensor, out_RGD: Tensor) -> None:
-        count, heads = len(mask_S1W), both_2KWD.shape[1]
-        q_SKGD, out_SKGD = (part.view(count, heads, *part.shape[1:]) for part in (q_RGD, out_RGD))
-        for head in range(heads):
-            keys, values = (part.expand(count, -1, -1) for part in both_2KWD[:, head].unbind(0))  # [S, W, D]
-            for line in range(0, self._group, self._lines):
-                lines = slice(line, line + self._lines)
-                scores = torch.bmm(q_SKGD[:, head, lines], keys.transpose(1, 2)).add_(mask_S1W)
-                self._weigh(scores, values, out_SKGD[:, head], lines)
-
-    def _weigh(self, scores: Tensor, values: Tensor, out: Tensor, lines: slice) -> None:
-        if self._lines >= self._group and out.is_contiguous():
-            torch.bmm(scores.softmax(-1), values, out=out)
-        else:
-            out[:, lines] = torch.bmm(scores.softmax(-1), values)
+                both = self._cache.gather(layer, block.gathered, self._buffer)
+                keys, values = both.view(2, -1, block.width, size).unbind(0)
+                (self._kernels.same if block.same else self._kernels.each)(q, keys, values, sight.mask_R1W, out)
+        return out_XGD.view(count, -1)

@@ -21,6 +21,7 @@ from engine.attention import ALONE_TOKENS, Attention, Block
 from engine.contract import Capacity, EngineLoad, GenerationRequest, RequestRefused
 from engine.decoder import Decoder, Pass
 from engine.forgotten import Forgotten
+from engine.graphs import Capture, DecodeGraphs
 from engine.kv_cache import KvCache
 from engine.qwen3 import Qwen3
 from engine.room import Room
@@ -35,9 +36,19 @@ class ContinuousBatch:
     """submit, abort, forget and install take effect between steps; `step` returns who finished."""
 
     def __init__(
-        self, model: Qwen3, capacity: Capacity, version: int = 0, *, prefill_tokens: int = 512, max_running: int = 256
+        self,
+        model: Qwen3,
+        capacity: Capacity,
+        version: int = 0,
+        *,
+        prefill_tokens: int = 512,
+        max_running: int = 256,
+        capture: Capture | None = None,
     ) -> None:
-        """ValueError if the capacity does not hold one sequence of `sequence_tokens`."""
+        """`capture` makes graphs of the steps that read no prompt; without it each operation is launched by itself.
+
+        ValueError if the capacity does not hold one sequence of `sequence_tokens`.
+        """
         weight = next(model.parameters())
         page_tokens, longest = capacity.page_tokens, capacity.sequence_tokens
         num_pages = capacity.kv_tokens // page_tokens
@@ -53,10 +64,13 @@ class ContinuousBatch:
         self._room = Room(num_pages, page_tokens)
         with torch.inference_mode():
             self._cache = KvCache(model.config, num_pages, page_tokens, weight.dtype, weight.device)
-            self._attention = Attention(self._cache, model.config.num_heads, longest)
+            self._attention = Attention(self._cache, longest)
             self._decoder = Decoder(model, self._cache, self._attention, longest)
             num_rows, table_pages = min(max_running, num_pages), self._cache.padded_pages(longest)
             self._rows = Rows(num_rows, longest, table_pages, self._cache.padding_page, weight.device)
+            self._graphs: DecodeGraphs | None = None
+            if capture is not None:
+                self._graphs = DecodeGraphs(self._decoder, self._cache, self._attention, capture, num_rows)
         self._sequences: dict[int, Sequence] = {}  # all that are not forgotten
         self._forgotten = Forgotten()
         self._again: deque[Sequence] = deque()  # requests of preempted and of parked sequences: they go first
@@ -297,7 +311,7 @@ class ContinuousBatch:
             if np.isfinite(sequence.logprobs).all():
                 self._room.park(sequence)
             else:
-                self._cache.clear(self._room.drop(sequence))
+                self._cache.clear([*self._room.drop(sequence), self._cache.padding_page])
                 self._attention.clear()
         self._set_batch(self._staying())
         return outcomes
@@ -312,14 +326,21 @@ class ContinuousBatch:
         inputs = [(rows.inputs(), rows.position_B, rows.slots(page_tokens))]
         if stretches:
             inputs.append(self._prompt_inputs(stretches))
+        elif self._graphs is not None:
+            return self._graphs.read(*inputs[0], rows.tables(), int(self._positions.max()) + 1)
         token_ids, positions, slots = (
             torch.cat(parts) if stretches else parts[0] for parts in zip(*inputs, strict=True)
         )
         if self._blocks is None:
-            lengths = (self._positions // page_tokens + 1) * page_tokens
-            names = [sequence.joined for sequence in self._batch]
-            self._blocks = self._attention.batch(names, lengths.tolist(), rows.tables())
+            self._blocks = self._batch_blocks()
         return self._decoder.read(Pass(token_ids, positions, slots, self._blocks, self._prompt_blocks(stretches)))
+
+    def _batch_blocks(self) -> list[Block]:
+        page_tokens, tables = self.capacity.page_tokens, self._rows.tables()
+        lengths: list[int] = ((self._positions // page_tokens + 1) * page_tokens).tolist()
+        if self._graphs is not None:  # they write new tokens into the cache alone: what was kept would miss them
+            return self._attention.rows(0, lengths, tables)
+        return self._attention.batch([sequence.joined for sequence in self._batch], lengths, tables)
 
     def _prompt_inputs(self, stretches: list[Stretch]) -> tuple[Tensor, Tensor, Tensor]:
         """Token ids, positions and slots."""

@@ -54,16 +54,19 @@ class Decoder:
         cos, sin = rope_tables(positions, model.config.head_dim, model.config.rope_theta)
         sin[:, : model.config.head_dim // 2] *= -1  # the sign of `rotate`, so that a roll does the rest
         self._cos, self._sin = (table.to(embedding.dtype).unsqueeze(1) for table in (cos, sin))
-        self.refresh(model)
+        with torch.no_grad():
+            self._embedding, self._head, self._norm = _ends(model)
+            self._layers = [_fused(layer) for layer in _layers(model)]
 
     def refresh(self, model: Qwen3) -> None:
-        """Take the model's weights as they are now. Copies: the model may be overwritten while this one decodes."""
+        """Take the model's weights as they are now. Copies: the model may be overwritten while this one decodes. In
+        place: graphs read them where they were when they were captured."""
         with torch.no_grad():
-            head = model.model.embed_tokens.weight if model.lm_head is None else model.lm_head.weight
-            self._embedding = model.model.embed_tokens.weight.detach().clone()
-            self._head = head.detach().t().contiguous()
-            self._norm = model.model.norm.weight.detach().clone()
-            self._layers = [_fused(layer) for layer in model.model.layers if isinstance(layer, Layer)]
+            for old, new in zip((self._embedding, self._head, self._norm), _ends(model), strict=True):
+                old.copy_(new)
+            for weights, layer in zip(self._layers, _layers(model), strict=True):
+                for old, new in zip(weights, _fused(layer), strict=True):
+                    old.copy_(new)
 
     def read(self, tokens: Pass) -> Tensor | None:
         """Logits float32 [B, V] behind the wanted rows. Keys and values of all rows go into the cache on the way."""
@@ -109,7 +112,19 @@ class Decoder:
         return functional.pad(seen, (0, 0, 0, missing)) if missing else seen
 
 
+def _layers(model: Qwen3) -> list[Layer]:
+    return [layer for layer in model.model.layers if isinstance(layer, Layer)]
+
+
+def _ends(model: Qwen3) -> tuple[Tensor, Tensor, Tensor]:
+    """Copies of what stands before and behind the layers: embedding [V, E], head [E, V], norm."""
+    embedding = model.model.embed_tokens.weight.detach()
+    head = embedding if model.lm_head is None else model.lm_head.weight.detach()
+    return embedding.clone(), head.t().contiguous(), model.model.norm.weight.detach().clone()
+
+
 def _fused(layer: Layer) -> LayerWeights:
+    """Copies."""
     attention, mlp = layer.self_attn, layer.mlp
     queries = attention.q_proj.weight.shape[0] // attention.head_dim
     keys = attention.k_proj.weight.shape[0] // attention.head_dim

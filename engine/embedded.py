@@ -17,6 +17,7 @@ from engine.batching import ContinuousBatch
 from engine.checkpoint import load_model
 from engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest
 from engine.engine_thread import Delivery, EngineThread
+from engine.graphs import CudaCapture
 from engine.requests import check_request
 from engine.tokenizer import check_vocabulary, load_tokenizer
 from engine.weights import load_published
@@ -38,14 +39,16 @@ class EmbeddedEngine:
         *,
         threads: int = 1,
         dtype: torch.dtype = torch.float32,
-        device: str = "cpu",
+        device: torch.device | str = "cpu",
+        cuda_graphs: bool = True,
         version: int = 0,
         max_pending: int = 65_536,
         prefill_tokens: int = 512,
         max_running: int = 256,
     ) -> None:
         self._folder, self._wanted = Path(checkpoint_folder), capacity
-        self._threads, self._dtype, self._device = threads, dtype, device
+        self._threads, self._dtype, self._device = threads, dtype, torch.device(device)
+        self._cuda_graphs = cuda_graphs and self._device.type == "cuda"
         self._version, self._max_pending = version, max_pending
         self._prefill_tokens, self._max_running = prefill_tokens, max_running
         self._pending: set[asyncio.Future[Any]] = set()
@@ -157,6 +160,8 @@ class EmbeddedEngine:
     # ------------------------------------------------------------ on the engine's thread
 
     def _build(self) -> ContinuousBatch:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # of this thread: graphs are captured on the current one
         model = load_model(self._folder, self._dtype).to(self._device)
         if (self._folder / "tokenizer.json").exists():
             check_vocabulary(model.config, load_tokenizer(self._folder))
@@ -166,6 +171,7 @@ class EmbeddedEngine:
             self._version,
             prefill_tokens=self._prefill_tokens,
             max_running=self._max_running,
+            capture=CudaCapture() if self._cuda_graphs else None,
         )
 
     def _deliver_soon(self, deliveries: list[Delivery]) -> None:

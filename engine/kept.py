@@ -8,6 +8,7 @@ like length: see `arranged`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -19,36 +20,55 @@ KEPT_BYTES = 256 << 20  # of gathered keys and values of all layers; beyond it b
 KEPT_ROWS = 64  # fewer: more calls for each step; more: the short ones are looked at as far as a longer one reaches
 _NOBODY = -1
 _SLACK = 8  # a block has room to grow by such a part of its length before it is copied to a wider one
+_LOOSE = 2  # steps of width that a block may lie wider than it is looked at, before it is drawn together
 
 
 class Kept:
-    """One block. A name stands for one request of a sequence."""
+    """One block, of so many `rows` with room for `room` tokens each. A name stands for one request of a sequence.
 
-    def __init__(self, cache: KvCache, rows: int, width: int, before: Kept | None = None) -> None:
-        """Room for so many sequences of so many tokens. It takes over what `before` holds."""
-        self._cache, self.rows, self.width = cache, rows, width
-        memory = cache.memory
-        shape = (2, rows, cache.heads, width, cache.size)
-        self._copies = [memory.new_zeros(shape) for _ in memory]  # masked attention multiplies by 0 what lies there
-        firsts = torch.arange(2 * rows * cache.heads, device=memory.device).view(2, rows, cache.heads)
-        self._firsts = (firsts * self.width).transpose(0, 1).contiguous()  # [R, 2, K], where each head's tokens begin
+    Heads lie `width` tokens apart, which is as many as are looked at, or little more: a processor fetches ahead of what
+    it reads, and what lies between would be fetched for nothing.
+    """
+
+    def __init__(self, cache: KvCache, rows: int, room: int, buffer: Tensor, before: Kept | None = None) -> None:
+        """`buffer`: memory that others use between two calls. It takes over what `before` holds."""
+        self._cache, self.rows, self.room, self._buffer = cache, rows, room, buffer
+        memory, self._num_heads = cache.memory, 2 * rows * cache.heads
+        size = self._num_heads * room * cache.size
+        self._memory = [memory.new_zeros(size) for _ in memory]  # masked attention multiplies by 0 what lies there
+        self._numbers = torch.arange(self._num_heads, device=memory.device).view(2, rows, cache.heads)
         self.names: list[int] = []
         self._fresh: list[tuple[slice, Tensor]] = []  # rows that are to be gathered in this pass, with their pages
         self._looks: list[tuple[Tensor, Tensor]] = []
-        self._looked_at = (0, 0)
+        self._lay_out(0 if before is None else min(room, before.width))
         if before is not None:
-            self.names = before.names
+            self.names, common = before.names, (slice(min(rows, before.rows)), slice(None), slice(self.width))
             for copy, old in zip(self._copies, before._copies, strict=True):
-                common = slice(min(rows, before.rows)), slice(None), slice(min(width, before.width))
                 copy[:, *common] = old[:, *common]
 
     @property
     def num_rows(self) -> int:
         return len(self.names)
 
-    def hold(self, names: Sequence[int], tokens: Sequence[int], tables_RN: Tensor, most_pages: int) -> None:
-        """From now on row r is that of names[r]. `tokens`: of each, which fit into `width`. `most_pages` may be gathered
-        together."""
+    def spread(self, width: int) -> None:
+        """Heads lie so many tokens apart from now on."""
+        before, old = self.width, [copy.view(self._num_heads, -1) for copy in self._copies]
+        self._lay_out(width)
+        tokens = min(before, width)
+        together = self._buffer.numel() // max(1, tokens * self._cache.size)
+        starts = range(0, self._num_heads, together)
+        starts = starts if width < before else starts[::-1]  # none is written over before it is read
+        for source, copy in zip(old, self._copies, strict=True):
+            target = copy.view(self._num_heads, -1)
+            for start in starts:
+                heads = slice(start, start + together)
+                part = source[heads, : tokens * self._cache.size]
+                aside = self._buffer[: part.numel()].view(part.shape)
+                target[heads, : part.shape[1]] = aside.copy_(part)
+
+    def hold(self, names: Sequence[int], tokens: Sequence[int], tables_RN: Tensor) -> None:
+        """From now on row r is that of names[r]. `tokens`: of each, which fit into `width`."""
+        most_pages = self._buffer.numel() // (2 * self._cache.heads * self._cache.page_tokens * self._cache.size)
         coming = [row for row, name in enumerate(names) if self.names[row : row + 1] != [name]]
         for rows in _runs(coming, [self._cache.pages(count) for count in tokens], most_pages):
             pages = max(self._cache.pages(count) for count in tokens[rows])
@@ -57,25 +77,32 @@ class Kept:
 
     def look(self, width: int) -> None:
         """`take_in` returns all rows that are held, so many tokens of each."""
-        if self._looked_at != (self.num_rows, width):
-            self._looked_at = (self.num_rows, width)
-            self._looks = [_look(copy[:, : self.num_rows], width) for copy in self._copies]
+        looks = (copy[:, : self.num_rows, :, :width].flatten(1, 2).unbind(0) for copy in self._copies)
+        self._looks = [(keys, values) for keys, values in looks]
 
     def addresses(self, positions_R: Tensor) -> Tensor:
         """Where `take_in` puts the tokens at these positions: int64 [R * 2 * K]."""
         return (self._firsts[: len(positions_R)] + positions_R[:, None, None]).flatten()
 
-    def take_in(self, layer: int, addresses: Tensor, new_RJD: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
+    def take_in(self, layer: int, addresses: Tensor, new_RJD: Tensor) -> tuple[Tensor, Tensor]:
         """Write the new tokens; gather rows that are new here, whose tokens are in the cache. Keys and values:
-        [R * K, D, W] and [R * K, W, D]."""
+        [R * K, W, D]."""
         copy, size = self._copies[layer], self._cache.size
         copy.view(-1, size).index_copy_(0, addresses, new_RJD.view(-1, size))
         for rows, index in self._fresh:
-            pages = self._cache.gather(layer, index, buffer).view(2, rows.stop - rows.start, copy.shape[2], -1, size)
+            pages = self._cache.gather(layer, index, self._buffer).view(
+                2, rows.stop - rows.start, copy.shape[2], -1, size
+            )
             copy[:, rows, :, : pages.shape[3]] = pages
         if layer == len(self._copies) - 1:
             self._fresh.clear()
         return self._looks[layer]
+
+    def _lay_out(self, width: int) -> None:
+        self.width = width
+        shape = (2, self.rows, self._cache.heads, width, self._cache.size)
+        self._copies = [memory[: math.prod(shape)].view(shape) for memory in self._memory]
+        self._firsts = (self._numbers * width).transpose(0, 1).contiguous()  # [R, 2, K], where each head's tokens begin
 
 
 def _runs(rows: Sequence[int], pages: Sequence[int], most_pages: int) -> list[slice]:
@@ -92,17 +119,12 @@ def _runs(rows: Sequence[int], pages: Sequence[int], most_pages: int) -> list[sl
     return runs
 
 
-def _look(copy_2RKWD: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    keys, values = (part.flatten(0, 1)[:, :width] for part in copy_2RKWD.unbind(0))
-    return keys.transpose(1, 2), values
-
-
 class KeptBlocks:
     """The blocks of all that run, as far as KEPT_BYTES allow."""
 
-    def __init__(self, cache: KvCache, most_pages: int) -> None:
-        """`most_pages` may be gathered together."""
-        self._cache, self._most_pages = cache, most_pages
+    def __init__(self, cache: KvCache, buffer: Tensor) -> None:
+        """`buffer`: memory that others use between two calls, with room for the longest sequence."""
+        self._cache, self._buffer = cache, buffer
         self._blocks: list[Kept] = []
 
     def arranged(self, names: Sequence[int], tokens: Sequence[int]) -> list[int]:
@@ -128,13 +150,14 @@ class KeptBlocks:
             block = self._block(len(held), len(names[rows]), max(tokens_B[rows]), left)
             if block is None:
                 break
-            left -= self._num_bytes(block.rows, block.width)
-            block.hold(names[rows], tokens_B[rows], tables_BN[rows], self._most_pages)
+            left -= self._num_bytes(block.rows, block.room)
+            block.hold(names[rows], tokens_B[rows], tables_BN[rows])
+            self._set_width(block, max(tokens_B[rows]))
             held.append(block)
         spare = self._blocks[len(held) : len(held) + 1]  # so that its memory is there when the batch grows again
         for block in spare:
             block.names = []  # it misses the tokens of its sequences from now on
-        self._blocks = [*held, *(block for block in spare if self._num_bytes(block.rows, block.width) <= left)]
+        self._blocks = [*held, *(block for block in spare if self._num_bytes(block.rows, block.room) <= left)]
         return held
 
     def clear(self) -> None:
@@ -145,19 +168,29 @@ class KeptBlocks:
         """With room for so many rows of so many tokens; None where that is beyond the limit."""
         before = self._blocks[number] if number < len(self._blocks) else None
         rows = min(KEPT_ROWS, 1 << (count - 1).bit_length())
-        width = self._cache.padded_pages(tokens + tokens // _SLACK) * self._cache.page_tokens
+        room = self._padded(tokens + tokens // _SLACK)
         if before is not None:
             rows = max(rows, before.rows)
-            if before.rows >= count and before.width >= tokens:
-                width = before.width
-        if self._num_bytes(rows, width) > limit:
+            if before.rows >= count and before.room >= tokens:
+                room = before.room
+        if self._num_bytes(rows, room) > limit:
             return None
-        if before is not None and (before.rows, before.width) == (rows, width):
+        if before is not None and (before.rows, before.room) == (rows, room):
             return before
-        return Kept(self._cache, rows, width, before)
+        return Kept(self._cache, rows, room, self._buffer, before)
 
-    def _num_bytes(self, rows: int, width: int) -> int:
-        return rows * width * self._cache.token_bytes * len(self._cache.memory)
+    def _set_width(self, block: Kept, tokens: int) -> None:
+        width = self._padded(tokens)
+        loose = self._padded(1) * _LOOSE
+        if not width <= block.width <= width + loose:
+            block.spread(width)
+        block.look(width)
+
+    def _padded(self, tokens: int) -> int:
+        return self._cache.padded_pages(tokens) * self._cache.page_tokens
+
+    def _num_bytes(self, rows: int, room: int) -> int:
+        return rows * room * self._cache.token_bytes * len(self._cache.memory)
 
 
 def _in_place(before: Sequence[int], members: Sequence[int], names: Sequence[int]) -> list[int]:

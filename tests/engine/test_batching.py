@@ -300,18 +300,22 @@ def test_after_new_weights_a_parked_prefix_is_computed_anew() -> None:
     np.testing.assert_allclose(found.logprobs, training_logprobs(other, ids, found.token_ids, 1.0), atol=1e-4)
 
 
-def test_logits_that_are_not_finite_fail_their_request_and_nobody_afterwards() -> None:
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("matrix", ["mlp.down_proj", "self_attn.v_proj"])
+def test_logits_that_are_not_finite_fail_their_request_and_nobody_afterwards(matrix: str, count: int) -> None:
     broken, whole = small_model(), small_model()
-    broken.get_parameter("model.layers.0.mlp.down_proj.weight").fill_(float("inf"))
-    core = new_core(broken, rows=1)
+    broken.get_parameter(f"model.layers.0.{matrix}.weight").fill_(float("inf"))
+    core = new_core(broken)
     core.submit(GenerationRequest(1, random_ids(8, 1), 3))
     while not (outcomes := core.step()):
         pass
     assert isinstance(outcomes[0][1], EngineFailure)
     core.forget(1)
     core.install(1, whole.state_dict())
-    core.submit(GenerationRequest(2, random_ids(3, 2), 3, temperature=0))
-    assert drain(core)[2].token_ids.tolist() == greedy(whole, random_ids(3, 2), 3)
+    for number in range(2, 2 + count):
+        core.submit(GenerationRequest(number, random_ids(3, number), 3, temperature=0))
+    for number, found in drain(core).items():
+        assert found.token_ids.tolist() == greedy(whole, random_ids(3, number), 3)
 
 
 @pytest.mark.parametrize("config", [small_config(tie_word_embeddings=False), small_config(num_kv_heads=4)])

@@ -7,18 +7,21 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from engine.kept import KeptBlocks
+from engine.kept import Kept, KeptBlocks
 from engine.kv_cache import KvCache
 from tests.engine.tiny_models import small_config
 
 ROWS = 3
+PAGE, LONGEST, MOST = 16, 256, 8
 
 
 @pytest.fixture
 def blocks(monkeypatch: pytest.MonkeyPatch) -> KeptBlocks:
     monkeypatch.setattr("engine.kept.KEPT_ROWS", ROWS)
-    return KeptBlocks(KvCache(small_config(), 64, 16, torch.float32, "cpu"), most_pages=64)
+    cache = KvCache(small_config(), 64, PAGE, torch.float32, "cpu")
+    return KeptBlocks(cache, torch.empty(LONGEST * 2 * cache.heads * cache.size))
 
 
 def run(blocks: KeptBlocks, lengths: dict[int, int]) -> list[list[int]]:
@@ -60,3 +63,53 @@ def test_what_does_not_fit_into_the_limit_is_not_kept(blocks: KeptBlocks, monkey
     assert [block.num_rows for block in blocks.hold(range(7), [64] * 7, tables)] == [3, 3]
     monkeypatch.setattr("engine.kept.KEPT_BYTES", 0)
     assert blocks.hold(range(7), [64] * 7, tables) == []
+
+
+def take_in(cache: KvCache, blocks: KeptBlocks, at: dict[int, int]) -> None:
+    """One pass: each of these has a new token at its place; what is looked at must be what the cache has of it."""
+    names = list(at)
+    names = [names[number] for number in blocks.arranged(names, list(at.values()))]
+    tables = first_pages(names)[:, None] + torch.arange(LONGEST // PAGE)
+    held = blocks.hold(names, [(at[name] // PAGE + 1) * PAGE for name in names], tables)
+    assert sum(block.num_rows for block in held) == len(names)
+    for layer in range(len(cache.memory)):
+        first = 0
+        for block in held:
+            take_in_block(cache, block, layer, {name: at[name] for name in names[first : first + block.num_rows]})
+            first += block.num_rows
+
+
+def first_pages(names: list[int]) -> Tensor:
+    return torch.tensor(names) % MOST * (LONGEST // PAGE)
+
+
+def take_in_block(cache: KvCache, block: Kept, layer: int, at: dict[int, int]) -> None:
+    positions, starts = torch.tensor(list(at.values())), first_pages(list(at)) * PAGE
+    new = torch.randn(len(at), 2 * cache.heads, cache.size)
+    cache.write(layer, cache.addresses(starts + positions), new)
+    keys, values = block.take_in(layer, block.addresses(positions), new)
+    in_cache = cache.memory[layer].view(2, cache.heads, -1, cache.size)
+    for row, (start, place) in enumerate(zip(starts.tolist(), at.values(), strict=True)):
+        heads, expected = slice(row * cache.heads, (row + 1) * cache.heads), in_cache[:, :, start : start + place + 1]
+        assert torch.equal(keys[heads, : place + 1], expected[0])
+        assert torch.equal(values[heads, : place + 1], expected[1])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_looked_at_is_what_the_cache_has_while_sequences_grow_come_and_go(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr("engine.kept.KEPT_ROWS", ROWS)
+    cache = KvCache(small_config(), MOST * LONGEST // PAGE, PAGE, torch.float32, "cpu")
+    cache.memory.normal_()
+    blocks = KeptBlocks(cache, torch.empty(LONGEST * 2 * cache.heads * cache.size))
+    draws = np.random.default_rng(seed)
+    at: dict[int, int] = {}
+    for name in range(150):
+        if draws.random() < 0.2 and at:
+            del at[int(draws.choice(list(at)))]
+        if (draws.random() < 0.2 or not at) and all(name % MOST != other % MOST for other in at):
+            at[name] = int(draws.integers(LONGEST - 1))
+        at = {name: place + 1 for name, place in at.items() if place + 1 < LONGEST}
+        if at:
+            take_in(cache, blocks, at)

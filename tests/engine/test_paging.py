@@ -7,6 +7,7 @@ import pytest
 
 from engine.batching import ContinuousBatch
 from engine.contract import Capacity, EngineLoad, Generation, GenerationRequest
+from engine.graphs import Capture
 from engine.qwen3 import Qwen3
 from tests.engine.tiny_models import random_ids, small_config, small_model
 
@@ -20,10 +21,16 @@ def model() -> Qwen3:
 
 
 def new_core(
-    model: Qwen3, pages: int = 64, *, page_tokens: int = PAGE, prefill_tokens: int = 512, max_running: int = 256
+    model: Qwen3,
+    pages: int = 64,
+    *,
+    page_tokens: int = PAGE,
+    prefill_tokens: int = 512,
+    max_running: int = 256,
+    capture: Capture | None = None,
 ) -> ContinuousBatch:
     capacity = Capacity(pages * page_tokens, page_tokens, min(LONGEST, pages * page_tokens))
-    return ContinuousBatch(model, capacity, prefill_tokens=prefill_tokens, max_running=max_running)
+    return ContinuousBatch(model, capacity, prefill_tokens=prefill_tokens, max_running=max_running, capture=capture)
 
 
 def drain(core: ContinuousBatch) -> dict[int, Generation]:
@@ -301,11 +308,13 @@ def test_in_blocks_of_any_size_every_request_has_the_bits_that_it_has_alone(
 # ---------------------------------------------------------------- everything at once
 
 
-def random_life(model: Qwen3, seed: int, *, pages: int, page_tokens: int, prefill_tokens: int) -> EngineLoad:
+def random_life(
+    model: Qwen3, seed: int, *, pages: int, page_tokens: int, prefill_tokens: int, capture: Capture | None = None
+) -> EngineLoad:
     """Groups of siblings with several turns each, parked in between, in a cache that is too small; every generation is
     compared with the same request alone, and the books are in order after every step."""
     draws = np.random.default_rng(seed)
-    core = new_core(model, pages, page_tokens=page_tokens, prefill_tokens=prefill_tokens)
+    core = new_core(model, pages, page_tokens=page_tokens, prefill_tokens=prefill_tokens, capture=capture)
     longest = core.capacity.sequence_tokens
     live: dict[int, GenerationRequest] = {}
     for group in range(4):

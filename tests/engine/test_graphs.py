@@ -1,0 +1,117 @@
+"""Decode steps as graphs: recorded on a CPU (tests/engine/recorded.py), the batch's code is that of CUDA."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from torch.utils import backend_registration
+
+from engine.batching import ContinuousBatch
+from engine.contract import Capacity, Generation, GenerationRequest
+from engine.graphs import padded
+from engine.kernels import Fused
+from engine.qwen3 import Qwen3
+from tests.engine.recorded import Recorded
+from tests.engine.test_batching import greedy, training_logprobs
+from tests.engine.test_paging import alone, assert_same, drain, new_core, random_life
+from tests.engine.tiny_models import random_ids, small_config, small_model
+
+
+@pytest.fixture(scope="module")
+def model() -> Qwen3:
+    return small_model()
+
+
+def requests(count: int, new_tokens: int = 12) -> list[GenerationRequest]:
+    return [
+        GenerationRequest(number, random_ids(3 + 5 * number, number), new_tokens, seed=number)
+        for number in range(count)
+    ]
+
+
+def test_sequences_that_join_leave_and_grow_have_the_bits_that_they_have_alone(model: Qwen3) -> None:
+    capture = Recorded()
+    core = new_core(model, prefill_tokens=20, capture=capture)
+    found: dict[int, Generation] = {}
+    for request in requests(9, 20):
+        core.submit(request)
+        for _ in range(3):
+            found |= {number: outcome for number, outcome in core.step() if isinstance(outcome, Generation)}
+    found |= drain(core)
+    for request in requests(9, 20):
+        assert_same(found[request.sequence_id], alone(model, request))
+    assert capture.replays > 30
+
+
+def test_a_graph_that_was_made_for_a_batch_serves_every_smaller_one_of_its_size(model: Qwen3) -> None:
+    capture = Recorded()
+    core = new_core(model, capture=capture)
+    for number, new_tokens in enumerate((5, 7, 9, 28)):
+        core.submit(GenerationRequest(number, random_ids(3, number), new_tokens, seed=number))
+    found = drain(core)
+    assert (capture.graphs, capture.replays) == (1, 28 - 1)  # the first token comes with the prompt
+    for number, generation in found.items():
+        assert_same(
+            generation,
+            alone(model, GenerationRequest(number, random_ids(3, number), len(generation.token_ids), seed=number)),
+        )
+
+
+def test_graphs_read_the_weights_that_were_installed_last() -> None:
+    core, other = new_core(small_model(), capture=Recorded()), small_model(seed=5)
+    core.submit(requests(1)[0])
+    drain(core)
+    core.install(1, other.state_dict())
+    core.submit(requests(2)[1])
+    assert_same(drain(core)[1], alone(other, requests(2)[1]))
+
+
+def test_sizes_are_a_quarter_apart_at_most() -> None:
+    assert [padded(count, 4) for count in (1, 4, 5, 9, 32, 33, 64, 65, 129, 256)] == [
+        4,
+        4,
+        8,
+        12,
+        32,
+        40,
+        64,
+        80,
+        160,
+        256,
+    ]
+    for count in range(1, 1000):
+        assert count <= padded(count, 4) < 1.25 * count + 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_is_shared_evicted_or_preempted_every_request_has_the_bits_that_it_has_alone(seed: int) -> None:
+    capture = Recorded()
+    model = small_model(config=small_config(num_kv_heads=1))
+    load = random_life(model, seed, pages=30, page_tokens=5, prefill_tokens=23, capture=capture)
+    assert min(load.evicted_tokens, load.preempted, capture.replays) > 0
+
+
+def test_with_the_kernels_of_cuda_tokens_and_logprobs_are_those_of_the_training_forward(
+    model: Qwen3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.attention.kernels_for", lambda _: Fused())
+    core = ContinuousBatch(model, Capacity(1024, 8, 96), prefill_tokens=40, capture=Recorded())
+    for request in requests(6):
+        core.submit(GenerationRequest(request.sequence_id, request.token_ids, 12, temperature=0))
+    for number, found in drain(core).items():
+        ids = requests(6)[number].token_ids
+        assert found.token_ids.tolist() == greedy(model, ids, 12)
+        np.testing.assert_allclose(found.logprobs, training_logprobs(model, ids, found.token_ids, 1.0), atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"), reason="torch takes no such device"
+)
+def test_no_step_mixes_two_devices() -> None:
+    found = subprocess.run([sys.executable, "-m", "tests.engine.foreign_device"], capture_output=True, text=True)
+    assert found.stdout.split() == ["64"] * 4, found.stderr
