@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bus.messages import EngineJoined, EngineLoadReported, LeaseGranted, LeaseRequested
+from bus.messages import AdmissionContinued, AnyMessage, EngineJoined, EngineLoadReported, LeaseGranted, LeaseRequested
+from policies.arbiter import Arbiter
 from policies.decider import Send
 
 PROMPT = 8  # tokens of every prompt here
@@ -36,6 +37,9 @@ def load(
     running: int = 1,
     steps: int = 0,
     busy_s: float = 0.0,
+    used: int = 0,
+    cached: int = 0,
+    prefilled: int = 0,
     evicted: int = 0,
     preempted: int = 0,
     life: int = 1,
@@ -45,17 +49,25 @@ def load(
         version=0,
         running=running,
         waiting=0,
-        used_tokens=0,
-        cached_tokens=0,
+        used_tokens=used,
+        cached_tokens=cached,
         decode_steps=steps,
         generated_tokens=0,
-        prefilled_tokens=0,
+        prefilled_tokens=prefilled,
         recomputed_tokens=0,
         evicted_tokens=evicted,
         preempted=preempted,
         busy_s=busy_s,
         life=life,
     )
+
+
+def settled(arbiter: Arbiter, now: float, event: AnyMessage) -> list[Send]:
+    """All that comes of it: what the arbiter sends to itself is delivered, until it sends nothing more."""
+    effects = list(arbiter.decide(now, event))
+    while effects and isinstance(effects[-1].message, AdmissionContinued):
+        effects = effects[:-1] + list(arbiter.decide(now, AdmissionContinued()))
+    return effects
 
 
 def granted(effects: Sequence[Send]) -> list[LeaseGranted]:
