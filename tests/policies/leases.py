@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
-from bus.messages import EngineJoined, EngineLoadReported, LeaseGranted, LeaseRequested
+import numpy as np
+
+from bus.messages import AdmissionContinued, AnyMessage, EngineJoined, EngineLoadReported, LeaseGranted, LeaseRequested
+from policies.arbiter import Arbiter
 from policies.decider import Send
+from policies.step_costs import Costs
 
 PROMPT = 8  # tokens of every prompt here
 RESPONSE = 56  # that a trajectory may get beyond it
@@ -36,6 +41,9 @@ def load(
     running: int = 1,
     steps: int = 0,
     busy_s: float = 0.0,
+    used: int = 0,
+    cached: int = 0,
+    prefilled: int = 0,
     evicted: int = 0,
     preempted: int = 0,
     life: int = 1,
@@ -45,17 +53,41 @@ def load(
         version=0,
         running=running,
         waiting=0,
-        used_tokens=0,
-        cached_tokens=0,
+        used_tokens=used,
+        cached_tokens=cached,
         decode_steps=steps,
         generated_tokens=0,
-        prefilled_tokens=0,
+        prefilled_tokens=prefilled,
         recomputed_tokens=0,
         evicted_tokens=evicted,
         preempted=preempted,
         busy_s=busy_s,
         life=life,
     )
+
+
+def reports(
+    costs: Costs, number: int, *, engine: str = "a", seed: int = 0, noise: float = 0.0
+) -> Iterator[EngineLoadReported]:
+    """Of an engine that takes what it costs, from its beginning on; `noise`: relative, of each interval between two."""
+    rng = np.random.default_rng(seed)
+    busy_s, steps, prefilled = 0.0, 0, 0
+    used = [0, *rng.integers(0, 1_000_000, number).tolist()]
+    yield load(engine)
+    for before, now in pairwise(used):
+        new_steps, new_prefilled = int(rng.integers(5, 60)), int(rng.integers(0, 20_000))
+        steps, prefilled = steps + new_steps, prefilled + new_prefilled
+        seconds = costs.step * new_steps + costs.read * new_steps * (before + now) / 2 + costs.prefill * new_prefilled
+        busy_s += seconds * (1 + noise * rng.standard_normal())
+        yield load(engine, steps=steps, busy_s=busy_s, used=now + 500, cached=500 if now else 0, prefilled=prefilled)
+
+
+def settled(arbiter: Arbiter, now: float, event: AnyMessage) -> list[Send]:
+    """All that comes of it: what the arbiter sends to itself is delivered, until it sends nothing more."""
+    effects = list(arbiter.decide(now, event))
+    while effects and isinstance(effects[-1].message, AdmissionContinued):
+        effects = effects[:-1] + list(arbiter.decide(now, AdmissionContinued()))
+    return effects
 
 
 def granted(effects: Sequence[Send]) -> list[LeaseGranted]:

@@ -25,9 +25,10 @@ from policies.arbiter import GRANTS, Arbiter
 from policies.decider import Send
 from policies.scheduling import PolicyName
 from tests.policies.arbiter_machine import ArbiterMachine
-from tests.policies.leases import PROMPT, RESPONSE, joined, load, request, served
+from tests.policies.leases import PROMPT, RESPONSE, joined, load, request, served, settled
 
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+GATHERS = "until all that ask at the same time are known"
 WHOLE = PROMPT + RESPONSE  # 64 tokens: the worst case, and what one engine here has
 
 
@@ -44,7 +45,8 @@ def engines_of(effects: list[Send]) -> list[str]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_lease_is_granted_at_once_where_there_is_room(policy: PolicyName) -> None:
-    (effect,) = arbiter_with(policy, 64).decide(3.0, request(1))
+    *deferred, effect = settled(arbiter_with(policy, 64), 3.0, request(1))
+    assert len(deferred) == (policy == "kv_lookahead")  # for others that ask at the same time
     assert effect.to == "rollout-0"
     assert isinstance(effect.message, LeaseGranted)
     assert effect.message.reason
@@ -54,7 +56,9 @@ def test_a_lease_is_granted_at_once_where_there_is_room(policy: PolicyName) -> N
 @pytest.mark.parametrize("policy", POLICIES)
 def test_requests_wait_for_the_first_engine_to_join_and_the_grant_says_how_long(policy: PolicyName) -> None:
     arbiter = Arbiter(policy, RESPONSE)
-    assert arbiter.decide(1.0, request(1)) == [Send("rollout-0", LeaseDeferred(1, "no engine has joined"))]
+    (deferred,) = settled(arbiter, 1.0, request(1))
+    reason = GATHERS if policy == "kv_lookahead" else "no engine has joined"
+    assert deferred == Send("rollout-0", LeaseDeferred(1, reason))
     (effect,) = arbiter.decide(3.5, joined())
     assert isinstance(effect.message, LeaseGranted)
     assert effect.message.waited_s == 2.5
@@ -63,10 +67,10 @@ def test_requests_wait_for_the_first_engine_to_join_and_the_grant_says_how_long(
 @pytest.mark.parametrize("policy", ["kv", "kv_lookahead"])
 def test_who_finds_no_room_waits_until_somebody_ends(policy: PolicyName) -> None:
     arbiter = arbiter_with(policy, WHOLE)
-    arbiter.decide(0.0, request(1))
-    (deferred,) = arbiter.decide(0.0, request(2))
+    settled(arbiter, 0.0, request(1))
+    (deferred,) = settled(arbiter, 0.0, request(2))
     assert isinstance(deferred.message, LeaseDeferred)
-    assert "no engine" in deferred.message.reason
+    assert deferred.message.reason == (GATHERS if policy == "kv_lookahead" else "no engine has room for it")
     assert served(arbiter.decide(0.0, LeaseReleased(1, 30))) == [2]
 
 
@@ -134,7 +138,7 @@ def test_a_request_that_is_withdrawn_lets_those_behind_it_pass() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_who_ran_on_an_engine_that_left_asks_again_and_goes_elsewhere(policy: PolicyName) -> None:
     arbiter = arbiter_with(policy, 64)
-    arbiter.decide(0.0, request(1))
+    settled(arbiter, 0.0, request(1))
     arbiter.decide(0.0, EngineLeft("generator-0", "died"))
     (deferred,) = arbiter.decide(0.0, request(1, tokens=12, lease=2))
     assert isinstance(deferred.message, LeaseDeferred)
@@ -145,7 +149,7 @@ def test_who_ran_on_an_engine_that_left_asks_again_and_goes_elsewhere(policy: Po
 def test_one_decision_grants_a_bounded_number_and_goes_on_by_a_message_to_itself(policy: PolicyName) -> None:
     arbiter = Arbiter(policy, RESPONSE)
     for tid in range(2 * GRANTS + 3):
-        arbiter.decide(0.0, request(tid))
+        settled(arbiter, 0.0, request(tid))
     counts: list[int] = []
     effects = arbiter.decide(0.0, joined(0, 100_000))
     while effects:
@@ -157,8 +161,8 @@ def test_one_decision_grants_a_bounded_number_and_goes_on_by_a_message_to_itself
 
 def test_the_books_are_reported_beside_each_measurement() -> None:
     arbiter = arbiter_with("kv_lookahead", 64, page=16)
-    arbiter.decide(0.0, request(1))
-    arbiter.decide(0.0, request(2))
+    settled(arbiter, 0.0, request(1))
+    settled(arbiter, 0.0, request(2))
     (report,) = arbiter.decide(0.0, load())
     assert report == Send("launcher", LedgerReported("generator-0", 64, 64, 1, 0, 0, 0))
 
@@ -170,7 +174,23 @@ def test_a_run_that_starts_anew_owes_nobody_and_waits_for_engines_to_join(policy
         arbiter.decide(0.0, request(tid))
     arbiter.decide(0.0, RunStarted(0, BufferCursor()))
     arbiter.decide(0.0, joined())
-    assert served(arbiter.decide(0.0, request(1))) == [1]
+    assert served(settled(arbiter, 0.0, request(1))) == [1]
+
+
+def test_new_ones_wait_until_all_that_ask_at_the_same_time_are_known() -> None:
+    arbiter = arbiter_with("kv_lookahead", 2 * WHOLE)
+    told = Send("rollout-0", LeaseDeferred(1, GATHERS)), Send("rollout-0", LeaseDeferred(2, GATHERS))
+    assert arbiter.decide(0.0, request(1)) == [told[0], Send("head/arbiter", AdmissionContinued())]
+    assert arbiter.decide(0.0, request(2)) == [told[1]]  # it will go on already
+    assert served(arbiter.decide(0.0, AdmissionContinued())) == [1, 2]
+
+
+def test_who_was_begun_is_not_gathered() -> None:
+    arbiter = arbiter_with("kv_lookahead", 2 * WHOLE)
+    settled(arbiter, 0.0, request(1))
+    arbiter.decide(0.0, LeaseParked(1, 20))
+    arbiter.decide(0.0, request(2))
+    assert served(arbiter.decide(0.0, request(1, tokens=25, turn=1, lease=2)))[0] == 1
 
 
 def test_what_is_none_of_its_business_is_refused() -> None:

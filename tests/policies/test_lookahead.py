@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from bus.messages import AdmissionContinued, CacheReleased, LeaseDeferred, LeaseGranted, LeaseParked, LeaseReleased
+from bus.messages import AnyMessage, CacheReleased, LeaseDeferred, LeaseGranted, LeaseParked, LeaseReleased
 from policies.arbiter import Arbiter
 from policies.decider import Send
+from policies.forecast import begins
 from policies.ledger import Holding
 from policies.lookahead import Lookahead
-from tests.policies.leases import granted, joined, load, request, served
+from tests.policies.leases import granted, joined, load, request, served, settled
 
 PROMPT = 10
 RESPONSE = 990
@@ -21,7 +24,7 @@ class Known:
     """Implements policies.lookahead.Expected: every turn is `turn` tokens long, a trajectory as its group is."""
 
     def __init__(self, turn: int = 100) -> None:
-        self.limit = 10_000
+        self.limit = RESPONSE
         self.turn = turn
         self.final: dict[int, float] = {}
 
@@ -30,6 +33,9 @@ class Known:
 
     def final_tokens(self, holding: Holding) -> float:
         return max(holding.tokens + 1.0, self.final.get(holding.group_id, 0.0))
+
+    def alive(self, holding: Holding) -> NDArray[np.float64]:
+        return (begins(self.limit) < self.final_tokens(holding) - holding.tokens).astype(np.float64)
 
 
 class Scene:
@@ -49,13 +55,16 @@ class Scene:
         lease = 1 if holding is None else holding.leases + 1
         group = holding.group_id if holding is not None else group
         event = request(tid, group, tokens=tokens, turn=turn, lease=lease, prompt=PROMPT, response=RESPONSE)
-        return self.arbiter.decide(self.now, event)
+        return self.tell(event)
+
+    def tell(self, event: AnyMessage) -> Sequence[Send]:
+        return settled(self.arbiter, self.now, event)
 
     def park(self, tid: int, tokens: int) -> Sequence[Send]:
-        return self.arbiter.decide(self.now, LeaseParked(tid, tokens))
+        return self.tell(LeaseParked(tid, tokens))
 
     def end(self, tid: int, tokens: int) -> Sequence[Send]:
-        return self.arbiter.decide(self.now, LeaseReleased(tid, tokens))
+        return self.tell(LeaseReleased(tid, tokens))
 
 
 def released(effects: Sequence[Send]) -> list[int]:
@@ -128,9 +137,9 @@ def test_who_waits_beside_a_trajectory_that_runs_is_patient() -> None:
         scene.ask(tid)
     assert not released([*scene.ask(1, tokens=110), *scene.ask(2, tokens=110)])
     scene.now = 0.9
-    assert not released(scene.arbiter.decide(scene.now, load(steps=1)))
+    assert not released(scene.tell(load(steps=1)))
     scene.now = 1.1
-    effects = scene.arbiter.decide(scene.now, load(steps=2))
+    effects = scene.tell(load(steps=2))
     assert (released(effects), served(effects)) == ([2], [1])
     told = [effect.message for effect in effects if isinstance(effect.message, LeaseDeferred)]
     assert told == [LeaseDeferred(2, "an older one needs its room")]
@@ -143,7 +152,7 @@ def test_the_one_that_has_lost_its_cache_goes_wherever_there_is_room_ahead_of_ne
     scene.ask(3)
     scene.ask(1, tokens=110)
     scene.ask(2, tokens=110)  # loses its cache to 1
-    effects = scene.arbiter.decide(0.2, joined(1, 220))
+    effects = scene.tell(joined(1, 220))
     assert [(grant.trajectory_id, grant.engine) for grant in granted(effects)] == [(2, "generator-1")]
     assert granted(effects)[0].reason == "there is room to compute its cache anew"
 
@@ -166,7 +175,7 @@ def test_of_each_group_the_first_few_are_begun_before_the_expected_longest() -> 
     scene.expected.final = {0: 150.0, 1: 300.0}
     for tid in range(16):
         scene.ask(tid, tid % 2)
-    effects = [*scene.arbiter.decide(0.0, joined(0, 100_000)), *scene.arbiter.decide(0.0, AdmissionContinued())]
+    effects = scene.tell(joined(0, 100_000))
     order = [tid % 2 for tid in served(effects)]
     assert order[:8].count(0) == order[:8].count(1) == 4  # the probes of both
     assert order[8:] == [1] * 4 + [0] * 4
@@ -208,7 +217,7 @@ def test_a_new_one_is_overtaken_by_no_more_than_the_bound() -> None:
     scene = Scene(140, overtaken=5)  # room for one at a time
     scene.expected.final = {0: 100.0} | {group: 100.0 + group for group in range(1, 50)}
     running = 100
-    scene.policy._begun.update(dict.fromkeys(range(50), 99))  # pyright: ignore[reportPrivateUsage] - none is a probe
+    scene.policy._new._begun.update(dict.fromkeys(range(50), 99))  # pyright: ignore[reportPrivateUsage] - no probes
     scene.ask(running, 49)
     scene.ask(0, 0)
     overtook: list[int] = []
@@ -224,8 +233,8 @@ def test_a_new_one_is_overtaken_by_no_more_than_the_bound() -> None:
 
 
 def test_an_idle_engine_takes_a_new_one_though_another_has_more_room_on_paper() -> None:
-    scene = Scene(120, 10_000, turn=50)
-    scene.expected.final = {0: 9_600.0, 1: 100.0}
+    scene = Scene(120, 1200, turn=50)
+    scene.expected.final = {0: 990.0, 1: 700.0}
     assert granted(scene.ask(1, 0))[0].engine == "generator-1"
     assert granted(scene.ask(2, 0))[0].engine == "generator-0"  # alone there, whatever is expected of it
 
@@ -233,9 +242,9 @@ def test_an_idle_engine_takes_a_new_one_though_another_has_more_room_on_paper() 
 def test_alone_on_its_engine_a_trajectory_gets_whatever_is_left() -> None:
     scene = Scene(1000, turn=985)
     scene.ask(1)
-    scene.arbiter.decide(0.0, load())
+    scene.tell(load())
     for number in range(1, 5):
-        scene.arbiter.decide(0.0, load(evicted=number))  # it is trusted with less
+        scene.tell(load(evicted=number))  # it is trusted with less
     (grant,) = granted(scene.ask(1, tokens=995))
     assert isinstance(grant, LeaseGranted)
     assert grant.tokens == 1000
@@ -250,3 +259,50 @@ def test_entries_of_the_past_give_nobody_a_place(ending: str) -> None:
     effects = scene.end(1, 110) if ending == "end" else scene.ask(2, tokens=110)
     assert served(effects) == ([] if ending == "end" else [1])
     assert scene.arbiter.policy.next(scene.now) is None
+
+
+def test_members_of_a_group_go_where_their_prompt_lies_while_there_is_room_for_a_few_more() -> None:
+    scene = Scene(6000, 6100, 5000)
+    scene.expected.final = {0: 500.0}
+    where = [granted(scene.ask(tid, 0))[0].engine for tid in range(6)]
+    assert where == ["generator-1"] * 4 + ["generator-0"] * 2
+
+
+def test_when_nobody_is_left_to_begin_one_of_the_engine_that_ends_last_moves_to_the_one_that_ends_first() -> None:
+    scene = Scene(4000, 4000)
+    scene.expected.final = dict.fromkeys(range(4), 1000.0)
+    for number in range(10):
+        both_report(scene, number)
+    for tid in range(4):
+        scene.ask(tid, tid)
+    where = {tid: scene.arbiter.ledger.holdings[tid].engine for tid in range(4)}
+    first, second = (tid for tid, engine in where.items() if engine is scene.arbiter.ledger.engines["generator-0"])
+    for tid in {*where} - {first, second}:
+        scene.end(tid, 20)
+    both_report(scene, 10)
+    scene.park(first, 110)
+    moves = scene.ask(first, tokens=111, turn=1)
+    assert (released(moves), granted(moves)[0].engine) == ([first], "generator-1")
+    assert granted(moves)[0].reason == "generator-0 would end last, and generator-1 first"
+    assert granted(scene.ask(second, tokens=110))[0].engine == "generator-0"  # they end together now
+
+
+def test_nobody_moves_while_others_wait_to_be_begun() -> None:
+    scene = Scene(4000, 1100)
+    scene.expected.final = dict.fromkeys(range(6), 1000.0)
+    for number in range(10):
+        both_report(scene, number)
+    for tid in range(6):
+        scene.ask(tid, tid)
+    holdings = scene.arbiter.ledger.holdings
+    assert holdings[5].state == "waiting"
+    both_report(scene, 10)
+    assert granted(scene.ask(0, tokens=110))[0].engine == "generator-0"
+    scene.end(5, PROMPT)
+    assert granted(scene.ask(1, tokens=110))[0].engine == "generator-1"
+
+
+def both_report(scene: Scene, number: int) -> None:
+    """Ten steps since the last time, each of which takes a microsecond for a cached token, and nothing else does."""
+    for engine in ("generator-0", "generator-1"):
+        scene.tell(load(engine, steps=10 * number, busy_s=0.1 * number**2, used=20_000 * number))

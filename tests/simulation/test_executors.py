@@ -38,7 +38,7 @@ RUN = Run(
     evaluation=Evaluation(questions=3),
 )
 KILLS = 0.3  # deaths an executor dies a second: a call of four seconds seldom gets through
-TELLING = (7, 14, 50)  # between them they have all that is to be tested
+TELLING = (7, 38, 41)  # between them they have all that is to be tested
 SEEDS = [*TELLING, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(80) if seed not in TELLING)]
 
 
@@ -128,10 +128,12 @@ def test_the_seeds_contain_what_they_are_to_test() -> None:
 
 
 def test_without_kills_no_trajectory_is_lost_and_the_load_is_shared() -> None:
-    world = World(RUN, 1, trouble=0.0)
-    assert run_virtually(world.live()) == RunFinished(3)
-    answers = [decode(event.frame).message for event in world.logs[ROLLOUT].events]
-    share = Counter(answer.executor for answer in answers if isinstance(answer, CodeFinished))
+    share: Counter[str] = Counter()
+    for seed in (1, 2, 3):
+        world = World(RUN, seed, trouble=0.0)
+        assert run_virtually(world.live()) == RunFinished(3)
+        answers = [decode(event.frame).message for event in world.logs[ROLLOUT].events]
+        share.update(answer.executor for answer in answers if isinstance(answer, CodeFinished))
+        assert all(each.lost == 0 for each in world.moved)
     assert set(share) == {"executor-0/1", "executor-1/1", "executor-2/1"}
     assert min(share.values()) > max(share.values()) / 4
-    assert all(each.lost == 0 for each in world.moved)
