@@ -90,9 +90,13 @@ class Lengths:
     def expect(self, group_id: int, before: float | None, now: float) -> None:
         """A member is expected to come to `now`, where `before` was expected (None: nothing yet). Those that run on count as
         what such a one comes to: else a group would look short until its long ones have ended."""
-        group = self._groups.setdefault(group_id, _Group())
-        if len(self._groups) > _GROUPS:
-            self._groups.popitem(last=False)
+        group = self._groups.get(group_id)
+        if group is None:
+            if before is not None:  # it is too old to be remembered
+                return
+            group = self._groups[group_id] = _Group()
+            if len(self._groups) > _GROUPS:
+                self._groups.popitem(last=False)
         group.members += before is None
         group.tokens += now - (before or 0.0)
 
