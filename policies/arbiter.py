@@ -34,7 +34,7 @@ from policies.ledger import Engine, Holding, Ledger
 from policies.scheduling import PolicyName, policy_of
 
 GRANTS = 8
-_GATHERS = "until all that ask at the same time are known"
+_GATHERS = "for all that ask at the same time, then for room"
 
 
 class Totals(msgspec.Struct, frozen=True):

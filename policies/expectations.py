@@ -49,7 +49,7 @@ class Expectations:
             self._until[holding.trajectory_id] = until
 
     def ended(self, holding: Holding) -> None:
-        if not holding.leases:
+        if not holding.leases:  # it was given up before it was begun
             return
         tokens = _response_tokens(holding)
         self._lengths.trajectory_ended(self._until.pop(holding.trajectory_id, 0), tokens)

@@ -50,6 +50,7 @@ class Forecast:
         self._leased[trajectory_id], self._alive[trajectory_id] = leased, alive
         self.committed += tokens + to_go
         self.reads += reads(tokens, to_go)
+        self._changed.add(trajectory_id)
 
     def remove(self, trajectory_id: int) -> None:
         tokens = self._tokens.pop(trajectory_id, None)
@@ -58,7 +59,10 @@ class Forecast:
             self.committed -= tokens + to_go
             self.reads -= reads(tokens, to_go)
             del self._leased[trajectory_id], self._alive[trajectory_id]
-        self._changed.add(trajectory_id)
+        if trajectory_id in self._counted:
+            self._changed.add(trajectory_id)
+        else:
+            self._changed.discard(trajectory_id)
 
     def longest(self) -> float:
         """Tokens that the one with the most of them to go is expected to need still."""

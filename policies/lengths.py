@@ -94,6 +94,8 @@ class Lengths:
         what such a one comes to: else a group would look short until its long ones have ended."""
         group = self._groups.get(group_id)
         if group is None:
+            if before is not None:  # it is too old to be remembered
+                return
             group = self._groups[group_id] = _Group()
             if len(self._groups) > _GROUPS:
                 self._groups.popitem(last=False)

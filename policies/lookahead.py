@@ -263,8 +263,6 @@ class Lookahead:
             if 0 < engine.groups.get(group, 0) < _SIBLINGS and self._uncommitted(engine) > enough:
                 yield engine
         yield roomiest
-        if not roomiest.holdings:
-            return
         roomier = [engine for engine in engines if engine.name in self._roomier or not engine.holdings]
         yield from sorted(roomier, key=self._uncommitted, reverse=True)
 

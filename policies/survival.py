@@ -2,7 +2,8 @@
 
 (Nonparametric Estimation from Incomplete Observations, JASA 1958.) At each age, the share of those that came so far and ended
 there. Lengths of the ended alone would be too short for as long as the long ones run. Newer trajectories count more: half of
-the weight is forgotten every `_HALF_LIFE`, for a policy's answers change their length as it learns.
+the weight is forgotten every `_HALF_LIFE`, for a policy's answers change their length as it learns. One weighs what a new one
+does when it ends, and as long as it runs.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ class Survival:
         self.limit = limit
         self._width = -(-limit // BINS)
         self._prior_exposed = _PRIOR * (1 - np.arange(BINS) / BINS)
-        self._exposed = self._prior_exposed.tolist()  # by interval: the weight of those that began it
+        self._exposed = self._prior_exposed.copy()  # by interval: the weight of the ended that began it
         self._ended = [_PRIOR / BINS] * BINS  # and of those that ended in it
+        self._living = np.zeros(BINS, np.int64)  # those that are taken to live through it
         self._unit = 1.0  # weight of the next one; it grows instead of all others shrinking
         self._num_told = 0
         self._since = np.arange(BINS) * float(self._width)
@@ -41,25 +43,19 @@ class Survival:
 
         Said ahead, for ends are heard of at once: else those that go on would be missing beside them.
         """
-        self._expose(before, until, self._unit)
+        self._living[before // self._width : until // self._width] += 1
         self._tell()
 
     def ended(self, before: int, now: int) -> None:
         """One that was taken to live until it has `before` tokens has ended with `now`."""
         last = min(now // self._width, BINS - 1)
-        if before // self._width <= last:
-            self._expose(before, (last + 1) * self._width, self._unit)
-        else:
-            self._expose((last + 1) * self._width, before, -self._unit)
+        self._living[: before // self._width] -= 1
+        self._exposed[: last + 1] += self._unit
         self._ended[last] += self._unit
         self._unit *= 2 ** (1 / _HALF_LIFE)
         if self._unit > 1e12:
             self._rescale()
         self._tell()
-
-    def _expose(self, begin: int, end: int, weight: float) -> None:
-        for number in range(begin // self._width, min(end // self._width, BINS)):
-            self._exposed[number] += weight
 
     @property
     def mean(self) -> float:
@@ -95,7 +91,8 @@ class Survival:
             self._sum()
 
     def _sum(self) -> None:
-        hazards = np.clip(np.array(self._ended) / np.maximum(self._exposed, 1e-30), 0.0, _MOST_HAZARD)
+        exposed = self._exposed + self._living * self._unit
+        hazards = np.minimum(np.array(self._ended) / exposed, _MOST_HAZARD)
         self._curve = np.concatenate(([1.0], np.cumprod(1 - hazards)))
         areas = (self._curve[:-1] + self._curve[1:]) / 2
         to_go = np.cumsum(areas[::-1])[::-1] / self._curve[:-1] * self._width
@@ -104,9 +101,6 @@ class Survival:
 
     def _rescale(self) -> None:
         least = _LEAST_WEIGHT / _PRIOR
-        self._exposed = [
-            max(weight / self._unit, least * prior)
-            for weight, prior in zip(self._exposed, self._prior_exposed.tolist(), strict=True)
-        ]
+        self._exposed = np.maximum(self._exposed / self._unit, least * self._prior_exposed)
         self._ended = [max(weight / self._unit, least * _PRIOR / BINS) for weight in self._ended]
         self._unit = 1.0

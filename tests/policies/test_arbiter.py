@@ -28,7 +28,7 @@ from tests.policies.arbiter_machine import ArbiterMachine
 from tests.policies.leases import PROMPT, RESPONSE, joined, load, request, served, settled
 
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
-GATHERS = "until all that ask at the same time are known"
+GATHERS = "for all that ask at the same time, then for room"
 WHOLE = PROMPT + RESPONSE  # 64 tokens: the worst case, and what one engine here has
 
 

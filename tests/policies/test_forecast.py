@@ -18,7 +18,7 @@ def known(remaining: int, limit: int = LIMIT) -> NDArray[np.float64]:
 
 
 def put(forecast: Forecast, tid: int, tokens: int, remaining: int, limit: int = LIMIT) -> None:
-    forecast.put(tid, tokens, tokens, tokens + remaining, known(remaining, limit))
+    forecast.put(tid, tokens, tokens, tokens + remaining, lambda: known(remaining, limit))
 
 
 def peak(sizes: list[tuple[int, int]]) -> int:
@@ -64,7 +64,7 @@ def test_what_is_removed_or_put_anew_counts_as_it_is_now(sizes: list[tuple[int, 
 
 def test_a_trajectory_that_got_longer_than_expected_needs_what_it_has() -> None:
     forecast = Forecast(LIMIT)
-    forecast.put(1, 50, 50, 20.0, known(0))
+    forecast.put(1, 50, 50, 20.0, lambda: known(0))
     assert forecast.committed == 50
     assert forecast.fits(10, known(0), 60)
     assert not forecast.fits(11, known(0), 60)
@@ -72,7 +72,7 @@ def test_a_trajectory_that_got_longer_than_expected_needs_what_it_has() -> None:
 
 def test_what_was_leased_ahead_is_not_given_twice() -> None:
     forecast = Forecast(LIMIT)
-    forecast.put(1, 10, 40, 15.0, known(5))
+    forecast.put(1, 10, 40, 15.0, lambda: known(5))
     assert forecast.fits(20, known(5), 40 + 25)
     assert not forecast.fits(20, known(5), 40 + 24)
 
@@ -82,7 +82,7 @@ def test_a_moment_needs_what_is_expected_of_those_that_may_have_ended_by_then(si
     """Each goes on with the same probability at every token."""
     forecast = Forecast(LIMIT)
     for tid, (tokens, survives) in enumerate(sizes):
-        forecast.put(tid, tokens, tokens, tokens, survives ** np.arange(LIMIT))
+        forecast.put(tid, tokens, tokens, tokens, lambda survives=survives: survives ** np.arange(LIMIT))
     moments = range(1, LIMIT + 1)
     need = max(sum((tokens + r) * survives ** (r - 1) for tokens, survives in sizes) for r in moments)
     need = max(need, sum(tokens for tokens, _ in sizes))

@@ -122,3 +122,22 @@ def test_what_is_expected_of_a_trajectory_counts_its_turn_from_where_it_began() 
     new = ledger.request(request(9999), "r", 0.0)
     assert expectations.turn_tokens(new, 0.9) == 100  # the first bin's end
     assert expectations.final_tokens(new) == pytest.approx(PROMPT + 52, abs=50)
+
+
+def test_one_that_was_given_up_before_it_was_begun_says_nothing_of_lengths() -> None:
+    expectations, ledger = Expectations(LIMIT), Ledger()
+    before = expectations.final_tokens(ledger.request(request(9999, 7), "r", 0.0))
+    for tid in range(64):
+        ledger.request(request(tid, 7), "r", 0.0)
+        expectations.ended(ledger.release(tid, PROMPT))
+    assert expectations.final_tokens(ledger.holdings[9999]) == before
+
+
+def test_a_group_that_is_too_old_to_be_remembered_is_taken_for_any_other() -> None:
+    lengths = Lengths(LIMIT)
+    lengths.expect(0, None, 6000.0)
+    for group in range(1, 8193):
+        lengths.expect(group, None, 3000.0)
+    lengths.expect(0, 6000.0, 100.0)
+    assert lengths.final_tokens(0, 0) == lengths.final_tokens(-1, 0)
+    assert (lengths.alive(0, 0) == lengths.alive(-1, 0)).all()

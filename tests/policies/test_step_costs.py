@@ -32,8 +32,8 @@ def test_measurements_that_scatter_are_evened_out() -> None:
 
 def test_before_enough_has_been_reported_nothing_is_known() -> None:
     assert StepCosts().costs == NOTHING
-    assert learned(reports(COSTS, 7)).costs == NOTHING
-    assert learned(reports(COSTS, 8)).costs != NOTHING
+    assert learned(reports(COSTS, 15)).costs == NOTHING
+    assert learned(reports(COSTS, 17)).costs != NOTHING
 
 
 def test_each_engine_is_compared_with_itself_alone() -> None:

@@ -81,6 +81,17 @@ def test_what_was_said_ahead_is_taken_back_when_the_end_comes_earlier() -> None:
     assert curve(ahead) == pytest.approx(curve(plain))
 
 
+def test_however_many_end_between_what_was_said_of_one_and_its_end_all_of_it_is_taken_back() -> None:
+    survival = Survival(LIMIT)
+    for _ in range(4096):
+        survival.lives(0, 1000)
+    for number in range(4096):  # the last weighs twice what the first does
+        survival.ended(1000, 350 if number % 8 else 650)
+    settle(survival)
+    assert curve(survival)[5] == pytest.approx(1 / 8, abs=0.01)
+    assert survival.mean_beyond(3200) == pytest.approx(4800, rel=0.01)
+
+
 def test_what_was_said_ahead_counts_until_then() -> None:
     survival = told(*[(450, True)] * 50)
     before = curve(survival)[5]
@@ -99,8 +110,8 @@ def test_weights_are_made_small_again_before_they_are_too_large_and_estimates_st
     survival = told(*[(950, True), (3050, True)] * 100)
     before = curve(survival), survival.mean
     scaled = told(*[(950, True), (3050, True)] * 100)
-    for table in (scaled._exposed, scaled._ended):  # pyright: ignore[reportPrivateUsage]
-        table[:] = [weight * 1e12 for weight in table]
+    scaled._exposed *= 1e12  # pyright: ignore[reportPrivateUsage] - as after 40 half-lives
+    scaled._ended = [weight * 1e12 for weight in scaled._ended]  # pyright: ignore[reportPrivateUsage]
     scaled._unit = 1.1e12  # pyright: ignore[reportPrivateUsage]
     scaled.ended(0, 950)
     settle(scaled)
