@@ -46,10 +46,13 @@ class Engine:
 
     def room(self, holding: Holding) -> int:
         """Pages that it may take here beyond what is leased now: alone here, all that the engine ever said."""
-        others = len(self.holdings) - (holding.engine is self)
-        trusted = self.usable_pages if others else self.pages
-        free = trusted - self.leased_pages
+        free = self.left_for(holding)
         return free if free > 0 else 0
+
+    def left_for(self, holding: Holding) -> int:
+        """`room`; below 0 where more was leased than the engine is trusted with now."""
+        others = len(self.holdings) - (holding.engine is self)
+        return (self.usable_pages if others else self.pages) - self.leased_pages
 
     def note(self, report: EngineLoadReported) -> None:
         """An engine that evicts or preempts has less than it said: it is trusted with less, and with more again later."""

@@ -215,9 +215,10 @@ class Lookahead:
 
     def _parked_in_the_way(self, holding: Holding, engine: Engine, tokens: int) -> tuple[Holding, ...] | None:
         """Whose caches must go for such a lease; None where even all of them are not enough."""
-        missing = self._ledger.missing_pages(holding, engine, tokens) - engine.room(holding)
-        if missing <= 0:
+        missing = self._ledger.missing_pages(holding, engine, tokens)
+        if missing <= engine.room(holding):
             return ()
+        missing -= engine.left_for(holding)
         drop: list[Holding] = []
         for parked in engine.parked.values():
             drop.append(parked)

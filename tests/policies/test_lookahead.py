@@ -306,3 +306,17 @@ def both_report(scene: Scene, number: int) -> None:
     """Ten steps since the last time, each of which takes a microsecond for a cached token, and nothing else does."""
     for engine in ("generator-0", "generator-1"):
         scene.tell(load(engine, steps=10 * number, busy_s=0.1 * number**2, used=20_000 * number))
+
+
+def test_an_engine_that_is_trusted_with_less_than_it_has_leased_gives_up_that_much_more() -> None:
+    scene = Scene(1000, turn=240)
+    for tid in (1, 2, 3, 4):
+        scene.ask(tid)  # 250 each: all is leased
+    for tid in (2, 3, 4):
+        scene.park(tid, 250)
+    scene.arbiter.decide(0.0, load())
+    for number in range(1, 7):
+        scene.arbiter.decide(0.0, load(evicted=number))  # it is trusted with 732
+    effects = scene.ask(1, tokens=250)
+    assert released(effects) == [2, 3]  # one alone would leave less room than it is asked for
+    assert served(effects) == [1]
