@@ -26,17 +26,21 @@ class Expectations:
         self.limit = response_tokens
         self._lengths = Lengths(response_tokens)
         self._expected: dict[int, float] = {}  # response tokens of those that were begun, siblings left aside
+        self._so_far: dict[int, int] = {}  # response tokens of those that were begun, when they last asked
 
     def turn_ended(self, holding: Holding) -> None:
         self._lengths.turn_ended(holding.request.turn, holding.tokens - holding.turn_began_at)
 
     def asked(self, holding: Holding) -> None:
         if holding.leases:
-            self._expect(holding, self._lengths.alone(_response_tokens(holding)))
+            so_far = _response_tokens(holding)
+            self._lengths.went_on(self._so_far.get(holding.trajectory_id), so_far)
+            self._so_far[holding.trajectory_id] = so_far
+            self._expect(holding, self._lengths.alone(so_far))
 
     def ended(self, holding: Holding) -> None:
         tokens = _response_tokens(holding)
-        self._lengths.trajectory_ended(tokens)
+        self._lengths.trajectory_ended(tokens, self._so_far.pop(holding.trajectory_id, None))
         self._expect(holding, float(tokens))
         del self._expected[holding.trajectory_id]
 

@@ -18,11 +18,12 @@ State = Literal["waiting", "running", "parked"]
 _REMEMBERED = 65_536  # trajectories that have ended, so that a late request of theirs is known as one
 _TRUST_LOST = 0.95  # of its capacity an engine keeps each time that it had to give up tokens by itself
 _TRUST_REGAINED = 1.01  # with each report without that
+_STEPS_KEPT = 0.95  # of their weight earlier steps keep with each report: its own are too few to judge a speed by
 _COUNTERS = ("decode_steps", "generated_tokens", "prefilled_tokens", "evicted_tokens", "preempted", "busy_s")
 
 
 class Engine:
-    """One engine's account. Pages; `step_s` is the measured time of a decode step, 0 where none is known."""
+    """One engine's account. Pages; `step_s` is the measured time of a decode step, mean of the latest: 0 where none is known."""
 
     def __init__(self, joined: EngineJoined) -> None:
         self.name = joined.engine
@@ -37,6 +38,7 @@ class Engine:
         self.parked: OrderedDict[int, Holding] = OrderedDict()  # a tool works for them; the longest first
         self.groups: dict[int, int] = {}  # members with pages here
         self.step_s = 0.0
+        self._steps = self._steps_s = 0.0  # weighted
         self.report: EngineLoadReported | None = None
 
     @property
@@ -62,7 +64,9 @@ class Engine:
             return
         steps = report.decode_steps - last.decode_steps
         if steps > 0:
-            self.step_s = (report.busy_s - last.busy_s) / steps
+            self._steps = _STEPS_KEPT * self._steps + steps
+            self._steps_s = _STEPS_KEPT * self._steps_s + report.busy_s - last.busy_s
+            self.step_s = self._steps_s / self._steps
         if report.evicted_tokens > last.evicted_tokens or report.preempted > last.preempted:
             self.usable_pages = int(self.usable_pages * _TRUST_LOST)
         else:

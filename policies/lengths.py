@@ -2,6 +2,8 @@
 
 Lengths are counted in bins, so that an estimate costs the same however many trajectories there were. Half of the weight is
 forgotten every `_HALF_LIFE` trajectories: a policy's answers change their length as it learns.
+
+Who ends first is short. So while few have ended beside those under way, these count as survivors: as longer than they are.
 """
 
 from __future__ import annotations
@@ -14,21 +16,32 @@ _BINS = 64
 _HALF_LIFE = 4096.0  # trajectories
 _PRIOR = 1.0  # weight of the prior over a whole distribution: uniform up to the limit
 _LEAST_WEIGHT = 1e-12  # of a bin beside a new length's 1: what nobody has seen for long stays possible
+_FEW = 0.5  # of those under way; when more have ended, these alone tell the lengths
 _GROUPS = 8192  # that are remembered, the newest
 _GROUP_PRIOR = 2.0  # siblings that a group's own mean must outweigh
 
 
 class Histogram:
-    """Of lengths in [0, limit]; newer ones count more. Sums over bins are made again when they have changed by much."""
+    """Of lengths in [0, limit]; newer ones count more. Sums over bins are made again when much has changed."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._width = -(-limit // _BINS)
         self._weights = [_PRIOR / _BINS] * _BINS
         self._unit = 1.0  # weight of the next length; it grows instead of all others shrinking
-        self._num_added = 0
+        self._under_way = [0] * _BINS
+        self._num_added = self._num_under_way = self._num_changes = 0
         self._sum_again_at = 1
         self._sum()
+
+    def went_on(self, before: int | None, now: int | None) -> None:
+        """One that has not ended had `before` and has `now` (None: it was not under way, or is no longer)."""
+        for tokens, count in ((before, -1), (now, 1)):
+            if tokens is not None:
+                self._under_way[min(tokens // self._width, _BINS - 1)] += count
+                self._num_under_way += count
+        if self._few_have_ended:
+            self._change()
 
     def add(self, tokens: int) -> None:
         self._weights[min(tokens // self._width, _BINS - 1)] += self._unit
@@ -37,21 +50,41 @@ class Histogram:
             self._weights = [max(weight / self._unit, _LEAST_WEIGHT) for weight in self._weights]
             self._unit = 1.0
         self._num_added += 1
-        if self._num_added >= self._sum_again_at:
-            self._sum_again_at = self._num_added + min(self._num_added // 50 + 1, 64)
+        self._change()
+
+    @property
+    def _few_have_ended(self) -> bool:
+        return self._num_added < _FEW * self._num_under_way
+
+    def _change(self) -> None:
+        self._num_changes += 1
+        if self._num_changes >= self._sum_again_at:
+            self._sum_again_at = self._num_changes + min(self._num_changes // 50 + 1, 64)
             self._sum()
 
     def _sum(self) -> None:
-        self._up_to = list(accumulate(self._weights))
-        middles = (weight * (number + 0.5) for number, weight in enumerate(self._weights))
+        weights = self._with_survivors() if self._few_have_ended else self._weights
+        self._up_to = list(accumulate(weights))
+        middles = (weight * (number + 0.5) for number, weight in enumerate(weights))
         total = list(accumulate(middles))
         whole, weighted = self._up_to[-1], total[-1]
         self._means = [
-            (weighted - total[number] + self._weights[number] * (number + 0.5))
-            / (whole - self._up_to[number] + self._weights[number])
+            (weighted - total[number] + weights[number] * (number + 0.5))
+            / (whole - self._up_to[number] + weights[number])
             * self._width
             for number in range(_BINS)
         ]
+
+    def _with_survivors(self) -> list[float]:
+        """Shares by the product limit (Kaplan and Meier 1958): of those that came to a bin, so many ended in it."""
+        ended = [weight / self._unit for weight in self._weights]
+        came = accumulate(reversed([each + under_way for each, under_way in zip(ended, self._under_way, strict=True)]))
+        found: list[float] = []
+        left = 1.0
+        for each, under_way, all_came in zip(ended, self._under_way, reversed(list(came)), strict=True):
+            found.append(left * each / (all_came - under_way))  # nobody knows yet whether these will end in it
+            left -= found[-1]
+        return found
 
     @property
     def mean(self) -> float:
@@ -95,7 +128,13 @@ class Lengths:
     def turn_ended(self, turn: int, tokens: int) -> None:
         self._turns[min(turn, self._TURNS - 1)].add(tokens)
 
-    def trajectory_ended(self, tokens: int) -> None:
+    def went_on(self, before: int | None, so_far: int) -> None:
+        """A trajectory under way had `before` when this was last told of it (None: never)."""
+        self._trajectories.went_on(before, so_far)
+
+    def trajectory_ended(self, tokens: int, before: int | None = None) -> None:
+        """`before`: as in `went_on`."""
+        self._trajectories.went_on(before, None)
         self._trajectories.add(tokens)
 
     def expect(self, group_id: int, before: float | None, now: float) -> None:

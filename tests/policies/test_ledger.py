@@ -179,6 +179,16 @@ def test_the_time_of_a_decode_step_is_measured_between_two_reports() -> None:
     assert engine.step_s == pytest.approx(0.05)
 
 
+def test_the_time_of_a_decode_step_is_a_mean_in_which_later_reports_weigh_more() -> None:
+    _, engine = ledger_with()
+    for steps, busy_s in ((0, 0.0), (10, 0.5), (20, 2.5)):
+        engine.note(load(steps=steps, busy_s=busy_s))
+    assert engine.step_s == pytest.approx((0.95 * 0.5 + 2.0) / (0.95 * 10 + 10))
+    for report in range(200):
+        engine.note(load(steps=30 + 10 * report, busy_s=4.5 + 2.0 * report))
+    assert engine.step_s == pytest.approx(0.2, rel=1e-3)
+
+
 def test_who_is_alone_on_an_engine_may_have_all_of_it() -> None:
     ledger, engine = ledger_with(64)
     engine.note(load())

@@ -53,9 +53,39 @@ def test_a_length_that_nobody_has_had_for_long_stays_possible() -> None:
     assert 5000 < histogram.mean_beyond(5000) <= LIMIT
 
 
-@given(st.lists(st.integers(0, LIMIT + 10), max_size=50), st.integers(0, LIMIT), st.floats(0.01, 1))
-def test_an_estimate_lies_between_what_is_there_and_the_limit(seen: list[int], so_far: int, share: float) -> None:
+def test_while_few_have_ended_those_under_way_count_as_longer_than_they_are() -> None:
+    histogram = Histogram(LIMIT)
+    for _ in range(100):
+        histogram.add(950)
+    for tokens in (450, 2050):
+        for _ in range(300):
+            histogram.went_on(None, tokens)
+    assert histogram.quantile_beyond(0, 0.2) == 1000  # a quarter of those that came so far ended there
+    assert histogram.quantile_beyond(0, 0.3) > 2000
+
+
+def test_when_many_have_ended_they_alone_tell_the_lengths() -> None:
+    histogram = Histogram(LIMIT)
+    for _ in range(150):
+        histogram.went_on(None, 2050)
+    for _ in range(100):
+        histogram.went_on(2050, 3050)
+        histogram.add(950)
+    assert histogram.mean_beyond(0) == pytest.approx(950, abs=100)
+
+
+@given(
+    st.lists(st.integers(0, LIMIT + 10), max_size=50),
+    st.lists(st.integers(0, LIMIT), max_size=50),
+    st.integers(0, LIMIT),
+    st.floats(0.01, 1),
+)
+def test_an_estimate_lies_between_what_is_there_and_the_limit(
+    seen: list[int], under_way: list[int], so_far: int, share: float
+) -> None:
     lengths = Lengths(LIMIT)
+    for tokens in under_way:
+        lengths.went_on(None, tokens)
     for number, tokens in enumerate(seen):
         lengths.turn_ended(number % 12, tokens)
         lengths.trajectory_ended(tokens)
@@ -115,3 +145,24 @@ def test_what_is_expected_of_a_trajectory_counts_its_turn_from_where_it_began() 
     new = ledger.request(request(999), "r", 0.0)
     assert expectations.turn_tokens(new, 0.9) == 100  # the first bin's end
     assert expectations.final_tokens(new) == pytest.approx(PROMPT + 52, abs=50)
+
+
+def test_a_new_one_is_expected_to_get_as_long_as_those_that_run_on_while_only_short_ones_have_ended() -> None:
+    expectations, ledger = Expectations(LIMIT), Ledger()
+    ledger.join(joined(0, 1_000_000))
+    engine = ledger.engines["generator-0"]
+
+    def goes_on(tid: int, tokens: int) -> None:
+        expectations.asked(ledger.request(request(tid, tokens=tokens, turn=1, lease=2, response=LIMIT), "r", 0.0))
+
+    for tid in range(100):
+        ledger.lease(ledger.request(request(tid, response=LIMIT), "r", 0.0), engine, 10_000)
+        ledger.park(tid, PROMPT + 40)
+        goes_on(tid, PROMPT + 3050 if tid % 8 else PROMPT + 50)
+    new = ledger.request(request(999, response=LIMIT), "r", 0.0)
+    for tid in range(0, 100, 8):
+        expectations.ended(ledger.release(tid, PROMPT + 90))
+    assert expectations.final_tokens(new) > PROMPT + 3050
+    for tid in (tid for tid in range(100) if tid % 8):
+        expectations.ended(ledger.release(tid, PROMPT + 3090))
+    assert expectations.final_tokens(new) == pytest.approx(PROMPT + (90 + 7 * 3090) / 8, rel=0.03)
