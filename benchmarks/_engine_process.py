@@ -15,7 +15,8 @@ import torch
 import uvloop
 
 from actors.generator import Generator
-from benchmarks._planned import PlannedEngine, workload
+from analysis.simulation.workload import Shape, draw
+from benchmarks._planned import PlannedEngine
 from bus.zeromq import zmq_bus
 from configs.schema import Bus
 from engine.contract import Capacity
@@ -31,12 +32,12 @@ class Setup(msgspec.Struct, frozen=True):
     checkpoint: str
     capacity: Capacity
     threads: int
-    seed: int  # of the workload
-    prompts: int
+    shape: Shape  # of the workload
+    seed: int
 
 
 async def live(setup: Setup) -> None:
-    plans = {plan.trajectory_id: plan for plan in workload(setup.seed, setup.prompts).plans}
+    plans = {plan.trajectory_id: plan for plan in draw(setup.shape, setup.seed).plans}
     engine = PlannedEngine(EmbeddedEngine(setup.checkpoint, setup.capacity, threads=setup.threads), plans)
     bus = zmq_bus(setup.name, Path(setup.folder), Bus().queue_messages)
     try:

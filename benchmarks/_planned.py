@@ -1,5 +1,12 @@
 """A step's rollouts whose lengths are known beforehand, and an engine that keeps to them.
 
+All lengths are an eighth of what they stand for (arXiv 2508.20722); each prompt has 16 siblings.
+
+    agent      the report's third stage: up to 15 turns and 12,288 tokens beyond the prompt, 7,500 in the mean. Of them half
+               are what tools said: six calls in the mean, whose results have 512 tokens in the median (2,048 characters)
+    reasoning  its first stage: up to 10 turns and 8,192 tokens, 3,200 in the mean; three and a half calls, of whose results
+               a sixth of the tokens are
+
 The model's weights are random, so its stop tokens would say nothing. Each request's limit is set to where the plan ends the
 turn, and the turn's last token is replaced by one that says "call" or "answer". The engine has not taken that token in, as
 is so with a real stop token; all else is the engine's own: sampling by seed and position, leases that end within a turn,
@@ -16,14 +23,29 @@ import numpy as np
 from msgspec.structs import replace
 
 from analysis.simulation.tokens import ANSWERS, CALLS
-from analysis.simulation.workload import Plan, Shape, Workload, draw
+from analysis.simulation.workload import Plan, Shape, Workload
 from bus.messages import StartGroup, WeightsPublished
 from engine.contract import Capacity, EngineLoad, Generation, GenerationRequest
 from engine.embedded import EmbeddedEngine
 
 VOCABULARY = 450
-SHAPE = Shape(
-    "cache_third",
+AGENT = Shape(
+    "agent",
+    prompts=32,
+    siblings=16,
+    median_tokens=640,
+    group_sigma=0.45,
+    own_sigma=0.4,
+    mean_calls=8.0,
+    tool_s=0.1,
+    time_limit_s=1.0,
+    result_tokens=64,
+    prompt_tokens=128,
+    response_tokens=1536,
+    max_turns=15,
+)
+REASONING = Shape(
+    "reasoning",
     prompts=64,
     siblings=16,
     median_tokens=320,
@@ -31,17 +53,12 @@ SHAPE = Shape(
     own_sigma=0.4,
     mean_calls=4.0,
     tool_s=0.1,
-    tool_sigma=0.25,
-    time_out_share=0.01,
     time_limit_s=1.0,
     result_tokens=16,
     prompt_tokens=96,
     response_tokens=1024,
 )
-
-
-def workload(seed: int, prompts: int) -> Workload:
-    return draw(replace(SHAPE, prompts=prompts), seed)
+SHAPES = {shape.name: shape for shape in (AGENT, REASONING)}
 
 
 def groups(work: Workload, seed: int) -> list[StartGroup]:

@@ -21,9 +21,9 @@ import msgspec
 from actors.clock import steady_clock
 from actors.decider_loop import DeciderLoop
 from analysis.simulation.tokens import LengthTokenizer
-from analysis.simulation.workload import Workload
+from analysis.simulation.workload import Shape, Workload, draw
 from benchmarks._engine_process import Setup
-from benchmarks._planned import Counts, groups, workload
+from benchmarks._planned import Counts, groups
 from bus.messages import (
     AnswerGraded,
     AnswerSubmitted,
@@ -193,11 +193,12 @@ async def _started(setup: Setup) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
 
 
-async def measure(checkpoint: Path, work: Workload, policy: PolicyName, seed: int, prompts: int) -> Outcome:
+async def measure(checkpoint: Path, shape: Shape, policy: PolicyName, seed: int) -> Outcome:
+    work = draw(shape, seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         setups = [
-            Setup(engine, ARBITER, str(folder), str(checkpoint), capacity_of(work), 1, seed, prompts)
+            Setup(engine, ARBITER, str(folder), str(checkpoint), capacity_of(work), 1, shape, seed)
             for engine in ENGINES
         ]
         processes = [await _started(setup) for setup in setups]
@@ -240,10 +241,10 @@ def outcome_of(outside: Outside, makespan_s: float, counts: Sequence[Counts]) ->
 
 
 async def compare(
-    checkpoint: Path, seed: int, prompts: int, policies: Sequence[PolicyName], rounds: int
+    checkpoint: Path, shape: Shape, seed: int, policies: Sequence[PolicyName], rounds: int
 ) -> dict[str, object]:
     """The policies in turns, so that whatever else the machine does meets all; of each the round with the median time."""
-    work = workload(seed, prompts)
+    work = draw(shape, seed)
     capacity = capacity_of(work)
     print(
         f"{len(work.plans)} trajectories, {work.generated_tokens} tokens to generate, {work.demand_tokens} held at once "
@@ -253,7 +254,7 @@ async def compare(
     outcomes: dict[PolicyName, list[Outcome]] = {policy: [] for policy in policies}
     for _ in range(rounds):
         for policy in policies:
-            outcomes[policy].append(await measure(checkpoint, work, policy, seed, prompts))
+            outcomes[policy].append(await measure(checkpoint, shape, policy, seed))
             print(_line(policy, outcomes[policy][-1]), flush=True)
     digests = {outcome.digest for each in outcomes.values() for outcome in each}
     assert len(digests) == 1, f"not all came to the same tokens: {digests}"

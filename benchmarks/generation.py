@@ -1,13 +1,19 @@
 """Tokens per second of the embedded engine beside transformers' `generate`: same model, threads, prompts and length.
 
-    python -m benchmarks.generation [--threads 1] [--only alone|two_engines] [--policies NAME,NAME] [--quick]
+    python -m benchmarks.generation [--threads 1] [--only alone|two_engines] [--quick]
+                                    [--shape agent|reasoning] [--policies NAME,NAME]
 
 Both sample at temperature 1 with no early stop; the engine is driven through its asyncio interface, as a run drives it.
 The two take turns, so that whatever else the machine does meets both; the best of the rounds counts.
 
 Then two engines whose caches hold a third of the demand, under several of the arbiter's policies (benchmarks/_two_engines.py):
-64 groups of 16 siblings, 4.5 turns of 73 tokens in the mean, up to 1,024 in all (SHAPE of benchmarks/_planned.py).
-`kv_lookahead_over_least_requests` is the ratio of their tokens/s; of each policy the round with the median time counts.
+512 trajectories of an agent in 7.4 turns of 61 tokens in the mean, whose tools say as much again, or 1,024 of a model that
+thinks more than it calls (`--shape reasoning`; both in benchmarks/_planned.py). `kv_lookahead_over_least_requests` is the ratio
+of their tokens/s; of each policy the round with the median time counts.
+
+What a lost cache costs is as on a GPU: to read an agent's 640 tokens again takes as long as 1.6 decode steps of a batch of 80.
+On an H100 with 14B parameters, eight times as many tokens take 12 steps of a full cache (the roofline of
+analysis/simulation/model.py), and a turn has eight times as many steps.
 """
 
 from __future__ import annotations
@@ -24,10 +30,11 @@ from typing import Any, get_args
 import numpy as np
 import structlog
 import torch
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from benchmarks._planned import SHAPE, VOCABULARY
+from benchmarks._planned import AGENT, SHAPES, VOCABULARY
 from benchmarks._policies import some_of
 from benchmarks._two_engines import compare
 from configs.schema import Tiny
@@ -121,11 +128,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--new-tokens", type=int, default=100)
     parser.add_argument("--only", choices=("alone", "two_engines"))
+    parser.add_argument("--shape", choices=list(SHAPES), default=AGENT.name, help="of the two engines' workload")
     parser.add_argument(
         "--policies", type=some_of(get_args(PolicyName)), default=POLICIES, metavar="NAME,NAME", help=",".join(POLICIES)
     )
     parser.add_argument(
-        "--quick", action="store_true", help="4 rounds instead of 12; one instead of 3; a quarter of the groups"
+        "--quick", action="store_true", help="4 rounds instead of 12; one instead of 3, with half of the groups"
     )
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
@@ -137,9 +145,11 @@ def main() -> None:
             rounds = 4 if options.quick else 12
             figures |= asyncio.run(measure(folder, options.threads, options.seed, options.new_tokens, rounds))
         if options.only != "alone":
-            prompts, rounds = (SHAPE.prompts // 4, 1) if options.quick else (SHAPE.prompts, 3)
-            figures |= asyncio.run(compare(folder, options.seed, prompts, options.policies, rounds))
-    print(json.dumps({**figures, "threads": options.threads, "seed": options.seed}))
+            shape, rounds = SHAPES[options.shape], 3
+            if options.quick:
+                shape, rounds = replace(shape, prompts=shape.prompts // 2), 1
+            figures |= asyncio.run(compare(folder, shape, options.seed, options.policies, rounds))
+    print(json.dumps({**figures, "shape": options.shape, "threads": options.threads, "seed": options.seed}))
 
 
 if __name__ == "__main__":

@@ -264,7 +264,8 @@ class Lookahead:
             if 0 < engine.groups.get(group, 0) < _SIBLINGS and self._uncommitted(engine) > enough:
                 yield engine
         yield roomiest
-        roomier = [engine for engine in engines if engine.name in self._roomier or not engine.holdings]
+        others = (engine for engine in engines if engine is not roomiest)
+        roomier = [engine for engine in others if engine.name in self._roomier or not engine.holdings]
         yield from sorted(roomier, key=self._uncommitted, reverse=True)
 
     def _uncommitted(self, engine: Engine) -> float:

@@ -7,15 +7,17 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from benchmarks._planned import workload
+from analysis.simulation.workload import draw
+from benchmarks._planned import REASONING
 from benchmarks._two_engines import Outcome, measure
 from benchmarks.generation import write_checkpoint
 from policies.scheduling import PolicyName
 
 pytestmark = pytest.mark.slow
 
-PROMPTS = 3
+SHAPE = replace(REASONING, prompts=3)
 POLICIES: tuple[PolicyName, ...] = ("least_requests", "kv", "kv_lookahead")
 
 
@@ -23,8 +25,7 @@ POLICIES: tuple[PolicyName, ...] = ("least_requests", "kv", "kv_lookahead")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[PolicyName, Outcome]:
     folder: Path = tmp_path_factory.mktemp("model")
     write_checkpoint(folder, seed=0)
-    work = workload(seed=0, prompts=PROMPTS)
-    return {policy: asyncio.run(measure(folder, work, policy, 0, PROMPTS)) for policy in POLICIES}
+    return {policy: asyncio.run(measure(folder, SHAPE, policy, seed=0)) for policy in POLICIES}
 
 
 def test_every_policy_comes_to_the_same_tokens(outcomes: dict[PolicyName, Outcome]) -> None:
@@ -32,7 +33,7 @@ def test_every_policy_comes_to_the_same_tokens(outcomes: dict[PolicyName, Outcom
 
 
 def test_every_planned_token_is_generated_once(outcomes: dict[PolicyName, Outcome]) -> None:
-    planned = workload(seed=0, prompts=PROMPTS).generated_tokens
+    planned = draw(SHAPE, seed=0).generated_tokens
     assert {outcome.generated_tokens for outcome in outcomes.values()} == {planned}
 
 
