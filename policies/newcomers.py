@@ -8,7 +8,7 @@ from then on none but it is begun.
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import count
 
@@ -38,9 +38,8 @@ class Newcomers:
         self._groups: list[tuple[float, int, int]] = []  # heap: (priority, group, stamp)
         self._stamps: dict[int, int] = {}  # of a group's valid entry in the heap
         self._begun: dict[int, int] = {}  # of each group
-        self._arrived: OrderedDict[int, tuple[int, Holding]] = (
-            OrderedDict()
-        )  # with how many had been begun when it came
+        self._arrived: dict[int, int] = {}  # by trajectory: how many had been begun when it came
+        self._queue: deque[Holding] = deque()  # in the order in which they came
         self._num_begun = 0
         self._next_stamp = count()
 
@@ -53,7 +52,8 @@ class Newcomers:
     def add(self, holding: Holding) -> None:
         entry = -self._final_tokens(holding), holding.order, holding
         heapq.heappush(self._members.setdefault(holding.group_id, []), entry)
-        self._arrived[holding.trajectory_id] = self._num_begun, holding
+        self._arrived[holding.trajectory_id] = self._num_begun
+        self._queue.append(holding)
         self.rank(holding.group_id)
 
     def discard(self, trajectory_id: int) -> None:
@@ -84,9 +84,12 @@ class Newcomers:
     def first(self) -> tuple[Holding | None, bool]:
         """Who is begun next, and whether its time is overdue."""
         if not self._arrived:
+            self._queue.clear()
             return None, False
-        came_at, oldest = next(iter(self._arrived.values()))
-        if self._num_begun - came_at >= self._overtaken:
+        while self._queue[0].trajectory_id not in self._arrived:
+            self._queue.popleft()
+        oldest = self._queue[0]
+        if self._num_begun - self._arrived[oldest.trajectory_id] >= self._overtaken:
             return oldest, True
         while self._groups:
             _, group_id, stamp = self._groups[0]
