@@ -13,7 +13,8 @@ from actors.decider_loop import DeciderLoop
 from actors.wiring import HEAD, deciders_of
 from analysis.utilization.step_observer import StepObserver
 from bus.codec import decode
-from bus.event_log import EventLog, read_events
+from bus.event_log import EventLog
+from bus.event_reading import read_events
 from bus.messages import AnyMessage, BufferCursor, MetricsRecorded, RunStarted, StepCollected
 from bus.zeromq import zmq_bus
 from configs.errors import UnusableInput

@@ -10,7 +10,8 @@ from rich.markup import escape
 
 from actors.replay import replay_run
 from bus.codec import decode
-from bus.event_log import Event, read_events
+from bus.event_log import Event
+from bus.event_reading import read_events
 from bus.messages import (
     AnyMessage,
     BatchReady,

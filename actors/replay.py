@@ -13,7 +13,8 @@ import msgspec
 from actors.decider_loop import REFUSED, encode_effects, fingerprint, state_fingerprint
 from actors.wiring import HEAD, ROLLOUT, deciders_of
 from bus.codec import decode
-from bus.event_log import Decision, Event, read_events
+from bus.event_log import Decision, Event
+from bus.event_reading import read_events
 from bus.messages import ProtocolError
 from configs.run_folder import RunFolder
 from configs.schema import Run

@@ -11,7 +11,7 @@ import numpy as np
 
 from analysis.metrics import column, read_metrics
 from bus.codec import decode
-from bus.event_log import read_events
+from bus.event_reading import read_events
 from bus.messages import StartGroup
 from configs.run_folder import RunFolder
 from configs.schema import Run

@@ -1,7 +1,8 @@
 """The event log: what every decider received, before it decided, and a fingerprint of what it did.
 
 One SQLite file a process, in WAL mode. A thread of its own commits in groups, so that the event loop never waits for a
-disk. A kill loses at most the last group; no record is ever torn.
+disk, and tells how far it has come. A kill loses at most what it has not told of; no record is ever torn.
+Reading is in bus.event_reading.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import queue
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BOUND = 200_000  # records that may wait for the thread; beyond it `full` tells the owner to hold its events back
-_GROUP_S = 0.05  # a group is committed at the latest this long after its first record
+_GROUP_S = 0.001  # a group is committed so long after its first record: what an event causes waits for it
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -24,6 +25,8 @@ CREATE TABLE IF NOT EXISTS events (
     time REAL NOT NULL,           -- seconds since the epoch, by the process's own clock that never goes back
     actor TEXT NOT NULL,
     sender TEXT NOT NULL,
+    session INTEGER NOT NULL,     -- of the sender's process
+    number INTEGER NOT NULL,      -- that the link gave it: bus.link
     kind TEXT NOT NULL,           -- the message's class
     trajectory INTEGER,
     frame BLOB NOT NULL           -- the envelope as it arrived
@@ -42,6 +45,8 @@ class Event(NamedTuple):
     time: float
     actor: str
     sender: str
+    session: int
+    number: int
     kind: str
     trajectory: int | None
     frame: bytes
@@ -60,13 +65,15 @@ class EventLogFailure(Exception):
 class EventLog:
     """Appends from one thread; `close` commits all that was appended."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, on_commit: Callable[[int], None] = lambda seq: None) -> None:
+        """`on_commit` is called on the log's thread, with the number of the last event that is committed."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = _open(path)
         except (OSError, sqlite3.Error) as error:
             raise EventLogFailure(f"{path}: {error}") from error
         self._path = path
+        self._on_commit = on_commit
         self._last = int(self._connection.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
         self._records: queue.SimpleQueue[Event | Decision | None] = queue.SimpleQueue()
         self._room = threading.Event()
@@ -86,11 +93,21 @@ class EventLog:
             self._room.clear()
             self._room.wait(timeout=1.0)
 
-    def append(self, at: float, actor: str, sender: str, kind: str, trajectory: int | None, frame: bytes) -> int:
+    def append(
+        self,
+        at: float,
+        actor: str,
+        sender: str,
+        kind: str,
+        trajectory: int | None,
+        frame: bytes,
+        session: int = 0,
+        number: int = 0,
+    ) -> int:
         """Returns the event's number. Raises EventLogFailure if an earlier record could not be written."""
         self._check()
         self._last += 1
-        self._records.put(Event(self._last, at, actor, sender, kind, trajectory, frame))
+        self._records.put(Event(self._last, at, actor, sender, session, number, kind, trajectory, frame))
         return self._last
 
     def decided(self, seq: int, effects: bytes, state: bytes | None) -> None:
@@ -136,8 +153,10 @@ class EventLog:
         events = [record for record in group if isinstance(record, Event)]
         decisions = [record for record in group if isinstance(record, Decision)]
         with self._connection:
-            self._connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)", events)
+            self._connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", events)
             self._connection.executemany("INSERT INTO decisions VALUES (?, ?, ?)", decisions)
+        if events:
+            self._on_commit(events[-1].seq)
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -151,27 +170,3 @@ def _open(path: Path) -> sqlite3.Connection:
     if int(found) != SCHEMA_VERSION:
         raise sqlite3.DatabaseError(f"event log of schema version {found}, this program reads {SCHEMA_VERSION}")
     return connection
-
-
-def read_events(
-    path: Path, *, trajectory: int | None = None, kinds: Sequence[str] = ()
-) -> Iterator[tuple[Event, Decision | None]]:
-    """Every event in order, with what was decided on it, if a decider received it and lived to decide.
-
-    `trajectory` and `kinds` choose among them.
-    """
-    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
-    chosen = ["trajectory = ?"] if trajectory is not None else []
-    chosen += [f"kind IN ({', '.join('?' * len(kinds))})"] if kinds else []
-    where = f"WHERE {' AND '.join(chosen)}" if chosen else ""
-    values = [*([trajectory] if trajectory is not None else []), *kinds]
-    try:
-        query = (
-            "SELECT e.seq, time, actor, sender, kind, trajectory, frame, effects, state FROM events e "
-            f"LEFT JOIN decisions d ON e.seq = d.seq {where} ORDER BY e.seq"
-        )
-        for row in connection.execute(query, values):
-            decision = None if row[7] is None else Decision(row[0], row[7], row[8])
-            yield Event(*row[:7]), decision
-    finally:
-        connection.close()

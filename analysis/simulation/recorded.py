@@ -1,6 +1,6 @@
 """A recorded run as something to simulate: a step's trajectories as a workload, its engines as a cluster.
 
-Read from the event logs of the rollout and of the head (bus.event_log).
+Read from the event logs of the rollout and of the head (bus.event_reading).
 
 step = recorded_step(RunFolder(Path("runs/demo")))
 outcome = simulate(step.workload, step.cluster, "kv_lookahead")       # beside step.measured_s
@@ -24,7 +24,7 @@ from analysis.simulation.calibration import calibrated, rows_of, scaled_to
 from analysis.simulation.model import Cluster
 from analysis.simulation.workload import Plan, Turn, Workload, plan_of
 from bus.codec import decode
-from bus.event_log import read_events
+from bus.event_reading import read_events
 from bus.messages import (
     AnyMessage,
     CodeFinished,

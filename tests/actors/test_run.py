@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bus.codec import decode
-from bus.event_log import read_events
+from bus.event_reading import read_events
 from bus.messages import AnswerGraded, CodeFinished, StepRequested, TrajectoryFinished
 from configs.run_folder import RunFolder
 from tests.actors.running import Start, adds_up, asterism, finish, from_cold_start_of, metrics

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bus.codec import decode
-from bus.event_log import read_events
+from bus.event_reading import read_events
 from bus.messages import TrajectoryFailed
 from configs.run_folder import RunFolder
 from tests.actors.running import (

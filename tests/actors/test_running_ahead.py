@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bus.codec import decode
-from bus.event_log import read_events
+from bus.event_reading import read_events
 from bus.messages import StepRequested, TrajectoryFinished
 from configs.run_folder import RunFolder
 from tests.actors.running import COLD_START, adds_up, from_cold_start_of, metrics, whole_run

@@ -14,7 +14,7 @@ import pytest
 
 from actors.wiring import HEAD, deciders_of
 from bus.codec import decode
-from bus.event_log import read_events
+from bus.event_reading import read_events
 from bus.messages import (
     AnyMessage,
     BatchReady,

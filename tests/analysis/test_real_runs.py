@@ -22,7 +22,7 @@ from analysis.simulation.run import simulate
 from analysis.utilization.lines import read_lines
 from analysis.utilization.report import Utilization, utilization_of
 from bus.codec import decode
-from bus.event_log import read_events
+from bus.event_reading import read_events
 from bus.messages import AnyMessage, TrajectoryAborted, TrajectoryFinished
 from configs.run_folder import RunFolder
 

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bus import event_log
-from bus.event_log import EventLog, EventLogFailure, read_events
+from bus.event_log import EventLog, EventLogFailure
+from bus.event_reading import read_events
 
 events = st.lists(
     st.tuples(

@@ -68,8 +68,18 @@ class MemoryLog:
         self.events: list[Event] = []
         self.decisions: dict[int, Decision] = {}
 
-    def append(self, at: float, actor: str, sender: str, kind: str, trajectory: int | None, frame: bytes) -> int:
-        self.events.append(Event(len(self.events) + 1, at, actor, sender, kind, trajectory, frame))
+    def append(
+        self,
+        at: float,
+        actor: str,
+        sender: str,
+        kind: str,
+        trajectory: int | None,
+        frame: bytes,
+        session: int = 0,
+        number: int = 0,
+    ) -> int:
+        self.events.append(Event(len(self.events) + 1, at, actor, sender, session, number, kind, trajectory, frame))
         return len(self.events)
 
     def decided(self, seq: int, effects: bytes, state: bytes | None) -> None:

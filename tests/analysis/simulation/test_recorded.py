@@ -13,7 +13,8 @@ from analysis.simulation.recorded import recorded_cluster, recorded_step, record
 from analysis.simulation.run import Simulation, simulate
 from analysis.simulation.workload import Plan, Shape, draw
 from bus.codec import decode, encode
-from bus.event_log import EventLog, read_events
+from bus.event_log import EventLog
+from bus.event_reading import read_events
 from bus.messages import (
     AnyMessage,
     BufferCursor,
