@@ -36,7 +36,7 @@ from bus.messages import (
     WeightsPublished,
 )
 from bus.transport import Bus
-from engine.contract import Engine, EngineFailure, EngineLoad, GenerationRequest
+from engine.contract import Engine, EngineFailure, EngineLoad, GenerationRequest, WeightsRefused
 
 REPORT_EVERY_S = 0.25
 _MEASURED = EngineLoad.__struct_fields__
@@ -46,15 +46,23 @@ _OVER = 2**63 - 1  # stands for a trajectory's last lease once it has ended
 
 class Generator:
     def __init__(
-        self, name: str, bus: Bus, engine: Engine, arbiter: str, life: int = 1, clock: Clock = time.monotonic
+        self,
+        name: str,
+        bus: Bus,
+        engine: Engine,
+        arbiter: str,
+        life: int = 1,
+        clock: Clock = time.monotonic,
+        recipe: str = "",
     ) -> None:
-        """`life` counts the starts of the engine of this name."""
+        """`life` counts the starts of the engine of this name. `arbiter` and `recipe` hear that it joins."""
         self._name = name
         self._life = life
         self._clock = clock
         self._bus = bus
         self._engine = engine
         self._arbiter = arbiter
+        self._recipe = recipe
         self._leases: OrderedDict[int, int] = OrderedDict()  # by trajectory, the latest under which it came
         self._under_way: dict[int, int] = {}  # by trajectory, the lease of the turn that the engine works on
         self._aborted: set[int] = set()  # of these trajectories
@@ -68,7 +76,8 @@ class Generator:
         self._logger.info("engine.started", kv_tokens=capacity.kv_tokens, page_tokens=capacity.page_tokens)
         joined = EngineJoined(self._name, capacity.kv_tokens, capacity.page_tokens, self._engine.version, self._life)
         try:
-            await self._bus.send(self._arbiter, joined)
+            for decider in filter(None, (self._recipe, self._arbiter)):
+                await self._bus.send(decider, joined)
             async with asyncio.TaskGroup() as group:
                 reporting = group.create_task(self._report_load())
                 await serve(self._bus, self._take)
@@ -178,14 +187,19 @@ class Generator:
     # ---------------------------------------------------------------- weights
 
     async def _load_weights(self, sender: str, weights: WeightsPublished) -> None:
-        """Where it holds these or newer ones, it says so again and keeps what it has."""
+        """Where it holds these or newer ones, it says so again and keeps what it has. What cannot be loaded is not
+        answered: a learner that has begun again is writing it, and says when it is there."""
         began = self._clock()
         async with self._loading:
             if weights.version > self._engine.version:
-                await self._engine.load_weights(weights)
+                try:
+                    await self._engine.load_weights(weights)
+                except WeightsRefused as refusal:
+                    self._logger.error("weights.refused", version=weights.version, cause=str(refusal))
+                    return
         load_s = self._clock() - began
         load = self._engine.load()
         self._logger.info(
             "weights.loaded", version=weights.version, load_s=load_s, busy_s=load.busy_s, decode_steps=load.decode_steps
         )
-        await self._bus.send(sender, WeightsLoaded(self._name, weights.version, load_s))
+        await self._bus.send(sender, WeightsLoaded(self._name, weights.version, load_s, self._life))

@@ -66,7 +66,7 @@ async def _say_counts(observer: TrajectoryObserver) -> None:
         observer.say_counts()
 
 
-async def run_generator(name: str, run: Run, folder: RunFolder) -> None:
+async def run_generator(name: str, run: Run, folder: RunFolder, life: int) -> None:
     import torch
 
     from actors.generator import Generator  # imports torch, which the other processes do without
@@ -86,7 +86,7 @@ async def run_generator(name: str, run: Run, folder: RunFolder) -> None:
     )
     bus = zmq_bus(name, folder.sockets, run.bus.queue_messages)
     try:
-        await Generator(name, bus, engine, arbiter=f"{HEAD}/arbiter").run()
+        await Generator(name, bus, engine, arbiter=f"{HEAD}/arbiter", life=life, recipe=f"{HEAD}/recipe").run()
     finally:
         await bus.close()
 
@@ -126,7 +126,7 @@ def work_of(name: str, run: Run, folder: RunFolder, step: int, life: int) -> Cal
     if name.startswith("executor-"):
         return lambda: run_executor(name, run, folder, life)
     if name.startswith("generator-"):
-        return lambda: run_generator(name, run, folder)
+        return lambda: run_generator(name, run, folder, life)
     return lambda: run_rollout(name, run, folder, step)
 
 

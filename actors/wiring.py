@@ -57,7 +57,7 @@ def head_deciders(run: Run, problems: Problems) -> dict[str, Decider]:
         "recipe": Recipe(
             run.rl.steps, run.evaluation.questions, run.sampling.temperature, engines, run.rl.max_staleness
         ),
-        "recorder": Recorder(run.rl.steps, len(engines)),
+        "recorder": Recorder(run.rl.steps),
     }
 
 

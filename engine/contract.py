@@ -19,6 +19,10 @@ class RequestRefused(EngineFailure):
     """The request can never be served: a token id outside the vocabulary, a sequence beyond the capacity."""
 
 
+class WeightsRefused(EngineFailure):
+    """The published weights cannot be read, or are not what was announced. The engine keeps those that it has."""
+
+
 class Capacity(msgspec.Struct, frozen=True):
     """The KV cache, in tokens. Every sequence takes whole pages, which it may share with others."""
 
@@ -86,7 +90,7 @@ class Engine(Protocol):
 
     async def load_weights(self, weights: WeightsPublished) -> None:
         """Between two decode steps; tokens from then on bear the new version. Cached keys and values of parked
-        sequences are dropped; running ones go on with what they have."""
+        sequences are dropped; running ones go on with what they have. Raises WeightsRefused."""
         ...
 
     async def pause(self) -> None: ...

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bus.messages import WeightsPublished
-from engine.contract import EngineFailure
+from engine.contract import WeightsRefused
 
 HEADER = struct.Struct("<8sqq")  # magic, policy version, bytes of parameters
 HEADER_BYTES = 64  # keeps the parameters aligned
@@ -71,13 +71,13 @@ class WeightsPublisher:
 
 
 def load_published(published: WeightsPublished, parameters: Mapping[str, Tensor]) -> None:
-    """Copy the published weights into `parameters` in place, or leave them as they are and raise EngineFailure."""
+    """Copy the published weights into `parameters` in place, or leave them as they are and raise WeightsRefused."""
     expected = 4 * sum(parameter.numel() for parameter in parameters.values())
     if published.num_bytes != expected:
-        raise EngineFailure(f"weights have {published.num_bytes} bytes, the model takes {expected}")
+        raise WeightsRefused(f"weights have {published.num_bytes} bytes, the model takes {expected}")
     body = _read(published)
     if _digest(body) != published.digest:
-        raise EngineFailure(f"weights of version {published.version} were overwritten, or are damaged")
+        raise WeightsRefused(f"weights of version {published.version} were overwritten, or are damaged")
     _unflatten(body, parameters)
 
 
@@ -86,12 +86,12 @@ def _read(published: WeightsPublished) -> NDArray[np.float32]:
     try:
         content = np.fromfile(published.path, np.uint8)
     except OSError as error:
-        raise EngineFailure(f"weights cannot be read: {error.strerror}") from error
+        raise WeightsRefused(f"weights cannot be read: {error.strerror}") from error
     if len(content) != HEADER_BYTES + published.num_bytes:
-        raise EngineFailure(f"the file of the weights has {len(content)} bytes")
+        raise WeightsRefused(f"the file of the weights has {len(content)} bytes")
     header = HEADER.unpack_from(content.data)
     if header != (MAGIC, published.version, published.num_bytes):
-        raise EngineFailure(f"the slot holds version {header[1]}, not {published.version}")
+        raise WeightsRefused(f"the slot holds version {header[1]}, not {published.version}")
     return content[HEADER_BYTES:].view(np.float32)
 
 

@@ -26,7 +26,7 @@ from bus.messages import (
     StepRequested,
     StepTrained,
     TrajectoryFinished,
-    WeightsLoaded,
+    WeightsHeld,
 )
 from policies.decider import Send
 
@@ -73,15 +73,13 @@ class RecorderState(msgspec.Struct):
     step: int = 0  # the last that ended
     ended: float = 0.0  # when
     steps: list[StepTimes] = []  # those that were requested and have not ended
-    loaded: list[int] = []  # versions that not every engine holds yet, once for each that does
 
 
 class Recorder:
     """A decider (policies.decider.Decider): one line of metrics a step and an evaluation, and the display's numbers."""
 
-    def __init__(self, steps: int, num_engines: int, metrics: str = "head/metrics", display: str = "launcher") -> None:
+    def __init__(self, steps: int, metrics: str = "head/metrics", display: str = "launcher") -> None:
         self._steps = steps
-        self._num_engines = num_engines
         self._metrics = metrics
         self._display = display
         self.state = RecorderState()
@@ -102,8 +100,8 @@ class Recorder:
                     if times.trained:
                         raise ProtocolError(f"step {event.step} was trained before")
                     times.trained, times.training = now, event.metrics
-            case WeightsLoaded():
-                return self._weights_loaded(event, now)
+            case WeightsHeld(version=version):
+                return self._weights_held(version, now)
             case EvaluationFinished():
                 return self._evaluated(event)
             case LengthsMeasured():
@@ -121,21 +119,15 @@ class Recorder:
                 return times
         raise ProtocolError(f"step {step} was not requested")
 
-    def _weights_loaded(self, event: WeightsLoaded, now: float) -> list[Send]:
-        state, version = self.state, event.version
-        state.loaded.append(version)
-        if state.loaded.count(version) < self._num_engines:
-            return []
-        state.loaded = [each for each in state.loaded if each != version]
-        if version <= state.step:  # the cold start's, or those of a checkpoint that a run goes on from
-            return []
-        times = self._times(version)
-        state.steps.remove(times)
-        return self._step_ended(times, now)
+    def _weights_held(self, version: int, now: float) -> list[Send]:
+        """The step of that version has ended, and with it what an engine that came late was waited for."""
+        ended = [times for times in self.state.steps if times.step <= version]
+        return [send for times in ended for send in self._step_ended(times, now)]
 
     def _step_ended(self, times: StepTimes, now: float) -> list[Send]:
         values = step_metrics(without_overlap(times, self.state.ended), now)
         step = times.step
+        self.state.steps.remove(times)
         self.state.step, self.state.ended = step, now
         return [
             Send(self._metrics, MetricsRecorded("step", step, "", values)),

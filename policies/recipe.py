@@ -5,6 +5,9 @@
 With max_staleness = 0 a step begins when every engine holds the weights of the step before: the algorithm is
 synchronous. With k > 0 steps up to k further ones are collected while the learner trains, and engines load weights while
 turns are under way: what is generated for a step is at most k versions older than the policy that the step updates.
+
+Engines come and go. One that has left is not waited for; one that joins gets the newest weights, and is waited for from
+then on. A learner that begins again from a checkpoint says again what it had said: that counts once.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ import msgspec
 
 from bus.messages import (
     AnyMessage,
+    EngineJoined,
+    EngineLeft,
     EvaluationFinished,
     EvaluationRequested,
     ProtocolError,
@@ -23,6 +28,7 @@ from bus.messages import (
     StepCollected,
     StepRequested,
     StepTrained,
+    WeightsHeld,
     WeightsLoaded,
     WeightsPublished,
 )
@@ -32,21 +38,28 @@ START_LABELS = ("start_sampled", "start_greedy")
 END_LABELS = ("end_sampled", "end_greedy")
 
 
-class Loading(msgspec.Struct):
-    version: int
-    engines: list[str] = []  # that hold it
+class EngineWeights(msgspec.Struct):
+    life: int = 1
+    told: int = -1  # the newest version that it was told of
+    holds: int = -1
 
 
 class RecipeState(msgspec.Struct):
-    version: int = -1  # newest that was published
-    loading: list[Loading] = []  # what not every engine holds yet, oldest first
-    held: int = -1  # newest that every engine holds
+    engines: dict[str, EngineWeights] = {}  # that are there, or are to come when the run begins
+    left: dict[str, int] = {}  # the last life of each that is over
+    newest: WeightsPublished | None = None
+    trained: int = -1  # last step
+    held: int = -1  # newest version that every engine holds
     requested: int = -1  # last step that was asked for
     evaluations: list[str] = []  # labels that are still to come before the next step
 
+    @property
+    def version(self) -> int:
+        return -1 if self.newest is None else self.newest.version
+
 
 class Recipe:
-    """A decider (policies.decider.Decider)."""
+    """A decider (policies.decider.Decider). `engines` are those with which the run begins."""
 
     def __init__(
         self, steps: int, questions: int, temperature: float, engines: tuple[str, ...], max_staleness: int = 0
@@ -57,13 +70,20 @@ class Recipe:
         self._engines = engines
         self._max_staleness = max_staleness
         self._recorder = "head/recorder"
-        self.state = RecipeState()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.state = RecipeState(engines={name: EngineWeights() for name in self._engines})
 
     def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
         match event:
             case RunStarted():
-                self.state = RecipeState()
+                self._begin()
                 return []
+            case EngineJoined():
+                return self._join(event)
+            case EngineLeft():
+                return self._leave(event)
             case WeightsPublished():
                 return self._publish(event)
             case WeightsLoaded():
@@ -72,7 +92,10 @@ class Recipe:
                 return self._evaluated(label)
             case StepCollected():
                 return []
-            case StepTrained():
+            case StepTrained(step=step):
+                if step <= self.state.trained:
+                    return []
+                self.state.trained = step
                 return [Send(self._recorder, event)]
             case _:
                 raise ProtocolError(f"the recipe has no use for {type(event).__name__}")
@@ -80,30 +103,64 @@ class Recipe:
     def state_after(self, event: AnyMessage) -> msgspec.Struct | None:
         return self.state
 
+    # ---------------------------------------------------------------- engines and their weights
+
+    def _join(self, event: EngineJoined) -> list[Send]:
+        known = self.state.engines.get(event.engine)
+        if event.life <= self.state.left.get(event.engine, 0) or (known is not None and event.life < known.life):
+            raise ProtocolError(f"life {event.life} of {event.engine} was over before")
+        if known is None or event.life > known.life:
+            self.state.engines[event.engine] = EngineWeights(event.life)
+        return self._tell()
+
+    def _leave(self, event: EngineLeft) -> list[Send]:
+        if event.life <= self.state.left.get(event.engine, 0):
+            raise ProtocolError(f"life {event.life} of {event.engine} was over before")
+        self.state.left[event.engine] = event.life
+        known = self.state.engines.get(event.engine)
+        if known is not None and known.life <= event.life:
+            del self.state.engines[event.engine]
+        return self._held()
+
     def _publish(self, event: WeightsPublished) -> list[Send]:
+        """The same version comes again from a learner that has begun again; who holds it keeps it."""
         state = self.state
-        if event.version <= state.version:
+        if event.version < state.version:
             raise ProtocolError(f"version {event.version} after version {state.version}")
-        if state.version < 0:  # the learner's checkpoint: steps follow it
+        if state.newest is None:  # the learner's checkpoint: steps follow it
             state.requested = event.version
-        state.version = event.version
-        state.loading.append(Loading(event.version))
-        return [Send(engine, event) for engine in self._engines]
+        state.newest = event
+        for engine in state.engines.values():
+            engine.told = min(engine.told, engine.holds)
+        return self._tell()
+
+    def _tell(self) -> list[Send]:
+        newest = self.state.newest
+        if newest is None:
+            return []
+        ignorant = [name for name, engine in self.state.engines.items() if engine.told < newest.version]
+        for name in ignorant:
+            self.state.engines[name].told = newest.version
+        return [Send(name, newest) for name in ignorant]
 
     def _load(self, event: WeightsLoaded) -> list[Send]:
+        engine = self.state.engines.get(event.engine)
+        if engine is None or engine.life != event.life:
+            raise ProtocolError(f"life {event.life} of {event.engine} is not there, and loaded version {event.version}")
+        if event.version > engine.told:
+            raise ProtocolError(f"{event.engine} loaded version {event.version}, and was told of {engine.told}")
+        engine.holds = max(engine.holds, event.version)
+        return self._held()
+
+    def _held(self) -> list[Send]:
+        """What follows once every engine that is there holds newer weights."""
         state = self.state
-        loading = next((each for each in state.loading if each.version == event.version), None)
-        if loading is None or event.engine in loading.engines:
-            raise ProtocolError(f"{event.engine} loaded version {event.version}, which nobody waits for")
-        loading.engines.append(event.engine)
-        before = state.held
-        while state.loading and len(state.loading[0].engines) == len(self._engines):
-            state.held = state.loading.pop(0).version
-        recorded = Send(self._recorder, event)
-        if state.held == before:
-            return [recorded]
-        state.evaluations = self._due(state.held)
-        return [recorded, *self._next()]
+        held = min((engine.holds for engine in state.engines.values()), default=state.held)
+        if held <= state.held:
+            return []
+        state.held = held
+        state.evaluations = self._due(held)
+        return [Send(self._recorder, WeightsHeld(held)), *self._next()]
 
     def _due(self, step: int) -> list[str]:
         if not self._questions:

@@ -1,7 +1,7 @@
 """The protocol: every message that crosses a process border, one file for each conversation.
 
     run        launcher and everybody: a run begins and ends
-    steps      recipe, buffer, learner: StepRequested, BatchReady, StepTrained, WeightsPublished, WeightsLoaded
+    steps      recipe, buffer, learner: StepRequested, BatchReady, StepTrained, WeightsPublished, WeightsLoaded, WeightsHeld
     groups     buffer and rollout: StartGroup ... TrajectoryFinished
     leases     rollout, arbiter, generators: LeaseRequested, LeaseGranted, LeaseParked, LeaseReleased
     turns      rollout and generators: TurnRequested, TurnGenerated

@@ -6,7 +6,7 @@ from bus.messages.message import Message
 
 
 class EngineJoined(Message, frozen=True):
-    """A generator offers its KV cache. Leases on it are rounded up to whole pages."""
+    """generator -> arbiter, recipe: it offers its KV cache. Leases on it are rounded up to whole pages."""
 
     engine: str
     kv_tokens: int
@@ -16,7 +16,7 @@ class EngineJoined(Message, frozen=True):
 
 
 class EngineLeft(Message, frozen=True):
-    """launcher -> arbiter and rollouts: this life is over, and so are those before it."""
+    """launcher -> arbiter, recipe, rollouts: this life is over, and so are those before it."""
 
     engine: str
     cause: str

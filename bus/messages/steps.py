@@ -115,7 +115,8 @@ class LengthsMeasured(Message, frozen=True):
 
 
 class StepTrained(Message, frozen=True):
-    """learner -> recipe, recorder. `step` 0 is the end of the cold start."""
+    """learner -> recipe, recorder. `step` 0 is the end of the cold start. It comes again from a learner that has begun
+    again from a checkpoint."""
 
     step: int
     metrics: dict[str, float]
@@ -131,9 +132,18 @@ class WeightsPublished(Message, frozen=True):
 
 
 class WeightsLoaded(Message, frozen=True):
+    """generator -> recipe."""
+
     engine: str
     version: int
     load_s: float
+    life: int = 1  # of the engine
+
+
+class WeightsHeld(Message, frozen=True):
+    """recipe -> recorder: every engine that is there holds this version or a newer one."""
+
+    version: int
 
 
 StepMessage = (
@@ -146,4 +156,5 @@ StepMessage = (
     | StepTrained
     | WeightsPublished
     | WeightsLoaded
+    | WeightsHeld
 )

@@ -7,6 +7,8 @@ import pytest
 from bus.messages import (
     AnyMessage,
     BufferCursor,
+    EngineJoined,
+    EngineLeft,
     EvaluationFinished,
     EvaluationRequested,
     LengthCounts,
@@ -20,6 +22,7 @@ from bus.messages import (
     StepCounts,
     StepRequested,
     StepTrained,
+    WeightsHeld,
     WeightsLoaded,
     WeightsPublished,
 )
@@ -99,7 +102,7 @@ def test_a_version_counts_when_the_slowest_engine_holds_it() -> None:
     made.decide(0.0, weights(1))
     made.decide(0.0, weights(2))
     for version in (1, 2):
-        assert len(made.decide(0.0, WeightsLoaded("generator-0", version, 0.1))) == 1  # for the record
+        assert not made.decide(0.0, WeightsLoaded("generator-0", version, 0.1))
     sent = [send.message for send in made.decide(0.0, WeightsLoaded("generator-1", 1, 0.1)) if send.to == "head/buffer"]
     assert sent == [StepRequested(3, 1)]
     sent = [send.message for send in made.decide(0.0, WeightsLoaded("generator-1", 2, 0.1)) if send.to == "head/buffer"]
@@ -120,12 +123,66 @@ def test_the_last_evaluation_waits_for_the_last_weights_however_far_rollouts_ran
     assert all_load(made, 2) == [EvaluationRequested("end_sampled", 1.0, 5, 2)]
 
 
+def joined(engine: str, life: int) -> EngineJoined:
+    return EngineJoined(engine, 1024, 16, version=-1, life=life)
+
+
+def test_an_engine_that_has_left_is_not_waited_for() -> None:
+    made = recipe(questions=0)
+    made.decide(0.0, weights(0))
+    made.decide(0.0, WeightsLoaded("generator-0", 0, 0.1))
+    sent = [effect.message for effect in made.decide(0.0, EngineLeft("generator-1", "killed", 1))]
+    assert StepRequested(1, 0) in sent
+
+
+def test_an_engine_that_comes_back_gets_the_newest_weights_and_is_waited_for() -> None:
+    made = recipe(questions=0)
+    all_load(made, 0)
+    made.decide(0.0, EngineLeft("generator-1", "killed", 1))
+    assert [(send.to, send.message) for send in made.decide(0.0, joined("generator-1", 2))] == [
+        ("generator-1", weights(0))
+    ]
+    assert len(made.decide(0.0, weights(1))) == 2
+    assert not made.decide(0.0, WeightsLoaded("generator-0", 1, 0.1))
+    assert not made.decide(0.0, WeightsLoaded("generator-1", 0, 0.1, life=2))
+    assert made.decide(0.0, WeightsLoaded("generator-1", 1, 0.1, life=2))
+
+
+def test_the_word_that_an_engine_joins_may_overtake_the_word_that_its_last_life_is_over() -> None:
+    made = recipe(questions=0)
+    all_load(made, 0)
+    assert [send.to for send in made.decide(0.0, joined("generator-1", 2))] == ["generator-1"]
+    made.decide(0.0, EngineLeft("generator-1", "killed", 1))
+    assert made.state.engines["generator-1"].life == 2
+    with pytest.raises(ProtocolError, match="over before"):
+        made.decide(0.0, joined("generator-1", 1))
+
+
+def test_a_further_engine_may_join_at_any_time() -> None:
+    made = recipe(questions=0)
+    all_load(made, 0)
+    assert [send.to for send in made.decide(0.0, joined("generator-2", 1))] == ["generator-2"]
+
+
+def test_a_learner_that_begins_again_says_again_what_counts_once() -> None:
+    made = recipe(questions=0)
+    all_load(made, 0)
+    assert len(made.decide(0.0, StepTrained(1, {}))) == 1
+    made.decide(0.0, weights(1))
+    made.decide(0.0, WeightsLoaded("generator-0", 1, 0.1))
+    assert not made.decide(0.0, StepTrained(1, {}))
+    again = WeightsPublished(1, "/dev/shm/elsewhere", 8, "other")
+    assert [(send.to, send.message) for send in made.decide(0.0, again)] == [("generator-1", again)]
+    assert StepRequested(2, 1) in [send.message for send in made.decide(0.0, WeightsLoaded("generator-1", 1, 0.1))]
+
+
 @pytest.mark.parametrize(
     "event",
     [
         WeightsLoaded("generator-0", 7, 0.1),
-        WeightsLoaded("generator-0", 0, 0.1),
-        weights(0),
+        WeightsLoaded("generator-0", 0, 0.1, life=2),
+        WeightsLoaded("generator-7", 0, 0.1),
+        weights(-1),
         EvaluationFinished("end_greedy", 1, 1, 0, 1),
     ],
 )
@@ -140,15 +197,14 @@ def test_what_nobody_waits_for_is_refused(event: AnyMessage) -> None:
 
 
 def test_a_steps_phases_add_up_to_its_time() -> None:
-    recorder = Recorder(steps=5, num_engines=2)
+    recorder = Recorder(steps=5)
     counts = counted(StepCounts(groups=1), finished(0, 1.0, calls=2, failed=1))
     recorder.decide(10.0, StepRequested(1, 0))
     recorder.decide(14.0, StepCollected(1, 1, counts, {"sandbox: gone": 2}, BufferCursor()))
     recorder.decide(15.5, StepTrained(1, {"loss": 0.5}))
     with pytest.raises(ProtocolError, match="step 1 was trained before"):
         recorder.decide(15.55, StepTrained(1, {"loss": 0.7}))
-    assert not recorder.decide(15.6, WeightsLoaded("generator-0", 1, 0.1))
-    line = recorder.decide(15.75, WeightsLoaded("generator-1", 1, 0.1))[0].message
+    line = recorder.decide(15.75, WeightsHeld(1))[0].message
     assert isinstance(line, MetricsRecorded)
     values = line.values
     assert values["rollout_s"] + values["train_s"] + values["weights_s"] == pytest.approx(values["step_s"]) == 5.75
@@ -160,13 +216,13 @@ def test_a_steps_phases_add_up_to_its_time() -> None:
 
 def test_the_times_of_steps_that_overlap_are_counted_once() -> None:
     """The second step is collected while the first one is trained, and trained while the engines load."""
-    recorder = Recorder(steps=5, num_engines=1)
+    recorder = Recorder(steps=5)
     for step in (1, 2):
         recorder.decide(10.0, StepRequested(step, 0))
         recorder.decide(13.0 + step, StepCollected(step, 1, StepCounts(), {}, BufferCursor(), StalenessCounts()))
     recorder.decide(16.0, StepTrained(1, {}))
     recorder.decide(17.5, StepTrained(2, {}))
-    lines = [recorder.decide(at, WeightsLoaded("g", step, 0.1))[0].message for step, at in ((1, 18.0), (2, 19.0))]
+    lines = [recorder.decide(at, WeightsHeld(step))[0].message for step, at in ((1, 18.0), (2, 19.0))]
     phases = [
         [line.values[f"{name}_s"] for name in ("rollout", "train", "weights", "step")]
         for line in lines
@@ -187,7 +243,7 @@ def test_staleness_is_a_mean_and_a_maximum_over_the_tokens_that_are_trained_on()
 
 
 def test_the_length_bias_is_what_was_taken_over_all_that_was_started() -> None:
-    recorder = Recorder(steps=5, num_engines=1)
+    recorder = Recorder(steps=5)
     measured = LengthsMeasured(3, LengthCounts(4, 40, 0), LengthCounts(8, 160, 2), aborted=3, late=1)
     (send,) = recorder.decide(0.0, measured)
     line = send.message
@@ -199,13 +255,13 @@ def test_the_length_bias_is_what_was_taken_over_all_that_was_started() -> None:
 
 
 def test_a_step_that_nobody_asked_for_is_not_recorded() -> None:
-    recorder = Recorder(steps=5, num_engines=1)
+    recorder = Recorder(steps=5)
     with pytest.raises(ProtocolError, match="step 2 was not requested"):
         recorder.decide(0.0, StepCollected(2, 1, StepCounts(), {}, BufferCursor()))
 
 
 def test_an_evaluations_accuracy_leaves_out_what_infrastructure_lost() -> None:
-    recorder = Recorder(steps=5, num_engines=1)
+    recorder = Recorder(steps=5)
     line = recorder.decide(0.0, EvaluationFinished("start_greedy", 10, 4, 2, 80))[0].message
     assert isinstance(line, MetricsRecorded)
     assert line.values["accuracy"] == 0.5

@@ -83,7 +83,7 @@ def deciders_of(run: Run) -> dict[str, Decider]:
         "head/arbiter": Arbiter("kv_lookahead", limit, holder="rollout-0", completes=run.rl.oversubscribe > 1),
         "head/buffer": GroupBuffer(run, made, made[:4]),
         "head/recipe": Recipe(run.rl.steps, run.evaluation.questions, 1.0, ENGINES, run.rl.max_staleness),
-        "head/recorder": Recorder(run.rl.steps, len(ENGINES)),
+        "head/recorder": Recorder(run.rl.steps),
         "rollout-0": Rollout(rules(response_tokens=limit), TOKENIZER),
     }
 

@@ -180,7 +180,6 @@ class World:
         self.engines: dict[str, SayingEngine] = {}  # those of the present lives
         self.engine_lives: dict[str, int] = {}
         self.settling = False  # the run is finished: nobody is killed any more
-        self.published: list[WeightsPublished] = []
         self.run = run
         self.random = random.Random(seed)
         self.trouble = trouble
@@ -273,7 +272,7 @@ class World:
     # ---------------------------------------------------------------- engines
 
     async def _keep_engine(self, name: str) -> None:
-        """An engine's lives: it is killed, and comes back with the newest weights that the learner has published."""
+        """An engine's lives: it is killed, and comes back without weights."""
         for life in count(1):
             oversold = self.run.arbiter.policy not in ("kv", "kv_lookahead")
             self.engine_lives[name] = life
@@ -281,16 +280,14 @@ class World:
                 self.random,
                 self.script,
                 self.run.engine.kv_tokens,
-                version=self.published[-1].version if self.published else -1,
+                version=-1,
                 trouble=self.trouble,
                 evictions=self.faults.evictions,
                 oversold=oversold,
             )
             clock = asyncio.get_running_loop().time
-            generator = Generator(name, self.buses[name], engine, f"{HEAD}/arbiter", life, clock)
+            generator = Generator(name, self.buses[name], engine, f"{HEAD}/arbiter", life, clock, f"{HEAD}/recipe")
             work = asyncio.create_task(generator.run())
-            for published in self.published if life > 1 else ():  # the word of them may be lost with the last life
-                await self.buses[LAUNCHER].send(name, published, f"{HEAD}/recipe")
             lifetime_s = self.random.expovariate(self.faults.engine_deaths) if self.faults.engine_deaths else None
             await asyncio.wait([work], timeout=lifetime_s)
             if self.settling or work.done():
@@ -298,7 +295,7 @@ class World:
             await self._kill(work)
             self.num_engine_deaths += 1
             left = EngineLeft(name, f"{name} was killed", life)
-            for told in (f"{HEAD}/arbiter", ROLLOUT):
+            for told in (f"{HEAD}/arbiter", f"{HEAD}/recipe", ROLLOUT):
                 await self.buses[LAUNCHER].send(told, left)
             await asyncio.sleep(self.random.choice([0.0, self.random.expovariate(1)]))
             self._lose_what_it_has_not_read(name)
@@ -362,8 +359,7 @@ class World:
         return None
 
     async def _publish(self, version: int) -> None:
-        self.published.append(WeightsPublished(version, "/dev/shm/x", 4, "d"))
-        await self.buses[LEARNER].send(f"{HEAD}/recipe", self.published[-1])
+        await self.buses[LEARNER].send(f"{HEAD}/recipe", WeightsPublished(version, "/dev/shm/x", 4, "d"))
 
 
 def _shutdown(process: str) -> bytes:
