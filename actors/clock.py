@@ -8,6 +8,7 @@ from collections.abc import Callable
 Clock = Callable[[], float]
 
 
-def steady_clock() -> Clock:
-    start = time.time() - time.monotonic()
+def steady_clock(not_before: float = 0.0) -> Clock:
+    """`not_before` is the last time that an earlier life of the process has logged."""
+    start = max(time.time(), not_before) - time.monotonic()
     return lambda: start + time.monotonic()

@@ -1,14 +1,17 @@
-"""The one receive loop of every decider: write the event to the log, decide, act.
+"""The one receive loop of every decider: write the event to the log, decide, act once the log has it.
 
-Replay (actors/replay.py) is the same without the last step.
+Nothing of what a decider did leaves the process, and nothing that it received is acknowledged, before the event is
+committed. So nobody has seen anything of an event that a kill took along, and actors/recovery.py, which decides on the
+log again, goes on where the others believe that this process is. Replay (actors/replay.py) is the same without acting.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import structlog
@@ -17,12 +20,13 @@ from actors.clock import Clock
 from bus.codec import MalformedFrame, decode, encode
 from bus.event_log import EventLog
 from bus.messages import AnyMessage, Envelope, ProtocolError, Shutdown
-from bus.transport import Bus
+from bus.transport import Bus, Delivery, process_of
 from policies.decider import Decider, Send
 
 FINGERPRINT_BYTES = 8
 REFUSED = b"refused"  # fingerprint of an event that the decider forbade
 _EVENTS_A_TURN = 64  # decided before the event loop comes round, so that what was sent meanwhile goes out
+_ACTS = 16_384  # that may wait for the log; beyond it nothing is received
 
 Service = Callable[[AnyMessage], Awaitable[None]]
 _state_encoder = msgspec.msgpack.Encoder(order="deterministic")
@@ -55,11 +59,19 @@ def state_fingerprint(state: msgspec.Struct | None) -> bytes | None:
     return None if state is None else fingerprint([_state_encoder.encode(state)])
 
 
+class Act(NamedTuple):
+    """What an event causes outside this process."""
+
+    seq: int  # of the event; of the last one before it where it was not logged
+    delivery: Delivery
+    frames: Sequence[tuple[str, bytes]]  # to whom, what
+
+
 class DeciderLoop:
-    """Consumes the process's frames; ends after Shutdown, when all that had arrived before is decided.
+    """Consumes the process's frames; ends after Shutdown, when all that had arrived before is decided and acted on.
 
     `services` are actors of the same process that decide nothing, such as the metrics file: they get messages that are
-    not logged.
+    not logged. Without a log, acts follow decisions at once.
     """
 
     def __init__(
@@ -80,40 +92,60 @@ class DeciderLoop:
         self._logger = structlog.get_logger()
         self._shutting_down = False
         self._num_refused = 0
+        self._acts: deque[Act] = deque()
+        self._seq = 0  # of the last event that was logged here
+        self._committed = 0
+        self._changed = asyncio.Event()  # something was committed, or there is something to act on
+        self._acted = asyncio.Event()
+        if log is not None:
+            loop = asyncio.get_running_loop()
+            log.on_commit = lambda seq: loop.call_soon_threadsafe(self._note_commit, seq)
 
     async def run(self) -> None:
+        """Raises EventLogFailure."""
+        async with asyncio.TaskGroup() as group:
+            acting = group.create_task(self._act())
+            await self._decide_on_all()
+            await self._until_acted(0)
+            acting.cancel()
+
+    # ---------------------------------------------------------------- deciding
+
+    async def _decide_on_all(self) -> None:
         taken = 0
         while not (self._shutting_down and self._bus.waiting == 0):
-            frame = await self._bus.receive_frame()
+            delivery = await self._bus.receive_delivery()
             taken += 1
             if taken % _EVENTS_A_TURN == 0:
                 await asyncio.sleep(0)
-            try:
-                envelope = decode(frame)
-            except MalformedFrame as error:
-                self._logger.error("frame.dropped", cause=str(error), num_bytes=len(frame))
-                continue
-            await self._take(envelope, frame)
+            self._acts.append(Act(self._seq, delivery, ()) if (act := await self._take(delivery)) is None else act)
+            self._changed.set()
+            if len(self._acts) > _ACTS:
+                await self._until_acted(_ACTS // 2)
             if self._log is not None and self._log.full:
                 self._logger.warning("event_log.filled")
                 await asyncio.to_thread(self._log.wait_for_room)
 
-    async def _take(self, envelope: Envelope, frame: bytes) -> None:
+    async def _take(self, delivery: Delivery) -> Act | None:
+        try:
+            envelope = decode(delivery.frame)
+        except MalformedFrame as error:
+            self._logger.error("frame.dropped", cause=str(error), num_bytes=len(delivery.frame))
+            return None
         actor = envelope.to.rpartition("/")[2]
         if isinstance(envelope.message, Shutdown):
             self._shutting_down = True
         elif actor in self._services:
             await self._services[actor](envelope.message)
         elif actor in self._deciders:
-            await self._decide(actor, self._deciders[actor], envelope, frame)
+            return await self._decide(actor, self._deciders[actor], envelope, delivery)
         else:
             self._logger.error("message.misdirected", to=envelope.to, kind=type(envelope.message).__name__)
+        return None
 
-    async def _decide(self, actor: str, decider: Decider, envelope: Envelope, frame: bytes) -> None:
-        event, now, seq = envelope.message, self._clock(), 0
-        if self._log is not None:
-            kind = type(event).__name__
-            seq = self._log.append(now, actor, envelope.sender, kind, trajectory_of(event), frame)
+    async def _decide(self, actor: str, decider: Decider, envelope: Envelope, delivery: Delivery) -> Act:
+        event, now = envelope.message, self._clock()
+        self._write(now, actor, envelope, delivery)
         try:
             effects = decider.decide(now, event)
         except ProtocolError as error:
@@ -121,12 +153,52 @@ class DeciderLoop:
             kind = type(event).__name__
             self._logger.error("event.refused", actor=actor, kind=kind, cause=str(error), num_refused=self._num_refused)
             if self._log is not None:
-                self._log.decided(seq, REFUSED, None)
-            return
+                self._log.decided(self._seq, REFUSED, None)
+            return Act(self._seq, delivery, ())
         frames = encode_effects(envelope.to, effects)
         if self._log is not None:
-            self._log.decided(seq, fingerprint(frames), state_fingerprint(decider.state_after(event)))
-        for effect, effect_frame in zip(effects, frames, strict=True):
-            await self._bus.send_frame(effect.to, effect_frame)
+            self._log.decided(self._seq, fingerprint(frames), state_fingerprint(decider.state_after(event)))
         if self._observer is not None:
             self._observer.saw(now, event, effects)
+        outward: list[tuple[str, bytes]] = []
+        for effect, frame in zip(effects, frames, strict=True):
+            if process_of(effect.to) == self._bus.process:  # what comes of it is logged after this event
+                await self._bus.send_frame(effect.to, frame)
+            else:
+                outward.append((effect.to, frame))
+        return Act(self._seq, delivery, outward)
+
+    def _write(self, now: float, actor: str, envelope: Envelope, delivery: Delivery) -> None:
+        if self._log is not None:
+            event = envelope.message
+            self._seq = self._log.append(
+                *(now, actor, envelope.sender, type(event).__name__, trajectory_of(event), delivery.frame),
+                session=delivery.session,
+                number=delivery.number,
+            )
+
+    # ---------------------------------------------------------------- acting
+
+    def _note_commit(self, seq: int) -> None:
+        self._committed = seq
+        self._changed.set()
+
+    async def _act(self) -> None:
+        """Until cancelled."""
+        while True:
+            while self._acts and (self._log is None or self._acts[0].seq <= self._committed):
+                act = self._acts.popleft()
+                for to, frame in act.frames:
+                    await self._bus.send_frame(to, frame)
+                self._bus.acknowledge(act.delivery)
+            self._acted.set()
+            if self._log is not None:
+                self._log.check()
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _until_acted(self, left: int) -> None:
+        """Until no more than `left` acts wait."""
+        while len(self._acts) > left:
+            self._acted.clear()
+            await self._acted.wait()

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import structlog
 
-from actors.clock import steady_clock
-from actors.decider_loop import DeciderLoop
+from actors.deciding import Life, decide_until_shutdown
 from actors.wiring import HEAD, deciders_of
 from analysis.utilization.step_observer import StepObserver
 from bus.codec import decode
-from bus.event_log import EventLog
 from bus.event_reading import read_events
 from bus.messages import AnyMessage, BufferCursor, MetricsRecorded, RunStarted, StepCollected
-from bus.zeromq import zmq_bus
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import Run
@@ -27,25 +25,17 @@ class NotResumable(UnusableInput):
     """What a resumed run needs is not there."""
 
 
-async def run_head(run: Run, folder: RunFolder, step: int) -> None:
-    """Decide until Shutdown. `step` is that of the checkpoint from which the learner goes on; 0 is the beginning."""
+async def run_head(run: Run, folder: RunFolder, step: int, life: Life) -> None:
+    """Decide until Shutdown. `step` is that of the checkpoint from which the run went on; 0 is the beginning."""
     deciders = deciders_of(HEAD, run, folder)
     cursor = find_cursor(folder.events / f"{HEAD}.sqlite", step)
-    _keep_metrics_up_to(folder.metrics, step)
-    log = EventLog(folder.events / f"{HEAD}.sqlite") if run.log.events else None
-    bus = zmq_bus(HEAD, folder.sockets, run.bus.queue_messages)
-    started = RunStarted(step, cursor)
-    for actor in deciders:  # in the inbox before anything that arrives from outside
-        await bus.send(f"{HEAD}/{actor}", started)
     metrics = MetricsFile(folder.metrics)
+    if life.number == 1:
+        metrics.keep_up_to(step)
+    observer = StepObserver(structlog.get_logger().info)
     structlog.get_logger().info("head.started", step=step, position=cursor.position)
-    try:
-        observer = StepObserver(structlog.get_logger().info)
-        await DeciderLoop(bus, log, deciders, {"metrics": metrics.write}, steady_clock(), observer).run()
-    finally:
-        await bus.close()
-        if log is not None:
-            log.close()
+    started = RunStarted(step, cursor)
+    await decide_until_shutdown(life, run, folder, deciders, started, {"metrics": metrics.write}, observer)
 
 
 def step_to_resume(folder: RunFolder) -> int | None:
@@ -75,28 +65,47 @@ def _cursors(log: Path) -> dict[int, BufferCursor]:
     return {message.step: message.cursor for message in messages if isinstance(message, StepCollected)}
 
 
-def _keep_metrics_up_to(path: Path, step: int) -> None:
-    """Drop what a former life of the run wrote about steps after its last checkpoint. The file is there from then on."""
-    path.touch()
-    lines = path.read_bytes().splitlines(keepends=True)
-    kept = [line for line in lines if line.endswith(b"\n") and msgspec.json.decode(line)["step"] <= step]
-    rewritten = path.with_suffix(".rewritten")
-    rewritten.write_bytes(b"".join(kept if step else []))
-    rewritten.replace(path)
-
-
 class MetricsFile:
-    """Appends one JSON line for each step and each evaluation; writing runs off the event loop."""
+    """One JSON line for each step and each evaluation, however often it is told of it. Writing runs off the event loop."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        path.touch()
+        self._written = {_subject(line) for line in self._lines()}
+
+    def keep_up_to(self, step: int) -> None:
+        """Drop what a former run wrote about steps after the checkpoint that this one begins at."""
+        kept = [line for line in self._lines() if _subject(line)[1] <= step] if step else []
+        self._rewrite(kept)
+        self._written = {_subject(line) for line in kept}
 
     async def write(self, message: AnyMessage) -> None:
         if isinstance(message, MetricsRecorded):
             label = {"label": message.label} if message.label else {}
             line = msgspec.json.encode({"kind": message.kind, "step": message.step, **label, **message.values})
-            await asyncio.to_thread(self._append, line)
+            if _subject(line) not in self._written:
+                self._written.add(_subject(line))
+                await asyncio.to_thread(self._append, line)
+
+    def _lines(self) -> list[bytes]:
+        """Those that are whole: of the last one a kill may have left a part."""
+        lines = self._path.read_bytes().splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith(b"\n")]
+        if len(whole) < len(lines):
+            self._rewrite(whole)
+        return whole
+
+    def _rewrite(self, lines: Sequence[bytes]) -> None:
+        rewritten = self._path.with_suffix(".rewritten")
+        rewritten.write_bytes(b"".join(lines))
+        rewritten.replace(self._path)
 
     def _append(self, line: bytes) -> None:
         with self._path.open("ab") as file:
             file.write(line + b"\n")
+
+
+def _subject(line: bytes) -> tuple[str, int, str]:
+    """What the line is about: its kind, step and label."""
+    values = msgspec.json.decode(line)
+    return values["kind"], values["step"], values.get("label", "")

@@ -1,8 +1,8 @@
 """The launcher: starts a run's processes, watches them, shows how the run goes, and ends them in order.
 
-Consumes Progress, RunFinished, and what executors and rollouts say of executors' coming and going; waits for either a
-finished run, a child's death, or SIGINT. An executor that dies is started again (actors.executors). Whatever ends it,
-no process stays: children die with it, even after `kill -9`.
+Consumes heartbeats, Progress, RunFinished, and what executors and rollouts say of executors' coming and going; waits for
+either a finished run, a process that cannot be kept alive (actors.supervisor), or SIGINT. Whatever ends it, no process
+stays: children die with it, even after `kill -9`.
 """
 
 from __future__ import annotations
@@ -12,40 +12,53 @@ import contextlib
 import signal
 import sys
 import time
+from functools import partial
 from typing import Literal
 
 import structlog
 
-from actors.children import Children, ProcessDied, death_of, last_words, threads
+from actors.children import Child, Children, ProcessDied, last_words, threads
 from actors.display import Display
 from actors.executors import Executors
 from actors.head import step_to_resume
+from actors.supervisor import Program, Supervisor, unusable
 from actors.wiring import HEAD, LAUNCHER, LEARNER, ROLLOUT, executors, generators
 from bus.messages import (
     CallsMoved,
+    EngineLeft,
     ExecutorJoined,
     ExecutorProved,
+    Heartbeat,
     LedgerReported,
     Progress,
     RunFinished,
     Shutdown,
 )
-from bus.transport import Bus
+from bus.transport import Bus, process_of
 from bus.zeromq import zmq_bus
 from configs.run_folder import RunFolder
 from configs.schema import Run
+from engine.snapshots import forget_after
 
 Ending = Literal["finished", "interrupted"]
 
 STOP_WITHIN_S = 2.0  # for all but the head, from Shutdown on; then they are killed
 STOP_HEAD_WITHIN_S = 1.2
+_LIVES = 1 << 20  # of one process in one launch
+
+
+def session_of(boot: int, life: int = 0) -> int:
+    """What a process's links go by: of two lives of a process, the later one has the higher session."""
+    return boot * _LIVES + life
 
 
 class Launcher:
-    def __init__(self, run: Run, folder: RunFolder, display: Display) -> None:
+    def __init__(self, run: Run, folder: RunFolder, display: Display, boot: int) -> None:
+        """`boot` counts the launches in this folder."""
         self._run = run
         self._folder = folder
         self._display = display
+        self._boot = boot
         self._children = Children(folder.logs)
         self._logger = structlog.get_logger()
 
@@ -55,18 +68,19 @@ class Launcher:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, interrupted.set)
-        bus = zmq_bus(LAUNCHER, self._folder.sockets, self._run.bus.queue_messages)
-        names = executors(self._run)
-        kept = Executors(names, (ROLLOUT,), bus, self._children, self._executor)
+        bus = zmq_bus(LAUNCHER, self._folder.sockets, self._run.bus.queue_messages, session_of(self._boot))
+        executing = Executors(executors(self._run), (ROLLOUT,), bus, self._process)
+        supervisor: Supervisor | None = None
         ending: Ending = "interrupted"
         try:
             if self._run.tiny is not None and not self._folder.checkpoints.joinpath("init").exists():  # made last
                 await self._prepare(interrupted)
             if not interrupted.is_set():
-                await self._start(kept)
-                ending = await self._watch(bus, kept, interrupted)
+                supervisor = self._start(bus, executing)
+                ending = await self._watch(bus, supervisor, executing, interrupted)
         finally:
-            await kept.stop()
+            if supervisor is not None:
+                await supervisor.stop()
             await self._stop(bus)
             await bus.close()
         if ending == "finished":
@@ -91,39 +105,70 @@ class Launcher:
         self._children.forget(child.name)
         self._logger.info("task.prepared", prepare_s=time.monotonic() - began)
 
-    async def _start(self, kept: Executors) -> None:
+    def _start(self, bus: Bus, executing: Executors) -> Supervisor:
+        """Fewest to wait for first: who needs another's messages finds them queued."""
         step = step_to_resume(self._folder)
         if step is not None:
             self._display.say(f"going on after step {step}")
         step = step or 0
-        kept.start()
-        self._logger.info("run.started", step=step, seed=self._run.seed)
-        # Fewest to wait for first: who needs another's messages finds them queued.
-        for name in (HEAD, ROLLOUT, *generators(self._run)):
-            argv = self._program("actors.process", name, "--step", str(step))
-            num_threads = self._run.engine.threads if name.startswith("generator") else 1
-            await self._children.spawn(name, argv, threads(num_threads))
-        learner = self._program(
+        forget_after(self._folder.checkpoints, step)
+        num_threads = self._run.engine.threads
+        programs = {
+            **executing.programs(),
+            **{
+                name: Program(partial(self._deciding, name, step), helpless=self._forgotten) for name in (HEAD, ROLLOUT)
+            },
+            **{
+                name: Program(partial(self._process, name), num_threads, left=partial(self._engine_left, bus))
+                for name in generators(self._run)
+            },
+            LEARNER: Program(partial(self._learner, step), self._run.learner.threads),
+        }
+        supervisor = Supervisor(programs, self._children, self._run.supervision)
+        supervisor.start()
+        self._logger.info("run.started", step=step, seed=self._run.seed, boot=self._boot)
+        return supervisor
+
+    def _deciding(self, name: str, step: int, life: int) -> list[str]:
+        """In the session of the launch: whoever decides goes on where its last life was killed."""
+        lives = ("--life", str(life), "--session", str(session_of(self._boot)))
+        return self._program("actors.process", name, "--step", str(step), *lives)
+
+    def _forgotten(self, life: int, child: Child) -> bool:
+        """Without a log, what it had decided died with it."""
+        return not self._run.log.events or unusable(life, child)
+
+    def _process(self, name: str, life: int) -> list[str]:
+        lives = ("--life", str(life), "--session", str(session_of(self._boot, life)))
+        return self._program("actors.process", name, *lives)
+
+    def _learner(self, step: int, life: int) -> list[str]:
+        """Its first life goes on from the step of the launch, a later one from the newest checkpoint."""
+        first = ("--resume-step", str(step)) if life == 1 else ()
+        lives = ("--life", str(life), "--session", str(session_of(self._boot, life)))
+        return self._program(
             *("torch.distributed.run", "--nproc-per-node", str(self._run.learner.ranks), "--standalone"),
             *("--no-python", sys.executable, "-m", "actors.death"),  # each rank dies with torchrun's agent
-            *(sys.executable, "-m", "engine.learner", "--resume-step", str(step)),
+            *(sys.executable, "-m", "engine.learner", *first, *lives),
         )
-        await self._children.spawn(LEARNER, learner, threads(self._run.learner.threads))
-
-    def _executor(self, name: str, life: int) -> list[str]:
-        return self._program("actors.process", name, "--life", str(life))
 
     def _program(self, module: str, *arguments: str) -> list[str]:
         return [sys.executable, "-m", module, *arguments, "--run-folder", str(self._folder.path)]
 
     # ---------------------------------------------------------------- watching
 
-    async def _watch(self, bus: Bus, kept: Executors, interrupted: asyncio.Event) -> Ending:
-        following = asyncio.ensure_future(self._follow(bus, kept))
-        giving_up = asyncio.ensure_future(kept.until_given_up())
-        dying = asyncio.ensure_future(self._children.first_exit(besides=kept.names))
+    async def _engine_left(self, bus: Bus, life: int, child: Child) -> None:
+        left = EngineLeft(child.name, f"{child.name} ended with exit code {child.process.returncode}", life)
+        for told in (f"{HEAD}/arbiter", f"{HEAD}/recipe", ROLLOUT):
+            await bus.send(told, left)
+
+    async def _watch(
+        self, bus: Bus, supervisor: Supervisor, executing: Executors, interrupted: asyncio.Event
+    ) -> Ending:
+        following = asyncio.ensure_future(self._follow(bus, supervisor, executing))
+        giving_up = asyncio.ensure_future(supervisor.until_given_up())
         stopping = asyncio.ensure_future(interrupted.wait())
-        tasks = (following, giving_up, dying, stopping)
+        tasks = (following, giving_up, stopping)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if stopping.done():
@@ -131,24 +176,23 @@ class Launcher:
             if following.done():
                 following.result()
                 return "finished"
-            if giving_up.done():
-                giving_up.result()
-            child = dying.result()
-            self._logger.error("process.died", name=child.name, exit_code=child.process.returncode)
-            raise death_of(child)
+            giving_up.result()
+            raise AssertionError("the supervisor gives up by raising")
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _follow(self, bus: Bus, kept: Executors) -> None:
+    async def _follow(self, bus: Bus, supervisor: Supervisor, executing: Executors) -> None:
         while True:
             match (await bus.receive()).message:
+                case Heartbeat() as beat:
+                    supervisor.heard(beat)
                 case Progress() as progress:
                     self._display.show(progress)
                 case ExecutorJoined() as event:
-                    await kept.joined(event)
-                case ExecutorProved() as event:
-                    kept.proved(event)
+                    await executing.joined(event)
+                case ExecutorProved(executor=executor):
+                    supervisor.proved(process_of(executor))
                 case CallsMoved(executor=executor, sent=sent, waiting=waiting, lost=lost):
                     self._logger.info("calls.moved", executor=executor, sent=sent, waiting=waiting, lost=lost)
                 case LedgerReported() as report:

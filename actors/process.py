@@ -1,7 +1,7 @@
 """`python -m actors.process NAME --run-folder FOLDER`: one process of a run, as the launcher starts it.
 
-`--step` is where the run goes on, for processes that decide; `--life` counts an executor's starts. The learner is
-another program (engine.learner), since torchrun starts it.
+`--step` is where the run goes on, for processes that decide; `--life` counts the process's starts, and `--session` is what
+its links go by (bus.link). The learner is another program (engine.learner), since torchrun starts it.
 """
 
 from __future__ import annotations
@@ -10,24 +10,25 @@ import argparse
 import asyncio
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import structlog
 import uvloop
 from msgspec.structs import replace
 
-from actors.clock import steady_clock
-from actors.decider_loop import DeciderLoop
+from actors.deciding import Life, decide_until_shutdown
 from actors.head import run_head
-from actors.loop_lag import measure_loop_lag
 from actors.wiring import HEAD, LAUNCHER, deciders_of
 from analysis.summary import isolation_in_force
 from analysis.utilization.trajectory_observer import TrajectoryObserver
-from bus.batching import batched
-from bus.event_log import EventLog, EventLogFailure
+from bus.event_log import EventLogFailure
+from bus.heartbeat import beating
 from bus.messages import BufferCursor, RunStarted
 from bus.structured_log import configure
+from bus.transport import Bus
 from bus.zeromq import zmq_bus
 from configs.errors import UNUSABLE, UnusableInput
 from configs.load import load_resolved
@@ -40,20 +41,14 @@ COUNTS_EVERY_S = 0.1  # between two lines of how many trajectories wait for what
 NO_POLICY = -1  # version of the weights that an engine starts with: nothing is generated before the learner's arrive
 
 
-async def run_rollout(name: str, run: Run, folder: RunFolder, step: int) -> None:
-    deciders = deciders_of(name, run, folder)
-    log = EventLog(folder.events / f"{name}.sqlite") if run.log.events else None
-    bus = batched(zmq_bus(name, folder.sockets, run.bus.queue_messages))
-    await bus.send(name, RunStarted(step, BufferCursor()))  # in the inbox before anything that arrives from outside
+async def run_rollout(life: Life, run: Run, folder: RunFolder, step: int) -> None:
+    deciders = deciders_of(life.process, run, folder)
     observer = TrajectoryObserver(structlog.get_logger().info)
     counting = asyncio.create_task(_say_counts(observer))
     try:
-        await DeciderLoop(bus, log, deciders, {}, steady_clock(), observer).run()
+        await decide_until_shutdown(life, run, folder, deciders, RunStarted(step, BufferCursor()), {}, observer)
     finally:
         counting.cancel()
-        await bus.close()
-        if log is not None:
-            log.close()
 
 
 async def _say_counts(observer: TrajectoryObserver) -> None:
@@ -66,13 +61,14 @@ async def _say_counts(observer: TrajectoryObserver) -> None:
         observer.say_counts()
 
 
-async def run_generator(name: str, run: Run, folder: RunFolder, life: int) -> None:
+async def run_generator(life: Life, run: Run, folder: RunFolder) -> None:
     import torch
 
     from actors.generator import Generator  # imports torch, which the other processes do without
     from engine.devices import device_of
     from engine.embedded import EmbeddedEngine
 
+    name = life.process
     engine = EmbeddedEngine(
         folder.expand(run.model.checkpoint),
         Capacity(run.engine.kv_tokens, run.engine.page_tokens, run.dialogue.sequence_tokens),
@@ -84,33 +80,41 @@ async def run_generator(name: str, run: Run, folder: RunFolder, life: int) -> No
         cuda_graphs=run.engine.cuda_graphs,
         version=NO_POLICY,
     )
-    bus = zmq_bus(name, folder.sockets, run.bus.queue_messages)
-    try:
-        await Generator(name, bus, engine, arbiter=f"{HEAD}/arbiter", life=life, recipe=f"{HEAD}/recipe").run()
-    finally:
-        await bus.close()
+    async with _on_the_bus(life, run, folder) as bus:
+        arbiter, recipe = f"{HEAD}/arbiter", f"{HEAD}/recipe"
+        await Generator(name, bus, engine, arbiter, life=life.number, recipe=recipe).run()
 
 
-async def run_executor(name: str, run: Run, folder: RunFolder, life: int) -> None:
+async def run_executor(life: Life, run: Run, folder: RunFolder) -> None:
     from actors.executor import Executor
     from actors.executor_load import report_load
     from sandbox.choice import sandbox_of
 
-    bus = batched(zmq_bus(name, folder.sockets, run.bus.queue_messages))
-    sandbox = sandbox_of(_as_before(run.sandbox, folder, life), run.seed, run.name)
-    executor = Executor(
-        bus,
-        sandbox,
-        address=f"{name}/{life}",
-        slots=run.sandbox.fork_servers,
-        max_calls=run.sandbox.max_queued_calls,
-        launcher=LAUNCHER,
-    )
-    reporting = asyncio.create_task(report_load(f"{name}/{life}", run.sandbox.fork_servers, sandbox.load))
+    address = f"{life.process}/{life.number}"
+    async with _on_the_bus(life, run, folder) as bus:
+        sandbox = sandbox_of(_as_before(run.sandbox, folder, life.number), run.seed, run.name)
+        executor = Executor(
+            bus,
+            sandbox,
+            address=address,
+            slots=run.sandbox.fork_servers,
+            max_calls=run.sandbox.max_queued_calls,
+            launcher=LAUNCHER,
+        )
+        reporting = asyncio.create_task(report_load(address, run.sandbox.fork_servers, sandbox.load))
+        try:
+            await executor.run()
+        finally:
+            reporting.cancel()
+
+
+@asynccontextmanager
+async def _on_the_bus(life: Life, run: Run, folder: RunFolder) -> AsyncGenerator[Bus]:
+    bus = zmq_bus(life.process, folder.sockets, run.bus.queue_messages, life.session)
     try:
-        await executor.run()
+        async with beating(bus, life.number, run.supervision.heartbeat_s):
+            yield bus
     finally:
-        reporting.cancel()
         await bus.close()
 
 
@@ -120,22 +124,14 @@ def _as_before(config: Sandbox, folder: RunFolder, life: int) -> Sandbox:
     return config if before is None else replace(config, backend=before["backend"])
 
 
-def work_of(name: str, run: Run, folder: RunFolder, step: int, life: int) -> Callable[[], Awaitable[None]]:
-    if name == HEAD:
-        return lambda: run_head(run, folder, step)
-    if name.startswith("executor-"):
-        return lambda: run_executor(name, run, folder, life)
-    if name.startswith("generator-"):
-        return lambda: run_generator(name, run, folder, life)
-    return lambda: run_rollout(name, run, folder, step)
-
-
-async def live(work: Callable[[], Awaitable[None]]) -> None:
-    gauge = asyncio.create_task(measure_loop_lag())
-    try:
-        await work()
-    finally:
-        gauge.cancel()
+def work_of(life: Life, run: Run, folder: RunFolder, step: int) -> Coroutine[Any, Any, None]:
+    if life.process == HEAD:
+        return run_head(run, folder, step, life)
+    if life.process.startswith("executor-"):
+        return run_executor(life, run, folder)
+    if life.process.startswith("generator-"):
+        return run_generator(life, run, folder)
+    return run_rollout(life, run, folder, step)
 
 
 def main() -> int:
@@ -144,13 +140,15 @@ def main() -> int:
     parser.add_argument("--run-folder", type=Path, required=True)
     parser.add_argument("--step", type=int, default=0)
     parser.add_argument("--life", type=int, default=1)
+    parser.add_argument("--session", type=int, default=0)
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher ends its processes, in order
     folder = RunFolder(arguments.run_folder)
     try:
         run = load_resolved(folder.config)
         configure(folder, arguments.name, run.log.level)
-        uvloop.run(live(work_of(arguments.name, run, folder, arguments.step, arguments.life)))
+        life = Life(arguments.name, arguments.session, arguments.life)
+        uvloop.run(work_of(life, run, folder, arguments.step))
     except (UnusableInput, EventLogFailure, SandboxFailure) as error:
         structlog.get_logger().exception("process.failed")
         sys.stderr.write(f"{error}\n")

@@ -14,7 +14,7 @@ from rich.markup import escape
 from actors.display import Display, display_for
 from actors.launcher import Ending, Launcher, ProcessDied
 from actors.replay import replay_run
-from actors.run_setup import claimed
+from actors.run_setup import claimed, next_boot
 from analysis.summary import summarize
 from analysis.summary_table import summary_table
 from bus.structured_log import configure
@@ -34,7 +34,7 @@ def run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwrit
         began = time.monotonic()
         display.say(f"run {run.name}, seed {run.seed}, in {folder.path}")
         try:
-            ending = uvloop.run(Launcher(run, folder, display).launch())
+            ending = uvloop.run(Launcher(run, folder, display, next_boot(folder)).launch())
         except ProcessDied as error:
             console.print(f"[bold red]failed:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
             return 1

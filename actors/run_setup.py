@@ -42,6 +42,13 @@ def claimed(run: Run, *, resume: bool, overwrite: bool) -> Generator[RunFolder]:
         yield folder
 
 
+def next_boot(folder: RunFolder) -> int:
+    """Counts the launches in this folder, from 1."""
+    boot = int(folder.boots.read_text()) + 1 if folder.boots.exists() else 1
+    folder.boots.write_text(f"{boot}\n")
+    return boot
+
+
 def _take(lock: int, folder: RunFolder) -> None:
     """The kernel gives the lock back when this process ends, however it ends."""
     try:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from actors.display import display_for
 from actors.launcher import Launcher
-from actors.run_setup import claimed
+from actors.run_setup import claimed, next_boot
 from bus.structured_log import configure
 from configs.load import load_run
 from configs.run_folder import RunFolder
@@ -55,7 +55,7 @@ def launch(run: Run) -> RunFolder:
         configure(folder, "launcher", run.log.level)
         display = display_for(Console(stderr=True))
         try:
-            ending = uvloop.run(Launcher(run, folder, display).launch())
+            ending = uvloop.run(Launcher(run, folder, display, next_boot(folder)).launch())
         finally:
             display.close()
     if ending != "finished":

@@ -10,13 +10,14 @@ from __future__ import annotations
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 SCHEMA_VERSION = 2
 BOUND = 200_000  # records that may wait for the thread; beyond it `full` tells the owner to hold its events back
 _GROUP_S = 0.001  # a group is committed so long after its first record: what an event causes waits for it
+_ROWS_AT_ONCE = (256, 32, 4, 1)
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -65,16 +66,18 @@ class EventLogFailure(Exception):
 class EventLog:
     """Appends from one thread; `close` commits all that was appended."""
 
-    def __init__(self, path: Path, on_commit: Callable[[int], None] = lambda seq: None) -> None:
-        """`on_commit` is called on the log's thread, with the number of the last event that is committed."""
+    def __init__(self, path: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = _open(path)
         except (OSError, sqlite3.Error) as error:
             raise EventLogFailure(f"{path}: {error}") from error
         self._path = path
-        self._on_commit = on_commit
+        self.on_commit: Callable[[int], None] = lambda seq: (
+            None
+        )  # on the log's thread: the last event that is committed
         self._last = int(self._connection.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
+        self._committed = self._last
         self._records: queue.SimpleQueue[Event | Decision | None] = queue.SimpleQueue()
         self._room = threading.Event()
         self._closing = threading.Event()
@@ -89,7 +92,7 @@ class EventLog:
     def wait_for_room(self) -> None:
         """Blocks until the thread has caught up. Raises EventLogFailure if it cannot."""
         while self.full:
-            self._check()
+            self.check()
             self._room.clear()
             self._room.wait(timeout=1.0)
 
@@ -105,7 +108,7 @@ class EventLog:
         number: int = 0,
     ) -> int:
         """Returns the event's number. Raises EventLogFailure if an earlier record could not be written."""
-        self._check()
+        self.check()
         self._last += 1
         self._records.put(Event(self._last, at, actor, sender, session, number, kind, trajectory, frame))
         return self._last
@@ -118,9 +121,10 @@ class EventLog:
         self._closing.set()
         self._thread.join()
         self._connection.close()
-        self._check()
+        self.check()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises EventLogFailure if a record could not be written; `on_commit` was called then."""
         if self._failure is not None:
             raise self._failure
 
@@ -132,6 +136,7 @@ class EventLog:
                 self._commit(group)
             except sqlite3.Error as error:
                 self._failure = EventLogFailure(f"{self._path}: {error}")
+                self.on_commit(self._committed)
                 return
             finally:
                 self._room.set()
@@ -153,10 +158,22 @@ class EventLog:
         events = [record for record in group if isinstance(record, Event)]
         decisions = [record for record in group if isinstance(record, Decision)]
         with self._connection:
-            self._connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", events)
-            self._connection.executemany("INSERT INTO decisions VALUES (?, ?, ?)", decisions)
+            _insert(self._connection, "events", events)
+            _insert(self._connection, "decisions", decisions)
         if events:
-            self._on_commit(events[-1].seq)
+            self._committed = events[-1].seq
+            self.on_commit(self._committed)
+
+
+def _insert(connection: sqlite3.Connection, table: str, rows: Sequence[tuple[object, ...]]) -> None:
+    """Many rows in each statement: every statement gives the interpreter away, and waits for its turn to get it back."""
+    start = 0
+    for count in _ROWS_AT_ONCE:
+        while len(rows) - start >= count:
+            chosen = rows[start : start + count]
+            places = ", ".join(["(" + ", ".join("?" * len(chosen[0])) + ")"] * count)
+            connection.execute(f"INSERT INTO {table} VALUES {places}", [value for row in chosen for value in row])
+            start += count
 
 
 def _open(path: Path) -> sqlite3.Connection:

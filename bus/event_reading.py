@@ -31,3 +31,15 @@ def read_events(
             yield Event(*row[:9]), decision
     finally:
         connection.close()
+
+
+def first_of_session(path: Path, session: int) -> int | None:
+    """Number of the event with which the process began in this session of its own; None if there is none."""
+    if not path.exists():
+        return None
+    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    try:
+        query = "SELECT min(seq) FROM events WHERE kind = 'RunStarted' AND session = ?"
+        return connection.execute(query, (session,)).fetchone()[0]
+    finally:
+        connection.close()

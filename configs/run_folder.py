@@ -61,6 +61,16 @@ class RunFolder(NamedTuple):
         return self.path / "lock"
 
     @property
+    def boots(self) -> Path:
+        """How often the run was launched."""
+        return self.path / "boots"
+
+    @property
+    def batches(self) -> Path:
+        """What the learner was given since its last checkpoint."""
+        return self.path / "batches"
+
+    @property
     def sockets(self) -> Path:
         """The ipc sockets. Outside the run's folder, since the path of a socket is limited to 107 bytes."""
         return Path(tempfile.gettempdir()) / self._scratch_name

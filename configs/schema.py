@@ -242,6 +242,23 @@ class Bus(Section, frozen=True):
     queue_messages: int = 65_536  # bound of every queue, sending and receiving; a full one makes the sender wait
 
 
+class Supervision(Section, frozen=True):
+    """What becomes of a process that dies or falls silent: docs/faults.md."""
+
+    restarts: int = 5  # of one process in a row; then the run ends
+    backoff_s: float = 0.1  # before the first of them; doubled each time
+    settled_s: float = 60.0  # a process that has lived so long is forgiven its earlier deaths
+    heartbeat_s: float = 1.0
+    silent_s: float = 30.0  # without a heartbeat for so long, a process is killed and started again
+    start_s: float = 300.0  # so long it may take to the first one
+
+    def __post_init__(self) -> None:
+        require(self.restarts >= 0, "restarts must not be negative")
+        for name in ("backoff_s", "settled_s", "heartbeat_s", "silent_s", "start_s"):
+            require(getattr(self, name) > 0, f"{name} must be positive")
+        require(self.silent_s >= 3 * self.heartbeat_s, "silent_s must be at least three heartbeats")
+
+
 class Log(Section, frozen=True):
     events: bool = True
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -265,6 +282,7 @@ class Run(Section, frozen=True):
     learner: Learner = Learner()
     evaluation: Evaluation = Evaluation()
     bus: Bus = Bus()
+    supervision: Supervision = Supervision()
     log: Log = Log()
 
     def __post_init__(self) -> None:

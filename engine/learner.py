@@ -4,6 +4,9 @@ Without torchrun it is a single rank. Rank 0 speaks to the bus as "learner" and 
 others by broadcast. It consumes BatchReady and waits for nothing but its own worker thread; it produces, once at the
 beginning and once for each batch, StepTrained and then WeightsPublished. Shutdown or SIGTERM ends it at once: a step
 that is under way is abandoned, the last checkpoint stands.
+
+A later life (`--life`) begins with the steps that its journal has since that checkpoint. Then it says again what it had
+said, but publishes the last weights alone: the earlier ones may lie where the present ones do.
 """
 
 from __future__ import annotations
@@ -16,11 +19,14 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 import torch
 import uvloop
 
+from bus.codec import decode
+from bus.heartbeat import beating
 from bus.messages import BatchReady, Progress, Shutdown, StepTrained
 from bus.structured_log import configure
 from bus.transport import Bus
@@ -30,6 +36,7 @@ from configs.load import load_resolved
 from configs.run_folder import RunFolder
 from configs.schema import Run
 from engine.distributed import Ranks, from_leader, join_ranks, leave_ranks
+from engine.journal import BatchJournal
 from engine.learner_rank import LearnerRank, Trained
 
 RECIPE, LAUNCHER = "head/recipe", "launcher"
@@ -40,8 +47,18 @@ class Learner:
     """The leading rank's asyncio side. All training happens in one worker thread, so that the loop never waits for it
     and torch keeps a single pool of threads."""
 
-    def __init__(self, bus: Bus, run: Run, rank: LearnerRank, ranks: Ranks, worker: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        run: Run,
+        rank: LearnerRank,
+        ranks: Ranks,
+        worker: ThreadPoolExecutor,
+        journal: BatchJournal,
+    ) -> None:
         self._bus = bus
+        self._journal = journal
+        self._newest = max(journal.steps(), default=-1)  # step of the last batch that it was given
         self._sft_steps = run.sft.steps
         self._rank = rank
         self._ranks = ranks
@@ -70,13 +87,20 @@ class Learner:
 
     async def _listen(self) -> None:
         while True:
-            match (await self._bus.receive()).message:
+            delivery = await self._bus.receive_delivery()
+            match decode(delivery.frame).message:
                 case Shutdown():
                     return
-                case BatchReady() as batch:
-                    await self._batches.put(batch)
+                case BatchReady(step=step) as batch:
+                    if step > self._newest:
+                        self._newest = step
+                        await asyncio.to_thread(self._journal.write, step, delivery.frame)
+                        self._bus.acknowledge(delivery)
+                        await self._batches.put(batch)
+                    continue
                 case other:
                     self._logger.error("message.misdirected", kind=type(other).__name__)
+            self._bus.acknowledge(delivery)
 
     async def _work(self, resume_step: int | None) -> None:
         loop = asyncio.get_running_loop()
@@ -84,23 +108,31 @@ class Learner:
         def report(step: int, values: dict[str, float]) -> None:
             loop.call_soon_threadsafe(self._show, Progress("sft", step, self._sft_steps, values))
 
-        await self._announce(await self._in_worker(lambda: self._rank.start(resume_step, report)))
+        given = self._journal.steps()
+        begun = await self._in_worker(lambda: self._rank.start(resume_step, report, given))
+        await self._announce(begun)
+        for step in given:
+            if step > begun.step:
+                batch = await asyncio.to_thread(self._journal.read, step)
+                await self._step(batch, publish=step == given[-1])
         while True:
-            batch = await self._batches.get()
-            await self._announce(await self._in_worker(lambda batch=batch: self._train(batch)))
+            await self._step(await self._batches.get(), publish=True)
 
-    def _train(self, batch: BatchReady) -> Trained:
-        from_leader(self._ranks, batch)
-        return self._rank.train(batch.step, batch.rows)
+    async def _step(self, batch: BatchReady, *, publish: bool) -> None:
+        await self._announce(await self._in_worker(lambda: self._train(batch, publish)))
+
+    def _train(self, batch: BatchReady, publish: bool) -> Trained:
+        from_leader(self._ranks, (batch, publish))
+        return self._rank.train(batch.step, batch.rows, publish=publish)
 
     async def _in_worker(self, work: Callable[[], Trained]) -> Trained:
         self._under_way = self._worker.submit(work)
         return await asyncio.wrap_future(self._under_way)
 
     async def _announce(self, trained: Trained) -> None:
-        assert trained.published is not None
         await self._bus.send(RECIPE, StepTrained(trained.step, trained.metrics))
-        await self._bus.send(RECIPE, trained.published)
+        if trained.published is not None:
+            await self._bus.send(RECIPE, trained.published)
 
     def _show(self, progress: Progress) -> None:
         """For the display alone: while the last one is not sent yet, this one is not sent at all."""
@@ -108,15 +140,27 @@ class Learner:
             self._showing = asyncio.create_task(self._bus.send(LAUNCHER, progress))
 
 
-async def lead(run: Run, folder: RunFolder, ranks: Ranks, resume_step: int | None) -> None:
+class Life(NamedTuple):
+    """One start of the learner, as the launcher numbers it."""
+
+    number: int
+    session: int
+    resume_step: int | None
+
+
+async def lead(run: Run, folder: RunFolder, ranks: Ranks, life: Life) -> None:
     loop = asyncio.get_running_loop()
-    bus = zmq_bus("learner", folder.sockets, run.bus.queue_messages)
+    journal = BatchJournal(folder.batches)
+    if life.number == 1:
+        journal.clear()
+    bus = zmq_bus("learner", folder.sockets, run.bus.queue_messages, life.session)
     worker = ThreadPoolExecutor(1, "training", torch.set_num_threads, (run.learner.threads,))
-    rank = LearnerRank(run, folder, ranks)
-    learner = Learner(bus, run, rank, ranks, worker)
+    rank = LearnerRank(run, folder, ranks, journal)
+    learner = Learner(bus, run, rank, ranks, worker, journal)
     loop.add_signal_handler(signal.SIGTERM, learner.stop.set)
     try:
-        await learner.run(resume_step)
+        async with beating(bus, life.number, run.supervision.heartbeat_s):
+            await learner.run(life.resume_step)
     finally:
         await bus.close()
         rank.close()
@@ -130,25 +174,29 @@ def follow(run: Run, folder: RunFolder, ranks: Ranks, resume_step: int | None) -
     """All ranks but the first: the same work, in the order in which the leader begins it."""
     rank = LearnerRank(run, folder, ranks)
     rank.start(resume_step, lambda _step, _values: None)
-    while (batch := from_leader(ranks)) is not None:
-        rank.train(batch.step, batch.rows)
+    while (work := from_leader(ranks)) is not None:
+        batch, publish = work
+        rank.train(batch.step, batch.rows, publish=publish)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="engine.learner", description="Trains the policy of a run.")
     parser.add_argument("--run-folder", type=Path, required=True, help="the run's folder, with its config.toml")
     parser.add_argument("--resume-step", type=int, help="checkpoint to go on from; by default the newest")
+    parser.add_argument("--life", type=int, default=1, help="counts the learner's starts in one launch of the run")
+    parser.add_argument("--session", type=int, default=0, help="what its links go by")
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is for the launcher, which says Shutdown
     try:
-        train(RunFolder(arguments.run_folder), arguments.resume_step)
+        life = Life(arguments.life, arguments.session, arguments.resume_step)
+        train(RunFolder(arguments.run_folder), life)
     except (UnusableInput, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return UNUSABLE
     return 0
 
 
-def train(folder: RunFolder, resume_step: int | None) -> None:
+def train(folder: RunFolder, life: Life) -> None:
     """Raises UnusableInput for what a user can mend, OSError if the disk refuses."""
     run = load_resolved(folder.config)
     ranks = join_ranks()
@@ -156,9 +204,9 @@ def train(folder: RunFolder, resume_step: int | None) -> None:
     torch.set_num_threads(run.learner.threads)
     try:
         if ranks.leads:
-            uvloop.run(lead(run, folder, ranks, resume_step))
+            uvloop.run(lead(run, folder, ranks, life))
         else:
-            follow(run, folder, ranks, resume_step)
+            follow(run, folder, ranks, life.resume_step)
     except (UnusableInput, OSError):
         structlog.get_logger().exception("process.failed")
         raise

@@ -20,6 +20,7 @@ from configs.schema import Run
 from engine.batches import SftOrder, TrainingSequence, check_versions, sft_sequence
 from engine.checkpoint import load_model
 from engine.distributed import Ranks, from_leader, whole_parameters
+from engine.journal import BatchJournal
 from engine.sft_data import read_sft
 from engine.snapshots import is_resumable, prune, steps_saved
 from engine.tokenizer import check_vocabulary, load_tokenizer
@@ -40,12 +41,14 @@ class Trained(NamedTuple):
 
     step: int
     metrics: dict[str, float]
-    published: WeightsPublished | None  # None on all ranks but the leading one
+    published: WeightsPublished | None  # None on all ranks but the leading one, and where newer weights follow at once
 
 
 class LearnerRank:
-    def __init__(self, run: Run, folder: RunFolder, ranks: Ranks) -> None:
+    def __init__(self, run: Run, folder: RunFolder, ranks: Ranks, journal: BatchJournal | None = None) -> None:
+        """`journal` is the leading rank's; a checkpoint makes it forget."""
         self._run = run
+        self._journal = journal
         self._folder = folder
         self._ranks = ranks
         self._initial = folder.expand(run.model.checkpoint)
@@ -58,15 +61,17 @@ class LearnerRank:
 
     # ---------------------------------------------------------------- beginning
 
-    def start(self, resume_step: int | None, report: Report) -> Trained:
+    def start(self, resume_step: int | None, report: Report, given: Sequence[int] = ()) -> Trained:
         """Go on from `resume_step`, by default from the newest complete checkpoint; without any, from the beginning.
+        Where the leader was `given` batches of later steps, nothing is published before they are trained on.
 
         Raises UnusableInput for a checkpoint, a tokenizer or a data file that cannot be used, OSError if the disk
         refuses.
         """
         step = from_leader(self._ranks, self._step_to_resume(resume_step))
         metrics = self._begin(report) if step is None else self._resume(step)
-        return Trained(self._step, metrics, self._publish())
+        goes_on = from_leader(self._ranks, any(each > self._step for each in given))
+        return Trained(self._step, metrics, None if goes_on else self._publish())
 
     def _step_to_resume(self, wanted: int | None) -> int | None:
         saved = steps_saved(self._folder.checkpoints)
@@ -135,7 +140,7 @@ class LearnerRank:
 
     # ---------------------------------------------------------------- reinforcement learning
 
-    def train(self, step: int, rows: Sequence[Row]) -> Trained:
+    def train(self, step: int, rows: Sequence[Row], *, publish: bool = True) -> Trained:
         """One RL step; without rows the policy stays as it is, under a new version.
 
         Raises ProtocolError for any step but the next one and for tokens of versions that the step may not train on,
@@ -150,8 +155,10 @@ class LearnerRank:
         due = step % self._run.learner.checkpoint_every == 0 or step == self._run.rl.steps
         if due:
             self._save(self._folder.checkpoint(step))
+            if self._journal is not None:
+                self._journal.forget_up_to(step)
         saved = time.monotonic()
-        published = self._publish()
+        published = self._publish() if publish else None
         metrics["train_s"] = trained - began
         metrics["checkpoint_s"] = saved - trained
         metrics["publish_s"] = time.monotonic() - saved

@@ -73,3 +73,10 @@ def prune(checkpoints: Path, keep: int) -> list[Path]:
     for path in [*stale, *checkpoints.glob(f".*{BUILDING}")]:
         shutil.rmtree(path)
     return stale
+
+
+def forget_after(checkpoints: Path, step: int) -> None:
+    """Delete those of later steps: the run goes on from `step`, and comes to them again."""
+    for later in steps_saved(checkpoints):
+        if later > step:
+            shutil.rmtree(checkpoints / f"step_{later:06d}")

@@ -1,4 +1,5 @@
-"""Executors that are started again: who hears of it, in which order, and when the run gives up. Under a virtual clock."""
+"""Processes that are started again, executors above all: when, who hears of it, and when the run gives up. Under a virtual
+clock."""
 
 from __future__ import annotations
 
@@ -10,12 +11,18 @@ from typing import Any
 import pytest
 
 from actors.children import Child, Children, ProcessDied
-from actors.executors import RESTARTS, Executors
+from actors.executors import Executors
+from actors.supervisor import Program, Supervisor
 from bus.in_process import Hub
-from bus.messages import AnyMessage, ExecutorJoined, ExecutorLeft, ExecutorProved
+from bus.messages import AnyMessage, ExecutorJoined, ExecutorLeft, Heartbeat
 from bus.transport import Bus
 from configs.errors import UNUSABLE
+from configs.schema import Supervision
 from tests.simulation.clock import run_virtually
+
+
+SETTINGS = Supervision(backoff_s=1.0)
+RESTARTS = SETTINGS.restarts
 
 
 class Process:
@@ -47,6 +54,9 @@ class Nursery(Children):
         self.processes[name] = Process()
         return Child(name, self.processes[name], self._outputs / f"{name}.out")  # pyright: ignore
 
+    async def kill(self, name: str) -> None:
+        self.processes[name].end(-9)
+
 
 class Node:
     def __init__(self, folder: Path, *names: str) -> None:
@@ -55,9 +65,31 @@ class Node:
         self.children = Nursery(folder)
         bus: Bus = hub.join("launcher", 100)
         self.executors = Executors(
-            names, ("rollout-0",), bus, self.children, lambda name, life: (name, str(life)), pause_s=1.0
+            [name for name in names if name.startswith("executor")],
+            ("rollout-0",),
+            bus,
+            lambda name, life: (name, str(life)),
         )
-        self.executors.start()
+        others = {
+            name: Program(lambda life, name=name: (name, str(life))) for name in names if name.startswith("other")
+        }
+        self.supervisor = Supervisor({**self.executors.programs(), **others}, self.children, SETTINGS)
+        self.supervisor.start()
+        self._beating = {name: asyncio.create_task(self._beat(name)) for name in names}
+
+    async def _beat(self, name: str) -> None:
+        while True:
+            for life in range(1, 20):
+                self.supervisor.heard(Heartbeat(name, life, 0.0, 0, 0))  # only the present one counts
+            await asyncio.sleep(1.0)
+
+    def fall_silent(self, name: str) -> None:
+        self._beating[name].cancel()
+
+    async def stop(self) -> None:
+        await self.supervisor.stop()
+        for beating in self._beating.values():
+            beating.cancel()
 
     async def join(self, address: str) -> None:
         await self.executors.joined(ExecutorJoined(address, 1))
@@ -95,7 +127,7 @@ def play(folder: Path, scenario: Callable[[Node], Coroutine[Any, Any, None]], *n
         try:
             await scenario(node)
         finally:
-            await node.executors.stop()
+            await node.stop()
 
     run_virtually(run())
 
@@ -149,13 +181,13 @@ def test_one_that_dies_again_and_again_without_a_result_ends_the_run_with_its_la
     (tmp_path / "executor-0.out").write_text("no memory\n")
 
     async def scenario(node: Node) -> None:
-        giving_up = asyncio.create_task(node.executors.until_given_up())
+        giving_up = asyncio.create_task(node.supervisor.until_given_up())
         for life in range(1, RESTARTS + 2):
             assert not giving_up.done()
             await node.join(f"executor-0/{life}")
             await node.die("executor-0")
             await asyncio.sleep(100)
-        with pytest.raises(ProcessDied, match=r"executor-0 ended 6 times without a result, at last with exit code -9"):
+        with pytest.raises(ProcessDied, match=r"executor-0 ended 6 times in a row, at last with exit code -9"):
             await giving_up
         assert isinstance(node.heard()[-1], ExecutorLeft)
         assert len(node.children.started) == RESTARTS + 1
@@ -165,10 +197,10 @@ def test_one_that_dies_again_and_again_without_a_result_ends_the_run_with_its_la
 
 def test_a_result_forgives_the_deaths_before_it(tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
-        giving_up = asyncio.create_task(node.executors.until_given_up())
+        giving_up = asyncio.create_task(node.supervisor.until_given_up())
         for life in range(1, 3 * RESTARTS):
             if life % RESTARTS == 0:
-                node.executors.proved(ExecutorProved(f"executor-0/{life}"))
+                node.supervisor.proved("executor-0")
             await node.die("executor-0")
             await asyncio.sleep(100)
         assert not giving_up.done()
@@ -182,7 +214,7 @@ def test_a_sandbox_that_cannot_stand_ends_the_run_at_once(tmp_path: Path) -> Non
     (tmp_path / "executor-0.out").write_text("there is no engine\n")
 
     async def first(node: Node) -> None:
-        giving_up = asyncio.create_task(node.executors.until_given_up())
+        giving_up = asyncio.create_task(node.supervisor.until_given_up())
         await node.die("executor-0", UNUSABLE)
         with pytest.raises(ProcessDied, match=r"(?s)executor-0 ended with exit code 2.*there is no engine"):
             await giving_up
@@ -202,11 +234,66 @@ def test_a_sandbox_that_cannot_stand_ends_the_run_at_once(tmp_path: Path) -> Non
 def test_none_is_started_any_more_once_the_run_ends(tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         await node.die("executor-0")
-        await node.executors.stop()
+        await node.stop()
         await asyncio.sleep(100)
         assert len(node.children.started) == 1
 
     play(tmp_path, scenario)
+
+
+def test_a_process_that_falls_silent_is_killed_and_started_again(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        await asyncio.sleep(100)
+        assert len(node.children.started) == 1
+        node.fall_silent("other-0")
+        await asyncio.sleep(SETTINGS.silent_s - 2)
+        assert len(node.children.started) == 1
+        await asyncio.sleep(5)
+        assert len(node.children.started) == 2
+
+    play(tmp_path, scenario, "other-0")
+
+
+def test_a_process_has_its_time_to_start_before_it_counts_as_silent(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        node.fall_silent("other-0")
+        await node.die("other-0")
+        await asyncio.sleep(SETTINGS.start_s - 10)
+        assert len(node.children.started) == 2
+        await asyncio.sleep(20)
+        assert len(node.children.started) == 3
+
+    play(tmp_path, scenario, "other-0")
+
+
+def test_a_process_that_has_lived_for_a_while_is_forgiven_its_deaths(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        giving_up = asyncio.create_task(node.supervisor.until_given_up())
+        for _ in range(3 * RESTARTS):
+            await node.die("other-0")
+            await asyncio.sleep(SETTINGS.settled_s + 2)
+        assert not giving_up.done()
+        for _ in range(RESTARTS + 1):
+            await node.die("other-0")
+            await asyncio.sleep(40)
+        with pytest.raises(ProcessDied, match="other-0 ended 6 times in a row"):
+            await giving_up
+
+    play(tmp_path, scenario, "other-0")
+
+
+def test_what_a_process_cannot_use_another_life_of_it_cannot_use_either(tmp_path: Path) -> None:
+    (tmp_path / "other-0.out").write_text("the disk is full\n")
+
+    async def scenario(node: Node) -> None:
+        giving_up = asyncio.create_task(node.supervisor.until_given_up())
+        await node.die("other-0")
+        await asyncio.sleep(10)
+        await node.die("other-0", UNUSABLE)
+        with pytest.raises(ProcessDied, match=r"(?s)other-0 ended with exit code 2.*the disk is full"):
+            await giving_up
+
+    play(tmp_path, scenario, "other-0")
 
 
 @pytest.mark.slow

@@ -1,0 +1,75 @@
+"""A process that decides, from its log and its bus to its end: it begins, or goes on where its last life was killed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import structlog
+
+from actors.clock import steady_clock
+from actors.decider_loop import DeciderLoop, Observer, Service
+from actors.recovery import Recovery, recover
+from bus.codec import encode
+from bus.event_log import EventLog
+from bus.heartbeat import beating
+from bus.messages import Envelope, RunStarted
+from bus.transport import Bus
+from bus.zeromq import zmq_bus
+from configs.run_folder import RunFolder
+from configs.schema import Run
+from policies.decider import Decider
+
+
+class Life(msgspec.Struct, frozen=True):
+    """One start of a process, as the launcher numbers it."""
+
+    process: str
+    session: int  # of a process that decides the same in all lives since the launcher began
+    number: int = 1
+
+
+async def decide_until_shutdown(
+    life: Life,
+    run: Run,
+    folder: RunFolder,
+    deciders: Mapping[str, Decider],
+    started: RunStarted,
+    services: Mapping[str, Service],
+    observer: Observer,
+) -> None:
+    """Raises NotRecoverable and EventLogFailure."""
+    path = folder.events / f"{life.process}.sqlite"
+    begin = [encode(Envelope(life.process, address, started)) for address in _addresses(life.process, deciders)]
+    window = run.bus.queue_messages
+    recovery = recover(path, life.process, life.session, deciders, services, window, begin) if run.log.events else None
+    log = EventLog(path) if run.log.events else None
+    bus = zmq_bus(life.process, folder.sockets, window, life.session)
+    try:
+        async with beating(bus, life.number, run.supervision.heartbeat_s):
+            if recovery is None:
+                for frame in begin:  # in the inbox before anything that arrives from outside
+                    await bus.send_frame(life.process, frame)
+            else:
+                await _go_on(recovery, log, bus, services)
+            clock = steady_clock(recovery.at if recovery is not None else 0.0)
+            await DeciderLoop(bus, log, deciders, services, clock, observer).run()
+    finally:
+        await bus.close()
+        if log is not None:
+            log.close()
+
+
+async def _go_on(recovery: Recovery, log: EventLog | None, bus: Bus, services: Mapping[str, Service]) -> None:
+    bus.restore(recovery.links(), recovery.taken)
+    if log is not None:
+        for decision in recovery.undecided:
+            log.decided(*decision)
+    for actor, message in recovery.served:
+        await services[actor](message)
+    structlog.get_logger().info("process.recovered", num_events=recovery.num_events, recover_s=recovery.seconds)
+
+
+def _addresses(process: str, deciders: Mapping[str, Decider]) -> Sequence[str]:
+    """An actor's own, where a process holds several."""
+    return [process if actor == process else f"{process}/{actor}" for actor in deciders]

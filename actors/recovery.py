@@ -1,0 +1,139 @@
+"""The next life of a process that decides: it decides again on all that its log has of this session, and goes on.
+
+Since nothing left the process before its cause was in the log (actors/decider_loop.py), peers see a pause and nothing
+else: what they had been sent has the same numbers again, and what was not acknowledged to them they still hold.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from bus.lanes import Lane, lane_of, lane_of_frame
+
+from actors.decider_loop import REFUSED, encode_effects, fingerprint, state_fingerprint
+from bus.codec import decode
+from bus.event_log import Decision, Event
+from bus.event_reading import first_of_session, read_events
+from bus.messages import AnyMessage, ProtocolError
+from bus.transport import process_of
+from configs.errors import UnusableInput
+from policies.decider import Decider
+
+Peer = tuple[str, Lane]
+
+
+class NotRecoverable(UnusableInput):
+    """The log and the code that reads it do not agree: `--resume` begins anew after the last checkpoint."""
+
+
+class Sent(msgspec.Struct):
+    """What went to one peer in one lane: the last frames, as many as it may not have acknowledged."""
+
+    frames: deque[bytes]
+    next_number: int = 0
+
+    def add(self, frame: bytes) -> None:
+        self.frames.append(frame)
+        self.next_number += 1
+
+
+class Recovery:
+    """What a log says of one process in one session, its deciders brought to where it ends."""
+
+    def __init__(
+        self, process: str, session: int, deciders: Mapping[str, Decider], services: Collection[str], window: int
+    ) -> None:
+        """`window` bounds the frames that a peer may not have acknowledged."""
+        self._process = process
+        self._session = session
+        self._deciders = deciders
+        self._services = services
+        self.num_events = 0
+        self.at = 0.0  # time of the last event
+        self.seconds = 0.0  # that it took
+        self._window = window
+        self.sent: dict[Peer, Sent] = {}
+        self.taken: dict[Peer, tuple[int, int]] = {}  # session, and the number that comes next
+        self.served: list[tuple[str, AnyMessage]] = []  # to which service of the process, what
+        self.undecided: list[Decision] = []  # on events that the last life logged and did not live to decide on
+
+    def read(self, path: Path, first: int, begin: Sequence[bytes]) -> None:
+        """Decide on all events from number `first` on. `begin` are the frames with which the process began.
+
+        Raises NotRecoverable.
+        """
+        began = time.monotonic()
+        for frame in begin:
+            self._sent(self._process, lane_of_frame(frame)).add(frame)
+        for event, decision in read_events(path, since=first):
+            self._take(event)
+            decided = self._decide(event)
+            if decision is None:
+                self.undecided.append(decided)
+            elif decision != decided:
+                raise NotRecoverable(
+                    f"{path}: event {event.seq} ({event.actor}, {event.kind}) is decided in another way than it was: "
+                    "--resume begins anew after the last checkpoint"
+                )
+            self.num_events += 1
+            self.at = event.time
+        self.seconds = time.monotonic() - began
+
+    def _sent(self, process: str, lane: Lane) -> Sent:
+        if (process, lane) not in self.sent:
+            bound = None if process == self._process else self._window
+            self.sent[process, lane] = Sent(deque(maxlen=bound))
+        return self.sent[process, lane]
+
+    def _take(self, event: Event) -> None:
+        sender, lane = process_of(event.sender), lane_of(event.kind)
+        if sender == self._process:
+            waiting = self._sent(sender, lane).frames
+            if not waiting or waiting.popleft() != event.frame:
+                raise NotRecoverable(
+                    f"event {event.seq} ({event.kind}) came from {sender} itself, which did not send it"
+                )
+            return
+        known = self.taken.get((sender, lane), (-1, 0))
+        self.taken[sender, lane] = max(known, (event.session, event.number + 1))
+
+    def _decide(self, event: Event) -> Decision:
+        decider, envelope = self._deciders[event.actor], decode(event.frame)
+        try:
+            effects = decider.decide(event.time, envelope.message)
+        except ProtocolError:
+            return Decision(event.seq, REFUSED, None)
+        frames = encode_effects(envelope.to, effects)
+        for effect, frame in zip(effects, frames, strict=True):
+            process, _, actor = effect.to.partition("/")
+            if process == self._process and actor in self._services:
+                self.served.append((actor, effect.message))
+            else:
+                self._sent(process, lane_of(type(effect.message).__name__)).add(frame)
+        return Decision(event.seq, fingerprint(frames), state_fingerprint(decider.state_after(envelope.message)))
+
+    def links(self) -> dict[Peer, tuple[int, Sequence[bytes]]]:
+        """As bus.transport.Bus.restore takes them."""
+        return {peer: (sent.next_number, tuple(sent.frames)) for peer, sent in self.sent.items()}
+
+
+def recover(
+    path: Path,
+    process: str,
+    session: int,
+    deciders: Mapping[str, Decider],
+    services: Collection[str],
+    window: int,
+    begin: Sequence[bytes],
+) -> Recovery | None:
+    """None if the log has nothing of this session: the process begins. Raises NotRecoverable."""
+    first = first_of_session(path, session)
+    if first is None:
+        return None
+    recovery = Recovery(process, session, deciders, services, window)
+    recovery.read(path, first, begin)
+    return recovery
