@@ -24,7 +24,6 @@ from actors.loop_lag import measure_loop_lag
 from actors.wiring import HEAD, LAUNCHER, deciders_of
 from analysis.summary import isolation_in_force
 from analysis.utilization.trajectory_observer import TrajectoryObserver
-from bus.batching import batched
 from bus.event_log import EventLog, EventLogFailure
 from bus.messages import BufferCursor, RunStarted
 from bus.structured_log import configure
@@ -43,7 +42,7 @@ NO_POLICY = -1  # version of the weights that an engine starts with: nothing is 
 async def run_rollout(name: str, run: Run, folder: RunFolder, step: int) -> None:
     deciders = deciders_of(name, run, folder)
     log = EventLog(folder.events / f"{name}.sqlite") if run.log.events else None
-    bus = batched(zmq_bus(name, folder.sockets, run.bus.queue_messages))
+    bus = zmq_bus(name, folder.sockets, run.bus.queue_messages)
     await bus.send(name, RunStarted(step, BufferCursor()))  # in the inbox before anything that arrives from outside
     observer = TrajectoryObserver(structlog.get_logger().info)
     counting = asyncio.create_task(_say_counts(observer))
@@ -96,7 +95,7 @@ async def run_executor(name: str, run: Run, folder: RunFolder, life: int) -> Non
     from actors.executor_load import report_load
     from sandbox.choice import sandbox_of
 
-    bus = batched(zmq_bus(name, folder.sockets, run.bus.queue_messages))
+    bus = zmq_bus(name, folder.sockets, run.bus.queue_messages, session=life)
     sandbox = sandbox_of(_as_before(run.sandbox, folder, life), run.seed, run.name)
     executor = Executor(
         bus,

@@ -60,7 +60,9 @@ class Node:
         self.executors.start()
 
     async def join(self, address: str) -> None:
+        """And be heard of."""
         await self.executors.joined(ExecutorJoined(address, 1))
+        await settle()
 
     async def die(self, name: str, code: int = -9) -> None:
         """And be noticed."""
