@@ -103,11 +103,14 @@ class DeciderLoop:
 
     async def run(self) -> None:
         """Raises EventLogFailure."""
-        async with asyncio.TaskGroup() as group:
-            acting = group.create_task(self._act())
-            await self._decide_on_all()
-            await self._until_acted(0)
-            acting.cancel()
+        tasks = [asyncio.create_task(self._act()), asyncio.create_task(self._decide_on_all())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
 
     # ---------------------------------------------------------------- deciding
 
@@ -125,6 +128,7 @@ class DeciderLoop:
             if self._log is not None and self._log.full:
                 self._logger.warning("event_log.filled")
                 await asyncio.to_thread(self._log.wait_for_room)
+        await self._until_acted(0)
 
     async def _take(self, delivery: Delivery) -> Act | None:
         try:

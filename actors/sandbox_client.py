@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import os
 import socket
+import time
 from pathlib import Path
 from types import TracebackType
 
-from bus.batching import batched
 from bus.codec import MalformedFrame
+from bus.lanes import LANES
 from bus.messages import AnswerGraded, AnswerSubmitted, CallFailed, CodeFinished, CodeRequested, SessionEnded
-from bus.zeromq import zmq_bus
+from bus.zeromq import socket_of, zmq_bus
 from configs.errors import UnusableInput
 from sandbox.contract import CodeResult, Grade, SandboxFailure
 
@@ -25,7 +26,7 @@ _WATCH_S = 1.0
 def is_served(folder: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         try:
-            probe.connect(str(folder / SERVED))
+            probe.connect(str(socket_of(folder, SERVED)))
         except OSError:
             return False
     return True
@@ -39,8 +40,9 @@ class SandboxClient:
             raise UnusableInput(
                 f"--at {folder}: no sandbox is served there; start one: asterism sandbox serve --at {folder}"
             )
-        self._socket = folder / f"client-{os.getpid()}"
-        self._bus = batched(zmq_bus(self._socket.name, folder, _QUEUE_MESSAGES))
+        self._name = f"client-{os.getpid()}"
+        session = time.time_ns()  # the process's number, and so the name, may have been another client's
+        self._bus = zmq_bus(self._name, folder, _QUEUE_MESSAGES, session)
         self._open: dict[tuple[int, int], asyncio.Future[CodeResult | Grade]] = {}
         self._folder = folder
         loop = asyncio.get_running_loop()
@@ -56,7 +58,8 @@ class SandboxClient:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._bus.close()
-        self._socket.unlink(missing_ok=True)
+        for lane in LANES:
+            socket_of(self._folder, self._name, lane).unlink(missing_ok=True)
 
     async def run(self, call: CodeRequested) -> CodeResult:
         """Raises SandboxFailure."""

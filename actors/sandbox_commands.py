@@ -6,7 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 
 import structlog
@@ -18,9 +18,9 @@ from rich.table import Table
 from actors.executor import Executor
 from actors.sandbox_client import SERVED, SandboxClient, is_served
 from actors.sandbox_shell import converse
-from bus.batching import batched
+from bus.lanes import LANES
 from bus.messages import Shutdown
-from bus.zeromq import zmq_bus
+from bus.zeromq import socket_of, zmq_bus
 from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.schema import Run
@@ -51,8 +51,8 @@ def settings(config: Path | None, overrides: Sequence[str]) -> Run:
 def serve_sandbox(run: Run, folder: Path, console: Console) -> None:
     """Until ^C or SIGTERM. Raises UnusableInput if the folder cannot hold sockets, or one is served there already."""
     folder.mkdir(parents=True, exist_ok=True)
-    if len(str(folder.resolve() / SERVED)) > 100:
-        raise UnusableInput(f"--at {folder}: the path is too long for a socket; take one below 90 characters")
+    if len(str(folder.resolve())) >= 85:
+        raise UnusableInput(f"--at {folder}: the path is too long for a socket; take one below 85 characters")
     if is_served(folder):
         raise UnusableInput(f"--at {folder}: a sandbox is served there already")
     uvloop.run(_serve(run, folder, console))
@@ -60,7 +60,7 @@ def serve_sandbox(run: Run, folder: Path, console: Console) -> None:
 
 async def _serve(run: Run, folder: Path, console: Console) -> None:
     sandbox = sandbox_of(run.sandbox, run.seed, run.name)
-    bus = batched(zmq_bus(SERVED, folder, run.bus.queue_messages))
+    bus = zmq_bus(SERVED, folder, run.bus.queue_messages)
     stopper = zmq_bus("stopper", folder, run.bus.queue_messages)
 
     def stop() -> None:
@@ -74,8 +74,8 @@ async def _serve(run: Run, folder: Path, console: Console) -> None:
     finally:
         await bus.close()
         await stopper.close()
-        for name in (SERVED, "stopper"):
-            (folder / name).unlink(missing_ok=True)
+        for name, lane in product((SERVED, "stopper"), LANES):
+            socket_of(folder, name, lane).unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------- shell, bench

@@ -15,7 +15,6 @@ import msgspec
 
 from benchmarks._executor_process import EXECUTOR
 from benchmarks._memory import descendants, resident_mib, shared_out_mib
-from bus.batching import batched
 from bus.messages import CallFailed, CodeFinished, Shutdown
 from bus.transport import Bus
 from bus.zeromq import zmq_bus
@@ -50,7 +49,7 @@ async def burst(backend: str, core: int, calls: int) -> Burst:
         folder = Path(name)
         command = [sys.executable, "-m", "benchmarks._executor_process", backend, str(core), name]
         executor = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
-        bus = batched(zmq_bus(_CLIENT, folder, BusConfig().queue_messages))
+        bus = zmq_bus(_CLIENT, folder, BusConfig().queue_messages)
         try:
             return await _burst(bus, executor, calls)
         finally:

@@ -16,7 +16,6 @@ import uvloop
 
 from actors.executor import Executor
 from benchmarks._backends import config_of, host_of
-from bus.batching import batched
 from bus.zeromq import zmq_bus
 from configs.schema import Bus
 from sandbox.backend import ForkServerSandbox
@@ -27,7 +26,7 @@ EXECUTOR = "executor-0"
 async def live(backend: str, core: int, folder: Path) -> None:
     config = config_of(backend, core)
     sandbox = ForkServerSandbox(host_of(backend, config), config)
-    bus = batched(zmq_bus(EXECUTOR, folder, Bus().queue_messages))
+    bus = zmq_bus(EXECUTOR, folder, Bus().queue_messages)
     loop = asyncio.get_running_loop()
     loop.add_reader(sys.stdin, lambda: announce(loop, sandbox))
     try:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
-from bus.messages import AnyMessage, Batch, Envelope
+from bus.messages import AnyMessage, Envelope
 
 
 class MalformedFrame(ValueError):
@@ -29,31 +27,12 @@ def decode(frame: bytes) -> Envelope:
         raise MalformedFrame(str(error)) from error
 
 
-# ---------------------------------------------------------------- batches
-
-_BATCH_HEAD = _encoder.encode(Envelope("", "", Batch(())))[:-1]  # all but the number of envelopes
-
-
-def encode_batch(frames: Sequence[bytes]) -> bytes:
-    return _encoder.encode(Envelope("", "", Batch(tuple(msgspec.Raw(frame) for frame in frames))))
-
-
-def split(frame: bytes) -> Sequence[bytes]:
-    """The frames of a batch, each as it was sent; any other frame is its own only one."""
-    if not frame.startswith(_BATCH_HEAD):
-        return (frame,)
-    try:
-        message = decode(frame).message
-    except MalformedFrame:
-        return (frame,)  # whoever receives it finds out
-    return [bytes(envelope) for envelope in message.envelopes] if isinstance(message, Batch) else (frame,)
-
-
 def head_of(kind: type[AnyMessage]) -> bytes:
     """The bytes with which every message of a kind begins: an array of the tag and the fields, in MessagePack."""
-    tag, num_fields = kind.__name__.encode(), len(kind.__struct_fields__)
-    assert num_fields < 15 and len(tag) < 32, f"{kind.__name__} has no short head"
-    return bytes((0x91 + num_fields, 0xA0 + len(tag))) + tag
+    tag, length = kind.__name__.encode(), 1 + len(kind.__struct_fields__)
+    assert len(tag) < 32, f"{kind.__name__} has no short head"
+    array = bytes((0x90 + length,)) if length < 16 else b"\xdc" + length.to_bytes(2, "big")
+    return array + bytes((0xA0 + len(tag),)) + tag
 
 
 def begins_with(frame: bytes, heads: tuple[bytes, ...]) -> bool:

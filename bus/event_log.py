@@ -73,7 +73,7 @@ class EventLog:
         except (OSError, sqlite3.Error) as error:
             raise EventLogFailure(f"{path}: {error}") from error
         self._path = path
-        self.on_commit: Callable[[int], None] = lambda seq: (
+        self.on_commit: Callable[[int], object] = lambda seq: (
             None
         )  # on the log's thread: the last event that is committed
         self._last = int(self._connection.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])

@@ -1,4 +1,7 @@
-"""Transport over ZeroMQ: every process binds one ROUTER and opens one DEALER to each process that it sends to.
+"""Transport over ZeroMQ: for each lane, every process binds one ROUTER and opens one DEALER to each that it sends to.
+
+Parcels go from DEALER to ROUTER, acknowledgements back. What is not acknowledged is held by bus.links, so that a broken
+connection loses nothing, and ZeroMQ's own queues are short.
 
 The sockets are drained on their file descriptors by the event loop itself, many frames a wake-up: ready-made asyncio
 sockets take a future a frame and reach a quarter of the rate.
@@ -7,102 +10,169 @@ sockets take a future a frame and reach a quarter of the rate.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import zmq
 
+from bus.lanes import CONTROL, LANES, Lane
+from bus.links import Limits, Links
+from bus.parcels import (
+    MAX_PARCEL_BYTES,
+    Ack,
+    MalformedParcel,
+    Parcel,
+    decode_ack,
+    decode_parcel,
+    encode_ack,
+    encode_parcel,
+)
 from bus.transport import Bus, Inbox
 
-_LINGER_MS = 500  # how long closing waits for frames that are not yet written
+_LINGER_MS = 500  # how long closing waits for answers that are not yet written
 _RECONNECT_MS = 20
-_READ_AT_ONCE = 256  # frames taken in one turn of the loop, so that other callbacks get theirs
+_RECONNECT_MAX_MS = 500
+_QUEUE_PARCELS = 64  # of ZeroMQ, at either end of a connection
+_READ_AT_ONCE = 1024  # frames taken in one turn of the loop, so that other callbacks get theirs
+_MAX_SOCKETS = 65_536
+
+Socket = zmq.Socket[bytes]
 
 
-def zmq_bus(process: str, sockets: Path, queue_messages: int) -> Bus:
+def zmq_bus(process: str, sockets: Path, queue_messages: int, session: int = 0) -> Bus:
     """A bus between processes of one machine; `sockets` is the folder that holds their ipc sockets.
 
     Must be called from within a running event loop.
     """
     inbox = Inbox(queue_messages)
-    return Bus(process, inbox, ZmqTransport(process, sockets, inbox))
+    links = Links(process, session, inbox, Limits(queue_messages))
+    links.wire = ZmqWire(process, sockets, links)
+    return Bus(process, inbox, links)
 
 
-class ZmqTransport:
-    def __init__(self, process: str, sockets: Path, inbox: Inbox) -> None:
-        self._process = process
+def socket_of(sockets: Path, process: str, lane: Lane = CONTROL) -> Path:
+    """The file of the ipc socket on which the process receives what is in that lane."""
+    return sockets / (process if lane == CONTROL else f"{process}.{lane}")
+
+
+def endpoint_of(sockets: Path, process: str, lane: Lane) -> str:
+    return f"ipc://{socket_of(sockets, process, lane)}"
+
+
+class ZmqWire:
+    """Implements bus.links.Wire."""
+
+    def __init__(self, process: str, sockets: Path, links: Links) -> None:
         self._sockets = sockets
-        self._inbox = inbox
-        self._context = zmq.Context()
+        self._links = links
         self._loop = asyncio.get_running_loop()
-        self._dealers: dict[str, zmq.Socket[bytes]] = {}
-        self._writing: defaultdict[str, asyncio.Lock] = defaultdict(
-            asyncio.Lock
-        )  # one waits at a time, the others queue
-        self._router = self._socket(zmq.ROUTER)
-        self._router.bind(self._endpoint(process))
-        inbox.when_drained = self._read
-        self._loop.add_reader(self._router.fileno(), self._read)
-        self._loop.call_soon(self._read)
+        self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
+        self._dealers: dict[tuple[str, Lane], Socket] = {}
+        self._blocked: set[tuple[str, Lane]] = set()
+        self._routers: dict[Lane, Socket] = {}
+        links.inbox.when_drained = self._read
+        for lane in LANES:
+            router = self._routers[lane] = self._socket(zmq.ROUTER, _LINGER_MS)
+            router.setsockopt(zmq.MAXMSGSIZE, MAX_PARCEL_BYTES)
+            router.bind(endpoint_of(sockets, process, lane))
+            self._loop.add_reader(router.fileno(), self._read, lane)
+            self._loop.call_soon(self._read, lane)
 
-    def _endpoint(self, process: str) -> str:
-        return f"ipc://{self._sockets / process}"
-
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
-        socket: zmq.Socket[bytes] = self._context.socket(kind)
-        socket.set_hwm(self._inbox.bound)
-        socket.setsockopt(zmq.LINGER, _LINGER_MS)
+    def _socket(self, kind: int, linger_ms: int) -> Socket:
+        socket: Socket = self._context.socket(kind)
+        socket.set_hwm(_QUEUE_PARCELS)
+        socket.setsockopt(zmq.LINGER, linger_ms)
         socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
         return socket
 
-    def _read(self) -> None:
+    # ---------------------------------------------------------------- what comes in
+
+    def _read(self, lane: Lane) -> None:
         """Take what has arrived. The descriptor reports a change only once, so nothing may be left behind unasked for."""
-        if self._router.closed:
+        router = self._routers[lane]
+        if router.closed:
             return
-        for _ in range(_READ_AT_ONCE):
-            if self._inbox.full:
+        num_taken = 0
+        while num_taken < _READ_AT_ONCE:
+            if self._links.inbox.full(lane):
                 return  # the inbox calls again when it is half empty
             try:
-                _identity, frame = self._router.recv_multipart(zmq.NOBLOCK)
+                parts = router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._inbox.put(frame)
-        self._loop.call_soon(self._read)
+            num_taken += 1 + self._take(lane, parts)
+        self._loop.call_soon(self._read, lane)
 
-    async def send_frame(self, process: str, frame: bytes) -> None:
-        dealer = self._dealers.get(process)
-        if dealer is None:  # without an identity: a process that comes back must not be taken for the one that died
-            dealer = self._dealers[process] = self._socket(zmq.DEALER)
-            dealer.connect(self._endpoint(process))
-        async with self._writing[process]:
-            while not _sent(dealer, frame):
-                await self._until_writable(dealer)
-
-    async def _until_writable(self, dealer: zmq.Socket[bytes]) -> None:
-        changed = asyncio.Event()
-        self._loop.add_reader(dealer.fileno(), changed.set)
+    def _take(self, lane: Lane, parts: list[bytes]) -> int:
         try:
-            while not dealer.getsockopt(zmq.EVENTS) & zmq.POLLOUT:  # pyright: ignore[reportOperatorIssue]
-                changed.clear()
-                await changed.wait()
-        finally:
-            self._loop.remove_reader(dealer.fileno())
+            route, data = parts
+            parcel = decode_parcel(data)
+        except ValueError:  # a MalformedParcel is one
+            self._links.num_dropped += 1
+            return 0
+        return self._links.arrived(lane, parcel, partial(self._answer, lane, route))
+
+    def _answer(self, lane: Lane, route: bytes, ack: Ack) -> None:
+        router = self._routers[lane]
+        router.send_multipart((route, encode_ack(ack)), zmq.NOBLOCK)  # who is gone, or does not read, gets nothing
+        if router.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # pyright: ignore[reportOperatorIssue]
+            self._loop.call_soon(self._read, lane)  # the descriptor may not report what came while this was sent
+
+    # ---------------------------------------------------------------- what goes out
+
+    def carry(self, process: str, lane: Lane, parcel: Parcel) -> bool:
+        dealer = self._dealers.get((process, lane)) or self._connect(process, lane)
+        try:
+            dealer.send(encode_parcel(parcel), zmq.NOBLOCK)
+        except zmq.Again:
+            self._blocked.add((process, lane))
+            return False
+        if dealer.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # pyright: ignore[reportOperatorIssue]
+            self._loop.call_soon(self._hear, process, lane)
+        return True
+
+    def _connect(self, process: str, lane: Lane) -> Socket:
+        """Without an identity: a process that comes back must not be taken for the one that died."""
+        dealer = self._dealers[process, lane] = self._socket(zmq.DEALER, 0)
+        dealer.connect(endpoint_of(self._sockets, process, lane))
+        self._loop.add_reader(dealer.fileno(), self._hear, process, lane)
+        return dealer
+
+    def _hear(self, process: str, lane: Lane) -> None:
+        """Take the answers, and say where there is room."""
+        dealer = self._dealers.get((process, lane))
+        while dealer is not None and not dealer.closed:
+            try:
+                ack = decode_ack(dealer.recv(zmq.NOBLOCK))
+            except MalformedParcel:
+                self._links.num_dropped += 1
+                continue
+            except zmq.Again:
+                break
+            self._links.hear(process, lane, ack)
+        if dealer is None or dealer.closed or (process, lane) not in self._blocked:
+            return
+        if dealer.getsockopt(zmq.EVENTS) & zmq.POLLOUT:  # pyright: ignore[reportOperatorIssue]
+            self._blocked.discard((process, lane))
+            self._links.carry_on(process, lane)
+
+    def part(self, process: str) -> None:
+        for lane in LANES:
+            dealer = self._dealers.pop((process, lane), None)
+            self._blocked.discard((process, lane))
+            if dealer is not None:
+                self._loop.remove_reader(dealer.fileno())
+                dealer.close()
+
+    # ---------------------------------------------------------------- ending
 
     async def close(self) -> None:
-        """Waits up to half a second for what is not yet written."""
-        if self._router.closed:
-            return
-        self._loop.remove_reader(self._router.fileno())
-        for dealer in self._dealers.values():
-            dealer.close()
-        self._router.close()
+        """Waits up to half a second for answers that are not yet written."""
+        for process, _ in list(self._dealers):
+            self.part(process)
+        for router in self._routers.values():
+            self._loop.remove_reader(router.fileno())
+            router.close()
         await self._loop.run_in_executor(None, self._context.term)
-
-
-def _sent(dealer: zmq.Socket[bytes], frame: bytes) -> bool:
-    """Whether there was room for the frame."""
-    try:
-        dealer.send(frame, zmq.NOBLOCK)
-    except zmq.Again:
-        return False
-    return True

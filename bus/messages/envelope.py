@@ -7,19 +7,11 @@ import msgspec
 from bus.messages.calls import CallMessage
 from bus.messages.groups import GroupMessage
 from bus.messages.leases import LeaseMessage
-from bus.messages.message import Message
 from bus.messages.run import RunMessage
 from bus.messages.steps import StepMessage
 from bus.messages.turns import TurnMessage
 
-
-class Batch(Message, frozen=True):
-    """What one process has for another in one turn of its event loop. It is packed and unpacked by the bus alone."""
-
-    envelopes: tuple[msgspec.Raw, ...]  # each an encoded Envelope
-
-
-AnyMessage = RunMessage | StepMessage | GroupMessage | LeaseMessage | TurnMessage | CallMessage | Batch
+AnyMessage = RunMessage | StepMessage | GroupMessage | LeaseMessage | TurnMessage | CallMessage
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):

@@ -18,7 +18,6 @@ from actors.children import Children
 from actors.clock import steady_clock
 from actors.decider_loop import DeciderLoop
 from actors.executors import Executors
-from bus.batching import batched
 from bus.messages import (
     AnyMessage,
     Envelope,
@@ -89,7 +88,7 @@ class Node:
         self.rollout = Rollout(rules(max_turns=9), TOKENIZER)
         self.ended: list[TrajectoryFinished | TrajectoryFailed] = []
         self.head, self.generator = self._bus("head"), self._bus("generator-0")
-        self.bus = batched(self._bus("rollout-0"))
+        self.bus = self._bus("rollout-0")
         self._tasks: list[asyncio.Task[None]] = []
 
     def _bus(self, name: str) -> Bus:

@@ -20,7 +20,6 @@ from configs.errors import UNUSABLE
 from configs.schema import Supervision
 from tests.simulation.clock import run_virtually
 
-
 SETTINGS = Supervision(backoff_s=1.0)
 RESTARTS = SETTINGS.restarts
 
@@ -92,7 +91,9 @@ class Node:
             beating.cancel()
 
     async def join(self, address: str) -> None:
+        """And be heard of."""
         await self.executors.joined(ExecutorJoined(address, 1))
+        await settle()
 
     async def die(self, name: str, code: int = -9) -> None:
         """And be noticed."""

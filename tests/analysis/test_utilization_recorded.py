@@ -111,7 +111,7 @@ def test_every_trajectory_that_is_alive_is_in_one_phase_and_none_stays(recorded:
     assert max(rollout.live) == RUN.rl.prompts * RUN.rl.rollouts
     assert rollout.live[-1] == 0
     assert not any(rollout.inner.generating.values())
-    assert use.timeline.trajectories["leasing"][-1] == 0
+    assert use.timeline.trajectories["leasing"][-1] < 1  # a mean over the last stretch of the time line
 
 
 def test_time_in_phases_over_the_run_is_the_time_that_trajectories_waited(recorded: Recorded) -> None:

@@ -1,57 +1,28 @@
-"""One contract for both transports, in batches or not: each frame once, in order, bounded, to the right address."""
+"""One contract for both transports: each frame once, in order within its lane, bounded, to the right address."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from bus.batching import BatchingTransport, batched
-from bus.codec import MalformedFrame, begins_with, decode, encode, encode_batch, head_of, split
+from bus.codec import MalformedFrame, decode, encode
 from bus.in_process import Hub
 from bus.messages import (
     AnyMessage,
     CodeRequested,
     Envelope,
     LeaseReleased,
-    LeaseRequested,
-    SessionEnded,
     Shutdown,
     TurnGenerated,
 )
 from bus.transport import Bus
-from bus.zeromq import zmq_bus
-from tests.simulation.clock import run_virtually
-
-Join = Callable[[str], Bus]
+from tests.bus.networks import call, lease_request, network, until
 
 
-def call(number: int, code: str = "1") -> CodeRequested:
-    return CodeRequested(number, 0, "jupyter_code", code, "")
-
-
-def lease_request(number: int) -> LeaseRequested:
-    return LeaseRequested(number, 0, turn=0, lease=1, tokens=5, prompt_tokens=5, max_new_tokens=9)
-
-
-@asynccontextmanager
-async def network(kind: str, folder: Path, bound: int = 1000) -> AsyncIterator[Join]:
-    hub, joined = Hub(), list[Bus]()
-
-    def join(process: str) -> Bus:
-        bus = zmq_bus(process, folder, bound) if "zeromq" in kind else hub.join(process, bound)
-        joined.append(batched(bus) if "batched" in kind else bus)
-        return joined[-1]
-
-    yield join
-    for bus in joined:
-        await bus.close()
-
-
-@pytest.fixture(params=["in_process", "zeromq", "batched in_process", "batched zeromq"])
+@pytest.fixture(params=["in_process", "zeromq"])
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -116,6 +87,39 @@ def test_a_full_queue_makes_the_sender_wait_and_drops_nothing(kind: str, tmp_pat
     asyncio.run(scenario())
 
 
+def test_control_goes_on_where_bulk_has_to_wait_and_is_read_first(kind: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with network(kind, tmp_path, bound=4) as join:
+            a, b = join("a"), join("b")
+            sending = asyncio.create_task(_send_all(a, [call(number) for number in range(20)]))
+            await until(lambda: b.waiting == 4)
+            await a.send("b", LeaseReleased(7, 5))
+            await until(lambda: b.waiting == 5)
+            assert not sending.done()
+            received = [(await b.receive()).message for _ in range(21)]
+            assert received == [LeaseReleased(7, 5), *(call(number) for number in range(20))]
+            await sending
+
+    asyncio.run(asyncio.wait_for(scenario(), timeout=60))
+
+
+def test_control_does_not_keep_bulk_waiting_for_ever(kind: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with network(kind, tmp_path) as join:
+            a = join("a")
+            await a.send("a", call(0))
+            await _send_all(a, [LeaseReleased(number, 5) for number in range(200)], to="a")
+            kinds = [type((await a.receive()).message) for _ in range(100)]
+            assert kinds.index(CodeRequested) == 64
+
+    asyncio.run(scenario())
+
+
+async def _send_all(bus: Bus, messages: Sequence[AnyMessage], to: str = "b") -> None:
+    for message in messages:
+        await bus.send(to, message)
+
+
 def test_many_senders_that_wait_for_one_receiver_all_get_their_turn(kind: str, tmp_path: Path) -> None:
     senders, each, frame = 8, 40, bytes(65_536)
 
@@ -136,8 +140,7 @@ def test_many_senders_that_wait_for_one_receiver_all_get_their_turn(kind: str, t
 
 
 @pytest.mark.parametrize("bound", [4, 1000])
-def test_messages_of_all_kinds_keep_their_order(kind: str, tmp_path: Path, bound: int) -> None:
-    """Those that may travel in a batch, and those that travel alone between them."""
+def test_messages_of_all_kinds_keep_their_order_within_their_lane(kind: str, tmp_path: Path, bound: int) -> None:
     stretches = (1, 200, 2, 63, 1, 64, 3, 65, 1, 1, 7)
     messages: list[AnyMessage] = []
     for place, length in enumerate(stretches):
@@ -154,7 +157,9 @@ def test_messages_of_all_kinds_keep_their_order(kind: str, tmp_path: Path, bound
                     await a.send("b", message)
 
             sending = asyncio.create_task(send_all())
-            assert [(await b.receive()).message for _ in messages] == messages
+            received = [(await b.receive()).message for _ in messages]
+            for lane in (CodeRequested, LeaseReleased):
+                assert [one for one in received if type(one) is lane] == [one for one in messages if type(one) is lane]
             await sending
             assert b.waiting == 0
 
@@ -186,16 +191,17 @@ def test_a_sender_that_is_cancelled_takes_no_other_message_along(kind: str, tmp_
             numbers: list[int] = []
 
             async def receive_all() -> None:
-                while isinstance(message := (await b.receive()).message, CodeRequested):
-                    numbers.append(message.trajectory_id)
+                while True:
+                    numbers.append((await b.receive()).message.trajectory_id)  # pyright: ignore
 
             receiving = asyncio.create_task(receive_all())
             await asyncio.gather(*senders, return_exceptions=True)
-            await a.send("b", LeaseReleased(9, 5))
-            await receiving
-            sent = {number for number, sender in enumerate(senders) if not sender.cancelled()}
+            await a.send("b", call(800))
+            await until(lambda: 800 in numbers)
+            receiving.cancel()
+            sent = [number for number, sender in enumerate(senders) if not sender.cancelled()]
             assert len(sent) < 800
-            assert sorted(numbers) == sorted(sent)
+            assert sorted(numbers) == [*sent, 800]
 
     asyncio.run(asyncio.wait_for(scenario(), timeout=60))
 
@@ -232,150 +238,3 @@ def test_the_codec_refuses_what_is_not_of_this_protocol(frame: bytes) -> None:
 def test_the_codec_keeps_bytes_and_text() -> None:
     envelope = Envelope("a", "b", TurnGenerated(1, 0, 1, b"\x00\xff", b"", b"", "stop"))
     assert decode(encode(envelope)) == envelope
-
-
-# ---------------------------------------------------------------- batches
-
-
-class Recorder:
-    """A transport that keeps what it is given; full until `open` is set."""
-
-    def __init__(self) -> None:
-        self.frames: list[bytes] = []
-        self.open = asyncio.Event()
-        self.open.set()
-
-    async def send_frame(self, process: str, frame: bytes) -> None:
-        await self.open.wait()
-        self.frames.append(frame)
-
-    async def close(self) -> None:
-        pass
-
-
-def sizes(frames: list[bytes]) -> list[int]:
-    return [len(split(frame)) for frame in frames]
-
-
-async def rounds(count: int) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-def frame_of(message: AnyMessage) -> bytes:
-    return encode(Envelope("a", "b", message))
-
-
-def test_what_is_sent_in_one_turn_of_the_loop_travels_together_and_nothing_waits_for_more() -> None:
-    async def scenario() -> None:
-        beneath = Recorder()
-        transport = BatchingTransport(beneath)
-        for number in range(5):
-            await transport.send_frame("b", frame_of(call(number)))
-        await rounds(2)
-        await transport.send_frame("b", frame_of(SessionEnded(1)))
-        await rounds(2)
-        assert sizes(beneath.frames) == [5, 1]
-        assert beneath.frames[1] == frame_of(SessionEnded(1))
-        await transport.close()
-
-    asyncio.run(scenario())
-
-
-def test_a_batch_has_64_messages_at_most_and_its_neighbours_are_of_other_peers_or_kinds() -> None:
-    async def scenario() -> None:
-        beneath = Recorder()
-        transport = BatchingTransport(beneath)
-        for number in range(150):
-            await transport.send_frame("b", frame_of(call(number)))
-        for message in (call(150), LeaseReleased(0, 5), call(151), call(152)):
-            await transport.send_frame("c", frame_of(message))
-        await transport.close()
-        assert sorted(sizes(beneath.frames)) == [1, 1, 2, 22, 64, 64]
-
-    asyncio.run(scenario())
-
-
-def test_a_batch_of_large_messages_is_shorter() -> None:
-    async def scenario() -> None:
-        beneath = Recorder()
-        transport = BatchingTransport(beneath)
-        for number in range(8):
-            await transport.send_frame("b", frame_of(call(number, "#" * 400_000)))
-        await transport.close()
-        assert sizes(beneath.frames) == [3, 3, 2]
-
-    asyncio.run(scenario())
-
-
-def test_while_the_way_is_full_64_messages_wait_and_then_the_sender() -> None:
-    async def scenario() -> None:
-        beneath = Recorder()
-        transport = BatchingTransport(beneath)
-        beneath.open.clear()
-        for number in range(64):  # the writer takes these along and waits with them
-            await transport.send_frame("b", frame_of(call(number)))
-        await rounds(2)
-        for number in range(64):
-            await transport.send_frame("b", frame_of(call(number)))
-        sending = asyncio.create_task(transport.send_frame("b", frame_of(call(128))))
-        await rounds(50)
-        assert not sending.done()
-        beneath.open.set()
-        await sending
-        await transport.close()
-        assert sizes(beneath.frames) == [64, 64, 1]
-
-    asyncio.run(scenario())
-
-
-def test_closing_does_not_wait_for_a_peer_that_never_comes() -> None:
-    async def scenario() -> None:
-        beneath = Recorder()
-        transport = BatchingTransport(beneath)
-        beneath.open.clear()
-        await transport.send_frame("b", frame_of(call(0)))
-        await transport.close()
-        with pytest.raises(ConnectionError):
-            await transport.send_frame("b", frame_of(call(1)))
-
-    run_virtually(scenario())
-
-
-def test_what_the_transport_raises_reaches_the_next_sender() -> None:
-    class Broken(Recorder):
-        async def send_frame(self, process: str, frame: bytes) -> None:
-            raise OSError("no such socket")
-
-    async def scenario() -> None:
-        transport = BatchingTransport(Broken())
-        await transport.send_frame("b", frame_of(call(0)))
-        await rounds(3)
-        with pytest.raises(OSError, match="no such socket"):
-            await transport.send_frame("b", frame_of(call(1)))
-        await transport.close()
-
-    asyncio.run(scenario())
-
-
-def test_a_receiver_gets_the_envelopes_of_a_batch_as_they_were_sent() -> None:
-    frames = [frame_of(call(number)) for number in range(40)]
-    assert list(split(encode_batch(frames))) == frames
-    assert list(split(frames[0])) == frames[:1]
-    broken = encode_batch(frames)[:-1]
-    assert list(split(broken)) == [broken]
-    with pytest.raises(MalformedFrame):
-        decode(broken)
-
-
-@pytest.mark.parametrize("address", ["a", "executor-0/1", "a" * 31, "a" * 32, "a" * 255, "a" * 256])
-def test_a_kind_is_known_by_its_head_whatever_the_addresses(address: str) -> None:
-    heads = (head_of(CodeRequested), head_of(SessionEnded))
-    for envelope in (Envelope(address, "b", call(7)), Envelope("b", address, SessionEnded(7))):
-        assert begins_with(encode(envelope), heads) == (len(address) < 256)
-    assert not begins_with(encode(Envelope(address, address, LeaseReleased(7, 5))), heads)
-
-
-@pytest.mark.parametrize("frame", [b"", b"\x93", b"\x93\xa1a", b"\x93\xd9", b"\xc1 nonsense"])
-def test_what_is_no_envelope_has_no_kind(frame: bytes) -> None:
-    assert not begins_with(frame, (head_of(CodeRequested),))

@@ -20,9 +20,9 @@ from actors.executor import Executor
 from actors.generator import Generator
 from actors.problems import Problems
 from actors.wiring import HEAD, LAUNCHER, LEARNER, ROLLOUT, executors, generators, head_deciders
-from bus.batching import batched
 from bus.codec import encode
 from bus.event_log import Decision, Event
+from bus.lanes import CONTROL, Lane
 from bus.messages import (
     AnswerSubmitted,
     AnyMessage,
@@ -45,7 +45,7 @@ from bus.messages import (
     StepTrained,
     WeightsPublished,
 )
-from bus.transport import Bus, Inbox
+from bus.transport import Bus, Delivery, Inbox, Sent, Taken
 from configs.schema import Run
 from engine.batches import check_versions
 from policies.decider import Decider
@@ -67,6 +67,10 @@ class MemoryLog:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.decisions: dict[int, Decision] = {}
+        self.on_commit: Callable[[int], object] = lambda seq: None
+
+    def check(self) -> None:
+        pass
 
     def append(
         self,
@@ -80,6 +84,7 @@ class MemoryLog:
         number: int = 0,
     ) -> int:
         self.events.append(Event(len(self.events) + 1, at, actor, sender, session, number, kind, trajectory, frame))
+        asyncio.get_running_loop().call_soon(self.on_commit, len(self.events))
         return len(self.events)
 
     def decided(self, seq: int, effects: bytes, state: bytes | None) -> None:
@@ -91,25 +96,41 @@ _APART_S = 1e-9  # between two frames of a link: the loop keeps no order among t
 
 
 class SlowTransport:
-    """Delays every frame; keeps the order of each link, and of no others."""
+    """Delays every frame; keeps the order of each lane of a link, and of no others. Implements bus.transport.Transport."""
+
+    session = 0
+    dropped = 0
 
     def __init__(self, world: World, process: str) -> None:
         self._world = world
         self._process = process
-        self._arrival: dict[str, float] = {}
+        self._arrival: dict[tuple[str, Lane], float] = {}
+        self._numbers: defaultdict[tuple[str, Lane], int] = defaultdict(int)
+        self.unacknowledged: dict[str, int] = {}
 
-    async def send_frame(self, process: str, frame: bytes) -> None:
+    async def send_frame(self, process: str, lane: Lane, frame: bytes) -> None:
+        delivery = Delivery(frame, self._process, lane, self.session, self._numbers[process, lane])
+        self._numbers[process, lane] += 1
         world, loop = self._world, asyncio.get_running_loop()
         delay_s = world.random.expovariate(200)
         if world.faults.lags and world.random.random() < world.faults.lags:
             delay_s += world.random.expovariate(1)
-        earliest = self._arrival.get(process, 0.0) + _APART_S
-        self._arrival[process] = at = max(earliest, loop.time() + delay_s)
-        loop.call_at(at, lambda: world.inboxes[process].put(frame))  # the inbox that is there then
+        earliest = self._arrival.get((process, lane), 0.0) + _APART_S
+        self._arrival[process, lane] = at = max(earliest, loop.time() + delay_s)
+        loop.call_at(at, lambda: world.inboxes[process].put(lane, [delivery]))  # the inbox that is there then
         if process.startswith(_HEARS_TWICE) and world.random.random() < world.faults.echoes:
             world.num_echoes += 1
             again = at + world.random.choice([world.random.expovariate(1), world.random.uniform(0, SETTLE_S / 2)])
-            loop.call_at(again, lambda: world.inboxes[process].put(frame))
+            loop.call_at(again, lambda: world.inboxes[process].put(lane, [delivery]))
+
+    def acknowledge(self, delivery: Delivery) -> None:
+        pass
+
+    def restore(self, sent: Sent, taken: Taken) -> None:
+        raise NotImplementedError
+
+    def forget(self, process: str) -> None:
+        pass
 
     async def close(self) -> None:
         pass
@@ -168,6 +189,7 @@ class Faults(msgspec.Struct, frozen=True):
 
 PATIENCE_S = 3600.0  # virtual; a run that takes longer waits for something that never comes
 SETTLE_S = 60.0  # virtual, after a run with echoes
+LAST_WORDS_S = 5.0  # virtual: what is in one lane may come after what is in the other
 
 
 class World:
@@ -212,8 +234,7 @@ class World:
         return self.buses[process]
 
     def _bus(self, process: str) -> Bus:
-        bus = Bus(process, self.inboxes[process], SlowTransport(self, process))
-        return batched(bus) if process.startswith(("rollout", "executor")) else bus
+        return Bus(process, self.inboxes[process], SlowTransport(self, process))
 
     async def live(self) -> RunFinished:
         """Until the launcher hears that the run is finished. Raises tests.simulation.clock.Deadlock."""
@@ -241,9 +262,9 @@ class World:
             each.result()  # raises what broke one of them
         assert leading.done(), "somebody waits for what never comes"
         self.settling = True
-        await asyncio.sleep(SETTLE_S if self.faults.echoes else 0.0)  # the latest of what comes twice
+        await asyncio.sleep(SETTLE_S if self.faults.echoes else LAST_WORDS_S)  # the latest of what comes twice
         for process in (HEAD, ROLLOUT):
-            self.inboxes[process].put(_shutdown(process))
+            self.inboxes[process].put(CONTROL, [Delivery(_shutdown(process), LAUNCHER, CONTROL, 0, 0)])
         await asyncio.gather(*tasks[:2])
         for task in tasks:
             task.cancel()
