@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-from bus.lanes import Lane, lane_of, lane_of_frame
 
 from actors.decider_loop import REFUSED, encode_effects, fingerprint, state_fingerprint
 from bus.codec import decode
 from bus.event_log import Decision, Event
 from bus.event_reading import first_of_session, read_events
+from bus.lanes import Lane, lane_of, lane_of_frame
 from bus.messages import AnyMessage, ProtocolError
 from bus.transport import process_of
 from configs.errors import UnusableInput
@@ -61,22 +61,22 @@ class Recovery:
         self.served: list[tuple[str, AnyMessage]] = []  # to which service of the process, what
         self.undecided: list[Decision] = []  # on events that the last life logged and did not live to decide on
 
-    def read(self, path: Path, first: int, begin: Sequence[bytes]) -> None:
-        """Decide on all events from number `first` on. `begin` are the frames with which the process began.
+    def read(self, logged: Iterable[tuple[Event, Decision | None]], begin: Sequence[bytes]) -> None:
+        """Decide on all that was logged in this session. `begin` are the frames with which the process began.
 
         Raises NotRecoverable.
         """
         began = time.monotonic()
         for frame in begin:
             self._sent(self._process, lane_of_frame(frame)).add(frame)
-        for event, decision in read_events(path, since=first):
+        for event, decision in logged:
             self._take(event)
             decided = self._decide(event)
             if decision is None:
                 self.undecided.append(decided)
             elif decision != decided:
                 raise NotRecoverable(
-                    f"{path}: event {event.seq} ({event.actor}, {event.kind}) is decided in another way than it was: "
+                    f"event {event.seq} of {self._process} ({event.actor}, {event.kind}) is decided in another way than it was: "
                     "--resume begins anew after the last checkpoint"
                 )
             self.num_events += 1
@@ -135,5 +135,5 @@ def recover(
     if first is None:
         return None
     recovery = Recovery(process, session, deciders, services, window)
-    recovery.read(path, first, begin)
+    recovery.read(read_events(path, since=first), begin)
     return recovery

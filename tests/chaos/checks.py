@@ -1,0 +1,93 @@
+"""What must hold after a run, whatever happened to it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from actors.replay import replay_run
+from actors.wiring import HEAD, deciders_of
+from bus.codec import decode
+from bus.event_reading import read_events
+from bus.messages import BatchReady, ProtocolError, RunStarted
+from configs.load import load_resolved
+from configs.run_folder import RunFolder
+from engine.batches import check_versions
+from engine.snapshots import steps_saved
+from tests.actors.running import adds_up, metrics
+from tests.chaos.play import STEPS, Played
+
+GONE_WITHIN_S = 10.0
+
+
+def complaints(played: Played) -> Iterator[str]:
+    """What does not hold. Nothing, if all is well."""
+    if played.exit_code != 0:
+        yield f"the run ended with exit code {played.exit_code}: {played.output[-2000:]}"
+        return
+    folder = played.folder
+    summary = json.loads(folder.summary.read_text())
+    if not adds_up(summary):
+        yield f"trajectories do not add up: { {key: summary[key] for key in summary if key.startswith('traj')} }"
+    if played.launches == 1 and summary["trajectories_abandoned"]:
+        yield f"{summary['trajectories_abandoned']} trajectories were abandoned, and the launcher lived"
+    steps = [int(line["step"]) for line in metrics(folder, "step")]
+    if steps != list(range(1, STEPS + 1)):
+        yield f"the steps in metrics.jsonl are {steps}"
+    if STEPS not in steps_saved(folder.checkpoints):
+        yield "there is no checkpoint of the last step"
+    replay = replay_run(load_resolved(folder.config), folder)
+    if not replay.identical:
+        yield f"the replay differs: {replay.difference}"
+    yield from _complaints_about_batches(folder)
+    yield from left_over(folder)
+
+
+def _complaints_about_batches(folder: RunFolder) -> Iterator[str]:
+    """In the last word on each step: that of the latest launch that came to it."""
+    batches: dict[int, BatchReady] = {}
+    run = load_resolved(folder.config)
+    deciders = deciders_of(HEAD, run, folder)
+    for event, _ in read_events(folder.events / f"{HEAD}.sqlite"):
+        message = decode(event.frame).message
+        if isinstance(message, RunStarted):
+            batches = {step: batch for step, batch in batches.items() if step <= message.step}
+        try:
+            effects = deciders[event.actor].decide(event.time, message)
+        except ProtocolError:
+            continue
+        batches.update({send.message.step: send.message for send in effects if isinstance(send.message, BatchReady)})
+    if sorted(batches) != list(range(1, STEPS + 1)):
+        yield f"there were batches for the steps {sorted(batches)}"
+    rows = Counter(row.trajectory_id for batch in batches.values() for row in batch.rows)
+    if twice := [trajectory for trajectory, count in rows.items() if count > 1]:
+        yield f"trajectories that were trained on twice: {twice}"
+    for step, batch in batches.items():
+        check_versions(batch.rows, step, run.rl.max_staleness)
+
+
+def left_over(folder: RunFolder) -> Iterator[str]:
+    """Of processes, sockets and shared memory, once all had a while to go."""
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while (processes := list(processes_of(folder))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if processes:
+        yield f"processes are left: {processes}"
+    for path in (folder.sockets, folder.shared_memory):
+        if path.exists():
+            yield f"{path} is left"
+
+
+def processes_of(folder: RunFolder) -> Iterator[str]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if str(folder.path).encode() in words and state != "Z":
+                yield f"{entry.name}: {b' '.join(words).decode(errors='replace')[:200]}"
