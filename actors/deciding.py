@@ -46,7 +46,7 @@ async def decide_until_shutdown(
     log = EventLog(path) if run.log.events else None
     bus = zmq_bus(life.process, folder.sockets, window, life.session)
     try:
-        async with beating(bus, life.number, run.supervision.heartbeat_s):
+        async with beating(bus, life.number, run.supervision.heartbeat_s, folder.sockets):
             if recovery is None:
                 for frame in begin:  # in the inbox before anything that arrives from outside
                     await bus.send_frame(life.process, frame)

@@ -1,6 +1,6 @@
 """The launcher: starts a run's processes, watches them, shows how the run goes, and ends them in order.
 
-Consumes heartbeats, Progress, RunFinished, and what executors and rollouts say of executors' coming and going; waits for
+Consumes heartbeats (bus.heartbeat), Progress, RunFinished, and what executors and rollouts say of executors' coming and going; waits for
 either a finished run, a process that cannot be kept alive (actors.supervisor), or SIGINT. Whatever ends it, no process
 stays: children die with it, even after `kill -9`.
 """
@@ -21,14 +21,15 @@ from actors.children import Child, Children, ProcessDied, last_words, threads
 from actors.display import Display
 from actors.executors import Executors
 from actors.head import step_to_resume
+from actors.stalls import Stalls
 from actors.supervisor import Program, Supervisor, unusable
 from actors.wiring import HEAD, LAUNCHER, LEARNER, ROLLOUT, executors, generators
+from bus.heartbeat import listening
 from bus.messages import (
     CallsMoved,
     EngineLeft,
     ExecutorJoined,
     ExecutorProved,
-    Heartbeat,
     LedgerReported,
     Progress,
     RunFinished,
@@ -77,7 +78,8 @@ class Launcher:
                 await self._prepare(interrupted)
             if not interrupted.is_set():
                 supervisor = self._start(bus, executing)
-                ending = await self._watch(bus, supervisor, executing, interrupted)
+                with listening(self._folder.sockets, supervisor.heard):
+                    ending = await self._watch(bus, supervisor, executing, interrupted)
         finally:
             if supervisor is not None:
                 await supervisor.stop()
@@ -165,12 +167,14 @@ class Launcher:
     async def _watch(
         self, bus: Bus, supervisor: Supervisor, executing: Executors, interrupted: asyncio.Event
     ) -> Ending:
-        following = asyncio.ensure_future(self._follow(bus, supervisor, executing))
+        stalls = Stalls(self._folder, self._run.supervision.stall_s, self._display)
+        watching = asyncio.ensure_future(stalls.watch())
+        following = asyncio.ensure_future(self._follow(bus, supervisor, executing, stalls))
         giving_up = asyncio.ensure_future(supervisor.until_given_up())
         stopping = asyncio.ensure_future(interrupted.wait())
-        tasks = (following, giving_up, stopping)
+        ends = (following, giving_up, stopping)
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if stopping.done():
                 return "interrupted"
             if following.done():
@@ -179,15 +183,14 @@ class Launcher:
             giving_up.result()
             raise AssertionError("the supervisor gives up by raising")
         finally:
-            for task in tasks:
+            for task in (*ends, watching):
                 task.cancel()
 
-    async def _follow(self, bus: Bus, supervisor: Supervisor, executing: Executors) -> None:
+    async def _follow(self, bus: Bus, supervisor: Supervisor, executing: Executors, stalls: Stalls) -> None:
         while True:
             match (await bus.receive()).message:
-                case Heartbeat() as beat:
-                    supervisor.heard(beat)
                 case Progress() as progress:
+                    stalls.moved()
                     self._display.show(progress)
                 case ExecutorJoined() as event:
                     await executing.joined(event)

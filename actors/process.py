@@ -112,7 +112,7 @@ async def run_executor(life: Life, run: Run, folder: RunFolder) -> None:
 async def _on_the_bus(life: Life, run: Run, folder: RunFolder) -> AsyncGenerator[Bus]:
     bus = zmq_bus(life.process, folder.sockets, run.bus.queue_messages, life.session)
     try:
-        async with beating(bus, life.number, run.supervision.heartbeat_s):
+        async with beating(bus, life.number, run.supervision.heartbeat_s, folder.sockets):
             yield bus
     finally:
         await bus.close()

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from actors.children import Child, Children, death_of, threads
-from bus.messages import Heartbeat
+from bus.heartbeat import Heartbeat
 from configs.errors import UNUSABLE
 from configs.schema import Supervision
 

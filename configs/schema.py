@@ -251,10 +251,11 @@ class Supervision(Section, frozen=True):
     heartbeat_s: float = 1.0
     silent_s: float = 30.0  # without a heartbeat for so long, a process is killed and started again
     start_s: float = 300.0  # so long it may take to the first one
+    stall_s: float = 600.0  # without progress for so long, the run says who waits for whom; again after as long
 
     def __post_init__(self) -> None:
         require(self.restarts >= 0, "restarts must not be negative")
-        for name in ("backoff_s", "settled_s", "heartbeat_s", "silent_s", "start_s"):
+        for name in ("backoff_s", "settled_s", "heartbeat_s", "silent_s", "start_s", "stall_s"):
             require(getattr(self, name) > 0, f"{name} must be positive")
         require(self.silent_s >= 3 * self.heartbeat_s, "silent_s must be at least three heartbeats")
 

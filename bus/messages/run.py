@@ -50,18 +50,8 @@ class Progress(Message, frozen=True):
     values: dict[str, float]
 
 
-class Heartbeat(Message, frozen=True):
-    """every process -> launcher, every `supervision.heartbeat_s`: its event loop turns."""
-
-    process: str
-    life: int  # counts the starts of the process
-    lag_s: float  # how late the loop served a timer, at worst since the last one
-    waiting: int  # frames that have arrived and are not yet read
-    unacknowledged: int  # that it has sent
-
-
 class Shutdown(Message, frozen=True):
     """launcher -> every process: end in order, losing nothing that is logged."""
 
 
-RunMessage = RunStarted | RunFinished | MetricsRecorded | Progress | Heartbeat | Shutdown
+RunMessage = RunStarted | RunFinished | MetricsRecorded | Progress | Shutdown

@@ -13,8 +13,9 @@ import pytest
 from actors.children import Child, Children, ProcessDied
 from actors.executors import Executors
 from actors.supervisor import Program, Supervisor
+from bus.heartbeat import Heartbeat
 from bus.in_process import Hub
-from bus.messages import AnyMessage, ExecutorJoined, ExecutorLeft, Heartbeat
+from bus.messages import AnyMessage, ExecutorJoined, ExecutorLeft
 from bus.transport import Bus
 from configs.errors import UNUSABLE
 from configs.schema import Supervision
