@@ -128,6 +128,42 @@ def test_each_process_may_be_killed_and_the_run_goes_on(
     ]
 
 
+def test_a_run_that_stalls_says_who_waits_for_whom(
+    tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str]
+) -> None:
+    process = start(tmp_path, *from_cold_start_of(finished_run[0]), "supervision.stall_s=3")
+    folder = RunFolder(tmp_path / "demo")
+    until(lambda: len(metrics(folder, "evaluation")) >= 1, process)
+    os.kill(lives(folder, "generator-0")[0], signal.SIGSTOP)
+
+    def waits() -> list[str]:
+        return [wait for entry in said(folder, "run.stalled") for wait in entry["waits"]]
+
+    until(lambda: any("wait for generator-0: a turn, since" in wait for wait in waits()), process)
+    os.kill(lives(folder, "generator-0")[0], signal.SIGCONT)
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert "no progress for 3 s:" in output
+
+
+def test_a_process_that_falls_silent_is_started_again(
+    tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str]
+) -> None:
+    settings = ("supervision.silent_s=4", "supervision.heartbeat_s=0.5")
+    process = start(tmp_path, *from_cold_start_of(finished_run[0]), *settings)
+    folder = RunFolder(tmp_path / "demo")
+    until(lambda: len(metrics(folder, "evaluation")) >= 1, process)
+    for name in ("generator-0", "head"):
+        os.kill(lives(folder, name)[-1], signal.SIGSTOP)
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert {"generator-0", "head"} <= {entry["name"] for entry in said(folder, "process.silent")}
+    summary = json.loads(folder.summary.read_text())
+    assert adds_up(summary)
+    assert summary["replay_identical"] is True
+    assert [step["step"] for step in metrics(folder, "step")] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("name", ["generator-0", "learner", "head", "rollout-0"])
 def test_where_none_is_started_again_a_death_ends_the_run_and_is_named(tmp_path: Path, start: Start, name: str) -> None:
     process = start(tmp_path, "supervision.restarts=0")
