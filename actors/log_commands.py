@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import assert_never
 
 from rich.console import Console
@@ -10,7 +9,6 @@ from rich.markup import escape
 
 from actors.replay import replay_run
 from bus.codec import decode
-from bus.event_log import Event
 from bus.event_reading import read_events
 from bus.messages import (
     AnyMessage,
@@ -63,7 +61,8 @@ def tell_story(folder: RunFolder, trajectory: int, console: Console) -> None:
 
 def story_lines(folder: RunFolder, trajectory: int, tokenizer: TextTokenizer, dialogue: Dialogue) -> list[str]:
     """One for each event, in rich's markup. Raises UnusableInput if no log knows the trajectory."""
-    events = [event for path in sorted(folder.events.glob("*.sqlite")) for event in _events_of(path, trajectory)]
+    logs = sorted(folder.events.glob("*.sqlite"))
+    events = [event for path in logs for event, _ in read_events(path, trajectory=trajectory)]
     if not events:
         raise UnusableInput(f"{folder.events}: no log knows trajectory {trajectory}")
     events.sort(key=lambda event: event.time)
@@ -72,19 +71,6 @@ def story_lines(folder: RunFolder, trajectory: int, tokenizer: TextTokenizer, di
         + escape(_told(decode(event.frame).message, tokenizer, dialogue))
         for event in events
     ]
-
-
-def _events_of(path: Path, trajectory: int) -> list[Event]:
-    """The trajectory's events in one log; what a message says of its whole group belongs to it as well."""
-    about = [event for event, _ in read_events(path, trajectory=trajectory)]
-    groups = [event for event, _ in read_events(path, kinds=["StartGroup"]) if _starts(event, trajectory)]
-    return [*groups, *about]
-
-
-def _starts(event: Event, trajectory: int) -> bool:
-    group = decode(event.frame).message
-    assert isinstance(group, StartGroup)
-    return group.first_trajectory_id <= trajectory < group.first_trajectory_id + group.size
 
 
 def _told(message: AnyMessage, tokenizer: TextTokenizer, dialogue: Dialogue) -> str:

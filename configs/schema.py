@@ -261,6 +261,7 @@ class Supervision(Section, frozen=True):
 
 class Log(Section, frozen=True):
     events: bool = True
+    compress: bool = True  # of the event logs: frames of 512 bytes and more
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 

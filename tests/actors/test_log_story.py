@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from actors.decider_loop import subject_of
 from actors.log_commands import story_lines
 from bus.codec import encode
 from bus.event_log import EventLog
@@ -33,10 +34,9 @@ class Recording:
 
     def tell(self, to: str, message: AnyMessage) -> None:
         self.now += 0.25
-        trajectory = getattr(message, "trajectory_id", None)
         process, _, actor = to.partition("/")
         frame = encode(Envelope("x", to, message))
-        self._logs[process].append(self.now, actor or process, "x", type(message).__name__, trajectory, frame)
+        self._logs[process].append(self.now, actor or process, "x", type(message).__name__, subject_of(message), frame)
         for effect in self._deciders[to].decide(self.now, message):
             if isinstance(effect.message, TurnRequested):
                 self.turns.append(effect.message)
