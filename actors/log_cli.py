@@ -1,7 +1,8 @@
-"""The command line of event logs: `asterism log replay`, `story`."""
+"""The command line of event logs: `asterism log show`, `story`, `replay`."""
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -40,3 +41,32 @@ def story(run: RunArgument, trajectory: Annotated[int, typer.Argument(help="The 
     from actors.log_commands import tell_story
 
     tell_story(run_folder(run), trajectory, console=Console())
+
+
+@log_app.command()
+def show(
+    run: RunArgument,
+    actor: Annotated[
+        str | None, typer.Option("--actor", help="That received them: buffer, arbiter, rollout-0 ...")
+    ] = None,
+    kind: Annotated[list[str] | None, typer.Option("--kind", help="Of message; may be repeated.")] = None,
+    since: Annotated[
+        str, typer.Option("--since", metavar="T", help="Seconds since the run began, or a date and time.")
+    ] = "",
+    until: Annotated[str, typer.Option("--until", metavar="T", help="The first moment that is not shown.")] = "",
+    trajectory: Annotated[int | None, typer.Option("--trajectory", metavar="N", help="About this one.")] = None,
+    text: Annotated[
+        str, typer.Option("--text", metavar="WORDS", help="In codes, outputs, causes, and what models wrote.")
+    ] = "",
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with what a live run logs, until ^C.")] = False,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Lines at most.")] = None,
+) -> None:
+    """Show the events of all processes, merged by time, a line each. Filters combine."""
+    from actors.log_show import show_log
+    from analysis.event_logs.merging import Choice, began_at, moment
+
+    folder = run_folder(run)
+    began = began_at(folder)
+    times = (moment(since, began) if since else -inf, moment(until, began) if until else inf)
+    choice = Choice(actor, tuple(kind or ()), trajectory, *times)
+    show_log(folder, choice, text, limit, follow, Console())
