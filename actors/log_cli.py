@@ -28,11 +28,24 @@ def run_folder(path: Path) -> RunFolder:
 def replay(
     run: RunArgument,
     verify: Annotated[bool, typer.Option("--verify", help="Compare every decision's effects and state.")] = False,
+    until: Annotated[str, typer.Option("--until", metavar="PROCESS:SEQ", help="Stop after this event.")] = "",
+    state: Annotated[str | None, typer.Option("--state", metavar="ACTOR", help="Print its state then.")] = None,
+    trajectory: Annotated[
+        int | None, typer.Option("--trajectory", metavar="N", help="Of a rollout: this one's.")
+    ] = None,
 ) -> None:
-    """Feed every decider its log again. With --verify, exit with 1 at the first difference and show it."""
-    from actors.log_commands import replay_log
+    """Feed every decider its log again. With --verify, exit with 1 at the first difference and show it side by side.
 
-    raise typer.Exit(replay_log(run_folder(run), verify=verify, console=Console()))
+    With --until, print the state of an actor just after that event.
+    """
+    from actors.log_replay import replay_log, show_state
+
+    if until:
+        show_state(run_folder(run), until, state, trajectory, Console())
+    elif state is not None or trajectory is not None:
+        raise UnusableInput("--state and --trajectory need --until PROCESS:SEQ")
+    else:
+        raise typer.Exit(replay_log(run_folder(run), verify=verify, console=Console()))
 
 
 @log_app.command()

@@ -1,32 +1,16 @@
-"""`asterism log story` and `replay`: reading event logs in the terminal."""
+"""`asterism log story`: all that happened to one trajectory."""
 
 from __future__ import annotations
 
 from rich.console import Console
 from rich.markup import escape
 
-from actors.replay import replay_run
 from analysis.event_logs.merging import Choice, Logged, merged
 from analysis.event_logs.telling import Words, told
 from configs.errors import UnusableInput
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
 from engine.tokenizer import load_tokenizer
-
-
-def replay_log(folder: RunFolder, *, verify: bool, console: Console) -> int:
-    """The exit code: 0 if nothing differs, or if nobody asked."""
-    replay = replay_run(load_resolved(folder.config), folder)
-    difference = replay.difference
-    if difference is None:
-        console.print(f"{replay.events:,} events replayed: states and effects are identical")
-        return 0
-    console.print(
-        f"event {difference.seq} of {difference.process} ({difference.actor}, {difference.kind}): "
-        f"the {difference.what} differ. The replay did:\n{escape(difference.effects)}",
-        soft_wrap=True,
-    )
-    return int(verify)
 
 
 def words_of(folder: RunFolder) -> Words:
