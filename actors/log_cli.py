@@ -1,4 +1,4 @@
-"""The command line of event logs: `asterism log show`, `story`, `replay`."""
+"""The command line of event logs: `asterism log show`, `story`, `replay`, `diff`."""
 
 from __future__ import annotations
 
@@ -83,3 +83,20 @@ def show(
     times = (moment(since, began) if since else -inf, moment(until, began) if until else inf)
     choice = Choice(actor, tuple(kind or ()), trajectory, *times)
     show_log(folder, choice, text, limit, follow, Console())
+
+
+@log_app.command()
+def diff(
+    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="A run's folder.")],
+    run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Another run's.")],
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Each process's events in their order, byte for byte, times apart.")
+    ] = False,
+) -> None:
+    """Say where two runs part, and exit with 1; with 0 if they do not.
+
+    Compared are each trajectory's contents and each step's figures, whatever order they arrived in.
+    """
+    from actors.log_diff import compare_runs
+
+    raise typer.Exit(compare_runs(run_folder(run_a), run_folder(run_b), exact=exact, console=Console()))
