@@ -1,4 +1,4 @@
-"""The command line of event logs: `asterism log show`, `story`, `replay`, `diff`."""
+"""The command line of event logs: `asterism log show`, `story`, `replay`, `diff`, `export`."""
 
 from __future__ import annotations
 
@@ -100,3 +100,31 @@ def diff(
     from actors.log_diff import compare_runs
 
     raise typer.Exit(compare_runs(run_folder(run_a), run_folder(run_b), exact=exact, console=Console()))
+
+
+@log_app.command()
+def export(
+    run: RunArgument,
+    parquet: Annotated[
+        Path | None, typer.Option("--parquet", metavar="FOLDER", help="Tables of events and of trajectories.")
+    ] = None,
+    chrome: Annotated[
+        Path | None, typer.Option("--chrome", metavar="FILE", help="A trace for ui.perfetto.dev.")
+    ] = None,
+    step: Annotated[int | None, typer.Option("--step", min=1, help="Of the trace: this step's time alone.")] = None,
+) -> None:
+    """Write a run's event logs for other programs."""
+    from analysis.event_logs.chrome import write_chrome
+    from analysis.event_logs.slices import of_step, slices_of
+    from analysis.event_logs.tables import write_parquet
+
+    folder = run_folder(run)
+    if parquet is None and chrome is None:
+        raise UnusableInput("give --parquet FOLDER, --chrome FILE, or both")
+    if parquet is not None:
+        for name, rows in write_parquet(folder, parquet).items():
+            typer.echo(f"{parquet / name}: {rows:,} rows")
+    if chrome is not None:
+        slices = slices_of(folder)
+        written = write_chrome(slices if step is None else of_step(slices, step), chrome)
+        typer.echo(f"{chrome}: {written:,} slices")
