@@ -31,7 +31,12 @@ def replay_log(folder: RunFolder, *, verify: bool, console: Console) -> int:
     replay = replay_run(load_resolved(folder.config), folder)
     difference = replay.difference
     if difference is None:
-        console.print(f"{replay.events:,} events replayed: states and effects are identical")
+        if replay.events:
+            console.print(f"{replay.events:,} events replayed: states and effects are identical")
+        if replay.left_out:
+            console.print(
+                f"{replay.left_out:,} kept events not replayed: log.keep_steps has removed others that they follow from"
+            )
         return 0
     show_difference(folder, difference, console)
     return int(verify)

@@ -14,14 +14,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bus import retention
 from bus.packing import pack, plain
+from bus.retention import Retention
 
 SCHEMA_VERSION = 3
 BOUND = 200_000  # records that may wait for the thread; beyond it `full` tells the owner to hold its events back
 _GROUP_S = 0.001  # a group is committed so long after its first record: what an event causes waits for it
 _ROWS_AT_ONCE = (256, 32, 4, 1)
 
-_SCHEMA = """
+_SCHEMA = (
+    """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS events (
     seq INTEGER PRIMARY KEY,
@@ -47,6 +50,8 @@ CREATE TABLE IF NOT EXISTS decisions (
     state BLOB                    -- fingerprint of the state afterwards, where the decider gives one
 );
 """
+    + retention.SCHEMA
+)
 
 
 class Event(NamedTuple):
@@ -85,11 +90,13 @@ class EventLogFailure(Exception):
 class EventLog:
     """Appends from one thread; `close` commits all that was appended."""
 
-    def __init__(self, path: Path, *, compress: bool = False) -> None:
-        """`compress` packs long frames, on the log's thread."""
+    def __init__(self, path: Path, *, compress: bool = False, keep_steps: int = 0) -> None:
+        """On the log's thread `compress` packs long frames, and what is older than `keep_steps` finished steps goes; 0
+        keeps all."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = _open(path)
+            self._retention = Retention(self._connection, keep_steps) if keep_steps else None
         except (OSError, sqlite3.Error) as error:
             raise EventLogFailure(f"{path}: {error}") from error
         self._path = path
@@ -188,6 +195,8 @@ class EventLog:
             _insert(self._connection, "events", rows)
             _insert(self._connection, "decisions", [record for record in group if isinstance(record, Decision)])
             _insert(self._connection, "groups", [record for record in group if isinstance(record, Group)])
+            if self._retention is not None:
+                self._retention.apply(self._connection, events)
         if events:
             self._committed = events[-1].seq
             self.on_commit(self._committed)

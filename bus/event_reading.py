@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bus.event_log import SCHEMA_VERSION, Decision, Event
 from bus.packing import unpack
@@ -79,6 +79,32 @@ def first_of_session(path: Path, session: int) -> int | None:
             return None
         query = "SELECT min(seq) FROM events WHERE kind = 'RunStarted' AND session = ?"
         return connection.execute(query, (session,)).fetchone()[0]
+
+
+class Gone(NamedTuple):
+    """Events that are not kept any more: bus.retention."""
+
+    first: int  # their numbers lie between these
+    last: int
+    kind: str
+    events: int
+
+
+def missing(path: Path) -> list[Gone]:
+    """Empty where all is kept."""
+    with closing(_open(path)) as connection:
+        if _is_empty(path, connection):
+            return []
+        return [Gone(*row) for row in connection.execute("SELECT * FROM gone ORDER BY first, kind")]
+
+
+def check_whole(path: Path, since: int) -> None:
+    """Raises UnusableLog where an event from number `since` on is gone: then no decider can be rebuilt from there."""
+    last = max((each.last for each in missing(path)), default=0)
+    if last >= since:
+        raise UnusableLog(
+            f"{path}: log.keep_steps has removed events up to number {last}; those since {since} are needed"
+        )
 
 
 def _open(path: Path) -> sqlite3.Connection:

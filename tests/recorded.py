@@ -73,6 +73,7 @@ class Recording:
 
     def begin(self) -> None:
         self.tell("head/arbiter", RunStarted(0, BufferCursor()), "head")
+        self.tell("head/buffer", RunStarted(0, BufferCursor()), "head")
         self.tell("rollout-0", RunStarted(0, BufferCursor()), "rollout-0")
         self.tell("rollout-0", ExecutorJoined(EXECUTOR, 4), "launcher")
         self.tell("head/arbiter", EngineJoined("generator-0", 65_536, 16, 0), "generator-0")

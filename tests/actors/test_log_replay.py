@@ -19,7 +19,7 @@ from bus.messages import CodeFinished, CodeOk, Envelope, LeaseRequested, Output
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from tests.fakes import PROMPT, generated
-from tests.recorded import EXECUTOR, deciders, small_run
+from tests.recorded import EXECUTOR, Recording, deciders, small_run
 
 
 @pytest.fixture
@@ -158,3 +158,23 @@ def test_a_state_is_readable_without_its_tokens() -> None:
     assert "few 1, 2" in text
     many = readable(dict.fromkeys(map(str, range(100)), "x"))
     assert many.splitlines()[-1] == "  ... 60 more"
+
+
+def test_a_life_of_which_events_are_gone_is_left_out_and_said_so(folder: RunFolder) -> None:
+    kept = sum(1 for _ in read_events(rollout_log(folder)))
+    change(folder, "INSERT INTO gone VALUES (2, 2, 'LeaseGranted', 1)")
+    replay = replay_process("rollout-0", rollout_log(folder), deciders())
+    assert (replay.events, replay.left_out, replay.identical) == (0, kept, None)
+    with pytest.raises(UnusableInput, match=r"log\.keep_steps has removed events up to number 2"):
+        replay_until(rollout_log(folder), deciders(), 5)
+
+
+def test_a_later_life_is_replayed_whole(folder: RunFolder, tmp_path: Path) -> None:
+    twice = RunFolder(tmp_path / "twice")
+    recording = Recording(twice)
+    for _ in range(2):
+        recording.begin()
+    recording.close()
+    change(twice, "INSERT INTO gone VALUES (2, 2, 'ExecutorJoined', 1)")
+    replay = replay_process("rollout-0", rollout_log(twice), deciders())
+    assert (replay.events, replay.left_out, replay.identical) == (2, 2, None)
