@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from actors.log_cli import RunArgument, log_app
 from configs.errors import UNUSABLE, UnusableInput
-from configs.run_folder import RunFolder
 from sandbox.contract import SandboxFailure
 
 app = typer.Typer(
@@ -22,7 +22,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-log_app = typer.Typer(help="Read a run's event logs.", no_args_is_help=True)
 app.add_typer(log_app, name="log")
 sandbox_app = typer.Typer(help="The code environment by itself: serve it, try it, measure it.", no_args_is_help=True)
 app.add_typer(sandbox_app, name="sandbox")
@@ -32,15 +31,6 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; may be repeated.")
 ]
 AtOption = Annotated[Path | None, typer.Option("--at", help="Use the sandbox that is served in this folder.")]
-RunArgument = Annotated[Path, typer.Argument(help="A run's folder, such as runs/demo.", metavar="RUN")]
-
-
-def run_folder(path: Path) -> RunFolder:
-    """Raises UnusableInput if there is no run in `path`."""
-    folder = RunFolder(path)
-    if not folder.config.exists():
-        raise UnusableInput(f"{path}: this is no run's folder (it has no {folder.config.name})")
-    return folder
 
 
 @app.command()
@@ -114,25 +104,6 @@ def simulate(
 
     options = Options(workload, policies, seed, scale, step, cluster, json_file, picture, run)
     simulate_workload(options, Console())
-
-
-@log_app.command()
-def replay(
-    run: RunArgument,
-    verify: Annotated[bool, typer.Option("--verify", help="Compare every decision's effects and state.")] = False,
-) -> None:
-    """Feed every decider its log again. With --verify, exit with 1 at the first difference and show it."""
-    from actors.log_commands import replay_log
-
-    raise typer.Exit(replay_log(run_folder(run), verify=verify, console=Console()))
-
-
-@log_app.command()
-def story(run: RunArgument, trajectory: Annotated[int, typer.Argument(help="The trajectory's number.")]) -> None:
-    """Tell everything that happened to one trajectory, in order."""
-    from actors.log_commands import tell_story
-
-    tell_story(run_folder(run), trajectory, console=Console())
 
 
 @sandbox_app.command()

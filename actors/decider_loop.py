@@ -19,7 +19,7 @@ import structlog
 from actors.clock import Clock
 from bus.codec import MalformedFrame, decode, encode
 from bus.event_log import EventLog
-from bus.messages import AnyMessage, Envelope, ProtocolError, Shutdown
+from bus.messages import AnyMessage, Envelope, GroupAborted, ProtocolError, Shutdown, StartGroup
 from bus.transport import Bus, Delivery, process_of
 from policies.decider import Decider, Send
 
@@ -40,7 +40,10 @@ class Observer(Protocol):
         ...
 
 
-def trajectory_of(message: AnyMessage) -> int | None:
+def subject_of(message: AnyMessage) -> int | range | None:
+    """The trajectory, or those, that a message is about."""
+    if isinstance(message, StartGroup | GroupAborted):
+        return range(message.first_trajectory_id, message.first_trajectory_id + message.size)
     return getattr(message, "trajectory_id", None)
 
 
@@ -176,7 +179,7 @@ class DeciderLoop:
         if self._log is not None:
             event = envelope.message
             self._seq = self._log.append(
-                *(now, actor, envelope.sender, type(event).__name__, trajectory_of(event), delivery.frame),
+                *(now, actor, envelope.sender, type(event).__name__, subject_of(event), delivery.frame),
                 session=delivery.session,
                 number=delivery.number,
             )

@@ -43,7 +43,7 @@ async def decide_until_shutdown(
     begin = [encode(Envelope(life.process, address, started)) for address in _addresses(life.process, deciders)]
     window = run.bus.queue_messages
     recovery = recover(path, life.process, life.session, deciders, services, window, begin) if run.log.events else None
-    log = EventLog(path) if run.log.events else None
+    log = EventLog(path, compress=run.log.compress, keep_steps=run.log.keep_steps) if run.log.events else None
     bus = zmq_bus(life.process, folder.sockets, window, life.session)
     try:
         async with beating(bus, life.number, run.supervision.heartbeat_s, folder.sockets):

@@ -16,7 +16,7 @@ import msgspec
 from actors.decider_loop import REFUSED, encode_effects, fingerprint, state_fingerprint
 from bus.codec import decode
 from bus.event_log import Decision, Event
-from bus.event_reading import first_of_session, read_events
+from bus.event_reading import check_whole, first_of_session, read_events
 from bus.lanes import Lane, lane_of, lane_of_frame
 from bus.messages import AnyMessage, ProtocolError
 from bus.transport import process_of
@@ -130,10 +130,12 @@ def recover(
     window: int,
     begin: Sequence[bytes],
 ) -> Recovery | None:
-    """None if the log has nothing of this session: the process begins. Raises NotRecoverable."""
+    """None if the log has nothing of this session: the process begins. Raises NotRecoverable, and UnusableLog where
+    log.keep_steps has removed what the deciders follow from."""
     first = first_of_session(path, session)
     if first is None:
         return None
+    check_whole(path, since=first)
     recovery = Recovery(process, session, deciders, services, window)
     recovery.read(read_events(path, since=first), begin)
     return recovery

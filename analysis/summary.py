@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from analysis.metrics import column, read_metrics
 from bus.codec import decode
-from bus.event_reading import read_events
+from bus.event_reading import missing, read_events
 from bus.messages import StartGroup
 from configs.run_folder import RunFolder
 from configs.schema import Run
@@ -82,14 +83,20 @@ def count_trajectories(folder: RunFolder) -> dict[str, int | None]:
 
 
 def _by_life(log: Path, actor: str, kind: str) -> list[int]:
-    """How many trajectories the events of a kind are about, in each life of the run: RunStarted begins one."""
+    """How many trajectories the events of a kind are about, in each life of the run: RunStarted begins one. Those that
+    log.keep_steps has removed count."""
     lives: list[int] = []
+    begins: list[int] = []
     for event, _ in read_events(log, kinds=("RunStarted", kind)):
         if event.kind == "RunStarted" and event.actor == actor:
             lives.append(0)
+            begins.append(event.seq)
         elif event.kind == kind:
             message = decode(event.frame).message
             lives[-1] += message.size if isinstance(message, StartGroup) else 1
+    for each in missing(log):
+        if each.kind == kind:
+            lives[bisect(begins, each.first) - 1] += each.events
     return lives
 
 

@@ -14,12 +14,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-SCHEMA_VERSION = 2
+from bus import retention
+from bus.packing import pack, plain
+from bus.retention import Retention
+
+SCHEMA_VERSION = 3
 BOUND = 200_000  # records that may wait for the thread; beyond it `full` tells the owner to hold its events back
 _GROUP_S = 0.001  # a group is committed so long after its first record: what an event causes waits for it
 _ROWS_AT_ONCE = (256, 32, 4, 1)
 
-_SCHEMA = """
+_SCHEMA = (
+    """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS events (
     seq INTEGER PRIMARY KEY,
@@ -29,16 +34,24 @@ CREATE TABLE IF NOT EXISTS events (
     session INTEGER NOT NULL,     -- of the sender's process
     number INTEGER NOT NULL,      -- that the link gave it: bus.link
     kind TEXT NOT NULL,           -- the message's class
-    trajectory INTEGER,
-    frame BLOB NOT NULL           -- the envelope as it arrived
+    trajectory INTEGER,           -- that it is about, where it is about one
+    frame BLOB NOT NULL           -- the envelope as it arrived: bus.packing
 );
 CREATE INDEX IF NOT EXISTS events_trajectory ON events (trajectory) WHERE trajectory IS NOT NULL;
+CREATE TABLE IF NOT EXISTS groups (
+    seq INTEGER PRIMARY KEY,      -- of an event that is about several trajectories
+    first INTEGER NOT NULL,       -- of them
+    last INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS groups_first ON groups (first, last);
 CREATE TABLE IF NOT EXISTS decisions (
     seq INTEGER PRIMARY KEY,      -- of the event
     effects BLOB NOT NULL,        -- fingerprint of the effects, in their order
     state BLOB                    -- fingerprint of the state afterwards, where the decider gives one
 );
 """
+    + retention.SCHEMA
+)
 
 
 class Event(NamedTuple):
@@ -59,6 +72,17 @@ class Decision(NamedTuple):
     state: bytes | None
 
 
+class Group(NamedTuple):
+    """The trajectories of an event that is about several."""
+
+    seq: int
+    first: int
+    last: int
+
+
+Record = Event | Decision | Group
+
+
 class EventLogFailure(Exception):
     """The log cannot be written: a full disk, a read-only folder. The run must stop: what is not logged is lost."""
 
@@ -66,19 +90,23 @@ class EventLogFailure(Exception):
 class EventLog:
     """Appends from one thread; `close` commits all that was appended."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, compress: bool = False, keep_steps: int = 0) -> None:
+        """On the log's thread `compress` packs long frames, and what is older than `keep_steps` finished steps goes; 0
+        keeps all."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = _open(path)
+            self._retention = Retention(self._connection, keep_steps) if keep_steps else None
         except (OSError, sqlite3.Error) as error:
             raise EventLogFailure(f"{path}: {error}") from error
         self._path = path
         self.on_commit: Callable[[int], object] = lambda seq: (
             None
         )  # on the log's thread: the last event that is committed
+        self._stored = pack if compress else plain
         self._last = int(self._connection.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
         self._committed = self._last
-        self._records: queue.SimpleQueue[Event | Decision | None] = queue.SimpleQueue()
+        self._records: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
         self._room = threading.Event()
         self._closing = threading.Event()
         self._failure: EventLogFailure | None = None
@@ -102,15 +130,21 @@ class EventLog:
         actor: str,
         sender: str,
         kind: str,
-        trajectory: int | None,
+        about: int | range | None,
         frame: bytes,
         session: int = 0,
         number: int = 0,
     ) -> int:
-        """Returns the event's number. Raises EventLogFailure if an earlier record could not be written."""
+        """`about`: the trajectory, or those, that the event is about. Returns the event's number.
+
+        Raises EventLogFailure if an earlier record could not be written.
+        """
         self.check()
         self._last += 1
+        trajectory = about if isinstance(about, int) else None
         self._records.put(Event(self._last, at, actor, sender, session, number, kind, trajectory, frame))
+        if isinstance(about, range) and about:
+            self._records.put(Group(self._last, about[0], about[-1]))
         return self._last
 
     def decided(self, seq: int, effects: bytes, state: bytes | None) -> None:
@@ -141,9 +175,9 @@ class EventLog:
             finally:
                 self._room.set()
 
-    def _next_group(self) -> tuple[list[Event | Decision], bool]:
+    def _next_group(self) -> tuple[list[Record], bool]:
         """What arrives within one group's time, and whether more may come."""
-        group: list[Event | Decision] = []
+        group: list[Record] = []
         record = self._records.get()
         self._closing.wait(_GROUP_S)  # to be woken for each record would take the event loop's time
         while record is not None:
@@ -154,12 +188,15 @@ class EventLog:
                 return group, True
         return group, False
 
-    def _commit(self, group: list[Event | Decision]) -> None:
+    def _commit(self, group: list[Record]) -> None:
         events = [record for record in group if isinstance(record, Event)]
-        decisions = [record for record in group if isinstance(record, Decision)]
+        rows = [(*event[:-1], self._stored(event.frame)) for event in events]
         with self._connection:
-            _insert(self._connection, "events", events)
-            _insert(self._connection, "decisions", decisions)
+            _insert(self._connection, "events", rows)
+            _insert(self._connection, "decisions", [record for record in group if isinstance(record, Decision)])
+            _insert(self._connection, "groups", [record for record in group if isinstance(record, Group)])
+            if self._retention is not None:
+                self._retention.apply(self._connection, events)
         if events:
             self._committed = events[-1].seq
             self.on_commit(self._committed)

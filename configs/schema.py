@@ -262,7 +262,12 @@ class Supervision(Section, frozen=True):
 
 class Log(Section, frozen=True):
     events: bool = True
+    compress: bool = True  # of the event logs: frames of 512 bytes and more
+    keep_steps: int = 0  # events of steps older than so many finished ones are removed; 0 keeps all: docs/replay.md
     level: Literal["debug", "info", "warning", "error"] = "info"
+
+    def __post_init__(self) -> None:
+        require(self.keep_steps >= 0, "keep_steps must not be negative")
 
 
 class Run(Section, frozen=True):
@@ -293,6 +298,10 @@ class Run(Section, frozen=True):
             self.engine.kv_tokens // self.engine.page_tokens * self.engine.page_tokens >= need,
             f"engine.kv_tokens must hold one trajectory, dialogue.prompt_tokens + response_tokens = {need},"
             f" in whole pages of engine.page_tokens = {self.engine.page_tokens}",
+        )
+        require(
+            self.log.keep_steps == 0 or self.log.keep_steps > self.rl.max_staleness,
+            f"log.keep_steps must be more than rl.max_staleness = {self.rl.max_staleness}: what is under way is kept",
         )
         # Two processes that each wait for the other's full queue would wait for ever.
         frames = 4 * max(self.rl.live_groups * self.rl.rollouts, self.evaluation.questions)

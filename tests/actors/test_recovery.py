@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shutil
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +16,7 @@ from actors.decider_loop import DeciderLoop
 from actors.recovery import NotRecoverable, Recovery, recover
 from bus.codec import decode, encode
 from bus.event_log import EventLog
-from bus.event_reading import read_events
+from bus.event_reading import UnusableLog, read_events
 from bus.in_process import Hub
 from bus.lanes import BULK, CONTROL
 from bus.messages import (
@@ -178,6 +180,16 @@ def test_a_process_without_events_of_this_session_begins(recorded: tuple[Path, l
     assert recover(path, "head", SESSION, *arguments) is not None
     assert recover(path, "head", 2 * SESSION, *deciders_and(arguments)) is None
     assert recover(tmp_path / "none.sqlite", "head", SESSION, *deciders_and(arguments)) is None
+
+
+def test_a_log_that_lacks_events_of_the_session_is_no_log_to_go_on_from(
+    recorded: tuple[Path, list[bytes]], tmp_path: Path
+) -> None:
+    path = Path(shutil.copy(recorded[0], tmp_path / "head.sqlite"))
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO gone VALUES (3, 7, 'LeaseReleased', 5)")
+    with pytest.raises(UnusableLog, match="those since 1 are needed"):
+        recover(path, "head", SESSION, deciders(), ("metrics",), 1000, BEGIN)
 
 
 def deciders_and(arguments: tuple) -> tuple:

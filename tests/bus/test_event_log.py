@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sqlite3
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from bus import event_log
 from bus.event_log import EventLog, EventLogFailure
-from bus.event_reading import read_events
+from bus.event_reading import UnusableLog, read_events
 
 events = st.lists(
     st.tuples(
@@ -41,6 +42,45 @@ def test_what_is_appended_is_read_again_in_order(
     assert all(decision is not None and decision.effects == event.frame[:8] for event, decision in read_events(path))
     mine = [event.frame for event, _ in read_events(path, trajectory=3)]
     assert mine == [frame for _, _, trajectory, frame in appended if trajectory == 3]
+
+
+def test_what_is_about_a_group_is_about_each_of_its_trajectories(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "log.sqlite")
+    log.append(1.0, "rollout-0", "a", "StartGroup", range(8, 12), b"group 1")
+    log.append(2.0, "rollout-0", "a", "StartGroup", range(12, 16), b"group 2")
+    log.append(3.0, "rollout-0", "a", "LeaseGranted", 11, b"lease")
+    log.append(4.0, "rollout-0", "a", "GroupAborted", range(8, 12), b"abort")
+    log.close()
+    told = {
+        trajectory: [event.frame for event, _ in read_events(tmp_path / "log.sqlite", trajectory=trajectory)]
+        for trajectory in (7, 8, 11, 12, 16)
+    }
+    assert told == {7: [], 8: [b"group 1", b"abort"], 11: [b"group 1", b"lease", b"abort"], 12: [b"group 2"], 16: []}
+
+
+def test_events_are_chosen_by_kind_actor_and_time(tmp_path: Path) -> None:
+    path = tmp_path / "log.sqlite"
+    log = EventLog(path)
+    for time, actor, kind in ((1.0, "a", "K"), (2.0, "b", "K"), (3.0, "a", "L"), (4.0, "a", "K")):
+        log.append(time, actor, "x", kind, None, b"")
+    log.close()
+    assert [event.time for event, _ in read_events(path, actor="a", kinds=["K"])] == [1.0, 4.0]
+    assert [event.time for event, _ in read_events(path, times=(2.0, 4.0))] == [2.0, 3.0]
+    assert [event.time for event, _ in read_events(path, since=4)] == [4.0]
+
+
+def test_long_frames_are_packed_and_read_as_they_were(tmp_path: Path) -> None:
+    frames = [bytes(range(256)) * 8, b"a word and another " * 100, bytes(4000), b"\x01" * 511, b"\x93short"]
+    log = EventLog(tmp_path / "log.sqlite", compress=True)
+    for frame in frames:
+        log.append(0.0, "a", "b", "Kind", None, frame)
+    log.close()
+    assert [event.frame for event, _ in read_events(tmp_path / "log.sqlite")] == frames
+    with contextlib.closing(sqlite3.connect(tmp_path / "log.sqlite")) as connection:
+        lengths = [length for (length,) in connection.execute("SELECT length(frame) FROM events ORDER BY seq")]
+    assert lengths[1] < 100
+    assert lengths[2] < 100
+    assert lengths[3:] == [512, 6]  # the mark's byte where the frame's own first one could be taken for one
 
 
 def test_an_event_that_nobody_lived_to_decide_on_has_no_decision(tmp_path: Path) -> None:
@@ -74,6 +114,20 @@ def test_a_log_of_another_schema_is_refused_with_both_versions(tmp_path: Path) -
     connection.close()
     with pytest.raises(EventLogFailure, match="schema version 99"):
         EventLog(tmp_path / "log.sqlite")
+
+
+def test_a_log_of_another_schema_is_not_read_either(tmp_path: Path) -> None:
+    path = tmp_path / "log.sqlite"
+    EventLog(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE meta SET value = '2'")
+    with pytest.raises(UnusableLog, match=r"log\.sqlite: event log of schema version 2, this program reads"):
+        list(read_events(path))
+
+
+def test_a_log_without_tables_yet_has_no_events(tmp_path: Path) -> None:
+    (tmp_path / "log.sqlite").touch()
+    assert list(read_events(tmp_path / "log.sqlite")) == []
 
 
 def test_a_log_in_a_place_that_cannot_be_written_names_it(tmp_path: Path) -> None:

@@ -1,0 +1,130 @@
+"""The command line of event logs: `asterism log show`, `story`, `replay`, `diff`, `export`."""
+
+from __future__ import annotations
+
+from math import inf
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+
+log_app = typer.Typer(help="Read a run's event logs.", no_args_is_help=True)
+RunArgument = Annotated[Path, typer.Argument(help="A run's folder, such as runs/demo.", metavar="RUN")]
+
+
+def run_folder(path: Path) -> RunFolder:
+    """Raises UnusableInput if there is no run in `path`."""
+    folder = RunFolder(path)
+    if not folder.config.exists():
+        raise UnusableInput(f"{path}: this is no run's folder (it has no {folder.config.name})")
+    return folder
+
+
+@log_app.command()
+def replay(
+    run: RunArgument,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare every decision's effects and state.")] = False,
+    until: Annotated[str, typer.Option("--until", metavar="PROCESS:SEQ", help="Stop after this event.")] = "",
+    state: Annotated[str | None, typer.Option("--state", metavar="ACTOR", help="Print its state then.")] = None,
+    trajectory: Annotated[
+        int | None, typer.Option("--trajectory", metavar="N", help="Of a rollout: this one's.")
+    ] = None,
+) -> None:
+    """Feed every decider its log again. With --verify, exit with 1 at the first difference and show it side by side.
+
+    With --until, print the state of an actor just after that event.
+    """
+    from actors.log_replay import replay_log, show_state
+
+    if until:
+        show_state(run_folder(run), until, state, trajectory, Console())
+    elif state is not None or trajectory is not None:
+        raise UnusableInput("--state and --trajectory need --until PROCESS:SEQ")
+    else:
+        raise typer.Exit(replay_log(run_folder(run), verify=verify, console=Console()))
+
+
+@log_app.command()
+def story(run: RunArgument, trajectory: Annotated[int, typer.Argument(help="The trajectory's number.")]) -> None:
+    """Tell everything that happened to one trajectory, in order."""
+    from actors.log_commands import tell_story
+
+    tell_story(run_folder(run), trajectory, console=Console())
+
+
+@log_app.command()
+def show(
+    run: RunArgument,
+    actor: Annotated[
+        str | None, typer.Option("--actor", help="That received them: buffer, arbiter, rollout-0 ...")
+    ] = None,
+    kind: Annotated[list[str] | None, typer.Option("--kind", help="Of message; may be repeated.")] = None,
+    since: Annotated[
+        str, typer.Option("--since", metavar="T", help="Seconds since the run began, or a date and time.")
+    ] = "",
+    until: Annotated[str, typer.Option("--until", metavar="T", help="The first moment that is not shown.")] = "",
+    trajectory: Annotated[int | None, typer.Option("--trajectory", metavar="N", help="About this one.")] = None,
+    text: Annotated[
+        str, typer.Option("--text", metavar="WORDS", help="In codes, outputs, causes, and what models wrote.")
+    ] = "",
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with what a live run logs, until ^C.")] = False,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Lines at most.")] = None,
+) -> None:
+    """Show the events of all processes, merged by time, a line each. Filters combine."""
+    from actors.log_show import show_log
+    from analysis.event_logs.merging import Choice, began_at, moment
+
+    folder = run_folder(run)
+    began = began_at(folder)
+    times = (moment(since, began) if since else -inf, moment(until, began) if until else inf)
+    choice = Choice(actor, tuple(kind or ()), trajectory, *times)
+    show_log(folder, choice, text, limit, follow, Console())
+
+
+@log_app.command()
+def diff(
+    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="A run's folder.")],
+    run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Another run's.")],
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Each process's events in their order, byte for byte, times apart.")
+    ] = False,
+) -> None:
+    """Say where two runs part, and exit with 1; with 0 if they do not.
+
+    Compared are each trajectory's contents and each step's figures, whatever order they arrived in.
+    """
+    from actors.log_diff import compare_runs
+
+    raise typer.Exit(compare_runs(run_folder(run_a), run_folder(run_b), exact=exact, console=Console()))
+
+
+@log_app.command()
+def export(
+    run: RunArgument,
+    parquet: Annotated[
+        Path | None, typer.Option("--parquet", metavar="FOLDER", help="Tables of events and of trajectories.")
+    ] = None,
+    chrome: Annotated[
+        Path | None, typer.Option("--chrome", metavar="FILE", help="A trace for ui.perfetto.dev.")
+    ] = None,
+    step: Annotated[int | None, typer.Option("--step", min=1, help="Of the trace: this step's time alone.")] = None,
+) -> None:
+    """Write a run's event logs for other programs."""
+    from analysis.event_logs.chrome import write_chrome
+    from analysis.event_logs.slices import of_step, slices_of
+    from analysis.event_logs.tables import write_parquet
+
+    folder = run_folder(run)
+    if parquet is None and chrome is None:
+        raise UnusableInput("give --parquet FOLDER, --chrome FILE, or both")
+    if parquet is not None:
+        for name, rows in write_parquet(folder, parquet).items():
+            typer.echo(f"{parquet / name}: {rows:,} rows")
+    if chrome is not None:
+        slices = slices_of(folder)
+        written = write_chrome(slices if step is None else of_step(slices, step), chrome)
+        typer.echo(f"{chrome}: {written:,} slices")

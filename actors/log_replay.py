@@ -1,0 +1,147 @@
+"""`asterism log replay`: whether every decider does the same again, and the state of one of them at any event."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import inf
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from actors.replay import DECIDING_PROCESSES, Difference, replay_before, replay_run, replay_until
+from actors.wiring import HEAD, deciders_of
+from analysis.event_logs.merging import Choice, Logged, merged
+from analysis.event_logs.readable import readable
+from bus.codec import decode
+from bus.event_reading import read_events
+from bus.messages import RunStarted
+from configs.errors import UnusableInput
+from configs.load import load_resolved
+from configs.run_folder import RunFolder
+from policies.decider import Decider, Send
+from policies.rollout import Rollout
+
+_SETTINGS = ("_rules", "_tokenizer")  # of a decider that keeps its state in its attributes
+
+
+def replay_log(folder: RunFolder, *, verify: bool, console: Console) -> int:
+    """The exit code: 0 if nothing differs, or if nobody asked."""
+    replay = replay_run(load_resolved(folder.config), folder)
+    difference = replay.difference
+    if difference is None:
+        if replay.events:
+            console.print(f"{replay.events:,} events replayed: states and effects are identical")
+        if replay.left_out:
+            console.print(
+                f"{replay.left_out:,} kept events not replayed: log.keep_steps has removed others that they follow from"
+            )
+        return 0
+    show_difference(folder, difference, console)
+    return int(verify)
+
+
+# ---------------------------------------------------------------- the first difference
+
+
+def show_difference(folder: RunFolder, difference: Difference, console: Console) -> None:
+    event = difference.event
+    console.print(
+        f"event {event.seq} of {difference.process} ({event.actor}, {event.kind} from {event.sender}): "
+        f"the {difference.what} differ",
+        soft_wrap=True,
+    )
+    console.print(escape(readable(decode(event.frame).message)), soft_wrap=True, highlight=False)
+    if difference.what == "state":
+        console.print("The effects are the same. The state of the run is known by its fingerprint; the replay has")
+        console.print(escape(readable(difference.state)), soft_wrap=True, highlight=False)
+        return
+    if isinstance(difference.effects, str):
+        console.print(f"The replay refuses the event: {escape(difference.effects)}", soft_wrap=True)
+    sends = () if isinstance(difference.effects, str) else difference.effects
+    console.print(_side_by_side(sends, logged_next(folder, difference)))
+
+
+def logged_next(folder: RunFolder, difference: Difference) -> dict[str, list[Logged]]:
+    """By receiver: what came from the actor and is none of what the replay did before the event. So it is what the run did
+    at the event, and after it."""
+    event = difference.event
+    sender = decode(event.frame).to
+    lives = read_events(folder.events / f"{difference.process}.sqlite", kinds=[RunStarted.__name__], actor=event.actor)
+    end = min((life.time for life, _ in lives if life.time > event.time), default=inf)
+    before = Counter(difference.sent.messages)
+    others: dict[str, list[Logged]] = {}
+    for logged in merged(folder, Choice(since=difference.sent.since, until=end)):
+        if logged.event.sender != sender:
+            continue
+        envelope = logged.envelope
+        kind = envelope.to, logged.event.kind
+        if before[kind]:
+            before[kind] -= 1
+        else:
+            others.setdefault(envelope.to, []).append(logged)
+    return others
+
+
+def _side_by_side(replayed: Sequence[Send], logged: Mapping[str, Sequence[Logged]]) -> Table:
+    table = Table("to", "the run: what was logged next from this actor", "the replay", show_lines=True)
+    sends: dict[str, list[Send]] = {}
+    for send in replayed:
+        sends.setdefault(send.to, []).append(send)
+    for to in {**sends, **logged}:
+        ours, theirs = sends.get(to, []), logged.get(to, [])
+        for place in range(max(len(ours), 1)):
+            then = _received(theirs[place]) if place < len(theirs) else _unknown(to)
+            now = readable(ours[place].message) if place < len(ours) else "nothing"
+            table.add_row(to, escape(then), escape(now))
+    return table
+
+
+def _received(logged: Logged) -> str:
+    return f"{readable(logged.envelope.message)}\nlogged as {logged.name} at {logged.event.time:.6f}"
+
+
+def _unknown(to: str) -> str:
+    return "nothing" if to.partition("/")[0] in DECIDING_PROCESSES else "it keeps no event log"
+
+
+# ---------------------------------------------------------------- time travel
+
+
+def show_state(folder: RunFolder, until: str, actor: str | None, trajectory: int | None, console: Console) -> None:
+    """The actor's state after the event `PROCESS:SEQ`. Without an actor that of the one that received it; one of another
+    process is shown as it was at that time. Raises UnusableInput."""
+    process, _, number = until.partition(":")
+    if process not in DECIDING_PROCESSES or not number.isdecimal():
+        raise UnusableInput(
+            f"{until!r} names no event: give {' or '.join(f'{each}:SEQ' for each in DECIDING_PROCESSES)}"
+        )
+    run = load_resolved(folder.config)
+    deciders = deciders_of(process, run, folder)
+    event = replay_until(folder.events / f"{process}.sqlite", deciders, int(number))
+    actor = actor or event.actor
+    if actor not in deciders:
+        others = [each for each in DECIDING_PROCESSES if each != process]
+        deciders |= {name: decider for other in others for name, decider in deciders_of(other, run, folder).items()}
+        if actor not in deciders:
+            raise UnusableInput(f"there is no actor {actor!r} in this run; there are {', '.join(deciders)}")
+        other = actor if actor in DECIDING_PROCESSES else HEAD
+        replay_before(folder.events / f"{other}.sqlite", deciders, event.time)
+    console.print(f"[bold]{actor}[/] after {until}, {event.kind} to {event.actor} from {event.sender}", highlight=False)
+    console.print(escape(state_text(deciders[actor], trajectory)), soft_wrap=True, highlight=False)
+
+
+def state_text(decider: Decider, trajectory: int | None = None) -> str:
+    """Raises UnusableInput if a trajectory is asked for that does not live there."""
+    if trajectory is not None:
+        if not isinstance(decider, Rollout):
+            raise UnusableInput("only a rollout process has trajectories; leave --trajectory out")
+        if trajectory not in decider.trajectories:
+            raise UnusableInput(f"trajectory {trajectory} does not live there at that time")
+        return readable(decider.trajectories[trajectory])
+    state = getattr(decider, "state", None)
+    if state is not None:
+        return readable(state)
+    parts = {name: part for name, part in vars(decider).items() if name not in _SETTINGS and not callable(part)}
+    return readable({name.lstrip("_"): part for name, part in parts.items()})

@@ -1,0 +1,63 @@
+"""`asterism log show`: the events of all processes, merged by time, a line each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import islice
+
+from rich.console import Console
+from rich.markup import escape
+
+from actors.log_commands import words_of
+from analysis.event_logs.merging import Choice, Logged, began_at, merged
+from analysis.event_logs.telling import Words, excerpt, texts, told
+from configs.run_folder import RunFolder
+
+_LOOKS_EVERY_S = 0.2  # for new events
+
+
+def show_log(folder: RunFolder, choice: Choice, text: str, limit: int | None, follow: bool, console: Console) -> None:
+    """Raises UnusableInput if there is no log. With `follow` it goes on until ^C, or until `limit` lines are shown."""
+    words = words_of(folder)
+    began = began_at(folder)
+    events = followed(folder, choice) if follow else merged(folder, choice)
+    try:
+        for line in islice(lines(events, words, text, began), limit):
+            console.print(line, soft_wrap=True, highlight=False)
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+
+
+def followed(folder: RunFolder, choice: Choice, looks_every_s: float = _LOOKS_EVERY_S) -> Iterator[Logged]:
+    """What is there, then what comes; new events are in order among those that came since the last look."""
+    seen: dict[str, int] = {}
+    while True:
+        for logged in merged(folder, choice, seen):
+            seen[logged.process] = logged.event.seq
+            yield logged
+        time.sleep(looks_every_s)
+
+
+def lines(events: Iterator[Logged], words: Words, text: str, began: float) -> Iterator[str]:
+    """In rich's markup, those with the text in them."""
+    for logged in events:
+        message = logged.envelope.message
+        found = _found(text, message, words) if text else ""
+        if found is None:
+            continue
+        event = logged.event
+        about = "" if event.trajectory is None else f"trajectory {event.trajectory}: "
+        said = excerpt(told(message, words), text)
+        if text and text.casefold() not in said.casefold():
+            said += f" ({excerpt(found, text)})"
+        yield (
+            f"[dim]{event.time - began:9.4f} s  {logged.name:<18}[/] {event.actor:<10} [bold]{event.kind}[/]  "
+            f"[dim]from {event.sender}[/]  {escape(about + said)}"
+        )
+
+
+def _found(text: str, message: object, words: Words) -> str | None:
+    """The first of the message's texts that has it."""
+    return next((each for each in texts(message, words) if text.casefold() in each.casefold()), None)

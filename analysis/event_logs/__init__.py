@@ -1,0 +1,1 @@
+"""Event logs as a whole run's: merged by time, told, compared, exported."""

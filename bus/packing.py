@@ -1,0 +1,51 @@
+"""How frames lie in an event log: as they arrived, or packed where that is smaller. The first byte tells which.
+
+Token arrays are four bytes an element, and elements resemble each other byte by byte: the high bytes of ids, the
+exponents of logprobs, all of versions. So every fourth byte is put side by side before DEFLATE sees them. On turns of a
+14B model's vocabulary (benchmarks/_event_log.py draws them) that leaves 0.37 of the bytes at level 1 and 80 MB/s of one
+core; level 1 without it 0.42; level 6 with it 0.355, at 57 MB/s.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+LEAST_BYTES = 512  # smaller frames stay as they are: there is little to gain, and many of them
+_PLAIN, _DEFLATED, _PLANES = b"\x00", b"\x01", b"\x02"
+_LEVEL = 1
+_ZEROS = 8  # a frame of which more than one byte in so many is 0 holds arrays: text has none
+
+
+def pack(frame: bytes) -> bytes:
+    """Never longer than the frame and a byte."""
+    if len(frame) < LEAST_BYTES:
+        return plain(frame)
+    if frame.count(0) * _ZEROS > len(frame):
+        packed = _PLANES + zlib.compress(b"".join(frame[place::4] for place in range(4)), _LEVEL)
+    else:
+        packed = _DEFLATED + zlib.compress(frame, _LEVEL)
+    return packed if len(packed) < len(frame) else plain(frame)
+
+
+def plain(frame: bytes) -> bytes:
+    """As it is; where its own first byte could be taken for a mark, behind one."""
+    return _PLAIN + frame if frame[:1] in (_PLAIN, _DEFLATED, _PLANES) else frame
+
+
+def unpack(stored: bytes) -> bytes:
+    """The frame again. Raises zlib.error where it is damaged."""
+    mark = stored[:1]
+    if mark == _PLAIN:
+        return stored[1:]
+    if mark == _DEFLATED:
+        return zlib.decompress(stored[1:])
+    if mark != _PLANES:
+        return stored
+    planes = zlib.decompress(stored[1:])
+    frame = bytearray(len(planes))
+    start = 0
+    for place in range(4):
+        length = len(frame[place::4])
+        frame[place::4] = planes[start : start + length]
+        start += length
+    return bytes(frame)

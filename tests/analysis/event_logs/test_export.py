@@ -1,0 +1,176 @@
+"""Exported tables hold what the logs hold; exported traces are ones that Perfetto can draw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.event_logs import tables
+from analysis.event_logs.chrome import write_chrome
+from analysis.event_logs.merging import merged
+from analysis.event_logs.slices import LEARNER, STEPS, Slice, of_step, slices_of
+from analysis.event_logs.tables import write_parquet
+from bus.messages import (
+    CodeOk,
+    StartGroup,
+    StepCollected,
+    StepCounts,
+    StepRequested,
+    StepTrained,
+    TrajectoryFailed,
+    TrajectoryFinished,
+    WeightsLoaded,
+)
+from bus.messages.run import BufferCursor
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+from policies.record import bytes_to_ids
+from tests.fakes import CALL, PROMPT
+from tests.recorded import Recording, small_run
+from tests.traces import checked_slices
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return small_run(RunFolder(tmp_path_factory.mktemp("run") / "small"))
+
+
+@pytest.fixture(scope="module")
+def stepped(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """Two steps of one group each; the second's trajectories are under way when the log ends."""
+    folder = RunFolder(tmp_path_factory.mktemp("run") / "stepped")
+    recording = Recording(folder)
+    recording.begin()
+    for step in (1, 2):
+        recording.tell("head/buffer", StepRequested(step, step - 1), "head/recipe")
+        start = StartGroup(step, "train", f"q:{step}", "2", PROMPT, 2, 10 * step, 1.0, 5)
+        recording.tell("rollout-0", start, "head/buffer")
+        if step == 1:
+            recording.work({(10, 0): CALL, (11, 0): CALL})
+            collected = StepCollected(1, 2, StepCounts(), {}, BufferCursor())
+            recording.tell("head/recipe", collected, "head/buffer")
+            recording.tell("head/recipe", StepTrained(1, {}), "learner")
+            recording.tell("head/recipe", WeightsLoaded("generator-0", 1, 0.1), "generator-0")
+    recording.close()
+    return folder
+
+
+# ---------------------------------------------------------------- parquet
+
+
+def test_the_events_table_has_a_row_an_event_with_the_message_as_json(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "EVENTS_A_PART", 7)
+    rows = write_parquet(folder, tmp_path)
+    assert len(list((tmp_path / "events").glob("*.parquet"))) > 1
+    events = pl.read_parquet(tmp_path / "events")
+    logged = list(merged(folder))
+    assert rows["events"] == events.height == len(logged)
+    assert events["seq"].to_list() == [each.event.seq for each in logged]
+    assert events["process"].to_list() == [each.process for each in logged]
+    (called,) = events.filter(pl.col("kind") == "CodeFinished").iter_rows(named=True)
+    message = msgspec.json.decode(called["message"])
+    assert (called["trajectory"], message["call"], message["executor"]) == (7, 0, "executor-0/1")
+    assert message["outcome"]["is"] == CodeOk.__name__
+    assert message["outcome"]["output"]["stdout"] == "4"
+    assert "token_ids" not in "".join(events["message"])
+
+
+def test_the_trajectories_table_has_their_tokens_and_how_they_ended(folder: RunFolder, tmp_path: Path) -> None:
+    write_parquet(folder, tmp_path)
+    rows = {row["trajectory_id"]: row for row in pl.read_parquet(tmp_path / "trajectories").iter_rows(named=True)}
+    ends = [each.envelope.message for each in merged(folder) if each.event.kind == "TrajectoryFinished"]
+    assert sorted(rows) == [7, 8]
+    for end in ends:
+        assert isinstance(end, TrajectoryFinished)
+        row = rows[end.trajectory_id]
+        assert row["token_ids"] == bytes_to_ids(end.token_ids)
+        assert row["loss_mask"] == list(end.loss_mask)
+        assert set(row["logprobs"]) == {0.0, -1.0}
+        assert set(row["versions"]) == {-1, 3}
+        assert (row["ended"], row["reward"], row["ending"], row["problem"]) == ("finished", 1.0, "answered", "q:1")
+        assert row["tools_s"] == end.tools_s
+    assert (rows[7]["calls"], rows[8]["calls"]) == (1, 0)
+
+
+def test_one_that_infrastructure_lost_has_a_cause_and_no_tokens(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    recording = Recording(folder)
+    recording.tell("head/buffer", TrajectoryFailed(7, 0, "sandbox: gone"), "rollout-0")
+    recording.close()
+    write_parquet(folder, tmp_path / "out")
+    (row,) = pl.read_parquet(tmp_path / "out" / "trajectories").iter_rows(named=True)
+    assert (row["ended"], row["cause"], row["token_ids"], row["reward"]) == ("failed", "sandbox: gone", None, None)
+
+
+def test_tables_that_are_written_again_replace_the_former_ones(folder: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "events").mkdir()
+    pl.DataFrame({"other": [1]}).write_parquet(tmp_path / "events" / "00007.parquet")
+    rows = write_parquet(folder, tmp_path)
+    assert pl.read_parquet(tmp_path / "events").height == rows["events"]
+
+
+# ---------------------------------------------------------------- traces
+
+
+def test_a_trajectory_has_a_track_with_its_phases_in_it(folder: RunFolder, tmp_path: Path) -> None:
+    write_chrome(slices_of(folder), tmp_path / "trace.json")
+    tracks = checked_slices(tmp_path / "trace.json")
+    track = sorted(tracks["trajectories/trajectory 7"], key=lambda each: each[1:])
+    phases = [name for name, _, _, depth in track if depth == 1]
+    assert phases == ["leasing", "generating turn 0", "calling in turn 0", "leasing", "generating turn 1", "grading"]
+    (whole,) = [each for each in track if each[3] == 0]
+    assert whole[0] == "trajectory 7 on q:1: answered, reward 1"
+    inside = [each for each in track if each[3] == 1]
+    assert [end for _, _, end, _ in inside[:-1]] == [begin for _, begin, _, _ in inside[1:]]  # without gaps
+    assert inside[0][1] == whole[1]
+
+
+def test_turns_and_calls_are_on_the_tracks_of_who_did_them(folder: RunFolder, tmp_path: Path) -> None:
+    write_chrome(slices_of(folder), tmp_path / "trace.json")
+    tracks = checked_slices(tmp_path / "trace.json")
+    turns = [name for track, each in tracks.items() if track.startswith("generator-0/") for name, *_ in each]
+    assert sorted(turns) == ["trajectory 7, turn 0", "trajectory 7, turn 1", "trajectory 8, turn 0"]
+    calls = [name for track, each in tracks.items() if track.startswith("executor-0/1/") for name, *_ in each]
+    assert sorted(calls) == ["trajectory 7, call 0", "trajectory 7, grading", "trajectory 8, grading"]
+
+
+def test_steps_and_the_learner_have_tracks_and_a_step_can_be_cut_out(stepped: RunFolder, tmp_path: Path) -> None:
+    slices = slices_of(stepped)
+    (step,) = [each for each in slices if each.track == STEPS]
+    (learner,) = [each for each in slices if each.track == LEARNER]
+    assert (step.name, learner.name) == ("step 1", "step 1")
+    assert step.begin < learner.begin < learner.end < step.end
+    cut = of_step(slices, 1)
+    assert {each.trajectory for each in cut} == {None, 10, 11}
+    assert {each.trajectory for each in slices} == {None, 10, 11, 20, 21}
+    write_chrome(cut, tmp_path / "trace.json")
+    assert "steps/steps #0" in checked_slices(tmp_path / "trace.json")
+    with pytest.raises(UnusableInput, match="no step 2 that has come to its end"):
+        of_step(slices, 2)
+
+
+def test_what_is_under_way_ends_with_the_log(stepped: RunFolder) -> None:
+    last = max(each.end for each in slices_of(stepped))
+    under_way = [each for each in slices_of(stepped) if each.name.endswith("under way")]
+    assert {each.trajectory for each in under_way} == {20, 21}
+    assert all(each.end == last for each in under_way)
+
+
+slices = st.lists(st.builds(lambda a, long, n: Slice("generator-0", a, a + long, f"s{n}"), *[st.integers(1, 30)] * 3))
+
+
+@given(slices)
+def test_slices_that_overlap_come_to_lie_on_tracks_of_their_own(
+    tmp_path_factory: pytest.TempPathFactory, slices: list[Slice]
+) -> None:
+    file = tmp_path_factory.mktemp("trace") / "trace.json"
+    write_chrome(slices, file)
+    drawn = [each for track in checked_slices(file).values() for each in track]
+    assert sorted(drawn) == sorted((each.name, each.begin * 1e6, each.end * 1e6, 0) for each in slices)

@@ -1,0 +1,111 @@
+"""Event logs as a run leaves them, of real deciders and scripted engines, tools and graders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from actors.decider_loop import encode_effects, fingerprint, state_fingerprint, subject_of
+from bus.codec import encode
+from bus.event_log import EventLog
+from bus.messages import (
+    AnswerGraded,
+    AnswerSubmitted,
+    AnyMessage,
+    CodeFinished,
+    CodeOk,
+    CodeRequested,
+    EngineJoined,
+    Envelope,
+    ExecutorJoined,
+    Output,
+    RunStarted,
+    StartGroup,
+    TurnRequested,
+)
+from bus.messages.run import BufferCursor
+from configs.run_folder import RunFolder
+from policies.arbiter import Arbiter
+from policies.decider import Decider
+from policies.rollout import Rollout
+from tests.fakes import ANSWER, CALL, PROMPT, TOKENIZER, generated, rules
+
+EXECUTOR = "executor-0/1"
+
+
+def deciders(response_tokens: int = 4000) -> dict[str, Decider]:
+    """By address."""
+    return {
+        "head/arbiter": Arbiter("kv", response_tokens),
+        "rollout-0": Rollout(rules(response_tokens=response_tokens), TOKENIZER),
+    }
+
+
+class Recording:
+    """A rollout process and an arbiter that write down what they receive, as a run's processes do. The buffer's events
+    are logged, and nothing is decided on them."""
+
+    def __init__(self, folder: RunFolder, response_tokens: int = 4000, *, tick_s: float = 0.25) -> None:
+        folder.events.mkdir(parents=True)
+        self._logs = {name: EventLog(folder.events / f"{name}.sqlite") for name in ("head", "rollout-0")}
+        self._deciders = deciders(response_tokens)
+        self._tick_s = tick_s
+        self.now = 100.0
+        self.turns: list[TurnRequested] = []
+        self.calls: list[CodeRequested | AnswerSubmitted] = []
+
+    def tell(self, to: str, message: AnyMessage, sender: str = "x") -> None:
+        self.now += self._tick_s
+        process, _, actor = to.partition("/")
+        kind, about, frame = type(message).__name__, subject_of(message), encode(Envelope(sender, to, message))
+        seq = self._logs[process].append(self.now, actor or process, sender, kind, about, frame)
+        if to not in self._deciders:
+            return
+        effects = self._deciders[to].decide(self.now, message)
+        state = state_fingerprint(self._deciders[to].state_after(message))
+        self._logs[process].decided(seq, fingerprint(encode_effects(to, effects)), state)
+        for effect in effects:
+            if isinstance(effect.message, TurnRequested):
+                self.turns.append(effect.message)
+            elif isinstance(effect.message, CodeRequested | AnswerSubmitted):
+                self.calls.append(effect.message)
+            elif effect.to in (*self._deciders, "head/buffer"):
+                self.tell(effect.to, effect.message, to)
+
+    def begin(self) -> None:
+        self.tell("head/arbiter", RunStarted(0, BufferCursor()), "head")
+        self.tell("head/buffer", RunStarted(0, BufferCursor()), "head")
+        self.tell("rollout-0", RunStarted(0, BufferCursor()), "rollout-0")
+        self.tell("rollout-0", ExecutorJoined(EXECUTOR, 4), "launcher")
+        self.tell("head/arbiter", EngineJoined("generator-0", 65_536, 16, 0), "generator-0")
+
+    def work(self, sayings: Mapping[tuple[int, int], str], output: str = "4") -> None:
+        """Until nothing is left to do: each (trajectory, turn) says what is given, or answers; each call prints."""
+        while self.turns or self.calls:
+            if self.turns:
+                turn = self.turns.pop(0)
+                text = sayings.get((turn.trajectory_id, turn.turn), ANSWER)
+                said = generated(turn.trajectory_id, turn.turn, text, lease=turn.lease)
+                self.tell("rollout-0", said, "generator-0")
+            else:
+                self._answer(self.calls.pop(0), output)
+
+    def _answer(self, call: CodeRequested | AnswerSubmitted, output: str) -> None:
+        if isinstance(call, CodeRequested):
+            outcome = CodeOk(Output(output))
+            self.tell("rollout-0", CodeFinished(call.trajectory_id, call.call, outcome, 0.01, EXECUTOR), EXECUTOR)
+        else:
+            self.tell("rollout-0", AnswerGraded(call.trajectory_id, True, 0.01, EXECUTOR), EXECUTOR)
+
+    def close(self) -> None:
+        for log in self._logs.values():
+            log.close()
+
+
+def small_run(folder: RunFolder, *, output: str = "4", tick_s: float = 0.25) -> RunFolder:
+    """Trajectories 7 and 8 on one question; 7 calls the tool once, and both answer."""
+    recording = Recording(folder, tick_s=tick_s)
+    recording.begin()
+    recording.tell("rollout-0", StartGroup(0, "train", "q:1", "2", PROMPT, 2, 7, 1.0, 5), "head/buffer")
+    recording.work({(7, 0): CALL}, output)
+    recording.close()
+    return folder
