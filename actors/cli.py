@@ -135,6 +135,50 @@ def story(run: RunArgument, trajectory: Annotated[int, typer.Argument(help="The 
     tell_story(run_folder(run), trajectory, console=Console())
 
 
+@log_app.command()
+def fork(
+    run: RunArgument,
+    trajectory: Annotated[int, typer.Argument(help="The trajectory's number.")],
+    turn: Annotated[int, typer.Option("--turn", metavar="K", help="Go on from the beginning of this turn, from 0.")],
+    tool_result: Annotated[
+        Path | None,
+        typer.Option("--tool-result", metavar="FILE", help="What the last call before the turn printed instead."),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            "--checkpoint", metavar="DIR", help="Generate with this one; else the one that generated the turn."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, max=2**64 - 1, help="Draw by this one; else as the original did.")
+    ] = None,
+    count: Annotated[
+        int, typer.Option("-n", min=1, help="So many branches; those after the first draw by seeds of their own.")
+    ] = 1,
+    override: SetOption = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write it all there.")] = None,
+) -> None:
+    """Go on from turn K of a logged trajectory: with another tool result, policy or seed, or as it was; and compare."""
+    from actors.fork_command import Options, fork_trajectory
+
+    options = Options(trajectory, turn, tool_result, checkpoint, seed, count, override or [], json_file)
+    raise typer.Exit(fork_trajectory(run_folder(run), options, Console()))
+
+
+@log_app.command()
+def roc(
+    run: RunArgument,
+    step: Annotated[str, typer.Option("--step", metavar="N|all", help="One step, or all.")] = "all",
+    override: SetOption = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write it all there.")] = None,
+) -> None:
+    """Filter the logged groups again with other settings, as in `--set roc.penalty=release`: who would have been kept."""
+    from actors.roc_command import filter_again
+
+    filter_again(run_folder(run), step, override or [], json_file, Console())
+
+
 @sandbox_app.command()
 def serve(
     at: Annotated[Path, typer.Option("--at", help="The folder for its socket.")] = Path("/tmp/asterism-sandbox"),
