@@ -13,11 +13,12 @@ from rich.console import Console
 
 from actors.fork_table import show_fork
 from actors.forking import Ended, go_on
-from actors.logged_history import history_of
+from actors.logged_history import end_heard, history_of
 from actors.sandbox_commands import quiet
 from actors.section_overrides import settings_of
 from actors.wiring import rules
 from analysis.summary import isolation_in_force
+from bus.messages import TrajectoryFinished
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import Run
@@ -91,7 +92,7 @@ def fork_trajectory(folder: RunFolder, options: Options, console: Console) -> in
 
 def _point(folder: RunFolder, run_rules: Rules, tokenizer: FastTokenizer, options: Options) -> _Point:
     history = history_of(folder, options.trajectory)
-    course = course_of(run_rules, tokenizer, history)
+    course = _course(folder, run_rules, tokenizer, history)
     name = f"{folder.path}: trajectory {options.trajectory}"
     if not 0 <= options.turn < len(course.beginnings):
         begun = "turn 0 alone" if len(course.beginnings) == 1 else f"turns 0 to {len(course.beginnings) - 1}"
@@ -104,6 +105,19 @@ def _point(folder: RunFolder, run_rules: Rules, tokenizer: FastTokenizer, option
         raise UnusableInput(f"--tool-result {options.tool_result}: no tool speaks before turn 0; take a later --turn")
     changed = _with_result(run_rules, tokenizer, history, options, printed)
     return _Point(course, replace(changed, cells=begins.cells), printed)  # the notebook holds what really ran
+
+
+def _course(folder: RunFolder, run_rules: Rules, tokenizer: FastTokenizer, history: History) -> Course:
+    """With the end that the head heard of. Raises UnusableInput where the log comes to other tokens than it came to then:
+    results are logged as they came, and become tokens by the program's present code."""
+    course = course_of(run_rules, tokenizer, history)
+    end = end_heard(folder, history)
+    if isinstance(end, TrajectoryFinished) and not end.token_ids.startswith(course.last.record.token_ids):
+        raise UnusableInput(
+            f"{folder.events}: trajectory {history.trajectory_id} comes to other tokens now than in the run: "
+            "was its config.toml, its tokenizer or the program changed?"
+        )
+    return course._replace(end=end or course.end)
 
 
 def _with_result(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
@@ -14,6 +15,7 @@ from policies.parting import Comparison, Outcome
 if TYPE_CHECKING:
     from actors.fork_command import Fork
 
+_RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 _SHOWN = 160  # characters of a turn's text, and of what was given before it
 
 
@@ -75,7 +77,7 @@ def _parts(comparison: Comparison) -> str:
 
 def _same_again(number: int, comparison: Comparison) -> str:
     strayed = comparison.logprob_difference_max
-    logprobs = "" if strayed is None else f", with logprobs that differ by {strayed:.1g} at most"
+    logprobs = f", their logprobs within {strayed:.1g}" if strayed else " and so are their logprobs"
     return f"branch {number} is the original again: all {comparison.common_tokens} tokens are the same{logprobs}"
 
 
@@ -84,7 +86,8 @@ def _show_turns(name: str, outcome: Outcome, first: int, console: Console) -> No
     console.print(f"[bold]{name}[/]{seed}", highlight=False)
     for turn in outcome.told[first:]:
         if turn.given:
-            console.print(f"          [dim]{_brief(turn.given)}[/]", highlight=False, soft_wrap=True)
+            results = " | ".join(_RESULT.findall(turn.given))
+            console.print(f"          [dim]{_brief(results)}[/]", highlight=False, soft_wrap=True)
         console.print(f"  turn {turn.turn}  {_brief(turn.said)}", highlight=False, soft_wrap=True)
 
 

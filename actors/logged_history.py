@@ -5,16 +5,20 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from pathlib import Path
+from typing import get_args
 
+from actors.wiring import HEAD
 from bus.codec import decode
 from bus.event_log import Event
 from bus.event_reading import read_events
 from bus.messages import GroupAborted, RunStarted, StartGroup
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
-from policies.history import Heard, History
+from policies.history import End, Heard, History
 
 _COMMON = ("RunStarted", "StartGroup", "GroupAborted", "ExecutorLeft", "EngineLeft")  # what concerns more than one
+
+_ENDS = tuple(kind.__name__ for kind in get_args(End))
 
 
 def history_of(folder: RunFolder, trajectory_id: int) -> History:
@@ -28,6 +32,18 @@ def history_of(folder: RunFolder, trajectory_id: int) -> History:
     if not histories:
         raise UnusableInput(f"{folder.events}: no log knows trajectory {trajectory_id}")
     return max(histories, key=lambda history: history.began)
+
+
+def end_heard(folder: RunFolder, history: History) -> End | None:
+    """How the head heard that the trajectory ended: also of one that was lost, of which its own log may not tell the end."""
+    log = folder.events / f"{HEAD}.sqlite"
+    if not log.exists():
+        return None
+    heard = (event for event, _ in read_events(log, trajectory=history.trajectory_id, kinds=_ENDS))
+    ends = [decode(event.frame).message for event in heard if event.actor == "buffer" and event.time >= history.began]
+    end = ends[-1] if ends else None
+    assert end is None or isinstance(end, End)
+    return end
 
 
 def _history_in(log: Path, trajectory_id: int) -> History | None:

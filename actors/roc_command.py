@@ -110,10 +110,8 @@ def _pair(each: Difference, value_of: Callable[[Kept], float | None], form: str)
 
 def _show_groups(step: Step, console: Console) -> None:
     """Those of which others would have been kept."""
-    groups = {each.group_id: [] for each in step.trajectories}
-    for each in step.trajectories:
-        groups[each.group_id].append(each)
-    for group_id, members in groups.items():
+    for group_id in sorted({each.group_id for each in step.trajectories}):
+        members = [each for each in step.trajectories if each.group_id == group_id]
         gone = [each.trajectory_id for each in members if each.advantage is not None and each.other_advantage is None]
         come = [each.trajectory_id for each in members if each.advantage is None and each.other_advantage is not None]
         if gone or come:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from random import Random
 
 import pytest
@@ -9,12 +11,15 @@ import pytest
 from actors.forking import Ended, go_on
 from bus.messages import TrajectoryFailed, TrajectoryFinished
 from configs.errors import UnusableInput
+from configs.schema import Sandbox as SandboxConfig
 from engine.contract import Capacity
-from policies.history import branches
+from policies.history import History, branches
+from policies.record import bytes_to_ids
 from policies.trajectory import Trajectory
+from sandbox.choice import sandbox_of
 from sandbox.contract import Isolation, SandboxFailure
 from tests.actors.test_executor import ObedientSandbox
-from tests.fakes import ANSWER, CALL, END, TOKENIZER
+from tests.fakes import ANSWER, CALL, END, TOKENIZER, generated
 from tests.policies.test_history import RULES, TID, course, history
 from tests.simulation.clock import run_virtually
 from tests.simulation.engines import SayingEngine
@@ -103,3 +108,38 @@ def test_a_sandbox_that_cannot_start_ends_it_all() -> None:
     with pytest.raises(ExceptionGroup) as raised:
         fork(ANSWER, sandbox=Absent())
     assert [str(each) for each in raised.value.exceptions] == ["no sandbox here"]
+
+
+def real_notebook(*cells: str, limit_s: float = 4.0) -> Ended:
+    """A branch that runs the last cell in a real sandbox, after those that its log says went well."""
+    ran = with_code(history(), cells[0])
+    begins = course(ran).beginnings[1]
+    engine = SayingEngine(Random(1), Texts(call_of(cells[1]), ANSWER), 8192)  # pyright: ignore[reportArgumentType]
+    sandbox = sandbox_of(SandboxConfig(backend="process", time_limit_s=limit_s))
+    (ended,) = asyncio.run(go_on(RULES, TOKENIZER, engine, sandbox, [begins]))
+    return ended
+
+
+@pytest.mark.slow
+def test_a_cell_finds_what_the_logged_cells_left() -> None:
+    ended = real_notebook("x = 41", "print(x + 1)")
+    assert isinstance(ended.end, TrajectoryFinished)
+    assert ended.end.calls_failed == 0
+    assert "stdout:\n42\n" in TOKENIZER.decode(bytes_to_ids(ended.trajectory.record.token_ids))
+
+
+@pytest.mark.slow
+def test_a_notebook_that_cannot_be_made_again_is_a_failure_and_no_answer() -> None:
+    ended = real_notebook("import time; time.sleep(60)", "print(1)", limit_s=0.2)
+    assert ended.end == TrajectoryFailed(TID, 3, "sandbox: a notebook could not be made again")
+
+
+def call_of(code: str) -> str:
+    return CALL.replace('"1"', json.dumps(code))
+
+
+def with_code(whole: History, code: str) -> History:
+    """Its first call ran another code."""
+    events = list(whole.events)
+    events[1] = events[1]._replace(message=generated(TID, 0, call_of(code)))
+    return whole._replace(events=events)
