@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -147,12 +149,40 @@ def test_a_checkpoint_of_another_vocabulary_is_refused(folder: RunFolder, tmp_pa
     assert f"{other / 'tokenizer.json'}: another vocabulary than" in told
 
 
+def test_a_log_that_ends_within_a_turn_is_gone_on_with_by_a_policy_that_is_named(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    original = answered(folder, 0)
+    number = str(original.trajectory_id)
+    cut = copy_of(folder, tmp_path / "cut")
+    with contextlib.closing(sqlite3.connect(cut.events / "rollout-0.sqlite")) as log, log:
+        turns = log.execute("SELECT seq FROM events WHERE trajectory = ? AND kind = 'TurnGenerated'", (number,))
+        (_, (last,)) = turns.fetchall()
+        log.execute("DELETE FROM events WHERE seq >= ?", (last,))
+    (cut.events / "head.sqlite").unlink()
+    told = refused("fork", str(cut.path), number, "--turn", "1")
+    assert f"no token of turn 1 of trajectory {number} is logged" in told
+    named, _ = fork(cut, tmp_path, number, "--turn", "1", "--checkpoint", str(folder.checkpoint(0)))
+    (branch,) = named["branches"]
+    assert named["original"]["ending"] == "none in the log: generating"
+    assert branch["outcome"]["token_ids"] == bytes_to_ids(original.token_ids)
+    assert branch["beside_original"]["parting"] is None
+    assert branch["beside_original"]["common_tokens"] == len(named["original"]["token_ids"])
+
+
+def copy_of(folder: RunFolder, path: Path) -> RunFolder:
+    """Its event logs and configuration; model and data stay where they are."""
+    shutil.copytree(folder.events, path / "events")
+    (path / "config.toml").write_text(folder.config.read_text().replace("$RUN", str(folder.path)))
+    return RunFolder(path)
+
+
 def test_a_log_that_comes_to_other_tokens_than_the_run_did_is_refused(folder: RunFolder, tmp_path: Path) -> None:
-    shutil.copytree(folder.events, tmp_path / "events")
-    resolved = folder.config.read_text().replace("$RUN", str(folder.path))
+    copy = copy_of(folder, tmp_path)
+    resolved = copy.config.read_text()
     changed = re.sub(r"result_characters = \d+", "result_characters = 1", resolved)
     assert changed != resolved
-    (tmp_path / "config.toml").write_text(changed)
+    copy.config.write_text(changed)
     number = str(answered(folder, 0).trajectory_id)
     assert f"trajectory {number} comes to other tokens now" in refused("fork", str(tmp_path), number, "--turn", "1")
 

@@ -69,7 +69,7 @@ def test_each_turn_begins_as_it_did(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_each_ends_as_it_did(seed: int) -> None:
-    """Of one that was lost while it waited for a tool the log may tell no end."""
+    """But for one that was lost with its executor: what it heard may tell nothing of that."""
     world = live(seed)
     ends = 0
     for event in world.logs[HEAD].events:
@@ -80,7 +80,7 @@ def test_each_ends_as_it_did(seed: int) -> None:
             ends += 1
             found = course(world, message.trajectory_id).end
             lost = isinstance(message, TrajectoryFailed) and not message.cause.startswith("engine")
-            assert found == message or (lost and found is None)
+            assert found == message or (lost and not isinstance(found, TrajectoryFinished))
     assert ends > 24
 
 
