@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from actors.decider_loop import encode_effects, fingerprint
+from actors.decider_loop import REFUSED, encode_effects, fingerprint
 from actors.problems import Problems
 from actors.wiring import HEAD, head_deciders
 from bus.codec import decode
@@ -19,6 +19,7 @@ from bus.messages import (
     ProtocolError,
     RunStarted,
     StartGroup,
+    StepCollected,
     StepRequested,
     TrajectoryAborted,
     TrajectoryFailed,
@@ -34,7 +35,7 @@ from policies.group_buffer import GroupBuffer, Problem
 from policies.refiltering import JudgedGroup
 
 _KINDS = (
-    *("RunStarted", "StepRequested", "EvaluationRequested"),
+    *("RunStarted", "StepRequested", "StepCollected", "EvaluationRequested"),
     *("TrajectoryFinished", "TrajectoryFailed", "TrajectoryAborted"),
 )
 _NOT_ASKED = Problem("", "", b"")  # which problem it is decides nothing of what is kept
@@ -47,7 +48,8 @@ class StepGroups(NamedTuple):
 
 
 def steps_of(run: Run, folder: RunFolder) -> Iterator[StepGroups]:
-    """Every step whose batch went out, as it did; a step that a resumed run did again comes again.
+    """Every step whose batch went out, as it did; a step that a resumed run did again comes again. One of which the log
+    does not have all events (any more) is left out.
 
     Raises UnusableInput where there is no log, or where what went out is not what is found now.
     """
@@ -57,16 +59,21 @@ def steps_of(run: Run, folder: RunFolder) -> Iterator[StepGroups]:
     buffer = head_deciders(run, Problems([_NOT_ASKED], [_NOT_ASKED] * _questions(run, log)))["buffer"]
     assert isinstance(buffer, GroupBuffer)
     judged: dict[int, list[JudgedGroup]] = {}
+    collected: StepCollected | None = None
     for event, decision in read_events(log, kinds=_KINDS):
+        message = decode(event.frame).message
+        if isinstance(message, StepCollected):
+            collected = message
         if event.actor != "buffer":
             continue
-        message = decode(event.frame).message
         if isinstance(message, RunStarted):
             judged.clear()
         candidates = _candidates(buffer, message)
         try:
             effects = buffer.decide(event.time, message)
-        except ProtocolError:  # it was refused then as well
+        except ProtocolError:
+            if decision is None or decision.effects != REFUSED:
+                _go_on_after(run, buffer, event.time, message, collected)
             continue
         for collection, group in candidates:
             if _was_judged(run, buffer, collection, group):
@@ -74,6 +81,18 @@ def steps_of(run: Run, folder: RunFolder) -> Iterator[StepGroups]:
         for batch in _batches(effects):
             _check(log, event.seq, effects, decision)
             yield StepGroups(batch.step, judged.pop(batch.step, []), batch)
+
+
+def _go_on_after(
+    run: Run, buffer: GroupBuffer, now: float, message: AnyMessage, collected: StepCollected | None
+) -> None:
+    """The run took what is refused here: events of the step before are gone from the log. The buffer begins this step as
+    a resumed run does; where steps overlap it would begin other groups than the run did, and finds none of them."""
+    if not isinstance(message, StepRequested) or collected is None or run.rl.max_staleness:
+        return
+    if collected.step == message.step - 1:
+        buffer.decide(now, RunStarted(collected.step, collected.cursor))
+        buffer.decide(now, message)
 
 
 def _questions(run: Run, log: Path) -> int:

@@ -53,7 +53,7 @@ def refilter(folder: RunFolder, other: Run, only: int | None) -> Refiltered:
         trajectories = [each for group in logged.groups for each in considered(group, other)]
         steps[logged.step] = Step(logged.step, difference(trajectories), tuple(trajectories))
     if not steps:
-        raise UnusableInput(f"{folder.events}: no step's batch has gone out yet")
+        raise UnusableInput(f"{folder.events}: of no step all events are there, up to its batch")
     if only is not None and only not in steps:
         raise UnusableInput(f"--step {only}: {folder.path} has steps {min(steps)} to {max(steps)}")
     chosen = tuple(steps.values()) if only is None else (steps[only],)

@@ -95,8 +95,23 @@ def test_rows_that_are_not_those_of_the_run_are_found_out(tmp_path: Path) -> Non
         list(steps_of(other, folder))
     with contextlib.closing(sqlite3.connect(folder.events / "head.sqlite")) as log, log:
         log.execute("DELETE FROM events WHERE kind = 'StepRequested'")
-    with pytest.raises(UnusableInput, match="no step's batch has gone out"):
+    with pytest.raises(UnusableInput, match="of no step all events are there"):
         refilter(folder, world.run, None)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_step_of_which_events_are_gone_is_left_out_and_later_ones_are_not(share: float, tmp_path: Path) -> None:
+    world = live(0)
+    folder = logged(world, tmp_path)
+    with contextlib.closing(sqlite3.connect(folder.events / "head.sqlite")) as log, log:
+        (second,) = log.execute("SELECT max(seq) FROM events WHERE kind = 'StepRequested'").fetchone()
+        log.execute(
+            "DELETE FROM events WHERE seq < ? AND kind NOT IN ('RunStarted', 'StepRequested', 'StepCollected')",
+            ((1 - share) * second,),
+        )
+    (step,) = steps_of(world.run, folder)
+    assert step.batch == world.batches[-1]
+    assert sum(len(group.rows) for group in step.groups) == len(step.batch.rows)
 
 
 def test_a_run_without_an_event_log_is_refused_by_the_name_of_the_file(tmp_path: Path) -> None:
