@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from actors.log_cli import RunArgument, log_app
+from actors.log_cli import RunArgument, SetOption, log_app
 from configs.errors import UNUSABLE, UnusableInput
 from sandbox.contract import SandboxFailure
 
@@ -27,9 +27,6 @@ sandbox_app = typer.Typer(help="The code environment by itself: serve it, try it
 app.add_typer(sandbox_app, name="sandbox")
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file; the defaults without one.")]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; may be repeated.")
-]
 AtOption = Annotated[Path | None, typer.Option("--at", help="Use the sandbox that is served in this folder.")]
 
 

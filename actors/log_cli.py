@@ -1,4 +1,5 @@
-"""The command line of event logs: `asterism log show`, `story`, `replay`, `diff`, `export`."""
+"""The command line of event logs: `asterism log show`, `story`, `waits`, `replay`, `diff`, `export`,
+`fork`, `roc`."""
 
 from __future__ import annotations
 
@@ -13,6 +14,9 @@ from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 
 log_app = typer.Typer(help="Read a run's event logs.", no_args_is_help=True)
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; may be repeated.")
+]
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder, such as runs/demo.", metavar="RUN")]
 
 
@@ -128,3 +132,55 @@ def export(
         slices = slices_of(folder)
         written = write_chrome(slices if step is None else of_step(slices, step), chrome)
         typer.echo(f"{chrome}: {written:,} slices")
+
+
+@log_app.command()
+def fork(
+    run: RunArgument,
+    trajectory: Annotated[int, typer.Argument(help="The trajectory's number.")],
+    turn: Annotated[int, typer.Option("--turn", metavar="K", help="Go on from the beginning of this turn, from 0.")],
+    tool_result: Annotated[
+        Path | None,
+        typer.Option("--tool-result", metavar="FILE", help="What the last call before the turn printed instead."),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            "--checkpoint", metavar="DIR", help="Generate with this one; else the one that generated the turn."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, max=2**64 - 1, help="Draw by this one; else as the original did.")
+    ] = None,
+    count: Annotated[
+        int, typer.Option("-n", min=1, help="So many branches; those after the first draw by seeds of their own.")
+    ] = 1,
+    override: SetOption = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write it all there.")] = None,
+) -> None:
+    """Go on from turn K of a logged trajectory: with another tool result, policy or seed, or as it was; and compare."""
+    from actors.fork_command import Options, fork_trajectory
+
+    options = Options(trajectory, turn, tool_result, checkpoint, seed, count, override or [], json_file)
+    raise typer.Exit(fork_trajectory(run_folder(run), options, Console()))
+
+
+@log_app.command()
+def roc(
+    run: RunArgument,
+    step: Annotated[str, typer.Option("--step", metavar="N|all", help="One step, or all.")] = "all",
+    override: SetOption = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write it all there.")] = None,
+) -> None:
+    """Filter the logged groups again with other settings, as in `--set roc.penalty=release`: who would have been kept."""
+    from actors.roc_command import filter_again
+
+    filter_again(run_folder(run), step, override or [], json_file, Console())
+
+
+@log_app.command()
+def waits(run: RunArgument) -> None:
+    """Say who waits for whom, for what and since when: now, or when the run ended."""
+    from actors.waits import tell_waits
+
+    tell_waits(run_folder(run))

@@ -138,11 +138,10 @@ def _decided_again(
         yield event.time, message, batches[0] if batches else None
 
 
-def main(path: Path) -> None:
-    folder = RunFolder(path)
+def tell_waits(folder: RunFolder) -> None:
     for wait in waits_of(load_resolved(folder.config), folder):
         sys.stdout.write(wait.told(time.time()) + "\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    tell_waits(RunFolder(Path(sys.argv[1])))

@@ -51,6 +51,13 @@ class FastTokenizer:
             raise UnusableTokenizer(f"{self.path}: there is no token {text!r}")
         return found
 
+    def check_same_vocabulary(self, other: FastTokenizer) -> None:
+        """Raise UnusableTokenizer unless both give every id the same meaning."""
+        mine, others = (each._trusted.get_vocab(with_added_tokens=True) for each in (self, other))
+        if mine != others:
+            differing = len({*mine.items()} ^ {*others.items()})
+            raise UnusableTokenizer(f"{self.path}: another vocabulary than {other.path}: {differing} entries differ")
+
     @property
     def end_of_turn_id(self) -> int:
         return self.token_id(TURN_END)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # What a draw is for: the first key behind a seed, so that no two purposes share their draws.
-ORDER, TRAIN, EVALUATE, SIBLING, POSITIVES, NEGATIVES = range(1, 7)
+ORDER, TRAIN, EVALUATE, SIBLING, POSITIVES, NEGATIVES, BRANCH = range(1, 8)
 
 _MASK = (1 << 64) - 1
 

@@ -23,7 +23,6 @@ from bus.messages import (
     EvaluationFinished,
     EvaluationRequested,
     ProtocolError,
-    Row,
     RunStarted,
     StartGroup,
     StepCollected,
@@ -34,13 +33,12 @@ from bus.messages import (
     TrajectoryFinished,
 )
 from configs.schema import Run
-from policies.advantages import group_advantages
 from policies.collection import BufferState, Collection, Lengths, OpenGroup, TrajectoryEnd
 from policies.curriculum import problem_at
 from policies.decider import Send
 from policies.draws import EVALUATE, TRAIN, mix
-from policies.roc import resample
-from policies.staleness import oldest_version, tokens_masked, with_rows, young_enough
+from policies.filtering import kept_of, rows_of, verdict_on, young_of
+from policies.staleness import tokens_masked, with_rows
 
 
 class Problem(msgspec.Struct, frozen=True, array_like=True):
@@ -222,16 +220,18 @@ class GroupBuffer:
 
     def _judge(self, collection: Collection, group: OpenGroup) -> list[Send]:
         """Accept the group, or start another in its place."""
-        young = self._young(collection, group)
-        counts = replace(collection.counts, groups=collection.counts.groups + 1)
-        lost = len(young) < self._keep or len(young) < 2
-        equal = len({trajectory.reward for trajectory in young}) == 1
-        if lost:
-            counts = replace(counts, groups_lost=counts.groups_lost + 1)
-        elif equal:
-            counts = replace(counts, groups_rejected=counts.groups_rejected + 1)
-        collection.counts = counts
-        if not lost and not equal:
+        young = young_of(group.finished, collection.step, self._run.rl)
+        dropped = collection.staleness.trajectories_dropped + len(group.finished) - len(young)
+        collection.staleness = replace(collection.staleness, trajectories_dropped=dropped)
+        verdict = verdict_on(young, kept_of(self._run))
+        counts = collection.counts
+        collection.counts = replace(
+            counts,
+            groups=counts.groups + 1,
+            groups_lost=counts.groups_lost + (verdict == "lost"),
+            groups_rejected=counts.groups_rejected + (verdict == "equal"),
+        )
+        if verdict == "accepted":
             self._accept(collection, group, young)
             return []
         if collection.refills >= self._run.rl.refills:
@@ -239,51 +239,15 @@ class GroupBuffer:
         collection.refills += 1
         return [self._start_training_group(collection)]
 
-    @property
-    def _keep(self) -> int:
-        """Trajectories of a group that are trained on: G, half of what is rolled out; all of them in plain GRPO."""
-        return self._run.rl.rollouts // 2 if self._run.roc.enabled else 2
-
-    def _young(self, collection: Collection, group: OpenGroup) -> list[TrajectoryFinished]:
-        """What of the group's trajectories may be trained on, in the order of their ids. In the synchronous algorithm
-        that is all of them: then the learner alone looks at versions."""
-        finished = sorted(group.finished, key=lambda trajectory: trajectory.trajectory_id)
-        rl = self._run.rl
-        if not rl.max_staleness:
-            return finished
-        oldest = oldest_version(collection.step, rl.max_staleness)
-        aged = (young_enough(trajectory, oldest, rl.too_old) for trajectory in finished)
-        young = [trajectory for trajectory in aged if trajectory is not None]
-        dropped = collection.staleness.trajectories_dropped + len(finished) - len(young)
-        collection.staleness = replace(collection.staleness, trajectories_dropped=dropped)
-        return young
-
     def _accept(self, collection: Collection, group: OpenGroup, young: list[TrajectoryFinished]) -> None:
-        rows = collection.rows[group.start.group_id] = self._rows(young, group.start.seed)
+        rows = rows_of(young, kept_of(self._run), self._run.roc, group.start.seed)
+        collection.rows[group.start.group_id] = rows
         if not self._run.rl.max_staleness:
             return
         whole = {trajectory.trajectory_id: trajectory for trajectory in group.finished}
         masked = sum(tokens_masked(whole[row.trajectory_id], row) for row in rows)
         staleness = with_rows(collection.staleness, rows, collection.step - 1)
         collection.staleness = replace(staleness, tokens_masked=staleness.tokens_masked + masked)
-
-    def _rows(self, finished: list[TrajectoryFinished], seed: int) -> list[Row]:
-        if self._run.roc.enabled:
-            finished = resample(finished, self._keep, self._run.roc, seed)
-        advantages = group_advantages([trajectory.reward for trajectory in finished])
-        return [
-            Row(
-                trajectory_id=trajectory.trajectory_id,
-                group_id=trajectory.group_id,
-                advantage=advantage,
-                prompt_tokens=trajectory.prompt_tokens,
-                token_ids=trajectory.token_ids,
-                loss_mask=trajectory.loss_mask,
-                logprobs=trajectory.logprobs,
-                versions=trajectory.versions,
-            )
-            for trajectory, advantage in zip(finished, advantages, strict=True)
-        ]
 
     # ---------------------------------------------------------------- ending
 

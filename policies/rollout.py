@@ -41,7 +41,7 @@ from policies.decider import Send
 from policies.dialogue import TextTokenizer
 from policies.placement import Load, Placement
 from policies.trajectory import Rules, Trajectory, TrajectoryEvent
-from policies.transitions import EXECUTOR, abort, advance, decline, displace, requests_of, start
+from policies.transitions import EXECUTOR, abort, advance, decline, displace, requests_of, start, take_over
 
 REMEMBERED = 65_536  # aborted trajectories to which a lease may be on the way; one forgets the oldest beyond them
 _TRAJECTORY_EVENTS: tuple[type, ...] = get_args(TrajectoryEvent)
@@ -96,6 +96,13 @@ class Rollout:
         if isinstance(event, ExecutorJoined | ExecutorLeft):
             return Placements(self.placement.loads, tuple(self.waiting))
         return self._last
+
+    def adopt(self, now: float, trajectory: Trajectory) -> list[Send]:
+        """Go on with a trajectory from elsewhere, which is to begin a turn."""
+        adopted, effects = take_over(self._rules, trajectory, now)
+        self.trajectories[adopted.trajectory_id] = adopted
+        self._unstarted = max(self._unstarted, adopted.trajectory_id + 1)
+        return effects
 
     # ---------------------------------------------------------------- trajectories
 

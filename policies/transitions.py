@@ -100,6 +100,12 @@ def abort(rules: Rules, trajectory: Trajectory, now: float, cause: str) -> Step:
     return _end_aborted(rules, trajectory, now)
 
 
+def take_over(rules: Rules, trajectory: Trajectory, now: float) -> Step:
+    """One that is to begin a turn goes on where nobody knows it: it has neither lease nor cache nor notebook there yet."""
+    nowhere = replace(trajectory, since=now, engine="", engine_life=0, lease=0, leased_tokens=0, executor="")
+    return _ask_for_lease(rules, nowhere)
+
+
 def decline(rules: Rules, trajectory: Trajectory, granted: LeaseGranted) -> Step:
     """Its engine has left meanwhile: ask for the next lease, without having used this one. Raises as `advance` does."""
     trajectory.expect_grant(granted)

@@ -58,3 +58,12 @@ def test_a_model_with_fewer_embeddings_than_the_tokenizer_has_ids_is_refused(tok
     message = rf"tokenizer\.json has token ids up to {size - 1}, but .*config\.json says vocab_size {size - 1}"
     with pytest.raises(UnusableTokenizer, match=message):
         check_vocabulary(small_config(vocab_size=size - 1), tokenizer)
+
+
+def test_a_tokenizer_that_gives_ids_another_meaning_is_told_apart(tokenizer: FastTokenizer, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    load_tokenizer(tmp_path).check_same_vocabulary(tokenizer)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(file.read_text().replace('"print("', '"input("'))
+    with pytest.raises(UnusableTokenizer, match=rf"{file}: another vocabulary than .*: 2 entries differ"):
+        load_tokenizer(tmp_path).check_same_vocabulary(tokenizer)
