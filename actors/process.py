@@ -79,6 +79,7 @@ async def run_generator(life: Life, run: Run, folder: RunFolder) -> None:
         device=device_of(run.engine.device, int(name.rpartition("-")[2])),
         cuda_graphs=run.engine.cuda_graphs,
         version=NO_POLICY,
+        strict=run.determinism == "strict",
     )
     async with _on_the_bus(life, run, folder) as bus:
         arbiter, recipe = f"{HEAD}/arbiter", f"{HEAD}/recipe"
