@@ -101,6 +101,7 @@ async def run_executor(life: Life, run: Run, folder: RunFolder) -> None:
             slots=run.sandbox.fork_servers,
             max_calls=run.sandbox.max_queued_calls,
             launcher=LAUNCHER,
+            strict=run.determinism == "strict",
         )
         reporting = asyncio.create_task(report_load(address, run.sandbox.fork_servers, sandbox.load))
         try:
