@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import pytest
+
 from actors.executor import Executor
 from bus.in_process import Hub
 from bus.messages import (
