@@ -33,12 +33,16 @@ from bus.messages import (
 from bus.transport import Bus
 from policies.trajectory import GRADING
 from sandbox.contract import Sandbox, SandboxFailure
+from sandbox.repeatable import repeatable
 
 MAX_CALLS = 65_536
 
 
 class Executor:
-    """`address` is that of this life of it: what is addressed to another one is dropped. `launcher` hears that it joins."""
+    """`address` is that of this life of it: what is addressed to another one is dropped. `launcher` hears that it joins.
+
+    With `strict`, of what calls said only what is `repeatable` is answered.
+    """
 
     def __init__(
         self,
@@ -49,6 +53,7 @@ class Executor:
         slots: int = 1,
         max_calls: int = MAX_CALLS,
         launcher: str = "",
+        strict: bool = False,
     ) -> None:
         self._bus = bus
         self._sandbox = sandbox
@@ -56,6 +61,7 @@ class Executor:
         self._slots = slots
         self._max_calls = max_calls
         self._launcher = launcher
+        self._strict = strict
         self._sandbox_room = asyncio.Semaphore(max_calls)
         self._held: set[asyncio.Task[None]] = set()  # calls and gradings without a result
         self._freed = asyncio.Event()
@@ -124,7 +130,8 @@ class Executor:
             self._logger.error("call.failed", trajectory_id=call.trajectory_id, call=call.call, cause=str(error))
             await self._send(sender, CallFailed(call.trajectory_id, call.call, f"sandbox: {error}", self._address))
             return
-        outcome, duration_s = result.outcome, result.duration_s
+        outcome = repeatable(result.outcome) if self._strict else result.outcome
+        duration_s = result.duration_s
         await self._send(sender, CodeFinished(call.trajectory_id, call.call, outcome, duration_s, self._address))
 
     async def _grade(self, sender: str, submission: AnswerSubmitted) -> None:

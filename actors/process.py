@@ -79,6 +79,7 @@ async def run_generator(life: Life, run: Run, folder: RunFolder) -> None:
         device=device_of(run.engine.device, int(name.rpartition("-")[2])),
         cuda_graphs=run.engine.cuda_graphs,
         version=NO_POLICY,
+        strict=run.determinism == "strict",
     )
     async with _on_the_bus(life, run, folder) as bus:
         arbiter, recipe = f"{HEAD}/arbiter", f"{HEAD}/recipe"
@@ -100,6 +101,7 @@ async def run_executor(life: Life, run: Run, folder: RunFolder) -> None:
             slots=run.sandbox.fork_servers,
             max_calls=run.sandbox.max_queued_calls,
             launcher=LAUNCHER,
+            strict=run.determinism == "strict",
         )
         reporting = asyncio.create_task(report_load(address, run.sandbox.fork_servers, sandbox.load))
         try:

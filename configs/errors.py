@@ -5,7 +5,7 @@
       engine.datasets.DatasetError      a data file
       engine.tokenizer.UnusableTokenizer, engine.checkpoint.CheckpointRefused,
       engine.qwen3.UnsupportedModel     a checkpoint
-      engine.devices.DeviceMissing      the machine
+      engine.devices.DeviceMissing, engine.row_trial.RowsDepend     the machine
       analysis.metrics.AnalysisError    what a run left behind
       actors.run_setup.RunRefused       a run's folder
       actors.head.NotResumable          a run that cannot go on

@@ -273,6 +273,7 @@ class Log(Section, frozen=True):
 class Run(Section, frozen=True):
     name: str
     seed: int = 0
+    determinism: Literal["fast", "strict"] = "fast"  # strict: equal seeds give equal bytes: docs/determinism.md
     runs_folder: str = "runs"
     tiny: Tiny | None = None
     model: Model = Model()
@@ -309,3 +310,21 @@ class Run(Section, frozen=True):
             self.bus.queue_messages >= frames,
             f"bus.queue_messages must be at least {frames}, four for each trajectory that is under way at once",
         )
+        if self.determinism == "strict":
+            _require_strict(self.rl, self.engine)
+
+
+def _require_strict(rl: Rl, engine: Engine) -> None:
+    """Raise ValueError with all keys whose values let a run depend on who was faster, and what they have to be."""
+    reasons = {
+        "rl.max_staleness = 0": (rl.max_staleness == 0, "which weights a token is of depends on when they come"),
+        "rl.oversubscribe = 1.0": (rl.oversubscribe == 1, "a step takes the groups that are complete first"),
+        'engine.device = "cpu"': (engine.device == "cpu", "kernels for CUDA sum in an order that depends on the batch"),
+        'engine.dtype = "float32"': (engine.dtype == "float32", "products in bfloat16 depend on the batch"),
+        "engine.threads = 1": (
+            engine.threads == 1,
+            "how a product is dealt to threads depends on the batch; take more engines (engine.num_engines) instead",
+        ),
+    }
+    wrong = [f"{wanted} ({why})" for wanted, (holds, why) in reasons.items() if not holds]
+    require(not wrong, 'determinism = "strict" needs ' + ", and ".join(wrong))

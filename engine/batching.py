@@ -23,6 +23,7 @@ from engine.decoder import Decoder, Pass
 from engine.forgotten import Forgotten
 from engine.graphs import Capture, DecodeGraphs
 from engine.kv_cache import KvCache
+from engine.products import WHOLE, Products
 from engine.qwen3 import Qwen3
 from engine.room import Room
 from engine.rows import Rows
@@ -44,6 +45,7 @@ class ContinuousBatch:
         prefill_tokens: int = 512,
         max_running: int = 256,
         capture: Capture | None = None,
+        products: Products = WHOLE,
     ) -> None:
         """`capture` makes graphs of the steps that read no prompt; without it each operation is launched by itself.
 
@@ -65,7 +67,7 @@ class ContinuousBatch:
         with torch.inference_mode():
             self._cache = KvCache(model.config, num_pages, page_tokens, weight.dtype, weight.device)
             self._attention = Attention(self._cache, longest)
-            self._decoder = Decoder(model, self._cache, self._attention, longest)
+            self._decoder = Decoder(model, self._cache, self._attention, longest, products)
             num_rows, table_pages = min(max_running, num_pages), self._cache.padded_pages(longest)
             self._rows = Rows(num_rows, longest, table_pages, self._cache.padding_page, weight.device)
             self._graphs: DecodeGraphs | None = None

@@ -60,7 +60,10 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _read_weights(file: Path, wanted: Mapping[str, torch.Size], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The wanted tensors of one file, cast. Others are ignored: tied models carry a second lm_head."""
+    """The wanted tensors of one file, cast. Others are ignored: tied models carry a second lm_head.
+
+    Copies: in the file tensors lie where its header ends, and how memory is aligned may change what a product sums first.
+    """
     tensors: dict[str, Tensor] = {}
     try:
         with safe_open(file, framework="pt") as weights:
@@ -69,7 +72,7 @@ def _read_weights(file: Path, wanted: Mapping[str, torch.Size], dtype: torch.dty
                 if tensor.shape != wanted[name]:
                     sizes = f"{list(tensor.shape)}; config.json makes it {list(wanted[name])}"
                     raise CheckpointRefused(f"{file}: {name} has shape {sizes}")
-                tensors[name] = tensor.to(dtype)
+                tensors[name] = tensor.to(dtype, copy=True)
     except FileNotFoundError:
         raise CheckpointRefused(f"{file}: no such file") from None
     except SafetensorError as error:

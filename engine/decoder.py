@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from engine.attention import Attention, Block, Sight
 from engine.kv_cache import KvCache
+from engine.products import WHOLE, Products
 from engine.qwen3 import Layer, Qwen3, rope_tables
 
 MIN_ROWS = 4  # fewer are padded: below it a matrix product sums in another order, and results would differ in last bits
@@ -43,10 +44,13 @@ class LayerWeights(NamedTuple):
 
 
 class Decoder:
-    def __init__(self, model: Qwen3, cache: KvCache, attention: Attention, longest: int) -> None:
+    def __init__(
+        self, model: Qwen3, cache: KvCache, attention: Attention, longest: int, products: Products = WHOLE
+    ) -> None:
         """`longest`: tokens of the longest sequence."""
         self.config = model.config
         self._cache, self._attention = cache, attention
+        self._product, self._added = products.plain, products.added
         self._num_queries = model.config.num_heads
         self._num_rotated = model.config.num_heads + model.config.num_kv_heads
         embedding = model.model.embed_tokens.weight
@@ -78,7 +82,7 @@ class Decoder:
         addresses, sights = self._cache.addresses(slots), self._attention.see(positions, blocks)
         x = functional.embedding(token_ids, self._embedding)
         for number, layer in enumerate(self._layers):
-            qkv = functional.rms_norm(x, width, layer.input_norm, eps) @ layer.qkv
+            qkv = self._product(functional.rms_norm(x, width, layer.input_norm, eps), layer.qkv)
             heads = qkv.view(-1, rotated + config.num_kv_heads, size)
             qk = functional.rms_norm(heads[:, :rotated], (size,), None, eps) * layer.qk_norm
             qk = torch.addcmul(qk * cos, qk.roll(size // 2, -1), sin)
@@ -88,10 +92,10 @@ class Decoder:
                 if not wanted:
                     return None
                 blocks, x, qk = tokens.wanted, x[: max(wanted, MIN_ROWS)], qk[: max(wanted, MIN_ROWS)]
-            x = torch.addmm(x, self._attend(number, qk[:, :queries], new, sights, blocks), layer.out)
-            gate, up = (functional.rms_norm(x, width, layer.mlp_norm, eps) @ layer.gate_up).chunk(2, -1)
-            x = torch.addmm(x, functional.silu(gate).mul_(up), layer.down)
-        return (functional.rms_norm(x, width, self._norm, eps) @ self._head)[:wanted].float()
+            x = self._added(x, self._attend(number, qk[:, :queries], new, sights, blocks), layer.out)
+            gate, up = self._product(functional.rms_norm(x, width, layer.mlp_norm, eps), layer.gate_up).chunk(2, -1)
+            x = self._added(x, functional.silu(gate).mul_(up), layer.down)
+        return self._product(functional.rms_norm(x, width, self._norm, eps), self._head)[:wanted].float()
 
     def _padded(self, tokens: Pass) -> tuple[Tensor, Tensor, Tensor]:
         """The token ids, positions and slots of at least MIN_ROWS rows."""

@@ -18,7 +18,11 @@ from engine.checkpoint import load_model
 from engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest
 from engine.engine_thread import Delivery, EngineThread
 from engine.graphs import CudaCapture
+from engine.kernels import kernels_for
+from engine.products import WHOLE, Products
+from engine.qwen3 import Qwen3Config
 from engine.requests import check_request
+from engine.row_trial import RowsDepend, check_attention, products_that_keep_rows
 from engine.tokenizer import check_vocabulary, load_tokenizer
 from engine.weights import load_published
 
@@ -29,7 +33,8 @@ class EmbeddedEngine:
     """Implements engine.contract.Engine. `threads` are torch's, set for the engine's own thread.
 
     At most `max_pending` calls may wait for an answer; a further one fails with EngineFailure. A step reads at most
-    `prefill_tokens` of prompts beside its at most `max_running` sequences' new tokens.
+    `prefill_tokens` of prompts beside its at most `max_running` sequences' new tokens. With `strict` a token's bits depend
+    on its own sequence alone, or the engine does not start.
     """
 
     def __init__(
@@ -45,12 +50,13 @@ class EmbeddedEngine:
         max_pending: int = 65_536,
         prefill_tokens: int = 512,
         max_running: int = 256,
+        strict: bool = False,
     ) -> None:
         self._folder, self._wanted = Path(checkpoint_folder), capacity
         self._threads, self._dtype, self._device = threads, dtype, torch.device(device)
         self._cuda_graphs = cuda_graphs and self._device.type == "cuda"
         self._version, self._max_pending = version, max_pending
-        self._prefill_tokens, self._max_running = prefill_tokens, max_running
+        self._prefill_tokens, self._max_running, self._strict = prefill_tokens, max_running, strict
         self._pending: set[asyncio.Future[Any]] = set()
         self._failure: EngineFailure | None = EngineFailure("the engine has not been started")
         self._thread: EngineThread | None = None
@@ -58,7 +64,8 @@ class EmbeddedEngine:
     async def start(self) -> Capacity:
         """Load the checkpoint and allocate the cache. The capacity, cut to whole pages.
 
-        Raises what engine.checkpoint and engine.tokenizer raise about the folder, ValueError about the capacity.
+        Raises what engine.checkpoint and engine.tokenizer raise about the folder, ValueError about the capacity,
+        engine.row_trial.RowsDepend.
         """
         self._loop = asyncio.get_running_loop()
         self._started: asyncio.Future[None] = self._loop.create_future()
@@ -172,7 +179,14 @@ class EmbeddedEngine:
             prefill_tokens=self._prefill_tokens,
             max_running=self._max_running,
             capture=CudaCapture() if self._cuda_graphs else None,
+            products=self._products(model.config) if self._strict else WHOLE,
         )
+
+    def _products(self, config: Qwen3Config) -> Products:
+        if self._device.type != "cpu" or self._dtype != torch.float32:
+            raise RowsDepend(f"an engine on {self._device} in {self._dtype} cannot be strict")
+        check_attention(kernels_for(self._device), config, self._wanted.sequence_tokens)
+        return products_that_keep_rows(config, self._prefill_tokens + self._max_running, self._max_running)
 
     def _deliver_soon(self, deliveries: list[Delivery]) -> None:
         self._loop.call_soon_threadsafe(self._deliver, deliveries)

@@ -202,6 +202,9 @@ def train(folder: RunFolder, life: Life) -> None:
     ranks = join_ranks()
     configure(folder, "learner" if ranks.leads else f"learner-{ranks.rank}", run.log.level)
     torch.set_num_threads(run.learner.threads)
+    if run.determinism == "strict":
+        torch.use_deterministic_algorithms(True)  # what has none is an error
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue] - slow
     try:
         if ranks.leads:
             uvloop.run(lead(run, folder, ranks, life))

@@ -169,7 +169,7 @@ class Trainer:
             trainer_folder(target).mkdir()
         wait_for_all(self._ranks)
         if self.step:  # before the first step there is no state, and asking for it would make some
-            writer = FileSystemWriter(trainer_folder(target) / "optimizer", sync_files=False)
+            writer = _StateWriter(trainer_folder(target) / "optimizer", sync_files=False)
             with _single_rank_unremarked():
                 save_tensors(self._optimizer_state(), storage_writer=writer, no_dist=self._ranks.size == 1)
         torch.save(torch.get_rng_state(), trainer_folder(target) / f"random_{self._ranks.rank}.pt")
@@ -199,6 +199,13 @@ class Trainer:
 
     def _optimizer_state(self) -> dict[str, Any]:
         return get_optimizer_state_dict(self.model, self._optimizers, options=BY_NAME)
+
+
+class _StateWriter(FileSystemWriter):
+    """Without the path and the random number that torch writes beside the tensors: equal states give equal bytes."""
+
+    def storage_meta(self) -> None:
+        return None
 
 
 @contextmanager

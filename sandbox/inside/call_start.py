@@ -47,5 +47,6 @@ def _seed(seed: int) -> None:
     sympy: Any = sys.modules.get("sympy")
     if numpy is not None:
         numpy.random.seed(seed & 0xFFFF_FFFF)
+        numpy.random.bit_generator.randbits = random.Random(seed).getrandbits  # what a default_rng() is seeded with
     if sympy is not None:
         sympy.core.random.seed(seed)

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import pytest
+
 from actors.executor import Executor
 from bus.in_process import Hub
 from bus.messages import (
@@ -36,13 +38,14 @@ class ObedientSandbox:
         self.running = 0
         self.most = 0
         self.told: list[str] = []
+        self.says = ""  # what code prints, instead of itself
 
     async def start(self) -> Isolation:
         return Isolation("obedient", (), False, ())
 
     async def run(self, call: CodeRequested) -> CodeResult:
         await self._work(f"run {call.trajectory_id}", call.code)
-        return CodeResult(CodeOk(Output(call.code)), 0.1)
+        return CodeResult(CodeOk(Output(self.says or call.code)), 0.1)
 
     async def grade(self, submission: AnswerSubmitted) -> Grade:
         await self._work(f"grade {submission.trajectory_id}", submission.answer)
@@ -75,13 +78,14 @@ class ObedientSandbox:
 class Place:
     """An executor, and the rollout and the launcher that it speaks to."""
 
-    def __init__(self, max_calls: int, bound: int) -> None:
+    def __init__(self, max_calls: int, bound: int, strict: bool) -> None:
         hub = Hub()
         self.sandbox = ObedientSandbox()
         self.rollout = hub.join("rollout-0", bound)
         self.launcher = hub.join("launcher", bound)
         self.bus = hub.join("executor-0", bound)
-        executor = Executor(self.bus, self.sandbox, address=ADDRESS, slots=3, max_calls=max_calls, launcher="launcher")
+        limits = {"slots": 3, "max_calls": max_calls}
+        executor = Executor(self.bus, self.sandbox, address=ADDRESS, launcher="launcher", strict=strict, **limits)
         self.work = asyncio.create_task(executor.run())
 
     async def ask(self, *messages: AnyMessage, to: str = ADDRESS) -> None:
@@ -93,8 +97,8 @@ class Place:
 
 
 @asynccontextmanager
-async def place(max_calls: int = 100, bound: int = 1000) -> AsyncIterator[Place]:
-    one = Place(max_calls, bound)
+async def place(max_calls: int = 100, bound: int = 1000, strict: bool = False) -> AsyncIterator[Place]:
+    one = Place(max_calls, bound, strict)
     yield one
     await one.ask(Shutdown(), to="executor-0")
     await one.work
@@ -131,6 +135,17 @@ def test_every_answer_says_who_gave_it_and_a_failure_is_no_result() -> None:
             ]
             assert CodeFinished(0, 0, CodeOk(Output("1")), 0.1, ADDRESS) in answers
             assert AnswerGraded(2, True, 0.1, ADDRESS) in answers
+
+    run_virtually(scenario())
+
+
+@pytest.mark.parametrize(("strict", "seen"), [(False, "<f at 0x7f8652565a80>"), (True, "<f at 0x000000000000>")])
+def test_a_strict_one_answers_without_memory_addresses(strict: bool, seen: str) -> None:
+    async def scenario() -> None:
+        async with place(strict=strict) as one:
+            one.sandbox.says = "<f at 0x7f8652565a80>"
+            await one.ask(call(0))
+            assert await one.answers(1) == [CodeFinished(0, 0, CodeOk(Output(seen)), 0.1, ADDRESS)]
 
     run_virtually(scenario())
 

@@ -212,6 +212,23 @@ class TestChecksAcrossTables:
         ahead = ('rl.leftovers="carry"', "rl.max_staleness=1", "rl.prompts=8")
         assert loaded(config, 'name = "a"', *ahead).rl.leftovers == "carry"
 
+    def test_strict_determinism_refuses_all_keys_that_let_a_run_depend_on_who_was_faster(self, config: Path):
+        strict = ("determinism=strict", "rl.prompts=8")
+        assert loaded(config, 'name = "a"', *strict).determinism == "strict"
+        racing = {
+            "rl.max_staleness=1": "rl.max_staleness = 0",
+            "rl.oversubscribe=1.5": "rl.oversubscribe = 1.0",
+            "engine.device=cuda": 'engine.device = "cpu"',
+            "engine.dtype=bfloat16": 'engine.dtype = "float32"',
+            "engine.threads=2": "engine.threads = 1",
+        }
+        for wrong, wanted in racing.items():
+            said = complaint(config, 'name = "a"', *strict, wrong)
+            assert f'determinism = "strict" needs {wanted} (' in said
+            assert loaded(config, 'name = "a"', wrong, "rl.prompts=8").determinism == "fast"
+        said = complaint(config, 'name = "a"', *strict, *racing)
+        assert all(wanted in said for wanted in racing.values())
+
     def test_a_step_never_starts_fewer_groups_than_it_needs(self, config: Path):
         assert "oversubscribe must be at least 1" in complaint(config, 'name = "a"', "rl.oversubscribe=0.9")
 

@@ -47,6 +47,10 @@ def test_weights_are_cast_on_request(folder: Path) -> None:
     assert {parameter.dtype for parameter in load_model(folder, torch.bfloat16).parameters()} == {torch.bfloat16}
 
 
+def test_tensors_are_aligned_alike_whatever_stands_before_them_in_the_file(folder: Path) -> None:
+    assert {parameter.data_ptr() % 64 for parameter in load_model(folder).parameters()} == {0}
+
+
 def test_a_folder_in_several_files_is_loaded_by_its_index(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     names = sorted(tensors)

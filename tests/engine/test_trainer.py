@@ -189,6 +189,21 @@ def test_a_checkpoint_bears_its_name_only_once_it_is_complete(
     assert not building(tmp_path / "step_000001").exists()
 
 
+@pytest.mark.parametrize("stage", ["sft", "rl"])
+def test_equal_trainers_write_equal_bytes_wherever_they_write(stage: str, tmp_path: Path, tokenizer: Path) -> None:
+    written: list[dict[str, bytes]] = []
+    for place in ("here", "there/as/well"):
+        made = trainer(stage)
+        made.sft_step(sequences(0)) if stage == "sft" else made.rl_step(rows(0))
+        folder = tmp_path / place / "step_000001"
+        folder.parent.mkdir(parents=True)
+        made.save(folder, tokenizer)
+        files = (path for path in folder.rglob("*") if path.is_file())
+        written.append({str(path.relative_to(folder)): path.read_bytes() for path in files})
+    assert written[0].keys() == written[1].keys()
+    assert [name for name in written[0] if written[0][name] != written[1][name]] == []
+
+
 def test_saving_a_step_again_replaces_it(tmp_path: Path, tokenizer: Path) -> None:
     made = trainer()
     made.save(tmp_path / "step_000000", tokenizer)

@@ -218,3 +218,41 @@ def test_every_step_ends_and_its_numbers_add_up(data: st.DataObject) -> None:
     assert len({row.group_id for row in rows}) == accepted <= 3
     assert len(rows) == 2 * accepted
     assert not group_buffer.state.steps
+
+
+REWARDS = st.sampled_from([0.0, 1.0])
+
+
+@given(
+    st.lists(st.tuples(REWARDS, REWARDS, REWARDS, REWARDS), min_size=6, max_size=6),
+    st.lists(st.integers(0, 2**16), min_size=24, max_size=24),
+)
+def test_a_batch_does_not_depend_on_the_order_in_which_trajectories_end(
+    rewards: list[tuple[float, ...]], picks: list[int]
+) -> None:
+    """The sixth problem at most is reached: two groups and four refills."""
+    run = replace(RUN, rl=Rl(prompts=2, rollouts=4, refills=4))
+    in_turn, drawn = (_collected_in_order(buffer(run), rewards, order) for order in ([0] * 24, picks))
+    assert drawn == in_turn
+
+
+def _collected_in_order(
+    group_buffer: GroupBuffer, rewards: list[tuple[float, ...]], picks: list[int]
+) -> tuple[list[StartGroup], BatchReady, StepCollected]:
+    """Of those under way, the next to end is the one that is picked. A group's place in its sequence decides rewards."""
+    started: list[StartGroup] = []
+    living: list[tuple[int, int, float]] = []  # trajectory, group, reward
+    effects = list(group_buffer.decide(0.0, StepRequested(1, 0)))
+    for pick in [None, *picks]:
+        if pick is not None and living:
+            tid, group_id, reward = living.pop(pick % len(living))
+            effects = list(group_buffer.decide(0.0, finished(tid, reward, group_id=group_id)))
+        for group in starts(effects):
+            started.append(group)
+            ids = range(group.first_trajectory_id, group.first_trajectory_id + group.size)
+            living += [(tid, group.group_id, reward) for tid, reward in zip(ids, rewards[group.group_id], strict=True)]
+        if any(isinstance(effect.message, BatchReady) for effect in effects):
+            assert not living
+            return started, batch_of(effects), collected(effects)
+        effects = []
+    raise AssertionError("the step never ended")

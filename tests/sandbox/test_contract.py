@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from bus.messages import CodeDied, CodeOk, CodeOutOfMemory, CodeRaised, CodeRefused, CodeTimedOut, Output
+from bus.messages import CodeDied, CodeOk, CodeOutcome, CodeOutOfMemory, CodeRaised, CodeRefused, CodeTimedOut, Output
 from sandbox.contract import SandboxFailure
+from sandbox.repeatable import repeatable
 from tests.sandbox.conftest import Client, Play
 
 pytestmark = pytest.mark.slow
@@ -144,7 +145,10 @@ def test_an_ended_session_is_forgotten_and_what_runs_in_it_is_stopped(play: Play
 
 
 def test_random_draws_depend_on_seed_trajectory_and_call_alone(play: Play) -> None:
-    code = "import random, numpy\nprint(random.random(), numpy.random.rand(), {'a', 'b', 'c'})"
+    code = (
+        "import random, numpy\n"
+        "print(random.random(), numpy.random.rand(), numpy.random.default_rng().random(), {'a', 'b', 'c'})"
+    )
 
     async def drawn(client: Client, trajectory: int) -> str:
         outcome = (await client.program(code, trajectory=trajectory)).outcome
@@ -160,6 +164,24 @@ def test_random_draws_depend_on_seed_trajectory_and_call_alone(play: Play) -> No
     play(scenario)
     assert draws[0] == draws[1]
     assert len(set(draws[0])) == 3
+
+
+def test_what_a_strict_run_shows_of_objects_and_of_calls_without_an_end_is_the_same_every_time(play: Play) -> None:
+    seen: list[list[CodeOutcome]] = []
+
+    async def scenario(client: Client) -> None:
+        results = [
+            await client.cell("print(map(str, []), object())\nlambda: 0"),
+            await client.program("raise ValueError(object())"),
+            await client.program("n = 0\nwhile True:\n    n += 1\n    print(n)"),
+        ]
+        assert "at 0x" in str(results[0].outcome)
+        seen.append([repeatable(result.outcome) for result in results])
+
+    play(scenario, time_limit_s=0.3)
+    play(scenario, time_limit_s=0.3)
+    assert seen[0] == seen[1]
+    assert [type(outcome) for outcome in seen[0]] == [CodeOk, CodeRaised, CodeTimedOut]
 
 
 def test_a_slow_call_delays_no_other(play: Play) -> None:

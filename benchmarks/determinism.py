@@ -1,0 +1,125 @@
+"""What `determinism = "strict"` costs: tokens/s of the engine, and the tiny run's step time, beside "fast". JSON last.
+
+    python -m benchmarks.determinism [--checkpoint runs/demo/checkpoints/step_000000] [--steps 8] [--rounds 3] [--quick]
+
+The kinds take turns; of each the best round counts, of the engine in seconds of processor time. A strict engine takes products of all rows at once where this machine
+gives each row the same bits that way, and else in tiles: what tiles of 64, 16 and 4 rows would cost is shown besides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+import torch
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from benchmarks._planned import VOCABULARY
+from benchmarks._tiny_run import cold_start, from_checkpoint, steps_over_processes
+from configs.schema import Run, Tiny
+from engine.batching import ContinuousBatch
+from engine.contract import Capacity, GenerationRequest
+from engine.kernels import kernels_for
+from engine.products import WHOLE, Products, tiled
+from engine.qwen3 import Qwen3, Qwen3Config, initialize
+from engine.row_trial import TILES, check_attention, products_that_keep_rows
+from engine.tiny.prepare import model_config
+
+BATCHES = (1, 16, 64, 256)
+PROMPT_TOKENS, NEW_TOKENS, LONGEST, PAGE = 20, 100, 128, 16
+PREFILL_TOKENS = 512
+UNCOUNTED = 2  # the first step and the last, which saves a checkpoint
+
+
+def tokens_per_s(core: ContinuousBatch, prompts_BT: NDArray[np.int32], new_tokens: int) -> float:
+    """Seconds are the processor's."""
+    started = time.process_time()
+    for row, prompt in enumerate(prompts_BT):
+        core.submit(GenerationRequest(row, prompt, new_tokens, seed=row))
+    while core.has_work:
+        core.step()
+    elapsed_s = time.process_time() - started
+    for row in range(len(prompts_BT)):
+        core.forget(row)
+    return len(prompts_BT) * new_tokens / elapsed_s
+
+
+def chosen_here(config: Qwen3Config) -> tuple[Products, float]:
+    """What a strict engine takes, and how long it takes to find out."""
+    started = time.perf_counter()
+    check_attention(kernels_for(torch.device("cpu")), config, LONGEST)
+    return products_that_keep_rows(config, PREFILL_TOKENS + BATCHES[-1], BATCHES[-1]), time.perf_counter() - started
+
+
+def measure_engine(rounds: int) -> dict[str, float]:
+    config = model_config(Tiny(), VOCABULARY)
+    model = Qwen3(config)
+    initialize(model, 0)
+    model.requires_grad_(False)
+    strict, trial_s = chosen_here(config)
+    kinds = {"fast": WHOLE, "strict": strict, **{f"tiles_{rows}": tiled(rows) for rows in TILES}}
+    capacity = Capacity(BATCHES[-1] * LONGEST, PAGE, LONGEST)
+    cores = {name: ContinuousBatch(model, capacity, products=products) for name, products in kinds.items()}
+    figures = {"trial_s": round(trial_s, 3), "tile_rows": float(strict.tile_rows)}
+    for batch in BATCHES:
+        best = _best_rates(cores, np.random.default_rng(0).integers(0, VOCABULARY, (batch, PROMPT_TOKENS)), rounds)
+        print(
+            f"batch {batch:3}: " + ", ".join(f"{name} {rate:.0f}" for name, rate in best.items()) + " tokens/s",
+            flush=True,
+        )
+        figures |= {f"{name}_over_fast_{batch}": round(best[name] / best["fast"], 3) for name in best if name != "fast"}
+    return figures
+
+
+def _best_rates(cores: Mapping[str, ContinuousBatch], prompts: NDArray[np.int64], rounds: int) -> dict[str, float]:
+    best = dict.fromkeys(cores, 0.0)
+    for number in range(rounds + 1):
+        for name, core in cores.items():
+            rate = tokens_per_s(core, prompts.astype(np.int32), NEW_TOKENS)
+            best[name] = max(best[name], rate) if number else 0.0  # the first round makes caches
+    return best
+
+
+def measure_steps(run: Run, rounds: int) -> dict[str, float]:
+    """Of each counted step the fastest round, and the mean over steps."""
+    found: dict[str, list[Sequence[float]]] = {"fast": [], "strict": []}
+    for _ in range(rounds):
+        for kind, times in found.items():
+            steps = steps_over_processes(replace(run, determinism="strict" if kind == "strict" else "fast"))
+            times.append([step["step_s"] for step in steps[1:-1]])
+    fast_s, strict_s = (mean(min(same) for same in zip(*times, strict=True)) for times in found.values())
+    print(f"a step takes {fast_s:.3f} s, strict {strict_s:.3f} s")
+    return {
+        "step_s_fast": round(fast_s, 4),
+        "step_s_strict": round(strict_s, 4),
+        "ratio_step": round(strict_s / fast_s, 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=Path("configs/tiny.toml"))
+    parser.add_argument("--checkpoint", type=Path, help="step_000000 of a run; its folder must have the data still")
+    parser.add_argument("--steps", type=int, default=8, help="that count")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="the engine alone, 1 round")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    figures = measure_engine(1 if options.quick else 4 * options.rounds)
+    if not options.quick:
+        with tempfile.TemporaryDirectory() as runs:
+            checkpoint = options.checkpoint or cold_start(options.config, ["sft.steps=120"], Path(runs))
+            run = from_checkpoint(options.config, ["name=steps"], checkpoint, options.steps + UNCOUNTED)
+            figures |= measure_steps(replace(run, runs_folder=runs), options.rounds)
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
