@@ -68,7 +68,7 @@ def told_of(events: Iterable[Event], trajectory_id: int) -> History | None:
                 pass
             case GroupAborted() if not _is_among(message, trajectory_id):
                 pass
-            case _ if heard is not None and event.trajectory in (None, trajectory_id):
+            case _ if heard is not None and getattr(message, "trajectory_id", None) in (None, trajectory_id):
                 heard.append(Heard(event.time, message))
             case _:
                 pass
