@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import permutations
 from math import inf
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from actors.decider_loop import encode_effects, fingerprint
 from actors.replay import DECIDING_PROCESSES, Difference, replay_before, replay_run, replay_until
 from actors.wiring import HEAD, deciders_of
 from analysis.event_logs.merging import Choice, Logged, merged
@@ -23,6 +25,7 @@ from configs.run_folder import RunFolder
 from policies.decider import Decider, Send
 from policies.rollout import Rollout
 
+_NEXT, _MOST_EFFECTS = 2, 4  # of each receiver; messages together: so many are tried for a fingerprint
 _SETTINGS = ("_rules", "_tokenizer")  # of a decider that keeps its state in its attributes
 
 
@@ -60,7 +63,9 @@ def show_difference(folder: RunFolder, difference: Difference, console: Console)
     if isinstance(difference.effects, str):
         console.print(f"The replay refuses the event: {escape(difference.effects)}", soft_wrap=True)
     sends = () if isinstance(difference.effects, str) else difference.effects
-    console.print(_side_by_side(sends, logged_next(folder, difference)))
+    logged = logged_next(folder, difference)
+    known = known_effects(difference, sends, logged)
+    console.print(_side_by_side(sends, logged if known is None else known, exact=known is not None))
 
 
 def logged_next(folder: RunFolder, difference: Difference) -> dict[str, list[Logged]]:
@@ -73,7 +78,7 @@ def logged_next(folder: RunFolder, difference: Difference) -> dict[str, list[Log
     before = Counter(difference.sent.messages)
     others: dict[str, list[Logged]] = {}
     for logged in merged(folder, Choice(since=difference.sent.since, until=end)):
-        if logged.event.sender != sender:
+        if logged.event.sender != sender or logged.event.kind == RunStarted.__name__:
             continue
         envelope = logged.envelope
         kind = envelope.to, logged.event.kind
@@ -84,17 +89,40 @@ def logged_next(folder: RunFolder, difference: Difference) -> dict[str, list[Log
     return others
 
 
-def _side_by_side(replayed: Sequence[Send], logged: Mapping[str, Sequence[Logged]]) -> Table:
-    table = Table("to", "the run: what was logged next from this actor", "the replay", show_lines=True)
+def known_effects(
+    difference: Difference, sends: Sequence[Send], logged: Mapping[str, Sequence[Logged]]
+) -> dict[str, list[Logged]] | None:
+    """Of what was logged next, that which has the fingerprint of the run's effects; what went to processes without an event
+    log is taken from the replay. None if nothing has it."""
+    sender = decode(difference.event.frame).to
+    frames: dict[bytes, Logged | None] = {
+        frame: None for send, frame in zip(sends, encode_effects(sender, sends), strict=True) if not _keeps_log(send.to)
+    }
+    for each in logged.values():
+        frames |= {next_.event.frame: next_ for next_ in each[:_NEXT]}
+    for count in range(min(len(frames), _MOST_EFFECTS) + 1):
+        for chosen in permutations(frames, count):
+            if fingerprint(chosen) == difference.fingerprint:
+                known: dict[str, list[Logged]] = {}
+                for each in (frames[frame] for frame in chosen):
+                    if each is not None:
+                        known.setdefault(each.envelope.to, []).append(each)
+                return known
+    return None
+
+
+def _side_by_side(replayed: Sequence[Send], logged: Mapping[str, Sequence[Logged]], *, exact: bool) -> Table:
+    then = "the run, as its receivers logged it" if exact else "the run: what its receivers logged next from this actor"
+    table = Table("to", then, "the replay", show_lines=True)
     sends: dict[str, list[Send]] = {}
     for send in replayed:
         sends.setdefault(send.to, []).append(send)
     for to in {**sends, **logged}:
         ours, theirs = sends.get(to, []), logged.get(to, [])
-        for place in range(max(len(ours), 1)):
-            then = _received(theirs[place]) if place < len(theirs) else _unknown(to)
-            now = readable(ours[place].message) if place < len(ours) else "nothing"
-            table.add_row(to, escape(then), escape(now))
+        for place in range(max(len(ours), len(theirs) if exact else 1)):
+            received = _received(theirs[place]) if place < len(theirs) else _unknown(to)
+            sent = readable(ours[place].message) if place < len(ours) else "nothing"
+            table.add_row(to, escape(received), escape(sent))
     return table
 
 
@@ -103,7 +131,11 @@ def _received(logged: Logged) -> str:
 
 
 def _unknown(to: str) -> str:
-    return "nothing" if to.partition("/")[0] in DECIDING_PROCESSES else "it keeps no event log"
+    return "nothing" if _keeps_log(to) else "it keeps no event log"
+
+
+def _keeps_log(address: str) -> bool:
+    return address.partition("/")[0] in DECIDING_PROCESSES
 
 
 # ---------------------------------------------------------------- time travel

@@ -42,6 +42,7 @@ class Difference(msgspec.Struct, frozen=True):
     effects: Sequence[Send] | str  # of the replay; why it refuses the event, if it does
     state: msgspec.Struct | None  # of the replay, where the decider gives one
     sent: Sent  # before the event
+    fingerprint: bytes  # of the run's effects
 
 
 class Replay(msgspec.Struct, frozen=True):
@@ -83,8 +84,9 @@ def replay_process(process: str, path: Path, deciders: Mapping[str, Decider]) ->
         if event.kind == RunStarted.__name__:
             before = sent[event.actor] = Sent(event.time)
         what = done.other_than(decision)
-        if what:
-            return Replay(count, Difference(process, event, what, done.effects, done.state, before), left_out)
+        if what and decision is not None:
+            found = Difference(process, event, what, done.effects, done.state, before, decision.effects)
+            return Replay(count, found, left_out)
         if not isinstance(done.effects, str):
             before.messages.update((effect.to, type(effect.message).__name__) for effect in done.effects)
     return Replay(count, None, left_out)

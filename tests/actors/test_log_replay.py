@@ -73,6 +73,8 @@ def test_the_first_difference_is_shown_with_what_the_receivers_logged_beside_wha
     sizes = next(line for line in text.splitlines() if " tokens " in line)
     assert re.findall(r"tokens (\d+)", sizes) == [str(asked.tokens - len("our hundred")), str(asked.tokens)]
     assert "head:" in text
+    assert "the run, as its receivers logged it" in text  # it has the fingerprint that the run's effects had
+    assert "TrajectoryFinished" not in text  # which came later
 
 
 def test_what_the_run_sent_before_is_not_taken_for_what_it_sent_then(folder: RunFolder) -> None:
@@ -94,7 +96,9 @@ def test_a_receiver_that_got_something_else_is_seen_beside_it(folder: RunFolder)
     (logged,) = logged_next(folder, difference)["head/arbiter"][:1]
     with contextlib.closing(sqlite3.connect(folder.events / "head.sqlite")) as head, head:
         head.execute("DELETE FROM events WHERE seq = ?", (logged.event.seq,))
-    assert "LeaseReleased" in shown(folder, difference)  # the next that the arbiter logged from it
+    text = shown(folder, difference)
+    assert "LeaseReleased" in text  # the next that the arbiter logged from it
+    assert "the run: what its receivers logged next from this actor" in text
 
 
 def test_a_state_that_differs_is_shown_as_the_replay_has_it(folder: RunFolder) -> None:
