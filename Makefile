@@ -12,7 +12,7 @@ FAST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --qui
 WITH_TORCH := tests/bus tests/engine tests/policies
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ablation sandbox-image sandbox-image-local test test-without-docker nightly check \
+.PHONY: help setup demo ablation sandbox-image sandbox-image-local test test-without-docker nightly fuzz check \
 	fast-tests-with-torch fast-tests-without-torch format clean
 
 help: ## this list
@@ -54,6 +54,9 @@ test-without-docker: $(INSTALLED) ## all tests but those that need a Docker engi
 
 nightly: $(INSTALLED) ## the simulation with lost engines, late answers and repeated messages over 10,000 seeds
 	$(BIN)/python -m tests.simulation.nightly 10000
+
+fuzz: $(INSTALLED) ## a million broken frames and parcels at the bus's codec and links; SEED=N tries the same again
+	$(BIN)/python -m tests.bus.fuzz $(if $(SEED),--seed $(SEED))
 
 check: $(INSTALLED) ## format, lint, types, import layers, fast tests
 	$(BIN)/ruff format --check --quiet .

@@ -23,7 +23,7 @@ def decode(frame: bytes) -> Envelope:
     """Raises MalformedFrame."""
     try:
         return _decoder.decode(frame)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # also text that is none, or what lies too deep
         raise MalformedFrame(str(error)) from error
 
 

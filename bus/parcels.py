@@ -16,6 +16,7 @@ PARCEL_BYTES = 1 << 20  # a parcel takes no further frame beyond it
 UNKNOWN = -1  # stands for the session of a process that has not been heard of
 
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_Reached = Annotated[int, msgspec.Meta(ge=0, lt=(1 << 62) + (1 << 32))]  # after the last frame of a parcel
 _Session = Annotated[int, msgspec.Meta(ge=UNKNOWN, lt=1 << 62)]
 
 
@@ -36,8 +37,8 @@ class Parcel(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unkn
 class Ack(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
     session: _Session  # of the sender of the frames
     receiver: _Session  # of who says this
-    received: _Number  # all frames below it have arrived
-    acknowledged: _Number  # all frames below it are done with, and need not be held
+    received: _Reached  # all frames below it have arrived
+    acknowledged: _Reached  # all frames below it are done with, and need not be held
     turn: _Number  # of the parcel that this answers
     asked: _Number  # what lies below it had been sent before that parcel; 0 if this answers none
 

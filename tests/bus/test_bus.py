@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bus.codec import MalformedFrame, decode, encode
+from bus.codec import MalformedFrame
 from bus.in_process import Hub
 from bus.messages import (
     AnyMessage,
     CodeRequested,
-    Envelope,
     LeaseReleased,
     Shutdown,
     TurnGenerated,
@@ -227,14 +226,3 @@ def test_an_address_is_taken_by_one_process_alone() -> None:
             hub.join("a", 10)
 
     asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("frame", [b"", b"\x93\xa1a\xa1b\x91\xa7Unknown", encode(Envelope("a", "b", Shutdown()))[:-1]])
-def test_the_codec_refuses_what_is_not_of_this_protocol(frame: bytes) -> None:
-    with pytest.raises(MalformedFrame):
-        decode(frame)
-
-
-def test_the_codec_keeps_bytes_and_text() -> None:
-    envelope = Envelope("a", "b", TurnGenerated(1, 0, 1, b"\x00\xff", b"", b"", "stop"))
-    assert decode(encode(envelope)) == envelope

@@ -12,7 +12,8 @@ from bus.parcels import PARCEL_BYTES, PARCEL_FRAMES, Ack, Parcel
 
 
 def frame_of(number: int) -> bytes:
-    return number.to_bytes(4, "big")
+    """Of a length of its own."""
+    return number.to_bytes(4 + number % 3, "big")
 
 
 def sender(session: int = 1, frames: int = 0) -> Outgoing:
@@ -59,9 +60,11 @@ def test_what_is_acknowledged_is_dropped_and_what_is_received_is_held() -> None:
     outgoing, incoming = sender(frames=4), Incoming(0)
     introduce(outgoing, incoming)
     incoming.take(outgoing.parcel())  # pyright: ignore[reportArgumentType]
+    outgoing.add(frame_of(4))
     assert incoming.acknowledge(1, 1)
     assert outgoing.hear(incoming.ack())
-    assert (outgoing.base, outgoing.received, outgoing.held, outgoing.num_bytes) == (2, 4, 2, 8)
+    assert (outgoing.base, outgoing.received, outgoing.held, outgoing.num_bytes) == (2, 4, 3, 6 + 4 + 5)
+    assert outgoing.parcel() == Parcel("a", 1, 0, 1, 2, 4, [frame_of(4)])
     assert not incoming.acknowledge(1, 0)
     assert not incoming.acknowledge(1, 4)
     assert not incoming.acknowledge(0, 2)
@@ -161,13 +164,41 @@ def test_a_sender_that_forgets_goes_on_with_its_numbers() -> None:
     introduce(outgoing, incoming)
     outgoing.forget()
     outgoing.add(frame_of(5))
-    assert (outgoing.held, outgoing.num_bytes, outgoing.next) == (1, 4, 6)
+    assert (outgoing.held, outgoing.num_bytes, outgoing.next) == (1, 6, 6)
     parcel = outgoing.parcel()
     assert parcel is not None
     assert incoming.take(parcel) == [frame_of(5)]
     assert incoming.acknowledge(1, 5)
     assert outgoing.hear(incoming.ack())
     assert outgoing.held == 0
+
+
+def test_an_answer_to_what_was_sent_before_the_sender_went_back_does_not_send_it_back_again() -> None:
+    outgoing, incoming = sender(frames=2), Incoming(0)
+    introduce(outgoing, incoming)
+    outgoing.parcel()  # is lost
+    answers: list[Ack] = []
+    for _ in range(2):
+        incoming.take(outgoing.question())
+        answers.append(incoming.ack())
+    assert outgoing.hear(answers[0])
+    assert outgoing.parcel()
+    assert outgoing.hear(answers[1])
+    assert outgoing.parcel() is None
+
+
+def test_what_has_arrived_after_all_is_not_sent_again() -> None:
+    outgoing, incoming = sender(frames=3), Incoming(0)
+    introduce(outgoing, incoming)
+    slow = outgoing.parcel()
+    assert slow is not None
+    incoming.take(outgoing.question())
+    assert outgoing.hear(incoming.ack())
+    assert outgoing.num_unsent == 3
+    incoming.take(slow)
+    incoming.acknowledge(1, 0)
+    assert outgoing.hear(incoming.ack())
+    assert (outgoing.num_unsent, outgoing.held) == (0, 2)
 
 
 @pytest.mark.parametrize(
@@ -197,12 +228,12 @@ class Link(RuleBasedStateMachine):
         self.delivered = 0  # acknowledged, by whatever life
         self.known = 0  # what this life must not receive: the sender, or itself, knows that it was acknowledged
 
-    @rule(count=st.integers(1, 5))
-    def send(self, count: int) -> None:
+    @rule(count=st.integers(1, 5), carried=st.booleans())
+    def send(self, count: int, carried: bool) -> None:
         for _ in range(count):
             self.outgoing.add(frame_of(self.num_sent))
             self.num_sent += 1
-        while (parcel := self.outgoing.parcel()) is not None:
+        while carried and (parcel := self.outgoing.parcel()) is not None:
             self.wire.append(parcel)
 
     @rule()
@@ -267,6 +298,8 @@ class Link(RuleBasedStateMachine):
     def what_is_dropped_was_acknowledged(self) -> None:
         assert self.outgoing.base <= self.delivered
         assert self.outgoing.next == self.num_sent
+        held = range(self.outgoing.base, self.num_sent)
+        assert self.outgoing.num_bytes == sum(len(frame_of(number)) for number in held)
 
     def teardown(self) -> None:
         """Over a wire that is well again everything arrives."""
