@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import pytest
 
 from analysis.sameness import differences
 from configs.run_folder import RunFolder
-from tests.actors.running import ROOT, Start, finish, from_cold_start_of, metrics, until, whole_run
+from tests.actors.running import ROOT, Start, finish, from_cold_start_of, lives, metrics, until, whole_run
 from tests.processes import processes_that_name
 
 pytestmark = pytest.mark.slow
@@ -87,6 +89,21 @@ def test_a_run_that_is_killed_and_resumed_ends_as_one_that_was_not(
     resumed = start(tmp_path, *settings, "--resume")
     output = finish(resumed)
     assert resumed.returncode == 0, output
+    assert differences(strict_run, folder) == []
+
+
+def test_a_run_whose_processes_are_killed_one_after_the_other_ends_as_one_without_deaths(
+    tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str], strict_run: RunFolder
+) -> None:
+    process = start(tmp_path, *strict(finished_run[0]))
+    folder = RunFolder(tmp_path / "demo")
+    until(lambda: len(metrics(folder, "evaluation")) >= 1, process)
+    for name in ("learner", "head", "rollout-0", "generator-0"):
+        os.kill(lives(folder, name)[-1], signal.SIGKILL)
+        until(lambda name=name: len(lives(folder, name)) == 2, process)
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert json.loads(folder.summary.read_text())["trajectories_failed"] == 0
     assert differences(strict_run, folder) == []
 
 
