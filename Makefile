@@ -12,7 +12,7 @@ FAST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --qui
 WITH_TORCH := tests/bus tests/engine tests/policies
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ablation sandbox-image sandbox-image-local test test-without-docker nightly fuzz check \
+.PHONY: help setup demo ablation sandbox-image sandbox-image-local test test-without-docker test-chaos nightly fuzz check \
 	fast-tests-with-torch fast-tests-without-torch format clean
 
 help: ## this list
@@ -57,6 +57,10 @@ nightly: $(INSTALLED) ## the simulation with lost engines, late answers and repe
 
 fuzz: $(INSTALLED) ## a million broken frames and parcels at the bus's codec and links; SEED=N tries the same again
 	$(BIN)/python -m tests.bus.fuzz $(if $(SEED),--seed $(SEED))
+
+test-chaos: $(INSTALLED) ## 40 runs whose processes are killed and stopped at random moments, and 20 that are resumed
+	$(BIN)/python -m tests.chaos.campaign --runs 40
+	$(BIN)/python -m tests.chaos.campaign --runs 20 --resumptions
 
 check: $(INSTALLED) ## format, lint, types, import layers, fast tests
 	$(BIN)/ruff format --check --quiet .

@@ -1,4 +1,6 @@
-"""`python -m tests.chaos.campaign [--runs 40] [--seed 0]`: run after run of the tiny recipe, each hit as its seed says.
+"""`python -m tests.chaos.campaign [--runs 40] [--seed 0] [--resumptions]`: runs of the tiny recipe, hit as their seeds say.
+
+With --resumptions all of each run is killed once, at a random moment, and the run is resumed.
 
 Prints a line for each run, and of one that fails its seed, its history and what does not hold; its folder stays. The last
 line is JSON. Exits with 1 if a run failed.
@@ -14,24 +16,27 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.chaos.checks import complaints
-from tests.chaos.plans import plan
-from tests.chaos.play import base_run, play
+from tests.chaos.checks import complaints, failures_of
+from tests.chaos.plans import plan, resumption
+from tests.chaos.play import play, undisturbed
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0, help="of the first run; the next ones count on")
+    parser.add_argument("--resumptions", action="store_true", help="kill all of each run once, and resume it")
     options = parser.parse_args()
+    planned = resumption if options.resumptions else plan
     runs = Path(tempfile.mkdtemp(prefix="asterism-chaos-"))
-    base, events = base_run(runs)
+    calm = undisturbed(runs)
     failed: list[int] = []
-    num_faults, began = 0, time.monotonic()
+    num_faults, num_same, began = 0, 0, time.monotonic()
     for seed in range(options.seed, options.seed + options.runs):
         started = time.monotonic()
-        played = play(base, runs / str(seed), plan(seed, events))
-        wrong = list(complaints(played))
+        played = play(calm.cold_start, runs / str(seed), planned(seed, calm.num_events))
+        wrong = list(complaints(played, calm.folder))
+        num_same += not wrong and not failures_of(played)
         num_faults += len(played.history)
         sys.stdout.write(
             f"seed {seed}: {'FAILED' if wrong else 'ok'}, {len(played.history)} faults, {played.launches} launches, "
@@ -45,7 +50,13 @@ def main() -> int:
         sys.stdout.flush()
     if not failed:
         shutil.rmtree(runs)
-    figures = {"runs": options.runs, "faults": num_faults, "failed": failed, "wall_s": round(time.monotonic() - began)}
+    figures = {
+        "runs": options.runs,
+        "faults": num_faults,
+        "failed": failed,
+        "same_as_undisturbed": num_same,
+        "wall_s": round(time.monotonic() - began),
+    }
     sys.stdout.write(json.dumps(figures) + "\n")
     return int(bool(failed))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from actors.replay import replay_run
 from actors.wiring import HEAD, deciders_of
+from analysis.sameness import differences
 from bus.codec import decode
 from bus.event_reading import read_events
 from bus.messages import BatchReady, ProtocolError, RunStarted
@@ -23,8 +24,9 @@ from tests.chaos.play import STEPS, Played
 GONE_WITHIN_S = 10.0
 
 
-def complaints(played: Played) -> Iterator[str]:
-    """What does not hold. Nothing, if all is well."""
+def complaints(played: Played, undisturbed: RunFolder) -> Iterator[str]:
+    """What does not hold. Nothing, if all is well: then the run also did what the undisturbed one did, byte for byte, unless
+    infrastructure lost trajectories."""
     if played.exit_code != 0:
         yield f"the run ended with exit code {played.exit_code}: {played.output[-2000:]}"
         return
@@ -44,6 +46,13 @@ def complaints(played: Played) -> Iterator[str]:
         yield f"the replay differs: {replay.difference}"
     yield from _complaints_about_batches(folder)
     yield from left_over(folder)
+    if not failures_of(played):
+        yield from differences(undisturbed, folder)
+
+
+def failures_of(played: Played) -> int:
+    """Trajectories that infrastructure lost."""
+    return int(json.loads(played.folder.summary.read_text())["trajectories_failed"])
 
 
 def _complaints_about_batches(folder: RunFolder) -> Iterator[str]:

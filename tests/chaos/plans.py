@@ -27,6 +27,14 @@ class Fault(NamedTuple):
         return f"{self.action} {self.target} {when}"
 
 
+def resumption(seed: int, num_events: int) -> list[Fault]:
+    """All of the run is killed, once."""
+    draw = random.Random(seed)
+    if draw.random() < 0.2:
+        return [Fault(EVERYTHING, "kill", -1, draw.uniform(0.0, 5.0))]
+    return [Fault(EVERYTHING, "kill", draw.randrange(num_events), 0.0)]
+
+
 def plan(seed: int, num_events: int) -> list[Fault]:
     """One to four faults, within about as many events of the head as a run has that nobody disturbs."""
     draw = random.Random(seed)

@@ -9,18 +9,19 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from configs.run_folder import RunFolder
-from tests.actors.running import from_cold_start_of, launch, said, whole_run
+from tests.actors.running import COLD_START, from_cold_start_of, launch, said, whole_run
 from tests.chaos.plans import EVERYTHING, NUM_ENGINES, NUM_EXECUTORS, Fault
 
 STEPS, QUESTIONS = 4, 8
 SETTINGS = (
     *(f"rl.steps={STEPS}", "rl.prompts=4", "rl.rollouts=8", "rl.refills=2", f"evaluation.questions={QUESTIONS}"),
     *(f"engine.num_engines={NUM_ENGINES}", f"sandbox.executors={NUM_EXECUTORS}", "learner.checkpoint_every=2"),
-    *("supervision.heartbeat_s=0.5", "supervision.silent_s=6", "supervision.restarts=9"),
+    *("supervision.heartbeat_s=0.5", "supervision.silent_s=6", "supervision.restarts=9", "determinism=strict"),
 )
 PATIENCE_S = 240.0
 
@@ -33,11 +34,19 @@ class Played(msgspec.Struct):
     history: list[str]
 
 
-def base_run(runs: Path) -> tuple[RunFolder, int]:
-    """A run that nobody disturbs, from which the others take their cold start; and the number of its head's events."""
-    cold = ("sft.steps=150", "sft.batch_size=32", "tiny.num_sft_dialogues=4800")
-    folder, _ = whole_run(runs / "base", *SETTINGS, *cold)
-    return folder, num_events(folder)
+class Undisturbed(NamedTuple):
+    """A run that nobody disturbs, from the cold start that all have in common."""
+
+    cold_start: RunFolder
+    folder: RunFolder
+    num_events: int  # of its head
+
+
+def undisturbed(runs: Path) -> Undisturbed:
+    cold = ("rl.steps=0", "evaluation.questions=0", *COLD_START)
+    cold_start, _ = whole_run(runs / "cold", *SETTINGS, *cold)
+    folder, _ = whole_run(runs / "undisturbed", *SETTINGS, *from_cold_start_of(cold_start))
+    return Undisturbed(cold_start, folder, num_events(folder))
 
 
 def num_events(folder: RunFolder) -> int:
@@ -54,9 +63,9 @@ def num_events(folder: RunFolder) -> int:
         connection.close()
 
 
-def play(base: RunFolder, runs: Path, faults: Sequence[Fault], *more: str) -> Played:
+def play(cold_start: RunFolder, runs: Path, faults: Sequence[Fault]) -> Played:
     """To the end of the run, whatever it is."""
-    settings = (*SETTINGS, *from_cold_start_of(base), *more)
+    settings = (*SETTINGS, *from_cold_start_of(cold_start))
     folder = RunFolder(runs / "demo")
     played = Played(folder, 1, -1, "", [])
     began = time.monotonic()
