@@ -33,7 +33,12 @@ _state_encoder = msgspec.msgpack.Encoder(order="deterministic")
 
 
 class Observer(Protocol):
-    """Writes down what is worth a line in the structured log. It decides nothing, and replay goes without it."""
+    """Writes down what is worth a line in the structured log. It decides nothing, and replay goes without it.
+
+    A line may come before its event is committed, and so a second time from a process that goes on after a kill.
+    """
+
+    quiet: bool  # it sees, and says nothing: an earlier life of the process has said it
 
     def saw(self, now: float, event: AnyMessage, effects: Sequence[Send]) -> None:
         """After a decision: what was decided on, and what came of it."""

@@ -42,7 +42,9 @@ async def decide_until_shutdown(
     path = folder.events / f"{life.process}.sqlite"
     begin = [encode(Envelope(life.process, address, started)) for address in _addresses(life.process, deciders)]
     window = run.bus.queue_messages
-    recovery = recover(path, life.process, life.session, deciders, services, window, begin) if run.log.events else None
+    recovery = None
+    if run.log.events:
+        recovery = recover(path, life.process, life.session, deciders, services, window, begin, observer)
     log = EventLog(path, compress=run.log.compress, keep_steps=run.log.keep_steps) if run.log.events else None
     bus = zmq_bus(life.process, folder.sockets, window, life.session)
     try:

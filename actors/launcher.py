@@ -127,8 +127,8 @@ class Launcher:
             LEARNER: Program(partial(self._learner, step), self._run.learner.threads),
         }
         supervisor = Supervisor(programs, self._children, self._run.supervision)
-        supervisor.start()
         self._logger.info("run.started", step=step, seed=self._run.seed, boot=self._boot)
+        supervisor.start()
         return supervisor
 
     def _deciding(self, name: str, step: int, life: int) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from actors.decider_loop import REFUSED, encode_effects, fingerprint, state_fingerprint
+from actors.decider_loop import REFUSED, Observer, encode_effects, fingerprint, state_fingerprint
 from bus.codec import decode
 from bus.event_log import Decision, Event
 from bus.event_reading import check_whole, first_of_session, read_events
@@ -45,9 +45,16 @@ class Recovery:
     """What a log says of one process in one session, its deciders brought to where it ends."""
 
     def __init__(
-        self, process: str, session: int, deciders: Mapping[str, Decider], services: Collection[str], window: int
+        self,
+        process: str,
+        session: int,
+        deciders: Mapping[str, Decider],
+        services: Collection[str],
+        window: int,
+        observer: Observer | None = None,
     ) -> None:
-        """`window` bounds the frames that a peer may not have acknowledged."""
+        """`window` bounds the frames that a peer may not have acknowledged. `observer` sees what the last life saw."""
+        self._observer = observer
         self._process = process
         self._session = session
         self._deciders = deciders
@@ -71,6 +78,8 @@ class Recovery:
             self._sent(self._process, lane_of_frame(frame)).add(frame)
         for event, decision in logged:
             self._take(event)
+            if self._observer is not None:
+                self._observer.quiet = decision is not None
             decided = self._decide(event)
             if decision is None:
                 self.undecided.append(decided)
@@ -81,6 +90,8 @@ class Recovery:
                 )
             self.num_events += 1
             self.at = event.time
+        if self._observer is not None:
+            self._observer.quiet = False
         self.seconds = time.monotonic() - began
 
     def _sent(self, process: str, lane: Lane) -> Sent:
@@ -107,6 +118,8 @@ class Recovery:
             effects = decider.decide(event.time, envelope.message)
         except ProtocolError:
             return Decision(event.seq, REFUSED, None)
+        if self._observer is not None:
+            self._observer.saw(event.time, envelope.message, effects)
         frames = encode_effects(envelope.to, effects)
         for effect, frame in zip(effects, frames, strict=True):
             process, _, actor = effect.to.partition("/")
@@ -129,6 +142,7 @@ def recover(
     services: Collection[str],
     window: int,
     begin: Sequence[bytes],
+    observer: Observer | None = None,
 ) -> Recovery | None:
     """None if the log has nothing of this session: the process begins. Raises NotRecoverable, and UnusableLog where
     log.keep_steps has removed what the deciders follow from."""
@@ -136,6 +150,6 @@ def recover(
     if first is None:
         return None
     check_whole(path, since=first)
-    recovery = Recovery(process, session, deciders, services, window)
+    recovery = Recovery(process, session, deciders, services, window, observer)
     recovery.read(read_events(path, since=first), begin)
     return recovery

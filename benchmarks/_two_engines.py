@@ -83,6 +83,8 @@ class Outcome(msgspec.Struct, frozen=True):
 class Outside:
     """What stands around the deciders: tools and grader as drawn, the buffer, and the count of who came and moved."""
 
+    quiet = False  # as actors.decider_loop.Observer has it
+
     def __init__(self, work: Workload) -> None:
         self._plans = {plan.trajectory_id: plan for plan in work.plans}
         self._grading_s = work.grading_s

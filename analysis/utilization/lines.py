@@ -16,7 +16,13 @@ import polars as pl
 from analysis.metrics import AnalysisError, read_bytes
 
 NAMED = 3  # unusable lines that are named; the others are counted
-_ONCE = "head"  # the process that is started once in each life of a run
+# What is told of once in a launch of the run, and by which field: a process that goes on after a kill may tell it again.
+_TOLD_ONCE = {
+    "trajectory.ended": "trajectory_id",
+    "group.started": "group_id",
+    "step.requested": "name",
+    "step.ended": "name",
+}
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,8 +30,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     process: str = ""  # the file's name, if the line has none
 
 
-class ProcessStarted(Line, frozen=True, kw_only=True):
-    name: str  # of the process; the head is started once in each life of a run
+class RunStarted(Line, frozen=True, kw_only=True):
+    step: int = 0  # that it goes on after
 
 
 class EngineStarted(Line, frozen=True, kw_only=True):
@@ -124,7 +130,7 @@ class StepEnded(Line, frozen=True, kw_only=True):
 
 
 KINDS: Mapping[str, type[Line]] = {
-    "process.started": ProcessStarted,
+    "run.started": RunStarted,
     "engine.started": EngineStarted,
     "engine.load": EngineLoad,
     "weights.loaded": WeightsLoaded,
@@ -165,7 +171,7 @@ class Lines(NamedTuple):
     frames: Mapping[str, pl.DataFrame]
     began_at: datetime | None  # of the earliest line that is read
     end_s: float  # of the latest, since then
-    deaths: Sequence[float]  # when the run was last heard of in each life of it that another one followed
+    deaths: Sequence[float]  # when the run was last heard of in each launch of it that another one followed
     num_lines: int
     num_unusable: int
     unusable: Sequence[str]  # the first of them: file, line, cause
@@ -218,15 +224,19 @@ class _Reader:
         since = (pl.col("at") - began_at).dt.total_microseconds() / 1e6
         frames = {event: pl.DataFrame(schema=schema) for event, schema in _SCHEMAS.items()}
         frames |= {event: frame.with_columns(t=since).drop("at") for event, frame in full.items()}
+        launches = frames["run.started"]["t"].to_list()[1:]
+        launch = pl.sum_horizontal(pl.lit(0), *(pl.col("t") >= begin for begin in launches)).alias("launch")
+        for event, field in _TOLD_ONCE.items():
+            told = frames[event].with_columns(launch).unique(["launch", field], keep="first", maintain_order=True)
+            frames[event] = told.drop("launch")
         end_s = max((float(frames[event]["t"][-1]) for event in full), default=0.0)
         unusable = len(self._unusable), self._unusable[:NAMED]
         return Lines(frames, began_at, end_s, _deaths(frames), self._num_lines, *unusable)
 
 
 def _deaths(frames: Mapping[str, pl.DataFrame]) -> Sequence[float]:
-    started = frames["process.started"]
-    begins = started.filter(pl.col("name") == _ONCE)["t"].to_list()[1:]
-    times = pl.concat([frame["t"] for event, frame in frames.items() if event != "process.started"])
+    begins = frames["run.started"]["t"].to_list()[1:]
+    times = pl.concat([frame["t"] for event, frame in frames.items() if event != "run.started"])
     heard = [times.filter(times < begin).max() for begin in begins]
     return [float(last) for last in heard if isinstance(last, float)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from analysis.utilization.trajectory_observer import Say
 from bus.messages import AnyMessage, EvaluationRequested, MetricsRecorded, StartGroup, StepRequested
@@ -17,7 +18,12 @@ class StepObserver:
     def __init__(self, say: Say, buffer: str = "head/buffer") -> None:
         self._buffer = buffer
         self._name = ""  # of what was asked for last: "step 3", "evaluation start_greedy"
-        self._say = say
+        self.quiet = False
+        self._aloud = say
+
+    def _say(self, event: str, **fields: Any) -> None:
+        if not self.quiet:
+            self._aloud(event, **fields)
 
     def saw(self, now: float, event: AnyMessage, effects: Sequence[Send]) -> None:
         for effect in effects:

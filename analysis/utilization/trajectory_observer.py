@@ -73,7 +73,12 @@ class TrajectoryObserver:
         self.phases = Counter[Phase]()  # live trajectories
         self.generating = Counter[str]()  # by engine
         self._said: dict[str, Any] = {}
-        self._say = say
+        self.quiet = False
+        self._aloud = say
+
+    def _say(self, event: str, **fields: Any) -> None:
+        if not self.quiet:
+            self._aloud(event, **fields)
 
     def say_counts(self) -> None:
         """A line, unless it would be the one before."""

@@ -156,6 +156,7 @@ class TestSteps:
 
     def test_a_step_that_was_begun_again_has_not_ended_the_first_time(self, logs: Logs) -> None:
         for begin in (0, 10):
+            logs.line("launcher", begin, "run.started", step=0)
             logs.line("head", begin, "step.requested", name="step 1", version=0)
             logs.line("head", begin, "group.started", name="step 1", group_id=0, size=1)
             logs.ended(begin, begin + 2, 0, 2.0, 0, 0)
@@ -190,16 +191,14 @@ class TestExecutors:
 
 class TestLives:
     def test_what_was_under_way_at_a_kill_ends_with_the_last_line_of_that_life(self, logs: Logs) -> None:
-        logs.line("launcher", 0, "process.started", name="head")
-        logs.line("launcher", 0, "process.started", name="generator-0")
+        logs.line("launcher", 0, "run.started", step=0)
         logs.line("generator-0", 1, "engine.started", kv_tokens=1000, page_tokens=10)
         logs.counted(10, 3, 4, 2, 0, generator_0=4)
         logs.load("generator-0", 10, running=4, used_tokens=200, cached_tokens=100, busy_s=2.0)
         logs.line("launcher", 10, "ledger.reported", engine="generator-0", leased_tokens=400, usable_tokens=900)
         logs.line("rollout-0", 12, "trajectory.ended")  # torn, and so not heard of
         logs.ended(0, 11, 0, 0, 0, 0)
-        for name in ("head", "generator-0"):
-            logs.line("launcher", 90, "process.started", name=name)
+        logs.line("launcher", 90, "run.started", step=1)
         logs.counted(95, 0, 0, 0, 0)
         logs.line("generator-0", 97, "engine.started", kv_tokens=1000, page_tokens=10)
         logs.load("generator-0", 99)
@@ -209,13 +208,22 @@ class TestLives:
         totals = [sum(values) * use.timeline.bin_s for values in (*phases.values(), engine["used"], engine["leased"])]
         assert totals == pytest.approx([3 * held_s, 4 * held_s, 2 * held_s, 0, 200 * held_s, 400 * held_s], abs=0.1)
 
-    def test_an_executor_that_is_started_again_ends_no_life(self, logs: Logs) -> None:
-        for t, name in ((0, "head"), (0, "executor-0"), (50, "executor-0")):
+    def test_a_process_that_is_started_again_ends_no_life(self, logs: Logs) -> None:
+        logs.line("launcher", 0, "run.started", step=0)
+        for t, name in ((0, "head"), (0, "executor-0"), (40, "head"), (50, "executor-0")):
             logs.line("launcher", t, "process.started", name=name)
         logs.counted(10, 3, 0, 0, 0)
         logs.counted(60, 0, 0, 0, 0)
         use = utilization_of(logs.folder)
         assert sum(use.timeline.trajectories["leasing"]) * use.timeline.bin_s == pytest.approx(3 * 50, rel=0.01)
+
+    def test_what_a_process_tells_again_after_a_kill_counts_once(self, logs: Logs) -> None:
+        logs.line("launcher", 0, "run.started", step=0)
+        for _ in range(2):
+            logs.ended(7, 11, 1.0, 0, 0, 0)
+        logs.line("launcher", 90, "run.started", step=0)
+        logs.ended(7, 95, 1.0, 0, 0, 0)  # rolled out again
+        assert utilization_of(logs.folder).trajectories.ended == 2
 
 
 class TestWhatIsMissing:
