@@ -41,8 +41,9 @@ def followed(folder: RunFolder, choice: Choice, looks_every_s: float = _LOOKS_EV
 
 
 def lines(events: Iterator[Logged], words: Words, text: str, began: float) -> Iterator[str]:
-    """In rich's markup, those with the text in them."""
+    """In rich's markup, those with the text in them. `began` 0: with the first event."""
     for logged in events:
+        began = began or logged.event.time
         message = logged.envelope.message
         found = _found(text, message, words) if text else ""
         if found is None:

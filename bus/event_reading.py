@@ -24,6 +24,7 @@ def read_events(
     path: Path,
     *,
     trajectory: int | None = None,
+    with_group: bool = False,
     kinds: Sequence[str] = (),
     actor: str | None = None,
     since: int = 0,
@@ -31,18 +32,21 @@ def read_events(
 ) -> Iterator[tuple[Event, Decision | None]]:
     """Every event from number `since` on, in order, with what was decided on it, if its decider lived to decide.
 
-    The others choose among them: those about a trajectory, alone or as one of a group; those of some kinds; those that an
-    actor received; those of times from the first to before the second. Raises UnusableLog, and sqlite3.Error where the
-    file is damaged.
+    The others choose among them: those about a trajectory, and with its group those about that; those of some kinds;
+    those that an actor received; those of times from the first to before the second. Raises UnusableLog, and
+    sqlite3.Error where the file is damaged.
     """
     chosen: list[str] = ["e.seq >= ?"]
     values: list[Any] = [since]
-    if trajectory is not None:
+    if trajectory is not None and with_group:
         chosen.append(
             "e.seq IN (SELECT seq FROM events WHERE trajectory = ? "
             "UNION SELECT seq FROM groups WHERE first <= ? AND last >= ?)"
         )
         values += [trajectory] * 3
+    elif trajectory is not None:
+        chosen.append("trajectory = ?")
+        values.append(trajectory)
     if kinds:
         chosen.append(f"kind IN ({', '.join('?' * len(kinds))})")
         values += kinds

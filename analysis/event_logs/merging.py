@@ -39,7 +39,7 @@ class Choice(msgspec.Struct, frozen=True):
 
     actor: str | None = None
     kinds: tuple[str, ...] = ()
-    trajectory: int | None = None
+    trajectory: int | None = None  # about it, or about its whole group
     since: float = -inf  # seconds since the epoch
     until: float = inf
 
@@ -60,6 +60,7 @@ def _chosen(folder: RunFolder, process: str, choice: Choice, after: int) -> Iter
     events = read_events(
         folder.events / f"{process}.sqlite",
         trajectory=choice.trajectory,
+        with_group=True,
         kinds=choice.kinds,
         actor=choice.actor,
         since=after + 1,

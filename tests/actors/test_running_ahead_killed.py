@@ -115,7 +115,7 @@ def works_for(folder: RunFolder, step: int) -> bool:
         requested = requested or (isinstance(message, StepRequested) and message.step == step)
         if requested and isinstance(message, LeaseRequested) and message.lease == 1:
             told = read_events(folder.events / "rollout-0.sqlite", trajectory=message.trajectory_id)
-            return any(event.kind != "StartGroup" for event, _ in told)
+            return any(True for _ in told)
     return False
 
 

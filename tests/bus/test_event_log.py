@@ -45,17 +45,19 @@ def test_what_is_appended_is_read_again_in_order(
 
 
 def test_what_is_about_a_group_is_about_each_of_its_trajectories(tmp_path: Path) -> None:
-    log = EventLog(tmp_path / "log.sqlite")
+    path = tmp_path / "log.sqlite"
+    log = EventLog(path)
     log.append(1.0, "rollout-0", "a", "StartGroup", range(8, 12), b"group 1")
     log.append(2.0, "rollout-0", "a", "StartGroup", range(12, 16), b"group 2")
     log.append(3.0, "rollout-0", "a", "LeaseGranted", 11, b"lease")
     log.append(4.0, "rollout-0", "a", "GroupAborted", range(8, 12), b"abort")
     log.close()
     told = {
-        trajectory: [event.frame for event, _ in read_events(tmp_path / "log.sqlite", trajectory=trajectory)]
+        trajectory: [event.frame for event, _ in read_events(path, trajectory=trajectory, with_group=True)]
         for trajectory in (7, 8, 11, 12, 16)
     }
     assert told == {7: [], 8: [b"group 1", b"abort"], 11: [b"group 1", b"lease", b"abort"], 12: [b"group 2"], 16: []}
+    assert [event.frame for event, _ in read_events(path, trajectory=11)] == [b"lease"]
 
 
 def test_events_are_chosen_by_kind_actor_and_time(tmp_path: Path) -> None:
