@@ -1,4 +1,4 @@
-"""The command line: `asterism run`, `report`, `simulate`, `log`, `doctor`."""
+"""The command line: `asterism run`, `report`, `simulate`, `log`, `doctor`, `keys`."""
 
 from __future__ import annotations
 
@@ -65,6 +65,19 @@ def doctor() -> None:
     findings = examine()
     Console().print(findings_table(findings))
     raise typer.Exit(int(any(finding.status == "missing" for finding in findings)))
+
+
+@app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(help="Where cluster.key goes; each node needs a copy of it.")],
+) -> None:
+    """Make the key that the processes of a cluster prove to each other they hold, and that encrypts what they send."""
+    from bus.curve import load_key, make_key
+
+    path = make_key(folder)
+    console = Console()
+    console.print(f"{escape(str(path))}: copy it to every node, and show it to nobody", soft_wrap=True)
+    console.print(f"its public half: {escape(load_key(path).public.decode())}", soft_wrap=True)
 
 
 @app.command()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import zmq
 
+from bus.curve import Address, Doorkeeper, Network, connect, listen
 from bus.lanes import CONTROL, LANES, Lane
 from bus.links import Limits, Links
 from bus.parcels import (
@@ -39,14 +40,15 @@ _MAX_SOCKETS = 65_536
 Socket = zmq.Socket[bytes]
 
 
-def zmq_bus(process: str, sockets: Path, queue_messages: int, session: int = 0) -> Bus:
+def zmq_bus(process: str, sockets: Path, queue_messages: int, session: int = 0, network: Network | None = None) -> Bus:
     """A bus between processes of one machine; `sockets` is the folder that holds their ipc sockets.
 
-    Must be called from within a running event loop.
+    With a network it also reaches those that are in its book, and can be reached by them. Must be called from within a
+    running event loop.
     """
     inbox = Inbox(queue_messages)
     links = Links(process, session, inbox, Limits(queue_messages))
-    links.wire = ZmqWire(process, sockets, links)
+    links.wire = ZmqWire(process, sockets, links, network)
     return Bus(process, inbox, links)
 
 
@@ -62,9 +64,11 @@ def endpoint_of(sockets: Path, process: str, lane: Lane) -> str:
 class ZmqWire:
     """Implements bus.links.Wire."""
 
-    def __init__(self, process: str, sockets: Path, links: Links) -> None:
+    def __init__(self, process: str, sockets: Path, links: Links, network: Network | None) -> None:
         self._sockets = sockets
         self._links = links
+        self._network = network
+        self._door: Doorkeeper | None = None
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
@@ -78,6 +82,19 @@ class ZmqWire:
             router.bind(endpoint_of(sockets, process, lane))
             self._loop.add_reader(router.fileno(), self._read, lane)
             self._loop.call_soon(self._read, lane)
+        if network is not None:
+            self._open_to(network, process)
+
+    def _open_to(self, network: Network, process: str) -> None:
+        """The rest of the cluster."""
+        door = self._door = Doorkeeper(self._context, network.key, self._refused)
+        endpoints = {lane: listen(router, network) for lane, router in self._routers.items()}
+        for router in self._routers.values():
+            door.watch(router)
+        network.book[process] = Address(**endpoints, public_key=network.key.public)
+
+    def _refused(self) -> None:
+        self._links.num_dropped += 1
 
     def _socket(self, kind: int, linger_ms: int) -> Socket:
         socket: Socket = self._context.socket(kind)
@@ -136,7 +153,11 @@ class ZmqWire:
     def _connect(self, process: str, lane: Lane) -> Socket:
         """Without an identity: a process that comes back must not be taken for the one that died."""
         dealer = self._dealers[process, lane] = self._socket(zmq.DEALER, 0)
-        dealer.connect(endpoint_of(self._sockets, process, lane))
+        address = None if self._network is None else self._network.book.get(process)
+        if self._network is None or address is None:
+            dealer.connect(endpoint_of(self._sockets, process, lane))
+        else:
+            connect(dealer, self._network, address, lane)
         self._loop.add_reader(dealer.fileno(), self._hear, process, lane)
         return dealer
 
@@ -174,5 +195,8 @@ class ZmqWire:
             self.part(process)
         for router in self._routers.values():
             self._loop.remove_reader(router.fileno())
+        if self._door is not None:
+            self._door.close()
+        for router in self._routers.values():
             router.close()
         await self._loop.run_in_executor(None, self._context.term)

@@ -7,6 +7,7 @@
       engine.qwen3.UnsupportedModel     a checkpoint
       engine.devices.DeviceMissing, engine.row_trial.RowsDepend     the machine
       analysis.metrics.AnalysisError    what a run left behind
+      bus.curve.load_key, make_key      a cluster's key
       actors.run_setup.RunRefused       a run's folder
       actors.head.NotResumable          a run that cannot go on
 

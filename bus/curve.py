@@ -1,0 +1,165 @@
+"""Beyond one machine: CURVE keys, the addresses of processes elsewhere, and the door that opens to the cluster's key alone.
+
+Every process of a cluster holds the same key pair. A connection over TCP is encrypted, and both of its ends prove that
+they hold a key; who does not prove it gets no answer at all, is cut off, and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.utils.z85
+
+from bus.lanes import Lane
+from configs.errors import UnusableInput
+
+KEY_FILE = "cluster.key"
+_DOMAIN = b"asterism"
+_ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where ZeroMQ asks who may come in (RFC 27)
+_SILENCE = b"300"  # the answer upon which ZeroMQ cuts a peer off without a word; 400 would tell it why
+_HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 2_000, 10_000  # a connection that carries nothing for so long is made anew
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+
+Socket = zmq.Socket[bytes]
+
+
+class ClusterKey(msgspec.Struct, frozen=True):
+    """Both halves in Z85, 40 characters."""
+
+    public: bytes
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"ClusterKey(public={self.public!r})"
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where a process elsewhere receives, and whose key it has."""
+
+    control: str  # tcp://10.0.0.7:40001
+    bulk: str
+    public_key: bytes
+
+    def of(self, lane: Lane) -> str:
+        return self.control if lane == "control" else self.bulk
+
+
+class Network:
+    """The rest of the cluster. A bus that is given it enters its own address into the book, for others to be told."""
+
+    def __init__(self, key: ClusterKey, interface: str) -> None:
+        """`interface` is the host's address to listen at, such as 10.0.0.7."""
+        self.key = key
+        self.interface = interface
+        self.book: dict[str, Address] = {}  # by process; who is not in it is on this machine
+
+
+def make_key(folder: Path) -> Path:
+    """A new key pair's file, for its owner's eyes alone. Raises UnusableInput if there is one already."""
+    path = folder / KEY_FILE
+    _, secret = zmq.curve_keypair()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secret + b"\n")
+    except FileExistsError as error:
+        raise UnusableInput(f"{path} is there already; a cluster whose processes hold it would fall apart") from error
+    except OSError as error:
+        raise UnusableInput(f"{path}: {error.strerror}") from error
+    return path
+
+
+def load_key(path: Path) -> ClusterKey:
+    """Raises UnusableInput for a file that is no key, or that others than its owner may read."""
+    try:
+        mode = path.stat().st_mode
+        secret = path.read_bytes().strip()
+        public = zmq.curve_public(secret)
+    except OSError as error:
+        raise UnusableInput(f"{path}: {error.strerror}; asterism keys makes a cluster's key") from error
+    except (ValueError, zmq.ZMQError) as error:
+        raise UnusableInput(f"{path}: this is no key; asterism keys makes one") from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise UnusableInput(f"{path}: others may read it; chmod 600 {path}")
+    return ClusterKey(public, secret)
+
+
+def listen(socket: Socket, network: Network) -> str:
+    """Binds the socket, which may be bound elsewhere without CURVE, to a free port; the endpoint that others connect to."""
+    socket.setsockopt(zmq.CURVE_SERVER, 1)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, network.key.secret)
+    socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+    _keep_alive(socket)
+    socket.bind(f"tcp://{network.interface}:*")
+    return socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # pyright: ignore
+
+
+def connect(socket: Socket, network: Network, address: Address, lane: Lane) -> None:
+    socket.setsockopt(zmq.CURVE_SERVERKEY, address.public_key)
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, network.key.public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, network.key.secret)
+    _keep_alive(socket)
+    socket.connect(address.of(lane))
+
+
+def _keep_alive(socket: Socket) -> None:
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+
+
+class Doorkeeper:
+    """Answers ZeroMQ's question who may come in, and counts who does not. To be there before anything is bound to TCP."""
+
+    def __init__(self, context: zmq.Context[Socket], key: ClusterKey, refused: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._refused = refused
+        self._key = zmq.utils.z85.decode(key.public)
+        self._questions: Socket = context.socket(zmq.ROUTER)
+        self._questions.setsockopt(zmq.LINGER, 0)
+        self._questions.bind(_ZAP_ENDPOINT)
+        self._watched: list[tuple[Socket, Socket]] = []  # and what tells of it
+        self._loop.add_reader(self._questions.fileno(), self._answer)
+
+    def watch(self, socket: Socket) -> None:
+        """Count the handshakes that fail there, for whatever reason."""
+        monitor: Socket = socket.get_monitor_socket(_FAILED)
+        self._watched.append((socket, monitor))
+        self._loop.add_reader(monitor.fileno(), self._count, monitor)
+        self._count(monitor)  # the descriptor reports nothing to who has not looked yet
+
+    def _answer(self) -> None:
+        while not self._questions.closed:
+            try:
+                route, _, version, request, _, _, _, mechanism, *credentials = self._questions.recv_multipart(
+                    zmq.NOBLOCK
+                )
+            except zmq.Again:
+                return
+            is_known = mechanism == b"CURVE" and credentials == [self._key]
+            verdict = (b"200", b"OK") if is_known else (_SILENCE, b"")
+            self._questions.send_multipart([route, b"", version, request, *verdict, b"", b""])
+
+    def _count(self, monitor: Socket) -> None:
+        while not monitor.closed:
+            try:
+                monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._refused()
+
+    def close(self) -> None:
+        """While the sockets that it watches are still open."""
+        for socket, monitor in self._watched:
+            self._loop.remove_reader(monitor.fileno())
+            socket.disable_monitor()
+            monitor.close()
+        self._loop.remove_reader(self._questions.fileno())
+        self._questions.close()

@@ -1,0 +1,187 @@
+"""Between machines: encrypted, for those who hold the cluster's key; others get nothing, and are counted."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from typer.testing import CliRunner
+
+from actors.cli import app
+from bus.curve import KEY_FILE, Address, ClusterKey, Network, load_key, make_key
+from bus.messages import LeaseReleased
+from bus.parcels import Parcel, encode_parcel
+from bus.transport import Bus
+from bus.zeromq import zmq_bus
+from configs.errors import UnusableInput
+from tests.bus.networks import call, until
+
+LOOPBACK = "127.0.0.1"
+
+
+def new_key(folder: Path) -> ClusterKey:
+    return load_key(make_key(folder))
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> ClusterKey:
+    return new_key(tmp_path / "keys")
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, timeout=30))
+
+
+def host(folder: Path, process: str, key: ClusterKey, book: dict[str, Address]) -> tuple[Bus, Network]:
+    """A process on a machine of its own: no socket of another one is in its folder."""
+    sockets = folder / process
+    sockets.mkdir()
+    network = Network(key, LOOPBACK)
+    network.book.update(book)
+    return zmq_bus(process, sockets, 1000, network=network), network
+
+
+def test_those_with_the_key_reach_each_other_by_the_book(tmp_path: Path, key: ClusterKey) -> None:
+    async def scenario() -> None:
+        a, near = host(tmp_path, "a", key, {})
+        b, far = host(tmp_path, "b", key, near.book)
+        near.book.update(far.book)
+        assert near.book["b"].control.startswith(f"tcp://{LOOPBACK}:")
+        for number in range(500):
+            await a.send("b", call(number))
+            await b.send("a", LeaseReleased(number, 5))
+        assert [(await b.receive()).message for _ in range(500)] == [call(number) for number in range(500)]
+        assert [(await a.receive()).message for _ in range(500)] == [LeaseReleased(number, 5) for number in range(500)]
+        await until(lambda: not a.unacknowledged and not b.unacknowledged)
+        assert (a.dropped, b.dropped) == (0, 0)
+        await asyncio.gather(a.close(), b.close())
+
+    run(scenario())
+
+
+def test_those_on_one_machine_need_no_book(tmp_path: Path, key: ClusterKey) -> None:
+    async def scenario() -> None:
+        a, network = host(tmp_path, "a", key, {})
+        b = zmq_bus("b", tmp_path / "a", 1000)
+        await a.send("b", call(1))
+        await b.send("a", call(2))
+        assert [(await each.receive()).message for each in (b, a)] == [call(1), call(2)]
+        assert list(network.book) == ["a"]
+        await asyncio.gather(a.close(), b.close())
+
+    run(scenario())
+
+
+async def received_from_stranger(address: Address, configure: Any) -> list[int]:
+    """What somebody who sends parcels there hears on his wire: the events of his connection, and answers."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        configure(socket)
+        monitor = socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        )
+        socket.connect(address.bulk)
+        socket.send(encode_parcel(Parcel("x", 0, 0, 0, 0, 0, [b"x"])))
+        socket.send(encode_parcel(Parcel("x", 0, -1, 0, 0, 0, [])))
+        await asyncio.sleep(0.3)
+        assert not socket.poll(0)
+        events: list[int] = []
+        while monitor.poll(0):
+            event, _ = monitor.recv_multipart()
+            events.append(int.from_bytes(event[:2], "little"))
+        socket.disable_monitor()
+        monitor.close()
+        return events
+
+
+def no_key(_address: Address, _other: ClusterKey) -> Any:
+    return lambda socket: None
+
+
+def wrong_key(address: Address, other: ClusterKey) -> Any:
+    """He knows the public half, as it may be known, and has a key of his own."""
+
+    def configure(socket: zmq.Socket[bytes]) -> None:
+        socket.setsockopt(zmq.CURVE_SERVERKEY, address.public_key)
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, other.public)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, other.secret)
+
+    return configure
+
+
+def wrong_cluster(address: Address, other: ClusterKey) -> Any:
+    return wrong_key(Address(address.control, address.bulk, other.public), other)
+
+
+@pytest.mark.parametrize("stranger", [no_key, wrong_key, wrong_cluster])
+def test_who_does_not_hold_the_key_gets_nothing_and_is_counted(tmp_path: Path, key: ClusterKey, stranger: Any) -> None:
+    other = new_key(tmp_path / "others")
+
+    async def scenario() -> None:
+        b, network = host(tmp_path, "b", key, {})
+        events = await received_from_stranger(network.book["b"], stranger(network.book["b"], other))
+        assert zmq.EVENT_HANDSHAKE_SUCCEEDED not in events
+        assert zmq.EVENT_HANDSHAKE_FAILED_AUTH not in events  # that would be a reason
+        await until(lambda: b.dropped > 0)
+        assert b.waiting == 0
+        a, _ = host(tmp_path, "a", key, network.book)  # who holds it is served all the same
+        await a.send("b", call(1))
+        assert (await b.receive()).message == call(1)
+        await asyncio.gather(a.close(), b.close())
+
+    run(scenario())
+
+
+def test_a_bus_with_another_key_is_not_heard(tmp_path: Path, key: ClusterKey) -> None:
+    async def scenario() -> None:
+        b, network = host(tmp_path, "b", key, {})
+        x, _ = host(tmp_path, "x", new_key(tmp_path / "others"), network.book)
+        await x.send("b", call(1))
+        await until(lambda: b.dropped > 0)
+        assert (b.waiting, x.unacknowledged) == (0, {"b": 1})
+        await asyncio.gather(x.close(), b.close())
+
+    run(scenario())
+
+
+# ---------------------------------------------------------------- keys
+
+
+def test_the_command_makes_a_key_for_its_owners_eyes_and_never_replaces_one(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "keys"
+    made = CliRunner().invoke(app, ["keys", str(folder)])
+    path = folder / KEY_FILE
+    assert made.exit_code == 0, made.output
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    key = load_key(path)
+    assert key.public.decode() in made.output
+    assert key.secret.decode() not in made.output + repr(key)
+    again = CliRunner().invoke(app, ["keys", str(folder)])
+    assert isinstance(again.exception, UnusableInput)
+    assert load_key(path) == key
+
+
+def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    path = make_key(tmp_path)
+    path.chmod(0o640)
+    with pytest.raises(UnusableInput, match="others may read it"):
+        load_key(path)
+
+
+@pytest.mark.parametrize("text", ["", "short", "x" * 40 + "y", "\x00" * 40])
+def test_what_is_no_key_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / KEY_FILE
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(UnusableInput, match="no key"):
+        load_key(path)
+
+
+def test_a_key_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UnusableInput, match="asterism keys"):
+        load_key(tmp_path / KEY_FILE)
