@@ -20,7 +20,7 @@ import structlog
 from actors.children import Child, Children, ProcessDied, last_words, threads
 from actors.display import Display
 from actors.executors import Executors
-from actors.head import step_to_resume
+from actors.head import MetricsFile, step_to_resume
 from actors.stalls import Stalls
 from actors.supervisor import Program, Supervisor, unusable
 from actors.wiring import HEAD, LAUNCHER, LEARNER, ROLLOUT, executors, generators
@@ -39,6 +39,7 @@ from bus.transport import Bus, process_of
 from bus.zeromq import zmq_bus
 from configs.run_folder import RunFolder
 from configs.schema import Run
+from engine.journal import BatchJournal
 from engine.snapshots import forget_after
 
 Ending = Literal["finished", "interrupted"]
@@ -51,6 +52,13 @@ _LIVES = 1 << 20  # of one process in one launch
 def session_of(boot: int, life: int = 0) -> int:
     """What a process's links go by: of two lives of a process, the later one has the higher session."""
     return boot * _LIVES + life
+
+
+def go_back_to(folder: RunFolder, step: int) -> None:
+    """What a former launch did after `step` is forgotten, before any process lives: its first life may end at once."""
+    forget_after(folder.checkpoints, step)
+    BatchJournal(folder.batches).clear()
+    MetricsFile(folder.metrics).keep_up_to(step)
 
 
 class Launcher:
@@ -113,7 +121,7 @@ class Launcher:
         if step is not None:
             self._display.say(f"going on after step {step}")
         step = step or 0
-        forget_after(self._folder.checkpoints, step)
+        go_back_to(self._folder, step)
         num_threads = self._run.engine.threads
         programs = {
             **executing.programs(),

@@ -154,8 +154,6 @@ class Life(NamedTuple):
 async def lead(run: Run, folder: RunFolder, ranks: Ranks, life: Life) -> None:
     loop = asyncio.get_running_loop()
     journal = BatchJournal(folder.batches)
-    if life.number == 1:
-        journal.clear()
     bus = zmq_bus("learner", folder.sockets, run.bus.queue_messages, life.session)
     worker = ThreadPoolExecutor(1, "training", torch.set_num_threads, (run.learner.threads,))
     rank = LearnerRank(run, folder, ranks, journal)
