@@ -101,9 +101,7 @@ class Supervisor:
         watched = loop.time()
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(
-                    settings.heartbeat_s
-                ):  # wait_for would swallow a word to stop that comes with a death
+                async with asyncio.timeout(settings.heartbeat_s):  # wait_for may swallow the word to stop
                     await child.process.wait()
                 return
             now, last = loop.time(), self._heard.get(child.name)

@@ -29,7 +29,6 @@ RL = (
     replace(RUN.rl, max_staleness=1, oversubscribe=1.5, leftovers="carry"),
     replace(RUN.rl, max_staleness=2),
 )
-WINDOWS = (65_536, 65_536, 64)
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 
@@ -48,12 +47,14 @@ def plan(seed: int) -> tuple[Run, Faults]:
         executor_deaths=often(0.03),
         learner_deaths=often(0.05),
         decider_deaths=often(0.004),
-        disasters=often(0.005),
+        false_starts=often(0.05),
+        disasters=often(0.01),
         partitions=often(0.1),
         evictions=often(0.03),
     )
     policy, rl = POLICIES[seed % len(POLICIES)], RL[seed % len(RL)]
-    return replace(RUN, arbiter=Arbiter(policy), rl=rl, bus=Bus(draw.choice(WINDOWS))), faults
+    window = draw.choice([65_536, 4 * rl.live_groups * rl.rollouts])  # the least that a run may have
+    return replace(RUN, arbiter=Arbiter(policy), rl=rl, bus=Bus(window)), faults
 
 
 def world_of(seed: int) -> World:

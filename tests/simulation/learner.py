@@ -31,7 +31,9 @@ class Disk(msgspec.Struct):
         else:
             self.batches.append(batch)
 
-    def forget_after(self, step: int) -> None:
+    def go_back_to(self, step: int) -> None:
+        """As actors.launcher."""
+        self.journal.clear()
         self.checkpoints = {each for each in self.checkpoints if each <= step}
         self.batches = [batch for batch in self.batches if batch.step <= step]
 

@@ -64,6 +64,7 @@ class Faults(Weather, frozen=True):
     executor_deaths: float = 0.0
     learner_deaths: float = 0.0
     decider_deaths: float = 0.0  # share of the events of head and rollout at which the process is killed
+    false_starts: float = 0.0  # share of all lives that end as they begin
     disasters: float = 0.0  # a second: all die at once, every other time with the launcher
     partitions: float = 0.0  # a second: between two processes nothing passes for a while
     evictions: float = 0.0  # share of an engine's reports in which it has given up tokens by itself
@@ -175,7 +176,8 @@ class World:
         """As actors.launcher with --resume."""
         known = {0, *self._cursors()}
         self.first_step = max(known & self.disk.checkpoints, default=0)
-        self.disk.forget_after(self.first_step)
+        self.disk.go_back_to(self.first_step)
+        self.metrics = [line for line in self.metrics if line.step <= self.first_step] if self.first_step else []
 
     def _cursors(self) -> dict[int, BufferCursor]:
         """As actors.head has them."""
@@ -204,6 +206,8 @@ class World:
         kind, loop = name.partition("-")[0], asyncio.get_running_loop()
         rates = {_GENERATOR: self.faults.engine_deaths, _EXECUTOR: self.faults.executor_deaths}
         rate = {**rates, LEARNER: self.faults.learner_deaths}.get(kind, 0.0)
+        if self.faults.false_starts and self.random.random() < self.faults.false_starts:
+            loop.call_later(self.random.expovariate(20), self.kill, life)
         if rate:
             loop.call_later(self.random.expovariate(rate), self.kill, life)
         return life.process
@@ -255,8 +259,6 @@ class World:
         """As actors.process and actors.deciding."""
         await self._moment()
         name, deciders = life.name, self.deciders()[life.name]
-        if name == HEAD and life.number == 1:
-            self._keep_metrics_up_to(self.first_step)
         begin = [
             encode(Envelope(name, name if actor == name else f"{name}/{actor}", self._started(name)))
             for actor in deciders
@@ -295,9 +297,6 @@ class World:
         if not same:
             self.metrics.append(message)
 
-    def _keep_metrics_up_to(self, step: int) -> None:
-        self.metrics = [line for line in self.metrics if line.step <= step] if step else []
-
     async def _generate(self, life: Life) -> None:
         await self._moment()
         engine = self.engines[life.name] = SayingEngine(
@@ -322,8 +321,6 @@ class World:
     async def _learn(self, life: Life) -> None:
         """As engine.learner: the first life goes on from the step of the launch, a later one from the newest checkpoint."""
         await self._moment(2.0)
-        if life.number == 1:
-            self.disk.journal.clear()
         run = self.run
         every, staleness = run.learner.checkpoint_every, run.rl.max_staleness
         learner = SimulatedLearner(
