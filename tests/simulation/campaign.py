@@ -19,9 +19,7 @@ RUN = Run(
     dialogue=Dialogue(prompt_tokens=16, response_tokens=400, max_calls_per_turn=2),
     engine=Engine(kv_tokens=1024, num_engines=2),
     sandbox=Sandbox(executors=2),
-    rl=Rl(steps=3, prompts=2, rollouts=2, refills=1),
-    evaluation=Evaluation(questions=1),
-    learner=Learner(checkpoint_every=2),
+    rl=Rl(steps=2, prompts=2, rollouts=2, refills=1),
 )
 RL = (
     RUN.rl,
@@ -54,7 +52,10 @@ def plan(seed: int) -> tuple[Run, Faults]:
     )
     policy, rl = POLICIES[seed % len(POLICIES)], RL[seed % len(RL)]
     window = draw.choice([65_536, 4 * rl.live_groups * rl.rollouts])  # the least that a run may have
-    return replace(RUN, arbiter=Arbiter(policy), rl=rl, bus=Bus(window)), faults
+    run = replace(
+        RUN, evaluation=Evaluation(draw.choice([0, 1])), learner=Learner(checkpoint_every=draw.choice([1, 2]))
+    )
+    return replace(run, arbiter=Arbiter(policy), rl=rl, bus=Bus(window)), faults
 
 
 def world_of(seed: int) -> World:

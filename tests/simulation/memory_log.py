@@ -9,7 +9,7 @@ from random import Random
 
 from bus.event_log import Decision, Event
 
-_COMMITS_PER_S = 500.0
+_COMMITS_PER_S = 100.0
 
 
 class Kept:

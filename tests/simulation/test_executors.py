@@ -135,7 +135,7 @@ def test_the_seeds_contain_what_they_are_to_test() -> None:
 
 def test_without_kills_no_trajectory_is_lost_and_the_load_is_shared() -> None:
     share: Counter[str] = Counter()
-    for seed in (1, 2, 3):
+    for seed in (1, 2):
         world = World(RUN, seed, trouble=0.0)
         assert run_virtually(world.live()) == RunFinished(3)
         answers = [decode(event.frame).message for event in world.logs[ROLLOUT].events]

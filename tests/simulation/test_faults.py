@@ -37,16 +37,18 @@ FAULTS = Faults(engine_deaths=0.1, echoes=0.05, lags=0.05, evictions=0.1)
 SEEDS = [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 200))]  # a fifth for each policy
 
 
-def simulate(seed: int) -> World:
+def world_of(seed: int) -> World:
     """Each policy with each kind of step in turn."""
     policy, rl = POLICIES[seed % len(POLICIES)], RL[seed % len(RL)]
     run = replace(RUN, arbiter=ArbiterSection(policy), rl=rl)
-    world = World(run, seed, trouble=0.05, faults=replace(FAULTS, executor_deaths=0.1 * (seed % 2)))
-    assert run_virtually(world.live()) == RunFinished(run.rl.steps)
+    return World(run, seed, trouble=0.05, faults=replace(FAULTS, executor_deaths=0.1 * (seed % 2)))
+
+
+@cache
+def live(seed: int) -> World:
+    world = world_of(seed)
+    assert run_virtually(world.live()) == RunFinished(world.run.rl.steps)
     return world
-
-
-live = cache(simulate)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

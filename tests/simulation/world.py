@@ -129,7 +129,9 @@ class World:
         loop = asyncio.get_running_loop()
         self._broken = loop.create_future()
         loop.set_exception_handler(lambda _, context: self._break(context.get("exception") or Exception(str(context))))
-        self.network = Network(self.random, self.faults, Limits(self.run.bus.queue_messages, ask_after_s=1.0))
+        self.network = Network(
+            self.random, self.faults, Limits(self.run.bus.queue_messages, acknowledge_after_s=0.1, ask_after_s=1.0)
+        )
         happening = [asyncio.create_task(each) for each in (self._part_some(), self._kill_all())]
         calming = loop.call_at(UNREST_S, self._calm, happening)
         finished = await self._until_finished()
