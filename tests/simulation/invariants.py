@@ -32,14 +32,15 @@ def check(world: World) -> None:
 
 
 def launches(world: World, process: str) -> list[list[Event]]:
-    """The events of the process by launch; those that were refused are left out."""
+    """The events of the process by launch; left out are those that were refused, and those that nobody lived to decide on."""
     log, found = world.logs[process], list[list[Event]]()
     sessions: list[int] = []
     for event in log.events:
         if event.kind == "RunStarted" and event.session not in sessions:
             sessions.append(event.session)
             found.append([])
-        if log.decisions[event.seq].effects != REFUSED:
+        decision = log.decisions.get(event.seq)
+        if decision is not None and decision.effects != REFUSED:
             found[-1].append(event)
     return found
 
