@@ -52,8 +52,12 @@ test: $(INSTALLED) ## all tests: those that start processes, that train, and tha
 test-without-docker: $(INSTALLED) ## all tests but those that need a Docker engine and the sandbox image
 	$(BIN)/python -m pytest -m "not docker"
 
-nightly: $(INSTALLED) ## the simulation with lost engines, late answers and repeated messages over 10,000 seeds
+simulate-faults: $(INSTALLED) ## the whole control plane under a virtual clock, everybody killed at any moment: 1,000 seeds
+	$(BIN)/python -m tests.simulation.nightly 1000
+
+nightly: $(INSTALLED) ## 10,000 seeds each of simulate-faults, and of lost engines and messages that are heard twice
 	$(BIN)/python -m tests.simulation.nightly 10000
+	$(BIN)/python -m tests.simulation.nightly 10000 --kind repeats
 
 fuzz: $(INSTALLED) ## a million broken frames and parcels at the bus's codec and links; SEED=N tries the same again
 	$(BIN)/python -m tests.bus.fuzz $(if $(SEED),--seed $(SEED))

@@ -26,7 +26,7 @@ from policies.decider import Decider, Send
 FINGERPRINT_BYTES = 8
 REFUSED = b"refused"  # fingerprint of an event that the decider forbade
 _EVENTS_A_TURN = 64  # decided before the event loop comes round, so that what was sent meanwhile goes out
-_ACTS = 16_384  # that may wait for the log; beyond it nothing is received
+ACTS = 16_384  # that may wait for the log; beyond it nothing is received
 
 Service = Callable[[AnyMessage], Awaitable[None]]
 _state_encoder = msgspec.msgpack.Encoder(order="deterministic")
@@ -131,8 +131,8 @@ class DeciderLoop:
                 await asyncio.sleep(0)
             self._acts.append(Act(self._seq, delivery, ()) if (act := await self._take(delivery)) is None else act)
             self._changed.set()
-            if len(self._acts) > _ACTS:
-                await self._until_acted(_ACTS // 2)
+            if len(self._acts) > ACTS:
+                await self._until_acted(ACTS // 2)
             if self._log is not None and self._log.full:
                 self._logger.warning("event_log.filled")
                 await asyncio.to_thread(self._log.wait_for_room)

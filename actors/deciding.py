@@ -53,7 +53,7 @@ async def decide_until_shutdown(
                 for frame in begin:  # in the inbox before anything that arrives from outside
                     await bus.send_frame(life.process, frame)
             else:
-                await _go_on(recovery, log, bus, services)
+                await go_on(recovery, log, bus, services)
             clock = steady_clock(recovery.at if recovery is not None else 0.0)
             await DeciderLoop(bus, log, deciders, services, clock, observer).run()
     finally:
@@ -62,7 +62,7 @@ async def decide_until_shutdown(
             log.close()
 
 
-async def _go_on(recovery: Recovery, log: EventLog | None, bus: Bus, services: Mapping[str, Service]) -> None:
+async def go_on(recovery: Recovery, log: EventLog | None, bus: Bus, services: Mapping[str, Service]) -> None:
     bus.restore(recovery.links(), recovery.taken)
     if log is not None:
         for decision in recovery.undecided:

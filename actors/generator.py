@@ -67,12 +67,16 @@ class Generator:
         self._under_way: dict[int, int] = {}  # by trajectory, the lease of the turn that the engine works on
         self._aborted: set[int] = set()  # of these trajectories
         self._loading = asyncio.Lock()  # weights, one version after the other
+        self._has_policy = (
+            asyncio.Event()
+        )  # before its first weights an engine generates nothing that may be trained on
         self._asked = asyncio.Event()  # something has come that may have changed the load
         self._logger = structlog.get_logger()
 
     async def run(self) -> None:
         """Until Shutdown; turns that are under way then are abandoned."""
         capacity = await self._engine.start()
+        self._note_version()
         self._logger.info("engine.started", kv_tokens=capacity.kv_tokens, page_tokens=capacity.page_tokens)
         joined = EngineJoined(self._name, capacity.kv_tokens, capacity.page_tokens, self._engine.version, self._life)
         try:
@@ -157,6 +161,7 @@ class Generator:
         await self._bus.send(sender, answer)
 
     async def _answer_to(self, turn: TurnRequested) -> TurnGenerated | TurnFailed:
+        await self._has_policy.wait()
         if turn.trajectory_id in self._aborted:
             return TurnGenerated(turn.trajectory_id, turn.turn, turn.lease, b"", b"", b"", "abort")
         request = GenerationRequest(
@@ -186,6 +191,10 @@ class Generator:
 
     # ---------------------------------------------------------------- weights
 
+    def _note_version(self) -> None:
+        if self._engine.version >= 0:
+            self._has_policy.set()
+
     async def _load_weights(self, sender: str, weights: WeightsPublished) -> None:
         """Where it holds these or newer ones, it says so again and keeps what it has. What cannot be loaded is not
         answered: a learner that has begun again is writing it, and says when it is there."""
@@ -197,6 +206,7 @@ class Generator:
                 except WeightsRefused as refusal:
                     self._logger.error("weights.refused", version=weights.version, cause=str(refusal))
                     return
+        self._note_version()
         load_s = self._clock() - began
         load = self._engine.load()
         self._logger.info(

@@ -30,8 +30,6 @@ async def run_head(run: Run, folder: RunFolder, step: int, life: Life) -> None:
     deciders = deciders_of(HEAD, run, folder)
     cursor = find_cursor(folder.events / f"{HEAD}.sqlite", step)
     metrics = MetricsFile(folder.metrics)
-    if life.number == 1:
-        metrics.keep_up_to(step)
     observer = StepObserver(structlog.get_logger().info)
     structlog.get_logger().info("head.started", step=step, position=cursor.position)
     started = RunStarted(step, cursor)

@@ -20,7 +20,7 @@ import structlog
 from actors.children import Child, Children, ProcessDied, last_words, threads
 from actors.display import Display
 from actors.executors import Executors
-from actors.head import step_to_resume
+from actors.head import MetricsFile, step_to_resume
 from actors.stalls import Stalls
 from actors.supervisor import Program, Supervisor, unusable
 from actors.wiring import HEAD, LAUNCHER, LEARNER, ROLLOUT, executors, generators
@@ -37,8 +37,10 @@ from bus.messages import (
 )
 from bus.transport import Bus, process_of
 from bus.zeromq import zmq_bus
+from configs.errors import UNUSABLE
 from configs.run_folder import RunFolder
 from configs.schema import Run
+from engine.journal import BatchJournal
 from engine.snapshots import forget_after
 
 Ending = Literal["finished", "interrupted"]
@@ -51,6 +53,13 @@ _LIVES = 1 << 20  # of one process in one launch
 def session_of(boot: int, life: int = 0) -> int:
     """What a process's links go by: of two lives of a process, the later one has the higher session."""
     return boot * _LIVES + life
+
+
+def go_back_to(folder: RunFolder, step: int) -> None:
+    """What a former launch did after `step` is forgotten, before any process lives: its first life may end at once."""
+    forget_after(folder.checkpoints, step)
+    BatchJournal(folder.batches).clear()
+    MetricsFile(folder.metrics).keep_up_to(step)
 
 
 class Launcher:
@@ -113,7 +122,7 @@ class Launcher:
         if step is not None:
             self._display.say(f"going on after step {step}")
         step = step or 0
-        forget_after(self._folder.checkpoints, step)
+        go_back_to(self._folder, step)
         num_threads = self._run.engine.threads
         programs = {
             **executing.programs(),
@@ -219,10 +228,10 @@ class Launcher:
         self._logger.info("processes.stopped", stop_s=time.monotonic() - began)
 
     def _check_that_logs_are_whole(self) -> None:
-        """A deciding process that did not end by itself, or not well, may not have written its last events."""
+        """What a process has told is in its log, also of one that was killed as it ended; unless it could not write it."""
         for child in self._children.ended_badly():
-            if child.name in (HEAD, ROLLOUT):
-                raise ProcessDied(f"{child.name} ended with exit code {child.process.returncode}:\n{last_words(child)}")
+            if child.name in (HEAD, ROLLOUT) and child.process.returncode == UNUSABLE:
+                raise ProcessDied(f"{child.name} ended with exit code {UNUSABLE}:\n{last_words(child)}")
 
     async def _end(self, bus: Bus, name: str, seconds: float) -> None:
         with contextlib.suppress(asyncio.TimeoutError):  # its queue may be full; then it is killed below

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from actors.decider_loop import REFUSED, Observer, encode_effects, fingerprint, state_fingerprint
+from actors.decider_loop import ACTS, REFUSED, Observer, encode_effects, fingerprint, state_fingerprint
 from bus.codec import decode
 from bus.event_log import Decision, Event
 from bus.event_reading import check_whole, first_of_session, read_events
@@ -31,14 +31,27 @@ class NotRecoverable(UnusableInput):
 
 
 class Sent(msgspec.Struct):
-    """What went to one peer in one lane: the last frames, as many as it may not have acknowledged."""
+    """What went to one peer in one lane: the last frames, as many as it may not have acknowledged, and after these what
+    may never have been sent, since acts (actors/decider_loop.py) wait for the log and for room at any peer."""
 
     frames: deque[bytes]
+    unsure: deque[tuple[int, bytes]] = msgspec.field(default_factory=deque)  # after which event, what
     next_number: int = 0
 
-    def add(self, frame: bytes) -> None:
-        self.frames.append(frame)
+    def add(self, frame: bytes, num_events: int) -> None:
+        self.unsure.append((num_events, frame))
         self.next_number += 1
+        while self.unsure[0][0] < num_events - ACTS - 1:
+            self.frames.append(self.unsure.popleft()[1])
+
+    def first(self) -> bytes | None:
+        """Taken out."""
+        if self.frames:
+            return self.frames.popleft()
+        return self.unsure.popleft()[1] if self.unsure else None
+
+    def all(self) -> tuple[bytes, ...]:
+        return (*self.frames, *(frame for _, frame in self.unsure))
 
 
 class Recovery:
@@ -75,7 +88,7 @@ class Recovery:
         """
         began = time.monotonic()
         for frame in begin:
-            self._sent(self._process, lane_of_frame(frame)).add(frame)
+            self._sent(self._process, lane_of_frame(frame)).add(frame, 0)
         for event, decision in logged:
             self._take(event)
             if self._observer is not None:
@@ -103,8 +116,7 @@ class Recovery:
     def _take(self, event: Event) -> None:
         sender, lane = process_of(event.sender), lane_of(event.kind)
         if sender == self._process:
-            waiting = self._sent(sender, lane).frames
-            if not waiting or waiting.popleft() != event.frame:
+            if self._sent(sender, lane).first() != event.frame:
                 raise NotRecoverable(
                     f"event {event.seq} ({event.kind}) came from {sender} itself, which did not send it"
                 )
@@ -126,12 +138,12 @@ class Recovery:
             if process == self._process and actor in self._services:
                 self.served.append((actor, effect.message))
             else:
-                self._sent(process, lane_of(type(effect.message).__name__)).add(frame)
+                self._sent(process, lane_of(type(effect.message).__name__)).add(frame, self.num_events)
         return Decision(event.seq, fingerprint(frames), state_fingerprint(decider.state_after(envelope.message)))
 
     def links(self) -> dict[Peer, tuple[int, Sequence[bytes]]]:
         """As bus.transport.Bus.restore takes them."""
-        return {peer: (sent.next_number, tuple(sent.frames)) for peer, sent in self.sent.items()}
+        return {peer: (sent.next_number, sent.all()) for peer, sent in self.sent.items()}
 
 
 def recover(

@@ -101,7 +101,8 @@ class Supervisor:
         watched = loop.time()
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(child.process.wait(), settings.heartbeat_s)
+                async with asyncio.timeout(settings.heartbeat_s):  # wait_for may swallow the word to stop
+                    await child.process.wait()
                 return
             now, last = loop.time(), self._heard.get(child.name)
             if now - watched > 3 * settings.heartbeat_s:  # this process itself was held up, and has heard nobody

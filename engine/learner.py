@@ -91,13 +91,14 @@ class Learner:
             match decode(delivery.frame).message:
                 case Shutdown():
                     return
-                case BatchReady(step=step) as batch:
-                    if step > self._newest:
-                        self._newest = step
-                        await asyncio.to_thread(self._journal.write, step, delivery.frame)
-                        self._bus.acknowledge(delivery)
-                        await self._batches.put(batch)
+                case BatchReady(step=step) as batch if step > self._newest:
+                    self._newest = step
+                    await asyncio.to_thread(self._journal.write, step, delivery.frame)
+                    self._bus.acknowledge(delivery)
+                    await self._batches.put(batch)
                     continue
+                case BatchReady():
+                    pass  # an earlier life was given it, and could not say so
                 case other:
                     self._logger.error("message.misdirected", kind=type(other).__name__)
             self._bus.acknowledge(delivery)
@@ -116,7 +117,9 @@ class Learner:
                 batch = await asyncio.to_thread(self._journal.read, step)
                 await self._step(batch, publish=step == given[-1])
         while True:
-            await self._step(await self._batches.get(), publish=True)
+            batch = await self._batches.get()
+            if batch.step > begun.step:  # else an earlier life has trained on it
+                await self._step(batch, publish=True)
 
     async def _step(self, batch: BatchReady, *, publish: bool) -> None:
         await self._announce(await self._in_worker(lambda: self._train(batch, publish)))
@@ -151,8 +154,6 @@ class Life(NamedTuple):
 async def lead(run: Run, folder: RunFolder, ranks: Ranks, life: Life) -> None:
     loop = asyncio.get_running_loop()
     journal = BatchJournal(folder.batches)
-    if life.number == 1:
-        journal.clear()
     bus = zmq_bus("learner", folder.sockets, run.bus.queue_messages, life.session)
     worker = ThreadPoolExecutor(1, "training", torch.set_num_threads, (run.learner.threads,))
     rank = LearnerRank(run, folder, ranks, journal)

@@ -36,8 +36,8 @@ STEP_S = 0.1
 class ScriptedEngine:
     """Implements engine.contract.Engine: a token takes STEP_S; a sequence that begins with 666 breaks it."""
 
-    def __init__(self) -> None:
-        self.version = 4
+    def __init__(self, version: int = 4) -> None:
+        self.version = version
         self.steps = 0
         self.running = 0
         self.forgotten: list[int] = []
@@ -104,7 +104,7 @@ def turn(tid: int, new_tokens: int = 10, *, lease: int = 1, first: int = 1, life
 
 class Scene:
     def __init__(self, hub: Hub, engine: ScriptedEngine) -> None:
-        self.engine = engine
+        self.engine, self.version = engine, engine.version
         self.arbiter, self.rollout = hub.join("head", 100), hub.join("rollout-0", 100)
         self.reports: list[tuple[float, EngineLoadReported]] = []
 
@@ -113,7 +113,7 @@ class Scene:
             await self.rollout.send("generator-0", message)
 
     async def listen(self) -> None:
-        assert (await self.arbiter.receive()).message == EngineJoined("generator-0", 1024, 16, 4, LIFE)
+        assert (await self.arbiter.receive()).message == EngineJoined("generator-0", 1024, 16, self.version, LIFE)
         while True:
             message = (await self.arbiter.receive()).message
             assert isinstance(message, EngineLoadReported)
@@ -121,8 +121,8 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene() -> AsyncIterator[Scene]:
-    hub, engine = Hub(), ScriptedEngine()
+async def scene(version: int = 4) -> AsyncIterator[Scene]:
+    hub, engine = Hub(), ScriptedEngine(version)
     each = Scene(hub, engine)
     generator = Generator("generator-0", hub.join("generator-0", 100), engine, "head/arbiter", LIFE)
     running = asyncio.create_task(generator.run())
@@ -133,9 +133,9 @@ async def scene() -> AsyncIterator[Scene]:
     listening.cancel()
 
 
-def play(scenario: Callable[[Scene], Awaitable[None]]) -> None:
+def play(scenario: Callable[[Scene], Awaitable[None]], version: int = 4) -> None:
     async def whole() -> None:
-        async with scene() as each:
+        async with scene(version) as each:
             await scenario(each)
 
     run_virtually(whole())
@@ -266,6 +266,21 @@ def test_weights_that_come_twice_or_late_are_not_loaded_again_and_answered_all_t
         assert scene.engine.loaded == [5, 6]
 
     play(scenario)
+
+
+def test_nothing_is_generated_before_the_first_weights_are_loaded() -> None:
+    """The turn of a trajectory that was leased to a new engine may overtake them; what is to stop meanwhile is stopped."""
+
+    async def scenario(scene: Scene) -> None:
+        await scene.tell(turn(1, 2), turn(2, 2), TurnAborted(2, 1))
+        await asyncio.sleep(5.0)
+        assert scene.engine.asked == []
+        await scene.tell(WeightsPublished(0, "", 4, ""))
+        answers = [(await scene.rollout.receive()).message for _ in range(3)]
+        assert scene.engine.asked == [1]
+        assert [answer.finish for answer in answers if isinstance(answer, TurnGenerated)] == ["abort", "length"]
+
+    play(scenario, version=-1)
 
 
 def test_a_generator_that_is_stopped_while_it_reports_ends_at_once() -> None:

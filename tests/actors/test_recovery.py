@@ -159,6 +159,25 @@ def test_what_it_had_told_itself_and_not_yet_read_is_in_its_inbox_again(recorded
         assert [*read, *waiting] == to_itself[: len(read) + len(waiting)]
 
 
+@pytest.mark.parametrize("acts", [10, 1000])
+def test_what_waited_for_room_at_a_peer_is_not_lost(
+    recorded: tuple[Path, list[bytes]], monkeypatch: pytest.MonkeyPatch, acts: int
+) -> None:
+    """Of the last events nothing may have left the process yet; before these, a peer may owe a window of answers."""
+    monkeypatch.setattr("actors.recovery.ACTS", acts)
+    path, to_peer = recorded
+    bulk = [frame for frame in to_peer if isinstance(decode(frame).message, TurnFailed)]
+    logged = list(read_events(path))
+    recovery = Recovery("head", SESSION, deciders(), ("metrics",), window=4)
+    recovery.read(logged, BEGIN)
+    number, frames = recovery.links()["peer", BULK]
+    assert number == len(bulk) == 39
+    assert list(frames) == bulk[len(bulk) - len(frames) :]
+    caused_late = sum(isinstance(decode(event.frame).message, LeaseReleased) for event, _ in logged[-acts:])
+    assert len(frames) >= min(39, caused_late + 4)
+    assert (len(frames) < 39) == (acts == 10)
+
+
 def test_what_services_were_told_is_told_again(recorded: tuple[Path, list[bytes]]) -> None:
     path, _ = recorded
     recovery, _ = recovered(path, len(list(read_events(path))))

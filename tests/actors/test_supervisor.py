@@ -149,6 +149,16 @@ def test_an_executor_that_dies_is_started_again_after_a_pause_that_doubles(tmp_p
     play(tmp_path, scenario)
 
 
+def test_one_that_dies_at_the_moment_of_stopping_is_not_started_again(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        node.children.processes["executor-0"].end(-9)
+        await asyncio.wait_for(node.stop(), 1.0)
+        await asyncio.sleep(10)
+        assert len(node.children.started) == 1
+
+    play(tmp_path, scenario)
+
+
 def test_rollouts_hear_of_those_that_joined_and_of_no_other_life(tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
         await node.join("executor-0/1")

@@ -27,7 +27,7 @@ from policies.rollout import Rollout
 from tests.fakes import TOKENIZER
 from tests.simulation.clock import run_virtually
 from tests.simulation.replaying import replay
-from tests.simulation.world import World
+from tests.simulation.world import Faults, World
 
 RUN = Run(
     name="simulated",
@@ -38,15 +38,21 @@ RUN = Run(
     evaluation=Evaluation(questions=3),
 )
 KILLS = 0.3  # deaths an executor dies a second: a call of four seconds seldom gets through
-TELLING = (7, 38, 41)  # between them they have all that is to be tested
+LAGS = 0.05  # an answer may come when its executor is known to be gone
+TELLING = (3, 6)  # between them they have all that is to be tested
 SEEDS = [*TELLING, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(80) if seed not in TELLING)]
 
 
 @cache
 def live(seed: int, trouble: float = 0.05) -> World:
-    world = World(replace(RUN, sandbox=Sandbox(executors=1 + 2 * (seed % 2))), seed, trouble, KILLS)
+    world = World(
+        replace(RUN, sandbox=Sandbox(executors=1 + 2 * (seed % 2))),
+        seed,
+        trouble,
+        Faults(executor_deaths=KILLS, lags=LAGS),
+    )
     assert run_virtually(world.live()) == RunFinished(3)
-    assert world.num_killed > 3
+    assert world.deaths["executor"] > 3
     return world
 
 
@@ -129,7 +135,7 @@ def test_the_seeds_contain_what_they_are_to_test() -> None:
 
 def test_without_kills_no_trajectory_is_lost_and_the_load_is_shared() -> None:
     share: Counter[str] = Counter()
-    for seed in (1, 2, 3):
+    for seed in (1, 2):
         world = World(RUN, seed, trouble=0.0)
         assert run_virtually(world.live()) == RunFinished(3)
         answers = [decode(event.frame).message for event in world.logs[ROLLOUT].events]

@@ -11,16 +11,12 @@ import pytest
 from msgspec.structs import replace
 
 from actors.decider_loop import REFUSED
-from actors.wiring import HEAD, ROLLOUT
-from bus.codec import decode
-from bus.messages import RunFinished, StartGroup, TrajectoryAborted, TrajectoryFailed, TrajectoryFinished
+from bus.messages import RunFinished
 from configs.schema import Arbiter as ArbiterSection
 from configs.schema import Dialogue, Engine, Evaluation, Rl, Run
-from policies.arbiter import Arbiter
-from policies.rollout import Rollout
 from policies.scheduling import PolicyName
 from tests.simulation.clock import run_virtually
-from tests.simulation.replaying import replay
+from tests.simulation.invariants import check_that_each_ends_once, check_the_engines, check_the_replay, check_the_steps
 from tests.simulation.world import Faults, World
 
 RUN = Run(
@@ -41,71 +37,24 @@ FAULTS = Faults(engine_deaths=0.1, echoes=0.05, lags=0.05, evictions=0.1)
 SEEDS = [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 200))]  # a fifth for each policy
 
 
-def simulate(seed: int) -> World:
+def world_of(seed: int) -> World:
     """Each policy with each kind of step in turn."""
     policy, rl = POLICIES[seed % len(POLICIES)], RL[seed % len(RL)]
     run = replace(RUN, arbiter=ArbiterSection(policy), rl=rl)
-    world = World(run, seed, trouble=0.05, kills=0.1 * (seed % 2), faults=FAULTS)
-    assert run_virtually(world.live()) == RunFinished(run.rl.steps)
+    return World(run, seed, trouble=0.05, faults=replace(FAULTS, executor_deaths=0.1 * (seed % 2)))
+
+
+@cache
+def live(seed: int) -> World:
+    world = world_of(seed)
+    assert run_virtually(world.live()) == RunFinished(world.run.rl.steps)
     return world
-
-
-live = cache(simulate)
-
-
-def check_that_each_ends_once(world: World) -> None:
-    received = [
-        decode(event.frame).message
-        for event in world.logs[ROLLOUT].events
-        if world.logs[ROLLOUT].decisions[event.seq].effects != REFUSED
-    ]
-    started = [
-        message.first_trajectory_id + place
-        for message in received
-        if isinstance(message, StartGroup)
-        for place in range(message.size)
-    ]
-    heard = [
-        decode(event.frame).message
-        for event in world.logs[HEAD].events
-        if world.logs[HEAD].decisions[event.seq].effects != REFUSED
-    ]
-    ends = (TrajectoryFinished, TrajectoryFailed, TrajectoryAborted)
-    ended = [message for message in heard if isinstance(message, ends)]
-    assert world.run.rl.oversubscribe > 1 or not any(isinstance(end, TrajectoryAborted) for end in ended)
-    assert Counter(started) == Counter(end.trajectory_id for end in ended)
-    assert len(started) == len(set(started)) > 24
-    causes = Counter(end.cause.partition(":")[0] for end in ended if isinstance(end, TrajectoryFailed))
-    assert set(causes) <= {"engine left", "engine", "executor left", "sandbox", "grader"}
-    assert [batch.step for batch in world.batches] == list(range(1, world.run.rl.steps + 1))
-
-
-def check_the_replay(world: World) -> None:
-    """Identical, what was refused included; at the end nobody holds or waits for anything, and engines are in the books
-    with the lives that they have."""
-    deciders = world.deciders()
-    for decider in replay(world, deciders):
-        if isinstance(decider, Arbiter) and world.run.arbiter.policy in ("kv", "kv_lookahead"):
-            assert all(0 <= each.leased_pages <= each.pages for each in decider.ledger.engines.values())
-    rollout, arbiter = deciders[ROLLOUT][ROLLOUT], deciders[HEAD]["arbiter"]
-    assert isinstance(rollout, Rollout)
-    assert isinstance(arbiter, Arbiter)
-    assert not rollout.trajectories
-    assert not arbiter.ledger.holdings
-    assert {name: engine.life for name, engine in arbiter.ledger.engines.items()} == world.engine_lives
-    assert all(engine.leased_pages == 0 for engine in arbiter.ledger.engines.values())
-
-
-def check_the_engines(world: World) -> None:
-    """None works for anybody, or keeps a cache that nobody will ask for."""
-    for engine in world.engines.values():
-        assert not engine.running
-        assert not engine.cached
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_trajectory_ends_once_whatever_engines_do_and_whatever_comes_twice(seed: int) -> None:
     check_that_each_ends_once(live(seed))
+    check_the_steps(live(seed))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -120,7 +69,7 @@ def test_a_replay_with_lost_engines_and_refused_events_is_identical_and_nothing_
 
 def test_the_seeds_contain_what_they_are_to_test() -> None:
     worlds = [live(seed) for seed in range(5)]
-    assert sum(world.num_engine_deaths for world in worlds) > 10
+    assert sum(world.deaths["generator"] for world in worlds) > 10
     refused = Counter(
         event.kind
         for world in worlds

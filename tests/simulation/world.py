@@ -1,222 +1,116 @@
-"""A whole run in one process under a virtual clock: the real deciders, buses, receive loop and executors, and an
-unreliable world.
+"""A whole run in one process under a virtual clock: the real deciders, links, receive loops, recovery, generators,
+executors and supervisor, and an unreliable world.
 
-Frames take a time that a seed draws, links overtake each other, engines and sandboxes break now and then, and executors
-and engines are killed in the middle of their work and come back; what deciders hear may come twice, and late.
+Frames take a time that a seed draws, over connections that break, repeat and part (tests.simulation.network). Engines and
+sandboxes break now and then. Every process is killed in the middle of its work and comes back as the launcher starts it
+again: who decides from its log, the learner from its checkpoint and journal, the others anew; or all of them are killed
+at once, with or without the launcher, and the run is resumed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from itertools import count
+from collections import Counter
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from actors.decider_loop import DeciderLoop
+from actors.deciding import go_on
 from actors.executor import Executor
 from actors.generator import Generator
+from actors.launcher import session_of
 from actors.problems import Problems
-from actors.wiring import HEAD, LAUNCHER, LEARNER, ROLLOUT, executors, generators, head_deciders
-from bus.codec import encode
-from bus.event_log import Decision, Event
-from bus.lanes import CONTROL, Lane
+from actors.recovery import Recovery
+from actors.wiring import HEAD, LAUNCHER, LEARNER, ROLLOUT, executors, head_deciders
+from bus.codec import decode, encode
+from bus.links import Limits
 from bus.messages import (
-    AnswerSubmitted,
     AnyMessage,
     BatchReady,
     BufferCursor,
     CallsMoved,
-    CodeOk,
-    CodeRaised,
-    CodeRequested,
-    CodeTimedOut,
-    EngineLeft,
     Envelope,
-    ExecutorJoined,
-    ExecutorLeft,
     MetricsRecorded,
-    Output,
     RunFinished,
     RunStarted,
-    Shutdown,
-    StepTrained,
-    WeightsPublished,
+    StepCollected,
 )
-from bus.transport import Bus, Delivery, Inbox, Sent, Taken
+from bus.transport import Bus
 from configs.schema import Run
-from engine.batches import check_versions
 from policies.decider import Decider
 from policies.group_buffer import Problem
 from policies.record import ids_to_bytes
 from policies.rollout import Rollout
-from sandbox.contract import CodeResult, Grade, Isolation, SandboxFailure
 from tests.fakes import TOKENIZER, rules
 from tests.simulation.engines import SayingEngine, Script
+from tests.simulation.launching import Launch, SimulatedProcess
+from tests.simulation.learner import Disk, SimulatedLearner
+from tests.simulation.memory_log import Kept, MemoryLog
+from tests.simulation.network import ECHO_WITHIN_S, Network, Weather
+from tests.simulation.sandboxes import NotebookSandbox
+from tests.simulation.waiting import who_waits
 
-_HEARS_TWICE = (HEAD, ROLLOUT, "generator-")  # executors, the learner and the launcher do not look for what comes twice
-
-
-class MemoryLog:
-    """The event log's interface, kept in memory so that nothing but the virtual clock moves."""
-
-    full = False
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.decisions: dict[int, Decision] = {}
-        self.on_commit: Callable[[int], object] = lambda seq: None
-
-    def check(self) -> None:
-        pass
-
-    def append(
-        self,
-        at: float,
-        actor: str,
-        sender: str,
-        kind: str,
-        trajectory: int | None,
-        frame: bytes,
-        session: int = 0,
-        number: int = 0,
-    ) -> int:
-        self.events.append(Event(len(self.events) + 1, at, actor, sender, session, number, kind, trajectory, frame))
-        asyncio.get_running_loop().call_soon(self.on_commit, len(self.events))
-        return len(self.events)
-
-    def decided(self, seq: int, effects: bytes, state: bytes | None) -> None:
-        assert seq not in self.decisions
-        self.decisions[seq] = Decision(seq, effects, state)
+UNREST_S = 300.0  # virtual, from the beginning: then nobody is killed any more, and nothing breaks
+PATIENCE_S = 600.0  # virtual; a run that takes longer waits for something that never comes
+SETTLE_S = 15.0  # virtual: what was lost is asked for, what was sent twice has come
+_EXECUTOR, _GENERATOR = "executor", "generator"
 
 
-_APART_S = 1e-9  # between two frames of a link: the loop keeps no order among timers of one moment
-
-
-class SlowTransport:
-    """Delays every frame; keeps the order of each lane of a link, and of no others. Implements bus.transport.Transport."""
-
-    session = 0
-    dropped = 0
-
-    def __init__(self, world: World, process: str) -> None:
-        self._world = world
-        self._process = process
-        self._arrival: dict[tuple[str, Lane], float] = {}
-        self._numbers: defaultdict[tuple[str, Lane], int] = defaultdict(int)
-        self.unacknowledged: dict[str, int] = {}
-
-    async def send_frame(self, process: str, lane: Lane, frame: bytes) -> None:
-        delivery = Delivery(frame, self._process, lane, self.session, self._numbers[process, lane])
-        self._numbers[process, lane] += 1
-        world, loop = self._world, asyncio.get_running_loop()
-        delay_s = world.random.expovariate(200)
-        if world.faults.lags and world.random.random() < world.faults.lags:
-            delay_s += world.random.expovariate(1)
-        earliest = self._arrival.get((process, lane), 0.0) + _APART_S
-        self._arrival[process, lane] = at = max(earliest, loop.time() + delay_s)
-        loop.call_at(at, lambda: world.inboxes[process].put(lane, [delivery]))  # the inbox that is there then
-        if process.startswith(_HEARS_TWICE) and world.random.random() < world.faults.echoes:
-            world.num_echoes += 1
-            again = at + world.random.choice([world.random.expovariate(1), world.random.uniform(0, SETTLE_S / 2)])
-            loop.call_at(again, lambda: world.inboxes[process].put(lane, [delivery]))
-
-    def acknowledge(self, delivery: Delivery) -> None:
-        pass
-
-    def restore(self, sent: Sent, taken: Taken) -> None:
-        raise NotImplementedError
-
-    def forget(self, process: str) -> None:
-        pass
-
-    async def close(self) -> None:
-        pass
-
-
-class NotebookSandbox:
-    """Implements sandbox.contract.Sandbox. A cell's output is its place among those that the notebook remembers."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._notebooks: dict[int, list[int]] = {}
-        self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
-
-    async def start(self) -> Isolation:
-        return Isolation("simulated", (), False, ())
-
-    async def run(self, call: CodeRequested) -> CodeResult:
-        async with self._turns[call.trajectory_id]:
-            return await self._cell(call)
-
-    async def _cell(self, call: CodeRequested) -> CodeResult:
-        draw = self._world.random.random
-        await asyncio.sleep(self._world.random.choice([0.01, 0.1, 4.0]))
-        if draw() < self._world.trouble:
-            raise SandboxFailure("gone")
-        cells = self._notebooks.setdefault(call.trajectory_id, [])
-        if draw() < 0.1:
-            return CodeResult(CodeTimedOut(Output(), 4.0), 4.0)
-        cells.append(call.call)
-        output = Output(f"cell {len(cells)}")
-        return CodeResult(CodeOk(output) if draw() < 0.7 else CodeRaised(output, "E", "E"), 0.1)
-
-    async def grade(self, submission: AnswerSubmitted) -> Grade:
-        await asyncio.sleep(self._world.random.choice([0.01, 0.1, 4.0]))
-        if self._world.random.random() < self._world.trouble:
-            raise SandboxFailure("gone")
-        return Grade(self._world.random.random() < 0.5, 0.01)
-
-    def restore_session(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None:
-        assert trajectory_id not in self._notebooks
-        self._notebooks[trajectory_id] = [cell.call for cell in cells]
-
-    async def end_session(self, trajectory_id: int) -> None:
-        self._notebooks.pop(trajectory_id, None)
-
-    async def close(self) -> None:
-        pass
-
-
-class Faults(msgspec.Struct, frozen=True):
+class Faults(Weather, frozen=True):
     engine_deaths: float = 0.0  # that an engine dies a second; it comes back
-    echoes: float = 0.0  # share of what deciders and engines hear that they hear again, sooner or later
-    lags: float = 0.0  # share of all frames that take a second longer, and with them what follows on their link
+    executor_deaths: float = 0.0
+    learner_deaths: float = 0.0
+    decider_deaths: float = 0.0  # share of the events of head and rollout at which the process is killed
+    false_starts: float = 0.0  # share of all lives that end as they begin
+    disasters: float = 0.0  # a second: all die at once, every other time with the launcher
+    partitions: float = 0.0  # a second: between two processes nothing passes for a while
     evictions: float = 0.0  # share of an engine's reports in which it has given up tokens by itself
 
 
-PATIENCE_S = 3600.0  # virtual; a run that takes longer waits for something that never comes
-SETTLE_S = 60.0  # virtual, after a run with echoes
-LAST_WORDS_S = 5.0  # virtual: what is in one lane may come after what is in the other
+class Life(msgspec.Struct, eq=False):
+    """Of one process, in one launch."""
+
+    name: str
+    number: int
+    session: int
+    process: SimulatedProcess
+    work: asyncio.Task[None] | None = None
+    bus: Bus | None = None
+    log: MemoryLog | None = None
 
 
 class World:
-    def __init__(self, run: Run, seed: int, trouble: float, kills: float = 0.0, faults: Faults | None = None) -> None:
-        """`trouble` is the probability that an answer is a failure of infrastructure; `kills` how many deaths an
-        executor dies a second."""
-        self.faults = faults or Faults()
-        self.num_echoes = 0
-        self.num_engine_deaths = 0
-        self.engines: dict[str, SayingEngine] = {}  # those of the present lives
-        self.engine_lives: dict[str, int] = {}
-        self.settling = False  # the run is finished: nobody is killed any more
-        self.run = run
+    def __init__(self, run: Run, seed: int, trouble: float, faults: Faults | None = None) -> None:
+        """`trouble` is the probability that an answer is a failure of infrastructure."""
+        self.run, self.trouble, self.faults = run, trouble, faults or Faults()
         self.random = random.Random(seed)
-        self.trouble = trouble
-        self.kills = kills
-        self.num_killed = 0
-        self.living: set[str] = set()
-        self.joined: set[str] = set()
-        self.moved: list[CallsMoved] = []
-        self.inboxes: dict[str, Inbox] = {}
-        self.logs = {HEAD: MemoryLog(), ROLLOUT: MemoryLog()}
+        self.network: Network
+        self.launch: Launch
+        self.lives: dict[str, Life] = {}  # the present ones
+        self.deaths: Counter[str] = Counter()  # by kind of process
+        self.history: list[str] = []
+        self.settling = False  # nothing happens any more
+        self.first_step = 0  # after which the present launch went on
+        self.logs = {HEAD: Kept(), ROLLOUT: Kept()}
+        self.present: dict[str, Mapping[str, Decider]] = {}  # deciders of the present lives
+        self.engines: dict[str, SayingEngine] = {}  # those of the present lives
+        self.disk = Disk()
         self.metrics: list[MetricsRecorded] = []
-        self.batches: list[BatchReady] = []
-        self.buses: dict[str, Bus] = {}
-        self.dead_buses: list[Bus] = []  # what they had taken to send is sent
+        self.moved: list[CallsMoved] = []
         self.script = Script(self.random)
+        self._broken: asyncio.Future[None]
+        self._over: asyncio.Future[None]  # the launcher is dead
+
+    @property
+    def batches(self) -> list[BatchReady]:
+        return self.disk.batches
+
+    @property
+    def engine_lives(self) -> dict[str, int]:
+        return {name: life.number for name, life in self.lives.items() if name.startswith(_GENERATOR)}
 
     def problems(self) -> Problems:
         made = [Problem(f"q:{number}", "2", ids_to_bytes([65, 66, number])) for number in range(9)]
@@ -228,160 +122,234 @@ class World:
         rollout = Rollout(limits, TOKENIZER)
         return {HEAD: head_deciders(self.run, self.problems()), ROLLOUT: {ROLLOUT: rollout}}
 
-    def _join(self, process: str) -> Bus:
-        self.inboxes[process] = Inbox(100_000)
-        self.buses[process] = self._bus(process)
-        return self.buses[process]
-
-    def _bus(self, process: str) -> Bus:
-        return Bus(process, self.inboxes[process], SlowTransport(self, process))
+    # ---------------------------------------------------------------- the run
 
     async def live(self) -> RunFinished:
-        """Until the launcher hears that the run is finished. Raises tests.simulation.clock.Deadlock."""
-        engines = generators(self.run)
-        for process in (HEAD, ROLLOUT, LEARNER, LAUNCHER, *executors(self.run), *engines):
-            self._join(process)
-        clock = asyncio.get_running_loop().time
-        deciders = self.deciders()
-        started = RunStarted(0, BufferCursor())
-        for actor in deciders[HEAD]:
-            await self.buses[HEAD].send(f"{HEAD}/{actor}", started)
-        await self.buses[ROLLOUT].send(ROLLOUT, started)
-        loops = [
-            DeciderLoop(self.buses[process], self.logs[process], deciders[process], {"metrics": self._note}, clock)  # pyright: ignore
-            for process in (HEAD, ROLLOUT)
-        ]
-        tasks = [asyncio.create_task(one.run()) for one in loops]
-        tasks += [asyncio.create_task(self._keep_engine(engine)) for engine in engines]
-        tasks += [asyncio.create_task(self._keep(executor)) for executor in executors(self.run)]
-        tasks.append(asyncio.create_task(self._serve(LEARNER, self._learn)))
-        await self._publish(0)
-        leading = asyncio.create_task(self._lead())
-        done, _ = await asyncio.wait([leading, *tasks], timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
-        for each in done:
-            each.result()  # raises what broke one of them
-        assert leading.done(), "somebody waits for what never comes"
+        """Until the run is finished, all is quiet, and all processes have ended. Raises Deadlock, and what broke."""
+        loop = asyncio.get_running_loop()
+        self._broken = loop.create_future()
+        loop.set_exception_handler(lambda _, context: self._break(context.get("exception") or Exception(str(context))))
+        self.network = Network(
+            self.random, self.faults, Limits(self.run.bus.queue_messages, acknowledge_after_s=0.1, ask_after_s=1.0)
+        )
+        happening = [asyncio.create_task(each) for each in (self._part_some(), self._kill_all())]
+        calming = loop.call_at(UNREST_S, self._calm, happening)
+        finished = await self._until_finished()
+        calming.cancel()
+        self._calm(happening)
+        await asyncio.sleep(SETTLE_S + 2 * ECHO_WITHIN_S * bool(self.faults.echoes))
+        self._check_that_all_is_quiet()
+        stopping = asyncio.ensure_future(self.launch.stop())
+        await asyncio.wait([stopping, self._broken], return_when=asyncio.FIRST_COMPLETED)
+        if self._broken.done():
+            self._broken.result()
+        return finished
+
+    def _calm(self, happening: Sequence[asyncio.Task[None]]) -> None:
+        for each in happening:
+            each.cancel()
         self.settling = True
-        await asyncio.sleep(SETTLE_S if self.faults.echoes else LAST_WORDS_S)  # the latest of what comes twice
-        for process in (HEAD, ROLLOUT):
-            self.inboxes[process].put(CONTROL, [Delivery(_shutdown(process), LAUNCHER, CONTROL, 0, 0)])
-        await asyncio.gather(*tasks[:2])
-        for task in tasks:
-            task.cancel()
-        return leading.result()
+        self.network.heal()
+
+    async def _until_finished(self) -> RunFinished:
+        """Launch after launch."""
+        for boot in range(1, 1_000):
+            self._over = asyncio.get_running_loop().create_future()
+            if boot > 1:
+                self._resume()
+            bus = self.network.join(LAUNCHER, session_of(boot))
+            self.launch = Launch(self.run, bus, boot, self._begin)
+            following = asyncio.create_task(self.launch.follow(), name=LAUNCHER)
+            events = [following, self._broken, self._over]
+            left_s = PATIENCE_S - asyncio.get_running_loop().time()
+            await asyncio.wait(events, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            self.moved += self.launch.moved
+            if self._broken.done():
+                self._broken.result()
+            if following.done():
+                return following.result()
+            assert self._over.done(), f"somebody waits for what never comes: {who_waits(self)}"
+            following.cancel()
+            await self.launch.die()
+            await bus.close()
+        raise AssertionError("it never came to its end")
+
+    def _resume(self) -> None:
+        """As actors.launcher with --resume."""
+        known = {0, *self._cursors()}
+        self.first_step = max(known & self.disk.checkpoints, default=0)
+        self.disk.go_back_to(self.first_step)
+        self.metrics = [line for line in self.metrics if line.step <= self.first_step] if self.first_step else []
+
+    def _cursors(self) -> dict[int, BufferCursor]:
+        """As actors.head has them."""
+        collected = [decode(event.frame).message for event in self.logs[HEAD].events if event.kind == "StepCollected"]
+        return {message.step: message.cursor for message in collected if isinstance(message, StepCollected)}
+
+    def _check_that_all_is_quiet(self) -> None:
+        for life in self.lives.values():
+            if life.bus is None or life.process.returncode is not None:
+                assert life.name.startswith(_EXECUTOR)  # its pauses double until it has proved itself
+                continue
+            held = life.bus.unacknowledged
+            assert not held, f"{life.name} holds what is not acknowledged: {held}; {who_waits(self)}"
+            assert not life.bus.waiting, f"{life.name} does not read: {who_waits(self)}"
+        assert not self.launch.bus.unacknowledged
+
+    def _break(self, error: BaseException) -> None:
+        if not self._broken.done():
+            self._broken.set_exception(error)
+
+    # ---------------------------------------------------------------- lives
+
+    def _begin(self, name: str, number: int, session: int) -> SimulatedProcess:
+        life = self.lives[name] = Life(name, number, session, SimulatedProcess())
+        life.work = asyncio.create_task(self._live(life), name=f"{name}/{number}")
+        kind, loop = name.partition("-")[0], asyncio.get_running_loop()
+        rates = {_GENERATOR: self.faults.engine_deaths, _EXECUTOR: self.faults.executor_deaths}
+        rate = {**rates, LEARNER: self.faults.learner_deaths}.get(kind, 0.0)
+        if self.faults.false_starts and self.random.random() < self.faults.false_starts:
+            loop.call_later(self.random.expovariate(20), self.kill, life)
+        if rate:
+            loop.call_later(self.random.expovariate(rate), self.kill, life)
+        return life.process
+
+    async def _live(self, life: Life) -> None:
+        try:
+            await self._work_of(life)
+        except Exception as error:
+            self._break(error)
+        finally:
+            if life.bus is not None:
+                await life.bus.close()
+        life.process.end(0)
+
+    def kill(self, life: Life) -> None:
+        """Unless it is over."""
+        if self.settling or life.process.returncode is not None:
+            return
+        self.deaths[life.name.partition("-")[0]] += 1
+        self._say(f"{life.name}/{life.number} is killed")
+        if life.bus is not None:
+            self.network.kill(life.name)
+        if life.log is not None:
+            life.log.kill()
+        assert life.work is not None
+        life.work.cancel()
+        life.process.end(-9)
+
+    def _say(self, what: str) -> None:
+        self.history.append(f"{asyncio.get_running_loop().time():8.3f} s  {what}")
+
+    def _join(self, life: Life) -> Bus:
+        life.bus = self.network.join(life.name, life.session)
+        return life.bus
+
+    async def _moment(self, per_s: float = 20.0) -> None:
+        await asyncio.sleep(self.random.expovariate(per_s))
+
+    def _work_of(self, life: Life) -> Coroutine[Any, Any, None]:
+        if life.name in (HEAD, ROLLOUT):
+            return self._decide(life)
+        if life.name == LEARNER:
+            return self._learn(life)
+        return self._execute(life) if life.name in executors(self.run) else self._generate(life)
+
+    # ---------------------------------------------------------------- what each does
+
+    async def _decide(self, life: Life) -> None:
+        """As actors.process and actors.deciding."""
+        await self._moment()
+        name, deciders = life.name, self.deciders()[life.name]
+        begin = [
+            encode(Envelope(name, name if actor == name else f"{name}/{actor}", self._started(name)))
+            for actor in deciders
+        ]
+        services = {"metrics": self._note} if name == HEAD else {}
+        kept, recovery = self.logs[name], None
+        if (first := kept.first_of_session(life.session)) is not None:
+            recovery = Recovery(name, life.session, deciders, services, self.run.bus.queue_messages)
+            recovery.read(kept.since(first), begin)
+        life.log = log = MemoryLog(kept, self.random, lambda: self._may_kill(life))
+        bus = self._join(life)
+        self.present[name] = deciders
+        if recovery is None:
+            for frame in begin:
+                await bus.send_frame(name, frame)
+        else:
+            await go_on(recovery, log, bus, services)
+        clock = asyncio.get_running_loop().time
+        await DeciderLoop(bus, log, deciders, services, clock).run()
+
+    def _started(self, name: str) -> RunStarted:
+        cursor = self._cursors()[self.first_step] if name == HEAD and self.first_step else BufferCursor()
+        return RunStarted(self.first_step, cursor)
+
+    def _may_kill(self, life: Life) -> None:
+        """While its last events are not in the log, or are there and nobody knows it, or have had consequences."""
+        if self.faults.decider_deaths and self.random.random() < self.faults.decider_deaths:
+            after_s = self.random.expovariate(self.random.choice([50.0, 1000.0]))
+            asyncio.get_running_loop().call_later(after_s, self.kill, life)
 
     async def _note(self, message: AnyMessage) -> None:
+        """As actors.head.MetricsFile."""
         assert isinstance(message, MetricsRecorded)
-        self.metrics.append(message)
+        subject = (message.kind, message.step, message.label)
+        same = [line for line in self.metrics if (line.kind, line.step, line.label) == subject]
+        if not same:
+            self.metrics.append(message)
 
-    async def _serve(self, process: str, answer: Callable[[str, Envelope], Awaitable[AnyMessage | None]]) -> None:
-        """Every request takes its own time."""
-        tasks: set[asyncio.Task[None]] = set()
-        while True:
-            envelope = await self.buses[process].receive()
-            task = asyncio.create_task(self._answer(process, envelope, answer))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+    async def _generate(self, life: Life) -> None:
+        await self._moment()
+        engine = self.engines[life.name] = SayingEngine(
+            self.random,
+            self.script,
+            self.run.engine.kv_tokens,
+            version=-1,
+            trouble=self.trouble,
+            evictions=self.faults.evictions,
+            oversold=self.run.arbiter.policy not in ("kv", "kv_lookahead"),
+        )
+        clock = asyncio.get_running_loop().time
+        bus = self._join(life)
+        await Generator(life.name, bus, engine, f"{HEAD}/arbiter", life.number, clock, f"{HEAD}/recipe").run()
 
-    async def _answer(
-        self, process: str, envelope: Envelope, answer: Callable[[str, Envelope], Awaitable[AnyMessage | None]]
-    ) -> None:
-        message = await answer(process, envelope)
-        if message is not None:
-            await self.buses[process].send(envelope.sender, message)
+    async def _execute(self, life: Life) -> None:
+        await self._moment(2.0)
+        sandbox = NotebookSandbox(self.random, self.trouble)
+        address = f"{life.name}/{life.number}"
+        await Executor(self._join(life), sandbox, address=address, slots=2, launcher=LAUNCHER).run()
 
-    # ---------------------------------------------------------------- engines
+    async def _learn(self, life: Life) -> None:
+        """As engine.learner: the first life goes on from the step of the launch, a later one from the newest checkpoint."""
+        await self._moment(2.0)
+        run = self.run
+        every, staleness = run.learner.checkpoint_every, run.rl.max_staleness
+        learner = SimulatedLearner(
+            *(self._join(life), self.disk, self.random),
+            steps=run.rl.steps,
+            checkpoint_every=every,
+            staleness=staleness,
+        )
+        await learner.run(self.first_step if life.number == 1 else None)
 
-    async def _keep_engine(self, name: str) -> None:
-        """An engine's lives: it is killed, and comes back without weights."""
-        for life in count(1):
-            oversold = self.run.arbiter.policy not in ("kv", "kv_lookahead")
-            self.engine_lives[name] = life
-            engine = self.engines[name] = SayingEngine(
-                self.random,
-                self.script,
-                self.run.engine.kv_tokens,
-                version=-1,
-                trouble=self.trouble,
-                evictions=self.faults.evictions,
-                oversold=oversold,
-            )
-            clock = asyncio.get_running_loop().time
-            generator = Generator(name, self.buses[name], engine, f"{HEAD}/arbiter", life, clock, f"{HEAD}/recipe")
-            work = asyncio.create_task(generator.run())
-            lifetime_s = self.random.expovariate(self.faults.engine_deaths) if self.faults.engine_deaths else None
-            await asyncio.wait([work], timeout=lifetime_s)
-            if self.settling or work.done():
-                await work  # raises what broke it: it never ends by itself
-            await self._kill(work)
-            self.num_engine_deaths += 1
-            left = EngineLeft(name, f"{name} was killed", life)
-            for told in (f"{HEAD}/arbiter", f"{HEAD}/recipe", ROLLOUT):
-                await self.buses[LAUNCHER].send(told, left)
-            await asyncio.sleep(self.random.choice([0.0, self.random.expovariate(1)]))
-            self._lose_what_it_has_not_read(name)
+    # ---------------------------------------------------------------- what happens to them
 
-    async def _kill(self, work: asyncio.Task[None]) -> None:
-        work.cancel()
-        await asyncio.wait([work])
+    async def _part_some(self) -> None:
+        while self.faults.partitions:
+            await asyncio.sleep(self.random.expovariate(self.faults.partitions))
+            one, other = self.random.sample([LAUNCHER, *self.lives], 2)
+            seconds = self.random.expovariate(0.5)
+            self._say(f"{one} and {other} are parted for {seconds:.1f} s")
+            self.network.part(one, other, seconds)
 
-    def _lose_what_it_has_not_read(self, process: str) -> None:
-        """Or leave it to its next life."""
-        if self.random.random() < 0.5:
-            self.inboxes[process] = Inbox(100_000)
-        self.dead_buses.append(self.buses[process])
-        self.buses[process] = self._bus(process)
-
-    # ---------------------------------------------------------------- executors
-
-    async def _keep(self, name: str) -> None:
-        """An executor's lives, as actors.executors has them: killed, and started again."""
-        for life in count(1):
-            address = f"{name}/{life}"
-            await asyncio.sleep(self.random.expovariate(2))  # until its sandbox stands
-            sandbox = NotebookSandbox(self)
-            self.living.add(address)
-            executor = Executor(self.buses[name], sandbox, address=address, slots=2, launcher=LAUNCHER)
-            work = asyncio.create_task(executor.run())
-            if not self.kills:
-                await work
-            await asyncio.sleep(self.random.expovariate(self.kills))
-            await self._kill(work)
-            self.num_killed += 1
-            self.living.discard(address)
-            self._lose_what_it_has_not_read(name)
-            if address in self.joined:
-                await self.buses[LAUNCHER].send(ROLLOUT, ExecutorLeft(address, f"{name} was killed"))
-
-    async def _lead(self) -> RunFinished:
-        """The launcher's part."""
-        while True:
-            match (await self.buses[LAUNCHER].receive()).message:
-                case RunFinished() as finished:
-                    return finished
-                case ExecutorJoined() as event:
-                    if event.executor in self.living:
-                        self.joined.add(event.executor)
-                        await self.buses[LAUNCHER].send(ROLLOUT, event)
-                case CallsMoved() as moved:
-                    self.moved.append(moved)
-                case _:
-                    pass
-
-    # ---------------------------------------------------------------- learner
-
-    async def _learn(self, process: str, envelope: Envelope) -> AnyMessage | None:
-        if isinstance(envelope.message, BatchReady):
-            check_versions(envelope.message.rows, envelope.message.step, self.run.rl.max_staleness)
-            self.batches.append(envelope.message)
-            await asyncio.sleep(1.0)
-            await self.buses[LEARNER].send(f"{HEAD}/recipe", StepTrained(envelope.message.step, {"loss": 0.0}))
-            await self._publish(envelope.message.step)
-        return None
-
-    async def _publish(self, version: int) -> None:
-        await self.buses[LEARNER].send(f"{HEAD}/recipe", WeightsPublished(version, "/dev/shm/x", 4, "d"))
-
-
-def _shutdown(process: str) -> bytes:
-    return encode(Envelope(LAUNCHER, process, Shutdown()))
+    async def _kill_all(self) -> None:
+        while self.faults.disasters:
+            await asyncio.sleep(self.random.expovariate(self.faults.disasters))
+            for life in list(self.lives.values()):
+                self.kill(life)
+            if self.random.random() < 0.5:
+                self._say("the launcher is killed")
+                self.deaths["launcher"] += 1
+                self.network.kill(LAUNCHER)
+                self._over.set_result(None)

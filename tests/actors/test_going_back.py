@@ -1,0 +1,57 @@
+"""What a launch finds of the one before: nothing that came after the step at which it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from actors.head import MetricsFile
+from actors.launcher import go_back_to
+from bus.messages import MetricsRecorded
+from configs.run_folder import RunFolder
+from engine.journal import BatchJournal
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """Three steps were done, and the batches of two were not yet in a checkpoint."""
+    folder = RunFolder(tmp_path)
+    folder.checkpoints.mkdir()
+    journal = BatchJournal(folder.batches)
+    for step in (2, 3):
+        journal.write(step, b"batch")
+    write(folder, *(MetricsRecorded("step", step, "", {"loss": 1.0}) for step in (1, 2, 3)))
+    return folder
+
+
+def write(folder: RunFolder, *lines: MetricsRecorded) -> None:
+    metrics = MetricsFile(folder.metrics)
+
+    async def tell() -> None:
+        for line in lines:
+            await metrics.write(line)
+
+    asyncio.run(tell())
+
+
+def losses(folder: RunFolder) -> list[tuple[int, float]]:
+    lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    return [(line["step"], line["loss"]) for line in lines]
+
+
+def test_batches_of_a_former_launch_are_given_to_no_learner(folder: RunFolder) -> None:
+    go_back_to(folder, 1)
+    assert BatchJournal(folder.batches).steps() == []
+
+
+@pytest.mark.parametrize(("step", "kept"), [(0, []), (1, [(1, 1.0)])])
+def test_steps_that_are_done_again_get_a_line_again(
+    folder: RunFolder, step: int, kept: list[tuple[int, float]]
+) -> None:
+    go_back_to(folder, step)
+    assert losses(folder) == kept
+    write(folder, *(MetricsRecorded("step", each, "", {"loss": 0.5}) for each in range(step + 1, 4)))
+    assert losses(folder) == [*kept, *((each, 0.5) for each in range(step + 1, 4))]

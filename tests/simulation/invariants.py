@@ -1,0 +1,128 @@
+"""What must hold after every simulated run, whatever happened in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from actors.decider_loop import REFUSED
+from actors.wiring import HEAD, ROLLOUT
+from bus.codec import decode
+from bus.event_log import Event
+from bus.lanes import lane_of
+from bus.messages import AnyMessage, RunStarted, StartGroup, TrajectoryAborted, TrajectoryFailed, TrajectoryFinished
+from bus.transport import process_of
+from policies.arbiter import Arbiter
+from policies.group_buffer import GroupBuffer
+from policies.rollout import Rollout
+from tests.simulation.replaying import replay
+from tests.simulation.world import World
+
+End = TrajectoryFinished | TrajectoryFailed | TrajectoryAborted
+CAUSES = {"engine left", "engine", "executor left", "sandbox", "grader"}
+
+
+def check(world: World) -> None:
+    check_that_each_ends_once(world)
+    check_the_steps(world)
+    check_the_links(world)
+    check_the_replay(world)
+    check_the_engines(world)
+
+
+def launches(world: World, process: str) -> list[list[Event]]:
+    """The events of the process by launch; left out are those that were refused, and those that nobody lived to decide on."""
+    log, found = world.logs[process], list[list[Event]]()
+    sessions: list[int] = []
+    for event in log.events:
+        if event.kind == "RunStarted" and event.session not in sessions:
+            sessions.append(event.session)
+            found.append([])
+        decision = log.decisions.get(event.seq)
+        if decision is not None and decision.effects != REFUSED:
+            found[-1].append(event)
+    return found
+
+
+def messages(events: Sequence[Event]) -> Iterator[AnyMessage]:
+    return (decode(event.frame).message for event in events)
+
+
+def check_that_each_ends_once(world: World) -> None:
+    """In the last launch all that started, in an earlier one, which was killed, none twice."""
+    started = [list(_started(events)) for events in launches(world, ROLLOUT)]
+    heard = [[each for each in messages(events) if isinstance(each, End)] for events in launches(world, HEAD)]
+    ended = [Counter(end.trajectory_id for end in ends) for ends in heard]
+    assert all(count == 1 for ends in ended for count in ends.values())
+    assert Counter(started[-1]) == ended[-1]
+    assert len(started[-1]) == len(set(started[-1]))
+    ends = [end for ends in heard for end in ends]
+    assert world.run.rl.oversubscribe > 1 or not any(isinstance(end, TrajectoryAborted) for end in ends)
+    assert {end.cause.partition(":")[0] for end in ends if isinstance(end, TrajectoryFailed)} <= CAUSES
+
+
+def _started(events: Sequence[Event]) -> Iterator[int]:
+    for message in messages(events):
+        if isinstance(message, StartGroup):
+            yield from range(message.first_trajectory_id, message.first_trajectory_id + message.size)
+
+
+def check_the_steps(world: World) -> None:
+    """In their order, each once; nobody is trained on twice."""
+    steps = list(range(1, world.run.rl.steps + 1))
+    assert [batch.step for batch in world.batches] == steps
+    assert [line.step for line in world.metrics if line.kind == "step"] == steps
+    subjects = Counter((line.kind, line.step, line.label) for line in world.metrics)
+    assert set(subjects.values()) == {1}
+    rows = Counter(row.trajectory_id for row in world.disk.rows())
+    assert not [trajectory for trajectory, count in rows.items() if count > 1]
+
+
+def check_the_links(world: World) -> None:
+    """No message twice, none lost, each lane in its order: the numbers of each link in the log, over all lives."""
+    if world.faults.echoes:
+        return
+    for process, log in world.logs.items():
+        links: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        for event in log.events:
+            if process_of(event.sender) != process:
+                link = (process_of(event.sender), lane_of(event.kind))
+                links.setdefault(link, []).append((event.session, event.number))
+        for link, numbers in links.items():
+            assert numbers[0][1] == 0, f"{link} to {process} begins with {numbers[0]}"
+            for (session, number), following in pairwise(numbers):
+                expected = (session, number + 1) if following[0] == session else (following[0], 0)
+                assert following == expected and following[0] >= session, (
+                    f"{link} to {process}: {following} after {session, number}"
+                )
+
+
+def check_the_replay(world: World) -> None:
+    """Identical, what was refused included; leases are conserved at all times; at the end nobody holds or waits for
+    anything, and engines are in the books with the lives that they have."""
+    deciders = world.deciders()
+    for decider in replay(world, deciders):
+        if isinstance(decider, Arbiter) and world.run.arbiter.policy in ("kv", "kv_lookahead"):
+            assert all(0 <= each.leased_pages <= each.pages for each in decider.ledger.engines.values())
+    rollout, arbiter, buffer = deciders[ROLLOUT][ROLLOUT], deciders[HEAD]["arbiter"], deciders[HEAD]["buffer"]
+    assert isinstance(rollout, Rollout) and isinstance(arbiter, Arbiter) and isinstance(buffer, GroupBuffer)
+    assert not rollout.trajectories and not rollout.waiting
+    assert all(load.open_calls == 0 for load in rollout.placement.loads.values())
+    assert not arbiter.ledger.holdings
+    assert {name: engine.life for name, engine in arbiter.ledger.engines.items()} == world.engine_lives
+    assert all(engine.leased_pages == 0 for engine in arbiter.ledger.engines.values())
+    assert not (buffer.state.steps or buffer.state.stopping or buffer.state.evaluation)
+
+
+def check_the_engines(world: World) -> None:
+    """None works for anybody, or keeps a cache that nobody will ask for."""
+    for name, engine in world.engines.items():
+        assert not engine.running, name
+        assert not engine.cached, name
+
+
+def started_anew(world: World) -> int:
+    """How often the run was resumed."""
+    heard = [decode(event.frame).message for event in world.logs[HEAD].events if event.actor == "recipe"]
+    return sum(isinstance(message, RunStarted) for message in heard) - 1

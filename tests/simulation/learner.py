@@ -1,0 +1,120 @@
+"""The learner under a virtual clock: engine.learner without a model. What is on its disk survives its lives."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import msgspec
+
+from bus.codec import decode
+from bus.messages import BatchReady, Row, Shutdown, StepTrained, WeightsPublished
+from bus.transport import Bus
+from engine.batches import check_versions
+
+RECIPE = "head/recipe"
+TRAINING_S = 1.0
+
+
+class Disk(msgspec.Struct):
+    """Of the learner."""
+
+    checkpoints: set[int] = set()
+    journal: dict[int, bytes] = {}  # frames of batches, by step
+    batches: list[BatchReady] = []  # all that were trained on, in the order in which they first were
+
+    def trained(self, batch: BatchReady) -> None:
+        """A step that is made again is made with the same rows."""
+        steps = {each.step: each for each in self.batches}
+        if batch.step in steps:
+            assert steps[batch.step] == batch, f"step {batch.step} is made again with other rows"
+        else:
+            self.batches.append(batch)
+
+    def go_back_to(self, step: int) -> None:
+        """As actors.launcher."""
+        self.journal.clear()
+        self.checkpoints = {each for each in self.checkpoints if each <= step}
+        self.batches = [batch for batch in self.batches if batch.step <= step]
+
+    def rows(self) -> list[Row]:
+        return [row for batch in self.batches for row in batch.rows]
+
+
+class SimulatedLearner:
+    def __init__(
+        self, bus: Bus, disk: Disk, random: Random, *, steps: int, checkpoint_every: int, staleness: int
+    ) -> None:
+        self._bus, self._disk, self._random = bus, disk, random
+        self._steps, self._checkpoint_every, self._staleness = steps, checkpoint_every, staleness
+        self._newest = max(disk.journal, default=-1)
+        self._batches: asyncio.Queue[BatchReady] = asyncio.Queue(2 + staleness)
+        self._step = 0
+
+    async def run(self, resume_step: int | None) -> None:
+        """Until Shutdown. `resume_step` as in engine.learner: None is the newest checkpoint."""
+        working, listening = asyncio.create_task(self._work(resume_step)), asyncio.create_task(self._listen())
+        try:
+            done, _ = await asyncio.wait([working, listening], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            working.cancel()
+            listening.cancel()
+
+    async def _moment(self) -> None:
+        await asyncio.sleep(self._random.expovariate(20))
+
+    async def _listen(self) -> None:
+        while True:
+            delivery = await self._bus.receive_delivery()
+            match decode(delivery.frame).message:
+                case Shutdown():
+                    return
+                case BatchReady(step=step) as batch if step > self._newest:
+                    self._newest = step
+                    await self._moment()
+                    self._disk.journal[step] = delivery.frame
+                    self._bus.acknowledge(delivery)
+                    await self._batches.put(batch)
+                    continue
+                case BatchReady():
+                    self._bus.acknowledge(delivery)
+                case other:
+                    raise AssertionError(f"the learner has no use for {type(other).__name__}")
+
+    async def _work(self, resume_step: int | None) -> None:
+        disk = self._disk
+        given = sorted(disk.journal)
+        begun = self._step = max(disk.checkpoints, default=0) if resume_step is None else resume_step
+        await self._moment()
+        disk.checkpoints.add(self._step)
+        await self._announce(self._step, {}, publish=not any(step > self._step for step in given))
+        for step in given:
+            if step > self._step:
+                batch = decode(disk.journal[step]).message
+                assert isinstance(batch, BatchReady)
+                await self._train(batch, publish=step == given[-1])
+        while True:
+            batch = await self._batches.get()
+            if batch.step > begun:
+                await self._train(batch, publish=True)
+
+    async def _train(self, batch: BatchReady, *, publish: bool) -> None:
+        assert batch.step == self._step + 1, f"step {batch.step} cannot be trained after step {self._step}"
+        check_versions(batch.rows, batch.step, self._staleness)
+        await asyncio.sleep(TRAINING_S)
+        self._disk.trained(batch)
+        self._step = batch.step
+        if batch.step % self._checkpoint_every == 0 or batch.step == self._steps:
+            await self._moment()
+            self._disk.checkpoints.add(batch.step)
+            await self._moment()
+            for step in [step for step in self._disk.journal if step <= batch.step]:
+                del self._disk.journal[step]
+        await self._announce(batch.step, {"loss": 0.0}, publish=publish)
+
+    async def _announce(self, step: int, metrics: dict[str, float], *, publish: bool) -> None:
+        await self._bus.send(RECIPE, StepTrained(step, metrics))
+        if publish:
+            await self._bus.send(RECIPE, WeightsPublished(step, "/dev/shm/x", 4, "d"))

@@ -1,0 +1,46 @@
+"""Anything happens to anybody, under a virtual clock: every process is killed at any moment, connections break, repeat and
+part, and everything is killed at once, with and without the launcher. `make simulate-faults` has many more seeds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from tests.simulation.campaign import play, world_of
+from tests.simulation.invariants import started_anew
+from tests.simulation.world import World
+
+FEW = 6
+SEEDS = [*range(FEW), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(FEW, 300))]
+
+
+@cache
+def lived(seed: int) -> World:
+    return play(world_of(seed))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whatever_happens_the_numbers_add_up(seed: int) -> None:
+    """All of tests.simulation.invariants."""
+    assert lived(seed).batches
+
+
+def test_a_few_seeds_contain_every_fault() -> None:
+    worlds = [lived(seed) for seed in range(FEW)]
+    deaths, happened = Counter[str](), Counter[str]()
+    for world in worlds:
+        deaths += world.deaths
+        happened += world.network.happened
+    assert set(deaths) == {"head", "rollout", "learner", "generator", "executor", "launcher"}
+    assert set(happened) >= {"break", "repeat", "partition"}
+    assert sum(started_anew(world) for world in worlds) > 0
+
+
+def test_the_same_seed_gives_the_same_run_to_the_byte() -> None:
+    first, second = lived(1), play(world_of(1))
+    assert first.history == second.history
+    for process, log in first.logs.items():
+        assert log.events == second.logs[process].events
+        assert log.decisions == second.logs[process].decisions

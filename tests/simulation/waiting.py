@@ -1,0 +1,56 @@
+"""Who waits for what in a simulated run, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from actors.wiring import HEAD, ROLLOUT
+from policies.arbiter import Arbiter
+from policies.group_buffer import GroupBuffer
+from policies.recipe import Recipe
+from policies.rollout import Rollout
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+
+def who_waits(world: World) -> str:
+    """By the states of the deciders that live, and by what their peers have not acknowledged."""
+    return "; ".join(_waits(world)) or "nobody"
+
+
+def _waits(world: World) -> Iterator[str]:
+    for life in world.lives.values():
+        if life.process.returncode is not None:
+            yield f"{life.name} is dead"
+        elif life.bus is not None:
+            for peer, held in life.bus.unacknowledged.items():
+                yield f"{life.name} waits for {peer} to acknowledge {held}"
+            if life.bus.waiting:
+                yield f"{life.bus.waiting} frames wait to be read by {life.name}"
+    for decider in [each for process in (HEAD, ROLLOUT) for each in world.present.get(process, {}).values()]:
+        yield from _wait_of(decider)
+
+
+def _wait_of(decider: object) -> Iterator[str]:
+    if isinstance(decider, Rollout):
+        for each in decider.trajectories.values():
+            where = each.engine if each.phase == "generating" else each.executor if each.open_calls else "the arbiter"
+            yield f"trajectory {each.trajectory_id} is {each.phase} since {each.since:.3f} s, and waits for {where or 'an executor'}"
+    elif isinstance(decider, Arbiter):
+        for holding in decider.ledger.holdings.values():
+            if holding.state == "waiting":
+                yield f"trajectory {holding.trajectory_id} waits for room since {holding.since:.3f} s"
+    elif isinstance(decider, GroupBuffer):
+        for step, collection in decider.state.steps.items():
+            yield f"step {step} waits for the groups {sorted(collection.open)}"
+        if decider.state.evaluation is not None:
+            yield f"an evaluation waits for the groups {sorted(decider.state.evaluation.open)}"
+    elif isinstance(decider, Recipe):
+        newest = decider.state.version
+        for name, engine in decider.state.engines.items():
+            if engine.holds < newest:
+                yield f"the recipe waits for {name}/{engine.life} to load version {newest}"
+        if decider.state.held >= decider.state.trained:
+            yield f"the recipe has trained step {decider.state.trained}, and waits for the next or for evaluations {decider.state.evaluations}"
