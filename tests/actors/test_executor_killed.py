@@ -18,6 +18,7 @@ from actors.children import Children
 from actors.clock import steady_clock
 from actors.decider_loop import DeciderLoop
 from actors.executors import Executors
+from actors.supervisor import Supervisor
 from bus.messages import (
     AnyMessage,
     Envelope,
@@ -31,11 +32,11 @@ from bus.messages import (
     TrajectoryFinished,
     TurnRequested,
 )
-from bus.transport import Bus
+from bus.transport import Bus, process_of
 from bus.zeromq import zmq_bus
 from configs.load import write_resolved
 from configs.run_folder import RunFolder
-from configs.schema import Run, Sandbox
+from configs.schema import Run, Sandbox, Supervision
 from policies.record import bytes_to_ids
 from policies.rollout import Rollout
 from tests.fakes import ANSWER, PROMPT, TOKENIZER, generated, rules
@@ -79,12 +80,12 @@ class Node:
             self.names,
             ("rollout-0",),
             self.launcher,
-            self.children,
             lambda name, life: [
                 *(sys.executable, "-m", "actors.process", name),
-                *("--run-folder", str(path), "--life", str(life)),
+                *("--run-folder", str(path), "--life", str(life), "--session", str(life)),
             ],
         )
+        self.supervisor = Supervisor(self.executors.programs(), self.children, Supervision())
         self.rollout = Rollout(rules(max_turns=9), TOKENIZER)
         self.ended: list[TrajectoryFinished | TrajectoryFailed] = []
         self.head, self.generator = self._bus("head"), self._bus("generator-0")
@@ -98,7 +99,7 @@ class Node:
         loop = DeciderLoop(self.bus, None, {"rollout-0": self.rollout}, {}, steady_clock())
         works = (loop.run(), self._lead(), self._serve(self.head, self._decide), self._serve(self.generator, self._say))
         self._tasks = [asyncio.create_task(work) for work in works]
-        self.executors.start()
+        self.supervisor.start()
 
     async def until(self, condition: Callable[[], bool]) -> None:
         while not condition():
@@ -115,7 +116,7 @@ class Node:
         await self.until(lambda: address not in self.rollout.placement.loads)
 
     async def stop(self) -> None:
-        await self.executors.stop()
+        await self.supervisor.stop()
         for name in self.names:
             await self.launcher.send(name, Shutdown())
             if not await self.children.wait(name, 5):
@@ -131,8 +132,8 @@ class Node:
             match (await self.launcher.receive()).message:
                 case ExecutorJoined() as event:
                     await self.executors.joined(event)
-                case ExecutorProved() as event:
-                    self.executors.proved(event)
+                case ExecutorProved(executor=executor):
+                    self.supervisor.proved(process_of(executor))
                 case _:
                     pass
 
