@@ -45,7 +45,7 @@ def fork(
 ) -> tuple[list[Trajectory], list[Ended]]:
     """From the beginning of turn 1 on, after one cell."""
     begins = branches(course(history()).beginnings[1], count, None)
-    engine = SayingEngine(Random(1), Texts(*texts), kv_tokens)  # pyright: ignore[reportArgumentType]
+    engine = SayingEngine(Random(1), Texts(*texts), kv_tokens, version=0)  # pyright: ignore[reportArgumentType]
     return begins, run_virtually(go_on(RULES, TOKENIZER, engine, sandbox or ObedientSandbox(), begins))
 
 
@@ -114,7 +114,7 @@ def real_notebook(*cells: str, limit_s: float = 4.0) -> Ended:
     """A branch that runs the last cell in a real sandbox, after those that its log says went well."""
     ran = with_code(history(), cells[0])
     begins = course(ran).beginnings[1]
-    engine = SayingEngine(Random(1), Texts(call_of(cells[1]), ANSWER), 8192)  # pyright: ignore[reportArgumentType]
+    engine = SayingEngine(Random(1), Texts(call_of(cells[1]), ANSWER), 8192, version=0)  # pyright: ignore[reportArgumentType]
     sandbox = sandbox_of(SandboxConfig(backend="process", time_limit_s=limit_s))
     (ended,) = asyncio.run(go_on(RULES, TOKENIZER, engine, sandbox, [begins]))
     return ended
