@@ -24,6 +24,7 @@ _DOMAIN = b"asterism"
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where ZeroMQ asks who may come in (RFC 27)
 _SILENCE = b"300"  # the answer upon which ZeroMQ cuts a peer off without a word; 400 would tell it why
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 2_000, 10_000  # a connection that carries nothing for so long is made anew
+_HANDSHAKE_MS = 5_000  # for who does not end one; then he is cut off
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 Socket = zmq.Socket[bytes]
@@ -97,6 +98,7 @@ def listen(socket: Socket, network: Network) -> str:
     socket.setsockopt(zmq.CURVE_SECRETKEY, network.key.secret)
     socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     _keep_alive(socket)
     socket.bind(f"tcp://{network.interface}:*")
     return socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # pyright: ignore
