@@ -168,7 +168,7 @@ class EventLog:
             group, open_ = self._next_group()
             try:
                 self._commit(group)
-            except sqlite3.Error as error:
+            except (sqlite3.Error, OverflowError) as error:  # a full disk; a number that no column holds
                 self._failure = EventLogFailure(f"{self._path}: {error}")
                 self.on_commit(self._committed)
                 return

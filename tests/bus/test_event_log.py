@@ -207,3 +207,10 @@ def test_kill_9_in_the_middle_of_writing_tears_no_record(tmp_path: Path) -> None
     assert [event.seq for event in read] == list(range(1, len(read) + 1))
     assert all(event.frame == b"x" * 50 for event in read)
     EventLog(path).close()  # and it can be written again
+
+
+def test_a_number_that_no_log_can_hold_is_a_failure_and_no_silence(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "log.sqlite")
+    log.append(0.0, "buffer", "a", "Kind", 1 << 63, b"x")
+    with pytest.raises(EventLogFailure, match="too large"):
+        log.close()
