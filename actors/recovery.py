@@ -13,15 +13,15 @@ from pathlib import Path
 
 import msgspec
 
-from actors.decider_loop import ACTS, REFUSED, Observer, encode_effects, fingerprint, state_fingerprint
-from bus.codec import decode
+from actors.decider_loop import ACTS, Observer
+from actors.replay import decide_again
 from bus.event_log import Decision, Event
 from bus.event_reading import check_whole, first_of_session, read_events
 from bus.lanes import Lane, lane_of, lane_of_frame
-from bus.messages import AnyMessage, ProtocolError
+from bus.messages import AnyMessage
 from bus.transport import process_of
 from configs.errors import UnusableInput
-from policies.decider import Decider
+from policies.decider import Decider, Send
 
 Peer = tuple[str, Lane]
 
@@ -125,21 +125,20 @@ class Recovery:
         self.taken[sender, lane] = max(known, (event.session, event.number + 1))
 
     def _decide(self, event: Event) -> Decision:
-        decider, envelope = self._deciders[event.actor], decode(event.frame)
-        try:
-            effects = decider.decide(event.time, envelope.message)
-        except ProtocolError:
-            return Decision(event.seq, REFUSED, None)
-        if self._observer is not None:
-            self._observer.saw(event.time, envelope.message, effects)
-        frames = encode_effects(envelope.to, effects)
-        for effect, frame in zip(effects, frames, strict=True):
-            process, _, actor = effect.to.partition("/")
-            if process == self._process and actor in self._services:
-                self.served.append((actor, effect.message))
-            else:
-                self._sent(process, lane_of(type(effect.message).__name__)).add(frame, self.num_events)
-        return Decision(event.seq, fingerprint(frames), state_fingerprint(decider.state_after(envelope.message)))
+        done = decide_again(self._deciders[event.actor], event)
+        if not isinstance(done.effects, str):
+            if self._observer is not None:
+                self._observer.saw(event.time, done.message, done.effects)
+            for effect, frame in zip(done.effects, done.frames, strict=True):
+                self._note(effect, frame)
+        return Decision(event.seq, *done.fingerprints)
+
+    def _note(self, effect: Send, frame: bytes) -> None:
+        process, _, actor = effect.to.partition("/")
+        if process == self._process and actor in self._services:
+            self.served.append((actor, effect.message))
+        else:
+            self._sent(process, lane_of(type(effect.message).__name__)).add(frame, self.num_events)
 
     def links(self) -> dict[Peer, tuple[int, Sequence[bytes]]]:
         """As bus.transport.Bus.restore takes them."""

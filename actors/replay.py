@@ -17,7 +17,7 @@ from actors.wiring import HEAD, ROLLOUT, deciders_of
 from bus.codec import decode
 from bus.event_log import Decision, Event
 from bus.event_reading import check_whole, missing, read_events
-from bus.messages import ProtocolError, RunStarted
+from bus.messages import AnyMessage, BatchReady, ProtocolError, RunStarted
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import Run
@@ -78,7 +78,7 @@ def replay_process(process: str, path: Path, deciders: Mapping[str, Decider]) ->
     sent: dict[str, Sent] = {}
     since = whole_since(path)
     left_out = sum(1 for event, _ in read_events(path) if event.seq < since) if since > 1 else 0
-    for event, decision, done in _decide_all_again(path, deciders, since=since):
+    for event, decision, done in decide_all_again(path, deciders, since=since):
         count += 1
         before = sent.setdefault(event.actor, Sent(event.time))
         if event.kind == RunStarted.__name__:
@@ -107,7 +107,7 @@ def replay_until(path: Path, deciders: Mapping[str, Decider], seq: int) -> Event
     since = whole_since(path)
     if seq < since:
         check_whole(path, since=1)
-    for event, _, _ in _decide_all_again(path, deciders, since=since):
+    for event, _, _ in decide_all_again(path, deciders, since=since):
         if event.seq == seq:
             return event
     raise UnusableInput(f"{path}: there is no event {seq}")
@@ -115,16 +115,18 @@ def replay_until(path: Path, deciders: Mapping[str, Decider], seq: int) -> Event
 
 def replay_before(path: Path, deciders: Mapping[str, Decider], moment: float) -> None:
     """Leaves the deciders as they were at a time, in seconds since the epoch."""
-    for _ in _decide_all_again(path, deciders, since=whole_since(path), until=moment):
+    for _ in decide_all_again(path, deciders, since=whole_since(path), until=moment):
         pass
 
 
-class _Done(msgspec.Struct, frozen=True):
+class Done(msgspec.Struct, frozen=True):
     """What a decider has done with an event."""
 
+    message: AnyMessage  # the event's
     effects: Sequence[Send] | str  # or why the event is refused
+    frames: Sequence[bytes]  # of the effects
     state: msgspec.Struct | None
-    fingerprints: tuple[bytes, bytes | None]  # of both
+    fingerprints: tuple[bytes, bytes | None]  # of effects and state, as bus.event_log.Decision has them
 
     def other_than(self, decision: Decision | None) -> str:
         """What differs; nothing where the process was killed between logging the event and deciding on it."""
@@ -135,20 +137,27 @@ class _Done(msgspec.Struct, frozen=True):
         return next(differing, "")
 
 
-def _decide_all_again(
+def decide_all_again(
     path: Path, deciders: Mapping[str, Decider], *, since: int, until: float | None = None
-) -> Iterator[tuple[Event, Decision | None, _Done]]:
+) -> Iterator[tuple[Event, Decision | None, Done]]:
+    """From event number `since` on, up to a time in seconds since the epoch, if one is given."""
     for event, decision in read_events(path, since=since):
         if until is not None and event.time > until:
             return
-        yield event, decision, _decide_again(deciders[event.actor], event)
+        yield event, decision, decide_again(deciders[event.actor], event)
 
 
-def _decide_again(decider: Decider, event: Event) -> _Done:
+def batches_of(done: Done) -> list[BatchReady]:
+    """What goes to the learner."""
+    sends = () if isinstance(done.effects, str) else done.effects
+    return [send.message for send in sends if isinstance(send.message, BatchReady)]
+
+
+def decide_again(decider: Decider, event: Event) -> Done:
     envelope = decode(event.frame)
     try:
         effects = decider.decide(event.time, envelope.message)
     except ProtocolError as error:
-        return _Done(str(error), None, (REFUSED, None))
-    state = decider.state_after(envelope.message)
-    return _Done(effects, state, (fingerprint(encode_effects(envelope.to, effects)), state_fingerprint(state)))
+        return Done(envelope.message, str(error), (), None, (REFUSED, None))
+    frames, state = encode_effects(envelope.to, effects), decider.state_after(envelope.message)
+    return Done(envelope.message, effects, frames, state, (fingerprint(frames), state_fingerprint(state)))

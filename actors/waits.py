@@ -14,10 +14,9 @@ from pathlib import Path
 
 import msgspec
 
+from actors.replay import Done, batches_of, decide_all_again, whole_since
 from actors.wiring import HEAD, LEARNER, ROLLOUT, deciders_of
-from bus.codec import decode
-from bus.event_reading import read_events
-from bus.messages import BatchReady, ProtocolError, RunStarted, WeightsPublished
+from bus.messages import RunStarted, WeightsPublished
 from configs.errors import UnusableInput
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
@@ -94,14 +93,13 @@ def _of_the_head(run: Run, folder: RunFolder) -> Iterator[Wait]:
     assert isinstance(recipe, Recipe)
     published, began = 0.0, 0.0
     batches: dict[int, float] = {}  # by step: when it went to the learner
-    for at, message, batch in _decided_again(HEAD, folder, deciders):
-        if isinstance(message, RunStarted):
+    for at, done in _decided_again(HEAD, folder, deciders):
+        if isinstance(done.message, RunStarted):
             published = began = at
             batches.clear()
-        elif isinstance(message, WeightsPublished):
+        elif isinstance(done.message, WeightsPublished):
             published = at
-        if batch is not None:
-            batches[batch.step] = at
+        batches.update({batch.step: at for batch in batches_of(done)})
     version = recipe.state.version
     for name, engine in recipe.state.engines.items():
         if engine.holds < version:
@@ -121,21 +119,13 @@ def _of_the_head(run: Run, folder: RunFolder) -> Iterator[Wait]:
             yield Wait("head/buffer", ROLLOUT, what, began)
 
 
-def _decided_again(
-    process: str, folder: RunFolder, deciders: Mapping[str, Decider]
-) -> Iterator[tuple[float, object, BatchReady | None]]:
-    """Every event with the batch that came of it, if one did."""
+def _decided_again(process: str, folder: RunFolder, deciders: Mapping[str, Decider]) -> Iterator[tuple[float, Done]]:
+    """When, and what."""
     path = folder.events / f"{process}.sqlite"
     if not path.exists():
         raise UnusableInput(f"{path}: there is no event log; was the run started with log.events = false?")
-    for event, _ in read_events(path):
-        message = decode(event.frame).message
-        try:
-            effects = deciders[event.actor].decide(event.time, message)
-        except ProtocolError:
-            continue
-        batches = [send.message for send in effects if isinstance(send.message, BatchReady)]
-        yield event.time, message, batches[0] if batches else None
+    for event, _, done in decide_all_again(path, deciders, since=whole_since(path)):
+        yield event.time, done
 
 
 def tell_waits(folder: RunFolder) -> None:

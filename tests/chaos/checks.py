@@ -8,12 +8,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from actors.replay import replay_run
+from actors.replay import batches_of, decide_all_again, replay_run
 from actors.wiring import HEAD, deciders_of
 from analysis.sameness import differences
-from bus.codec import decode
-from bus.event_reading import read_events
-from bus.messages import BatchReady, ProtocolError, RunStarted
+from bus.messages import BatchReady, RunStarted
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
 from engine.batches import check_versions
@@ -59,16 +57,11 @@ def _complaints_about_batches(folder: RunFolder) -> Iterator[str]:
     """In the last word on each step: that of the latest launch that came to it."""
     batches: dict[int, BatchReady] = {}
     run = load_resolved(folder.config)
-    deciders = deciders_of(HEAD, run, folder)
-    for event, _ in read_events(folder.events / f"{HEAD}.sqlite"):
-        message = decode(event.frame).message
-        if isinstance(message, RunStarted):
-            batches = {step: batch for step, batch in batches.items() if step <= message.step}
-        try:
-            effects = deciders[event.actor].decide(event.time, message)
-        except ProtocolError:
-            continue
-        batches.update({send.message.step: send.message for send in effects if isinstance(send.message, BatchReady)})
+    path, deciders = folder.events / f"{HEAD}.sqlite", deciders_of(HEAD, run, folder)
+    for _, _, done in decide_all_again(path, deciders, since=1):
+        if isinstance(done.message, RunStarted):
+            batches = {step: batch for step, batch in batches.items() if step <= done.message.step}
+        batches.update({batch.step: batch for batch in batches_of(done)})
     if sorted(batches) != list(range(1, STEPS + 1)):
         yield f"there were batches for the steps {sorted(batches)}"
     rows = Counter(row.trajectory_id for batch in batches.values() for row in batch.rows)
