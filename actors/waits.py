@@ -16,7 +16,7 @@ import msgspec
 
 from actors.replay import Done, batches_of, decide_all_again, whole_since
 from actors.wiring import HEAD, LEARNER, ROLLOUT, deciders_of
-from bus.messages import RunStarted, WeightsPublished
+from bus.messages import RunStarted, StepRequested, WeightsPublished
 from configs.errors import UnusableInput
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
@@ -38,7 +38,8 @@ class Wait(msgspec.Struct, frozen=True):
 
     def told(self, now: float) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(self.since))
-        return f"{self.who} wait for {self.whom}: {self.what}, since {clock} ({now - self.since:.1f} s)"
+        verb = "wait" if self.who.startswith("trajectories") else "waits"
+        return f"{self.who} {verb} for {self.whom}: {self.what}, since {clock} ({now - self.since:.1f} s)"
 
 
 def waits_of(run: Run, folder: RunFolder) -> list[Wait]:
@@ -92,6 +93,7 @@ def _of_the_head(run: Run, folder: RunFolder) -> Iterator[Wait]:
     assert isinstance(buffer, GroupBuffer)
     assert isinstance(recipe, Recipe)
     published, began = 0.0, 0.0
+    requested: dict[int, float] = {}  # by step
     batches: dict[int, float] = {}  # by step: when it went to the learner
     for at, done in _decided_again(HEAD, folder, deciders):
         if isinstance(done.message, RunStarted):
@@ -99,6 +101,8 @@ def _of_the_head(run: Run, folder: RunFolder) -> Iterator[Wait]:
             batches.clear()
         elif isinstance(done.message, WeightsPublished):
             published = at
+        elif isinstance(done.message, StepRequested):
+            requested[done.message.step] = at
         batches.update({batch.step: at for batch in batches_of(done)})
     version = recipe.state.version
     for name, engine in recipe.state.engines.items():
@@ -116,7 +120,7 @@ def _of_the_head(run: Run, folder: RunFolder) -> Iterator[Wait]:
         ended = sum(len(group.finished) + len(group.failed) for group in collection.open.values())
         if collection.open:
             what = f"{len(collection.open)} groups of step {collection.step}, {missing - ended} trajectories"
-            yield Wait("head/buffer", ROLLOUT, what, began)
+            yield Wait("head/buffer", ROLLOUT, what, requested.get(collection.step, began))
 
 
 def _decided_again(process: str, folder: RunFolder, deciders: Mapping[str, Decider]) -> Iterator[tuple[float, Done]]:
