@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 import msgspec
@@ -39,10 +39,15 @@ async def run_head(run: Run, folder: RunFolder, step: int, life: Life) -> None:
 def step_to_resume(folder: RunFolder) -> int | None:
     """The newest step of which both the checkpoint and the log's record are there; None if there is nothing to resume.
 
-    A kill between the two leaves a checkpoint that the log does not know yet: then the one before it counts.
+    A kill between the two leaves a checkpoint that the log does not know yet: then the one before it counts. So it does
+    where the step has no line in the metrics yet, unless there is none before it but the beginning.
     """
     known = {0, *_cursors(folder.events / f"{HEAD}.sqlite")}
-    return max(known.intersection(steps_saved(folder.checkpoints)), default=None)
+    return newest_whole(known.intersection(steps_saved(folder.checkpoints)), steps_written(folder.metrics))
+
+
+def newest_whole(steps: Set[int], written: Set[int]) -> int | None:
+    return max(steps & written, default=None) or max(steps, default=None)
 
 
 def find_cursor(log: Path, step: int) -> BufferCursor:
@@ -61,6 +66,13 @@ def _cursors(log: Path) -> dict[int, BufferCursor]:
         [decode(event.frame).message for event, _ in read_events(log, kinds=["StepCollected"])] if log.exists() else []
     )
     return {message.step: message.cursor for message in messages if isinstance(message, StepCollected)}
+
+
+def steps_written(metrics: Path) -> set[int]:
+    """That have their line."""
+    lines = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
+    subjects = (_subject(line) for line in lines if line.endswith(b"\n"))
+    return {step for kind, step, _ in subjects if kind == "step"}
 
 
 class MetricsFile:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.head import MetricsFile
+from actors.head import MetricsFile, newest_whole, steps_written
 from actors.launcher import go_back_to
 from bus.messages import MetricsRecorded
 from configs.run_folder import RunFolder
@@ -55,3 +55,14 @@ def test_steps_that_are_done_again_get_a_line_again(
     assert losses(folder) == kept
     write(folder, *(MetricsRecorded("step", each, "", {"loss": 0.5}) for each in range(step + 1, 4)))
     assert losses(folder) == [*kept, *((each, 0.5) for each in range(step + 1, 4))]
+
+
+def test_a_step_without_its_line_is_done_again(folder: RunFolder) -> None:
+    assert steps_written(folder.metrics) == {1, 2, 3}
+    with folder.metrics.open("ab") as file:
+        file.write(b'{"kind":"step","step":4')  # a kill came in the middle of it
+    assert steps_written(folder.metrics) == {1, 2, 3}
+    assert newest_whole({0, 2, 4}, {1, 2, 3}) == 2
+    assert newest_whole({0, 4}, {1, 2, 3}) == 4  # the only one that was kept: better a line less than all steps again
+    assert newest_whole({0}, set()) == 0
+    assert newest_whole(set(), set()) is None

@@ -21,6 +21,7 @@ from actors.decider_loop import DeciderLoop
 from actors.deciding import go_on
 from actors.executor import Executor
 from actors.generator import Generator
+from actors.head import newest_whole
 from actors.launcher import session_of
 from actors.problems import Problems
 from actors.recovery import Recovery
@@ -94,6 +95,7 @@ class World:
         self.history: list[str] = []
         self.settling = False  # nothing happens any more
         self.first_step = 0  # after which the present launch went on
+        self.without_line: set[int] = set()  # steps that a launch went on from for want of another one that is whole
         self.logs = {HEAD: Kept(), ROLLOUT: Kept()}
         self.present: dict[str, Mapping[str, Decider]] = {}  # deciders of the present lives
         self.engines: dict[str, SayingEngine] = {}  # those of the present lives
@@ -177,7 +179,9 @@ class World:
     def _resume(self) -> None:
         """As actors.launcher with --resume."""
         known = {0, *self._cursors()}
-        self.first_step = max(known & self.disk.checkpoints, default=0)
+        written = {line.step for line in self.metrics if line.kind == "step"}
+        self.first_step = newest_whole(known & self.disk.checkpoints, written) or 0
+        self.without_line |= {self.first_step} - written
         self.disk.go_back_to(self.first_step)
         self.metrics = [line for line in self.metrics if line.step <= self.first_step] if self.first_step else []
 
