@@ -181,7 +181,7 @@ class World:
         known = {0, *self._cursors()}
         written = {line.step for line in self.metrics if line.kind == "step"}
         self.first_step = newest_whole(known & self.disk.checkpoints, written) or 0
-        self.without_line |= {self.first_step} - written
+        self.without_line |= {*range(1, self.first_step + 1)} - written
         self.disk.go_back_to(self.first_step)
         self.metrics = [line for line in self.metrics if line.step <= self.first_step] if self.first_step else []
 
