@@ -35,7 +35,7 @@ def plan(seed: int) -> tuple[Run, Faults]:
     draw = random.Random(seed)
 
     def often(rate: float) -> float:
-        return rate * draw.choice([0.0, 1.0, 3.0])
+        return rate * draw.choice([0.0, 1.0, 2.0])
 
     faults = Faults(
         lags=often(0.01),
@@ -46,14 +46,14 @@ def plan(seed: int) -> tuple[Run, Faults]:
         learner_deaths=often(0.05),
         decider_deaths=often(0.004),
         false_starts=often(0.05),
-        disasters=often(0.01),
+        disasters=often(0.02),
         partitions=often(0.1),
         evictions=often(0.03),
     )
     policy, rl = POLICIES[seed % len(POLICIES)], RL[seed % len(RL)]
     window = draw.choice([65_536, 4 * rl.live_groups * rl.rollouts])  # the least that a run may have
     run = replace(
-        RUN, evaluation=Evaluation(draw.choice([0, 1])), learner=Learner(checkpoint_every=draw.choice([1, 2]))
+        RUN, evaluation=Evaluation(draw.choice([0, 0, 0, 1])), learner=Learner(checkpoint_every=draw.choice([1, 2]))
     )
     return replace(run, arbiter=Arbiter(policy), rl=rl, bus=Bus(window)), faults
 

@@ -12,8 +12,8 @@ from tests.simulation.campaign import play, world_of
 from tests.simulation.invariants import started_anew
 from tests.simulation.world import World
 
-FEW = 6
-SEEDS = [*range(FEW), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(FEW, 300))]
+TELLING = (0, 3, 5, 22)  # between them they have every fault
+SEEDS = [*TELLING, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(300) if seed not in TELLING)]
 
 
 @cache
@@ -27,8 +27,8 @@ def test_whatever_happens_the_numbers_add_up(seed: int) -> None:
     assert lived(seed).batches
 
 
-def test_a_few_seeds_contain_every_fault() -> None:
-    worlds = [lived(seed) for seed in range(FEW)]
+def test_the_seeds_contain_what_they_are_to_test() -> None:
+    worlds = [lived(seed) for seed in TELLING]
     deaths, happened = Counter[str](), Counter[str]()
     for world in worlds:
         deaths += world.deaths
@@ -39,7 +39,7 @@ def test_a_few_seeds_contain_every_fault() -> None:
 
 
 def test_the_same_seed_gives_the_same_run_to_the_byte() -> None:
-    first, second = lived(1), play(world_of(1))
+    first, second = lived(3), play(world_of(3))
     assert first.history == second.history
     for process, log in first.logs.items():
         assert log.events == second.logs[process].events
