@@ -67,9 +67,8 @@ class Generator:
         self._under_way: dict[int, int] = {}  # by trajectory, the lease of the turn that the engine works on
         self._aborted: set[int] = set()  # of these trajectories
         self._loading = asyncio.Lock()  # weights, one version after the other
-        self._has_policy = (
-            asyncio.Event()
-        )  # before its first weights an engine generates nothing that may be trained on
+        self._told = 0  # the newest version that it was told of
+        self._has_policy = asyncio.Event()  # before that version it generates nothing
         self._asked = asyncio.Event()  # something has come that may have changed the load
         self._logger = structlog.get_logger()
 
@@ -118,6 +117,7 @@ class Generator:
                 if self._leases.get(trajectory_id, lease) <= lease:
                     self._engine.forget(trajectory_id)
             case WeightsPublished() as weights:
+                self._told = max(self._told, weights.version)
                 return self._load_weights(envelope.sender, weights)
             case GenerationPaused():
                 return self._engine.pause()
@@ -192,7 +192,8 @@ class Generator:
     # ---------------------------------------------------------------- weights
 
     def _note_version(self) -> None:
-        if self._engine.version >= 0:
+        """Older weights come first where the head goes on from its log, and cannot know what a former life here was told."""
+        if self._engine.version >= self._told:
             self._has_policy.set()
 
     async def _load_weights(self, sender: str, weights: WeightsPublished) -> None:

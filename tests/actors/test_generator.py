@@ -275,8 +275,10 @@ def test_nothing_is_generated_before_the_first_weights_are_loaded() -> None:
         await scene.tell(turn(1, 2), turn(2, 2), TurnAborted(2, 1))
         await asyncio.sleep(5.0)
         assert scene.engine.asked == []
-        await scene.tell(WeightsPublished(0, "", 4, ""))
-        answers = [(await scene.rollout.receive()).message for _ in range(3)]
+        await scene.tell(*(WeightsPublished(version, "", 4, "") for version in (0, 1, 2)))
+        await asyncio.sleep(2.5 * STEP_S)
+        assert (scene.engine.asked, scene.engine.version) == ([], 1)  # those of a former life are not what it waits for
+        answers = [(await scene.rollout.receive()).message for _ in range(5)]
         assert scene.engine.asked == [1]
         assert [answer.finish for answer in answers if isinstance(answer, TurnGenerated)] == ["abort", "length"]
 

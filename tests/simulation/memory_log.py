@@ -40,6 +40,7 @@ class MemoryLog:
         self._pending: list[Event | Decision] = []
         self._last = len(kept.events)
         self._dead = False
+        self._told = 0
         self.on_commit: Callable[[int], object] = lambda seq: None
 
     def kill(self) -> None:
@@ -89,5 +90,6 @@ class MemoryLog:
         self._loop.call_later(self._random.expovariate(10 * _COMMITS_PER_S), self._tell, len(self._kept.events))
 
     def _tell(self, seq: int) -> None:
-        if not self._dead:
+        if not self._dead and seq > self._told:  # one commit after the other
+            self._told = seq
             self.on_commit(seq)

@@ -142,9 +142,11 @@ class World:
         await asyncio.sleep(SETTLE_S + 2 * ECHO_WITHIN_S * bool(self.faults.echoes))
         self._check_that_all_is_quiet()
         stopping = asyncio.ensure_future(self.launch.stop())
-        await asyncio.wait([stopping, self._broken], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([stopping, self._broken], timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
         if self._broken.done():
             self._broken.result()
+        left = [life.name for life in self.lives.values() if life.process.returncode is None]
+        assert stopping.done(), f"{left} do not end when they are told to: {who_waits(self)}"
         return finished
 
     def _calm(self, happening: Sequence[asyncio.Task[None]]) -> None:
