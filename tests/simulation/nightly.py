@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
 import time
 import traceback
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+from multiprocessing import get_context
+from typing import NamedTuple
 
 import structlog
 
@@ -20,7 +25,7 @@ from tests.simulation import campaign, test_faults
 from tests.simulation.world import World
 
 WORLDS = {"faults": campaign.world_of, "repeats": test_faults.world_of}
-_SWEEP_EACH = 20  # runs: what they leave is collected then, and not in the middle of them
+_AT_ONCE = 20  # seeds that a process is given
 
 
 def failure_of(world: World) -> str:
@@ -32,26 +37,47 @@ def failure_of(world: World) -> str:
     return ""
 
 
+class Played(NamedTuple):
+    """A few seeds."""
+
+    failures: list[tuple[int, str]]  # seed, history and complaint
+    deaths: Counter[str]
+    num_events: int
+
+
+def play(kind: str, first: int, count: int) -> Played:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
+    gc.disable()  # what the runs leave is collected at the end, and not in the middle of them
+    played = Played([], Counter(), 0)
+    for seed in range(first, first + count):
+        world = WORLDS[kind](seed)
+        if failure := failure_of(world):
+            played.failures.append((seed, "\n".join((*world.history, failure))))
+        played.deaths.update(world.deaths)
+        played = played._replace(num_events=played.num_events + sum(len(log.events) for log in world.logs.values()))
+    gc.collect()
+    return played
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seeds", type=int, nargs="?", default=1000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--kind", choices=WORLDS, default="faults")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
-    gc.disable()
+    end = arguments.first + arguments.seeds
+    parts = [(first, min(_AT_ONCE, end - first)) for first in range(arguments.first, end, _AT_ONCE)]
     failed: list[int] = []
     deaths: Counter[str] = Counter()
     began, num_events = time.monotonic(), 0
-    for seed in range(arguments.first, arguments.first + arguments.seeds):
-        world = WORLDS[arguments.kind](seed)
-        if failure := failure_of(world):
-            failed.append(seed)
-            sys.stdout.write("\n".join((f"seed {seed}", *world.history, failure)))
-        deaths += world.deaths
-        num_events += sum(len(log.events) for log in world.logs.values())
-        if seed % _SWEEP_EACH == 0:
-            gc.collect()
+    with ProcessPoolExecutor(arguments.processes, get_context("forkserver")) as processes:
+        for played in processes.map(play, repeat(arguments.kind), *zip(*parts, strict=True)):
+            for seed, failure in played.failures:
+                failed.append(seed)
+                sys.stdout.write(f"seed {seed}\n{failure}\n")
+            deaths += played.deaths
+            num_events += played.num_events
     died = ", ".join(f"{kind} {count}" for kind, count in sorted(deaths.items()))
     sys.stdout.write(f"{num_events} events, deaths: {died}\n")
     held, wall_s = arguments.seeds - len(failed), time.monotonic() - began
@@ -60,4 +86,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())
