@@ -74,9 +74,6 @@ class Supervisor:
         """What it was started for works: its deaths so far are forgiven."""
         self._failures[name] = 0
 
-    def is_present(self, name: str, life: int) -> bool:
-        return self._lives.get(name) == life
-
     # ---------------------------------------------------------------- lives
 
     async def _keep(self, name: str) -> None:
