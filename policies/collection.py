@@ -15,6 +15,7 @@ from bus.messages import (
     LengthCounts,
     LengthsMeasured,
     Row,
+    RunFinished,
     StalenessCounts,
     StartGroup,
     StepCounts,
@@ -122,3 +123,4 @@ class BufferState(msgspec.Struct):
     steps: dict[int, Collection] = {}  # in their order; at most the last one is not requested yet
     stopping: dict[int, OpenGroup] = {}  # aborted groups of which trajectories live
     lengths: dict[int, Lengths] = {}  # by step
+    finished: RunFinished | None = None  # the run's word of its end, while trajectories are being stopped

@@ -23,6 +23,7 @@ from bus.messages import (
     EvaluationFinished,
     EvaluationRequested,
     ProtocolError,
+    RunFinished,
     RunStarted,
     StartGroup,
     StepCollected,
@@ -80,6 +81,9 @@ class GroupBuffer:
                 return self._begin_evaluation(event)
             case TrajectoryFinished() | TrajectoryFailed() | TrajectoryAborted():
                 return self._take(event)
+            case RunFinished():
+                self.state.finished = event
+                return self._end_run()
             case _:
                 raise ProtocolError(f"the group buffer has no use for {type(event).__name__}")
 
@@ -203,7 +207,7 @@ class GroupBuffer:
             return []
         if collection is None:
             del self.state.stopping[event.group_id]
-            return self._lengths_if_known(group.begun_for)
+            return [*self._lengths_if_known(group.begun_for), *self._end_run()]
         return [*self._close(collection, group), *self._lengths_if_known(group.begun_for)]
 
     def _close(self, collection: Collection, group: OpenGroup) -> list[Send]:
@@ -267,6 +271,14 @@ class GroupBuffer:
                 break
             effects += self._end_step(self.state.steps.pop(step))
         return effects
+
+    def _end_run(self) -> list[Send]:
+        """When it is finished, and every trajectory that was to be stopped has ended: each that starts ends once."""
+        finished = self.state.finished
+        if finished is None or self.state.stopping:
+            return []
+        self.state.finished = None
+        return [Send("launcher", finished)]
 
     def _leave_over(self, collection: Collection) -> list[Send]:
         """What is still open: it counts for the next step, or is stopped. Nothing is left for a step that never comes."""

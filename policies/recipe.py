@@ -181,7 +181,7 @@ class Recipe:
             temperature = 0.0 if label.endswith("greedy") else self._temperature
             return [Send("head/buffer", EvaluationRequested(label, temperature, self._questions, state.held))]
         if state.held >= self._steps:
-            return [Send("launcher", RunFinished(state.held))]
+            return [Send("head/buffer", RunFinished(state.held))]
         effects: list[Send] = []
         while state.requested < min(state.held + 1 + self._max_staleness, self._steps):
             state.requested += 1

@@ -29,6 +29,8 @@ class RunStarted(Message, frozen=True):
 
 
 class RunFinished(Message, frozen=True):
+    """recipe -> buffer -> launcher, once no trajectory is under way any more."""
+
     steps: int
 
 

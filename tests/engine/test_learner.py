@@ -219,6 +219,10 @@ async def learner(folder: RunFolder, *arguments: str, ranks: int = 1) -> AsyncIt
             await process.wait()
 
 
+def without_times(trained: StepTrained) -> dict[str, float]:
+    return {name: value for name, value in trained.metrics.items() if not name.endswith("_s")}
+
+
 def run_async(scenario: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(2 * TIMEOUT_S):
@@ -257,7 +261,7 @@ def test_a_run_from_cold_start_to_shutdown(tmp_path: Path, ranks: int) -> None:
             trained, _ = await peers.heard_step()
             assert (trained.step, trained.metrics["updates"]) == (3, 0.0)
             await peers.head.send("learner", Shutdown())
-            assert await peers.exit_code() == 0
+            assert await peers.exit_code() == 0, await peers.printed()
 
     run_async(scenario)
     assert steps_saved(folder.checkpoints) == [0, 2]
@@ -277,7 +281,7 @@ def test_a_killed_learner_goes_on_from_its_newest_checkpoint_as_if_nothing_had_b
             await peers.head.send("learner", BatchReady(step, tuple(rows(step))))
             trained, _ = await peers.heard_step()
         assert trained is not None
-        return {name: value for name, value in trained.metrics.items() if not name.endswith("_s")}
+        return without_times(trained)
 
     async def scenario() -> None:
         async with learner(folder) as peers:
@@ -286,9 +290,12 @@ def test_a_killed_learner_goes_on_from_its_newest_checkpoint_as_if_nothing_had_b
             peers.process.send_signal(signal.SIGKILL)
             assert await peers.exit_code() == -signal.SIGKILL
         async with learner(folder) as peers:
-            again, _ = await peers.heard_step()
+            again = await peers.heard()  # what it was given since, nobody has to give it again
+            assert isinstance(again, StepTrained)
             assert again.step == 2
-            metrics["resumed"] = await train(peers, 3)
+            trained, _ = await peers.heard_step()
+            assert trained.step == 3
+            metrics["resumed"] = without_times(trained)
 
     run_async(scenario)
     assert metrics["resumed"] == metrics["straight"]

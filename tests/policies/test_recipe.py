@@ -73,7 +73,7 @@ def test_a_run_is_evaluate_step_step_evaluate() -> None:
     assert all_load(made, 2) == [EvaluationRequested("end_sampled", 1.0, 5, 2)]
     made.decide(0.0, EvaluationFinished("end_sampled", 5, 1, 0, 9))
     (effect,) = made.decide(0.0, EvaluationFinished("end_greedy", 5, 1, 0, 9))
-    assert (effect.to, effect.message) == ("launcher", RunFinished(2))
+    assert (effect.to, effect.message) == ("head/buffer", RunFinished(2))
 
 
 def test_a_resumed_run_goes_on_without_the_first_evaluation() -> None:

@@ -13,6 +13,7 @@ from bus.messages import (
     GroupAborted,
     LengthsMeasured,
     ProtocolError,
+    RunFinished,
     RunStarted,
     StalenessCounts,
     StartGroup,
@@ -248,6 +249,22 @@ def test_a_trajectory_that_was_stopped_ends_once() -> None:
     for again in (TrajectoryAborted(4, 2, STEP_ENDED, 7), of_versions(4, 0, group_id=2)):
         with pytest.raises(ProtocolError, match="ended twice"):
             play.hear(again)
+
+
+def test_a_run_is_over_when_the_last_trajectory_that_is_stopped_has_ended() -> None:
+    play = Play(run_of(max_staleness=0, oversubscribe=1.5))
+    play.ask(1)
+    play.end(0, 0)
+    play.end(1, 0)
+    assert not play.hear(RunFinished(1))
+    assert not play.hear(TrajectoryAborted(4, 2, STEP_ENDED, 7))
+    *_, last = play.hear(TrajectoryAborted(5, 2, STEP_ENDED, 0))
+    assert (last.to, last.message) == ("launcher", RunFinished(1))
+
+
+def test_a_run_that_stops_nobody_is_over_at_once() -> None:
+    (send,) = Play(run_of()).hear(RunFinished(1))
+    assert (send.to, send.message) == ("launcher", RunFinished(1))
 
 
 def test_nobody_stops_a_trajectory_that_is_waited_for() -> None:
