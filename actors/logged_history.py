@@ -11,7 +11,7 @@ from actors.wiring import HEAD
 from bus.codec import decode
 from bus.event_log import Event
 from bus.event_reading import read_events
-from bus.messages import GroupAborted, RunStarted, StartGroup
+from bus.messages import EngineLeft, ExecutorLeft, GroupAborted, RunStarted, StartGroup
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from policies.history import End, Heard, History
@@ -56,13 +56,16 @@ def told_of(events: Iterable[Event], trajectory_id: int) -> History | None:
     """What `events`, in their order, tell of the trajectory; they may leave out what is of others alone."""
     found: History | None = None
     heard: list[Heard] | None = None  # in the present life of the process; None before it has the trajectory
+    left: list[Heard] = []  # before that: a lease may be granted on an engine that has left
     for event in events:
         message = decode(event.frame).message
         match message:
             case RunStarted():
-                heard = None
+                heard, left = None, []
+            case EngineLeft() | ExecutorLeft() if heard is None:
+                left.append(Heard(event.time, message))
             case StartGroup() if heard is None and _is_among(message, trajectory_id):
-                heard = []
+                heard = left
                 found = History(trajectory_id, message, event.time, heard)
             case StartGroup():  # another one, or the same again, which was refused
                 pass

@@ -118,7 +118,7 @@ def test_the_times_of_steps_that_overlap_add_up_to_the_run() -> None:
     world = RunningAhead(AHEAD, 2).live()
     first = next(logged.at for logged in world.log if type(logged.event).__name__ == "StepRequested")
     ended = [line.values["step_s"] for line in world.lines if line.kind == "step"]
-    loaded = [logged for logged in world.log if type(logged.event).__name__ == "WeightsLoaded"]
+    loaded = [logged for logged in world.log if type(logged.event).__name__ == "WeightsHeld"]
     last = max(logged.at for logged in loaded if logged.actor == "head/recorder")
     assert sum(ended) == pytest.approx(last - first, abs=0.2)  # a request is on its way to two actors
 
