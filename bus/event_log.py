@@ -168,8 +168,9 @@ class EventLog:
             group, open_ = self._next_group()
             try:
                 self._commit(group)
-            except (sqlite3.Error, OverflowError) as error:  # a full disk; a number that no column holds
+            except Exception as error:  # the thread's edge: who waits for a commit has to hear of it
                 self._failure = EventLogFailure(f"{self._path}: {error}")
+                self._failure.__cause__ = error
                 self.on_commit(self._committed)
                 return
             finally:

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,23 @@ def test_a_write_that_fails_stops_the_owner_at_his_next_event(tmp_path: Path) ->
     log.decided(1, b"", None)
     with pytest.raises(EventLogFailure, match="decisions"):
         log.close()
+
+
+def test_whatever_breaks_on_the_logs_thread_the_owner_hears_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(log: EventLog, group: object) -> None:
+        raise RuntimeError("nobody thought of it")
+
+    monkeypatch.setattr(EventLog, "_commit", broken)
+    log, told = EventLog(tmp_path / "log.sqlite"), threading.Event()
+    log.on_commit = lambda seq: told.set()
+    log.append(0.0, "a", "b", "Kind", None, b"")
+    assert told.wait(30)
+    for use in (lambda: log.append(0.0, "a", "b", "Kind", None, b""), log.check, log.close):
+        with pytest.raises(EventLogFailure, match=r"log\.sqlite: nobody thought of it") as failed:
+            use()
+        assert isinstance(failed.value.__cause__, RuntimeError)
 
 
 FULL = """
