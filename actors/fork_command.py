@@ -190,31 +190,19 @@ def _check_vocabulary(checkpoint: Path, tokenizer: FastTokenizer) -> None:
 def _run_on(
     run: Run, folder: RunFolder, tokenizer: FastTokenizer, checkpoint: Path, trajectories: list[Trajectory]
 ) -> list[Ended]:
-    import torch
-
-    from engine.contract import Capacity
-    from engine.devices import device_of
-    from engine.embedded import EmbeddedEngine
+    from actors.embedded_engine import embedded_engine
 
     _check_vocabulary(checkpoint, tokenizer)
     pages = -(-run.dialogue.sequence_tokens // run.engine.page_tokens)
     needed = len(trajectories) * pages * run.engine.page_tokens
-    engine = EmbeddedEngine(
-        checkpoint,
-        Capacity(min(run.engine.kv_tokens, needed), run.engine.page_tokens, run.dialogue.sequence_tokens),
-        threads=run.engine.threads,
-        prefill_tokens=run.engine.prefill_tokens,
-        max_running=run.engine.max_running,
-        dtype=getattr(torch, run.engine.dtype),
-        device=device_of(run.engine.device, 0),
-        cuda_graphs=run.engine.cuda_graphs,
-    )
+    engine = embedded_engine(run, checkpoint, kv_tokens=min(run.engine.kv_tokens, needed))
     config = run.sandbox
     if config.backend == "auto" and (before := isolation_in_force(folder)) is not None:
         config = replace(config, backend=before["backend"])
     sandbox = sandbox_of(config, run.seed, f"{run.name}-fork")
     try:
-        return uvloop.run(go_on(rules(run, tokenizer), tokenizer, engine, sandbox, trajectories))
+        strict = run.determinism == "strict"
+        return uvloop.run(go_on(rules(run, tokenizer), tokenizer, engine, sandbox, trajectories, strict=strict))
     except ExceptionGroup as group:  # of the one that could not start; the others were cancelled
         raise group.exceptions[0] from group
 

@@ -40,9 +40,15 @@ class Ended(NamedTuple):
 
 
 async def go_on(
-    rules: Rules, tokenizer: TextTokenizer, engine: Engine, sandbox: Sandbox, trajectories: Sequence[Trajectory]
+    rules: Rules,
+    tokenizer: TextTokenizer,
+    engine: Engine,
+    sandbox: Sandbox,
+    trajectories: Sequence[Trajectory],
+    *,
+    strict: bool = False,
 ) -> list[Ended]:
-    """How each of the trajectories, which all are to begin a turn, ends; in their order.
+    """How each of the trajectories, which all are to begin a turn, ends; in their order. `strict` as of the executor.
 
     Starts engine and sandbox, and closes them. Raises what these raise as they start, in an ExceptionGroup.
     """
@@ -51,7 +57,7 @@ async def go_on(
     fork = _Fork(bus, rules, tokenizer, steady_clock())
     async with asyncio.TaskGroup() as group:
         group.create_task(Generator(GENERATOR, generator_bus, engine, _ARBITER).run())
-        group.create_task(Executor(executor_bus, sandbox, address=_EXECUTOR_LIFE).run())
+        group.create_task(Executor(executor_bus, sandbox, address=_EXECUTOR_LIFE, strict=strict).run())
         ended = await fork.run(trajectories)
         for worker in (GENERATOR, EXECUTOR):
             await bus.send(worker, Shutdown())

@@ -34,7 +34,6 @@ from configs.errors import UNUSABLE, UnusableInput
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
 from configs.schema import Run, Sandbox
-from engine.contract import Capacity
 from sandbox.contract import SandboxFailure
 
 COUNTS_EVERY_S = 0.1  # between two lines of how many trajectories wait for what
@@ -62,28 +61,14 @@ async def _say_counts(observer: TrajectoryObserver) -> None:
 
 
 async def run_generator(life: Life, run: Run, folder: RunFolder) -> None:
-    import torch
+    from actors.embedded_engine import embedded_engine
+    from actors.generator import Generator
 
-    from actors.generator import Generator  # imports torch, which the other processes do without
-    from engine.devices import device_of
-    from engine.embedded import EmbeddedEngine
-
-    name = life.process
-    engine = EmbeddedEngine(
-        folder.expand(run.model.checkpoint),
-        Capacity(run.engine.kv_tokens, run.engine.page_tokens, run.dialogue.sequence_tokens),
-        threads=run.engine.threads,
-        prefill_tokens=run.engine.prefill_tokens,
-        max_running=run.engine.max_running,
-        dtype=getattr(torch, run.engine.dtype),
-        device=device_of(run.engine.device, int(name.rpartition("-")[2])),
-        cuda_graphs=run.engine.cuda_graphs,
-        version=NO_POLICY,
-        strict=run.determinism == "strict",
-    )
+    checkpoint, index = folder.expand(run.model.checkpoint), int(life.process.rpartition("-")[2])
+    engine = embedded_engine(run, checkpoint, kv_tokens=run.engine.kv_tokens, index=index, version=NO_POLICY)
     async with _on_the_bus(life, run, folder) as bus:
         arbiter, recipe = f"{HEAD}/arbiter", f"{HEAD}/recipe"
-        await Generator(name, bus, engine, arbiter, life=life.number, recipe=recipe).run()
+        await Generator(life.process, bus, engine, arbiter, life=life.number, recipe=recipe).run()
 
 
 async def run_executor(life: Life, run: Run, folder: RunFolder) -> None:

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from actors.fork_command import Options, fork_trajectory
+from actors.forking import Ended
 from actors.logged_groups import steps_of
 from actors.logged_history import end_heard, history_of
 from actors.wiring import HEAD, deciders_of, rules
@@ -175,6 +178,31 @@ def copy_of(folder: RunFolder, path: Path) -> RunFolder:
     shutil.copytree(folder.events, path / "events")
     (path / "config.toml").write_text(folder.config.read_text().replace("$RUN", str(folder.path)))
     return RunFolder(path)
+
+
+@pytest.mark.parametrize("determinism", ["fast", "strict"])
+def test_a_fork_is_as_strict_as_its_run(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, determinism: str
+) -> None:
+    copy = copy_of(folder, tmp_path)
+    resolved = copy.config.read_text()
+    assert 'determinism = "fast"' in resolved
+    copy.config.write_text(resolved.replace('determinism = "fast"', f'determinism = "{determinism}"'))
+    made: list[tuple[str, bool]] = []
+
+    async def not_gone_on(*parts: object, strict: bool) -> list[Ended]:
+        made.append(("executor", strict))
+        return []
+
+    monkeypatch.setattr("actors.fork_command.go_on", not_gone_on)
+    monkeypatch.setattr("actors.fork_command.quiet", lambda: None)  # of structlog, for good
+    monkeypatch.setattr(
+        "actors.embedded_engine.EmbeddedEngine", lambda *parts, strict, **more: made.append(("engine", strict))
+    )
+    number = answered(folder, 0).trajectory_id
+    options = Options(number, 1, None, folder.checkpoint(0), None, 1, [], None)
+    assert fork_trajectory(copy, options, Console(quiet=True)) == 0
+    assert made == [("engine", determinism == "strict"), ("executor", determinism == "strict")]
 
 
 def test_a_log_that_comes_to_other_tokens_than_the_run_did_is_refused(folder: RunFolder, tmp_path: Path) -> None:

@@ -41,12 +41,13 @@ class Texts:
 
 
 def fork(
-    *texts: str, count: int = 1, kv_tokens: int = 8192, sandbox: ObedientSandbox | None = None
+    *texts: str, count: int = 1, kv_tokens: int = 8192, sandbox: ObedientSandbox | None = None, strict: bool = False
 ) -> tuple[list[Trajectory], list[Ended]]:
     """From the beginning of turn 1 on, after one cell."""
     begins = branches(course(history()).beginnings[1], count, None)
     engine = SayingEngine(Random(1), Texts(*texts), kv_tokens, version=0)  # pyright: ignore[reportArgumentType]
-    return begins, run_virtually(go_on(RULES, TOKENIZER, engine, sandbox or ObedientSandbox(), begins))
+    going = go_on(RULES, TOKENIZER, engine, sandbox or ObedientSandbox(), begins, strict=strict)
+    return begins, run_virtually(going)
 
 
 def test_a_branch_goes_on_with_the_tokens_that_there_were() -> None:
@@ -58,6 +59,14 @@ def test_a_branch_goes_on_with_the_tokens_that_there_were() -> None:
     assert record.token_ids.startswith(begins.record.token_ids)
     assert record.num_tokens == begins.record.num_tokens + len(said) + 1
     assert record.versions.startswith(begins.record.versions)
+
+
+@pytest.mark.parametrize(("strict", "seen"), [(False, "<f at 0x7f8652565a80>"), (True, "<f at 0x000000000000>")])
+def test_what_a_strict_one_reads_has_no_memory_addresses(strict: bool, seen: str) -> None:
+    sandbox = ObedientSandbox()
+    sandbox.says = "<f at 0x7f8652565a80>"
+    _, (ended,) = fork(CALL, ANSWER, sandbox=sandbox, strict=strict)
+    assert seen in TOKENIZER.decode(bytes_to_ids(ended.trajectory.record.token_ids))
 
 
 def test_its_notebook_is_made_again_before_its_next_cell() -> None:
