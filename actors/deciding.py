@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
 
 import msgspec
 import structlog
@@ -37,32 +40,41 @@ async def decide_until_shutdown(
     started: RunStarted,
     services: Mapping[str, Service],
     observer: Observer,
+    beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> None:
-    """Raises NotRecoverable and EventLogFailure."""
+    """Raises NotRecoverable and EventLogFailure.
+
+    What its log has it decides on again in a thread, while heartbeats go on: meanwhile deciders and observer are that
+    thread's alone. `beside` begins after it, and is cancelled at the end.
+    """
     path = folder.events / f"{life.process}.sqlite"
     begin = [encode(Envelope(life.process, address, started)) for address in _addresses(life.process, deciders)]
-    window = run.bus.queue_messages
-    recovery = None
-    if run.log.events:
-        recovery = recover(path, life.process, life.session, deciders, services, window, begin, observer)
-    log = EventLog(path, compress=run.log.compress, keep_steps=run.log.keep_steps) if run.log.events else None
-    bus = zmq_bus(life.process, folder.sockets, window, life.session)
-    try:
-        async with beating(bus, life.number, run.supervision.heartbeat_s, folder.sockets):
-            if recovery is None:
-                for frame in begin:  # in the inbox before anything that arrives from outside
-                    await bus.send_frame(life.process, frame)
-            else:
-                await go_on(recovery, log, bus, services)
-            clock = steady_clock(recovery.at if recovery is not None else 0.0)
-            await DeciderLoop(bus, log, deciders, services, clock, observer).run()
-    finally:
-        await bus.close()
-        if log is not None:
-            log.close()
+    window, bus = run.bus.queue_messages, None
+    async with (
+        AsyncExitStack() as ends,
+        beating(life.process, life.number, run.supervision.heartbeat_s, folder.sockets, lambda: bus),
+    ):
+        recovery = log = None
+        if run.log.events:
+            known = (path, life.process, life.session, deciders, services, window, begin, observer)
+            recovery = await asyncio.to_thread(recover, *known)
+            log = EventLog(path, compress=run.log.compress, keep_steps=run.log.keep_steps)
+            ends.callback(log.close)
+        bus = zmq_bus(life.process, folder.sockets, window, life.session)
+        ends.push_async_callback(bus.close)
+        if recovery is None:
+            for frame in begin:  # in the inbox before anything that arrives from outside
+                await bus.send_frame(life.process, frame)
+        else:
+            await go_on(recovery, log, bus, services)
+        if beside is not None:
+            ends.callback(asyncio.create_task(beside()).cancel)
+        clock = steady_clock(recovery.at if recovery is not None else 0.0)
+        await DeciderLoop(bus, log, deciders, services, clock, observer).run()
 
 
 async def go_on(recovery: Recovery, log: EventLog | None, bus: Bus, services: Mapping[str, Service]) -> None:
+    """To be called in the turn of the event loop in which the bus was made: nothing has arrived yet."""
     bus.restore(recovery.links(), recovery.taken)
     if log is not None:
         for decision in recovery.undecided:

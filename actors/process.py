@@ -43,11 +43,8 @@ NO_POLICY = -1  # version of the weights that an engine starts with: nothing is 
 async def run_rollout(life: Life, run: Run, folder: RunFolder, step: int) -> None:
     deciders = deciders_of(life.process, run, folder)
     observer = TrajectoryObserver(structlog.get_logger().info)
-    counting = asyncio.create_task(_say_counts(observer))
-    try:
-        await decide_until_shutdown(life, run, folder, deciders, RunStarted(step, BufferCursor()), {}, observer)
-    finally:
-        counting.cancel()
+    started = RunStarted(step, BufferCursor())
+    await decide_until_shutdown(life, run, folder, deciders, started, {}, observer, lambda: _say_counts(observer))
 
 
 async def _say_counts(observer: TrajectoryObserver) -> None:
@@ -99,7 +96,7 @@ async def run_executor(life: Life, run: Run, folder: RunFolder) -> None:
 async def _on_the_bus(life: Life, run: Run, folder: RunFolder) -> AsyncGenerator[Bus]:
     bus = zmq_bus(life.process, folder.sockets, run.bus.queue_messages, life.session)
     try:
-        async with beating(bus, life.number, run.supervision.heartbeat_s, folder.sockets):
+        async with beating(life.process, life.number, run.supervision.heartbeat_s, folder.sockets, lambda: bus):
             yield bus
     finally:
         await bus.close()

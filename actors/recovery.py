@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -162,5 +163,6 @@ def recover(
         return None
     check_whole(path, since=first)
     recovery = Recovery(process, session, deciders, services, window, observer)
-    recovery.read(read_events(path, since=first), begin)
+    with closing(read_events(path, since=first)) as logged:  # on this thread, even where the log is refused
+        recovery.read(logged, begin)
     return recovery

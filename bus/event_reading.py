@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from math import inf
 from pathlib import Path
@@ -29,7 +29,7 @@ def read_events(
     actor: str | None = None,
     since: int = 0,
     times: tuple[float, float] = (-inf, inf),
-) -> Iterator[tuple[Event, Decision | None]]:
+) -> Generator[tuple[Event, Decision | None]]:
     """Every event from number `since` on, in order, with what was decided on it, if its decider lived to decide.
 
     The others choose among them: those about a trajectory, and with its group those about that; those of some kinds;

@@ -30,6 +30,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     lag_s: float  # how late the loop served a timer, at worst since the last one
     waiting: int  # frames that have arrived and are not yet read
     unacknowledged: int  # that it has sent
+    dropped: int  # since its start: what bus.transport.Bus.dropped counts
 
 
 _encoder = msgspec.json.Encoder()
@@ -65,12 +66,17 @@ def _drain(ear: socket.socket, heard: Callable[[Heartbeat], None]) -> None:
 
 
 @asynccontextmanager
-async def beating(bus: Bus, life: int, every_s: float, sockets: Path) -> AsyncGenerator[None]:
-    """One heartbeat at once and then every `every_s`, as long as the context is open. Who does not listen hears none."""
+async def beating(
+    process: str, life: int, every_s: float, sockets: Path, bus_of: Callable[[], Bus | None]
+) -> AsyncGenerator[None]:
+    """One heartbeat at once and then every `every_s`, as long as the context is open. Who does not listen hears none.
+
+    `bus_of` gives the process's bus, once it has one.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as mouth:
 
         def say(lag_s: float) -> Heartbeat:
-            heartbeat = Heartbeat(bus.process, life, round(lag_s, 4), bus.waiting, sum(bus.unacknowledged.values()))
+            heartbeat = Heartbeat(process, life, round(lag_s, 4), *_queues(bus_of()))
             with contextlib.suppress(OSError):  # nobody listens, or does not get round to it
                 mouth.sendto(_encoder.encode(heartbeat), str(sockets / _NAME))
             return heartbeat
@@ -80,6 +86,10 @@ async def beating(bus: Bus, life: int, every_s: float, sockets: Path) -> AsyncGe
             yield
         finally:
             beat.cancel()
+
+
+def _queues(bus: Bus | None) -> tuple[int, int, int]:
+    return (0, 0, 0) if bus is None else (bus.waiting, sum(bus.unacknowledged.values()), bus.dropped)
 
 
 async def _beat(say: Callable[[float], Heartbeat], every_s: float) -> None:
@@ -96,6 +106,7 @@ async def _beat(say: Callable[[float], Heartbeat], every_s: float) -> None:
                 worst_lag_s=round(worst_of_report, 4),
                 waiting=said.waiting,
                 unacknowledged=said.unacknowledged,
+                dropped=said.dropped,
             )
             worst_of_report, report_at = 0.0, loop.time() + REPORT_S
 

@@ -160,7 +160,7 @@ async def lead(run: Run, folder: RunFolder, ranks: Ranks, life: Life) -> None:
     learner = Learner(bus, run, rank, ranks, worker, journal)
     loop.add_signal_handler(signal.SIGTERM, learner.stop.set)
     try:
-        async with beating(bus, life.number, run.supervision.heartbeat_s, folder.sockets):
+        async with beating("learner", life.number, run.supervision.heartbeat_s, folder.sockets, lambda: bus):
             await learner.run(life.resume_step)
     finally:
         await bus.close()

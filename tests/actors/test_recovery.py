@@ -193,6 +193,17 @@ def test_a_log_that_is_decided_in_another_way_today_is_not_gone_on_from(recorded
         Recovery("head", SESSION, made, ("metrics",), 1000).read(read_events(path), BEGIN)
 
 
+def test_a_log_that_is_refused_is_closed_by_the_thread_that_read_it(recorded: tuple[Path, list[bytes]]) -> None:
+    path, _ = recorded
+    made = deciders()
+    made["two"].state.tokens = 1
+    with pytest.raises(NotRecoverable) as refused:
+        asyncio.run(asyncio.to_thread(recover, path, "head", SESSION, made, ("metrics",), 1000, BEGIN))
+    assert refused.value.__traceback__ is not None  # which holds all that was being read
+    still_open = [entry.resolve() for entry in Path("/proc/self/fd").iterdir()]
+    assert path.resolve() not in still_open
+
+
 def test_a_process_without_events_of_this_session_begins(recorded: tuple[Path, list[bytes]], tmp_path: Path) -> None:
     path, _ = recorded
     arguments = (deciders(), ("metrics",), 1000, BEGIN)

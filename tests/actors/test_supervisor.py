@@ -80,7 +80,7 @@ class Node:
     async def _beat(self, name: str) -> None:
         while True:
             for life in range(1, 20):
-                self.supervisor.heard(Heartbeat(name, life, 0.0, 0, 0))  # only the present one counts
+                self.supervisor.heard(Heartbeat(name, life, 0.0, 0, 0, 0))  # only the present one counts
             await asyncio.sleep(1.0)
 
     def fall_silent(self, name: str) -> None:
