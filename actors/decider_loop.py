@@ -20,7 +20,7 @@ from actors.clock import Clock
 from bus.codec import MalformedFrame, decode, encode
 from bus.event_log import EventLog
 from bus.messages import AnyMessage, Envelope, GroupAborted, ProtocolError, Shutdown, StartGroup
-from bus.transport import Bus, Delivery, process_of
+from bus.transport import Bus, Delivery
 from policies.decider import Decider, Send
 
 FINGERPRINT_BYTES = 8
@@ -68,7 +68,7 @@ def state_fingerprint(state: msgspec.Struct | None) -> bytes | None:
 
 
 class Act(NamedTuple):
-    """What an event causes outside this process."""
+    """What an event causes outside this process, or by its services."""
 
     seq: int  # of the event; of the last one before it where it was not logged
     delivery: Delivery
@@ -136,7 +136,8 @@ class DeciderLoop:
             if self._log is not None and self._log.full:
                 self._logger.warning("event_log.filled")
                 await asyncio.to_thread(self._log.wait_for_room)
-        await self._until_acted(0)
+            if self._shutting_down and self._bus.waiting == 0:
+                await self._until_acted(0)  # a service may be told something by it
 
     async def _take(self, delivery: Delivery) -> Act | None:
         try:
@@ -174,8 +175,9 @@ class DeciderLoop:
             self._observer.saw(now, event, effects)
         outward: list[tuple[str, bytes]] = []
         for effect, frame in zip(effects, frames, strict=True):
-            if process_of(effect.to) == self._bus.process:  # what comes of it is logged after this event
-                await self._bus.send_frame(effect.to, frame)
+            process, _, actor = effect.to.partition("/")
+            if process == self._bus.process and actor not in self._services:
+                await self._bus.send_frame(effect.to, frame)  # what comes of it is logged after this event
             else:
                 outward.append((effect.to, frame))
         return Act(self._seq, delivery, outward)

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
@@ -33,6 +34,8 @@ from bus.messages import (
 )
 from bus.transport import Bus
 from policies.decider import Send
+from tests.simulation.clock import run_virtually
+from tests.simulation.memory_log import Kept, MemoryLog
 
 SESSION = 1 << 20
 BEGIN = [encode(Envelope("head", f"head/{actor}", RunStarted(0, BufferCursor()))) for actor in ("one", "two")]
@@ -254,3 +257,25 @@ def _trajectories(path: Path) -> set[int]:
         return {row[0] for row in connection.execute("SELECT trajectory FROM events")}
     finally:
         connection.close()
+
+
+def test_no_service_is_told_of_what_the_log_has_not() -> None:
+    """Nor does the loop end before it is told."""
+    kept, told = Kept(), list[int]()
+
+    async def note(message: AnyMessage) -> None:
+        assert isinstance(message, MetricsRecorded)
+        assert sum(event.actor == "two" for event in kept.events) >= message.step  # the number of the event
+        told.append(message.step)
+
+    async def scenario() -> None:
+        hub = Hub()
+        head, peer = hub.join("head", 1000, SESSION), hub.join("peer", 1000)
+        for number in range(20):
+            await peer.send("head/one", LeaseReleased(number, 1))
+        await peer.send("head", Shutdown())
+        log = MemoryLog(kept, Random(1))
+        await DeciderLoop(head, log, deciders(), {"metrics": note}, lambda: 0.0).run()  # pyright: ignore
+
+    run_virtually(scenario())
+    assert told == list(range(1, 21))
