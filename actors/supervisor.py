@@ -105,7 +105,7 @@ class Supervisor:
             if now - watched > 3 * settings.heartbeat_s:  # this process itself was held up, and has heard nobody
                 began = now
                 if last is not None:
-                    self._heard[child.name] = now
+                    last = self._heard[child.name] = now
             watched = now
             silent_s = now - (began if last is None else last)
             if silent_s > (settings.start_s if last is None else settings.silent_s):

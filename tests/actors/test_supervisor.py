@@ -19,26 +19,11 @@ from bus.messages import AnyMessage, ExecutorJoined, ExecutorLeft
 from bus.transport import Bus
 from configs.errors import UNUSABLE
 from configs.schema import Supervision
-from tests.simulation.clock import run_virtually
+from tests.simulation.clock import VirtualLoop, run_virtually
+from tests.simulation.processes import SimulatedProcess
 
 SETTINGS = Supervision(backoff_s=1.0)
 RESTARTS = SETTINGS.restarts
-
-
-class Process:
-    """As much of a process as is looked at."""
-
-    def __init__(self) -> None:
-        self.returncode: int | None = None
-        self._ended = asyncio.Event()
-
-    async def wait(self) -> int | None:
-        await self._ended.wait()
-        return self.returncode
-
-    def end(self, code: int) -> None:
-        self.returncode = code
-        self._ended.set()
 
 
 class Nursery(Children):
@@ -47,11 +32,11 @@ class Nursery(Children):
     def __init__(self, outputs: Path) -> None:
         super().__init__(outputs)
         self.started: list[tuple[float, str]] = []
-        self.processes: dict[str, Process] = {}
+        self.processes: dict[str, SimulatedProcess] = {}
 
     async def spawn(self, name: str, argv: Sequence[str], environment: object) -> Child:
         self.started.append((asyncio.get_running_loop().time(), " ".join(argv)))
-        self.processes[name] = Process()
+        self.processes[name] = SimulatedProcess()
         return Child(name, self.processes[name], self._outputs / f"{name}.out")  # pyright: ignore
 
     async def kill(self, name: str) -> None:
@@ -276,6 +261,40 @@ def test_a_process_has_its_time_to_start_before_it_counts_as_silent(tmp_path: Pa
         assert len(node.children.started) == 3
 
     play(tmp_path, scenario, "other-0")
+
+
+def test_a_launcher_that_was_held_up_itself_kills_nobody_for_what_it_could_not_hear(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        await asyncio.sleep(10)
+        node.fall_silent("other-0")
+        pass_by(100)
+        await asyncio.sleep(SETTINGS.silent_s - 2)
+        assert len(node.children.started) == 1
+        await asyncio.sleep(5)  # but it is silent, and not only unheard
+        assert len(node.children.started) == 2
+
+    play(tmp_path, scenario, "other-0")
+
+
+def test_nor_one_that_had_not_been_heard_of_yet(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        node.fall_silent("other-0")
+        await node.die("other-0")
+        await asyncio.sleep(10)
+        pass_by(SETTINGS.start_s)
+        await asyncio.sleep(SETTINGS.start_s - 10)
+        assert len(node.children.started) == 2
+        await asyncio.sleep(20)
+        assert len(node.children.started) == 3
+
+    play(tmp_path, scenario, "other-0")
+
+
+def pass_by(seconds: float) -> None:
+    """The clock goes on, and the event loop has not come round."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    loop.now += seconds
 
 
 def test_a_process_that_has_lived_for_a_while_is_forgiven_its_deaths(tmp_path: Path) -> None:

@@ -18,29 +18,12 @@ from actors.wiring import HEAD, LEARNER, ROLLOUT, executors, generators
 from bus.messages import CallsMoved, EngineLeft, ExecutorJoined, ExecutorProved, RunFinished, Shutdown
 from bus.transport import Bus, process_of
 from configs.schema import Run, Supervision
+from tests.simulation.processes import SimulatedProcess
 
 _NEVER_S = 1e9
 _SETTINGS = Supervision(  # nobody is silent here, and however often somebody dies, the run goes on
     restarts=10_000, backoff_s=0.1, settled_s=1e-6, heartbeat_s=_NEVER_S, silent_s=3 * _NEVER_S, start_s=3 * _NEVER_S
 )
-
-
-class SimulatedProcess:
-    """As much of asyncio.subprocess.Process as is looked at."""
-
-    def __init__(self) -> None:
-        self.returncode: int | None = None
-        self._ended = asyncio.Event()
-
-    async def wait(self) -> int | None:
-        await self._ended.wait()
-        return self.returncode
-
-    def end(self, code: int) -> None:
-        if self.returncode is None:
-            self.returncode = code
-            self._ended.set()
-
 
 Begin = Callable[[str, int, int], SimulatedProcess]  # name, number of its life, session
 

@@ -47,10 +47,11 @@ from policies.record import ids_to_bytes
 from policies.rollout import Rollout
 from tests.fakes import TOKENIZER, rules
 from tests.simulation.engines import SayingEngine, Script
-from tests.simulation.launching import Launch, SimulatedProcess
+from tests.simulation.launching import Launch
 from tests.simulation.learner import Disk, SimulatedLearner
 from tests.simulation.memory_log import Kept, MemoryLog
 from tests.simulation.network import ECHO_WITHIN_S, Network, Weather
+from tests.simulation.processes import SimulatedProcess
 from tests.simulation.sandboxes import NotebookSandbox
 from tests.simulation.waiting import who_waits
 
