@@ -1,8 +1,9 @@
 """The one receive loop of every decider: write the event to the log, decide, act once the log has it.
 
-Nothing of what a decider did leaves the process, and nothing that it received is acknowledged, before the event is
-committed. So nobody has seen anything of an event that a kill took along, and actors/recovery.py, which decides on the
-log again, goes on where the others believe that this process is. Replay (actors/replay.py) is the same without acting.
+Nothing of what a decider did leaves the process or reaches its files, and nothing that it received is acknowledged,
+before the event is committed. So nobody has seen anything of an event that a kill took along, and actors/recovery.py,
+which decides on the log again, goes on where the others believe that this process is. Replay (actors/replay.py) is the
+same without acting.
 """
 
 from __future__ import annotations
