@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from configs.errors import UnusableInput
-from configs.load import differences, load_resolved, write_resolved
+from configs.load import load_resolved, obstacles, write_resolved
 from configs.run_folder import RunFolder
 from configs.schema import Run
 
@@ -77,7 +77,7 @@ def _settle(run: Run, folder: RunFolder, *, resume: bool, overwrite: bool) -> No
             if path != folder.lock:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         return
-    changed = differences(load_resolved(folder.config), run)
+    changed = obstacles(load_resolved(folder.config), run)
     if changed:
         listed = "\n  ".join(changed)
         raise RunRefused(

@@ -58,6 +58,11 @@ def differences(a: Run, b: Run) -> list[str]:
     return _differences(msgspec.to_builtins(a), msgspec.to_builtins(b), "")
 
 
+def obstacles(before: Run, after: Run) -> list[str]:
+    """The differences with which a run cannot go on: all but those of the cluster, which may be another one."""
+    return differences(msgspec.structs.replace(before, cluster=after.cluster), after)
+
+
 # ---------------------------------------------------------------- reading the layers
 
 

@@ -260,6 +260,28 @@ class Supervision(Section, frozen=True):
         require(self.silent_s >= 3 * self.heartbeat_s, "silent_s must be at least three heartbeats")
 
 
+class Cluster(Section, frozen=True):
+    """The machines of a run: docs/cluster.md. A run may go on (--resume) on another cluster than it began on."""
+
+    nodes: int = 1  # with so many the run begins; further ones may join at any time
+    learner_nodes: int = 1  # of them, those that train, with learner.ranks each
+    key: str = ""  # file that `asterism keys` made, not in $RUN, which others may read; without one no node can join
+    host: str = ""  # address of node 0 for the others, such as 10.0.0.1; empty: found out
+    port: int = 29_700  # every node listens at this one and up to 99 further ones
+
+    def __post_init__(self) -> None:
+        require(self.nodes >= 1, "nodes must be positive")
+        require(
+            1 <= self.learner_nodes <= self.nodes,
+            f"learner_nodes must lie between 1 and nodes = {self.nodes}",
+        )
+        require(
+            self.nodes == 1 or self.key != "",
+            "nodes beyond the first need a key; `asterism keys FOLDER` makes its file",
+        )
+        require(1024 <= self.port <= 65_435, "port must lie between 1024 and 65435, since 99 further ones are used")
+
+
 class Log(Section, frozen=True):
     events: bool = True
     compress: bool = True  # of the event logs: frames of 512 bytes and more
@@ -290,6 +312,7 @@ class Run(Section, frozen=True):
     evaluation: Evaluation = Evaluation()
     bus: Bus = Bus()
     supervision: Supervision = Supervision()
+    cluster: Cluster = Cluster()
     log: Log = Log()
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from actors.run_setup import RunRefused, claimed
 from configs.load import load_resolved
-from configs.schema import Run
+from configs.schema import Cluster, Run
 
 
 def run_in(tmp_path: Path, **changes: object) -> Run:
@@ -49,6 +49,14 @@ def test_resume_keeps_what_is_there(tmp_path: Path) -> None:
     kept.write_text("x")
     take(run_in(tmp_path), resume=True)
     assert kept.exists()
+
+
+def test_a_run_goes_on_in_another_cluster_than_it_began_in(tmp_path: Path) -> None:
+    take(run_in(tmp_path, cluster=Cluster(nodes=4, learner_nodes=2, key="a.key")))
+    moved = run_in(tmp_path, cluster=Cluster(nodes=2, key="b.key", port=30_000))
+    assert load_resolved(take(moved, resume=True) / "config.toml") == moved
+    with pytest.raises(RunRefused, match=r"seed: 0 -> 1\n--overwrite"):
+        take(run_in(tmp_path, seed=1), resume=True)
 
 
 def test_overwrite_begins_with_an_empty_folder(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.load import ConfigError, differences, load_resolved, load_run, write_resolved
-from configs.schema import Dialogue, Learner, Rl, Roc, Run, Sampling, Sandbox, Tiny
+from configs.load import ConfigError, differences, load_resolved, load_run, obstacles, write_resolved
+from configs.schema import Cluster, Dialogue, Learner, Rl, Roc, Run, Sampling, Sandbox, Tiny
 
 
 @pytest.fixture
@@ -151,6 +151,24 @@ class TestMistakes:
         said = complaint(config, f'name = "a"\n[sandbox]\n{key} = 0')
         assert said == f"my.toml: `sandbox`: {key} must be positive"
 
+    @pytest.mark.parametrize(
+        ("text", "why"),
+        [
+            ("nodes = 0", "nodes must be positive"),
+            ("learner_nodes = 0", "learner_nodes must lie between 1 and nodes = 1"),
+            ("learner_nodes = 2", "learner_nodes must lie between 1 and nodes = 1"),
+            ("nodes = 2", "nodes beyond the first need a key; `asterism keys FOLDER` makes its file"),
+            ("port = 1023", "port must lie between 1024 and 65435, since 99 further ones are used"),
+            ("port = 65436", "port must lie between 1024 and 65435, since 99 further ones are used"),
+        ],
+    )
+    def test_a_cluster_that_cannot_be_is_refused(self, config: Path, text: str, why: str):
+        assert complaint(config, f'name = "a"\n[cluster]\n{text}') == f"my.toml: `cluster`: {why}"
+
+    def test_a_cluster_takes_the_first_and_the_last_port_that_leave_room_for_its_others(self, config: Path):
+        for port in (1024, 65_435):
+            assert loaded(config, 'name = "a"', f"cluster.port={port}").cluster.port == port
+
     def test_a_failing_check_of_the_whole_run_names_the_file(self, config: Path):
         assert complaint(config, 'name = ""') == "my.toml: name must not be empty"
 
@@ -255,6 +273,7 @@ RUNS = st.builds(
     roc=st.builds(Roc, enabled=st.booleans(), penalty=st.sampled_from(["report", "release"])),
     sandbox=st.builds(Sandbox, time_limit_s=st.floats(1e-9, 1e9)),
     learner=st.builds(Learner, lr=NUMBERS, betas=st.tuples(NUMBERS, NUMBERS)),
+    cluster=st.builds(Cluster, nodes=POSITIVE, key=st.text(min_size=1), host=st.text(), port=st.integers(1024, 65_435)),
 )
 
 
@@ -289,6 +308,12 @@ class TestDifferences:
 
     def test_a_table_that_only_one_run_has_is_one_line(self):
         assert differences(Run(name="a"), Run(name="a", tiny=Tiny())) == ["tiny: nothing -> a table"]
+
+    @given(a=RUNS, b=RUNS)
+    def test_a_run_can_go_on_with_another_cluster_and_with_no_other_difference(self, a: Run, b: Run):
+        elsewhere = msgspec.structs.replace(a, cluster=b.cluster)
+        assert obstacles(a, elsewhere) == []
+        assert obstacles(a, b) == [line for line in differences(a, b) if not line.startswith("cluster.")]
 
     @given(a=RUNS, b=RUNS)
     def test_there_is_a_difference_exactly_where_the_runs_are_unequal(self, a: Run, b: Run):
