@@ -1,4 +1,4 @@
-"""Beyond one machine: CURVE keys, the addresses of processes elsewhere, and the door that opens to the cluster's key alone.
+"""Beyond one machine: CURVE keys, and the door that opens to the cluster's key alone.
 
 Every process of a cluster holds the same key pair. A connection over TCP is encrypted, and both of its ends prove that
 they hold a key; who does not prove it gets no answer at all, is cut off, and counted.
@@ -16,7 +16,6 @@ import msgspec
 import zmq
 import zmq.utils.z85
 
-from bus.lanes import Lane
 from configs.errors import UnusableInput
 
 KEY_FILE = "cluster.key"
@@ -25,6 +24,7 @@ _ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where ZeroMQ asks who may come in (R
 _SILENCE = b"300"  # the answer upon which ZeroMQ cuts a peer off without a word; 400 would tell it why
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 2_000, 10_000  # a connection that carries nothing for so long is made anew
 _HANDSHAKE_MS = 5_000  # for who does not end one; then he is cut off
+_CONNECT_MS = 5_000  # without an answer; then it is tried again
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 Socket = zmq.Socket[bytes]
@@ -38,27 +38,6 @@ class ClusterKey(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"ClusterKey(public={self.public!r})"
-
-
-class Address(msgspec.Struct, frozen=True):
-    """Where a process elsewhere receives, and whose key it has."""
-
-    control: str  # tcp://10.0.0.7:40001
-    bulk: str
-    public_key: bytes
-
-    def of(self, lane: Lane) -> str:
-        return self.control if lane == "control" else self.bulk
-
-
-class Network:
-    """The rest of the cluster. A bus that is given it enters its own address into the book, for others to be told."""
-
-    def __init__(self, key: ClusterKey, interface: str) -> None:
-        """`interface` is the host's address to listen at, such as 10.0.0.7."""
-        self.key = key
-        self.interface = interface
-        self.book: dict[str, Address] = {}  # by process; who is not in it is on this machine
 
 
 def make_key(folder: Path) -> Path:
@@ -92,24 +71,23 @@ def load_key(path: Path) -> ClusterKey:
     return ClusterKey(public, secret)
 
 
-def listen(socket: Socket, network: Network) -> str:
-    """Binds the socket, which may be bound elsewhere without CURVE, to a free port; the endpoint that others connect to."""
+def guard(socket: Socket, key: ClusterKey) -> None:
+    """Where it is bound from now on, it is open to those alone whom the context's Doorkeeper lets in."""
     socket.setsockopt(zmq.CURVE_SERVER, 1)
-    socket.setsockopt(zmq.CURVE_SECRETKEY, network.key.secret)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, key.secret)
     socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     _keep_alive(socket)
-    socket.bind(f"tcp://{network.interface}:*")
-    return socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # pyright: ignore
 
 
-def connect(socket: Socket, network: Network, address: Address, lane: Lane) -> None:
-    socket.setsockopt(zmq.CURVE_SERVERKEY, address.public_key)
-    socket.setsockopt(zmq.CURVE_PUBLICKEY, network.key.public)
-    socket.setsockopt(zmq.CURVE_SECRETKEY, network.key.secret)
+def unlock(socket: Socket, key: ClusterKey) -> None:
+    """Where it connects to from now on, it proves that it holds the key, and speaks to none who does not."""
+    socket.setsockopt(zmq.CURVE_SERVERKEY, key.public)
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, key.public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, key.secret)
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
     _keep_alive(socket)
-    socket.connect(address.of(lane))
 
 
 def _keep_alive(socket: Socket) -> None:

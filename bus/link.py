@@ -128,12 +128,14 @@ class Outgoing:
             self._go_to(ack.received)
         return True
 
-    def forget(self) -> None:
-        """Drop what is held; numbers go on."""
+    def forget(self) -> int:
+        """Drop what is held, and say how much that is; numbers go on."""
+        num_held = self.held
         self.base = self.received = self.next
         self._sent.clear()
         self._unsent.clear()
         self.num_bytes = 0
+        return num_held
 
     def _go_to(self, number: int) -> None:
         """The next frame to be sent is that one, or the nearest that is held."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
+import structlog
 
 from bus.lanes import LANES, Lane
 from bus.link import Incoming, Outgoing
@@ -93,7 +94,8 @@ class Links:
         self._asking: asyncio.TimerHandle | None = None
         self._progress = asyncio.Event()  # something has been heard; closing waits for it
         self._closed = False
-        self.num_dropped = 0  # parcels and answers that were malformed, not expected, or too many
+        self._gone: dict[str, int] = {}  # who will not come back, and what was dropped since
+        self.num_dropped = 0  # what was malformed, not expected, or too many; what was for or from those who are gone
 
     # ---------------------------------------------------------------- sending
 
@@ -106,6 +108,9 @@ class Links:
                     await way.room.wait()
         if self._closed:
             raise ConnectionError(f"the bus of {self.process} is closed")
+        if process in self._gone:
+            self._drop(process)
+            return
         way.outgoing.add(frame)
         if not way.open:
             self._watch(way)
@@ -195,6 +200,9 @@ class Links:
 
     def arrived(self, lane: Lane, parcel: Parcel, answer: Answer) -> int:
         """Puts what is new into the inbox, and says how much that is."""
+        if parcel.sender in self._gone:
+            self._drop(parcel.sender)
+            return 0
         source = self._sources.get((parcel.sender, lane))
         if source is None:
             if len(self._sources) >= MAX_LINKS:
@@ -248,18 +256,40 @@ class Links:
         for (process, lane), (next_number, frames) in sent.items():
             way = self._new_way(process, lane)
             way.outgoing.restore(next_number, frames)
-            if frames:
+            if process in self._gone:
+                self._drop(process, way.outgoing.forget())
+            elif frames:
                 self._watch(way)
                 self._flush_soon(process, lane, way)
 
     def forget(self, process: str) -> None:
+        self._forget(process)
+
+    def _forget(self, process: str) -> int:
+        """How many frames were held."""
+        num_held = 0
         for lane in LANES:
             way = self._ways.get((process, lane))
             if way is not None:
-                way.outgoing.forget()
+                num_held += way.outgoing.forget()
                 way.blocked = False
                 way.room.set()
         self.wire.part(process)
+        return num_held
+
+    def give_up(self, process: str) -> None:
+        """It will not come back: what is held for it is dropped, and so is what will be sent to it or arrive from it."""
+        if process not in self._gone:
+            self._gone[process] = 0
+            self._drop(process, self._forget(process))
+
+    def _drop(self, gone: str, count: int = 1) -> None:
+        self.num_dropped += count
+        if count and not self._gone[gone]:
+            structlog.get_logger().warning(
+                "frames.dropped", peer=gone, cause="it is gone; further ones are dropped, too"
+            )
+        self._gone[gone] += count
 
     # ---------------------------------------------------------------- gauges
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import zmq
 
-from bus.curve import Address, Doorkeeper, Network, connect, listen
+from bus.book import Address, Network
+from bus.curve import Doorkeeper, guard, unlock
 from bus.lanes import CONTROL, LANES, Lane
 from bus.links import Limits, Links
 from bus.parcels import (
@@ -29,6 +30,7 @@ from bus.parcels import (
     encode_parcel,
 )
 from bus.transport import Bus, Inbox
+from configs.errors import UnusableInput
 
 _LINGER_MS = 500  # how long closing waits for answers that are not yet written
 _RECONNECT_MS = 20
@@ -36,6 +38,7 @@ _RECONNECT_MAX_MS = 500
 _QUEUE_PARCELS = 64  # of ZeroMQ, at either end of a connection
 _READ_AT_ONCE = 1024  # frames taken in one turn of the loop, so that other callbacks get theirs
 _MAX_SOCKETS = 65_536
+_LOOK_S = 0.25  # between two looks at the book
 
 Socket = zmq.Socket[bytes]
 
@@ -43,12 +46,20 @@ Socket = zmq.Socket[bytes]
 def zmq_bus(process: str, sockets: Path, queue_messages: int, session: int = 0, network: Network | None = None) -> Bus:
     """A bus between processes of one machine; `sockets` is the folder that holds their ipc sockets.
 
-    With a network it also reaches those that are in its book, and can be reached by them. Must be called from within a
-    running event loop.
+    With a network it reaches those in its book, on this node or another one, and listens where the book says; for who is
+    not in it yet, frames wait. Must be called from within a running event loop. Raises UnusableInput where the process
+    cannot listen.
     """
+    own = None if network is None else network.entry(process)
+    if network is not None and own is None:
+        raise UnusableInput(
+            f"{process} is not in the book in {sockets}, so there is no address at which it could listen"
+        )
     inbox = Inbox(queue_messages)
     links = Links(process, session, inbox, Limits(queue_messages))
-    links.wire = ZmqWire(process, sockets, links, network)
+    links.wire = wire = ZmqWire(process, sockets, links)
+    if network is not None and own is not None:
+        wire.join(network, own.address)
     return Bus(process, inbox, links)
 
 
@@ -64,10 +75,10 @@ def endpoint_of(sockets: Path, process: str, lane: Lane) -> str:
 class ZmqWire:
     """Implements bus.links.Wire."""
 
-    def __init__(self, process: str, sockets: Path, links: Links, network: Network | None) -> None:
+    def __init__(self, process: str, sockets: Path, links: Links) -> None:
         self._sockets = sockets
         self._links = links
-        self._network = network
+        self._network: Network | None = None
         self._door: Doorkeeper | None = None
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
@@ -75,6 +86,7 @@ class ZmqWire:
         self._dealers: dict[tuple[str, Lane], Socket] = {}
         self._blocked: set[tuple[str, Lane]] = set()
         self._routers: dict[Lane, Socket] = {}
+        self._looking: asyncio.TimerHandle | None = None
         links.inbox.when_drained = self._read
         for lane in LANES:
             router = self._routers[lane] = self._socket(zmq.ROUTER, _LINGER_MS)
@@ -82,16 +94,44 @@ class ZmqWire:
             router.bind(endpoint_of(sockets, process, lane))
             self._loop.add_reader(router.fileno(), self._read, lane)
             self._loop.call_soon(self._read, lane)
-        if network is not None:
-            self._open_to(network, process)
 
-    def _open_to(self, network: Network, process: str) -> None:
-        """The rest of the cluster."""
+    # ---------------------------------------------------------------- the rest of the cluster
+
+    def join(self, network: Network, own: Address) -> None:
+        """Raises UnusableInput where the process cannot listen at that address; the wire is closed then."""
         door = self._door = Doorkeeper(self._context, network.key, self._refused)
-        endpoints = {lane: listen(router, network) for lane, router in self._routers.items()}
-        for router in self._routers.values():
+        for lane, router in self._routers.items():
+            guard(router, network.key)
+            try:
+                router.bind(own.of(lane))
+            except zmq.ZMQError as error:
+                self._close_sockets()
+                self._context.term()
+                raise UnusableInput(
+                    f"{self._links.process} cannot listen at {own.of(lane)}: {error.strerror}"
+                ) from error
             door.watch(router)
-        network.book[process] = Address(**endpoints, public_key=network.key.public)
+        self._network = network
+        network.watchers.append(self._heed_book)
+        self._heed_book()
+        self._look()
+
+    def _look(self) -> None:
+        assert self._network is not None
+        self._looking = self._loop.call_later(_LOOK_S, self._look)
+        self._network.refresh()
+
+    def _heed_book(self) -> None:
+        """Part with those who are gone, and carry on to those whom it has come to know."""
+        network = self._network
+        assert network is not None
+        for process in network.gone:
+            self._links.give_up(process)
+        unknown = [way for way in self._blocked if way not in self._dealers]
+        for process, lane in unknown:
+            if network.entry(process) is not None:
+                self._blocked.discard((process, lane))
+                self._links.carry_on(process, lane)
 
     def _refused(self) -> None:
         self._links.num_dropped += 1
@@ -141,6 +181,9 @@ class ZmqWire:
 
     def carry(self, process: str, lane: Lane, parcel: Parcel) -> bool:
         dealer = self._dealers.get((process, lane)) or self._connect(process, lane)
+        if dealer is None:
+            self._blocked.add((process, lane))
+            return False
         try:
             dealer.send(encode_parcel(parcel), zmq.NOBLOCK)
         except zmq.Again:
@@ -150,14 +193,21 @@ class ZmqWire:
             self._loop.call_soon(self._hear, process, lane)
         return True
 
-    def _connect(self, process: str, lane: Lane) -> Socket:
-        """Without an identity: a process that comes back must not be taken for the one that died."""
+    def _connect(self, process: str, lane: Lane) -> Socket | None:
+        """None as long as the book does not know the process.
+
+        Without an identity: a process that comes back must not be taken for the one that died.
+        """
+        network = self._network
+        entry = None if network is None else network.entry(process)
+        if network is not None and entry is None:
+            return None
         dealer = self._dealers[process, lane] = self._socket(zmq.DEALER, 0)
-        address = None if self._network is None else self._network.book.get(process)
-        if self._network is None or address is None:
+        if network is None or entry is None or network.is_near(entry):
             dealer.connect(endpoint_of(self._sockets, process, lane))
         else:
-            connect(dealer, self._network, address, lane)
+            unlock(dealer, network.key)
+            dealer.connect(entry.address.of(lane))
         self._loop.add_reader(dealer.fileno(), self._hear, process, lane)
         return dealer
 
@@ -191,6 +241,14 @@ class ZmqWire:
 
     async def close(self) -> None:
         """Waits up to half a second for answers that are not yet written."""
+        self._close_sockets()
+        await self._loop.run_in_executor(None, self._context.term)
+
+    def _close_sockets(self) -> None:
+        if self._network is not None:
+            self._network.watchers.remove(self._heed_book)
+        if self._looking is not None:
+            self._looking.cancel()
         for process, _ in list(self._dealers):
             self.part(process)
         for router in self._routers.values():
@@ -199,4 +257,3 @@ class ZmqWire:
             self._door.close()
         for router in self._routers.values():
             router.close()
-        await self._loop.run_in_executor(None, self._context.term)

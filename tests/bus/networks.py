@@ -1,4 +1,4 @@
-"""Processes that speak to each other over either transport, under names that may be taken again."""
+"""Processes that speak to each other over any transport, under names that may be taken again."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
+from bus.curve import load_key, make_key
 from bus.in_process import Hub
 from bus.messages import CodeRequested, LeaseRequested
 from bus.transport import Bus
 from bus.zeromq import zmq_bus
+from tests.bus.clusters import Cluster
+
+KINDS = ("in_process", "zeromq", "cluster")  # in the last one every process is on a node of its own
 
 
 class Join(Protocol):
@@ -20,16 +24,32 @@ class Join(Protocol):
 
 @asynccontextmanager
 async def network(kind: str, folder: Path, bound: int = 1000) -> AsyncIterator[Join]:
-    hub, joined = Hub(), list[Bus]()
+    joined = list[Bus]()
+    opened = _transport(kind, folder, bound)
 
     def join(process: str, session: int = 0) -> Bus:
-        bus = zmq_bus(process, folder, bound, session) if kind == "zeromq" else hub.join(process, bound, session)
-        joined.append(bus)
-        return bus
+        joined.append(opened(process, session))
+        return joined[-1]
 
     yield join
     for bus in joined:
         await bus.close()
+
+
+def _transport(kind: str, folder: Path, bound: int) -> Callable[[str, int], Bus]:
+    if kind == "in_process":
+        hub = Hub()
+        return lambda process, session: hub.join(process, bound, session)
+    if kind == "zeromq":
+        return lambda process, session: zmq_bus(process, folder, bound, session)
+    cluster = Cluster(folder, load_key(make_key(folder / "keys")))
+
+    def join(process: str, session: int) -> Bus:
+        if process not in cluster.entries:
+            cluster.enter(len(cluster.entries), process)
+        return cluster.join(process, session, bound)
+
+    return join
 
 
 def call(number: int, code: str = "1") -> CodeRequested:

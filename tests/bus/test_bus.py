@@ -1,4 +1,4 @@
-"""One contract for both transports: each frame once, in order within its lane, bounded, to the right address."""
+"""One contract for all transports: each frame once, in order within its lane, bounded, to the right address."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from bus.messages import (
     TurnGenerated,
 )
 from bus.transport import Bus
-from tests.bus.networks import call, lease_request, network, until
+from tests.bus.networks import KINDS, call, lease_request, network, until
 
 
-@pytest.fixture(params=["in_process", "zeromq"])
+@pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -13,15 +13,14 @@ import zmq
 from typer.testing import CliRunner
 
 from actors.cli import app
-from bus.curve import KEY_FILE, Address, ClusterKey, Network, load_key, make_key
+from bus.book import Address
+from bus.curve import KEY_FILE, ClusterKey, load_key, make_key
+from bus.lanes import BULK
 from bus.messages import LeaseReleased
 from bus.parcels import Parcel, encode_parcel
-from bus.transport import Bus
-from bus.zeromq import zmq_bus
 from configs.errors import UnusableInput
+from tests.bus.clusters import Cluster
 from tests.bus.networks import call, until
-
-LOOPBACK = "127.0.0.1"
 
 
 def new_key(folder: Path) -> ClusterKey:
@@ -29,29 +28,21 @@ def new_key(folder: Path) -> ClusterKey:
 
 
 @pytest.fixture
-def key(tmp_path: Path) -> ClusterKey:
-    return new_key(tmp_path / "keys")
+def cluster(tmp_path: Path) -> Cluster:
+    """Two nodes with a process each."""
+    cluster = Cluster(tmp_path, new_key(tmp_path / "keys"))
+    for node, process in enumerate("ab"):
+        cluster.enter(node, process)
+    return cluster
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(scenario, timeout=30))
 
 
-def host(folder: Path, process: str, key: ClusterKey, book: dict[str, Address]) -> tuple[Bus, Network]:
-    """A process on a machine of its own: no socket of another one is in its folder."""
-    sockets = folder / process
-    sockets.mkdir()
-    network = Network(key, LOOPBACK)
-    network.book.update(book)
-    return zmq_bus(process, sockets, 1000, network=network), network
-
-
-def test_those_with_the_key_reach_each_other_by_the_book(tmp_path: Path, key: ClusterKey) -> None:
+def test_those_with_the_key_reach_each_other(cluster: Cluster) -> None:
     async def scenario() -> None:
-        a, near = host(tmp_path, "a", key, {})
-        b, far = host(tmp_path, "b", key, near.book)
-        near.book.update(far.book)
-        assert near.book["b"].control.startswith(f"tcp://{LOOPBACK}:")
+        a, b = cluster.join("a"), cluster.join("b")
         for number in range(500):
             await a.send("b", call(number))
             await b.send("a", LeaseReleased(number, 5))
@@ -59,19 +50,6 @@ def test_those_with_the_key_reach_each_other_by_the_book(tmp_path: Path, key: Cl
         assert [(await a.receive()).message for _ in range(500)] == [LeaseReleased(number, 5) for number in range(500)]
         await until(lambda: not a.unacknowledged and not b.unacknowledged)
         assert (a.dropped, b.dropped) == (0, 0)
-        await asyncio.gather(a.close(), b.close())
-
-    run(scenario())
-
-
-def test_those_on_one_machine_need_no_book(tmp_path: Path, key: ClusterKey) -> None:
-    async def scenario() -> None:
-        a, network = host(tmp_path, "a", key, {})
-        b = zmq_bus("b", tmp_path / "a", 1000)
-        await a.send("b", call(1))
-        await b.send("a", call(2))
-        assert [(await each.receive()).message for each in (b, a)] == [call(1), call(2)]
-        assert list(network.book) == ["a"]
         await asyncio.gather(a.close(), b.close())
 
     run(scenario())
@@ -85,7 +63,7 @@ async def received_from_stranger(address: Address, configure: Any) -> list[int]:
         monitor = socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         )
-        socket.connect(address.bulk)
+        socket.connect(address.of(BULK))
         socket.send(encode_parcel(Parcel("x", 0, 0, 0, 0, 0, [b"x"])))
         socket.send(encode_parcel(Parcel("x", 0, -1, 0, 0, 0, [])))
         await asyncio.sleep(0.3)
@@ -99,37 +77,37 @@ async def received_from_stranger(address: Address, configure: Any) -> list[int]:
         return events
 
 
-def no_key(_address: Address, _other: ClusterKey) -> Any:
+def no_key(_key: ClusterKey, _other: ClusterKey) -> Any:
     return lambda socket: None
 
 
-def wrong_key(address: Address, other: ClusterKey) -> Any:
+def wrong_key(key: ClusterKey, other: ClusterKey) -> Any:
     """He knows the public half, as it may be known, and has a key of his own."""
 
     def configure(socket: zmq.Socket[bytes]) -> None:
-        socket.setsockopt(zmq.CURVE_SERVERKEY, address.public_key)
+        socket.setsockopt(zmq.CURVE_SERVERKEY, key.public)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, other.public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, other.secret)
 
     return configure
 
 
-def wrong_cluster(address: Address, other: ClusterKey) -> Any:
-    return wrong_key(Address(address.control, address.bulk, other.public), other)
+def wrong_cluster(_key: ClusterKey, other: ClusterKey) -> Any:
+    return wrong_key(other, other)
 
 
 @pytest.mark.parametrize("stranger", [no_key, wrong_key, wrong_cluster])
-def test_who_does_not_hold_the_key_gets_nothing_and_is_counted(tmp_path: Path, key: ClusterKey, stranger: Any) -> None:
+def test_who_does_not_hold_the_key_gets_nothing_and_is_counted(tmp_path: Path, cluster: Cluster, stranger: Any) -> None:
     other = new_key(tmp_path / "others")
 
     async def scenario() -> None:
-        b, network = host(tmp_path, "b", key, {})
-        events = await received_from_stranger(network.book["b"], stranger(network.book["b"], other))
+        b = cluster.join("b")
+        events = await received_from_stranger(cluster.entries["b"].address, stranger(cluster.key, other))
         assert zmq.EVENT_HANDSHAKE_SUCCEEDED not in events
         assert zmq.EVENT_HANDSHAKE_FAILED_AUTH not in events  # that would be a reason
         await until(lambda: b.dropped > 0)
         assert b.waiting == 0
-        a, _ = host(tmp_path, "a", key, network.book)  # who holds it is served all the same
+        a = cluster.join("a")  # who holds it is served all the same
         await a.send("b", call(1))
         assert (await b.receive()).message == call(1)
         await asyncio.gather(a.close(), b.close())
@@ -137,14 +115,14 @@ def test_who_does_not_hold_the_key_gets_nothing_and_is_counted(tmp_path: Path, k
     run(scenario())
 
 
-def test_a_bus_with_another_key_is_not_heard(tmp_path: Path, key: ClusterKey) -> None:
+def test_a_bus_with_another_key_is_not_heard(tmp_path: Path, cluster: Cluster) -> None:
     async def scenario() -> None:
-        b, network = host(tmp_path, "b", key, {})
-        x, _ = host(tmp_path, "x", new_key(tmp_path / "others"), network.book)
-        await x.send("b", call(1))
+        b = cluster.join("b")
+        a = cluster.join("a", network=cluster.network(0, new_key(tmp_path / "others")))
+        await a.send("b", call(1))
         await until(lambda: b.dropped > 0)
-        assert (b.waiting, x.unacknowledged) == (0, {"b": 1})
-        await asyncio.gather(x.close(), b.close())
+        assert (b.waiting, a.unacknowledged) == (0, {"b": 1})
+        await asyncio.gather(a.close(), b.close())
 
     run(scenario())
 

@@ -1,4 +1,4 @@
-"""What becomes of a link when either end of it dies and comes back, over both transports: nothing lost, nothing twice."""
+"""What becomes of a link when either end of it dies and comes back, over all transports: nothing lost, nothing twice."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from bus.codec import decode
 from bus.lanes import BULK, CONTROL
 from bus.messages import LeaseReleased
 from bus.transport import Bus, Delivery
-from tests.bus.networks import call, lease_request, network, until
+from tests.bus.networks import KINDS, call, lease_request, network, until
 
 
-@pytest.fixture(params=["in_process", "zeromq"])
+@pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
