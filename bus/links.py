@@ -263,9 +263,9 @@ class Links:
                 self._flush_soon(process, lane, way)
 
     def forget(self, process: str) -> None:
-        self._forget(process)
+        self._let_go(process)
 
-    def _forget(self, process: str) -> int:
+    def _let_go(self, process: str) -> int:
         """How many frames were held."""
         num_held = 0
         for lane in LANES:
@@ -281,7 +281,7 @@ class Links:
         """It will not come back: what is held for it is dropped, and so is what will be sent to it or arrive from it."""
         if process not in self._gone:
             self._gone[process] = 0
-            self._drop(process, self._forget(process))
+            self._drop(process, self._let_go(process))
 
     def _drop(self, gone: str, count: int = 1) -> None:
         self.num_dropped += count

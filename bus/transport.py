@@ -199,7 +199,8 @@ class Bus:
 
     @property
     def dropped(self) -> int:
-        """Frames that came twice, and parcels that were malformed or of a session that is over."""
+        """Frames that came twice or were for who is gone, and parcels that were malformed, of a session that is over, or
+        from who is gone."""
         return self._transport.dropped
 
     async def close(self) -> None:

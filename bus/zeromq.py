@@ -107,9 +107,8 @@ class ZmqWire:
             except zmq.ZMQError as error:
                 self._close_sockets()
                 self._context.term()
-                raise UnusableInput(
-                    f"{self._links.process} cannot listen at {own.of(lane)}: {error.strerror}"
-                ) from error
+                cause = zmq.strerror(error.errno or 0)
+                raise UnusableInput(f"{self._links.process} cannot listen at {own.of(lane)}: {cause}") from error
             door.watch(router)
         self._network = network
         network.watchers.append(self._heed_book)

@@ -43,9 +43,9 @@ class Cluster:
         folder.mkdir(exist_ok=True)
         return folder
 
-    def enter(self, node: int, *processes: str) -> None:
+    def enter(self, node: int, *processes: str, address: Address | None = None) -> None:
         for process in processes:
-            self.entries[process] = Entry(free_address(f"127.0.0.{1 + node % 8}"), node)
+            self.entries[process] = Entry(address or free_address(f"127.0.0.{1 + node % 8}"), node)
         self._write()
 
     def lose(self, *processes: str) -> None:

@@ -78,7 +78,7 @@ async def received_from_stranger(address: Address, configure: Any) -> list[int]:
 
 
 def no_key(_key: ClusterKey, _other: ClusterKey) -> Any:
-    return lambda socket: None
+    return lambda _: None
 
 
 def wrong_key(key: ClusterKey, other: ClusterKey) -> Any:

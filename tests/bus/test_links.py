@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from bus.lanes import BULK, CONTROL, Lane
 from bus.links import Limits, Links
@@ -299,5 +300,40 @@ def test_an_answer_from_another_time_is_counted() -> None:
         await rounds()
         links.hear("b", BULK, Ack(0, THEIRS, 1, 1, 0, 0))
         assert (links.dropped, links.unacknowledged) == (1, {"b": 1})
+
+    play(scenario)
+
+
+def test_what_was_held_for_who_is_gone_is_dropped_and_counted_and_so_is_what_follows() -> None:
+    async def scenario(links: Links, wire: RecordingWire) -> None:
+        sending = asyncio.create_task(send(links, 20))
+        await rounds()
+        answered(links, 0, 0)
+        await rounds()
+        with capture_logs() as lines:
+            links.give_up("b")
+            await sending
+            await send(links, 1, lane=CONTROL)
+            links.give_up("b")
+        assert (links.unacknowledged, links.dropped, wire.parted) == ({}, 21, ["b"])
+        assert [(line["event"], line["peer"]) for line in lines] == [("frames.dropped", "b")]
+        await asyncio.sleep(20)
+        assert wire.sizes() == [0, 8]
+        assert wire.sizes(lane=CONTROL) == []
+
+    play(scenario, Limits(8))
+
+
+def test_what_arrives_from_who_is_gone_is_dropped_and_counted_without_an_answer() -> None:
+    async def scenario(links: Links, _wire: RecordingWire) -> None:
+        answers: list[Ack] = []
+        arrive(links, 0, 2, answers)
+        with capture_logs() as lines:
+            links.give_up("b")
+            assert lines == []
+            arrive(links, 2, 2, answers)
+            arrive(links, 4, 0, answers)
+        assert (len(links.inbox), links.dropped, answers) == (2, 2, [])
+        assert [line["event"] for line in lines] == ["frames.dropped"]
 
     play(scenario)
