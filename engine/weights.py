@@ -1,8 +1,8 @@
 """How new weights reach the generators of a machine: through shared memory, in two slots used by turns.
 
-A slot's file is a header and then all parameters as float32, in the order of their sorted names. The header is made
-invalid before the parameters are written and valid after; the digest travels in the message. A reader copies first and
-checks what it copied, so that a slot that was overwritten meanwhile is noticed, whatever the timing.
+A slot's file is what engine.weight_slots says. The header is made invalid before the parameters are written and valid
+after; the digest travels in the message too. A reader copies first and checks what it copied, so that a slot that was
+overwritten meanwhile is noticed, whatever the timing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,11 +20,9 @@ from torch import Tensor
 
 from bus.messages import WeightsPublished
 from engine.contract import WeightsRefused
+from engine.weight_slots import HEADER, HEADER_BYTES, UNFINISHED, SlotHeader, header_of, read_header, slot_path
 
-HEADER = struct.Struct("<8sqq")  # magic, policy version, bytes of parameters
-HEADER_BYTES = 64  # keeps the parameters aligned
-MAGIC = b"asterism"
-UNFINISHED = -1  # in place of the version while a slot is written
+_NO_DIGEST = "00" * 16
 
 
 class WeightsPublisher:
@@ -44,25 +41,23 @@ class WeightsPublisher:
         num_bytes = 4 * sum(parameter.numel() for parameter in parameters.values())
         number = version % len(self._slots)
         slot = self._slot(number, HEADER_BYTES + num_bytes)
-        HEADER.pack_into(slot, 0, MAGIC, UNFINISHED, num_bytes)
+        slot[: HEADER.size] = SlotHeader(UNFINISHED, num_bytes, _NO_DIGEST).packed()
         body = np.frombuffer(slot, np.float32, num_bytes // 4, HEADER_BYTES)
         _flatten(parameters, body)
-        HEADER.pack_into(slot, 0, MAGIC, version, num_bytes)
-        return WeightsPublished(version, str(self._path(number)), num_bytes, _digest(body))
+        published = WeightsPublished(version, str(slot_path(self._folder, number)), num_bytes, _digest(body))
+        slot[: HEADER.size] = header_of(published).packed()
+        return published
 
     def close(self) -> None:
         """Remove the files. Who has one open keeps what it holds."""
         for number in range(len(self._slots)):
             self._slots[number] = None
-            self._path(number).unlink(missing_ok=True)
-
-    def _path(self, number: int) -> Path:
-        return self._folder / f"slot_{number}"
+            slot_path(self._folder, number).unlink(missing_ok=True)
 
     def _slot(self, number: int, size: int) -> mmap.mmap:
         slot = self._slots[number]
         if slot is None or len(slot) != size:
-            with self._path(number).open("a+b") as file:
+            with slot_path(self._folder, number).open("a+b") as file:
                 file.truncate(size)
                 os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, not a SIGBUS later
                 slot = mmap.mmap(file.fileno(), size)
@@ -89,9 +84,10 @@ def _read(published: WeightsPublished) -> NDArray[np.float32]:
         raise WeightsRefused(f"weights cannot be read: {error.strerror}") from error
     if len(content) != HEADER_BYTES + published.num_bytes:
         raise WeightsRefused(f"the file of the weights has {len(content)} bytes")
-    header = HEADER.unpack_from(content.data)
-    if header != (MAGIC, published.version, published.num_bytes):
-        raise WeightsRefused(f"the slot holds version {header[1]}, not {published.version}")
+    header = read_header(content.data)
+    if header is None or (header.version, header.num_bytes) != (published.version, published.num_bytes):
+        held = "no weights" if header is None else f"version {header.version}"
+        raise WeightsRefused(f"the slot holds {held}, not {published.version}")
     return content[HEADER_BYTES:].view(np.float32)
 
 
