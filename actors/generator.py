@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import numpy as np
@@ -43,6 +44,8 @@ _MEASURED = EngineLoad.__struct_fields__
 _REMEMBERED = 65_536  # trajectories whose turns have come here
 _OVER = 2**63 - 1  # stands for a trajectory's last lease once it has ended
 
+Nearby = Callable[[WeightsPublished], Awaitable[WeightsPublished]]
+
 
 class Generator:
     def __init__(
@@ -54,8 +57,10 @@ class Generator:
         life: int = 1,
         clock: Clock = time.monotonic,
         recipe: str = "",
+        nearby: Nearby | None = None,
     ) -> None:
-        """`life` counts the starts of the engine of this name. `arbiter` and `recipe` hear that it joins."""
+        """`life` counts the starts of the engine of this name. `arbiter` and `recipe` hear that it joins. `nearby` brings
+        weights to where this machine can read them, or raises WeightsRefused; None where the learner runs on it."""
         self._name = name
         self._life = life
         self._clock = clock
@@ -63,6 +68,7 @@ class Generator:
         self._engine = engine
         self._arbiter = arbiter
         self._recipe = recipe
+        self._nearby = nearby
         self._leases: OrderedDict[int, int] = OrderedDict()  # by trajectory, the latest under which it came
         self._under_way: dict[int, int] = {}  # by trajectory, the lease of the turn that the engine works on
         self._aborted: set[int] = set()  # of these trajectories
@@ -203,7 +209,7 @@ class Generator:
         async with self._loading:
             if weights.version > self._engine.version:
                 try:
-                    await self._engine.load_weights(weights)
+                    await self._engine.load_weights(await self._fetched(weights))
                 except WeightsRefused as refusal:
                     self._logger.error("weights.refused", version=weights.version, cause=str(refusal))
                     return
@@ -214,3 +220,13 @@ class Generator:
             "weights.loaded", version=weights.version, load_s=load_s, busy_s=load.busy_s, decode_steps=load.decode_steps
         )
         await self._bus.send(sender, WeightsLoaded(self._name, weights.version, load_s, self._life))
+
+    async def _fetched(self, weights: WeightsPublished) -> WeightsPublished:
+        """While they come, the engine goes on with those that it has."""
+        if self._nearby is None:
+            return weights
+        began = self._clock()
+        near = await self._nearby(weights)
+        fetch_s = self._clock() - began
+        self._logger.info("weights.fetched", version=weights.version, bytes=weights.num_bytes, fetch_s=fetch_s)
+        return near

@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 import structlog
+from msgspec.structs import replace
 
-from actors.generator import Generator
+from actors.generator import Generator, Nearby
 from bus.in_process import Hub
 from bus.messages import (
     AnyMessage,
@@ -26,7 +27,7 @@ from bus.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest
+from engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest, WeightsRefused
 from policies.record import ids_to_bytes
 from tests.simulation.clock import run_virtually
 
@@ -44,6 +45,7 @@ class ScriptedEngine:
         self.asked: list[int] = []  # sequences
         self.stopped: list[int] = []
         self.loaded: list[int] = []  # versions
+        self.paths: list[str] = []  # of them
 
     async def start(self) -> Capacity:
         return Capacity(1024, 16, 512)
@@ -86,6 +88,7 @@ class ScriptedEngine:
     async def load_weights(self, weights: WeightsPublished) -> None:
         await asyncio.sleep(STEP_S)
         self.loaded.append(weights.version)
+        self.paths.append(weights.path)
         self.version = weights.version
 
     async def pause(self) -> None: ...
@@ -121,10 +124,13 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(version: int = 4) -> AsyncIterator[Scene]:
+async def scene(version: int = 4, nearby: Nearby | None = None) -> AsyncIterator[Scene]:
     hub, engine = Hub(), ScriptedEngine(version)
     each = Scene(hub, engine)
-    generator = Generator("generator-0", hub.join("generator-0", 100), engine, "head/arbiter", LIFE)
+    clock = asyncio.get_running_loop().time
+    generator = Generator(
+        "generator-0", hub.join("generator-0", 100), engine, "head/arbiter", LIFE, clock, nearby=nearby
+    )
     running = asyncio.create_task(generator.run())
     listening = asyncio.create_task(each.listen())
     yield each
@@ -133,9 +139,9 @@ async def scene(version: int = 4) -> AsyncIterator[Scene]:
     listening.cancel()
 
 
-def play(scenario: Callable[[Scene], Awaitable[None]], version: int = 4) -> None:
+def play(scenario: Callable[[Scene], Awaitable[None]], version: int = 4, nearby: Nearby | None = None) -> None:
     async def whole() -> None:
-        async with scene(version) as each:
+        async with scene(version, nearby) as each:
             await scenario(each)
 
     run_virtually(whole())
@@ -283,6 +289,64 @@ def test_nothing_is_generated_before_the_first_weights_are_loaded() -> None:
         assert [answer.finish for answer in answers if isinstance(answer, TurnGenerated)] == ["abort", "length"]
 
     play(scenario, version=-1)
+
+
+FETCH_S = 3.0
+
+
+def fetching() -> tuple[Nearby, list[int]]:
+    """Fetches for FETCH_S, and what; version 6 is there no more."""
+    fetched: list[int] = []
+
+    async def nearby(published: WeightsPublished) -> WeightsPublished:
+        fetched.append(published.version)
+        await asyncio.sleep(FETCH_S)
+        if published.version == 6:
+            raise WeightsRefused("gone")
+        return replace(published, path=f"here/{published.version}")
+
+    return nearby, fetched
+
+
+def test_weights_of_another_machine_are_fetched_once_and_loaded_from_where_they_lie_then() -> None:
+    nearby, fetched = fetching()
+
+    async def scenario(scene: Scene) -> None:
+        with structlog.testing.capture_logs() as logged:
+            await scene.tell(*(WeightsPublished(version, f"there/{version}", 44, "") for version in (5, 5, 6, 7, 4)))
+            answers = [(await scene.rollout.receive()).message for _ in range(4)]
+        assert [answer.version for answer in answers if isinstance(answer, WeightsLoaded)] == [5, 5, 7, 4]
+        assert (fetched, scene.engine.paths) == ([5, 6, 7], ["here/5", "here/7"])
+        lines = [line for line in logged if line["event"] == "weights.fetched"]
+        assert [(line["version"], line["bytes"], line["fetch_s"]) for line in lines] == [
+            (5, 44, pytest.approx(FETCH_S)),
+            (7, 44, pytest.approx(FETCH_S)),
+        ]
+        assert [line["version"] for line in logged if line["event"] == "weights.refused"] == [6]
+
+    play(scenario, nearby=nearby)
+
+
+def test_while_weights_are_fetched_the_engine_goes_on_with_those_that_it_has() -> None:
+    nearby, _ = fetching()
+
+    async def scenario(scene: Scene) -> None:
+        await scene.tell(WeightsPublished(5, "there", 44, ""), turn(1, 3))
+        answers = [(await scene.rollout.receive()).message for _ in range(2)]
+        assert [type(answer) for answer in answers] == [TurnGenerated, WeightsLoaded]
+
+    play(scenario, nearby=nearby)
+
+
+def test_a_generator_that_is_stopped_while_it_fetches_ends_at_once() -> None:
+    nearby, fetched = fetching()
+
+    async def scenario(scene: Scene) -> None:
+        await scene.tell(WeightsPublished(5, "there", 44, ""))
+        await asyncio.sleep(FETCH_S / 2)
+        assert fetched == [5]
+
+    play(scenario, nearby=nearby)
 
 
 def test_a_generator_that_is_stopped_while_it_reports_ends_at_once() -> None:
