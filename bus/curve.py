@@ -71,18 +71,6 @@ def load_key(path: Path) -> ClusterKey:
     return ClusterKey(public, secret)
 
 
-def listen(socket: Socket, network: Network) -> str:
-    """Binds the socket, which may be bound elsewhere without CURVE, to a free port; the endpoint that others connect to."""
-    guard(socket, network.key)
-    socket.bind(f"tcp://{network.interface}:*")
-    return socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # pyright: ignore
-
-
-def connect(socket: Socket, network: Network, address: Address, lane: Lane) -> None:
-    unlock(socket, network.key)
-    socket.connect(address.of(lane))
-
-
 def guard(socket: Socket, key: ClusterKey) -> None:
     """Where it is bound from now on, it is open to those alone whom the context's Doorkeeper lets in."""
     socket.setsockopt(zmq.CURVE_SERVER, 1)
@@ -98,6 +86,7 @@ def unlock(socket: Socket, key: ClusterKey) -> None:
     socket.setsockopt(zmq.CURVE_SERVERKEY, key.public)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, key.public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, key.secret)
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
     _keep_alive(socket)
 
 

@@ -32,6 +32,7 @@ class Outgoing:
         "_receiver",
         "_sent",
         "_session",
+        "_to",
         "_turn",
         "_unsent",
         "base",
@@ -39,8 +40,9 @@ class Outgoing:
         "received",
     )
 
-    def __init__(self, process: str, session: int) -> None:
+    def __init__(self, process: str, session: int, to: str) -> None:
         self._process = process
+        self._to = to
         self._session = session
         self._receiver = UNKNOWN
         self._asked = False  # who the receiver is
@@ -97,10 +99,13 @@ class Outgoing:
             sent.append(frame)
             frames.append(frame)
             num_bytes += len(frame)
-        return Parcel(self._process, self._session, self._receiver, self._turn, self.base, first, frames)
+        return self._parcel(first, frames)
 
     def question(self) -> Parcel:
-        return Parcel(self._process, self._session, self._receiver, self._turn, self.base, self._cursor, _NO_FRAMES)
+        return self._parcel(self._cursor, _NO_FRAMES)
+
+    def _parcel(self, first: int, frames: list[bytes]) -> Parcel:
+        return Parcel(self._process, self._to, self._session, self._receiver, self._turn, self.base, first, frames)
 
     def refused(self, parcel: Parcel) -> None:
         """The parcel, which was the last one, has not been carried."""

@@ -120,7 +120,7 @@ class Links:
             self._flush_soon(process, lane, way)
 
     def _new_way(self, process: str, lane: Lane) -> _Way:
-        way = self._ways[process, lane] = _Way(Outgoing(self.process, self.session))
+        way = self._ways[process, lane] = _Way(Outgoing(self.process, self.session, process))
         return way
 
     def _is_full(self, way: _Way) -> bool:
@@ -200,6 +200,9 @@ class Links:
 
     def arrived(self, lane: Lane, parcel: Parcel, answer: Answer) -> int:
         """Puts what is new into the inbox, and says how much that is."""
+        if parcel.to != self.process:
+            self.num_dropped += 1
+            return 0
         if parcel.sender in self._gone:
             self._drop(parcel.sender)
             return 0

@@ -15,6 +15,7 @@ PARCEL_FRAMES = 256
 PARCEL_BYTES = 1 << 20  # a parcel takes no further frame beyond it
 UNKNOWN = -1  # stands for the session of a process that has not been heard of
 
+_Process = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _Reached = Annotated[int, msgspec.Meta(ge=0, lt=(1 << 62) + (1 << 32))]  # after the last frame of a parcel
 _Session = Annotated[int, msgspec.Meta(ge=UNKNOWN, lt=1 << 62)]
@@ -25,7 +26,8 @@ class MalformedParcel(ValueError):
 
 
 class Parcel(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    sender: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]  # process
+    sender: _Process
+    to: _Process  # that is meant: where it listened, another one may listen now
     session: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]  # of the sender
     receiver: _Session  # the session of the receiver that is meant; frames travel to a known one alone
     turn: _Number  # how often the sender has gone back, to send again

@@ -92,7 +92,7 @@ class Fuzzer:
         self._draw = random.Random(seed)
         self._frames = [encode(envelope(kind, self._draw)) for kind in KINDS for _ in range(4)]
         self._incoming = Incoming(OWN_SESSION)
-        self._outgoing = Outgoing("a", 1)
+        self._outgoing = Outgoing("a", 1, "b")
         self.outcomes: Counter[str] = Counter()
         self._targets = (self._frame, self._frame, self._parcel, self._ack)
 
@@ -129,7 +129,7 @@ class Fuzzer:
         frames = [draw.choice(self._frames) for _ in range(draw.randrange(4))]
         session, receiver = draw.choice((self._incoming.session, 1)), draw.choice((OWN_SESSION, OWN_SESSION, 2))
         base = max(0, min(first, self._incoming.acknowledged))
-        data = encode_parcel(Parcel("a", max(0, session), receiver, 0, base, max(0, first), frames))
+        data = encode_parcel(Parcel("a", "b", max(0, session), receiver, 0, base, max(0, first), frames))
         try:
             parcel = decode_parcel(self._changed(data) if draw.random() < 0.9 else data)
         except MalformedParcel:
@@ -176,7 +176,7 @@ class Fuzzer:
         assert parcel is None or outgoing.base <= parcel.first <= outgoing.next
         self.outcomes["acknowledgements heard" if heard else "acknowledgements not heard"] += 1
         if ack.receiver > 1:
-            self._outgoing = Outgoing("a", 1)  # it would hear of no lower one again
+            self._outgoing = Outgoing("a", 1, "b")  # it would hear of no lower one again
 
 
 def main() -> None:

@@ -64,8 +64,8 @@ async def received_from_stranger(address: Address, configure: Any) -> list[int]:
             zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         )
         socket.connect(address.of(BULK))
-        socket.send(encode_parcel(Parcel("x", 0, 0, 0, 0, 0, [b"x"])))
-        socket.send(encode_parcel(Parcel("x", 0, -1, 0, 0, 0, [])))
+        socket.send(encode_parcel(Parcel("x", "b", 0, 0, 0, 0, 0, [b"x"])))
+        socket.send(encode_parcel(Parcel("x", "b", 0, -1, 0, 0, 0, [])))
         await asyncio.sleep(0.3)
         assert not socket.poll(0)
         events: list[int] = []

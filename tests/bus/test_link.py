@@ -17,7 +17,7 @@ def frame_of(number: int) -> bytes:
 
 
 def sender(session: int = 1, frames: int = 0) -> Outgoing:
-    outgoing = Outgoing("a", session)
+    outgoing = Outgoing("a", session, "b")
     for number in range(frames):
         outgoing.add(frame_of(number))
     return outgoing
@@ -35,7 +35,7 @@ def test_frames_travel_to_a_receiver_that_is_known() -> None:
     outgoing, incoming = sender(frames=3), Incoming(own_session=5)
     introduce(outgoing, incoming)
     parcel = outgoing.parcel()
-    assert parcel == Parcel("a", 1, 5, 1, 0, 0, [frame_of(number) for number in range(3)])
+    assert parcel == Parcel("a", "b", 1, 5, 1, 0, 0, [frame_of(number) for number in range(3)])
     assert incoming.take(parcel) == parcel.frames
     assert outgoing.parcel() is None
     assert not incoming.answer_due
@@ -64,7 +64,7 @@ def test_what_is_acknowledged_is_dropped_and_what_is_received_is_held() -> None:
     assert incoming.acknowledge(1, 1)
     assert outgoing.hear(incoming.ack())
     assert (outgoing.base, outgoing.received, outgoing.held, outgoing.num_bytes) == (2, 4, 3, 6 + 4 + 5)
-    assert outgoing.parcel() == Parcel("a", 1, 0, 1, 2, 4, [frame_of(4)])
+    assert outgoing.parcel() == Parcel("a", "b", 1, 0, 1, 2, 4, [frame_of(4)])
     assert not incoming.acknowledge(1, 0)
     assert not incoming.acknowledge(1, 4)
     assert not incoming.acknowledge(0, 2)
@@ -220,7 +220,7 @@ class Link(RuleBasedStateMachine):
     def begin(self, durable: bool) -> None:
         self.durable = durable
         self.receiver_session = 1
-        self.outgoing = Outgoing("a", 1)
+        self.outgoing = Outgoing("a", 1, "b")
         self.incoming = Incoming(1)
         self.wire: list[Parcel | Ack] = []
         self.num_sent = 0
@@ -284,7 +284,7 @@ class Link(RuleBasedStateMachine):
     @rule()
     def sender_comes_back(self) -> None:
         base, held = self.outgoing.base, range(self.outgoing.base, self.num_sent)
-        self.outgoing = Outgoing("a", 1)
+        self.outgoing = Outgoing("a", 1, "b")
         self.outgoing.restore(self.num_sent, [frame_of(number) for number in held])
         assert self.outgoing.base == base
 

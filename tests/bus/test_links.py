@@ -68,7 +68,7 @@ def answered(
 
 
 def arrive(links: Links, first: int, count: int, answers: list[Ack], lane: Lane = BULK) -> None:
-    links.arrived(lane, Parcel("b", THEIRS, 1, 0, 0, first, [b"x"] * count), answers.append)
+    links.arrived(lane, Parcel("b", "a", THEIRS, 1, 0, 0, first, [b"x"] * count), answers.append)
 
 
 def test_what_is_sent_in_one_turn_of_the_loop_travels_together_and_nothing_waits_for_more() -> None:

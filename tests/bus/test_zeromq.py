@@ -32,9 +32,11 @@ def stranger(folder: Path, lane: Lane) -> Iterator[zmq.Socket[bytes]]:
         yield socket
 
 
-def parcel(first: int, count: int, sender: str = "a", receiver: int = SESSION, session: int = 1) -> bytes:
+def parcel(
+    first: int, count: int, sender: str = "a", receiver: int = SESSION, session: int = 1, to: str = "b"
+) -> bytes:
     frames = [encode(Envelope("a", "b", call(number))) for number in range(first, first + count)]
-    return encode_parcel(Parcel(sender, session, receiver, 0, 0, first, frames))
+    return encode_parcel(Parcel(sender, to, session, receiver, 0, 0, first, frames))
 
 
 GOOD = parcel(0, 2)
@@ -46,15 +48,16 @@ BROKEN = [
     b"\x91" * 100_000,
     parcel(0, 2, sender=""),
     parcel(0, 2, sender="a" * 256),
+    parcel(0, 2, to=""),
     parcel(-1, 1),
     parcel(1 << 62, 0),
     parcel(0, 1, session=-1),
-    msgspec.msgpack.encode(["a", 1, SESSION, 0, 0, 0, [b"x", "y"]]),
-    msgspec.msgpack.encode(["a", 1, SESSION, 0, 0, 0, [b"x"], "more"]),
-    msgspec.msgpack.encode(["a", 1, SESSION, 0, 0, 1 << 63, []]),
+    msgspec.msgpack.encode(["a", "b", 1, SESSION, 0, 0, 0, [b"x", "y"]]),
+    msgspec.msgpack.encode(["a", "b", 1, SESSION, 0, 0, 0, [b"x"], "more"]),
+    msgspec.msgpack.encode(["a", "b", 1, SESSION, 0, 0, 1 << 63, []]),
     msgspec.msgpack.encode({"sender": "a"}),
     GOOD[:-1].replace(b"\x92", b"\xdd\xff\xff\xff\xff"),  # so many frames are not there
-    b"\x97\xa1\xff" + GOOD[3:],  # a name that is no text
+    b"\x98\xa1\xff" + GOOD[3:],  # a name that is no text
 ]
 
 
@@ -85,10 +88,11 @@ def test_parcels_that_are_played_again_are_counted_and_dropped(tmp_path: Path) -
             await until(lambda: bus.dropped == 5 + 6 + 5)
             socket.send(parcel(0, 3, session=0))  # of a life that is over
             socket.send(parcel(11, 1, receiver=SESSION - 1))  # meant for a life that is over
+            socket.send(parcel(11, 1, to="c"))  # who listened there before
             socket.send(parcel(11, 1))
             received = [(await bus.receive()).message for _ in range(12)]
             assert received == [call(number) for number in range(12)]
-            assert bus.dropped == 17
+            assert bus.dropped == 18
         await bus.close()
 
     asyncio.run(asyncio.wait_for(scenario(), timeout=30))
