@@ -14,6 +14,8 @@ from typing import NamedTuple
 import structlog
 
 from actors.death import PARENT
+from bus.messages import Shutdown
+from bus.transport import Bus
 
 
 class ProcessDied(Exception):
@@ -91,6 +93,23 @@ class Children:
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
 
+    async def end(self, bus: Bus, name: str, seconds: float) -> None:
+        """Says Shutdown, and kills the child if it has not ended within so many seconds."""
+        with contextlib.suppress(asyncio.TimeoutError):  # its queue may be full; then it is killed below
+            await asyncio.wait_for(bus.send(name, Shutdown()), timeout=0.5)
+        await self.kill_after(name, seconds)
+
+    async def terminate(self, name: str, seconds: float) -> None:
+        """The same by signal, for one that is not on the bus."""
+        with contextlib.suppress(ProcessLookupError):
+            self._children[name].process.terminate()
+        await self.kill_after(name, seconds)
+
+    async def kill_after(self, name: str, seconds: float) -> None:
+        """If the child has not ended by then."""
+        if not await self.wait(name, seconds):
+            await self.kill(name)
+
     def ended_badly(self) -> list[Child]:
         return [child for child in self._children.values() if child.process.returncode]
 
@@ -103,6 +122,10 @@ def last_words(child: Child, lines: int = 12) -> str:
     """The end of what a child printed."""
     text = child.output.read_text(errors="replace").rstrip() if child.output.exists() else ""
     return "\n".join(text.splitlines()[-lines:])
+
+
+def ended_with(child: Child) -> str:
+    return f"{child.name} ended with exit code {child.process.returncode}"
 
 
 def death_of(child: Child, how: str = "") -> ProcessDied:

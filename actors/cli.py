@@ -1,4 +1,4 @@
-"""The command line: `asterism run`, `report`, `simulate`, `log`, `doctor`, `keys`."""
+"""The command line: `asterism run`, `join`, `report`, `simulate`, `log`, `doctor`, `keys`."""
 
 from __future__ import annotations
 
@@ -44,6 +44,33 @@ def run(
     from actors.run_command import run_recipe
 
     raise typer.Exit(run_recipe(config, override or [], resume=resume, overwrite=overwrite, console=Console()))
+
+
+@app.command()
+def join(
+    endpoint: Annotated[str, typer.Argument(help="Where the run listens: tcp://HOST:PORT, as it says when it begins.")],
+    key: Annotated[Path, typer.Option("--key", help="The cluster's key, made by `asterism keys`.")],
+    generators: Annotated[
+        int, typer.Option(min=-1, help="Engines of this node; as many as the configuration says without it.")
+    ] = -1,
+    executors: Annotated[int, typer.Option(min=-1, help="Executors of this node; likewise.")] = -1,
+    host: Annotated[str, typer.Option("--host", help="This node's address, if not the one that leads there.")] = "",
+    port: Annotated[int, typer.Option("--port", help="The first of 100 to listen at; the run's without it.")] = 0,
+    run_folder: Annotated[
+        Path | None, typer.Option("--run-folder", help="The run's folder, if it has another path here.")
+    ] = None,
+    patience: Annotated[float, typer.Option("--patience", min=0, help="Seconds to wait for the run to answer.")] = 300,
+) -> None:
+    """Take part in the run at ENDPOINT with this machine's engines and executors, until the run is over.
+
+    ^C leaves the run, which goes on without this node.
+    """
+    from actors.join_command import address_of, join_run, own_address
+    from actors.node import Joining
+
+    at = address_of(endpoint)
+    joining = Joining(at, own_address(at, host, port), key, generators, executors, run_folder, patience)
+    raise typer.Exit(join_run(joining, Console()))
 
 
 @app.command()

@@ -13,6 +13,7 @@ import structlog
 from actors.clock import steady_clock
 from actors.decider_loop import DeciderLoop, Observer, Service
 from actors.recovery import Recovery, recover
+from bus.book import network_of
 from bus.codec import encode
 from bus.event_log import EventLog
 from bus.heartbeat import beating
@@ -60,7 +61,7 @@ async def decide_until_shutdown(
             recovery = await asyncio.to_thread(recover, *known)
             log = EventLog(path, compress=run.log.compress, keep_steps=run.log.keep_steps)
             ends.callback(log.close)
-        bus = zmq_bus(life.process, folder.sockets, window, life.session)
+        bus = zmq_bus(life.process, folder.sockets, window, life.session, network_of(folder.sockets))
         ends.push_async_callback(bus.close)
         if recovery is None:
             for frame in begin:  # in the inbox before anything that arrives from outside

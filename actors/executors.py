@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from actors.children import Child
+from actors.children import Child, ended_with
 from actors.supervisor import Program
 from bus.messages import ExecutorJoined, ExecutorLeft
-from bus.transport import Bus
+from bus.transport import Bus, process_of
 from configs.errors import UNUSABLE
 
 
@@ -29,6 +29,7 @@ class Executors:
         self._argv = argv
         self._over: set[str] = set()  # addresses
         self._joined: set[str] = set()  # those that rollouts know of
+        self._gone: set[str] = set()  # processes of nodes that have left
         self._logger = structlog.get_logger()
 
     def programs(self) -> Mapping[str, Program]:
@@ -44,19 +45,27 @@ class Executors:
         }
 
     async def joined(self, event: ExecutorJoined) -> None:
-        if event.executor in self._over:  # it has died meanwhile
+        if event.executor in self._over or process_of(event.executor) in self._gone:  # it has died meanwhile
             return
         self._joined.add(event.executor)
         self._logger.info("executor.joined", executor=event.executor, slots=event.slots)
         await self._tell(event)
 
-    async def _left(self, life: int, child: Child) -> None:
-        address, exit_code = f"{child.name}/{life}", child.process.returncode
+    async def left(self, address: str, cause: str) -> None:
         self._over.add(address)
-        self._logger.error("executor.left", executor=address, exit_code=exit_code)
+        self._logger.error("executor.left", executor=address, cause=cause)
         if address in self._joined:
             self._joined.discard(address)
-            await self._tell(ExecutorLeft(address, f"{child.name} ended with exit code {exit_code}"))
+            await self._tell(ExecutorLeft(address, cause))
+
+    async def all_left(self, name: str, cause: str) -> None:
+        """All lives of that executor, also those that are yet to join."""
+        self._gone.add(name)
+        for address in [each for each in self._joined if process_of(each) == name]:
+            await self.left(address, cause)
+
+    async def _left(self, life: int, child: Child) -> None:
+        await self.left(f"{child.name}/{life}", ended_with(child))
 
     def _helpless(self, life: int, child: Child) -> bool:
         """What its first life could not use, no other one can. Later on it may be the machine that is at fault."""

@@ -63,3 +63,9 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def meeting_environment(host: str) -> dict[str, str]:
+    """Has torch.distributed, in a process of this host, meet the other ranks at this address. Raises UnusableInput."""
+    interface = interface_of(host)
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}

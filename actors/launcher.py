@@ -8,32 +8,38 @@ stays: children die with it, even after `kill -9`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
-import sys
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import structlog
+from msgspec.structs import replace
 
-from actors.children import Child, Children, ProcessDied, last_words, threads
+from actors.children import Child, Children, ProcessDied, ended_with, last_words, threads
+from actors.cluster import Cluster, book_of, first_listeners
+from actors.commands import Commands, Meeting, session_of
 from actors.display import Display
 from actors.executors import Executors
 from actors.head import MetricsFile, step_to_resume
+from actors.hosts import meeting_environment
 from actors.stalls import Stalls
 from actors.supervisor import Program, Supervisor, unusable
-from actors.wiring import HEAD, LAUNCHER, LEARNER, ROLLOUT, executors, generators
+from actors.wiring import HEAD, LAUNCHER, LEARNER, ROLLOUT, WEIGHTS, executors, generators, tell_engine_left
+from bus.book import network_of, write_book, write_network
 from bus.heartbeat import listening
 from bus.messages import (
     CallsMoved,
+    ClusterMessage,
     EngineLeft,
     ExecutorJoined,
     ExecutorProved,
     LedgerReported,
+    Listener,
     Progress,
     RunFinished,
-    Shutdown,
 )
 from bus.transport import Bus, process_of
 from bus.zeromq import zmq_bus
@@ -47,12 +53,7 @@ Ending = Literal["finished", "interrupted"]
 
 STOP_WITHIN_S = 2.0  # for all but the head, from Shutdown on; then they are killed
 STOP_HEAD_WITHIN_S = 1.2
-_LIVES = 1 << 20  # of one process in one launch
-
-
-def session_of(boot: int, life: int = 0) -> int:
-    """What a process's links go by: of two lives of a process, the later one has the higher session."""
-    return boot * _LIVES + life
+STOP_NODES_WITHIN_S = 4.0
 
 
 def go_back_to(folder: RunFolder, step: int) -> None:
@@ -69,7 +70,10 @@ class Launcher:
         self._folder = folder
         self._display = display
         self._boot = boot
+        self._commands = Commands(run, folder, boot)
         self._children = Children(folder.logs)
+        self._cluster: Cluster | None = None
+        self._meeting: Meeting | None = None  # of the learner's ranks
         self._logger = structlog.get_logger()
 
     async def launch(self) -> Ending:
@@ -78,8 +82,14 @@ class Launcher:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, interrupted.set)
-        bus = zmq_bus(LAUNCHER, self._folder.sockets, self._run.bus.queue_messages, session_of(self._boot))
-        executing = Executors(executors(self._run), (ROLLOUT,), bus, self._process)
+        known = self._open_to_others()
+        network = network_of(self._folder.sockets)
+        bus = zmq_bus(LAUNCHER, self._folder.sockets, self._run.bus.queue_messages, session_of(self._boot), network)
+        executing = Executors(executors(self._run), (ROLLOUT,), bus, self._commands.process)
+        if known:
+            self._cluster = Cluster(
+                self._run, self._folder, self._boot, bus, known, executing, self._end_learner, self._display
+            )
         supervisor: Supervisor | None = None
         ending: Ending = "interrupted"
         try:
@@ -98,13 +108,25 @@ class Launcher:
             self._check_that_logs_are_whole()
         return ending
 
+    def _open_to_others(self) -> Sequence[Listener]:
+        """Where this node's processes listen, if the run can be joined. Raises UnusableInput."""
+        cluster = self._run.cluster
+        if not cluster.key:
+            return ()
+        processes = (HEAD, ROLLOUT, *generators(self._run), *executors(self._run), LEARNER)
+        known = first_listeners(self._run, processes)
+        write_book(self._folder.sockets, book_of(0, known, ()))
+        write_network(self._folder.sockets, Path(cluster.key))
+        self._display.say(f"others may join: asterism join tcp://{cluster.host}:{cluster.port} --key {cluster.key}")
+        return known
+
     # ---------------------------------------------------------------- starting
 
     async def _prepare(self, interrupted: asyncio.Event) -> None:
         """Let the tiny task make its data, tokenizer and model."""
         began = time.monotonic()
         self._display.say("making the tiny task: questions, cold-start dialogues, tokenizer, model")
-        child = await self._children.spawn("prepare", self._program("engine.tiny.prepare"), threads(1))
+        child = await self._children.spawn("prepare", self._commands.prepare(), threads(1))
         exit_, stop = asyncio.ensure_future(child.process.wait()), asyncio.ensure_future(interrupted.wait())
         await asyncio.wait((exit_, stop), return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
@@ -123,55 +145,46 @@ class Launcher:
             self._display.say(f"going on after step {step}")
         step = step or 0
         go_back_to(self._folder, step)
-        num_threads = self._run.engine.threads
-        programs = {
-            **executing.programs(),
-            **{
-                name: Program(partial(self._deciding, name, step), helpless=self._forgotten) for name in (HEAD, ROLLOUT)
-            },
-            **{
-                name: Program(partial(self._process, name), num_threads, left=partial(self._engine_left, bus))
-                for name in generators(self._run)
-            },
-            LEARNER: Program(partial(self._learner, step), self._run.learner.threads),
-        }
-        supervisor = Supervisor(programs, self._children, self._run.supervision)
+        supervisor = Supervisor(self._programs(step, bus, executing), self._children, self._run.supervision)
         self._logger.info("run.started", step=step, seed=self._run.seed, boot=self._boot)
         supervisor.start()
         return supervisor
 
-    def _deciding(self, name: str, step: int, life: int) -> list[str]:
-        """In the session of the launch: whoever decides goes on where its last life was killed."""
-        lives = ("--life", str(life), "--session", str(session_of(self._boot)))
-        return self._program("actors.process", name, "--step", str(step), *lives)
+    def _programs(self, step: int, bus: Bus, executing: Executors) -> Mapping[str, Program]:
+        run, commands = self._run, self._commands
+        deciding = {
+            name: Program(partial(commands.deciding, name, step), helpless=self._forgotten) for name in (HEAD, ROLLOUT)
+        }
+        engine_left = partial(self._engine_left, bus)
+        generating = {
+            name: Program(partial(commands.process, name), run.engine.threads, left=engine_left)
+            for name in generators(run)
+        }
+        learner = Program(lambda life: commands.learner(step, life, self._meeting), run.learner.threads)
+        if self._cluster is None:
+            return {**executing.programs(), **deciding, **generating, LEARNER: learner}
+        meeting = meeting_environment(run.cluster.host) if run.cluster.learner_nodes > 1 else {}
+        learner = replace(learner, ready=partial(self._until_learner_may_begin, step), environment=meeting)
+        weights = Program(commands.weights)
+        return {**executing.programs(), WEIGHTS: weights, **deciding, **generating, LEARNER: learner}
+
+    async def _until_learner_may_begin(self, step: int, life: int) -> None:
+        assert self._cluster is not None
+        self._meeting = await self._cluster.until_learner_may_begin(step, life)
+
+    async def _end_learner(self) -> None:
+        """Its next life begins with ranks on the nodes that are there."""
+        if LEARNER in self._children.names:
+            await self._children.kill(LEARNER)
 
     def _forgotten(self, life: int, child: Child) -> bool:
         """Without a log, what it had decided died with it."""
         return not self._run.log.events or unusable(life, child)
 
-    def _process(self, name: str, life: int) -> list[str]:
-        lives = ("--life", str(life), "--session", str(session_of(self._boot, life)))
-        return self._program("actors.process", name, *lives)
-
-    def _learner(self, step: int, life: int) -> list[str]:
-        """Its first life goes on from the step of the launch, a later one from the newest checkpoint."""
-        first = ("--resume-step", str(step)) if life == 1 else ()
-        lives = ("--life", str(life), "--session", str(session_of(self._boot, life)))
-        return self._program(
-            *("torch.distributed.run", "--nproc-per-node", str(self._run.learner.ranks), "--standalone"),
-            *("--no-python", sys.executable, "-m", "actors.death"),  # each rank dies with torchrun's agent
-            *(sys.executable, "-m", "engine.learner", *first, *lives),
-        )
-
-    def _program(self, module: str, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", module, *arguments, "--run-folder", str(self._folder.path)]
-
     # ---------------------------------------------------------------- watching
 
     async def _engine_left(self, bus: Bus, life: int, child: Child) -> None:
-        left = EngineLeft(child.name, f"{child.name} ended with exit code {child.process.returncode}", life)
-        for told in (f"{HEAD}/arbiter", f"{HEAD}/recipe", ROLLOUT):
-            await bus.send(told, left)
+        await tell_engine_left(bus, EngineLeft(child.name, ended_with(child), life))
 
     async def _watch(
         self, bus: Bus, supervisor: Supervisor, executing: Executors, interrupted: asyncio.Event
@@ -180,8 +193,9 @@ class Launcher:
         watching = asyncio.ensure_future(stalls.watch())
         following = asyncio.ensure_future(self._follow(bus, supervisor, executing, stalls))
         giving_up = asyncio.ensure_future(supervisor.until_given_up())
+        beating = () if self._cluster is None else (asyncio.ensure_future(self._cluster.watch()),)
         stopping = asyncio.ensure_future(interrupted.wait())
-        ends = (following, giving_up, stopping)
+        ends = (following, giving_up, stopping, *beating)
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if stopping.done():
@@ -189,7 +203,9 @@ class Launcher:
             if following.done():
                 following.result()
                 return "finished"
-            giving_up.result()
+            for end in ends:
+                if end.done():
+                    end.result()
             raise AssertionError("the supervisor gives up by raising")
         finally:
             for task in (*ends, watching):
@@ -197,13 +213,14 @@ class Launcher:
 
     async def _follow(self, bus: Bus, supervisor: Supervisor, executing: Executors, stalls: Stalls) -> None:
         while True:
-            match (await bus.receive()).message:
+            envelope = await bus.receive()
+            match envelope.message:
                 case Progress() as progress:
                     stalls.moved()
                     self._display.show(progress)
                 case ExecutorJoined() as event:
                     await executing.joined(event)
-                case ExecutorProved(executor=executor):
+                case ExecutorProved(executor=executor) if process_of(executor) in supervisor.names:
                     supervisor.proved(process_of(executor))
                 case CallsMoved(executor=executor, sent=sent, waiting=waiting, lost=lost):
                     self._logger.info("calls.moved", executor=executor, sent=sent, waiting=waiting, lost=lost)
@@ -213,6 +230,8 @@ class Launcher:
                 case RunFinished(steps=steps):
                     self._logger.info("run.finished", step=steps)
                     return
+                case message if self._cluster is not None and isinstance(message, ClusterMessage | ExecutorProved):
+                    await self._cluster.take(envelope.sender, message)
                 case other:
                     self._logger.error("message.misdirected", kind=type(other).__name__)
 
@@ -221,10 +240,15 @@ class Launcher:
     async def _stop(self, bus: Bus) -> None:
         """All but the head at once; then the head, whose log is the run's memory."""
         began = time.monotonic()
-        others = [name for name in self._children.names if name != HEAD]
-        await asyncio.gather(*(self._end(bus, name, STOP_WITHIN_S) for name in others))
+        others = [name for name in self._children.names if name not in (HEAD, WEIGHTS)]
+        ending = [self._children.end(bus, name, STOP_WITHIN_S) for name in others]
+        if WEIGHTS in self._children.names:
+            ending.append(self._children.terminate(WEIGHTS, STOP_WITHIN_S))
+        if self._cluster is not None:
+            ending.append(self._cluster.end(STOP_NODES_WITHIN_S))
+        await asyncio.gather(*ending)
         if HEAD in self._children.names:
-            await self._end(bus, HEAD, STOP_HEAD_WITHIN_S)
+            await self._children.end(bus, HEAD, STOP_HEAD_WITHIN_S)
         self._logger.info("processes.stopped", stop_s=time.monotonic() - began)
 
     def _check_that_logs_are_whole(self) -> None:
@@ -232,9 +256,3 @@ class Launcher:
         for child in self._children.ended_badly():
             if child.name in (HEAD, ROLLOUT) and child.process.returncode == UNUSABLE:
                 raise ProcessDied(f"{child.name} ended with exit code {UNUSABLE}:\n{last_words(child)}")
-
-    async def _end(self, bus: Bus, name: str, seconds: float) -> None:
-        with contextlib.suppress(asyncio.TimeoutError):  # its queue may be full; then it is killed below
-            await asyncio.wait_for(bus.send(name, Shutdown()), timeout=0.5)
-        if not await self._children.wait(name, seconds):
-            await self._children.kill(name)

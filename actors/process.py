@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import uvloop
@@ -21,9 +21,10 @@ from msgspec.structs import replace
 
 from actors.deciding import Life, decide_until_shutdown
 from actors.head import run_head
-from actors.wiring import HEAD, LAUNCHER, deciders_of
+from actors.wiring import HEAD, LAUNCHER, WEIGHTS, deciders_of, index_of
 from analysis.summary import isolation_in_force
 from analysis.utilization.trajectory_observer import TrajectoryObserver
+from bus.book import network_of
 from bus.event_log import EventLogFailure
 from bus.heartbeat import beating
 from bus.messages import BufferCursor, RunStarted
@@ -35,6 +36,9 @@ from configs.load import load_resolved
 from configs.run_folder import RunFolder
 from configs.schema import Run, Sandbox
 from sandbox.contract import SandboxFailure
+
+if TYPE_CHECKING:
+    from actors.generator import Nearby
 
 COUNTS_EVERY_S = 0.1  # between two lines of how many trajectories wait for what
 NO_POLICY = -1  # version of the weights that an engine starts with: nothing is generated before the learner's arrive
@@ -61,11 +65,23 @@ async def run_generator(life: Life, run: Run, folder: RunFolder) -> None:
     from actors.embedded_engine import embedded_engine
     from actors.generator import Generator
 
-    checkpoint, index = folder.expand(run.model.checkpoint), int(life.process.rpartition("-")[2])
+    checkpoint, index = folder.expand(run.model.checkpoint), index_of(life.process)
     engine = embedded_engine(run, checkpoint, kv_tokens=run.engine.kv_tokens, index=index, version=NO_POLICY)
     async with _on_the_bus(life, run, folder) as bus:
         arbiter, recipe = f"{HEAD}/arbiter", f"{HEAD}/recipe"
-        await Generator(life.process, bus, engine, arbiter, life=life.number, recipe=recipe).run()
+        nearby = _nearby(folder)
+        await Generator(life.process, bus, engine, arbiter, life=life.number, recipe=recipe, nearby=nearby).run()
+
+
+def _nearby(folder: RunFolder) -> Nearby | None:
+    """How weights come to this node, if they are published on another one."""
+    network = network_of(folder.sockets)
+    weights = None if network is None else network.entry(WEIGHTS)
+    if network is None or weights is None or network.is_near(weights):
+        return None
+    from engine.weight_fetching import WeightsFetcher
+
+    return WeightsFetcher(folder.shared_memory, weights.address.host, weights.address.port, network.key).nearby
 
 
 async def run_executor(life: Life, run: Run, folder: RunFolder) -> None:
@@ -94,7 +110,8 @@ async def run_executor(life: Life, run: Run, folder: RunFolder) -> None:
 
 @asynccontextmanager
 async def _on_the_bus(life: Life, run: Run, folder: RunFolder) -> AsyncGenerator[Bus]:
-    bus = zmq_bus(life.process, folder.sockets, run.bus.queue_messages, life.session)
+    network = network_of(folder.sockets)
+    bus = zmq_bus(life.process, folder.sockets, run.bus.queue_messages, life.session, network)
     try:
         async with beating(life.process, life.number, run.supervision.heartbeat_s, folder.sockets, lambda: bus):
             yield bus
@@ -122,12 +139,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name")
     parser.add_argument("--run-folder", type=Path, required=True)
+    parser.add_argument("--scratch", default="", help="as of configs.run_folder.RunFolder")
     parser.add_argument("--step", type=int, default=0)
     parser.add_argument("--life", type=int, default=1)
     parser.add_argument("--session", type=int, default=0)
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher ends its processes, in order
-    folder = RunFolder(arguments.run_folder)
+    folder = RunFolder(arguments.run_folder, arguments.scratch)
     try:
         run = load_resolved(folder.config)
         configure(folder, arguments.name, run.log.level)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,9 @@ import uvloop
 from rich.console import Console
 from rich.markup import escape
 
+from actors.cluster_place import of_another, of_node_0
 from actors.display import Display, display_for
+from actors.join_command import join_run
 from actors.launcher import Ending, Launcher, ProcessDied
 from actors.replay import replay_run
 from actors.run_setup import claimed, next_boot
@@ -19,6 +22,7 @@ from analysis.summary import summarize
 from analysis.summary_table import summary_table
 from bus.structured_log import configure
 from configs.load import load_run
+from configs.placement import place_of
 from configs.run_folder import RunFolder
 from configs.schema import Run
 
@@ -27,7 +31,10 @@ INTERRUPTED = 130  # exit code, as a shell's after ^C
 
 def run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwrite: bool, console: Console) -> int:
     """The exit code: 0 finished, 1 a process died, 130 interrupted. Raises UnusableInput."""
-    run = load_run(config, overrides)
+    run, place = load_run(config, overrides), place_of(os.environ)
+    if place is not None and place.rank > 0:
+        return join_run(of_another(run, place), console)
+    run = of_node_0(run, place)
     with claimed(run, resume=resume, overwrite=overwrite) as folder:
         configure(folder, "launcher", run.log.level)
         display = display_for(console)

@@ -30,7 +30,9 @@ class Program(msgspec.Struct, frozen=True):
 
     argv: Callable[[int], Sequence[str]]  # the command line of a life, by its number
     threads: int = 1
+    environment: Mapping[str, str] = {}
     forgiven: bool = True  # after it has lived for a while; False: when `proved` is said
+    ready: Callable[[int], Awaitable[None]] | None = None  # what a life waits for before it begins
     left: Callable[[int, Child], Awaitable[None]] | None = None  # told that a life is over
     helpless: Callable[[int, Child], bool] = unusable  # whether there is to be no further one
 
@@ -80,10 +82,13 @@ class Supervisor:
         """One life after the other. Raises ProcessDied."""
         program, loop = self._programs[name], asyncio.get_running_loop()
         for life in count(1):
+            if program.ready is not None:
+                await program.ready(life)
             self._lives[name] = life
             self._heard.pop(name, None)
             began = loop.time()
-            child = await self._children.spawn(name, program.argv(life), threads(program.threads))
+            environment = {**threads(program.threads), **program.environment}
+            child = await self._children.spawn(name, program.argv(life), environment)
             await self._until_over(child, began)
             del self._lives[name]
             if program.forgiven and loop.time() - began >= self._settings.settled_s:

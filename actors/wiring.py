@@ -6,6 +6,8 @@ Live processes and replay build their deciders here, from the run's folder alone
 from __future__ import annotations
 
 from actors.problems import Problems, load_problems
+from bus.messages import EngineLeft
+from bus.transport import Bus
 from configs.run_folder import RunFolder
 from configs.schema import Run
 from engine.tokenizer import FastTokenizer, load_tokenizer
@@ -18,6 +20,7 @@ from policies.rollout import Rollout
 from policies.trajectory import Rules
 
 HEAD, ROLLOUT, EXECUTOR, LEARNER, LAUNCHER = "head", "rollout-0", "executor-0", "learner", "launcher"
+WEIGHTS = "weights"  # the process that serves them to other nodes
 
 
 def executors(run: Run) -> tuple[str, ...]:
@@ -27,6 +30,16 @@ def executors(run: Run) -> tuple[str, ...]:
 
 def generators(run: Run) -> tuple[str, ...]:
     return tuple(f"generator-{index}" for index in range(run.engine.num_engines))
+
+
+def index_of(process: str) -> int:
+    """Of `generator-2`, and of the third generator of another node, `generator-2@1`: 2."""
+    return int(process.partition("@")[0].rpartition("-")[2])
+
+
+async def tell_engine_left(bus: Bus, left: EngineLeft) -> None:
+    for told in (f"{HEAD}/arbiter", f"{HEAD}/recipe", ROLLOUT):
+        await bus.send(told, left)
 
 
 def rules(run: Run, tokenizer: FastTokenizer) -> Rules:

@@ -8,6 +8,8 @@
       engine.devices.DeviceMissing, engine.row_trial.RowsDepend     the machine
       analysis.metrics.AnalysisError    what a run left behind
       bus.curve.load_key, make_key      a cluster's key
+      configs.placement.place_of        how torchrun, srun or Kubernetes started a node
+      actors.hosts                      a host's name or address
       bus.book.Network                  a cluster's book
       bus.zeromq.zmq_bus                a port that is taken
       actors.run_setup.RunRefused       a run's folder

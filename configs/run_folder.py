@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 class RunFolder(NamedTuple):
     path: Path
+    scratch: str = ""  # of a node that has joined: whose sockets and memory these are, among the nodes of one machine
 
     @property
     def config(self) -> Path:
@@ -83,7 +84,8 @@ class RunFolder(NamedTuple):
 
     @property
     def _scratch_name(self) -> str:
-        digest = hashlib.blake2b(str(self.path.resolve()).encode(), digest_size=6).hexdigest()
+        owner = self.scratch or str(self.path.resolve())
+        digest = hashlib.blake2b(owner.encode(), digest_size=6).hexdigest()
         return f"asterism-{os.getuid()}-{digest}"
 
     def checkpoint(self, step: int) -> Path:

@@ -25,6 +25,7 @@ import structlog
 import torch
 import uvloop
 
+from bus.book import network_of
 from bus.codec import decode
 from bus.heartbeat import beating
 from bus.messages import BatchReady, Progress, Shutdown, StepTrained
@@ -154,7 +155,8 @@ class Life(NamedTuple):
 async def lead(run: Run, folder: RunFolder, ranks: Ranks, life: Life) -> None:
     loop = asyncio.get_running_loop()
     journal = BatchJournal(folder.batches)
-    bus = zmq_bus("learner", folder.sockets, run.bus.queue_messages, life.session)
+    network = network_of(folder.sockets)
+    bus = zmq_bus("learner", folder.sockets, run.bus.queue_messages, life.session, network)
     worker = ThreadPoolExecutor(1, "training", torch.set_num_threads, (run.learner.threads,))
     rank = LearnerRank(run, folder, ranks, journal)
     learner = Learner(bus, run, rank, ranks, worker, journal)
@@ -186,11 +188,12 @@ def main() -> int:
     parser.add_argument("--resume-step", type=int, help="checkpoint to go on from; by default the newest")
     parser.add_argument("--life", type=int, default=1, help="counts the learner's starts in one launch of the run")
     parser.add_argument("--session", type=int, default=0, help="what its links go by")
+    parser.add_argument("--scratch", default="", help="as of configs.run_folder.RunFolder")
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is for the launcher, which says Shutdown
     try:
         life = Life(arguments.life, arguments.session, arguments.resume_step)
-        train(RunFolder(arguments.run_folder), life)
+        train(RunFolder(arguments.run_folder, arguments.scratch), life)
     except (UnusableInput, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return UNUSABLE

@@ -6,6 +6,7 @@
     leases     rollout, arbiter, generators: LeaseRequested, LeaseGranted, LeaseParked, LeaseReleased
     turns      rollout and generators: TurnRequested, TurnGenerated
     calls      rollout and executors: CodeRequested, CodeFinished, AnswerSubmitted, AnswerGraded
+    cluster    the launcher and the launchers of further nodes: NodeArrived, NodeWelcomed ... NodeLeft
     envelope   what travels: one of these, from whom and to whom
 
 Reading order: one trajectory's way is StartGroup, LeaseRequested, LeaseGranted, TurnRequested, TurnGenerated, LeaseParked,
@@ -18,6 +19,7 @@ Everybody imports from here. A new message stands in its conversation's file, an
 """
 
 from bus.messages.calls import *
+from bus.messages.cluster import *
 from bus.messages.envelope import *
 from bus.messages.groups import *
 from bus.messages.leases import *

@@ -5,13 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from bus.messages.calls import CallMessage
+from bus.messages.cluster import ClusterMessage
 from bus.messages.groups import GroupMessage
 from bus.messages.leases import LeaseMessage
 from bus.messages.run import RunMessage
 from bus.messages.steps import StepMessage
 from bus.messages.turns import TurnMessage
 
-AnyMessage = RunMessage | StepMessage | GroupMessage | LeaseMessage | TurnMessage | CallMessage
+AnyMessage = RunMessage | StepMessage | GroupMessage | LeaseMessage | TurnMessage | CallMessage | ClusterMessage
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,119 @@
+"""Runs over two nodes of this machine: `asterism run` on one, `asterism join` on the other, real processes on loopback."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bus.curve import make_key
+from configs.run_folder import RunFolder
+from tests.actors.running import ROOT, adds_up, asterism, finish, launch, said, until
+from tests.processes import processes_that_name
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    return make_key(tmp_path / "keys")
+
+
+def free_port() -> int:
+    """The first of 100 that are free, as far as one can tell."""
+    for port in range(31_000, 60_000, 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
+    raise AssertionError("no port is free")
+
+
+def cluster(key: Path, port: int, *more: str) -> tuple[str, ...]:
+    return (f"cluster.key={key}", "cluster.host=127.0.0.1", f"cluster.port={port}", *more)
+
+
+@contextmanager
+def joined(port: int, key: Path, *options: str) -> Generator[subprocess.Popen[str]]:
+    own = ("--host", "127.0.0.1", "--port", str(port + 100), "--key", str(key))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "actors.cli", "join", f"tcp://127.0.0.1:{port}", *own, *options],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_a_run_over_two_nodes_with_ranks_of_the_learner_on_both(tmp_path: Path, key: Path) -> None:
+    port = free_port()
+    settings = cluster(key, port, "cluster.nodes=2", "cluster.learner_nodes=2")
+    with launch(tmp_path, *settings) as run, joined(port, key, "--generators", "1", "--executors", "1") as node:
+        output, told = finish(run), finish(node)
+    assert run.returncode == 0, output
+    assert node.returncode == 0, told
+    assert "the run is over" in told
+    folder = RunFolder(tmp_path / "demo")
+    summary = json.loads(folder.summary.read_bytes())
+    assert adds_up(summary), summary
+    assert summary["replay_identical"]
+    assert [entry["node"] for entry in said(folder, "node.joined")] == [1]
+    fetched = [
+        line for line in (folder.logs / "generator-0@1.jsonl").read_text().splitlines() if "weights.fetched" in line
+    ]
+    assert len(fetched) >= 3  # one version a step, by way of the network
+    assert (folder.logs / "learner-1.jsonl").exists()
+    assert not processes_that_name(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_node_leaves_and_the_run_goes_on(tmp_path: Path, key: Path) -> None:
+    port = free_port()
+    with launch(tmp_path, *cluster(key, port, "rl.steps=6")) as run, joined(port, key) as node:
+        folder = RunFolder(tmp_path / "demo")
+        until(lambda: bool(said(folder, "node.joined")), run)
+        until(lambda: (folder.logs / "generator-0@1.jsonl").exists(), run)
+        node.terminate()
+        told = finish(node)
+        output = finish(run)
+    assert node.returncode == 130, told
+    assert run.returncode == 0, output
+    assert [entry["cause"] for entry in said(folder, "node.left")] == ["it was told to end"]
+    assert adds_up(json.loads(folder.summary.read_bytes()))
+
+
+def test_what_cannot_be_joined_is_said(tmp_path: Path, key: Path) -> None:
+    refused = asterism("join", "10.0.0.1", "--key", str(key))
+    assert refused.returncode == 2
+    assert "an endpoint is tcp://HOST:PORT" in refused.stderr
+    where = (f"tcp://127.0.0.1:{free_port()}", "--host", "127.0.0.1", "--port", str(free_port()))
+    missing = asterism("join", *where, "--key", str(tmp_path / "none"))
+    assert missing.returncode == 2
+    assert "none: No such file or directory; asterism keys makes a cluster's key" in " ".join(missing.stderr.split())
+    unheard = asterism("join", *where, "--key", str(key), "--patience", "0.5")
+    assert unheard.returncode == 2
+    assert "has not answered for 0.5 s" in " ".join(unheard.stderr.split())
+
+
+@pytest.mark.slow
+def test_a_node_with_another_key_hears_nothing(tmp_path: Path, key: Path) -> None:
+    port = free_port()
+    other = make_key(tmp_path / "others")
+    with launch(tmp_path, *cluster(key, port)) as run, joined(port, other, "--patience", "8") as node:
+        told, output = finish(node), finish(run)
+    assert node.returncode == 2, told
+    assert "has not answered" in told
+    assert run.returncode == 0, output
+    assert not said(RunFolder(tmp_path / "demo"), "node.joined")
