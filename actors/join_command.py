@@ -6,7 +6,6 @@ import asyncio
 import signal
 
 import uvloop
-from bus.book import Address
 from rich.console import Console
 from rich.markup import escape
 
@@ -14,6 +13,7 @@ from actors.children import ProcessDied
 from actors.display import Display, PlainDisplay
 from actors.hosts import host_address
 from actors.node import Joining, take_part
+from bus.book import Address
 from configs.errors import UnusableInput
 
 INTERRUPTED = 130  # exit code, as a shell's after ^C

@@ -12,7 +12,7 @@ from bus.curve import ClusterKey
 from bus.transport import Bus
 from bus.zeromq import zmq_bus
 
-_ports = itertools.count(20_000 + os.getpid() % 4_000 * 3, 2)
+_ports = itertools.count(20_000 + os.getpid() % 100 * 120, 2)  # apart from those of other test runs
 
 
 def free_address(host: str) -> Address:

@@ -20,6 +20,8 @@ from configs.errors import UnusableInput
 from tests.bus.clusters import Cluster
 from tests.bus.networks import call, until
 
+pytestmark = pytest.mark.usefixtures("short_waits")
+
 
 @pytest.fixture
 def key(tmp_path: Path) -> ClusterKey:

@@ -20,6 +20,8 @@ from bus.messages import (
 from bus.transport import Bus
 from tests.bus.networks import KINDS, call, lease_request, network, until
 
+pytestmark = pytest.mark.usefixtures("short_waits")
+
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:

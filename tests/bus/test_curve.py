@@ -22,6 +22,8 @@ from configs.errors import UnusableInput
 from tests.bus.clusters import Cluster
 from tests.bus.networks import call, until
 
+pytestmark = pytest.mark.usefixtures("short_waits")
+
 
 def new_key(folder: Path) -> ClusterKey:
     return load_key(make_key(folder))

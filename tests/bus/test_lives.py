@@ -15,6 +15,8 @@ from bus.messages import LeaseReleased
 from bus.transport import Bus, Delivery
 from tests.bus.networks import KINDS, call, lease_request, network, until
 
+pytestmark = pytest.mark.usefixtures("short_waits")
+
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:

@@ -21,6 +21,8 @@ from bus.transport import Bus
 from bus.zeromq import endpoint_of, zmq_bus
 from tests.bus.networks import call, until
 
+pytestmark = pytest.mark.usefixtures("short_waits")
+
 SESSION = 3
 
 
@@ -136,6 +138,7 @@ def test_answers_that_nobody_asked_for_harm_nobody(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(scenario(), timeout=30))
 
 
+@pytest.mark.slow
 def test_a_broken_connection_loses_and_repeats_nothing(tmp_path: Path) -> None:
     """What goes from a to b passes through somebody who cuts the connection again and again, with what is in it."""
 

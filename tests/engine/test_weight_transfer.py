@@ -177,6 +177,7 @@ def test_a_link_that_breaks_is_made_again_and_what_has_come_is_not_asked_for_aga
     play(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_a_link_that_breaks_before_a_chunk_is_through_carries_smaller_ones(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         async with link_to(scene.server.port, cut_after=3 * CHUNK) as link:
