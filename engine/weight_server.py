@@ -32,7 +32,7 @@ NAME = "weights"
 REPORT_S = 10.0  # between two lines of the log, if there is anything to say
 _READERS = 4  # chunks that are read from the slots at once
 _THREADS = 4  # of ZeroMQ: they encrypt, each for connections of its own
-_QUEUED_ANSWERS = 3 * WINDOW_CHUNKS  # for one connection; ZeroMQ learns late, by half of it, what has been sent
+_QUEUED_ANSWERS = 2 * WINDOW_CHUNKS  # for one connection; ZeroMQ learns late, by half of it, what has been sent
 _QUEUED_QUESTIONS = 64  # from one connection
 
 Socket = zmq.Socket[bytes]

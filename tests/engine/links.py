@@ -78,7 +78,8 @@ async def link_to(port: int, allowed: int | None = None, cut_after: int | None =
     link = Link(port, allowed, cut_after)
     listening = await asyncio.start_server(link.connect, LOOPBACK, 0)
     link.port = listening.sockets[0].getsockname()[1]
-    yield link
-    listening.close()
-    link.cut()
-    await asyncio.sleep(0)
+    try:
+        yield link
+    finally:
+        listening.close()
+        link.cut()
