@@ -39,6 +39,12 @@ def resident_mib(pid: int) -> float:
     return _kib(pid, ("Rss",)) / 1024
 
 
+def peak_resident_mib(pid: int) -> float:
+    """The most so far."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
 def _kib(pid: int, names: tuple[str, ...]) -> int:
     with contextlib.suppress(OSError):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]

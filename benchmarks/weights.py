@@ -1,0 +1,173 @@
+"""New weights on their way to other nodes, over loopback with CURVE, beside a plain copy of their file. JSON last.
+
+    python -m benchmarks.weights [--quick] [--mib MIB] [--nodes N] [--rounds N]
+
+The server is the process that a run has. In each round a new version is published, its file copied, fetched by one node,
+and fetched by several nodes at once, all in memory; ratios are medians of the rounds'. The lag is the worst that the event
+loop of a process has while it fetches; the server's memory is the most that it took. All nodes and the server share this
+machine's cores, which a cluster's do not; what the processors spend on a GB does not depend on who else is at work here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from statistics import median
+
+import torch
+import uvloop
+
+from benchmarks._memory import peak_resident_mib
+from bus.curve import load_key, make_key
+from bus.messages import WeightsPublished
+from configs.load import write_resolved
+from configs.run_folder import RunFolder
+from configs.schema import Run
+from engine.weight_fetching import WeightsFetcher
+from engine.weights import WeightsPublisher
+
+LOOPBACK = "127.0.0.1"
+_TICK_S = 0.005
+
+
+class Nodes:
+    """As many as are asked for, each with a folder of its own in memory."""
+
+    def __init__(self, memory: Path, port: int, key: Path) -> None:
+        self._memory, self._port, self._key = memory, port, load_key(key)
+
+    async def fetch(self, published: WeightsPublished, nodes: int) -> float:
+        """Seconds."""
+        folders = [self._memory / f"node_{number}" for number in range(nodes)]
+        fetchers = [WeightsFetcher(folder, LOOPBACK, self._port, self._key) for folder in folders]
+        began = time.perf_counter()
+        await asyncio.gather(*(fetcher.nearby(published) for fetcher in fetchers))
+        took = time.perf_counter() - began
+        for folder in folders:
+            shutil.rmtree(folder)
+        return took
+
+    def copy(self, published: WeightsPublished) -> float:
+        """Seconds."""
+        began = time.perf_counter()
+        shutil.copyfile(published.path, self._memory / "copy")
+        took = time.perf_counter() - began
+        (self._memory / "copy").unlink()
+        return took
+
+
+class Lag:
+    """The worst of the event loop, while the context is open."""
+
+    def __init__(self) -> None:
+        self.worst_s = 0.0
+
+    async def __aenter__(self) -> Lag:
+        self._watching = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._watching.cancel()
+
+    async def _watch(self) -> None:
+        while True:
+            began = time.perf_counter()
+            await asyncio.sleep(_TICK_S)
+            self.worst_s = max(self.worst_s, time.perf_counter() - began - _TICK_S)
+
+
+@asynccontextmanager
+async def server(folder: RunFolder, key: Path) -> AsyncGenerator[tuple[int, int]]:
+    """Its process id, and its port."""
+    argv = ("--run-folder", str(folder.path), "--host", LOOPBACK, "--port", "0", "--key", str(key))
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "engine.weight_server", *argv, stdin=PIPE)
+    log = folder.logs / "weights.jsonl"
+    while not log.exists() or b"weights.offered" not in log.read_bytes():  # noqa: ASYNC110 - it tells nobody else
+        await asyncio.sleep(0.01)
+    try:
+        yield process.pid, json.loads(log.read_text().splitlines()[0])["port"]
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+def cpu_s(pid: int) -> float:
+    """That the process's threads have had so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def rounds(options: argparse.Namespace, folder: RunFolder, key: Path) -> dict[str, float]:
+    num_bytes = options.mib * 2**20
+    weights = {"a": torch.rand(num_bytes // 4)}
+    publisher = WeightsPublisher(folder.shared_memory)
+    taken: list[tuple[float, float, float]] = []
+    server_cpu_s = node_cpu_s = 0.0
+    lag = Lag()
+    async with server(folder, key) as (pid, port):
+        nodes = Nodes(folder.shared_memory, port, key)
+        for version in range(options.rounds):
+            published = publisher.publish(version, weights)
+            copy_s = nodes.copy(published)
+            before = cpu_s(pid), time.process_time()
+            async with lag:
+                one_s = await nodes.fetch(published, 1)
+            server_cpu_s += cpu_s(pid) - before[0]
+            node_cpu_s += time.process_time() - before[1]
+            taken.append((copy_s, one_s, await nodes.fetch(published, options.nodes)))
+        server_mib = peak_resident_mib(pid)
+    fetched_gb = options.rounds * num_bytes / 1e9
+    return {
+        "mib": options.mib,
+        "copied_bytes_per_s": median(num_bytes / copy_s for copy_s, _, _ in taken),
+        "fetched_bytes_per_s": median(num_bytes / one_s for _, one_s, _ in taken),
+        "ratio_to_copy": median(copy_s / one_s for copy_s, one_s, _ in taken),
+        "nodes": options.nodes,
+        "nodes_bytes_per_s": median(options.nodes * num_bytes / several_s for _, _, several_s in taken),
+        "nodes_ratio_to_one": median(options.nodes * one_s / several_s for _, one_s, several_s in taken),
+        "server_cpu_s_per_gb": server_cpu_s / fetched_gb,
+        "node_cpu_s_per_gb": node_cpu_s / fetched_gb,
+        "worst_lag_ms": 1000 * lag.worst_s,
+        "server_peak_mib": server_mib,
+    }
+
+
+async def measure(options: argparse.Namespace) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = RunFolder(Path(name) / "run")
+        folder.path.mkdir()
+        folder.shared_memory.mkdir(mode=0o700)
+        write_resolved(Run(name="weights"), folder.config)
+        try:
+            return await rounds(options, folder, make_key(Path(name)))
+        finally:
+            shutil.rmtree(folder.shared_memory)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=512)
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="16 MiB, two nodes, one round")
+    options = parser.parse_args()
+    if options.quick:
+        options.mib, options.nodes, options.rounds = 16, 2, 1
+    figures = uvloop.run(measure(options))
+    for name, value in figures.items():
+        print(f"{name:24} {value:,.4g}")
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
