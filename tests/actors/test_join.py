@@ -11,10 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from actors.join_command import address_of, join_run
+from actors.node import Joining
 from bus.curve import make_key
+from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
-from tests.actors.running import ROOT, adds_up, asterism, finish, launch, said, until
+from tests.actors.running import ROOT, adds_up, finish, launch, said, until
 from tests.processes import processes_that_name
 
 
@@ -94,17 +98,21 @@ def test_a_node_leaves_and_the_run_goes_on(tmp_path: Path, key: Path) -> None:
     assert adds_up(json.loads(folder.summary.read_bytes()))
 
 
+@pytest.mark.parametrize(
+    "endpoint", ["10.0.0.1", "tcp://10.0.0.1", "tcp://:29700", "10.0.0.1:0", "10.0.0.1:65536", "a:b"]
+)
+def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
+    with pytest.raises(UnusableInput, match=f"{endpoint}: an endpoint is tcp://HOST:PORT"):
+        address_of(endpoint)
+
+
 def test_what_cannot_be_joined_is_said(tmp_path: Path, key: Path) -> None:
-    refused = asterism("join", "10.0.0.1", "--key", str(key))
-    assert refused.returncode == 2
-    assert "an endpoint is tcp://HOST:PORT" in refused.stderr
-    where = (f"tcp://127.0.0.1:{free_port()}", "--host", "127.0.0.1", "--port", str(free_port()))
-    missing = asterism("join", *where, "--key", str(tmp_path / "none"))
-    assert missing.returncode == 2
-    assert "none: No such file or directory; asterism keys makes a cluster's key" in " ".join(missing.stderr.split())
-    unheard = asterism("join", *where, "--key", str(key), "--patience", "0.5")
-    assert unheard.returncode == 2
-    assert "has not answered for 0.5 s" in " ".join(unheard.stderr.split())
+    at, own = address_of(f"tcp://127.0.0.1:{free_port()}"), address_of(f"127.0.0.1:{free_port() + 2}")
+    with pytest.raises(UnusableInput, match="none: No such file or directory; asterism keys makes a cluster's key"):
+        join_run(Joining(at, own, tmp_path / "none"), Console(quiet=True))
+    with pytest.raises(UnusableInput, match="has not answered for 0.2 s"):
+        join_run(Joining(at, own, key, patience_s=0.2), Console(quiet=True))
+    assert not Joining(at, own, key).own_folder.sockets.exists()
 
 
 @pytest.mark.slow

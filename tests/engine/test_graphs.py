@@ -32,6 +32,7 @@ def requests(count: int, new_tokens: int = 12) -> list[GenerationRequest]:
     ]
 
 
+@pytest.mark.slow
 def test_sequences_that_join_leave_and_grow_have_the_bits_that_they_have_alone(model: Qwen3) -> None:
     capture = Recorded()
     core = new_core(model, prefill_tokens=20, capture=capture)
