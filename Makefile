@@ -46,11 +46,11 @@ sandbox-image: $(INSTALLED) ## the image in which a model's code runs, on a publ
 sandbox-image-local: $(INSTALLED) ## the same without a container registry, as root: a base by debootstrap; MIRROR=URL if wanted
 	$(BIN)/python -m sandbox.build_image --local $(if $(MIRROR),--mirror $(MIRROR))
 
-test: $(INSTALLED) ## all tests: those that start processes, that train, and that need a Docker engine too
+test: $(INSTALLED) ## all tests: those that start processes, that train, and that need a Docker engine or root too
 	$(BIN)/python -m pytest
 
-test-without-docker: $(INSTALLED) ## all tests but those that need a Docker engine and the sandbox image
-	$(BIN)/python -m pytest -m "not docker"
+test-without-docker: $(INSTALLED) ## all tests but those that need a Docker engine and the sandbox image, or root
+	$(BIN)/python -m pytest -m "not docker and not hosts"
 
 simulate-faults: $(INSTALLED) ## the whole control plane under a virtual clock, everybody killed at any moment: 1,000 seeds
 	$(BIN)/python -m tests.simulation.nightly 1000

@@ -1,5 +1,5 @@
 """How much hypothesis tries (`make check` asks for `--hypothesis-profile=quick`, `make test` for nothing), and that
-tests which need a Docker engine are run or left out on purpose, never skipped in silence.
+tests which need a Docker engine or hosts are run or left out on purpose, never skipped in silence.
 """
 
 from __future__ import annotations
@@ -14,19 +14,24 @@ from hypothesis import settings
 from configs.errors import UnusableInput
 from sandbox.docker_command import engine_architecture, image_exists
 from sandbox.image import image_name
+from tests.cluster.hosts import why_not
 
 settings.register_profile("thorough", max_examples=100, deadline=None, print_blob=True)
 settings.register_profile("quick", max_examples=5, deadline=None, print_blob=True)
 settings.load_profile("thorough")
 
-_WHAT_TO_DO = """{count} of the tests that were asked for need a Docker engine and the sandbox image; {problem}
+_FOR_DOCKER = """{count} of the tests that were asked for need a Docker engine and the sandbox image; {problem}
 To run them (Debian, as root):
     apt-get install docker.io iptables debootstrap
     dockerd &
     make sandbox-image-local
 To leave them out on purpose:
-    make test-without-docker, which is pytest -m 'not docker'"""
-
+    make test-without-docker, which is pytest -m 'not docker and not hosts'"""
+_FOR_HOSTS = """{count} of the tests that were asked for run on hosts, which are network namespaces; {problem}
+To run them (Debian, as root):
+    apt-get install iproute2
+To leave them out on purpose:
+    make test-without-docker, which is pytest -m 'not docker and not hosts'"""
 
 _SLOW_AS_A_WHOLE = re.compile(r"^pytestmark = .*\bpytest\.mark\.slow\b", re.MULTILINE)
 
@@ -47,9 +52,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Ends the run before its first test if it would need what is not there."""
     gc.freeze()  # what torch and its like hold for good is not looked through again and again
     gc.enable()
-    count = sum(item.get_closest_marker("docker") is not None for item in session.items)
-    if count and not session.config.option.collectonly and (problem := _missing_for_docker()):
-        raise pytest.UsageError(_WHAT_TO_DO.format(count=count, problem=problem))
+    if session.config.option.collectonly:
+        return
+    for marker, missing, what_to_do in (("docker", _missing_for_docker, _FOR_DOCKER), ("hosts", why_not, _FOR_HOSTS)):
+        count = sum(item.get_closest_marker(marker) is not None for item in session.items)
+        if count and (problem := missing()):
+            raise pytest.UsageError(what_to_do.format(count=count, problem=problem))
 
 
 def _missing_for_docker() -> str:
