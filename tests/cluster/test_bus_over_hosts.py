@@ -36,9 +36,8 @@ class Peers:
             sockets.mkdir()
             write_book(sockets, Book(host.number, entries, []))
             write_network(sockets, self.key)
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
             words = [sys.executable, "-m", "tests.cluster.peer", name, str(SOCKETS), str(window)]
-            self._started[name] = host.popen(words, **pipes)
+            self._started[name] = host.popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def tell(self, name: str, command: str) -> None:
         pipe = self._started[name].stdin
