@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,11 @@ ROOT = Path(__file__).parents[2]
 _RELAY = Path(__file__).with_name("relay.py")
 _MAX_HOSTS = 15
 _OWN = "/dev/shm"  # memory that is a host's own
+_NAMES = ("127.0.0.1 localhost", *(f"10.77.0.{number} host{number}" for number in range(1, _MAX_HOSTS + 1)))
+# A file of the host's own instead of /etc/hosts; without a name.
+_KNOW_NAMES = (
+    f"printf '%s\\n' {shlex.join(_NAMES)} > {_OWN}/hosts; mount --bind {_OWN}/hosts /etc/hosts; rm {_OWN}/hosts"
+)
 _FORWARDING, _SILENT = 3, 0  # states of a bridge's port
 
 
@@ -59,8 +65,8 @@ class _Namespaces:
     """A process that does nothing but hold them."""
 
     def __init__(self, setting_up: str) -> None:
-        # Who ignores SIGCHLD need not wait for the orphans that it is given as the first process of its namespace.
-        script = f"trap '' CHLD; {setting_up}; echo; read -r _"
+        # Until its input ends. The first process of a namespace is given its orphans, and ignoring SIGCHLD reaps them.
+        script = f"{setting_up}; echo; exec env --ignore-signal=CHLD cat"
         self._holder = subprocess.Popen(
             [
                 "unshare",
@@ -101,7 +107,9 @@ class Host:
         self.number = number
         self.name = f"host{number}"
         self.address = f"10.77.0.{number}"
-        self._namespaces = _Namespaces(f"hostname {self.name}; mount -t tmpfs own {_OWN}; mkdir -m 1777 {_OWN}/tmp")
+        self._namespaces = _Namespaces(
+            f"hostname {self.name}; mount -t tmpfs own {_OWN}; mkdir -m 1777 {_OWN}/tmp; {_KNOW_NAMES}"
+        )
         self._environment = {"TMPDIR": f"{_OWN}/tmp", "PYTHONPATH": str(ROOT)}
         self._started: list[Started] = []
         self.is_on = True

@@ -1,4 +1,4 @@
-"""Somebody without the cluster's key, who sends parcels to a process of it. stranger.py HOST PORT [ITS_PUBLIC_KEY]
+"""Somebody without the cluster's key, who sends parcels to its process b. stranger.py HOST PORT [ITS_PUBLIC_KEY]
 
 He speaks without encryption; or, where he knows the public key, with a key pair of his own. Prints, once he was hung up
 on, each byte that he was sent, in hex: all of them pass through this process on their way to his socket.
@@ -29,8 +29,8 @@ def main(host: str, port: int, public_key: bytes) -> None:
                 dealer.setsockopt(zmq.CURVE_PUBLICKEY, public)
                 dealer.setsockopt(zmq.CURVE_SECRETKEY, secret)
             dealer.connect(f"tcp://127.0.0.1:{server.getsockname()[1]}")
-            dealer.send(encode_parcel(Parcel("x", 0, 0, 0, 0, 0, [b"x"])))
-            dealer.send(encode_parcel(Parcel("x", 0, -1, 0, 0, 0, [])))
+            dealer.send(encode_parcel(Parcel("x", "b", 0, 0, 0, 0, 0, [b"x"])))
+            dealer.send(encode_parcel(Parcel("x", "b", 0, -1, 0, 0, 0, [])))
             wire.join()
     sys.stdout.write(heard.hex() + "\n")
 
