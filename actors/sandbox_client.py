@@ -21,6 +21,7 @@ SERVED = "executor-0"  # the address of a sandbox that is served by itself
 _QUEUE_MESSAGES = 65_536
 _GRADING = -1
 _WATCH_S = 1.0
+_ENDED = "the sandbox is served no longer"
 
 
 def is_served(folder: Path) -> bool:
@@ -46,7 +47,7 @@ class SandboxClient:
         self._open: dict[tuple[int, int], asyncio.Future[CodeResult | Grade]] = {}
         self._folder = folder
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._receive()), loop.create_task(self._watch())]
+        self._receiving, self._watching = loop.create_task(self._receive()), loop.create_task(self._watch())
 
     async def __aenter__(self) -> SandboxClient:
         return self
@@ -54,9 +55,10 @@ class SandboxClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for task in self._tasks:
+        tasks = self._receiving, self._watching
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._bus.close()
         for lane in LANES:
             socket_of(self._folder, self._name, lane).unlink(missing_ok=True)
@@ -77,6 +79,8 @@ class SandboxClient:
         await self._bus.send(SERVED, SessionEnded(trajectory_id))
 
     async def _answer(self, key: tuple[int, int], message: CodeRequested | AnswerSubmitted) -> CodeResult | Grade:
+        if self._watching.done():
+            raise SandboxFailure(_ENDED)
         if key in self._open:
             raise ValueError(f"trajectory {key[0]} asks twice at once for the same answer")
         answer = self._open[key] = asyncio.get_running_loop().create_future()
@@ -87,11 +91,11 @@ class SandboxClient:
             del self._open[key]
 
     async def _watch(self) -> None:
-        """A server that has ended answers nobody."""
+        """Until the server has ended: then it answers nobody."""
         while is_served(self._folder):  # noqa: ASYNC110 - nobody here is told of its end
             await asyncio.sleep(_WATCH_S)
         for key in list(self._open):
-            self._settle(key, SandboxFailure("the sandbox is served no longer"))
+            self._settle(key, SandboxFailure(_ENDED))
 
     async def _receive(self) -> None:
         """A frame that is no message comes from no sandbox of ours: it is dropped."""
