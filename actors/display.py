@@ -62,7 +62,7 @@ class LiveDisplay:
         self._bars.update(self._tasks[progress.stage], completed=progress.step, numbers=_numbers(progress.values))
 
     def say(self, text: str) -> None:
-        self._bars.console.print(text, highlight=False)
+        self._bars.console.print(text, markup=False, emoji=False, highlight=False)
 
     def close(self) -> None:
         self._bars.stop()
@@ -91,7 +91,7 @@ class PlainDisplay:
         self.say(f"{progress.stage} {progress.step}/{progress.steps}: {_numbers(progress.values)}{left}")
 
     def say(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True)
+        self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         pass

@@ -28,6 +28,11 @@ def run_folder(path: Path) -> RunFolder:
     return folder
 
 
+def _console() -> Console:
+    """What was logged is shown as it is: no emoji stands for `:100:` in a model's `x[:100:2]`."""
+    return Console(emoji=False)
+
+
 @log_app.command()
 def replay(
     run: RunArgument,
@@ -45,11 +50,11 @@ def replay(
     from actors.log_replay import replay_log, show_state
 
     if until:
-        show_state(run_folder(run), until, state, trajectory, Console())
+        show_state(run_folder(run), until, state, trajectory, _console())
     elif state is not None or trajectory is not None:
         raise UnusableInput("--state and --trajectory need --until PROCESS:SEQ")
     else:
-        raise typer.Exit(replay_log(run_folder(run), verify=verify, console=Console()))
+        raise typer.Exit(replay_log(run_folder(run), verify=verify, console=_console()))
 
 
 @log_app.command()
@@ -57,7 +62,7 @@ def story(run: RunArgument, trajectory: Annotated[int, typer.Argument(help="The 
     """Tell everything that happened to one trajectory, in order."""
     from actors.log_commands import tell_story
 
-    tell_story(run_folder(run), trajectory, console=Console())
+    tell_story(run_folder(run), trajectory, console=_console())
 
 
 @log_app.command()
@@ -86,7 +91,7 @@ def show(
     began = began_at(folder)
     times = (moment(since, began) if since else -inf, moment(until, began) if until else inf)
     choice = Choice(actor, tuple(kind or ()), trajectory, *times)
-    show_log(folder, choice, text, limit, follow, Console())
+    show_log(folder, choice, text, limit, follow, _console())
 
 
 @log_app.command()
@@ -103,7 +108,7 @@ def diff(
     """
     from actors.log_diff import compare_runs
 
-    raise typer.Exit(compare_runs(run_folder(run_a), run_folder(run_b), exact=exact, console=Console()))
+    raise typer.Exit(compare_runs(run_folder(run_a), run_folder(run_b), exact=exact, console=_console()))
 
 
 @log_app.command()
@@ -162,7 +167,7 @@ def fork(
     from actors.fork_command import Options, fork_trajectory
 
     options = Options(trajectory, turn, tool_result, checkpoint, seed, count, override or [], json_file)
-    raise typer.Exit(fork_trajectory(run_folder(run), options, Console()))
+    raise typer.Exit(fork_trajectory(run_folder(run), options, _console()))
 
 
 @log_app.command()
@@ -175,7 +180,7 @@ def roc(
     """Filter the logged groups again with other settings, as in `--set roc.penalty=release`: who would have been kept."""
     from actors.roc_command import filter_again
 
-    filter_again(run_folder(run), step, override or [], json_file, Console())
+    filter_again(run_folder(run), step, override or [], json_file, _console())
 
 
 @log_app.command()

@@ -114,9 +114,11 @@ def replay_until(path: Path, deciders: Mapping[str, Decider], seq: int) -> Event
 
 
 def replay_before(path: Path, deciders: Mapping[str, Decider], moment: float) -> None:
-    """Leaves the deciders as they were at a time, in seconds since the epoch."""
-    for _ in decide_all_again(path, deciders, since=whole_since(path), until=moment):
-        pass
+    """Leaves the deciders as they were at a time, in seconds since the epoch. Raises UnusableLog where log.keep_steps has
+    removed what they were."""
+    decided = decide_all_again(path, deciders, since=whole_since(path), until=moment)
+    if not sum(1 for _ in decided):
+        check_whole(path, since=1)
 
 
 class Done(msgspec.Struct, frozen=True):

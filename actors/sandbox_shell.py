@@ -36,7 +36,7 @@ async def converse(sandbox: Notebooks, console: Console) -> None:
         except SandboxFailure as error:
             console.print(f"infrastructure: {error}", style="bold red", markup=False)
         else:
-            console.print(result_text(result.outcome, _SHOWN_CHARACTERS), markup=False, highlight=False, soft_wrap=True)
+            console.out(result_text(result.outcome, _SHOWN_CHARACTERS), highlight=False)
             console.print(f"({1000 * result.duration_s:.1f} ms)", style="dim", highlight=False)
         call += 1
     await sandbox.end_session(notebook)

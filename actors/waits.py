@@ -16,6 +16,7 @@ import msgspec
 
 from actors.replay import Done, batches_of, decide_all_again, whole_since
 from actors.wiring import HEAD, LEARNER, ROLLOUT, deciders_of
+from bus.event_reading import check_whole
 from bus.messages import RunStarted, StepRequested, WeightsPublished
 from configs.errors import UnusableInput
 from configs.load import load_resolved
@@ -124,12 +125,17 @@ def _of_the_head(run: Run, folder: RunFolder) -> Iterator[Wait]:
 
 
 def _decided_again(process: str, folder: RunFolder, deciders: Mapping[str, Decider]) -> Iterator[tuple[float, Done]]:
-    """When, and what."""
+    """When, and what. Raises UnusableInput where there is no log, or log.keep_steps has removed what the deciders follow
+    from."""
     path = folder.events / f"{process}.sqlite"
     if not path.exists():
         raise UnusableInput(f"{path}: there is no event log; was the run started with log.events = false?")
+    num_decided = 0
     for event, _, done in decide_all_again(path, deciders, since=whole_since(path)):
+        num_decided += 1
         yield event.time, done
+    if not num_decided:
+        check_whole(path, since=1)
 
 
 def tell_waits(folder: RunFolder) -> None:
@@ -138,4 +144,7 @@ def tell_waits(folder: RunFolder) -> None:
 
 
 if __name__ == "__main__":
-    tell_waits(RunFolder(Path(sys.argv[1])))
+    try:
+        tell_waits(RunFolder(Path(sys.argv[1])))
+    except UnusableInput as error:
+        sys.exit(str(error))

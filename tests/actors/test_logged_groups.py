@@ -25,14 +25,14 @@ from tests.simulation.world import World
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))]
 
 
-def logged(world: World, path: Path, times: int = 1) -> RunFolder:
-    """The folder of a run that left the world's log, so many lives of it."""
+def logged(world: World, path: Path, times: int = 1, process: str = HEAD) -> RunFolder:
+    """The folder of a run that left the world's log of a process, so many lives of it."""
     folder = RunFolder(path)
-    log = EventLog(folder.events / f"{HEAD}.sqlite")
+    log = EventLog(folder.events / f"{process}.sqlite")
     for _ in range(times):
-        for event in world.logs[HEAD].events:
+        for event in world.logs[process].events:
             seq = log.append(event.time, event.actor, event.sender, event.kind, event.trajectory, event.frame)
-            decision = world.logs[HEAD].decisions[event.seq]
+            decision = world.logs[process].decisions[event.seq]
             log.decided(seq, decision.effects, decision.state)
     log.close()
     write_resolved(world.run, folder.config)
