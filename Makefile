@@ -12,7 +12,7 @@ FAST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --qui
 WITH_TORCH := tests/bus tests/engine tests/policies
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ablation sandbox-image sandbox-image-local test test-without-docker test-chaos nightly fuzz check \
+.PHONY: help setup demo ablation sandbox-image sandbox-image-local test test-without-docker coverage test-chaos nightly fuzz check \
 	fast-tests-with-torch fast-tests-without-torch format clean
 
 help: ## this list
@@ -51,6 +51,10 @@ test: $(INSTALLED) ## all tests: those that start processes, that train, and tha
 
 test-without-docker: $(INSTALLED) ## all tests but those that need a Docker engine and the sandbox image, or root
 	$(BIN)/python -m pytest -m "not docker and not hosts"
+
+coverage: $(INSTALLED) ## all tests, and which lines of bus/ and actors/ they ran; fails under 90 %. TESTS=... are arguments of pytest
+	@$(BIN)/coverage erase
+	@$(BIN)/coverage run -m pytest $(TESTS); tested=$$?; $(BIN)/coverage combine --quiet && $(BIN)/coverage report && exit $$tested
 
 simulate-faults: $(INSTALLED) ## the whole control plane under a virtual clock, everybody killed at any moment: 1,000 seeds
 	$(BIN)/python -m tests.simulation.nightly 1000
