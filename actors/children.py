@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,17 +66,6 @@ class Children:
     def forget(self, name: str) -> None:
         """The child has done what it was started for, and ended."""
         del self._children[name]
-
-    async def first_exit(self, besides: Collection[str]) -> Child:
-        """The first child to end, as soon as it has; those of the given names are others' affair."""
-        watched = [child for child in self._children.values() if child.name not in besides]
-        waits = {asyncio.ensure_future(child.process.wait()): child for child in watched}
-        try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        return waits[done.pop()]
 
     async def wait(self, name: str, seconds: float) -> bool:
         """Whether the child ended within so many seconds."""

@@ -26,8 +26,6 @@ from bus.messages import (
     EngineJoined,
     EngineLoadReported,
     Envelope,
-    GenerationContinued,
-    GenerationPaused,
     LeaseReleased,
     TurnAborted,
     TurnFailed,
@@ -125,10 +123,6 @@ class Generator:
             case WeightsPublished() as weights:
                 self._told = max(self._told, weights.version)
                 return self._load_weights(envelope.sender, weights)
-            case GenerationPaused():
-                return self._engine.pause()
-            case GenerationContinued():
-                return self._engine.resume()
             case other:
                 self._logger.error("message.misdirected", kind=type(other).__name__)
         return None

@@ -49,12 +49,4 @@ class TurnAborted(Message, frozen=True):
     lease: int  # under which it was requested
 
 
-class GenerationPaused(Message, frozen=True):
-    """anyone -> generator: hold all requests where they are."""
-
-
-class GenerationContinued(Message, frozen=True):
-    """anyone -> generator."""
-
-
-TurnMessage = TurnRequested | TurnGenerated | TurnFailed | TurnAborted | GenerationPaused | GenerationContinued
+TurnMessage = TurnRequested | TurnGenerated | TurnFailed | TurnAborted
