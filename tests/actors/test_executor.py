@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
+from structlog.testing import capture_logs
 
 from actors.executor import Executor
 from bus.in_process import Hub
@@ -283,3 +284,16 @@ def test_it_ends_in_the_middle_of_its_work() -> None:
         assert one.sandbox.running == 0
 
     run_virtually(scenario())
+
+
+def test_what_is_not_for_an_executor_is_said_and_changes_nothing() -> None:
+    async def scenario() -> None:
+        async with place() as one:
+            await one.ask(ExecutorJoined("executor-1/1", 3), call(1))
+            (finished,) = await one.answers(1)
+            assert isinstance(finished, CodeFinished)
+
+    with capture_logs() as said:
+        run_virtually(scenario())
+    misdirected = [entry["kind"] for entry in said if entry["event"] == "message.misdirected"]
+    assert misdirected == ["ExecutorJoined"]

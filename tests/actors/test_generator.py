@@ -11,6 +11,7 @@ import pytest
 import structlog
 from msgspec.structs import replace
 
+from actors import generator
 from actors.generator import Generator, Nearby
 from bus.in_process import Hub
 from bus.messages import (
@@ -19,6 +20,7 @@ from bus.messages import (
     EngineJoined,
     EngineLoadReported,
     LeaseReleased,
+    SessionEnded,
     Shutdown,
     TurnAborted,
     TurnFailed,
@@ -46,6 +48,7 @@ class ScriptedEngine:
         self.stopped: list[int] = []
         self.loaded: list[int] = []  # versions
         self.paths: list[str] = []  # of them
+        self.refused: list[int] = []
 
     async def start(self) -> Capacity:
         return Capacity(1024, 16, 512)
@@ -87,6 +90,8 @@ class ScriptedEngine:
 
     async def load_weights(self, weights: WeightsPublished) -> None:
         await asyncio.sleep(STEP_S)
+        if weights.version in self.refused:
+            raise WeightsRefused("half of them are missing")
         self.loaded.append(weights.version)
         self.paths.append(weights.path)
         self.version = weights.version
@@ -128,10 +133,8 @@ async def scene(version: int = 4, nearby: Nearby | None = None) -> AsyncIterator
     hub, engine = Hub(), ScriptedEngine(version)
     each = Scene(hub, engine)
     clock = asyncio.get_running_loop().time
-    generator = Generator(
-        "generator-0", hub.join("generator-0", 100), engine, "head/arbiter", LIFE, clock, nearby=nearby
-    )
-    running = asyncio.create_task(generator.run())
+    actor = Generator("generator-0", hub.join("generator-0", 100), engine, "head/arbiter", LIFE, clock, nearby=nearby)
+    running = asyncio.create_task(actor.run())
     listening = asyncio.create_task(each.listen())
     yield each
     await each.tell(Shutdown())
@@ -355,3 +358,40 @@ def test_a_generator_that_is_stopped_while_it_reports_ends_at_once() -> None:
         await asyncio.sleep(0.3)
 
     play(scenario)  # a task that is left behind would be a deadlock, or a warning
+
+
+def test_weights_that_cannot_be_loaded_are_not_answered_and_the_next_ones_are_loaded() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.engine.refused.append(5)
+        with structlog.testing.capture_logs() as logged:
+            await scene.tell(*(WeightsPublished(version, "", 4, "") for version in (5, 6)))
+            answer = (await scene.rollout.receive()).message
+        assert isinstance(answer, WeightsLoaded)
+        assert (answer.version, scene.engine.loaded, scene.rollout.waiting) == (6, [6], 0)
+        refused = [(entry["version"], entry["cause"]) for entry in logged if entry["event"] == "weights.refused"]
+        assert refused == [(5, "half of them are missing")]
+
+    play(scenario)
+
+
+def test_of_trajectories_without_number_the_last_ones_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn that comes a second time is not done twice, as long as its trajectory is remembered."""
+    monkeypatch.setattr(generator, "_REMEMBERED", 2)
+
+    async def scenario(scene: Scene) -> None:
+        for trajectory_id in (1, 2, 3, 2, 1):
+            await scene.tell(turn(trajectory_id, 1))
+            await asyncio.sleep(1.0)
+        assert scene.engine.asked == [1, 2, 3, 1]
+
+    play(scenario)
+
+
+def test_what_is_not_for_a_generator_is_said_and_changes_nothing() -> None:
+    async def scenario(scene: Scene) -> None:
+        with structlog.testing.capture_logs() as logged:
+            await scene.tell(SessionEnded(1), turn(1, 1))
+            assert isinstance((await scene.rollout.receive()).message, TurnGenerated)
+        assert {"event": "message.misdirected", "kind": "SessionEnded", "log_level": "error"} in logged
+
+    play(scenario)

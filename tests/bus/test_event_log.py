@@ -194,6 +194,36 @@ def test_a_full_disk_is_named_and_stops_the_owner(tmp_path: Path) -> None:
     assert f"{tmp_path}/log.sqlite: database or disk is full" in done.stdout
 
 
+def test_who_waits_for_room_goes_on_once_the_log_has_caught_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = threading.Semaphore(0)
+    next_group = EventLog._next_group  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(EventLog, "_next_group", lambda log: groups.acquire() and next_group(log))
+    monkeypatch.setattr(event_log, "BOUND", 3)
+    log = EventLog(tmp_path / "log.sqlite")
+    for number in range(5):
+        log.append(float(number), "a", "b", "Kind", None, b"frame")
+    assert log.full
+    waiting = threading.Thread(target=log.wait_for_room)
+    waiting.start()
+    groups.release(1000)
+    waiting.join()
+    assert not log.full
+    log.close()
+
+
+def test_who_waits_for_room_in_a_log_that_has_failed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_log, "BOUND", 3)
+    failed = threading.Event()
+    log = EventLog(tmp_path / "log.sqlite")
+    log.on_commit = lambda seq: failed.set()
+    log.append(1.0, "a", "b", "Kind", 1 << 63, b"frame")
+    assert failed.wait(30)
+    for number in range(5):
+        log.decided(number, b"", None)
+    with pytest.raises(EventLogFailure, match="too large"):
+        log.wait_for_room()
+
+
 WRITER = """
 import sys
 from pathlib import Path

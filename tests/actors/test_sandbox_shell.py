@@ -1,0 +1,74 @@
+"""`asterism sandbox shell`: which lines make a cell, and what is shown of its result."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+
+import pytest
+from rich.console import Console
+
+from actors.sandbox_shell import converse
+from bus.messages import CodeOk, CodeRequested, Output
+from sandbox.contract import CodeResult, SandboxFailure
+
+
+class Notebook:
+    """Prints the cell that it is given; one that says `break` breaks it."""
+
+    def __init__(self) -> None:
+        self.calls: list[CodeRequested] = []
+        self.ended: list[int] = []
+
+    async def run(self, call: CodeRequested) -> CodeResult:
+        self.calls.append(call)
+        if call.code == "break":
+            raise SandboxFailure("the server [died]")
+        return CodeResult(CodeOk(Output(call.code)), 0.0015)
+
+    async def end_session(self, trajectory_id: int) -> None:
+        self.ended.append(trajectory_id)
+
+
+def conversed(typed: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Notebook, str]:
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    notebook, file = Notebook(), io.StringIO()
+    asyncio.run(converse(notebook, Console(file=file, width=40)))
+    return notebook, file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("typed", "cells"),
+    [
+        ("1\n2\n", ["1", "2"]),
+        ("\n  \n1\n", ["1"]),
+        ("for x in y:\n    x\n\n1\n", ["for x in y:\n    x\n", "1"]),
+        ("def f():\n    return 1", ["def f():\n    return 1"]),  # as far as it came
+        ("1 +* 2\nx = (\n1)\n", ["1 +* 2", "x = (\n1)"]),  # what is wrong with the first, the sandbox says
+        ("", []),
+    ],
+)
+def test_a_cell_is_complete_where_pythons_prompt_would_run_it(
+    typed: str, cells: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook, _ = conversed(typed, monkeypatch)
+    assert [call.code for call in notebook.calls] == cells
+    assert [call.call for call in notebook.calls] == list(range(len(cells)))
+
+
+def test_all_cells_are_one_notebooks_and_it_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook, _ = conversed("1\n2\n", monkeypatch)
+    assert {call.trajectory_id for call in notebook.calls} == set(notebook.ended)
+    assert len(notebook.ended) == 1
+
+
+def test_a_result_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, shown = conversed("x[:100:2] + '[bold]' + '[/]' + 'longer than a line'\n", monkeypatch)
+    assert "\nx[:100:2] + '[bold]' + '[/]' + 'longer than a line'\n" in shown
+    assert shown.endswith("(1.5 ms)\n")
+
+
+def test_a_sandbox_that_breaks_is_told_apart_and_the_shell_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook, shown = conversed("break\n1\n", monkeypatch)
+    assert "infrastructure: the server [died]\n" in shown
+    assert notebook.calls[-1].code == "1"
