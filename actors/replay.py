@@ -59,12 +59,12 @@ class Replay(msgspec.Struct, frozen=True):
 
 
 def replay_run(run: Run, folder: RunFolder) -> Replay:
-    """All deciding processes in turn. Raises FileNotFoundError where a log is missing."""
+    """All deciding processes in turn. Raises UnusableInput where a log is missing."""
     events, left_out = 0, 0
     for process in DECIDING_PROCESSES:
         path = folder.events / f"{process}.sqlite"
         if not path.exists():
-            raise FileNotFoundError(f"{path}: there is no event log; was the run started with log.events = false?")
+            raise UnusableInput(f"{path}: there is no event log; was the run started with log.events = false?")
         replay = replay_process(process, path, deciders_of(process, run, folder))
         events, left_out = events + replay.events, left_out + replay.left_out
         if replay.difference is not None:

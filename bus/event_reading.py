@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Generator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,8 +33,7 @@ def read_events(
     """Every event from number `since` on, in order, with what was decided on it, if its decider lived to decide.
 
     The others choose among them: those about a trajectory, and with its group those about that; those of some kinds;
-    those that an actor received; those of times from the first to before the second. Raises UnusableLog, and
-    sqlite3.Error where the file is damaged.
+    those that an actor received; those of times from the first to before the second. Raises UnusableLog.
     """
     chosen: list[str] = ["e.seq >= ?"]
     values: list[Any] = [since]
@@ -57,7 +56,7 @@ def read_events(
         chosen.append("time >= ? AND time < ?")
         values += times
     query = f"SELECT {_COLUMNS} FROM events e LEFT JOIN decisions d ON e.seq = d.seq WHERE {' AND '.join(chosen)}"
-    with closing(_open(path)) as connection:
+    with _reading(path) as connection:
         if _is_empty(path, connection):
             return
         for row in connection.execute(f"{query} ORDER BY e.seq", values):
@@ -67,7 +66,7 @@ def read_events(
 
 def first_time(path: Path) -> float | None:
     """Of the log's first event; None if there is none."""
-    with closing(_open(path)) as connection:
+    with _reading(path) as connection:
         if _is_empty(path, connection):
             return None
         row = connection.execute("SELECT time FROM events ORDER BY seq LIMIT 1").fetchone()
@@ -78,7 +77,7 @@ def first_of_session(path: Path, session: int) -> int | None:
     """Number of the event with which the process began in this session of its own; None if there is none."""
     if not path.exists():
         return None
-    with closing(_open(path)) as connection:
+    with _reading(path) as connection:
         if _is_empty(path, connection):
             return None
         query = "SELECT min(seq) FROM events WHERE kind = 'RunStarted' AND session = ?"
@@ -96,7 +95,7 @@ class Gone(NamedTuple):
 
 def missing(path: Path) -> list[Gone]:
     """Empty where all is kept."""
-    with closing(_open(path)) as connection:
+    with _reading(path) as connection:
         if _is_empty(path, connection):
             return []
         return [Gone(*row) for row in connection.execute("SELECT * FROM gone ORDER BY first, kind")]
@@ -111,8 +110,14 @@ def check_whole(path: Path, since: int) -> None:
         )
 
 
-def _open(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+@contextmanager
+def _reading(path: Path) -> Generator[sqlite3.Connection]:
+    """Raises UnusableLog where the file is damaged."""
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            yield connection
+    except sqlite3.Error as error:
+        raise UnusableLog(f"{path}: cannot be read as an event log: {error}") from error
 
 
 def _is_empty(path: Path, connection: sqlite3.Connection) -> bool:

@@ -8,7 +8,6 @@ outcome = simulate(step.workload, step.cluster, "kv_lookahead")       # beside s
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -189,7 +188,7 @@ def _messages(log: Path, kinds: Sequence[str]) -> Iterator[tuple[float, AnyMessa
     try:
         for event, _ in read_events(log, kinds=kinds):
             yield event.time, decode(event.frame).message
-    except (sqlite3.Error, ValueError) as error:
+    except ValueError as error:
         raise AnalysisError(f"{log}: cannot be read as an event log: {error}") from error
 
 

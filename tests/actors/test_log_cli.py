@@ -165,9 +165,7 @@ def test_a_log_without_its_beginning_is_said_not_to_be_replayed(folder: RunFolde
 def test_a_replay_needs_its_logs(folder: RunFolder, tmp_path: Path) -> None:
     changed = copy(folder, tmp_path)
     (changed.events / f"{ROLLOUT}.sqlite").unlink()
-    result = asked("replay", changed.path)
-    assert isinstance(result.exception, FileNotFoundError)
-    assert "log.events = false" in str(result.exception)
+    assert "log.events = false" in refusal("replay", changed.path)
 
 
 def test_a_state_is_that_of_who_received_the_event_unless_another_is_named(folder: RunFolder) -> None:
@@ -320,6 +318,15 @@ def test_roc_refuses_what_it_cannot_filter(folder: RunFolder, tmp_path: Path) ->
     assert "only roc.* can be set here" in refusal("roc", folder.path, "--set", "rl.prompts=9")
     assert "there is no folder" in refusal("roc", folder.path, "--json", tmp_path / "none" / "roc.json")
     assert re.search(r"--step 99: .* has steps 1 to \d", refusal("roc", folder.path, "--step", 99))
+
+
+def test_a_damaged_log_is_named(folder: RunFolder, tmp_path: Path) -> None:
+    changed = copy(folder, tmp_path)
+    log = changed.events / f"{HEAD}.sqlite"
+    log.write_bytes(b"this was an event log, " * 1000)
+    for command in (("show",), ("story", 1), ("replay",), ("waits",), ("roc",), ("diff", folder.path)):
+        name, *arguments = command
+        assert refusal(name, changed.path, *arguments).startswith(f"{log}: cannot be read as an event log: ")
 
 
 @pytest.mark.parametrize("command", [("show",), ("story", 1), ("replay",), ("waits",), ("export",), ("roc",)])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from bus import event_log
 from bus.event_log import EventLog, EventLogFailure
-from bus.event_reading import UnusableLog, read_events
+from bus.event_reading import UnusableLog, first_of_session, first_time, missing, read_events
 
 events = st.lists(
     st.tuples(
@@ -70,6 +70,34 @@ def test_events_are_chosen_by_kind_actor_and_time(tmp_path: Path) -> None:
     assert [event.time for event, _ in read_events(path, actor="a", kinds=["K"])] == [1.0, 4.0]
     assert [event.time for event, _ in read_events(path, times=(2.0, 4.0))] == [2.0, 3.0]
     assert [event.time for event, _ in read_events(path, since=4)] == [4.0]
+
+
+def test_a_log_may_lie_in_a_folder_of_any_name(tmp_path: Path) -> None:
+    path = tmp_path / "50%20 #1?mode=x" / "log.sqlite"
+    log = EventLog(path)
+    log.append(1.0, "a", "x", "K", None, b"")
+    log.close()
+    assert [event.time for event, _ in read_events(path)] == [1.0]
+
+
+def test_a_log_in_which_nothing_is_yet_has_no_events_and_no_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "log.sqlite"
+    assert first_of_session(path, 0) is None
+    path.touch()
+    assert list(read_events(path)) == missing(path) == []
+    assert first_time(path) is first_of_session(path, 0) is None
+    EventLog(path).close()
+    assert first_time(path) is first_of_session(path, 0) is None
+
+
+@pytest.mark.parametrize("content", [b"this is no event log, " * 1000, None])
+def test_what_is_damaged_or_not_there_is_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "log.sqlite"
+    if content is not None:
+        path.write_bytes(content)
+    for read in (lambda: next(read_events(path)), lambda: first_time(path), lambda: missing(path)):
+        with pytest.raises(UnusableLog, match=f"^{path}: cannot be read as an event log: "):
+            read()
 
 
 def test_long_frames_are_packed_and_read_as_they_were(tmp_path: Path) -> None:
