@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import json
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from actors import doctor
-from actors.doctor import Finding, findings_table
+from actors.cli import app
+from actors.doctor import Finding, Status, findings_table
 from sandbox import docker_probe
 from sandbox.contract import Isolation
 from sandbox.docker_probe import DockerTrial, try_docker
@@ -142,6 +147,56 @@ class TestIsolation:
         assert finding.remedy == "No X: refused. Do this."
 
 
+class TestSoftware:
+    def test_a_torch_that_cannot_be_imported_is_missing(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setitem(sys.modules, "torch", None)
+        finding = doctor.check_torch()
+        assert finding.status == "missing"
+        assert "make setup" in finding.remedy
+
+    def test_a_package_that_is_not_installed_is_missing(self, monkeypatch: pytest.MonkeyPatch):
+        def absent(name: str) -> str:
+            raise importlib.metadata.PackageNotFoundError(name)
+
+        monkeypatch.setattr(doctor.importlib.metadata, "version", absent)
+        assert doctor.check_uvloop().status == "missing"
+
+    @pytest.mark.parametrize(
+        ("count", "driver", "cuda", "status", "said"),
+        [
+            (2, True, "12.8", "ok", "A GPU, 80 GiB; A GPU, 80 GiB"),
+            (0, False, None, "warning", "none"),
+            (0, True, None, "warning", "Install the torch build for CUDA"),
+            (0, True, "12.8", "warning", "Update the NVIDIA driver"),
+        ],
+    )
+    def test_a_gpu_that_torch_cannot_use_is_told_apart_from_none(
+        self, monkeypatch: pytest.MonkeyPatch, count: int, driver: bool, cuda: str | None, status: str, said: str
+    ):
+        gpu = SimpleNamespace(name="A GPU", total_memory=80 * 2**30)
+        available = SimpleNamespace(
+            is_available=lambda: count > 0, device_count=lambda: count, get_device_properties=lambda index: gpu
+        )
+        torch = SimpleNamespace(__version__="2.9", cuda=available, version=SimpleNamespace(cuda=cuda))
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        monkeypatch.setattr(doctor, "Path", lambda path: SimpleNamespace(exists=lambda: driver))
+        finding = doctor.check_gpu()
+        assert finding.status == status
+        assert said in f"{finding.detail} {finding.remedy}"
+
+
+class TestCommand:
+    @pytest.mark.parametrize(("status", "exit_code"), [("ok", 0), ("warning", 0), ("missing", 1)])
+    def test_only_what_no_run_works_without_is_an_error(
+        self, monkeypatch: pytest.MonkeyPatch, status: Status, exit_code: int
+    ):
+        monkeypatch.setattr(doctor, "examine", lambda: [Finding("uvloop", status, "here", "Do this.")])
+        said = CliRunner().invoke(app, ["doctor"])
+        assert said.exit_code == exit_code
+        assert said.output.splitlines()[1].split() == [status, "uvloop", "here"]
+        assert "-> Do this." in said.output
+
+
 class TestLimits:
     def test_an_old_python_is_missing_and_a_new_one_is_not(self):
         assert doctor.check_python((3, 10, 12)).status == "missing"
@@ -172,6 +227,34 @@ class TestLimits:
     def test_few_open_files_is_a_warning_and_unlimited_is_not(self):
         assert doctor.check_open_files(256, 4096).status == "warning"
         assert doctor.check_open_files(-1, -1) == Finding("open files", "ok", "unlimited (may be raised to unlimited)")
+
+    def test_little_shared_memory_is_a_warning(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        space = SimpleNamespace(f_frsize=4096, f_bavail=16_384, f_blocks=16_384)
+        monkeypatch.setattr(doctor.os, "statvfs", lambda mount: space)
+        finding = doctor.check_shared_memory(tmp_path)
+        assert (finding.status, finding.detail) == ("warning", f"0.06 GiB free of 0.06 in {tmp_path}")
+        assert "--shm-size=2g" in finding.remedy
+
+    def test_a_control_groups_limits_are_this_machines(self, monkeypatch: pytest.MonkeyPatch):
+        gib = 2**30
+        files = {
+            "/proc/meminfo": f"MemTotal: {64 << 20} kB\nMemFree: 1 kB\nMemAvailable: {32 << 20} kB",
+            "/sys/fs/cgroup/memory.max": str(8 * gib),
+            "/sys/fs/cgroup/memory.current": str(6 * gib),
+            "/sys/fs/cgroup/cpu.max": "50000 100000",
+        }
+        monkeypatch.setattr(doctor, "_read", lambda path: files.get(path, ""))
+        assert doctor.memory_bytes() == (2 * gib, 8 * gib)
+        assert doctor.num_cores() == 0.5
+        files["/sys/fs/cgroup/memory.max"] = "max"
+        files["/sys/fs/cgroup/cpu.max"] = "max 100000"
+        assert doctor.memory_bytes() == (32 * gib, 64 * gib)
+        assert doctor.num_cores() >= 1
+
+    def test_a_disk_that_is_almost_full_is_a_warning(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**30))
+        finding = doctor.check_disk(tmp_path)
+        assert (finding.status, finding.detail) == ("warning", f"1.0 GiB free in {tmp_path}")
 
     def test_a_folder_that_cannot_be_written_is_missing(self):
         assert doctor.check_disk(Path("/proc")).status == "missing"
