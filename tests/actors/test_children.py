@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from actors.children import Child, Children, death_of, last_words, threads
-from tests.processes import family, is_running, wait_for_end
+from tests.processes import family, wait_for_end
 
 pytestmark = pytest.mark.slow
 
@@ -84,21 +84,6 @@ def test_who_does_not_end_in_time_is_killed_with_all_that_it_started(tmp_path: P
         assert child.process.returncode == -signal.SIGKILL
         assert [(entry["event"], entry["name"]) for entry in said] == [("process.killed", "one")]
         await children.kill("one")  # who is dead stays so
-
-    play(scenario, tmp_path)
-
-
-def test_one_whose_start_is_broken_off_is_known_and_can_be_ended(tmp_path: Path) -> None:
-    async def scenario(children: Children) -> None:
-        starting = asyncio.create_task(children.spawn("one", python(FOREVER), threads(1)))
-        await asyncio.sleep(0)
-        starting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await starting
-        process = children.running("one")
-        assert is_running(process.pid)
-        await children.kill("one")
-        assert process.returncode == -signal.SIGKILL
 
     play(scenario, tmp_path)
 

@@ -289,11 +289,12 @@ def test_it_ends_in_the_middle_of_its_work() -> None:
 def test_what_is_not_for_an_executor_is_said_and_changes_nothing() -> None:
     async def scenario() -> None:
         async with place() as one:
+            await one.rollout.send_frame("executor-0", b"no message")
             await one.ask(ExecutorJoined("executor-1/1", 3), call(1))
             (finished,) = await one.answers(1)
             assert isinstance(finished, CodeFinished)
 
     with capture_logs() as said:
         run_virtually(scenario())
-    misdirected = [entry["kind"] for entry in said if entry["event"] == "message.misdirected"]
-    assert misdirected == ["ExecutorJoined"]
+    odd = [(entry["event"], entry.get("kind")) for entry in said if entry["log_level"] == "error"]
+    assert odd == [("frame.dropped", None), ("message.misdirected", "ExecutorJoined")]

@@ -229,6 +229,19 @@ def deciders_and(arguments: tuple) -> tuple:
     return (deciders(), *arguments[1:])
 
 
+def test_a_log_in_which_it_hears_what_it_never_told_itself_is_not_gone_on_from(
+    recorded: tuple[Path, list[bytes]],
+) -> None:
+    path, _ = recorded
+    frame = encode(Envelope("head/one", "head/two", LeaseReleased(999, 1)))
+    logged = [
+        (event._replace(frame=frame), decision) if event.sender == "head/one" else (event, decision)
+        for event, decision in read_events(path)
+    ]
+    with pytest.raises(NotRecoverable, match=r"came from head itself, which did not send it"):
+        Recovery("head", SESSION, deciders(), ("metrics",), 1000).read(logged, BEGIN)
+
+
 def test_nothing_leaves_before_the_log_has_what_caused_it(tmp_path: Path) -> None:
     """Each time that the peer sees something, the event is in the file; nothing is acknowledged earlier either."""
 

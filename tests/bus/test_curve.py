@@ -146,6 +146,12 @@ def test_the_command_makes_a_key_for_its_owners_eyes_and_never_replaces_one(tmp_
     assert load_key(path) == key
 
 
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UnusableInput, match=f"^{tmp_path / 'file' / 'keys' / KEY_FILE}: Not a directory$"):
+        make_key(tmp_path / "file" / "keys")
+
+
 def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
     path = make_key(tmp_path)
     path.chmod(0o640)

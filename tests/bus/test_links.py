@@ -294,6 +294,23 @@ def test_a_parcel_takes_no_frame_beyond_a_mebibyte() -> None:
     play(scenario)
 
 
+def test_of_more_peers_than_there_may_be_the_first_are_heard_and_the_others_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bus.links.MAX_LINKS", 2)
+
+    async def scenario(links: Links, wire: RecordingWire) -> None:
+        answers: list[Ack] = []
+        for first in (0, 1):
+            for sender in ("b", "c", "d"):
+                links.arrived(BULK, Parcel(sender, THEIRS, 1, 0, 0, first, [b"x"]), answers.append)
+        heard = [delivery.sender for delivery in iter(links.inbox.take, None)]
+        assert heard == ["b", "c", "b", "c"]
+        assert links.num_dropped == 2
+
+    play(scenario)
+
+
 def test_an_answer_from_another_time_is_counted() -> None:
     async def scenario(links: Links, wire: RecordingWire) -> None:
         await send(links, 1)

@@ -104,6 +104,14 @@ def test_a_rollout_process_knows_the_steps_by_the_versions_of_its_turns(keeping:
     assert min(log.kept()) == 200  # version 3 is of three finished steps: what came before version 2 is gone
 
 
+def test_a_turn_without_tokens_tells_of_no_step(keeping: Callable[[int], Writer]) -> None:
+    log = keeping(1)
+    log.step(1)
+    log.write(TurnGenerated(100, 0, 1, b"", b"", b"", "abort"))
+    log.settle()
+    assert log.kept() == [*range(100, 105), 100]
+
+
 def test_each_commit_looks_at_a_bounded_number_of_events(keeping: Callable[[int], Writer]) -> None:
     log = keeping(1)
     log.step(1, events=20)

@@ -11,14 +11,16 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
+import zmq.asyncio
 
 from bus import parcels
 from bus.codec import encode
-from bus.lanes import BULK, LANES, Lane
+from bus.lanes import BULK, CONTROL, LANES, Lane
+from bus.links import Limits, Links
 from bus.messages import Envelope
 from bus.parcels import Parcel, encode_parcel
-from bus.transport import Bus
-from bus.zeromq import endpoint_of, zmq_bus
+from bus.transport import Bus, Inbox
+from bus.zeromq import ZmqWire, endpoint_of, zmq_bus
 from tests.bus.networks import call, until
 
 pytestmark = pytest.mark.usefixtures("short_waits")
@@ -191,3 +193,35 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most:
         writer.write(data)
         await writer.drain()
         copied += len(data)
+
+
+def test_what_finds_no_room_is_said_to_and_goes_on_once_there_is_some(tmp_path: Path) -> None:
+    """ZeroMQ takes a bounded number of parcels for a peer that is not there yet."""
+
+    async def scenario() -> None:
+        room: list[tuple[str, Lane]] = []
+        inbox = Inbox(100)
+        links = Links("a", SESSION, inbox, Limits(100))
+        links.carry_on = lambda process, lane: room.append((process, lane))
+        wire = ZmqWire("a", tmp_path, links, None)
+        sent = 0
+        while wire.carry("b", BULK, Parcel("a", SESSION, 0, 0, 0, sent, [b"x"])):
+            sent += 1
+        assert 0 < sent < 1000
+        assert not wire.carry("b", BULK, Parcel("a", SESSION, 0, 0, 0, sent, [b"x"]))
+        assert wire.carry("b", CONTROL, Parcel("a", SESSION, 0, 0, 0, 0, [b"x"]))
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+            router.setsockopt(zmq.LINGER, 0)
+            router.bind(endpoint_of(tmp_path, "b", BULK))
+            poller = zmq.asyncio.Poller()
+            poller.register(router, zmq.POLLIN)
+            numbers: list[int] = []
+            while len(numbers) < sent:
+                await poller.poll()
+                numbers.append(parcels.decode_parcel(router.recv_multipart()[1]).first)
+            await until(lambda: bool(room))
+        assert numbers == list(range(sent))
+        assert room == [("b", BULK)]
+        await wire.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), timeout=30))
