@@ -36,7 +36,7 @@ def report_run(path: Path, *, json: bool, console: Console) -> None:
         return
     for table in tables(use):
         console.print(table)
-    console.print(f"utilization: {folder.utilization}\npicture: {picture}", soft_wrap=True)
+    console.print(f"utilization: {folder.utilization}\npicture: {picture}", markup=False, soft_wrap=True)
 
 
 def _show_results(folder: RunFolder, console: Console) -> None:
@@ -45,4 +45,4 @@ def _show_results(folder: RunFolder, console: Console) -> None:
     if folder.metrics.exists() and read_metrics(folder.path).steps.height:
         from analysis.curves import draw_curves  # as above
 
-        console.print(f"curves: {draw_curves(folder.path)}", soft_wrap=True)
+        console.print(f"curves: {draw_curves(folder.path)}", markup=False, soft_wrap=True)

@@ -68,7 +68,7 @@ async def _serve(run: Run, folder: Path, console: Console) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop)
-    console.print(f"serving in {folder}; ^C ends it")
+    console.print(f"serving in {folder}; ^C ends it", markup=False, soft_wrap=True)
     try:
         await Executor(bus, sandbox).run()
     finally:

@@ -58,7 +58,7 @@ def simulate_workload(options: Options, console: Console) -> None:
     except OSError as error:
         raise UnusableInput(str(error)) from error
     for folder in filter(None, folders.values()):
-        console.print(f"logs: {folder.path} (asterism report {folder.path})", soft_wrap=True)
+        console.print(f"logs: {folder.path} (asterism report {folder.path})", markup=False, soft_wrap=True)
 
 
 def _simulated(step: _Step, policy: Policy, seed: int, folder: RunFolder | None) -> Outcome:

@@ -122,6 +122,9 @@ def test_what_cannot_be_forked_is_refused_by_its_name(folder: RunFolder, tmp_pat
     assert f"{missing}: No such file" in refused("fork", run, number, "--turn", "1", "--tool-result", missing)
     before_any = refused("fork", run, number, "--turn", "0", "--tool-result", str(folder.config))
     assert "no tool speaks before turn 0" in before_any
+    (tmp_path / "bytes").write_bytes(b"4\xff")
+    no_text = refused("fork", run, number, "--turn", "1", "--tool-result", str(tmp_path / "bytes"))
+    assert f"{tmp_path / 'bytes'}: is not UTF-8 text (byte 1)" in no_text
     assert f"{missing}: there is no such folder" in refused("fork", run, number, "--turn", "1", "--checkpoint", missing)
     elsewhere = refused("fork", run, number, "--turn", "1", "--json", f"{missing}/fork.json")
     assert f"there is no folder {missing}" in elsewhere

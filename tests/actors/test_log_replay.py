@@ -101,6 +101,30 @@ def test_a_receiver_that_got_something_else_is_seen_beside_it(folder: RunFolder)
     assert "the run: what its receivers logged next from this actor" in text
 
 
+def test_an_event_that_is_refused_today_is_shown_with_why(folder: RunFolder) -> None:
+    seq = first(folder, "CodeFinished")
+    twice = CodeFinished(7, 5, CodeOk(Output("4")), 0.01, EXECUTOR)
+    change(folder, "UPDATE events SET frame = ? WHERE seq = ?", encode(Envelope(EXECUTOR, "rollout-0", twice)), seq)
+    difference = replayed(folder)
+    assert difference is not None
+    assert isinstance(difference.effects, str)
+    text = shown(folder, difference)
+    assert f"The replay refuses the event: {difference.effects}" in text
+    row = next(line for line in text.splitlines() if "head/arbiter" in line)
+    assert row.split("│")[-2].strip() == "nothing"  # what the run did then is known by its receiver's log
+
+
+def test_what_would_have_gone_to_who_keeps_no_log_is_the_replays_word_alone(folder: RunFolder) -> None:
+    """Of a turn that was asked for, the generator has no record; nor has the fingerprint been found."""
+    seq = first(folder, "LeaseGranted")
+    change(folder, "UPDATE decisions SET effects = x'00' WHERE seq = ?", seq)
+    difference = replayed(folder)
+    assert difference is not None
+    row = next(line for line in shown(folder, difference).splitlines() if line.startswith("│ generator-0"))
+    assert row.split("│")[2].strip() == "it keeps no event log"
+    assert "TurnRequested" in row.split("│")[3]
+
+
 def test_a_state_that_differs_is_shown_as_the_replay_has_it(folder: RunFolder) -> None:
     seq = first(folder, "CodeFinished")
     change(folder, "UPDATE decisions SET state = x'00' WHERE seq = ?", seq)

@@ -16,11 +16,11 @@ import zmq.asyncio
 from bus import parcels
 from bus.codec import encode
 from bus.lanes import BULK, CONTROL, LANES, Lane
-from bus.links import Limits, Links
+from bus.links import Links
 from bus.messages import Envelope
 from bus.parcels import Parcel, encode_parcel
-from bus.transport import Bus, Inbox
-from bus.zeromq import ZmqWire, endpoint_of, zmq_bus
+from bus.transport import Bus
+from bus.zeromq import endpoint_of, zmq_bus
 from tests.bus.networks import call, until
 
 pytestmark = pytest.mark.usefixtures("short_waits")
@@ -195,15 +195,16 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most:
         copied += len(data)
 
 
-def test_what_finds_no_room_is_said_to_and_goes_on_once_there_is_some(tmp_path: Path) -> None:
+def test_what_finds_no_room_is_told_so_and_goes_on_once_there_is_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """ZeroMQ takes a bounded number of parcels for a peer that is not there yet."""
 
     async def scenario() -> None:
         room: list[tuple[str, Lane]] = []
-        inbox = Inbox(100)
-        links = Links("a", SESSION, inbox, Limits(100))
-        links.carry_on = lambda process, lane: room.append((process, lane))
-        wire = ZmqWire("a", tmp_path, links, None)
+        monkeypatch.setattr(Links, "carry_on", lambda links, process, lane: room.append((process, lane)))
+        bus = zmq_bus("a", tmp_path, 100, SESSION)
+        wire = bus._transport.wire  # pyright: ignore
         sent = 0
         while wire.carry("b", BULK, Parcel("a", SESSION, 0, 0, 0, sent, [b"x"])):
             sent += 1
@@ -222,6 +223,6 @@ def test_what_finds_no_room_is_said_to_and_goes_on_once_there_is_some(tmp_path: 
             await until(lambda: bool(room))
         assert numbers == list(range(sent))
         assert room == [("b", BULK)]
-        await wire.close()
+        await bus.close()
 
     asyncio.run(asyncio.wait_for(scenario(), timeout=30))

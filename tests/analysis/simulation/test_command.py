@@ -43,11 +43,12 @@ def test_policies_stand_side_by_side_and_all_figures_are_written(tmp_path: Path)
 
 @pytest.mark.slow
 def test_the_report_draws_what_a_simulation_has_left_of_each_policy(tmp_path: Path) -> None:
-    said = simulated("static,kv_lookahead", run=tmp_path / "step")
+    said = simulated("static,kv_lookahead", run=tmp_path / "a[b]c")
     for policy in ("static", "kv_lookahead"):
-        folder = RunFolder(tmp_path / "step" / policy)
+        folder = RunFolder(tmp_path / "a[b]c" / policy)
         assert f"asterism report {folder.path}" in said
-        report_run(folder.path, json=False, console=Console(file=StringIO()))
+        report_run(folder.path, json=False, console=(console := Console(file=StringIO())))
+        assert f"utilization: {folder.utilization}\npicture: {folder.utilization_picture}\n" in console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
         assert folder.utilization_picture.read_bytes().startswith(b"\x89PNG")
         assert json.loads(folder.utilization.read_bytes())["trajectories"]["ended"] == 8 * 32
     simulated("kv", run=tmp_path / "alone")
