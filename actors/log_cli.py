@@ -130,13 +130,16 @@ def export(
     folder = run_folder(run)
     if parquet is None and chrome is None:
         raise UnusableInput("give --parquet FOLDER, --chrome FILE, or both")
-    if parquet is not None:
-        for name, rows in write_parquet(folder, parquet).items():
-            typer.echo(f"{parquet / name}: {rows:,} rows")
-    if chrome is not None:
-        slices = slices_of(folder)
-        written = write_chrome(slices if step is None else of_step(slices, step), chrome)
-        typer.echo(f"{chrome}: {written:,} slices")
+    try:
+        if parquet is not None:
+            for name, rows in write_parquet(folder, parquet).items():
+                typer.echo(f"{parquet / name}: {rows:,} rows")
+        if chrome is not None:
+            slices = slices_of(folder)
+            written = write_chrome(slices if step is None else of_step(slices, step), chrome)
+            typer.echo(f"{chrome}: {written:,} slices")
+    except OSError as error:
+        raise UnusableInput(f"{error.filename}: {error.strerror}") from error
 
 
 @log_app.command()

@@ -41,7 +41,10 @@ def filter_again(
     refiltered = refilter(path, settings_of(path, overrides, ("roc",)), _number_of(step))
     _show(refiltered, console)
     if json_file is not None:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(refiltered), indent=2) + b"\n")
+        try:
+            json_file.write_bytes(msgspec.json.format(msgspec.json.encode(refiltered), indent=2) + b"\n")
+        except OSError as error:
+            raise UnusableInput(f"--json {json_file}: {error.strerror}") from error
 
 
 def refilter(folder: RunFolder, other: Run, only: int | None) -> Refiltered:

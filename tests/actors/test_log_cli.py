@@ -288,6 +288,14 @@ def test_export_writes_what_is_asked_for_and_refuses_to_write_nothing(folder: Ru
     assert refusal("export", folder.path) == "give --parquet FOLDER, --chrome FILE, or both"
 
 
+def test_where_an_export_cannot_be_written_it_is_named(folder: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    missing = tmp_path / "none" / "trace.json"
+    assert refusal("export", folder.path, "--chrome", missing) == f"{missing}: No such file or directory"
+    told = refusal("export", folder.path, "--parquet", tmp_path / "file")
+    assert told == f"{tmp_path / 'file' / 'events'}: Not a directory"
+
+
 def test_roc_tells_what_other_settings_would_have_kept(folder: RunFolder, tmp_path: Path) -> None:
     file = tmp_path / "roc.json"
     printed = log("roc", folder.path, "--json", file)
@@ -318,6 +326,7 @@ def test_roc_refuses_what_it_cannot_filter(folder: RunFolder, tmp_path: Path) ->
     assert "only roc.* can be set here" in refusal("roc", folder.path, "--set", "rl.prompts=9")
     assert "there is no folder" in refusal("roc", folder.path, "--json", tmp_path / "none" / "roc.json")
     assert re.search(r"--step 99: .* has steps 1 to \d", refusal("roc", folder.path, "--step", 99))
+    assert refusal("roc", folder.path, "--json", tmp_path) == f"--json {tmp_path}: Is a directory"
 
 
 def test_a_damaged_log_is_named(folder: RunFolder, tmp_path: Path) -> None:

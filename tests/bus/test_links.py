@@ -303,7 +303,7 @@ def test_of_more_peers_than_there_may_be_the_first_are_heard_and_the_others_coun
         answers: list[Ack] = []
         for first in (0, 1):
             for sender in ("b", "c", "d"):
-                links.arrived(BULK, Parcel(sender, THEIRS, 1, 0, 0, first, [b"x"]), answers.append)
+                links.arrived(BULK, Parcel(sender, "a", THEIRS, 1, 0, 0, first, [b"x"]), answers.append)
         heard = [delivery.sender for delivery in iter(links.inbox.take, None)]
         assert heard == ["b", "c", "b", "c"]
         assert links.num_dropped == 2

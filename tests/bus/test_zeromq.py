@@ -206,11 +206,11 @@ def test_what_finds_no_room_is_told_so_and_goes_on_once_there_is_some(
         bus = zmq_bus("a", tmp_path, 100, SESSION)
         wire = bus._transport.wire  # pyright: ignore
         sent = 0
-        while wire.carry("b", BULK, Parcel("a", SESSION, 0, 0, 0, sent, [b"x"])):
+        while wire.carry("b", BULK, Parcel("a", "b", SESSION, 0, 0, 0, sent, [b"x"])):
             sent += 1
         assert 0 < sent < 1000
-        assert not wire.carry("b", BULK, Parcel("a", SESSION, 0, 0, 0, sent, [b"x"]))
-        assert wire.carry("b", CONTROL, Parcel("a", SESSION, 0, 0, 0, 0, [b"x"]))
+        assert not wire.carry("b", BULK, Parcel("a", "b", SESSION, 0, 0, 0, sent, [b"x"]))
+        assert wire.carry("b", CONTROL, Parcel("a", "b", SESSION, 0, 0, 0, 0, [b"x"]))
         with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
             router.setsockopt(zmq.LINGER, 0)
             router.bind(endpoint_of(tmp_path, "b", BULK))
