@@ -110,7 +110,7 @@ def test_what_cannot_be_joined_is_said(tmp_path: Path, key: Path) -> None:
     at, own = address_of(f"tcp://127.0.0.1:{free_port()}"), address_of(f"127.0.0.1:{free_port() + 2}")
     with pytest.raises(UnusableInput, match="none: No such file or directory; asterism keys makes a cluster's key"):
         join_run(Joining(at, own, tmp_path / "none"), Console(quiet=True))
-    with pytest.raises(UnusableInput, match="has not answered for 0.2 s"):
+    with pytest.raises(UnusableInput, match=r"has not answered for 0\.2 s"):
         join_run(Joining(at, own, key, patience_s=0.2), Console(quiet=True))
     assert not Joining(at, own, key).own_folder.sockets.exists()
 
