@@ -16,8 +16,8 @@ from actors.forking import Ended, go_on
 from actors.logged_history import end_heard, history_of
 from actors.sandbox_commands import quiet
 from actors.section_overrides import settings_of
-from actors.wiring import rules
-from analysis.summary import isolation_in_force
+from actors.wiring import EXECUTOR, rules
+from analysis.summary import isolation_of
 from bus.messages import TrajectoryFinished
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
@@ -197,7 +197,7 @@ def _run_on(
     needed = len(trajectories) * pages * run.engine.page_tokens
     engine = embedded_engine(run, checkpoint, kv_tokens=min(run.engine.kv_tokens, needed))
     config = run.sandbox
-    if config.backend == "auto" and (before := isolation_in_force(folder)) is not None:
+    if config.backend == "auto" and (before := isolation_of(folder, EXECUTOR)) is not None:
         config = replace(config, backend=before["backend"])
     sandbox = sandbox_of(config, run.seed, f"{run.name}-fork")
     try:

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from actors.deciding import Life, decide_until_shutdown
 from actors.head import run_head
 from actors.wiring import HEAD, LAUNCHER, WEIGHTS, deciders_of, index_of
-from analysis.summary import isolation_in_force
+from analysis.summary import isolation_of
 from analysis.utilization.trajectory_observer import TrajectoryObserver
 from bus.book import network_of
 from bus.event_log import EventLogFailure
@@ -91,7 +91,7 @@ async def run_executor(life: Life, run: Run, folder: RunFolder) -> None:
 
     address = f"{life.process}/{life.number}"
     async with _on_the_bus(life, run, folder) as bus:
-        sandbox = sandbox_of(_as_before(run.sandbox, folder, life.number), run.seed, run.name)
+        sandbox = sandbox_of(_as_before(run.sandbox, folder, life), run.seed, run.name)
         executor = Executor(
             bus,
             sandbox,
@@ -119,9 +119,9 @@ async def _on_the_bus(life: Life, run: Run, folder: RunFolder) -> AsyncGenerator
         await bus.close()
 
 
-def _as_before(config: Sandbox, folder: RunFolder, life: int) -> Sandbox:
+def _as_before(config: Sandbox, folder: RunFolder, life: Life) -> Sandbox:
     """Once "auto" has chosen, an executor that starts again gets the same or none: isolation never weakens midway."""
-    before = isolation_in_force(folder) if life > 1 and config.backend == "auto" else None
+    before = isolation_of(folder, life.process) if life.number > 1 and config.backend == "auto" else None
     return config if before is None else replace(config, backend=before["backend"])
 
 

@@ -17,6 +17,7 @@ from bus.messages import StartGroup
 from configs.run_folder import RunFolder
 from configs.schema import Run
 
+_WALLS = ("namespaces", "seccomp", "landlock")
 WINDOW = 10  # last steps over which what varies from step to step is averaged
 
 
@@ -107,12 +108,25 @@ def _log_entries(folder: RunFolder, process: str, event: str) -> list[dict[str, 
     return [entry for entry in entries if entry.get("event") == event]
 
 
-def isolation_in_force(folder: RunFolder) -> dict[str, Any] | None:
-    """What stood between the model's code and the machine, as the executor logged it."""
-    entries = _log_entries(folder, "executor-0", "sandbox.started")
+def isolation_of(folder: RunFolder, executor: str) -> dict[str, Any] | None:
+    """What stood between the model's code and the machine, as this executor logged it."""
+    entries = _log_entries(folder, executor, "sandbox.started")
     if not entries:
         return None
-    return {key: entries[-1].get(key) for key in ("backend", "namespaces", "seccomp", "landlock", "missing")}
+    return {key: entries[-1].get(key) for key in ("backend", *_WALLS, "missing")}
+
+
+def isolation_in_force(folder: RunFolder) -> dict[str, Any] | None:
+    """What all executors had, on whatever node; what one of them lacked, and whatever held its code, counts."""
+    names = sorted(path.stem for path in folder.logs.glob("executor-*.jsonl"))
+    found = [isolation for name in names if (isolation := isolation_of(folder, name)) is not None]
+    if not found:
+        return None
+    return {
+        "backend": ", ".join(sorted({isolation["backend"] for isolation in found})),
+        **{wall: min((isolation[wall] for isolation in found), key=bool) for wall in _WALLS},
+        "missing": list(dict.fromkeys(lack for isolation in found for lack in isolation["missing"] or ())),
+    }
 
 
 def _sft_seconds(folder: RunFolder) -> float | None:
