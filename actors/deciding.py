@@ -13,13 +13,12 @@ import structlog
 from actors.clock import steady_clock
 from actors.decider_loop import DeciderLoop, Observer, Service
 from actors.recovery import Recovery, recover
-from bus.book import network_of
 from bus.codec import encode
 from bus.event_log import EventLog
 from bus.heartbeat import beating
+from bus.joining import Join
 from bus.messages import Envelope, RunStarted
 from bus.transport import Bus
-from bus.zeromq import zmq_bus
 from configs.run_folder import RunFolder
 from configs.schema import Run
 from policies.decider import Decider
@@ -41,6 +40,7 @@ async def decide_until_shutdown(
     started: RunStarted,
     services: Mapping[str, Service],
     observer: Observer,
+    join: Join,
     beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> None:
     """Raises NotRecoverable and EventLogFailure.
@@ -50,18 +50,18 @@ async def decide_until_shutdown(
     """
     path = folder.events / f"{life.process}.sqlite"
     begin = [encode(Envelope(life.process, address, started)) for address in _addresses(life.process, deciders)]
-    window, bus = run.bus.queue_messages, None
+    bus = None
     async with (
         AsyncExitStack() as ends,
         beating(life.process, life.number, run.supervision.heartbeat_s, folder.sockets, lambda: bus),
     ):
         recovery = log = None
         if run.log.events:
-            known = (path, life.process, life.session, deciders, services, window, begin, observer)
+            known = (path, life.process, life.session, deciders, services, run.bus.queue_messages, begin, observer)
             recovery = await asyncio.to_thread(recover, *known)
             log = EventLog(path, compress=run.log.compress, keep_steps=run.log.keep_steps)
             ends.callback(log.close)
-        bus = zmq_bus(life.process, folder.sockets, window, life.session, network_of(folder.sockets))
+        bus = join(life.process, life.session)
         ends.push_async_callback(bus.close)
         if recovery is None:
             for frame in begin:  # in the inbox before anything that arrives from outside

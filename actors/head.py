@@ -14,6 +14,7 @@ from actors.wiring import HEAD, deciders_of
 from analysis.utilization.step_observer import StepObserver
 from bus.codec import decode
 from bus.event_reading import read_events
+from bus.joining import Join
 from bus.messages import AnyMessage, BufferCursor, MetricsRecorded, RunStarted, StepCollected
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
@@ -25,7 +26,7 @@ class NotResumable(UnusableInput):
     """What a resumed run needs is not there."""
 
 
-async def run_head(run: Run, folder: RunFolder, step: int, life: Life) -> None:
+async def run_head(run: Run, folder: RunFolder, step: int, life: Life, join: Join) -> None:
     """Decide until Shutdown. `step` is that of the checkpoint from which the run went on; 0 is the beginning."""
     deciders = deciders_of(HEAD, run, folder)
     cursor = find_cursor(folder.events / f"{HEAD}.sqlite", step)
@@ -33,7 +34,7 @@ async def run_head(run: Run, folder: RunFolder, step: int, life: Life) -> None:
     observer = StepObserver(structlog.get_logger().info)
     structlog.get_logger().info("head.started", step=step, position=cursor.position)
     started = RunStarted(step, cursor)
-    await decide_until_shutdown(life, run, folder, deciders, started, {"metrics": metrics.write}, observer)
+    await decide_until_shutdown(life, run, folder, deciders, started, {"metrics": metrics.write}, observer, join)
 
 
 def step_to_resume(folder: RunFolder) -> int | None:

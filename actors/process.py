@@ -27,10 +27,10 @@ from analysis.utilization.trajectory_observer import TrajectoryObserver
 from bus.book import network_of
 from bus.event_log import EventLogFailure
 from bus.heartbeat import beating
+from bus.joining import Join, over_zeromq
 from bus.messages import BufferCursor, RunStarted
 from bus.structured_log import configure
 from bus.transport import Bus
-from bus.zeromq import zmq_bus
 from configs.errors import UNUSABLE, UnusableInput
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
@@ -44,11 +44,11 @@ COUNTS_EVERY_S = 0.1  # between two lines of how many trajectories wait for what
 NO_POLICY = -1  # version of the weights that an engine starts with: nothing is generated before the learner's arrive
 
 
-async def run_rollout(life: Life, run: Run, folder: RunFolder, step: int) -> None:
+async def run_rollout(life: Life, run: Run, folder: RunFolder, step: int, join: Join) -> None:
     deciders = deciders_of(life.process, run, folder)
     observer = TrajectoryObserver(structlog.get_logger().info)
     started = RunStarted(step, BufferCursor())
-    await decide_until_shutdown(life, run, folder, deciders, started, {}, observer, lambda: _say_counts(observer))
+    await decide_until_shutdown(life, run, folder, deciders, started, {}, observer, join, lambda: _say_counts(observer))
 
 
 async def _say_counts(observer: TrajectoryObserver) -> None:
@@ -61,13 +61,13 @@ async def _say_counts(observer: TrajectoryObserver) -> None:
         observer.say_counts()
 
 
-async def run_generator(life: Life, run: Run, folder: RunFolder) -> None:
+async def run_generator(life: Life, run: Run, folder: RunFolder, join: Join) -> None:
     from actors.embedded_engine import embedded_engine
     from actors.generator import Generator
 
     checkpoint, index = folder.expand(run.model.checkpoint), index_of(life.process)
     engine = embedded_engine(run, checkpoint, kv_tokens=run.engine.kv_tokens, index=index, version=NO_POLICY)
-    async with _on_the_bus(life, run, folder) as bus:
+    async with _on_the_bus(life, run, folder, join) as bus:
         arbiter, recipe = f"{HEAD}/arbiter", f"{HEAD}/recipe"
         nearby = _nearby(folder)
         await Generator(life.process, bus, engine, arbiter, life=life.number, recipe=recipe, nearby=nearby).run()
@@ -84,13 +84,13 @@ def _nearby(folder: RunFolder) -> Nearby | None:
     return WeightsFetcher(folder.shared_memory, weights.address.host, weights.address.port, network.key).nearby
 
 
-async def run_executor(life: Life, run: Run, folder: RunFolder) -> None:
+async def run_executor(life: Life, run: Run, folder: RunFolder, join: Join) -> None:
     from actors.executor import Executor
     from actors.executor_load import report_load
     from sandbox.choice import sandbox_of
 
     address = f"{life.process}/{life.number}"
-    async with _on_the_bus(life, run, folder) as bus:
+    async with _on_the_bus(life, run, folder, join) as bus:
         sandbox = sandbox_of(_as_before(run.sandbox, folder, life), run.seed, run.name)
         executor = Executor(
             bus,
@@ -109,9 +109,8 @@ async def run_executor(life: Life, run: Run, folder: RunFolder) -> None:
 
 
 @asynccontextmanager
-async def _on_the_bus(life: Life, run: Run, folder: RunFolder) -> AsyncGenerator[Bus]:
-    network = network_of(folder.sockets)
-    bus = zmq_bus(life.process, folder.sockets, run.bus.queue_messages, life.session, network)
+async def _on_the_bus(life: Life, run: Run, folder: RunFolder, join: Join) -> AsyncGenerator[Bus]:
+    bus = join(life.process, life.session)
     try:
         async with beating(life.process, life.number, run.supervision.heartbeat_s, folder.sockets, lambda: bus):
             yield bus
@@ -125,14 +124,14 @@ def _as_before(config: Sandbox, folder: RunFolder, life: Life) -> Sandbox:
     return config if before is None else replace(config, backend=before["backend"])
 
 
-def work_of(life: Life, run: Run, folder: RunFolder, step: int) -> Coroutine[Any, Any, None]:
+def work_of(life: Life, run: Run, folder: RunFolder, step: int, join: Join) -> Coroutine[Any, Any, None]:
     if life.process == HEAD:
-        return run_head(run, folder, step, life)
+        return run_head(run, folder, step, life, join)
     if life.process.startswith("executor-"):
-        return run_executor(life, run, folder)
+        return run_executor(life, run, folder, join)
     if life.process.startswith("generator-"):
-        return run_generator(life, run, folder)
-    return run_rollout(life, run, folder, step)
+        return run_generator(life, run, folder, join)
+    return run_rollout(life, run, folder, step, join)
 
 
 def main() -> int:
@@ -150,7 +149,7 @@ def main() -> int:
         run = load_resolved(folder.config)
         configure(folder, arguments.name, run.log.level)
         life = Life(arguments.name, arguments.session, arguments.life)
-        uvloop.run(work_of(life, run, folder, arguments.step))
+        uvloop.run(work_of(life, run, folder, arguments.step, over_zeromq(run, folder)))
     except (UnusableInput, EventLogFailure, SandboxFailure) as error:
         structlog.get_logger().exception("process.failed")
         sys.stderr.write(f"{error}\n")

@@ -25,13 +25,12 @@ import structlog
 import torch
 import uvloop
 
-from bus.book import network_of
 from bus.codec import decode
 from bus.heartbeat import beating
+from bus.joining import Join, over_zeromq
 from bus.messages import BatchReady, Progress, Shutdown, StepTrained
 from bus.structured_log import configure
 from bus.transport import Bus
-from bus.zeromq import zmq_bus
 from configs.errors import UNUSABLE, UnusableInput
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
@@ -152,11 +151,10 @@ class Life(NamedTuple):
     resume_step: int | None
 
 
-async def lead(run: Run, folder: RunFolder, ranks: Ranks, life: Life) -> None:
+async def lead(run: Run, folder: RunFolder, ranks: Ranks, life: Life, join: Join) -> None:
     loop = asyncio.get_running_loop()
     journal = BatchJournal(folder.batches)
-    network = network_of(folder.sockets)
-    bus = zmq_bus("learner", folder.sockets, run.bus.queue_messages, life.session, network)
+    bus = join("learner", life.session)
     worker = ThreadPoolExecutor(1, "training", torch.set_num_threads, (run.learner.threads,))
     rank = LearnerRank(run, folder, ranks, journal)
     learner = Learner(bus, run, rank, ranks, worker, journal)
@@ -211,7 +209,7 @@ def train(folder: RunFolder, life: Life) -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue] - slow
     try:
         if ranks.leads:
-            uvloop.run(lead(run, folder, ranks, life))
+            uvloop.run(lead(run, folder, ranks, life, over_zeromq(run, folder)))
         else:
             follow(run, folder, ranks, life.resume_step)
     except (UnusableInput, OSError):

@@ -11,6 +11,7 @@ import msgspec
 
 from actors.deciding import Life, decide_until_shutdown
 from bus.heartbeat import Heartbeat, listening
+from bus.joining import over_zeromq
 from bus.messages import AnyMessage, BufferCursor, RunStarted, Shutdown
 from configs.run_folder import RunFolder
 from configs.schema import Run, Supervision
@@ -50,7 +51,7 @@ async def live(folder: RunFolder, number: int, told: list[str], may_decide: thre
     deciders = {"rollout-0": Ending(told, may_decide)}
     started = RunStarted(0, BufferCursor())
     life = Life("rollout-0", SESSION, number)
-    await decide_until_shutdown(life, RUN, folder, deciders, started, {}, Silent(), beside)
+    await decide_until_shutdown(life, RUN, folder, deciders, started, {}, Silent(), over_zeromq(RUN, folder), beside)
 
 
 def test_while_it_decides_again_on_its_log_its_heart_beats(tmp_path: Path) -> None:
