@@ -1,4 +1,4 @@
-"""Runs as benchmarks need them: from a given checkpoint, without evaluation; over processes, or in a single one."""
+"""Runs as benchmarks need them: from a given checkpoint, without evaluation; over processes, in one, or in a plain loop."""
 
 from __future__ import annotations
 
@@ -65,20 +65,36 @@ def launch(run: Run) -> RunFolder:
 
 def steps_over_processes(run: Run) -> list[dict[str, float]]:
     """Every step's metrics, as the run itself records them."""
-    lines = launch(run).metrics.read_text().splitlines()
-    return [line for line in map(json.loads, lines) if line["kind"] == "step"]
+    return _recorded(launch(run))
 
 
-def steps_in_one_process(folder: RunFolder) -> list[dict[str, float]]:
-    """The same for the steps of the run in `folder`, taken by benchmarks._single_process.
+def steps_in_process(run: Run) -> list[dict[str, float]]:
+    """The same for the run in one process, on the in-process bus (benchmarks._in_process)."""
+    with claimed(run, resume=False, overwrite=True) as folder:
+        _in_new_process("benchmarks._in_process", folder)
+        return _recorded(folder)
+
+
+def steps_in_plain_loop(folder: RunFolder) -> list[dict[str, float]]:
+    """The same for the steps of the run in `folder`, taken by benchmarks._single_process."""
+    return json.loads(_in_new_process("benchmarks._single_process", folder).splitlines()[-1])
+
+
+def _recorded(folder: RunFolder) -> list[dict[str, float]]:
+    return [line for line in map(json.loads, folder.metrics.read_text().splitlines()) if line["kind"] == "step"]
+
+
+def _in_new_process(module: str, folder: RunFolder) -> str:
+    """What `module` prints about the run in `folder`.
 
     It gets a process that has done nothing before, with threads that sleep while they wait, like a run's: with those
     that spin, two of them train far more slowly as soon as anything else wants a core.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks._single_process", str(folder.path)],
+        [sys.executable, "-m", module, str(folder.path)],
         env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
+        text=True,
         check=True,
     )
-    return json.loads(done.stdout.splitlines()[-1])
+    return done.stdout

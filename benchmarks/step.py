@@ -1,12 +1,29 @@
-"""What the processes and the event log cost: RL steps of a real run, beside the same steps of a run without event logs, and
-in a plain single-process loop without a bus. JSON last.
+"""What the bus, the processes and the event log cost: RL steps of the same run, taken in five ways. JSON last.
 
     python -m benchmarks.step [--checkpoint runs/demo/checkpoints/step_000000] [--steps 10] [--rounds 2] [--quick]
 
+| Column         | What takes the steps                                  | Key of its figures     |
+|----------------|-------------------------------------------------------|------------------------|
+| zeromq + log   | a run as it is: each actor is a process of its own    | processes              |
+| zeromq         | the same without event logs                           | without_log            |
+| in process+log | the same actors in one process, on the in-process bus | in_process             |
+| in process     | the same without event logs                           | in_process_without_log |
+| plain loop     | a script: no actors, no bus, no log                   | single                 |
+
+The one process is benchmarks._in_process, the script benchmarks._single_process.
+
 All begin at the same checkpoint with the same seed, so they generate and train on the same trajectories; the printed
 token counts say how nearly. They take turns, a round each; of each step the fastest round counts, so that whatever
-else the machine does meets both. A first step (caches, first calls) and a last one (it saves a checkpoint) are taken
+else the machine does meets all. A first step (caches, first calls) and a last one (it saves a checkpoint) are taken
 besides, and not counted. Without --checkpoint there is a cold start first: an untrained model babbles to its limit.
+
+A step's seconds (`step_s_KEY`) are `rollout_s` until its batch is collected, `train_s` of the learner, and the rest, the
+weights' way to the engine. Four ratios of a step's seconds compare the ways:
+
+    log_ratio              zeromq with log / without: what the event log costs a run
+    log_ratio_in_process   the same in process
+    zeromq_ratio           zeromq / in process, both with log: below 1 where cores of their own gain more than messages cost
+    ratio                  zeromq with log / plain loop: what all of it costs
 """
 
 from __future__ import annotations
@@ -14,14 +31,21 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
 from msgspec.structs import replace
 
-from benchmarks._tiny_run import cold_start, from_checkpoint, steps_in_one_process, steps_over_processes
+from benchmarks._tiny_run import (
+    cold_start,
+    from_checkpoint,
+    steps_in_plain_loop,
+    steps_in_process,
+    steps_over_processes,
+)
 from configs.run_folder import RunFolder
+from configs.schema import Run
 
 UNCOUNTED = 2  # the first step and the last
 QUICK = ("rl.prompts=4", "rl.rollouts=8", "sft.batch_size=32", "tiny.num_train_questions=256")
@@ -31,8 +55,29 @@ SHOWN = (
     *("wait_lease_s", "wait_generation_s", "wait_tools_s", "wait_grading_s"),
     *("generated_tokens", "reward"),
 )
+COLUMNS = {
+    "processes": "zeromq + log",
+    "without_log": "zeromq",
+    "in_process": "in process+log",
+    "in_process_without_log": "in process",
+    "single": "plain loop",
+}
 
 Steps = list[dict[str, float]]
+Figures = Mapping[str, Mapping[str, float]]  # by way: means of its steps
+
+
+def ways(run: Run, runs: Path) -> dict[str, Callable[[], Steps]]:
+    """How to take the run's steps, by the keys of COLUMNS, in whose order they can be taken."""
+    logged = replace(run, runs_folder=str(runs), name="processes")
+    bare = replace(logged, name="without_log", log=replace(run.log, events=False))
+    return {
+        "processes": lambda: steps_over_processes(logged),
+        "without_log": lambda: steps_over_processes(bare),
+        "in_process": lambda: steps_in_process(replace(logged, name="in_process")),
+        "in_process_without_log": lambda: steps_in_process(replace(bare, name="in_process_without_log")),
+        "single": lambda: steps_in_plain_loop(RunFolder(runs / logged.name)),
+    }
 
 
 def best_of(rounds: Sequence[Steps]) -> Steps:
@@ -50,24 +95,23 @@ def measure(options: argparse.Namespace, runs: Path) -> dict[str, float]:
     sft = [f"sft.steps={options.sft_steps}", *settings]
     checkpoint = options.checkpoint or cold_start(options.config, sft, runs)
     run = from_checkpoint(options.config, settings, checkpoint, options.steps + UNCOUNTED)
-    run = replace(run, runs_folder=str(runs), name="processes")
-    unlogged = replace(run, name="unlogged", log=replace(run.log, events=False))
-    over_processes: list[Steps] = []
-    without_log: list[Steps] = []
-    in_one: list[Steps] = []
+    taken: dict[str, list[Steps]] = {way: [] for way in COLUMNS}
     for _ in range(options.rounds):
-        over_processes.append(steps_over_processes(run))
-        without_log.append(steps_over_processes(unlogged))
-        in_one.append(steps_in_one_process(RunFolder(runs / run.name)))
-    processes, bare, single = (means(best_of(rounds)) for rounds in (over_processes, without_log, in_one))
-    show(processes, bare, single)
+        for way, take in ways(run, runs).items():
+            taken[way].append(take())
+    figures = {way: means(best_of(rounds)) for way, rounds in taken.items()}
+    show(figures)
     return {
-        **{f"{name}_processes": round(processes[name], 4) for name in ("step_s", "rollout_s", "train_s")},
-        **{f"{name}_single": round(single[name], 4) for name in ("step_s", "rollout_s", "train_s")},
-        "step_s_without_log": round(bare["step_s"], 4),
-        "log_ratio": round(processes["step_s"] / bare["step_s"], 3),
-        "ratio": round(processes["step_s"] / single["step_s"], 3),
-        "weights_s_processes": round(processes["weights_s"], 4),
+        **{
+            f"{name}_{way}": round(figures[way][name], 4)
+            for way in COLUMNS
+            for name in ("step_s", "rollout_s", "train_s")
+        },
+        "weights_s_processes": round(figures["processes"]["weights_s"], 4),
+        "log_ratio": ratio(figures, "processes", "without_log"),
+        "log_ratio_in_process": ratio(figures, "in_process", "in_process_without_log"),
+        "zeromq_ratio": ratio(figures, "processes", "in_process"),
+        "ratio": ratio(figures, "processes", "single"),
         "steps": options.steps,
         "seed": run.seed,
         "threads_generator": run.engine.threads,
@@ -75,15 +119,20 @@ def measure(options: argparse.Namespace, runs: Path) -> dict[str, float]:
     }
 
 
-def show(processes: dict[str, float], bare: dict[str, float], single: dict[str, float]) -> None:
+def ratio(figures: Figures, way: str, to: str) -> float:
+    return round(figures[way]["step_s"] / figures[to]["step_s"], 3)
+
+
+def show(figures: Figures) -> None:
     """Waits are means over a step's trajectories, the rest means over steps."""
-    print(f"{'':18}{'processes':>12}{'without log':>12}{'one process':>12}")
+    print(f"{'':18}" + "".join(f"{column:>16}" for column in COLUMNS.values()))
     for name in SHOWN:
-        print(f"{name:18}{processes[name]:12.4f}{bare[name]:12.4f}{single[name]:12.4f}")
+        print(f"{name:18}" + "".join(f"{figures[way][name]:16.4f}" for way in COLUMNS))
+    processes, single = figures["processes"], figures["single"]
     extra_s = processes["step_s"] - single["step_s"]
     parts = ", ".join(f"{name[:-2]} {processes[name] - single[name]:+.3f} s" for name in SHOWN[1:4])
     print(
-        f"A step takes {processes['step_s']:.3f} s over processes and {single['step_s']:.3f} s in one process: "
+        f"A step takes {processes['step_s']:.3f} s over processes and {single['step_s']:.3f} s in a plain loop: "
         f"{processes['step_s'] / single['step_s']:.2f} times as long, {extra_s:+.3f} s ({parts})."
     )
 
@@ -94,7 +143,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, help="step_000000 of a run; its folder must have the data still")
     parser.add_argument("--sft-steps", type=int, help="of the cold start, without --checkpoint (120)")
     parser.add_argument("--steps", type=int, help="that count (10)")
-    parser.add_argument("--rounds", type=int, help="of all three, by turns (2)")
+    parser.add_argument("--rounds", type=int, help="of all five, by turns (2)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for all; may be repeated")
     parser.add_argument("--quick", action="store_true", help="32 trajectories a step, 2 steps, a short cold start")
