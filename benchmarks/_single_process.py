@@ -59,6 +59,8 @@ from policies.trajectory import TrajectoryEvent
 from sandbox.choice import sandbox_of
 from sandbox.contract import Sandbox
 
+Call = asyncio.Task[TrajectoryEvent]  # of the sandbox
+
 
 async def all_steps(run: Run, folder: RunFolder) -> list[dict[str, float]]:
     """Every step's metrics, by the definitions of a run's (policies.accounting.step_metrics)."""
@@ -85,10 +87,8 @@ class SingleProcess:
         self._rollout.decide(time.monotonic(), ExecutorJoined(EXECUTOR, run.sandbox.fork_servers))
         self._buffer = GroupBuffer(run, problems.train, problems.test)
         self._turns: dict[int, TurnRequested] = {}  # that are being generated, by trajectory
-        self._answers: asyncio.Queue[TrajectoryEvent] = (
-            asyncio.Queue()
-        )  # the sandbox's; one for each trajectory at most
-        self._calls: set[asyncio.Task[None]] = set()
+        self._answers: asyncio.Queue[Call] = asyncio.Queue()  # the sandbox's; one for each trajectory at most
+        self._calls: set[Call] = set()  # under way
         self._batch: BatchReady | None = None
         self._collected: StepCollected | None = None
 
@@ -112,9 +112,9 @@ class SingleProcess:
                 events = self._generate()
                 await asyncio.sleep(0)  # lets the sandbox's answers in
             else:
-                events = [await self._answers.get()]
+                events = [(await self._answers.get()).result()]
             while not self._answers.empty():
-                events.append(self._answers.get_nowait())
+                events.append(self._answers.get_nowait().result())
             for event in events:
                 await self._carry_out(self._rollout.decide(time.monotonic(), event))
         return self._batch, self._collected
@@ -169,19 +169,19 @@ class SingleProcess:
 
     # ---------------------------------------------------------------- the sandbox
 
-    def _begin(self, call: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, call: Coroutine[Any, Any, TrajectoryEvent]) -> None:
         task = asyncio.get_running_loop().create_task(call)
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
+        task.add_done_callback(self._answers.put_nowait)
 
-    async def _run_call(self, call: CodeRequested) -> None:
+    async def _run_call(self, call: CodeRequested) -> CodeFinished:
         result = await self._sandbox.run(call)
-        finished = CodeFinished(call.trajectory_id, call.call, result.outcome, result.duration_s, EXECUTOR)
-        self._answers.put_nowait(finished)
+        return CodeFinished(call.trajectory_id, call.call, result.outcome, result.duration_s, EXECUTOR)
 
-    async def _grade(self, answer: AnswerSubmitted) -> None:
+    async def _grade(self, answer: AnswerSubmitted) -> AnswerGraded:
         grade = await self._sandbox.grade(answer)
-        self._answers.put_nowait(AnswerGraded(answer.trajectory_id, grade.correct, grade.duration_s, EXECUTOR))
+        return AnswerGraded(answer.trajectory_id, grade.correct, grade.duration_s, EXECUTOR)
 
 
 def _generation_request(turn: TurnRequested) -> GenerationRequest:
