@@ -12,7 +12,7 @@ from tests.actors.running import COLD_START, adds_up, from_cold_start_of, whole_
 from tests.cluster.hosts import Hosts
 from tests.cluster.running import ClusterRun
 
-pytestmark = [pytest.mark.slow, pytest.mark.hosts]
+pytestmark = [pytest.mark.slow, pytest.mark.hosts, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +96,7 @@ def test_a_slow_link_holds_a_node_up_and_loses_nothing(tmp_path: Path, cold: tup
         assert run.answers("TurnGenerated")["generator-0@1"] > 0
         fetched = run.said("weights.fetched", "generator-0@1")
         assert [entry["version"] for entry in fetched] == [0, 1, 2]
-        # What the link needs for it; a fetch of a version that is replaced meanwhile goes on with what it has.
-        assert all(entry["fetch_s"] >= 0.5 * entry["bytes"] * 8 / 10e6 for entry in fetched)
+        assert all(entry["fetch_s"] >= entry["bytes"] * 8 / 10e6 for entry in fetched)  # no link is faster than it is
 
 
 def test_a_node_is_killed_as_a_whole_and_another_one_joins_in_the_middle_of_a_step(
