@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from actors import launcher
 from actors.children import ProcessDied
+from actors.commands import Commands
 from actors.display import Display
 from actors.launcher import Ending, Launcher
 from bus.messages import Progress
@@ -52,7 +53,7 @@ def launched(
     """A launch whose first process runs `code`; ^C comes as soon as `when` says so."""
     run = replace(Run(name="run"), tiny=Tiny())
     display: Display = Said()
-    monkeypatch.setattr(Launcher, "_program", lambda *_: [sys.executable, "-c", code])
+    monkeypatch.setattr(Commands, "prepare", lambda commands: [sys.executable, "-c", code])
 
     async def live() -> Ending:
         launching = asyncio.create_task(Launcher(run, folder, display, boot=1).launch())
