@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import secrets
 import shutil
+import socket
 from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
@@ -100,6 +101,7 @@ class Directory:
 async def take_part(joining: Joining, say: Say, interrupted: asyncio.Event) -> Ending:
     """One membership, from the first word to the last. Raises UnusableInput and ProcessDied."""
     name = f"node@{secrets.token_hex(4)}"
+    _check_that_nobody_listens(joining.own)
     with _scratch(joining.own_folder):
         directory = Directory(joining, name)
         bus = zmq_bus(name, joining.own_folder.sockets, _QUEUE_MESSAGES, 0, network_of(joining.own_folder.sockets))
@@ -115,6 +117,18 @@ async def take_part(joining: Joining, say: Say, interrupted: asyncio.Event) -> E
             return await Membership(run, folder, welcome, bus, directory, joining.own.host).last(say, interrupted)
         finally:
             await bus.close()
+
+
+def _check_that_nobody_listens(own: Address) -> None:
+    """A node that is there has the scratch folders that another one at this address would clear."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((own.host, own.port))
+        except OSError as error:
+            raise UnusableInput(
+                f"{own.of('control')}: {error.strerror}; --host and --port say where to listen"
+            ) from error
 
 
 @contextlib.contextmanager

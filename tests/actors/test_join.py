@@ -115,6 +115,23 @@ def test_what_cannot_be_joined_is_said(tmp_path: Path, key: Path) -> None:
     assert not Joining(at, own, key).own_folder.sockets.exists()
 
 
+def test_a_node_that_is_there_is_left_alone(key: Path) -> None:
+    at, own = address_of("tcp://127.0.0.1:29700"), address_of(f"127.0.0.1:{free_port()}")
+    joining = Joining(at, own, key)
+    joining.own_folder.sockets.mkdir()
+    try:
+        with socket.socket() as there:
+            there.bind((own.host, own.port))
+            there.listen()
+            with pytest.raises(UnusableInput, match=f"{own.port}: Address already in use; --host and --port say where"):
+                join_run(joining, Console(quiet=True))
+        assert joining.own_folder.sockets.exists()
+        with pytest.raises(UnusableInput, match=r"192\.0\.2\.1:29700: Cannot assign requested address"):
+            join_run(joining._replace(own=address_of("192.0.2.1:29700")), Console(quiet=True))
+    finally:
+        joining.own_folder.sockets.rmdir()
+
+
 @pytest.mark.slow
 def test_a_node_with_another_key_hears_nothing(tmp_path: Path, key: Path) -> None:
     port = free_port()
