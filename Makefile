@@ -66,9 +66,9 @@ nightly: $(INSTALLED) ## 10,000 seeds each of simulate-faults, and of lost engin
 fuzz: $(INSTALLED) ## a million broken frames and parcels at the bus's codec and links; SEED=N tries the same again
 	$(BIN)/python -m tests.bus.fuzz $(if $(SEED),--seed $(SEED))
 
-test-chaos: $(INSTALLED) ## 40 runs whose processes are killed and stopped at random moments, and 20 that are resumed
+test-chaos: $(INSTALLED) ## 40 runs whose processes are killed, stopped and cut off at random moments, and 20 that are resumed
 	$(BIN)/python -m tests.chaos.campaign --runs 40
-	$(BIN)/python -m tests.chaos.campaign --runs 20 --resumptions
+	$(BIN)/python -m tests.chaos.campaign --runs 20 --kind resumptions
 
 check: $(INSTALLED) ## format, lint, types, import layers, fast tests
 	$(BIN)/ruff format --check --quiet .

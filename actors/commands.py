@@ -70,7 +70,7 @@ class Commands:
 
 def _where(meeting: Meeting | None) -> tuple[str, ...]:
     if meeting is None:
-        return ("--standalone",)
+        return "--standalone", "--local-addr", "127.0.0.1"  # a host's name need not lead to it
     return (
         *("--nnodes", str(meeting.nodes), "--node-rank", str(meeting.node_rank)),
         *("--master-addr", meeting.at.host, "--master-port", str(meeting.at.port)),

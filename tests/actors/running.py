@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from configs.run_folder import RunFolder
 
@@ -32,18 +32,17 @@ def from_cold_start_of(made: RunFolder) -> tuple[str, ...]:
     return ("sft.steps=0", f"model.checkpoint={made.checkpoint(0)}", *data)
 
 
-def launch(runs: Path, *words: str) -> subprocess.Popen[str]:
-    """Start a small run in a folder of `runs`. Each word is an option, or a key to set: KEY=VALUE."""
+def command_line(runs: Path, *words: str) -> list[str]:
+    """Of a small run in a folder of `runs`. Each word is an option, or a key to set: KEY=VALUE."""
     settings = (*SMALL, f'runs_folder="{runs}"', *(word for word in words if not word.startswith("--")))
     options = [word for word in words if word.startswith("--")]
     arguments = [argument for setting in settings for argument in ("--set", setting)]
-    return subprocess.Popen(
-        [sys.executable, "-m", "actors.cli", "run", "configs/tiny.toml", *arguments, *options],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return [sys.executable, "-m", "actors.cli", "run", "configs/tiny.toml", *arguments, *options]
+
+
+def launch(runs: Path, *words: str, output: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
+    """Start such a run."""
+    return subprocess.Popen(command_line(runs, *words), cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True)
 
 
 def finish(process: subprocess.Popen[str]) -> str:

@@ -1,1 +1,1 @@
-"""Runs of the tiny recipe whose processes are killed and stopped at random moments, and what must hold after each."""
+"""Runs of the tiny recipe whose processes are killed, stopped and cut off at random moments, and what must hold after each."""

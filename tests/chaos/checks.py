@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 from actors.replay import batches_of, decide_all_again, replay_run
 from actors.wiring import HEAD, deciders_of
@@ -19,12 +17,11 @@ from engine.snapshots import steps_saved
 from tests.actors.running import adds_up, metrics
 from tests.chaos.play import STEPS, Played
 
-GONE_WITHIN_S = 10.0
-
 
 def complaints(played: Played, undisturbed: RunFolder) -> Iterator[str]:
     """What does not hold. Nothing, if all is well: then the run also did what the undisturbed one did, byte for byte, unless
     infrastructure lost trajectories."""
+    yield from played.left
     if played.exit_code != 0:
         yield f"the run ended with exit code {played.exit_code}: {played.output[-2000:]}"
         return
@@ -43,7 +40,6 @@ def complaints(played: Played, undisturbed: RunFolder) -> Iterator[str]:
     if not replay.identical:
         yield f"the replay differs: {replay.difference}"
     yield from _complaints_about_batches(folder)
-    yield from left_over(folder)
     if not failures_of(played):
         yield from differences(undisturbed, folder)
 
@@ -69,27 +65,3 @@ def _complaints_about_batches(folder: RunFolder) -> Iterator[str]:
         yield f"trajectories that were trained on twice: {twice}"
     for step, batch in batches.items():
         check_versions(batch.rows, step, run.rl.max_staleness)
-
-
-def left_over(folder: RunFolder) -> Iterator[str]:
-    """Of processes, sockets and shared memory, once all had a while to go."""
-    deadline = time.monotonic() + GONE_WITHIN_S
-    while (processes := list(processes_of(folder))) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    if processes:
-        yield f"processes are left: {processes}"
-    for path in (folder.sockets, folder.shared_memory):
-        if path.exists():
-            yield f"{path} is left"
-
-
-def processes_of(folder: RunFolder) -> Iterator[str]:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if str(folder.path).encode() in words and state != "Z":
-                yield f"{entry.name}: {b' '.join(words).decode(errors='replace')[:200]}"

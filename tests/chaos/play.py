@@ -5,33 +5,36 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
-import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from configs.run_folder import RunFolder
 from tests.actors.running import COLD_START, from_cold_start_of, launch, said, whole_run
-from tests.chaos.plans import EVERYTHING, NUM_ENGINES, NUM_EXECUTORS, Fault
+from tests.chaos.plans import LAUNCHER, NUM_ENGINES, NUM_EXECUTORS, SILENT_S, Fault
 
 STEPS, QUESTIONS = 4, 8
 SETTINGS = (
     *(f"rl.steps={STEPS}", "rl.prompts=4", "rl.rollouts=8", "rl.refills=2", f"evaluation.questions={QUESTIONS}"),
     *(f"engine.num_engines={NUM_ENGINES}", f"sandbox.executors={NUM_EXECUTORS}", "learner.checkpoint_every=2"),
-    *("supervision.heartbeat_s=0.5", "supervision.silent_s=6", "supervision.restarts=9", "determinism=strict"),
+    *("supervision.heartbeat_s=0.5", f"supervision.silent_s={SILENT_S}", "supervision.restarts=9"),
+    "determinism=strict",
 )
-PATIENCE_S = 240.0
+PATIENCE_S = 300.0
+GONE_WITHIN_S = 10.0
 
 
 class Played(msgspec.Struct):
     folder: RunFolder
+    where: str
     launches: int
     exit_code: int
     output: str
     history: list[str]
+    left: list[str]  # what was left of it, and who took part and ended as nobody should
 
 
 class Undisturbed(NamedTuple):
@@ -40,6 +43,30 @@ class Undisturbed(NamedTuple):
     cold_start: RunFolder
     folder: RunFolder
     num_events: int  # of its head
+
+
+class Scene(Protocol):
+    """Where a run takes place."""
+
+    @property
+    def folder(self) -> RunFolder: ...
+
+    @property
+    def where(self) -> str: ...
+
+    def start(self, *, resume: bool) -> None: ...
+
+    def ended(self) -> bool:
+        """Whether the run has. Does what has become due: pauses end here."""
+        ...
+
+    def hit(self, fault: Fault) -> str:
+        """Whom it met."""
+        ...
+
+    def finish(self) -> tuple[int, str, list[str]]:
+        """Exit code, output, and what is left, once the run has ended or is to be ended."""
+        ...
 
 
 def undisturbed(runs: Path) -> Undisturbed:
@@ -63,48 +90,80 @@ def num_events(folder: RunFolder) -> int:
         connection.close()
 
 
-def play(cold_start: RunFolder, runs: Path, faults: Sequence[Fault]) -> Played:
+def play(scene: Scene, faults: Sequence[Fault]) -> Played:
     """To the end of the run, whatever it is."""
-    settings = (*SETTINGS, *from_cold_start_of(cold_start))
-    folder = RunFolder(runs / "demo")
-    played = Played(folder, 1, -1, "", [])
+    played = Played(scene.folder, scene.where, 1, -1, "", [], [])
     began = time.monotonic()
-    process = launch(runs, *settings)
     try:
+        scene.start(resume=False)
         for fault in faults:
-            if not _wait_for(fault, process, folder):
+            if not _wait_for(fault, scene):
                 break
-            hit = _hit(fault, process, folder)
+            hit = scene.hit(fault)
             played.history.append(f"{time.monotonic() - began:7.2f} s  {fault}: {hit}")
-            if fault.target == EVERYTHING:
-                played.output += process.communicate(timeout=PATIENCE_S)[0]
+            if fault.ends_the_run:
+                _until_ended(scene)
                 played.launches += 1
-                process = launch(runs, *settings, *(["--resume"] if folder.config.exists() else []))
-        played.output += process.communicate(timeout=PATIENCE_S)[0]
-    except subprocess.TimeoutExpired:
+                scene.start(resume=scene.folder.config.exists())
+        _until_ended(scene)
+    except TimeoutError:
         played.history.append(f"{time.monotonic() - began:7.2f} s  it never ended")
     finally:
-        process.kill()
-        process.wait()
-    played.exit_code = process.returncode
+        played.exit_code, played.output, played.left = scene.finish()
     return played
 
 
-def _wait_for(fault: Fault, process: subprocess.Popen[str], folder: RunFolder) -> bool:
+def _until_ended(scene: Scene) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not scene.ended():
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(0.05)  # other processes move, not this one
+
+
+def _wait_for(fault: Fault, scene: Scene) -> bool:
     """Whether its moment came before the run ended."""
-    start, events = time.monotonic(), num_events(folder)
-    while process.poll() is None:
+    start, events = time.monotonic(), num_events(scene.folder)
+    while not scene.ended():
         due_s = fault.after_s if fault.after_events < 0 else PATIENCE_S
         if time.monotonic() - start >= due_s:
             return True
-        if fault.after_events >= 0 and num_events(folder) - events >= fault.after_events:
+        if fault.after_events >= 0 and num_events(scene.folder) - events >= fault.after_events:
             return True
         time.sleep(0.01)
     return False
 
 
-def _hit(fault: Fault, process: subprocess.Popen[str], folder: RunFolder) -> str:
-    pid = process.pid if fault.target == EVERYTHING else _present(folder, fault.target)
+class OneMachine:
+    """All of the run on this one."""
+
+    where = "one machine"
+
+    def __init__(self, cold_start: RunFolder, runs: Path) -> None:
+        runs.mkdir(exist_ok=True)
+        self.folder = RunFolder(runs / "demo")
+        self._runs = runs
+        self._settings = (*SETTINGS, *from_cold_start_of(cold_start))
+        self._output = runs / "run.txt"
+
+    def start(self, *, resume: bool) -> None:
+        with self._output.open("a") as output:
+            self._process = launch(self._runs, *self._settings, *(["--resume"] if resume else []), output=output)
+
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def hit(self, fault: Fault) -> str:
+        pid = self._process.pid if fault.target == LAUNCHER else _present(self.folder, fault.target)
+        return signalled(pid, fault)
+
+    def finish(self) -> tuple[int, str, list[str]]:
+        self._process.kill()
+        self._process.wait()
+        return self._process.returncode, self._output.read_text(), list(left_over(self.folder))
+
+
+def signalled(pid: int | None, fault: Fault) -> str:
     if pid is None:
         return "not there"
     try:
@@ -126,3 +185,27 @@ def _child_of(pid: int) -> int | None:
     children = Path(f"/proc/{pid}/task/{pid}/children")
     numbers = children.read_text().split() if children.exists() else []
     return int(numbers[0]) if numbers else None
+
+
+def left_over(folder: RunFolder) -> Iterator[str]:
+    """Of processes, sockets and shared memory, once all had a while to go."""
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while (processes := list(_processes_of(folder))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if processes:
+        yield f"processes are left: {processes}"
+    for path in (folder.sockets, folder.shared_memory):
+        if path.exists():
+            yield f"{path} is left"
+
+
+def _processes_of(folder: RunFolder) -> Iterator[str]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if str(folder.path).encode() in words and state != "Z":
+                yield f"{entry.name}: {b' '.join(words).decode(errors='replace')[:200]}"
