@@ -11,12 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import count
 
 import msgspec
 import structlog
 
-from actors.commands import MEETING_PORT, MEETINGS, WEIGHTS_PORT, Meeting
+from actors.commands import MEETING_PORT, MEETINGS, WEIGHTS_PORT, Meeting, session_of
 from actors.display import Display
 from actors.executors import Executors
 from actors.wiring import LAUNCHER, WEIGHTS, executors, generators, tell_engine_left
@@ -61,10 +60,10 @@ def first_listeners(run: Run, processes: Sequence[str]) -> tuple[Listener, ...]:
     return (*listeners(0, host, port, LAUNCHER, processes), Listener(WEIGHTS, 0, host, port + WEIGHTS_PORT))
 
 
-def book_of(node: int, known: Sequence[Listener], gone: Sequence[str]) -> Book:
-    """The copy of that node."""
+def book_of(node: int, known: Sequence[Listener], gone: Sequence[str], boot: int) -> Book:
+    """The copy of that node, in this launch of the run."""
     entries = {each.process: Entry(Address(each.host, each.port), each.node) for each in known}
-    return Book(node, entries, list(gone))
+    return Book(node, entries, list(gone), session_of(boot))
 
 
 class Node(msgspec.Struct):
@@ -104,7 +103,6 @@ class Cluster:
         self._end_learner = end_learner
         self._display = display
         self._nodes: dict[str, Node] = {}  # by their launchers
-        self._numbers = count(1)
         self._changed = asyncio.Event()
         self._learner_life = 0
         self._trainers: tuple[str, ...] = ()  # launchers of the nodes that run ranks of it
@@ -138,7 +136,7 @@ class Cluster:
             node for node in self._nodes.values() if (node.host, node.port) == (arrived.host, arrived.port)
         ]:
             await self._lose(earlier, "another node listens where it did")
-        number, run = next(self._numbers), self._run
+        number, run = self._next_number(), self._run
         node = Node(
             number,
             arrived.node,
@@ -160,6 +158,13 @@ class Cluster:
         self._logger.info("node.joined", node=number, host=node.host, port=node.port, processes=list(node.processes))
         self._say(node, f"has joined; generators: {len(node.generators)}, executors: {len(node.executors)}")
         self._changed.set()
+
+    def _next_number(self) -> int:
+        """One that no node had in an earlier launch either: such a node may not have ended yet."""
+        path = self._folder.nodes
+        number = 1 + (int(path.read_text()) if path.exists() else 0)
+        path.write_text(f"{number}\n")
+        return number
 
     async def _pass_on(self, proved: ExecutorProved) -> None:
         """To the launcher that keeps it alive."""
@@ -265,7 +270,7 @@ class Cluster:
             self._logger.warning("nodes.left_behind", nodes=[node.number for node in self._nodes.values()])
 
     def _write_book(self) -> None:
-        write_book(self._folder.sockets, book_of(0, self._known, self._gone))
+        write_book(self._folder.sockets, book_of(0, self._known, self._gone, self._boot))
 
     def _say(self, node: Node, what: str) -> None:
         self._display.say(f"node {node.number} ({node.host}) {what}")

@@ -115,7 +115,7 @@ class Launcher:
             return ()
         processes = (HEAD, ROLLOUT, *generators(self._run), *executors(self._run), LEARNER)
         known = first_listeners(self._run, processes)
-        write_book(self._folder.sockets, book_of(0, known, ()))
+        write_book(self._folder.sockets, book_of(0, known, (), self._boot))
         write_network(self._folder.sockets, Path(cluster.key))
         self._display.say(f"others may join: asterism join tcp://{cluster.host}:{cluster.port} --key {cluster.key}")
         return known

@@ -82,11 +82,12 @@ class Directory:
         ]
         self._gone: list[str] = []
         self._number = -1
+        self._boot = 0
         self._write()
         write_network(self._sockets, joining.key)
 
     def welcomed(self, welcome: NodeWelcomed) -> None:
-        self._number, self._known = welcome.number, list(welcome.listeners)
+        self._number, self._boot, self._known = welcome.number, welcome.boot, list(welcome.listeners)
         self._write()
 
     def changed(self, change: NodesChanged) -> None:
@@ -95,7 +96,7 @@ class Directory:
         self._write()
 
     def _write(self) -> None:
-        write_book(self._sockets, book_of(self._number, self._known, self._gone))
+        write_book(self._sockets, book_of(self._number, self._known, self._gone, self._boot))
 
 
 async def take_part(joining: Joining, say: Say, interrupted: asyncio.Event) -> Ending:

@@ -36,6 +36,7 @@ class Book(msgspec.Struct, frozen=True):
     node: int  # whose copy this is
     entries: dict[str, Entry]  # by process
     gone: list[str]  # processes that will not come back; what the entries say of them does not count
+    first_session: int = 0  # of this launch of the run; who is in a lower one, but for 0, belongs to an earlier launch
 
 
 def write_book(sockets: Path, book: Book) -> None:
@@ -107,3 +108,7 @@ class Network:
     @property
     def gone(self) -> frozenset[str]:
         return self._gone
+
+    @property
+    def first_session(self) -> int:
+        return self._book.first_session

@@ -95,6 +95,7 @@ class Links:
         self._progress = asyncio.Event()  # something has been heard; closing waits for it
         self._closed = False
         self._gone: dict[str, int] = {}  # who will not come back, and what was dropped since
+        self.first_session = 0  # lower ones, but for 0, are of earlier launches: what comes in them is dropped
         self.num_dropped = 0  # what was malformed, not expected, or too many; what was for or from those who are gone
 
     # ---------------------------------------------------------------- sending
@@ -200,7 +201,7 @@ class Links:
 
     def arrived(self, lane: Lane, parcel: Parcel, answer: Answer) -> int:
         """Puts what is new into the inbox, and says how much that is."""
-        if parcel.to != self.process:
+        if parcel.to != self.process or 0 < parcel.session < self.first_session:
             self.num_dropped += 1
             return 0
         if parcel.sender in self._gone:

@@ -124,6 +124,7 @@ class ZmqWire:
         """Part with those who are gone, and carry on to those whom it has come to know."""
         network = self._network
         assert network is not None
+        self._links.first_session = network.first_session
         for process in network.gone:
             self._links.give_up(process)
         unknown = [way for way in self._blocked if way not in self._dealers]

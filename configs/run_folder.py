@@ -67,6 +67,11 @@ class RunFolder(NamedTuple):
         return self.path / "boots"
 
     @property
+    def nodes(self) -> Path:
+        """How many nodes have joined, over all launches."""
+        return self.path / "nodes"
+
+    @property
     def batches(self) -> Path:
         """What the learner was given since its last checkpoint."""
         return self.path / "batches"

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from actors.cluster import Cluster, first_listeners, listeners
+from actors.commands import session_of
 from actors.executors import Executors
 from actors.wiring import HEAD, LAUNCHER, LEARNER, ROLLOUT
 from bus.book import Book, Network
@@ -61,7 +62,7 @@ class Display:
 class Site:
     """Node 0, and who is on the bus with it."""
 
-    def __init__(self, folder: Path, section: ClusterSection) -> None:
+    def __init__(self, folder: Path, section: ClusterSection, boot: int = 1) -> None:
         settings = Supervision(heartbeat_s=1.0, silent_s=SILENT_S)
         self.run = Run(name="demo", cluster=section, supervision=settings)
         self.folder = RunFolder(folder)
@@ -72,7 +73,7 @@ class Site:
         bus = self.buses[LAUNCHER]
         self.executing = Executors((), (ROLLOUT,), bus, lambda name, life: (name, str(life)))
         known = first_listeners(self.run, (HEAD, ROLLOUT, "generator-0", "executor-0", LEARNER))
-        self.cluster = Cluster(self.run, self.folder, 1, bus, known, self.executing, self._end_learner, self.display)
+        self.cluster = Cluster(self.run, self.folder, boot, bus, known, self.executing, self._end_learner, self.display)
 
     async def _end_learner(self) -> None:
         self.learner_ends += 1
@@ -128,6 +129,17 @@ def test_a_node_is_numbered_and_told_what_to_run_and_where_everybody_listens(tmp
         assert isinstance(second, NodeWelcomed)
         assert {*welcome.listeners, *told.joined} == set(second.listeners)
         assert len({(each.host, each.port) for each in second.listeners}) == len(second.listeners)
+
+    play(tmp_path, scenario)
+
+
+def test_a_number_of_an_earlier_launch_is_not_given_again_and_its_sessions_are_over(tmp_path: Path) -> None:
+    async def scenario(site: Site) -> None:
+        await site.arrive(FIRST, SECOND)
+        again = Site(tmp_path, site.run.cluster, boot=2)
+        await again.arrive(NodeArrived("node@c", "10.0.0.2", 29_700, 0, 1))
+        assert "executor-0@3" in again.book.entries
+        assert session_of(1, life=1_000) < again.book.first_session <= session_of(2)
 
     play(tmp_path, scenario)
 

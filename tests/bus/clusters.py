@@ -35,6 +35,7 @@ class Cluster:
     def __init__(self, folder: Path, key: ClusterKey) -> None:
         self.key = key
         self.entries: dict[str, Entry] = {}
+        self.first_session = 0
         self._gone: list[str] = []
         self._folder = folder
 
@@ -54,7 +55,7 @@ class Cluster:
 
     def _write(self) -> None:
         for node in {entry.node for entry in self.entries.values()}:
-            write_book(self.sockets(node), Book(node, self.entries, self._gone))
+            write_book(self.sockets(node), Book(node, self.entries, self._gone, self.first_session))
 
     def network(self, node: int, key: ClusterKey | None = None) -> Network:
         return Network(key or self.key, self.sockets(node))

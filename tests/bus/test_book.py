@@ -220,6 +220,24 @@ def test_a_process_that_remembers_frames_for_who_is_gone_drops_them(cluster: Clu
     run(scenario())
 
 
+def test_what_comes_from_an_earlier_launch_is_dropped_and_counted(cluster: Cluster) -> None:
+    """c's node was cut off and has not ended; b has session 0, in which launches are not counted."""
+
+    async def scenario() -> None:
+        cluster.first_session = 2_000
+        cluster.enter(0, "d")
+        a, b, c, d = cluster.join("a", 2_000), cluster.join("b"), cluster.join("c", 1_001), cluster.join("d", 2_001)
+        await c.send("a", call(1))
+        await until(lambda: a.dropped > 0)
+        for sender, number in ((b, 2), (d, 3)):
+            await sender.send("a", call(number))
+            assert await numbers_of(a, 1) == [number]
+        assert (a.waiting, c.unacknowledged) == (0, {"a": 1})
+        await close(a, b, c, d)
+
+    run(scenario())
+
+
 # ---------------------------------------------------------------- the file
 
 
