@@ -55,6 +55,7 @@ class Commands:
         first = ("--resume-step", str(step)) if life == 1 else ()
         return self._program(
             *("torch.distributed.run", "--nproc-per-node", str(self._run.learner.ranks), *_where(meeting)),
+            *("--log-dir", str(self._folder.sockets / "torchrun")),  # else it leaves one behind in a folder for all
             *("--no-python", sys.executable, "-m", "actors.death"),  # each rank dies with torchrun's agent
             *(sys.executable, "-m", "engine.learner", *first, *self._lives(life, session_of(self._boot, life))),
         )

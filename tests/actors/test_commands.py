@@ -9,7 +9,8 @@ from bus.book import Address
 from configs.run_folder import RunFolder
 from configs.schema import Run
 
-COMMANDS = Commands(Run("demo"), RunFolder(Path("runs/demo")), boot=1)
+FOLDER = RunFolder(Path("runs/demo"))
+COMMANDS = Commands(Run("demo"), FOLDER, boot=1)
 
 
 def option(argv: list[str], name: str) -> str:
@@ -20,6 +21,10 @@ def test_ranks_of_one_node_meet_on_its_loopback_whatever_its_name_leads_to() -> 
     alone = COMMANDS.learner(step=0, life=1)
     assert "--standalone" in alone
     assert option(alone, "--local-addr") == "127.0.0.1"
+
+
+def test_what_torchrun_writes_goes_with_the_sockets() -> None:
+    assert FOLDER.sockets in Path(option(COMMANDS.learner(step=0, life=1), "--log-dir")).parents
 
 
 def test_ranks_of_several_nodes_meet_where_they_are_told() -> None:

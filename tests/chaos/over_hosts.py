@@ -14,13 +14,15 @@ from typing import NamedTuple
 from bus.curve import make_key
 from configs.run_folder import RunFolder
 from tests.actors.running import command_line, from_cold_start_of
-from tests.chaos.plans import HOST, LAUNCHER, Fault
+from tests.chaos.plans import HOST, LAUNCHER, SILENT_S, Fault
 from tests.chaos.play import GONE_WITHIN_S, SETTINGS, signalled
 from tests.cluster.hosts import Host, Hosts, Started
 
 PORT = 29_700
 OVER = 0, 130  # exit codes of those who joined: the run is over, or they were told to end
-NODE_ENDS_WITHIN_S = 30.0  # after the run, and once more after it was told to
+NODE_ENDS_WITHIN_S = 2 * SILENT_S  # after the run; then it is told to
+NODE_OBEYS_WITHIN_S = 60.0
+_CACHE = "tmp/torchinductor_"  # that torch keeps for a user
 _RANK, _AGENT, _WEIGHTS = "engine.learner", "torch.distributed.run", "engine.weight_server"
 
 
@@ -142,7 +144,7 @@ class OverHosts:
         except subprocess.TimeoutExpired:
             process.terminate()
             try:
-                process.wait(NODE_ENDS_WITHIN_S)
+                process.wait(NODE_OBEYS_WITHIN_S)
             except subprocess.TimeoutExpired:
                 self._complain(place, "does not end")
                 return
@@ -175,5 +177,5 @@ def _left_on(hosts: list[Host]) -> Iterator[str]:
     for host in hosts:
         if processes := host.processes():
             yield f"processes are left on {host.name}: {processes}"
-        if files := host.own_files():
+        if files := [file for file in host.own_files() if not file.startswith(_CACHE)]:
             yield f"files are left on {host.name}: {files}"
