@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -27,8 +28,11 @@ _RANK, _AGENT, _WEIGHTS = "engine.learner", "torch.distributed.run", "engine.wei
 
 
 class Due(NamedTuple):
+    """The end of a fault that lasts."""
+
     at: float
     host: Host
+    target: str
     undo: Callable[[], None]
 
 
@@ -81,6 +85,7 @@ class OverHosts:
             case "host", "switch off":
                 self._hosts.power_off(host)
                 self._due = [due for due in self._due if due.host is not host]
+                _wake(self._joined[fault.host])
                 self._joined[fault.host].wait()
                 self._places[fault.host] = self._hosts.add()
                 self._join(fault.host)
@@ -93,16 +98,21 @@ class OverHosts:
                 inner = process.inner
                 met = signalled(inner or None, fault)
                 if fault.action == "stop":
-                    self._later(fault, host, lambda: process.send_signal(signal.SIGCONT))
+                    self._later(fault, host, lambda: _wake(process))
             case target, _:
                 met = signalled(_found(host, target), fault)
         if fault.host and fault.action == "kill" and fault.target in (HOST, LAUNCHER):
+            _wake(self._joined[fault.host])
             self._joined[fault.host].wait()
             self._join(fault.host)
+        if fault.ends_the_run:
+            _wake(self._run)
         return met
 
     def _later(self, fault: Fault, host: Host, undo: Callable[[], None]) -> None:
-        self._due.append(Due(time.monotonic() + fault.lasts_s, host, undo))
+        """Of two faults of one kind the later one says when both end."""
+        others = [due for due in self._due if (due.host, due.target) != (host, fault.target)]
+        self._due = [*others, Due(time.monotonic() + fault.lasts_s, host, fault.target, undo)]
 
     # ---------------------------------------------------------------- processes
 
@@ -128,6 +138,7 @@ class OverHosts:
         for due in self._due:
             due.undo()
         self._run.kill()
+        _wake(self._run)
         self._run.wait()
         for place, process in self._joined.items():
             self._end(place, process)
@@ -150,6 +161,13 @@ class OverHosts:
                 return
         if process.returncode not in OVER:
             self._complain(place, f"ended with exit code {process.returncode}")
+
+
+def _wake(process: Started) -> None:
+    """With nsenter, which stops when what it has started is stopped."""
+    process.send_signal(signal.SIGCONT)
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGCONT)
 
 
 def _found(host: Host, target: str) -> int | None:
