@@ -73,6 +73,7 @@ class Generator:
         self._loading = asyncio.Lock()  # weights, one version after the other
         self._told = 0  # the newest version that it was told of
         self._has_policy = asyncio.Event()  # before that version it generates nothing
+        self._noted: EngineLoadReported | None = None  # the last load
         self._asked = asyncio.Event()  # something has come that may have changed the load
         self._logger = structlog.get_logger()
 
@@ -89,23 +90,29 @@ class Generator:
                 reporting = group.create_task(self._report_load())
                 await serve(self._bus, self._take)
                 reporting.cancel()
+            self._note_load()  # what it did since the last report counts too
         finally:
             await self._engine.close()
 
     async def _report_load(self) -> None:
         """Until it is cancelled: every REPORT_EVERY_S while the load changes, and a last time when it has come to rest."""
-        last: EngineLoadReported | None = None
         while True:
             await self._asked.wait()
             await asyncio.sleep(REPORT_EVERY_S)
-            load = msgspec.structs.asdict(self._engine.load())
-            report = EngineLoadReported(engine=self._name, version=self._engine.version, life=self._life, **load)
-            if report != last:
-                last = report
-                self._logger.info("engine.load", **{name: getattr(report, name) for name in ("version", *_MEASURED)})
+            if report := self._note_load():
                 await self._bus.send(self._arbiter, report)
             elif not self._under_way:
                 self._asked.clear()
+
+    def _note_load(self) -> EngineLoadReported | None:
+        """In this process's log. None if nothing has changed since the last time."""
+        load = msgspec.structs.asdict(self._engine.load())
+        report = EngineLoadReported(engine=self._name, version=self._engine.version, life=self._life, **load)
+        if report == self._noted:
+            return None
+        self._noted = report
+        self._logger.info("engine.load", **{name: getattr(report, name) for name in ("version", *_MEASURED)})
+        return report
 
     def _take(self, envelope: Envelope) -> Work | None:
         self._asked.set()

@@ -188,6 +188,18 @@ def test_each_report_is_a_line_of_the_log() -> None:
     play(scenario)
 
 
+def test_what_it_did_between_its_last_report_and_its_end_is_in_its_log() -> None:
+    async def whole() -> None:
+        async with scene() as each:
+            await each.tell(turn(1, 10))
+            await asyncio.sleep(0.65)  # a report at 0.5
+        assert [report.decode_steps for _, report in each.reports] == [2, 4]
+
+    with structlog.testing.capture_logs() as logged:
+        run_virtually(whole())
+    assert [line["decode_steps"] for line in logged if line["event"] == "engine.load"] == [2, 4, 6]
+
+
 def test_an_answer_names_the_lease_under_which_it_was_asked_for() -> None:
     async def scenario(scene: Scene) -> None:
         await scene.tell(turn(1, 3, lease=7))
