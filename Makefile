@@ -9,7 +9,7 @@ ABLATION := runs/ablation
 # The fast tests run in two processes, each on a core of its own: one imports torch, the other has no use for it.
 # PYTHONDONTWRITEBYTECODE is empty wherever they run: pytest rewrites a test once, not in every run.
 FAST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -m "not slow and not docker" --hypothesis-profile=quick
-WITH_TORCH := tests/bus tests/engine tests/policies
+WITH_TORCH := tests/engine tests/policies
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo ablation sandbox-image sandbox-image-local test test-without-docker coverage test-chaos nightly fuzz check \

@@ -106,6 +106,7 @@ def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
         address_of(endpoint)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_joined_is_said(tmp_path: Path, key: Path) -> None:
     at, own = address_of(f"tcp://127.0.0.1:{free_port()}"), address_of(f"127.0.0.1:{free_port() + 2}")
     with pytest.raises(UnusableInput, match="none: No such file or directory; asterism keys makes a cluster's key"):

@@ -15,7 +15,6 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from actors import log_cli, log_commands, log_diff, log_replay, log_show, replay, waits
-from actors.cli import app
 from actors.wiring import HEAD, ROLLOUT
 from analysis.event_logs.merging import merged
 from analysis.event_logs.telling import Words
@@ -63,7 +62,7 @@ def folder(recorded: RunFolder, world: World, monkeypatch: pytest.MonkeyPatch) -
 
 
 def asked(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["log", *map(str, arguments)], env={**os.environ, "COLUMNS": "200"})
+    return CliRunner().invoke(log_cli.log_app, [*map(str, arguments)], env={**os.environ, "COLUMNS": "200"})
 
 
 def log(*arguments: object) -> str:
@@ -266,6 +265,7 @@ def test_a_run_does_not_part_from_itself(folder: RunFolder, tmp_path: Path) -> N
     assert "every event of every process is the same" in log("diff", folder.path, same.path, "--exact")
 
 
+@pytest.mark.slow
 def test_runs_that_part_are_an_error_and_both_sides_are_shown(folder: RunFolder, tmp_path: Path) -> None:
     other = logged(live(SEED + 1), tmp_path / "other")
     logged(live(SEED + 1), tmp_path / "other", process=ROLLOUT)
@@ -275,6 +275,7 @@ def test_runs_that_part_are_an_error_and_both_sides_are_shown(folder: RunFolder,
     assert asked("diff", folder.path, other.path, "--exact").exit_code == 1
 
 
+@pytest.mark.slow
 def test_export_writes_what_is_asked_for_and_refuses_to_write_nothing(folder: RunFolder, tmp_path: Path) -> None:
     tables, trace = tmp_path / "tables", tmp_path / "trace.json"
     said = log("export", folder.path, "--parquet", tables, "--chrome", trace)

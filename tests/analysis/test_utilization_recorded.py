@@ -87,6 +87,7 @@ def ends(world: World) -> list[TrajectoryFinished | TrajectoryFailed]:
     return [message for message in messages if isinstance(message, TrajectoryFinished | TrajectoryFailed)]
 
 
+@pytest.mark.slow
 def test_totals_agree_with_the_event_log(recorded: Recorded) -> None:
     """Those of finished trajectories, message by message; of the others the log has no more than their number."""
     world, _, use, lines = recorded

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
+import pytest
+
 from bus.curve import load_key, make_key
 from bus.in_process import Hub
 from bus.messages import CodeRequested, LeaseRequested
@@ -15,7 +17,8 @@ from bus.transport import Bus
 from bus.zeromq import zmq_bus
 from tests.bus.clusters import Cluster
 
-KINDS = ("in_process", "zeromq", "cluster")  # in the last one every process is on a node of its own
+# In the last one every process is on a node of its own.
+IN_TESTS = ("in_process", "zeromq", pytest.param("cluster", marks=pytest.mark.slow))
 
 
 class Join(Protocol):

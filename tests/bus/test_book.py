@@ -105,6 +105,7 @@ asyncio.run(live(Path(sys.argv[1])))
 """
 
 
+@pytest.mark.slow
 def test_a_new_life_listens_at_the_ports_of_the_one_that_was_killed_and_gets_what_was_held(
     tmp_path: Path, cluster: Cluster
 ) -> None:

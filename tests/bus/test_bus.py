@@ -18,12 +18,12 @@ from bus.messages import (
     TurnGenerated,
 )
 from bus.transport import Bus
-from tests.bus.networks import KINDS, call, lease_request, network, until
+from tests.bus.networks import IN_TESTS, call, lease_request, network, until
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=IN_TESTS)
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 

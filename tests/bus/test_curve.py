@@ -98,7 +98,9 @@ def wrong_cluster(_key: ClusterKey, other: ClusterKey) -> Any:
     return wrong_key(other, other)
 
 
-@pytest.mark.parametrize("stranger", [no_key, wrong_key, wrong_cluster])
+@pytest.mark.parametrize(
+    "stranger", [no_key, *(pytest.param(each, marks=pytest.mark.slow) for each in (wrong_key, wrong_cluster))]
+)
 def test_who_does_not_hold_the_key_gets_nothing_and_is_counted(tmp_path: Path, cluster: Cluster, stranger: Any) -> None:
     other = new_key(tmp_path / "others")
 

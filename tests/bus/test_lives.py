@@ -13,12 +13,12 @@ from bus.codec import decode
 from bus.lanes import BULK, CONTROL
 from bus.messages import LeaseReleased
 from bus.transport import Bus, Delivery
-from tests.bus.networks import KINDS, call, lease_request, network, until
+from tests.bus.networks import IN_TESTS, call, lease_request, network, until
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=IN_TESTS)
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -72,6 +72,7 @@ def test_a_frame_is_held_until_it_is_acknowledged(kind: str, tmp_path: Path) -> 
     run(scenario())
 
 
+@pytest.mark.slow
 def test_a_new_life_gets_what_the_old_one_did_not_acknowledge(kind: str, tmp_path: Path) -> None:
     """Hundreds of frames are under way, in both lanes, and the sender goes on while nobody is there."""
 
@@ -187,6 +188,7 @@ def test_links_are_restored_before_anything_is_sent(kind: str, tmp_path: Path) -
     run(scenario())
 
 
+@pytest.mark.slow
 def test_what_is_forgotten_is_not_sent_and_lets_those_who_wait_go_on(kind: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with network(kind, tmp_path, bound=8) as join:

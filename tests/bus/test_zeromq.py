@@ -117,6 +117,7 @@ def test_a_parcel_longer_than_parcels_may_be_is_not_taken(tmp_path: Path, monkey
     asyncio.run(asyncio.wait_for(scenario(), timeout=30))
 
 
+@pytest.mark.slow
 def test_answers_that_nobody_asked_for_harm_nobody(tmp_path: Path) -> None:
     """A peer that answers with anything at all."""
 

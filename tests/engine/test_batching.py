@@ -60,6 +60,7 @@ def training_logprobs(
     return logits.log_softmax(-1).gather(-1, tokens[len(ids) :, None]).squeeze(-1).numpy()
 
 
+@pytest.mark.slow
 def test_greedy_decoding_equals_the_training_forward_while_sequences_join_and_leave(model: Qwen3) -> None:
     core = new_core(model, rows=3)
     requests = [

@@ -47,6 +47,7 @@ def test_sequences_that_join_leave_and_grow_have_the_bits_that_they_have_alone(m
     assert capture.replays > 30
 
 
+@pytest.mark.slow
 def test_a_graph_that_was_made_for_a_batch_serves_every_smaller_one_of_its_size(model: Qwen3) -> None:
     capture = Recorded()
     core = new_core(model, capture=capture)

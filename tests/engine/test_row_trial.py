@@ -141,7 +141,7 @@ def generated(
     return told
 
 
-@pytest.mark.parametrize("products", [WHOLE, tiled(16)], ids=["whole", "tiles"])
+@pytest.mark.parametrize("products", [WHOLE, pytest.param(tiled(16), marks=pytest.mark.slow)], ids=["whole", "tiles"])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_tokens_and_logprobs_are_the_same_bits_whatever_is_batched_cut_shared_or_evicted(
     products: Products, seed: int

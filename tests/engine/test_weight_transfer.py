@@ -190,6 +190,7 @@ def test_a_link_that_breaks_before_a_chunk_is_through_carries_smaller_ones(tmp_p
     play(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_a_server_that_says_nothing_is_asked_again_over_another_connection(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         async with link_to(scene.server.port, allowed=0) as link:
@@ -202,6 +203,7 @@ def test_a_server_that_says_nothing_is_asked_again_over_another_connection(tmp_p
     play(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_fetching_that_is_cancelled_ends_and_another_goes_on(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         published = scene.publish(4)

@@ -133,6 +133,7 @@ def test_the_seeds_contain_what_they_are_to_test() -> None:
     assert late > 0
 
 
+@pytest.mark.slow
 def test_without_kills_no_trajectory_is_lost_and_the_load_is_shared() -> None:
     share: Counter[str] = Counter()
     for seed in (1, 2):

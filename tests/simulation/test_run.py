@@ -91,6 +91,7 @@ def test_all_leases_are_given_back_at_the_end() -> None:
     assert [engine.leased_pages for engine in arbiter.ledger.engines.values()] == [0, 0]
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run() -> None:
     first, second = live(1, 0.1), simulate(1, 0.1)
     assert first.logs[HEAD].events == second.logs[HEAD].events
