@@ -1,203 +1,27 @@
-"""The generator around an engine that does as it is told: what it answers, forgets, and reports of its load."""
+"""What a generator answers, forgets and loads, around an engine that does as it is told."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 
-import numpy as np
 import pytest
 import structlog
 from msgspec.structs import replace
 
 from actors import generator
-from actors.generator import Generator, Nearby
-from bus.in_process import Hub
+from actors.generator import Nearby
 from bus.messages import (
-    AnyMessage,
     CacheReleased,
-    EngineJoined,
-    EngineLoadReported,
     LeaseReleased,
     SessionEnded,
-    Shutdown,
     TurnAborted,
     TurnFailed,
     TurnGenerated,
-    TurnRequested,
     WeightsLoaded,
     WeightsPublished,
 )
-from engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest, WeightsRefused
-from policies.record import ids_to_bytes
-from tests.simulation.clock import run_virtually
-
-STEP_S = 0.1
-
-
-class ScriptedEngine:
-    """Implements engine.contract.Engine: a token takes STEP_S; a sequence that begins with 666 breaks it."""
-
-    def __init__(self, version: int = 4) -> None:
-        self.version = version
-        self.steps = 0
-        self.running = 0
-        self.forgotten: list[int] = []
-        self.asked: list[int] = []  # sequences
-        self.stopped: list[int] = []
-        self.loaded: list[int] = []  # versions
-        self.paths: list[str] = []  # of them
-        self.refused: list[int] = []
-
-    async def start(self) -> Capacity:
-        return Capacity(1024, 16, 512)
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        self.asked.append(request.sequence_id)
-        if request.token_ids[0] == 666:
-            raise EngineFailure("out of memory")
-        self.running += 1
-        for _ in range(request.max_new_tokens):
-            await asyncio.sleep(STEP_S)
-            self.steps += 1
-        self.running -= 1
-        count = request.max_new_tokens
-        return Generation(
-            np.full(count, 7, np.int32), np.zeros(count, np.float32), np.full(count, 4, np.int32), "length"
-        )
-
-    def load(self) -> EngineLoad:
-        return EngineLoad(
-            running=self.running,
-            waiting=0,
-            used_tokens=16 * self.running,
-            cached_tokens=0,
-            decode_steps=self.steps,
-            generated_tokens=0,
-            prefilled_tokens=0,
-            recomputed_tokens=0,
-            evicted_tokens=0,
-            preempted=0,
-            busy_s=self.steps * STEP_S,
-        )
-
-    def abort(self, sequence_id: int) -> None:
-        self.stopped.append(sequence_id)
-
-    def forget(self, sequence_id: int) -> None:
-        self.forgotten.append(sequence_id)
-
-    async def load_weights(self, weights: WeightsPublished) -> None:
-        await asyncio.sleep(STEP_S)
-        if weights.version in self.refused:
-            raise WeightsRefused("half of them are missing")
-        self.loaded.append(weights.version)
-        self.paths.append(weights.path)
-        self.version = weights.version
-
-    async def pause(self) -> None: ...
-
-    async def resume(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-
-LIFE = 3
-
-
-def turn(tid: int, new_tokens: int = 10, *, lease: int = 1, first: int = 1, life: int = LIFE) -> TurnRequested:
-    return TurnRequested(tid, 2, lease, ids_to_bytes([first, 2]), new_tokens, 1.0, 1.0, 0, (), 5, life)
-
-
-class Scene:
-    def __init__(self, hub: Hub, engine: ScriptedEngine) -> None:
-        self.engine, self.version = engine, engine.version
-        self.arbiter, self.rollout = hub.join("head", 100), hub.join("rollout-0", 100)
-        self.reports: list[tuple[float, EngineLoadReported]] = []
-
-    async def tell(self, *messages: AnyMessage) -> None:
-        for message in messages:
-            await self.rollout.send("generator-0", message)
-
-    async def listen(self) -> None:
-        assert (await self.arbiter.receive()).message == EngineJoined("generator-0", 1024, 16, self.version, LIFE)
-        while True:
-            message = (await self.arbiter.receive()).message
-            assert isinstance(message, EngineLoadReported)
-            self.reports.append((round(asyncio.get_running_loop().time(), 3), message))
-
-
-@asynccontextmanager
-async def scene(version: int = 4, nearby: Nearby | None = None) -> AsyncIterator[Scene]:
-    hub, engine = Hub(), ScriptedEngine(version)
-    each = Scene(hub, engine)
-    clock = asyncio.get_running_loop().time
-    actor = Generator("generator-0", hub.join("generator-0", 100), engine, "head/arbiter", LIFE, clock, nearby=nearby)
-    running = asyncio.create_task(actor.run())
-    listening = asyncio.create_task(each.listen())
-    yield each
-    await each.tell(Shutdown())
-    await running
-    listening.cancel()
-
-
-def play(scenario: Callable[[Scene], Awaitable[None]], version: int = 4, nearby: Nearby | None = None) -> None:
-    async def whole() -> None:
-        async with scene(version, nearby) as each:
-            await scenario(each)
-
-    run_virtually(whole())
-
-
-def test_the_load_is_reported_four_times_a_second_while_it_works_and_once_when_it_has_come_to_rest() -> None:
-    async def scenario(scene: Scene) -> None:
-        await asyncio.sleep(5)
-        await scene.tell(turn(1, 11))  # 1.1 s
-        await asyncio.sleep(20)
-        assert [at for at, _ in scene.reports] == [5.25, 5.5, 5.75, 6.0, 6.25]
-        assert [report.running for _, report in scene.reports] == [1, 1, 1, 1, 0]
-        assert scene.reports[-1][1].decode_steps == 11
-        assert scene.reports[-1][1].busy_s == pytest.approx(1.1)
-        assert (scene.reports[-1][1].version, scene.reports[-1][1].life) == (4, LIFE)
-        assert scene.reports[-1][1].evicted_tokens == 0
-
-    play(scenario)
-
-
-def test_an_engine_that_stands_still_with_a_turn_under_way_is_watched_and_reports_nothing() -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.tell(turn(1, 0))  # nothing to generate: the load never changes
-        await asyncio.sleep(3)
-        assert len(scene.reports) == 1
-        await scene.tell(turn(2, 1))
-        await asyncio.sleep(3)
-        assert [report.decode_steps for _, report in scene.reports] == [0, 1]
-
-    play(scenario)
-
-
-def test_each_report_is_a_line_of_the_log() -> None:
-    async def scenario(scene: Scene) -> None:
-        with structlog.testing.capture_logs() as logged:
-            await scene.tell(turn(1, 1))
-            await asyncio.sleep(2)
-        lines = [line for line in logged if line["event"] == "engine.load"]
-        assert [line["decode_steps"] for line in lines] == [report.decode_steps for _, report in scene.reports] == [1]
-
-    play(scenario)
-
-
-def test_what_it_did_between_its_last_report_and_its_end_is_in_its_log() -> None:
-    async def whole() -> None:
-        async with scene() as each:
-            await each.tell(turn(1, 10))
-            await asyncio.sleep(0.65)  # a report at 0.5
-        assert [report.decode_steps for _, report in each.reports] == [2, 4]
-
-    with structlog.testing.capture_logs() as logged:
-        run_virtually(whole())
-    assert [line["decode_steps"] for line in logged if line["event"] == "engine.load"] == [2, 4, 6]
+from engine.contract import WeightsRefused
+from tests.actors.generators import LIFE, STEP_S, Scene, play, turn
 
 
 def test_an_answer_names_the_lease_under_which_it_was_asked_for() -> None:
