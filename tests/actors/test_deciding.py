@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from actors.deciding import Life, decide_until_shutdown
 from bus.heartbeat import Heartbeat, listening
@@ -54,10 +56,16 @@ async def live(folder: RunFolder, number: int, told: list[str], may_decide: thre
     await decide_until_shutdown(life, RUN, folder, deciders, started, {}, Silent(), over_zeromq(RUN, folder), beside)
 
 
-def test_while_it_decides_again_on_its_log_its_heart_beats(tmp_path: Path) -> None:
-    """And what runs beside it has not begun."""
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[RunFolder]:
     folder = RunFolder(tmp_path)
-    folder.sockets.mkdir(parents=True, exist_ok=True)
+    folder.sockets.mkdir()
+    yield folder
+    shutil.rmtree(folder.sockets)
+
+
+def test_while_it_decides_again_on_its_log_its_heart_beats(folder: RunFolder) -> None:
+    """And what runs beside it has not begun."""
     told, beats, may_decide = list[str](), list[Heartbeat](), threading.Event()
     may_decide.set()
     asyncio.run(live(folder, 1, told, may_decide))
