@@ -41,10 +41,11 @@ ECHO_WITHIN_S = 30.0
 
 
 class CheckedInbox(Inbox):
-    """Frames come once and in the order of their numbers, whatever their connection does."""
+    """Frames come once and in the order of their numbers, whatever their connection does. `heard` keeps them, with when."""
 
-    def __init__(self, bound: int) -> None:
+    def __init__(self, bound: int, heard: list[tuple[float, Delivery]]) -> None:
         super().__init__(bound)
+        self._heard = heard
         self._next: dict[tuple[str, Lane, int], int] = {}
 
     def put(self, lane: Lane, deliveries: Sequence[Delivery]) -> None:
@@ -52,6 +53,8 @@ class CheckedInbox(Inbox):
             link = (one.sender, lane, one.session)
             assert one.number == self._next.get(link, one.number), f"{link}: frame {one.number}, not {self._next[link]}"
             self._next[link] = one.number + 1
+        now = asyncio.get_running_loop().time()
+        self._heard += [(now, one) for one in deliveries]
         super().put(lane, deliveries)
 
     def echo(self, lane: Lane, delivery: Delivery) -> None:
@@ -63,10 +66,14 @@ class Network:
         self.random, self.weather, self.limits = random, weather, limits
         self.members: dict[str, SimulatedWire] = {}  # those that live
         self.happened: Counter[str] = Counter()
+        self.heard: dict[
+            tuple[str, int], list[tuple[float, Delivery]]
+        ] = {}  # by process and session: what came, and when
         self._parted: dict[frozenset[str], float] = {}  # until when
 
     def join(self, process: str, session: int) -> Bus:
-        inbox = CheckedInbox(self.limits.window_messages)
+        heard = self.heard[process, session] = []
+        inbox = CheckedInbox(self.limits.window_messages, heard)
         links = Links(process, session, inbox, self.limits)
         links.wire = self.members[process] = wire = SimulatedWire(self, links)
         inbox.when_drained = wire.read

@@ -16,16 +16,11 @@ from bus.messages import ProtocolError, StartGroup, TrajectoryAborted, Trajector
 from policies.history import Course, course_of
 from policies.rollout import Rollout
 from policies.trajectory import Trajectory
-from tests.fakes import TOKENIZER, rules
+from tests.fakes import TOKENIZER
 from tests.simulation.test_faults import live
 from tests.simulation.world import World
 
 SEEDS = [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 60))]  # odd ones kill executors
-
-
-def limits(world: World):
-    dialogue = world.run.dialogue
-    return rules(response_tokens=dialogue.response_tokens, max_calls_per_turn=dialogue.max_calls_per_turn)
 
 
 def really_began(world: World) -> dict[int, list[Trajectory]]:
@@ -55,7 +50,7 @@ def without_place(trajectories: list[Trajectory]) -> list[Trajectory]:
 def course(world: World, trajectory_id: int) -> Course:
     history = told_of(world.logs[ROLLOUT].events, trajectory_id)
     assert history is not None
-    return course_of(limits(world), TOKENIZER, history)
+    return course_of(world.rules, TOKENIZER, history)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

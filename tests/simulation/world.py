@@ -45,6 +45,7 @@ from policies.decider import Decider
 from policies.group_buffer import Problem
 from policies.record import ids_to_bytes
 from policies.rollout import Rollout
+from policies.trajectory import Rules
 from tests.fakes import TOKENIZER, rules
 from tests.simulation.engines import SayingEngine, Script
 from tests.simulation.launching import Launch
@@ -119,10 +120,13 @@ class World:
         made = [Problem(f"q:{number}", "2", ids_to_bytes([65, 66, number])) for number in range(9)]
         return Problems(made, made[:4])
 
-    def deciders(self) -> dict[str, Mapping[str, Decider]]:
+    @property
+    def rules(self) -> Rules:
         dialogue = self.run.dialogue
-        limits = rules(response_tokens=dialogue.response_tokens, max_calls_per_turn=dialogue.max_calls_per_turn)
-        rollout = Rollout(limits, TOKENIZER)
+        return rules(response_tokens=dialogue.response_tokens, max_calls_per_turn=dialogue.max_calls_per_turn)
+
+    def deciders(self) -> dict[str, Mapping[str, Decider]]:
+        rollout = Rollout(self.rules, TOKENIZER)
         return {HEAD: head_deciders(self.run, self.problems()), ROLLOUT: {ROLLOUT: rollout}}
 
     # ---------------------------------------------------------------- the run
