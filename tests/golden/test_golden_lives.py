@@ -21,7 +21,9 @@ from configs.schema import Run, Supervision
 from policies.decider import Send
 from tests.golden.logs import read, world_again
 
-PATIENCE_S = 30.0
+PATIENCE_S = 10.0
+OFTEN, SELDOM = Supervision(heartbeat_s=0.01), Supervision(heartbeat_s=3600.0, silent_s=36_000.0, start_s=36_000.0)
+BEATS = 2  # of the first life, when it has said what its log says: the second one has no time for so many
 SAID_BEFORE = 44  # frames from the head to the launcher before RunFinished, in the simulated run
 
 
@@ -49,15 +51,16 @@ async def live_twice(run: Run, folder: RunFolder, events: Sequence[Event], last:
         hub.join(name, 100)
     rollout.restore({(HEAD, lane_of(last[0].kind)): (last[0].number, ())}, {})
     with listening(folder.sockets, beats.put_nowait):
-        first = asyncio.create_task(live(run, folder, hub, Life(HEAD, session, 1)))
+        first = asyncio.create_task(live(replace(run, supervision=OFTEN), folder, hub, Life(HEAD, session, 1)))
         for _ in range(SAID_BEFORE):
             await launcher.receive()
         while not beats.empty():
             beats.get_nowait()
-        await beats.get()
+        for _ in range(BEATS):
+            await beats.get()
         first.cancel()
         await asyncio.wait([first])
-        second = asyncio.create_task(live(run, folder, hub, Life(HEAD, session, 2)))
+        second = asyncio.create_task(live(replace(run, supervision=SELDOM), folder, hub, Life(HEAD, session, 2)))
         for event in last:
             await rollout.send_frame(HEAD, event.frame)
         while not isinstance((await launcher.receive()).message, RunFinished):
@@ -72,11 +75,11 @@ def test_a_head_that_is_killed_after_a_heartbeat_is_heard_when_the_run_is_finish
     found, events = read("trajectories_that_are_stopped_at_the_end")
     last = [event for event in events if event.kind == "TrajectoryAborted"][-2:]
     events = events[: last[0].seq - 1]
-    run, folder = replace(found.run, supervision=Supervision(heartbeat_s=0.01)), RunFolder(tmp_path)
+    folder = RunFolder(tmp_path)
     folder.sockets.mkdir(parents=True, exist_ok=True)
     log = EventLog(folder.events / f"{HEAD}.sqlite")
     for each in events:
         where = (each.time, each.actor, each.sender, each.kind, each.trajectory)
         log.append(*where, each.frame, session=each.session, number=each.number)
     log.close()
-    asyncio.run(asyncio.wait_for(live_twice(run, folder, events, last), PATIENCE_S))
+    asyncio.run(asyncio.wait_for(live_twice(found.run, folder, events, last), PATIENCE_S))

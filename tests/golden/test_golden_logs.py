@@ -92,7 +92,7 @@ def test_a_turn_that_comes_before_the_weights_waits_for_them() -> None:
     messages = [decode(event.frame) for event in events]
     asked = sum(isinstance(each.message, TurnRequested) for each in messages)
 
-    async def scenario() -> list[object]:
+    async def scenario() -> list[AnyMessage]:
         hub = Hub()
         rollout, head = hub.join("rollout-0", 100), hub.join(HEAD, 100)
         engine = SayingEngine(Random(0), Script(Random(0)), kv_tokens=65_536)

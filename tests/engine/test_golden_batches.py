@@ -1,9 +1,9 @@
-"""The logs of bugs about what a learner is given, read again by the learner itself, over a model that learns nothing."""
+"""The golden logs (tests.golden) of bugs about what a learner is given, read again by the learner, over no model."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from bus.event_log import Event
 from bus.in_process import Hub
 from bus.messages import BatchReady, Row, StepTrained, WeightsPublished
 from configs.run_folder import RunFolder
+from configs.schema import Run
 from engine.distributed import Ranks
 from engine.journal import BatchJournal
 from engine.learner import Learner
@@ -42,10 +43,10 @@ def batches(events: Sequence[Event]) -> list[BatchReady]:
     return [message for message in messages if isinstance(message, BatchReady)]
 
 
-def live(rank: RememberingRank, run: object, folder: RunFolder, given: Sequence[BatchReady]) -> dict[str, int]:
+def live(rank: RememberingRank, run: Run, folder: RunFolder, given: Sequence[BatchReady]) -> Mapping[str, int]:
     """One life of the learner, until it has trained on the last of `given`: what it has then not acknowledged."""
 
-    async def scenario() -> dict[str, int]:
+    async def scenario() -> Mapping[str, int]:
         hub = Hub()
         head, bus = hub.join("head", 100), hub.join("learner", 100)
         with ThreadPoolExecutor(1) as worker:
@@ -63,8 +64,8 @@ def live(rank: RememberingRank, run: object, folder: RunFolder, given: Sequence[
 
 
 def test_a_batch_that_the_checkpoint_has_is_acknowledged_and_not_trained_on_again(tmp_path: Path) -> None:
-    """The learner's first life had trained on the first batch, and everybody died before it had said that it has it. Its
-    second life, with a checkpoint of that step, was given it again."""
+    """The learner had trained on the first batch when everybody was killed at once. The head's next life did not know that it
+    had been acknowledged, and gave it to the learner's next life, which had a checkpoint of that step."""
     found, events = read("a_batch_that_the_checkpoint_has")
     first, again, second = batches(events)
     assert first == again
