@@ -224,12 +224,14 @@ class Cluster:
     # ---------------------------------------------------------------- the learner's ranks
 
     async def until_learner_may_begin(self, step: int, life: int) -> Meeting | None:
-        """Waits for as many nodes as the run begins with, or later for as many as train, and has these run their ranks.
+        """Waits for as many nodes as the run begins with, and has those that train run their ranks. Later, and where no step
+        is left, as many as train are enough: the others ended with the run, if it was killed after that.
 
         Where the ranks meet; None where node 0 alone has all of them.
         """
         settings = self._run.cluster
-        await self._until_nodes(settings.nodes if life == 1 else settings.learner_nodes)
+        begins = life == 1 and step < self._run.rl.steps
+        await self._until_nodes(settings.nodes if begins else settings.learner_nodes)
         self._learner_life = life
         if settings.learner_nodes == 1:
             return None

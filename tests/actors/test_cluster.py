@@ -275,6 +275,15 @@ def test_ranks_that_end_end_the_learner_and_a_node_that_is_gone_is_replaced(tmp_
     play(tmp_path, scenario, learner_nodes=2)
 
 
+def test_where_no_step_is_left_nobody_is_waited_for_who_does_not_train(tmp_path: Path) -> None:
+    """The nodes of a run that was killed after its last step have ended with it."""
+
+    async def scenario(site: Site) -> None:
+        assert await site.cluster.until_learner_may_begin(site.run.rl.steps, 1) is None
+
+    play(tmp_path, scenario)
+
+
 def test_without_ranks_elsewhere_they_meet_nowhere(tmp_path: Path) -> None:
     async def scenario(site: Site) -> None:
         assert await site.cluster.until_learner_may_begin(0, 1) is None
