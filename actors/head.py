@@ -12,8 +12,7 @@ import structlog
 from actors.deciding import Life, decide_until_shutdown
 from actors.wiring import HEAD, deciders_of
 from analysis.utilization.step_observer import StepObserver
-from bus.codec import decode
-from bus.event_reading import read_events
+from bus.event_reading import envelope_of, read_events
 from bus.joining import Join
 from bus.messages import AnyMessage, BufferCursor, MetricsRecorded, RunStarted, StepCollected
 from configs.errors import UnusableInput
@@ -64,7 +63,9 @@ def find_cursor(log: Path, step: int) -> BufferCursor:
 def _cursors(log: Path) -> dict[int, BufferCursor]:
     """By step; of a step that was done twice, as after a resume, the later one."""
     messages = (
-        [decode(event.frame).message for event, _ in read_events(log, kinds=["StepCollected"])] if log.exists() else []
+        [envelope_of(log, event).message for event, _ in read_events(log, kinds=["StepCollected"])]
+        if log.exists()
+        else []
     )
     return {message.step: message.cursor for message in messages if isinstance(message, StepCollected)}
 

@@ -9,9 +9,8 @@ from typing import NamedTuple
 from actors.decider_loop import REFUSED, encode_effects, fingerprint
 from actors.problems import Problems
 from actors.wiring import HEAD, head_deciders
-from bus.codec import decode
 from bus.event_log import Decision
-from bus.event_reading import read_events
+from bus.event_reading import envelope_of, read_events
 from bus.messages import (
     AnyMessage,
     BatchReady,
@@ -61,7 +60,7 @@ def steps_of(run: Run, folder: RunFolder) -> Iterator[StepGroups]:
     judged: dict[int, list[JudgedGroup]] = {}
     collected: StepCollected | None = None
     for event, decision in read_events(log, kinds=_KINDS):
-        message = decode(event.frame).message
+        message = envelope_of(log, event).message
         if isinstance(message, StepCollected):
             collected = message
         if event.actor != "buffer":
@@ -97,7 +96,7 @@ def _go_on_after(
 
 def _questions(run: Run, log: Path) -> int:
     """How many an evaluation asks: the run's data may have fewer than its configuration names."""
-    ends = (decode(event.frame).message for event, _ in read_events(log, kinds=["EvaluationFinished"]))
+    ends = (envelope_of(log, event).message for event, _ in read_events(log, kinds=["EvaluationFinished"]))
     asked = {end.questions for end in ends if isinstance(end, EvaluationFinished)}
     return max(asked, default=run.evaluation.questions)
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import get_args
 
 from actors.wiring import HEAD
-from bus.codec import decode
 from bus.event_log import Event
-from bus.event_reading import read_events
+from bus.event_reading import envelope_of, read_events
 from bus.messages import EngineLeft, ExecutorLeft, GroupAborted, RunStarted, StartGroup
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
@@ -40,7 +39,9 @@ def end_heard(folder: RunFolder, history: History) -> End | None:
     if not log.exists():
         return None
     heard = (event for event, _ in read_events(log, trajectory=history.trajectory_id, kinds=_ENDS))
-    ends = [decode(event.frame).message for event in heard if event.actor == "buffer" and event.time >= history.began]
+    ends = [
+        envelope_of(log, event).message for event in heard if event.actor == "buffer" and event.time >= history.began
+    ]
     end = ends[-1] if ends else None
     assert end is None or isinstance(end, End)
     return end
@@ -49,16 +50,19 @@ def end_heard(folder: RunFolder, history: History) -> End | None:
 def _history_in(log: Path, trajectory_id: int) -> History | None:
     common = (event for event, _ in read_events(log, kinds=_COMMON))
     own = (event for event, _ in read_events(log, trajectory=trajectory_id))
-    return told_of(heapq.merge(common, own, key=lambda event: event.seq), trajectory_id)
+    return told_of(heapq.merge(common, own, key=lambda event: event.seq), trajectory_id, log)
 
 
-def told_of(events: Iterable[Event], trajectory_id: int) -> History | None:
-    """What `events`, in their order, tell of the trajectory; they may leave out what is of others alone."""
+def told_of(events: Iterable[Event], trajectory_id: int, log: Path) -> History | None:
+    """What `events`, in their order, tell of the trajectory; they may leave out what is of others alone.
+
+    Raises UnusableLog, which names `log`, where one of them is damaged.
+    """
     found: History | None = None
     heard: list[Heard] | None = None  # in the present life of the process; None before it has the trajectory
     left: list[Heard] = []  # before that: a lease may be granted on an engine that has left
     for event in events:
-        message = decode(event.frame).message
+        message = envelope_of(log, event).message
         match message:
             case RunStarted():
                 heard, left = None, []

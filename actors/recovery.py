@@ -16,6 +16,7 @@ import msgspec
 
 from actors.decider_loop import ACTS, Observer
 from actors.replay import decide_again
+from bus.codec import MalformedFrame, decode
 from bus.event_log import Decision, Event
 from bus.event_reading import check_whole, first_of_session, read_events
 from bus.lanes import Lane, lane_of, lane_of_frame
@@ -126,7 +127,14 @@ class Recovery:
         self.taken[sender, lane] = max(known, (event.session, event.number + 1))
 
     def _decide(self, event: Event) -> Decision:
-        done = decide_again(self._deciders[event.actor], event)
+        try:
+            envelope = decode(event.frame)
+        except MalformedFrame as error:
+            raise NotRecoverable(
+                f"event {event.seq} of {self._process} ({event.actor}, {event.kind}) is damaged ({error}): "
+                "--resume begins anew after the last checkpoint"
+            ) from error
+        done = decide_again(self._deciders[event.actor], envelope, event.time)
         if not isinstance(done.effects, str):
             if self._observer is not None:
                 self._observer.saw(event.time, done.message, done.effects)

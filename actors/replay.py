@@ -14,10 +14,9 @@ import msgspec
 
 from actors.decider_loop import REFUSED, encode_effects, fingerprint, state_fingerprint
 from actors.wiring import HEAD, ROLLOUT, deciders_of
-from bus.codec import decode
 from bus.event_log import Decision, Event
-from bus.event_reading import check_whole, missing, read_events
-from bus.messages import AnyMessage, BatchReady, ProtocolError, RunStarted
+from bus.event_reading import check_whole, envelope_of, missing, read_events
+from bus.messages import AnyMessage, BatchReady, Envelope, ProtocolError, RunStarted
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import Run
@@ -146,7 +145,7 @@ def decide_all_again(
     for event, decision in read_events(path, since=since):
         if until is not None and event.time > until:
             return
-        yield event, decision, decide_again(deciders[event.actor], event)
+        yield event, decision, decide_again(deciders[event.actor], envelope_of(path, event), event.time)
 
 
 def batches_of(done: Done) -> list[BatchReady]:
@@ -155,10 +154,9 @@ def batches_of(done: Done) -> list[BatchReady]:
     return [send.message for send in sends if isinstance(send.message, BatchReady)]
 
 
-def decide_again(decider: Decider, event: Event) -> Done:
-    envelope = decode(event.frame)
+def decide_again(decider: Decider, envelope: Envelope, at: float) -> Done:
     try:
-        effects = decider.decide(event.time, envelope.message)
+        effects = decider.decide(at, envelope.message)
     except ProtocolError as error:
         return Done(envelope.message, str(error), (), None, (REFUSED, None))
     frames, state = encode_effects(envelope.to, effects), decider.state_after(envelope.message)

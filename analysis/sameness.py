@@ -16,8 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from analysis.metrics import AnalysisError, read_bytes
-from bus.codec import decode
-from bus.event_reading import read_events
+from bus.event_reading import envelope_of, read_events
 from bus.messages import AnyMessage, CodeFinished, TrajectoryFailed, TrajectoryFinished, WeightsPublished
 from configs.errors import UNUSABLE
 from configs.run_folder import RunFolder
@@ -102,7 +101,7 @@ def _messages(folder: RunFolder, processes: str, kinds: tuple[str, ...]) -> Iter
     logs = sorted(folder.events.glob(f"{processes}.sqlite"))
     if not logs:
         raise AnalysisError(f"{folder.events}: there is no event log; was the run started with log.events = false?")
-    return (decode(event.frame).message for log in logs for event, _ in read_events(log, kinds=kinds))
+    return (envelope_of(log, event).message for log in logs for event, _ in read_events(log, kinds=kinds))
 
 
 def main() -> int:

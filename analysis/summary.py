@@ -11,8 +11,7 @@ import msgspec
 import numpy as np
 
 from analysis.metrics import column, read_metrics
-from bus.codec import decode
-from bus.event_reading import missing, read_events
+from bus.event_reading import envelope_of, missing, read_events
 from bus.messages import StartGroup
 from configs.run_folder import RunFolder
 from configs.schema import Run
@@ -93,7 +92,7 @@ def _by_life(log: Path, actor: str, kind: str) -> list[int]:
             lives.append(0)
             begins.append(event.seq)
         elif event.kind == kind:
-            message = decode(event.frame).message
+            message = envelope_of(log, event).message
             lives[-1] += message.size if isinstance(message, StartGroup) else 1
     for each in missing(log):
         if each.kind == kind:

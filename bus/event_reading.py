@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
+import zlib
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bus.codec import MalformedFrame, decode
 from bus.event_log import SCHEMA_VERSION, Decision, Event
+from bus.messages import Envelope
 from bus.packing import unpack
 from configs.errors import UnusableInput
 
@@ -61,7 +64,22 @@ def read_events(
             return
         for row in connection.execute(f"{query} ORDER BY e.seq", values):
             decision = None if row[9] is None else Decision(row[0], row[9], row[10])
-            yield Event(*row[:9])._replace(frame=unpack(row[8])), decision
+            yield Event(*row[:9])._replace(frame=_unpacked(path, row[0], row[8])), decision
+
+
+def envelope_of(log: Path, event: Event) -> Envelope:
+    """What was logged. Raises UnusableLog where the file's bytes are no longer those that were written."""
+    try:
+        return decode(event.frame)
+    except MalformedFrame as error:
+        raise UnusableLog(f"{log}: event {event.seq} is damaged: {error}") from error
+
+
+def _unpacked(log: Path, seq: int, stored: bytes) -> bytes:
+    try:
+        return unpack(stored)
+    except zlib.error as error:
+        raise UnusableLog(f"{log}: event {seq} is damaged: {error}") from error
 
 
 def first_time(path: Path) -> float | None:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from analysis.event_logs.merging import began_at
 from analysis.event_logs.moments import Moment, Thread, threads_of, without_times
-from bus.codec import decode, encode
-from bus.event_reading import read_events
+from bus.codec import encode
+from bus.event_reading import envelope_of, read_events
 from bus.messages import Envelope
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
@@ -75,7 +75,7 @@ def _exact(process: str, folder: RunFolder) -> Iterator[Moment]:
         return
     began = began_at(folder)
     for event, _ in read_events(path):
-        envelope = decode(event.frame)
+        envelope = envelope_of(path, event)
         message = without_times(envelope.message)
         contents: dict[str, object] = {name: getattr(message, name) for name in message.__struct_fields__}
         contents["bytes"] = encode(Envelope(envelope.sender, envelope.to, message))

@@ -6,24 +6,28 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from heapq import merge
 from math import inf
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from bus.codec import decode
 from bus.event_log import Decision, Event
-from bus.event_reading import first_time, read_events
+from bus.event_reading import envelope_of, first_time, read_events
 from bus.messages import Envelope
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 
 
 class Logged(NamedTuple):
-    """An event and the process that logged it."""
+    """An event and the log of the process that received it."""
 
-    process: str
+    log: Path
     event: Event
     decision: Decision | None
+
+    @property
+    def process(self) -> str:
+        return self.log.stem
 
     @property
     def name(self) -> str:
@@ -31,7 +35,8 @@ class Logged(NamedTuple):
 
     @property
     def envelope(self) -> Envelope:
-        return decode(self.event.frame)
+        """Raises UnusableInput where it is damaged."""
+        return envelope_of(self.log, self.event)
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -52,13 +57,13 @@ def merged(folder: RunFolder, choice: Choice = EVERYTHING, after: Mapping[str, i
     paths = sorted(folder.events.glob("*.sqlite"))
     if not paths:
         raise UnusableInput(f"{folder.events}: there are no event logs; was the run started with log.events = false?")
-    logs = (_chosen(folder, path.stem, choice, after.get(path.stem, 0)) for path in paths)
+    logs = (_chosen(path, choice, after.get(path.stem, 0)) for path in paths)
     return merge(*logs, key=lambda logged: (logged.event.time, logged.process, logged.event.seq))
 
 
-def _chosen(folder: RunFolder, process: str, choice: Choice, after: int) -> Iterator[Logged]:
+def _chosen(log: Path, choice: Choice, after: int) -> Iterator[Logged]:
     events = read_events(
-        folder.events / f"{process}.sqlite",
+        log,
         trajectory=choice.trajectory,
         with_group=True,
         kinds=choice.kinds,
@@ -67,7 +72,7 @@ def _chosen(folder: RunFolder, process: str, choice: Choice, after: int) -> Iter
         times=(choice.since, choice.until),
     )
     for event, decision in events:
-        yield Logged(process, event, decision)
+        yield Logged(log, event, decision)
 
 
 def began_at(folder: RunFolder) -> float:

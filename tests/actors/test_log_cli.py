@@ -339,6 +339,27 @@ def test_a_damaged_log_is_named(folder: RunFolder, tmp_path: Path) -> None:
         assert refusal(name, changed.path, *arguments).startswith(f"{log}: cannot be read as an event log: ")
 
 
+@pytest.mark.parametrize("frame", ["x'00'", "x'01ff'", "substr(frame, 1, length(frame) / 2)"])
+def test_an_event_whose_bytes_are_damaged_is_named(folder: RunFolder, tmp_path: Path, frame: str) -> None:
+    trajectory = a_trajectory_that_called(folder)
+    change = f"UPDATE events SET frame = {frame} WHERE kind = 'CodeFinished' AND trajectory = {trajectory}"
+    changed = copy(folder, tmp_path, change, process=ROLLOUT)
+    event = next(read_events(folder.events / f"{ROLLOUT}.sqlite", kinds=["CodeFinished"], trajectory=trajectory))[0]
+    for command in (
+        ("show",),
+        ("story", trajectory),
+        ("replay",),
+        ("waits",),
+        ("diff", folder.path),
+        ("diff", folder.path, "--exact"),
+        ("export", "--parquet", tmp_path / "tables"),
+        ("export", "--chrome", tmp_path / "trace.json"),
+    ):
+        name, *arguments = command
+        said = refusal(name, changed.path, *arguments)
+        assert said.startswith(f"{changed.events / ROLLOUT}.sqlite: event {event.seq} is damaged: "), said
+
+
 @pytest.mark.parametrize("command", [("show",), ("story", 1), ("replay",), ("waits",), ("export",), ("roc",)])
 def test_a_folder_that_holds_no_run_is_refused(tmp_path: Path, command: tuple[object, ...]) -> None:
     name, *arguments = command

@@ -196,6 +196,18 @@ def test_a_log_that_is_decided_in_another_way_today_is_not_gone_on_from(recorded
         Recovery("head", SESSION, made, ("metrics",), 1000).read(read_events(path), BEGIN)
 
 
+def test_a_log_with_a_damaged_event_is_not_gone_on_from_and_the_event_is_named(
+    recorded: tuple[Path, list[bytes]],
+) -> None:
+    path, _ = recorded
+    logged = [
+        (event if event.sender.startswith("head") else event._replace(frame=event.frame[:-1]), decision)
+        for event, decision in read_events(path)
+    ]
+    with pytest.raises(NotRecoverable, match=r"event \d+ of head \(.*\) is damaged \(.*\): --resume begins anew"):
+        Recovery("head", SESSION, deciders(), ("metrics",), 1000).read(logged, BEGIN)
+
+
 def test_a_log_that_is_refused_is_closed_by_the_thread_that_read_it(recorded: tuple[Path, list[bytes]]) -> None:
     path, _ = recorded
     made = deciders()

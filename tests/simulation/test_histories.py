@@ -4,6 +4,7 @@ at the beginning of each turn as it stood there, and ends as it ended."""
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -20,6 +21,7 @@ from tests.fakes import TOKENIZER
 from tests.simulation.test_faults import live
 from tests.simulation.world import World
 
+LOG = Path("rollout-0.sqlite")  # as what is damaged would be named
 SEEDS = [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 60))]  # odd ones kill executors
 
 
@@ -48,7 +50,7 @@ def without_place(trajectories: list[Trajectory]) -> list[Trajectory]:
 
 
 def course(world: World, trajectory_id: int) -> Course:
-    history = told_of(world.logs[ROLLOUT].events, trajectory_id)
+    history = told_of(world.logs[ROLLOUT].events, trajectory_id, LOG)
     assert history is not None
     return course_of(world.rules, TOKENIZER, history)
 
@@ -82,10 +84,10 @@ def test_each_ends_as_it_did(seed: int) -> None:
 def test_of_two_lives_the_later_one_counts() -> None:
     world = live(1)
     events = world.logs[ROLLOUT].events
-    once, twice = told_of(events, 5), told_of([*events, *events], 5)
+    once, twice = told_of(events, 5, LOG), told_of([*events, *events], 5, LOG)
     assert once == twice
     cut = next(place for place, event in enumerate(events) if event.trajectory == 5)
-    again = told_of([*events, *events[:cut]], 5)
+    again = told_of([*events, *events[:cut]], 5, LOG)
     assert again is not None and once is not None
     assert again.group == once.group
     assert len(again.events) < len(once.events)
@@ -93,4 +95,4 @@ def test_of_two_lives_the_later_one_counts() -> None:
 
 
 def test_of_a_trajectory_that_was_never_started_nothing_is_told() -> None:
-    assert told_of(live(1).logs[ROLLOUT].events, 10_000) is None
+    assert told_of(live(1).logs[ROLLOUT].events, 10_000, LOG) is None
