@@ -11,6 +11,7 @@ import uvloop
 from msgspec.structs import replace
 from rich.console import Console
 
+from actors import json_file
 from actors.fork_table import show_fork
 from actors.forking import Ended, go_on
 from actors.logged_history import end_heard, history_of
@@ -70,8 +71,7 @@ class _Point(NamedTuple):
 
 def fork_trajectory(folder: RunFolder, options: Options, console: Console) -> int:
     """The exit code: 1 if infrastructure lost a branch. Raises UnusableInput, and SandboxFailure if there is no sandbox."""
-    if options.json_file is not None and not options.json_file.parent.is_dir():
-        raise UnusableInput(f"--json {options.json_file}: there is no folder {options.json_file.parent}")
+    json_file.check_place(options.json_file)
     run = settings_of(folder, options.overrides, ("engine", "sandbox"))
     tokenizer = load_tokenizer(folder.expand(run.model.checkpoint))
     point = _point(folder, rules(run, tokenizer), tokenizer, options)
@@ -82,8 +82,7 @@ def fork_trajectory(folder: RunFolder, options: Options, console: Console) -> in
     ended = _run_on(run, folder, tokenizer, checkpoint, trajectories)
     fork = _compared(folder, options, point, versions, checkpoint, tokenizer, ended)
     show_fork(fork, console)
-    if options.json_file is not None:
-        options.json_file.write_bytes(msgspec.json.format(msgspec.json.encode(fork), indent=2) + b"\n")
+    json_file.write(options.json_file, fork)
     return int(any(branch.outcome.infrastructure_failed for branch in fork.branches))
 
 

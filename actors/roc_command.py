@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from actors import json_file
 from actors.logged_groups import steps_of
 from actors.section_overrides import settings_of
 from configs.errors import UnusableInput
@@ -32,19 +33,12 @@ class Refiltered(msgspec.Struct, frozen=True):
     all_steps: Difference
 
 
-def filter_again(
-    path: RunFolder, step: str, overrides: Sequence[str], json_file: Path | None, console: Console
-) -> None:
+def filter_again(path: RunFolder, step: str, overrides: Sequence[str], file: Path | None, console: Console) -> None:
     """Raises UnusableInput."""
-    if json_file is not None and not json_file.parent.is_dir():
-        raise UnusableInput(f"--json {json_file}: there is no folder {json_file.parent}")
+    json_file.check_place(file)
     refiltered = refilter(path, settings_of(path, overrides, ("roc",)), _number_of(step))
     _show(refiltered, console)
-    if json_file is not None:
-        try:
-            json_file.write_bytes(msgspec.json.format(msgspec.json.encode(refiltered), indent=2) + b"\n")
-        except OSError as error:
-            raise UnusableInput(f"--json {json_file}: {error.strerror}") from error
+    json_file.write(file, refiltered)
 
 
 def refilter(folder: RunFolder, other: Run, only: int | None) -> Refiltered:

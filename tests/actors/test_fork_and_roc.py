@@ -128,6 +128,8 @@ def test_what_cannot_be_forked_is_refused_by_its_name(folder: RunFolder, tmp_pat
     assert f"{missing}: there is no such folder" in refused("fork", run, number, "--turn", "1", "--checkpoint", missing)
     elsewhere = refused("fork", run, number, "--turn", "1", "--json", f"{missing}/fork.json")
     assert f"there is no folder {missing}" in elsewhere
+    a_folder = refused("fork", run, number, "--turn", "1", "--json", str(tmp_path))
+    assert f"--json {tmp_path}: Is a directory" in a_folder
     other_rules = refused("fork", run, number, "--turn", "1", "--set", "dialogue.max_turns=9")
     assert "only engine.* and sandbox.* can be set here" in other_rules
     (tmp_path / "config.toml").write_text(folder.config.read_text().replace("$RUN", run))
