@@ -41,10 +41,12 @@ class ClusterKey(msgspec.Struct, frozen=True):
 
 
 def make_key(folder: Path) -> Path:
-    """A new key pair's file, for its owner's eyes alone. Raises UnusableInput if there is one already."""
+    """A new key pair's file, for its owner's eyes alone. Raises UnusableInput if there is one already, or if `folder` is none."""
     path = folder / KEY_FILE
     _, secret = zmq.curve_keypair()
     try:
+        if folder.exists() and not folder.is_dir():
+            raise UnusableInput(f"{folder}: Not a directory")
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
