@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from actors.commands import MEETING_PORT, MEETINGS, WEIGHTS_PORT, Meeting, session_of
+from actors.counters import count_one_more
 from actors.display import Display
 from actors.executors import Executors
 from actors.wiring import LAUNCHER, WEIGHTS, executors, generators, tell_engine_left
@@ -161,10 +162,7 @@ class Cluster:
 
     def _next_number(self) -> int:
         """One that no node had in an earlier launch either: such a node may not have ended yet."""
-        path = self._folder.nodes
-        number = 1 + (int(path.read_text()) if path.exists() else 0)
-        path.write_text(f"{number}\n")
-        return number
+        return count_one_more(self._folder.nodes)
 
     async def _pass_on(self, proved: ExecutorProved) -> None:
         """To the launcher that keeps it alive."""

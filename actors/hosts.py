@@ -35,6 +35,16 @@ def host_address(towards: str, port: int) -> str:
     return address
 
 
+def check_free(host: str, port: int, remedy: str) -> None:
+    """Raises UnusableInput, with the remedy, where nobody can listen there: it is not this host, or somebody does."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UnusableInput(f"tcp://{host}:{port}: {error.strerror}; {remedy}") from error
+
+
 def interface_of(address: str) -> str:
     """The name of the network interface with this IPv4 address. Raises UnusableInput if this host has none."""
     found: list[str] = []

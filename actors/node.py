@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import secrets
 import shutil
-import socket
 from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ import structlog
 from actors.children import Child, Children, last_words, threads
 from actors.cluster import book_of
 from actors.commands import Commands, Meeting
-from actors.hosts import meeting_environment
+from actors.hosts import check_free, meeting_environment
 from actors.supervisor import Program, Supervisor
 from actors.wiring import LAUNCHER, LEARNER
 from bus.book import Address, network_of, write_book, write_network
@@ -102,7 +101,8 @@ class Directory:
 async def take_part(joining: Joining, say: Say, interrupted: asyncio.Event) -> Ending:
     """One membership, from the first word to the last. Raises UnusableInput and ProcessDied."""
     name = f"node@{secrets.token_hex(4)}"
-    _check_that_nobody_listens(joining.own)
+    # A node that is there has the scratch folders that another one at this address would clear.
+    check_free(joining.own.host, joining.own.port, "--host and --port say where to listen")
     with _scratch(joining.own_folder):
         directory = Directory(joining, name)
         bus = zmq_bus(name, joining.own_folder.sockets, _QUEUE_MESSAGES, 0, network_of(joining.own_folder.sockets))
@@ -118,18 +118,6 @@ async def take_part(joining: Joining, say: Say, interrupted: asyncio.Event) -> E
             return await Membership(run, folder, welcome, bus, directory, joining.own.host).last(say, interrupted)
         finally:
             await bus.close()
-
-
-def _check_that_nobody_listens(own: Address) -> None:
-    """A node that is there has the scratch folders that another one at this address would clear."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((own.host, own.port))
-        except OSError as error:
-            raise UnusableInput(
-                f"{own.of('control')}: {error.strerror}; --host and --port say where to listen"
-            ) from error
 
 
 @contextlib.contextmanager

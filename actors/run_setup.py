@@ -9,6 +9,9 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from actors.counters import count_one_more
+from actors.hosts import check_free
+from bus.curve import load_key
 from configs.errors import UnusableInput
 from configs.load import load_resolved, obstacles, write_resolved
 from configs.run_folder import RunFolder
@@ -23,13 +26,19 @@ class RunRefused(UnusableInput):
 
 @contextmanager
 def claimed(run: Run, *, resume: bool, overwrite: bool) -> Generator[RunFolder]:
-    """The run's folder, with its resolved configuration in it, for this process alone. Raises RunRefused."""
+    """The run's folder, with its resolved configuration in it, for this process alone.
+
+    Raises RunRefused, and UnusableInput for a cluster's key or address that cannot be used.
+    """
+    if resume and overwrite:
+        raise RunRefused("--resume goes on with a run and --overwrite deletes it: give one of the two")
     folder = RunFolder(Path(run.runs_folder) / run.name)
     with ExitStack() as held:
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
             lock = held.enter_context(folder.lock.open("a+"))
             _take(lock.fileno(), folder)
+            _check_cluster(run)
             _settle(run, folder, resume=resume, overwrite=overwrite)
             write_resolved(run, folder.config)
             _check_room(folder)
@@ -44,9 +53,7 @@ def claimed(run: Run, *, resume: bool, overwrite: bool) -> Generator[RunFolder]:
 
 def next_boot(folder: RunFolder) -> int:
     """Counts the launches in this folder, from 1."""
-    boot = int(folder.boots.read_text()) + 1 if folder.boots.exists() else 1
-    folder.boots.write_text(f"{boot}\n")
-    return boot
+    return count_one_more(folder.boots)
 
 
 def _take(lock: int, folder: RunFolder) -> None:
@@ -60,6 +67,14 @@ def _take(lock: int, folder: RunFolder) -> None:
         ) from None
     os.ftruncate(lock, 0)
     os.write(lock, f"{os.getpid()}\n".encode())
+
+
+def _check_cluster(run: Run) -> None:
+    """What the others would need is tried before anything is deleted or written. Raises UnusableInput."""
+    if run.cluster.key:
+        load_key(Path(run.cluster.key))
+        if run.cluster.host:
+            check_free(run.cluster.host, run.cluster.port, "cluster.host and cluster.port say where to listen")
 
 
 def _settle(run: Run, folder: RunFolder, *, resume: bool, overwrite: bool) -> None:

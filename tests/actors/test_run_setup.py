@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,8 +11,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from actors.run_setup import RunRefused, claimed
+from actors.run_setup import RunRefused, claimed, next_boot
+from bus.curve import make_key
+from configs.errors import UnusableInput
 from configs.load import load_resolved
+from configs.run_folder import RunFolder
 from configs.schema import Cluster, Run
 
 
@@ -52,8 +56,9 @@ def test_resume_keeps_what_is_there(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_in_another_cluster_than_it_began_in(tmp_path: Path) -> None:
-    take(run_in(tmp_path, cluster=Cluster(nodes=4, learner_nodes=2, key="a.key")))
-    moved = run_in(tmp_path, cluster=Cluster(nodes=2, key="b.key", port=30_000))
+    key = str(make_key(tmp_path / "keys"))
+    take(run_in(tmp_path, cluster=Cluster(nodes=4, learner_nodes=2, key=key)))
+    moved = run_in(tmp_path, cluster=Cluster(nodes=2, key=key, port=30_000))
     assert load_resolved(take(moved, resume=True) / "config.toml") == moved
     with pytest.raises(RunRefused, match=r"seed: 0 -> 1\n--overwrite"):
         take(run_in(tmp_path, seed=1), resume=True)
@@ -65,6 +70,54 @@ def test_overwrite_begins_with_an_empty_folder(tmp_path: Path) -> None:
     (path / "metrics.jsonl").write_text("x")
     take(run_in(tmp_path, seed=9), overwrite=True)
     assert sorted(entry.name for entry in path.iterdir()) == ["config.toml", "lock"]
+
+
+def test_a_key_or_an_address_that_cannot_be_used_deletes_nothing(tmp_path: Path) -> None:
+    kept = take(run_in(tmp_path)) / "summary.json"
+    kept.write_text("{}")
+    key = str(make_key(tmp_path / "keys"))
+    with pytest.raises(UnusableInput, match=f"^{tmp_path}/none: No such file"):
+        take(run_in(tmp_path, cluster=Cluster(key=f"{tmp_path}/none")), overwrite=True)
+    with pytest.raises(
+        UnusableInput, match=r"^tcp://192\.0\.2\.1:29700: .*; cluster\.host and cluster\.port say where"
+    ):
+        take(run_in(tmp_path, cluster=Cluster(key=key, host="192.0.2.1")), overwrite=True)
+    assert kept.exists()
+
+
+def test_who_wants_to_resume_and_to_overwrite_is_asked_which(tmp_path: Path) -> None:
+    kept = take(run_in(tmp_path)) / "summary.json"
+    kept.write_text("{}")
+    with pytest.raises(RunRefused, match="--resume goes on with a run and --overwrite deletes it"):
+        take(run_in(tmp_path), resume=True, overwrite=True)
+    assert kept.exists()
+
+
+def test_launches_are_counted(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert [next_boot(folder) for _ in range(3)] == [1, 2, 3]
+    assert [path.name for path in tmp_path.iterdir()] == [folder.boots.name]
+
+
+def test_a_count_that_cannot_be_replaced_stays_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path)
+    next_boot(folder)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        next_boot(folder)
+    assert folder.boots.read_text() == "1\n"
+
+
+def test_a_file_that_holds_no_count_is_named(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for content in (b"", b"x\n", b"\xff"):
+        folder.boots.write_bytes(content)
+        with pytest.raises(UnusableInput, match=f"^{folder.boots}: this is no count"):
+            next_boot(folder)
 
 
 def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
@@ -120,7 +173,7 @@ def in_namespace(script: str) -> subprocess.CompletedProcess[str]:
 
 CLAIM = """
 import subprocess, sys
-from actors.run_setup import RunRefused, claimed
+from actors.run_setup import RunRefused, claimed, next_boot
 from configs.schema import Run
 subprocess.run(["mount", "-t", "tmpfs", "-o", {options!r}, "none", {folder!r}], check=True)
 try:
