@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from actors.children import ProcessDied
+from actors.cluster import PORTS
 from actors.display import Display, PlainDisplay
 from actors.hosts import host_address
 from actors.node import Joining, take_part
@@ -28,7 +29,11 @@ def address_of(endpoint: str) -> Address:
 
 
 def own_address(at: Address, host: str, port: int) -> Address:
-    """Where this node's processes listen: what is not given follows from the run's own address."""
+    """Where this node's processes listen: what is not given follows from the run's own address. Raises UnusableInput."""
+    if port and not 1024 <= port <= 65_535 - PORTS:
+        raise UnusableInput(
+            f"--port {port}: it must lie between 1024 and {65_535 - PORTS}, since 99 further ones are used"
+        )
     return Address(host or host_address(at.host, at.port), port or at.port)
 
 

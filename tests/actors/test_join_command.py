@@ -74,6 +74,12 @@ def test_what_is_no_endpoint_is_refused(endpoint: str) -> None:
         address_of(endpoint)
 
 
+@pytest.mark.parametrize("port", [-3, 80, 65_436, 99_999_999])
+def test_a_port_that_leaves_no_room_for_a_nodes_ports_is_refused(port: int) -> None:
+    with pytest.raises(UnusableInput, match=f"^--port {port}: it must lie between 1024 and 65435"):
+        own_address(JOINING.at, "10.0.0.2", port)
+
+
 def test_where_it_listens_follows_from_where_the_run_does() -> None:
     at = Address("127.0.0.1", 29_600)
     assert own_address(at, "", 0) == at
