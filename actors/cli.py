@@ -30,9 +30,14 @@ ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file
 AtOption = Annotated[Path | None, typer.Option("--at", help="Use the sandbox that is served in this folder.")]
 
 
+def _console(*, stderr: bool = False) -> Console:
+    """Paths and what others said are shown as they are: no emoji stands for `:100:` in them."""
+    return Console(emoji=False, stderr=stderr)
+
+
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(help="A TOML file, such as configs/tiny.toml.")],
+    config: Annotated[Path, typer.Argument(help="A TOML file, such as configs/tiny.toml.", metavar="CONFIG")],
     override: SetOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run of this name and begin anew.")] = False,
@@ -43,19 +48,25 @@ def run(
     """
     from actors.run_command import run_recipe
 
-    raise typer.Exit(run_recipe(config, override or [], resume=resume, overwrite=overwrite, console=Console()))
+    raise typer.Exit(run_recipe(config, override or [], resume=resume, overwrite=overwrite, console=_console()))
 
 
 @app.command()
 def join(
-    endpoint: Annotated[str, typer.Argument(help="Where the run listens: tcp://HOST:PORT, as it says when it begins.")],
+    endpoint: Annotated[
+        str,
+        typer.Argument(help="Where the run listens: tcp://HOST:PORT, as it says when it begins.", metavar="ENDPOINT"),
+    ],
     key: Annotated[Path, typer.Option("--key", help="The cluster's key, made by `asterism keys`.")],
     generators: Annotated[
-        int, typer.Option(min=-1, help="Engines of this node; as many as the configuration says without it.")
-    ] = -1,
-    executors: Annotated[int, typer.Option(min=-1, help="Executors of this node; likewise.")] = -1,
+        int | None,
+        typer.Option(metavar="N", min=0, help="Engines of this node; as many as the configuration says without it."),
+    ] = None,
+    executors: Annotated[int | None, typer.Option(metavar="N", min=0, help="Executors of this node; likewise.")] = None,
     host: Annotated[str, typer.Option("--host", help="This node's address, if not the one that leads there.")] = "",
-    port: Annotated[int, typer.Option("--port", help="The first of 100 to listen at; the run's without it.")] = 0,
+    port: Annotated[
+        int, typer.Option("--port", show_default=False, help="The first of 100 to listen at; the run's without it.")
+    ] = 0,
     run_folder: Annotated[
         Path | None, typer.Option("--run-folder", help="The run's folder, if it has another path here.")
     ] = None,
@@ -69,8 +80,10 @@ def join(
     from actors.node import Joining
 
     at = address_of(endpoint)
-    joining = Joining(at, own_address(at, host, port), key, generators, executors, run_folder, patience)
-    raise typer.Exit(join_run(joining, Console()))
+    num_generators, num_executors = (-1 if number is None else number for number in (generators, executors))
+    own = own_address(at, host, port)
+    joining = Joining(at, own, key, num_generators, num_executors, run_folder, patience)
+    raise typer.Exit(join_run(joining, _console()))
 
 
 @app.command()
@@ -81,28 +94,32 @@ def report(
     """Show a run's summary, draw its curves again, and say where its time went: engines, tools, waits, stragglers."""
     from actors.report_command import report_run
 
-    report_run(run, json=json, console=Console())
+    report_run(run, json=json, console=_console())
 
 
 @app.command()
 def doctor() -> None:
     """Say what this machine has and lacks for a run, with the remedy for each lack."""
     from actors.doctor import examine, findings_table
+    from actors.sandbox_commands import quiet
 
+    quiet()
     findings = examine()
-    Console().print(findings_table(findings))
+    _console().print(findings_table(findings))
     raise typer.Exit(int(any(finding.status == "missing" for finding in findings)))
 
 
 @app.command()
 def keys(
-    folder: Annotated[Path, typer.Argument(help="Where cluster.key goes; each node needs a copy of it.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Where cluster.key goes; each node needs a copy of it.", metavar="FOLDER")
+    ],
 ) -> None:
     """Make the key that the processes of a cluster prove to each other they hold, and that encrypts what they send."""
     from bus.curve import load_key, make_key
 
     path = make_key(folder)
-    console = Console()
+    console = _console()
     console.print(f"{escape(str(path))}: copy it to every node, and show it to nobody", soft_wrap=True)
     console.print(f"its public half: {escape(load_key(path).public.decode())}", soft_wrap=True)
 
@@ -140,7 +157,7 @@ def simulate(
     from actors.simulate_command import Options, simulate_workload
 
     options = Options(workload, policies, seed, scale, step, cluster, json_file, picture, run)
-    simulate_workload(options, Console())
+    simulate_workload(options, _console())
 
 
 @sandbox_app.command()
@@ -152,7 +169,7 @@ def serve(
     """Serve calls to every process of this machine that may enter the folder, until ^C."""
     from actors.sandbox_commands import serve_sandbox, settings
 
-    serve_sandbox(settings(config, override or []), at, Console())
+    serve_sandbox(settings(config, override or []), at, _console())
 
 
 @sandbox_app.command()
@@ -161,7 +178,7 @@ def shell(at: AtOption = None, config: ConfigOption = None, override: SetOption 
     from actors.sandbox_commands import open_shell, quiet, settings
 
     quiet()
-    open_shell(settings(config, override or []), at, Console())
+    open_shell(settings(config, override or []), at, _console())
 
 
 @sandbox_app.command(name="bench")
@@ -177,7 +194,7 @@ def bench_sandbox(
     from actors.sandbox_commands import bench, quiet, settings
 
     quiet()
-    typer.echo(json.dumps(bench(settings(config, override or []), at, seconds, Console())))
+    typer.echo(json.dumps(bench(settings(config, override or []), at, seconds, _console())))
 
 
 @sandbox_app.command(name="doctor")
@@ -186,14 +203,14 @@ def sandbox_doctor(config: ConfigOption = None, override: SetOption = None) -> N
     from actors.sandbox_commands import examine_sandbox, quiet, settings
 
     quiet()
-    raise typer.Exit(0 if examine_sandbox(settings(config, override or []), Console()) else 1)
+    raise typer.Exit(0 if examine_sandbox(settings(config, override or []), _console()) else 1)
 
 
 def main() -> None:
     try:
         app()
     except (UnusableInput, SandboxFailure) as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        _console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(UNUSABLE)
 
 

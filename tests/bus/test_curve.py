@@ -143,6 +143,8 @@ def test_the_command_makes_a_key_for_its_owners_eyes_and_never_replaces_one(tmp_
     key = load_key(path)
     assert key.public.decode() in made.output
     assert key.secret.decode() not in made.output + repr(key)
+    odd = CliRunner().invoke(app, ["keys", str(tmp_path / "k:smile:[bold]")])
+    assert "k:smile:[bold]/cluster.key: copy it" in odd.output
     again = CliRunner().invoke(app, ["keys", str(folder)])
     assert isinstance(again.exception, UnusableInput)
     assert load_key(path) == key
@@ -152,6 +154,8 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UnusableInput, match=f"^{tmp_path / 'file' / 'keys' / KEY_FILE}: Not a directory$"):
         make_key(tmp_path / "file" / "keys")
+    with pytest.raises(UnusableInput, match=f"^{tmp_path / 'file'}: Not a directory$"):
+        make_key(tmp_path / "file")
 
 
 def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
