@@ -17,6 +17,10 @@ log_app = typer.Typer(help="Read a run's event logs.", no_args_is_help=True)
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; may be repeated.")
 ]
+_GREATEST = 2**63 - 1  # that an event log can hold
+TrajectoryArgument = Annotated[
+    int, typer.Argument(help="The trajectory's number.", metavar="TRAJECTORY", min=0, max=_GREATEST)
+]
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder, such as runs/demo.", metavar="RUN")]
 
 
@@ -40,7 +44,7 @@ def replay(
     until: Annotated[str, typer.Option("--until", metavar="PROCESS:SEQ", help="Stop after this event.")] = "",
     state: Annotated[str | None, typer.Option("--state", metavar="ACTOR", help="Print its state then.")] = None,
     trajectory: Annotated[
-        int | None, typer.Option("--trajectory", metavar="N", help="Of a rollout: this one's.")
+        int | None, typer.Option("--trajectory", metavar="N", min=0, help="Of a rollout: this one's alone.")
     ] = None,
 ) -> None:
     """Feed every decider its log again. With --verify, exit with 1 at the first difference and show it side by side.
@@ -50,6 +54,8 @@ def replay(
     from actors.log_replay import replay_log, show_state
 
     if until:
+        if verify:
+            raise UnusableInput("--verify and --until: a replay is compared as a whole; give one of the two")
         show_state(run_folder(run), until, state, trajectory, _console())
     elif state is not None or trajectory is not None:
         raise UnusableInput("--state and --trajectory need --until PROCESS:SEQ")
@@ -58,7 +64,7 @@ def replay(
 
 
 @log_app.command()
-def story(run: RunArgument, trajectory: Annotated[int, typer.Argument(help="The trajectory's number.")]) -> None:
+def story(run: RunArgument, trajectory: TrajectoryArgument) -> None:
     """Tell everything that happened to one trajectory, in order."""
     from actors.log_commands import tell_story
 
@@ -69,28 +75,46 @@ def story(run: RunArgument, trajectory: Annotated[int, typer.Argument(help="The 
 def show(
     run: RunArgument,
     actor: Annotated[
-        str | None, typer.Option("--actor", help="That received them: buffer, arbiter, rollout-0 ...")
+        str | None,
+        typer.Option(
+            "--actor", metavar="ACTOR", help="Events that it received: arbiter, buffer, recipe, recorder or rollout-0."
+        ),
     ] = None,
-    kind: Annotated[list[str] | None, typer.Option("--kind", help="Of message; may be repeated.")] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option("--kind", metavar="KIND", help="Events of this kind, such as TurnGenerated; may be repeated."),
+    ] = None,
     since: Annotated[
         str, typer.Option("--since", metavar="T", help="Seconds since the run began, or a date and time.")
     ] = "",
     until: Annotated[str, typer.Option("--until", metavar="T", help="The first moment that is not shown.")] = "",
-    trajectory: Annotated[int | None, typer.Option("--trajectory", metavar="N", help="About this one.")] = None,
+    trajectory: Annotated[
+        int | None, typer.Option("--trajectory", metavar="N", min=0, max=_GREATEST, help="Events about this one.")
+    ] = None,
     text: Annotated[
-        str, typer.Option("--text", metavar="WORDS", help="In codes, outputs, causes, and what models wrote.")
+        str,
+        typer.Option(
+            "--text", metavar="WORDS", help="Events with these: in codes, outputs, causes, and what models wrote."
+        ),
     ] = "",
     follow: Annotated[bool, typer.Option("--follow", help="Go on with what a live run logs, until ^C.")] = False,
     limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Lines at most.")] = None,
 ) -> None:
     """Show the events of all processes, merged by time, a line each. Filters combine."""
-    from actors.log_show import show_log
+    from actors.log_show import known_kind, show_log
     from analysis.event_logs.merging import Choice, began_at, moment
 
     folder = run_folder(run)
     began = began_at(folder)
-    times = (moment(since, began) if since else -inf, moment(until, began) if until else inf)
-    choice = Choice(actor, tuple(kind or ()), trajectory, *times)
+    choice = Choice(
+        actor,
+        tuple(known_kind(each) for each in kind or ()),
+        trajectory,
+        since=moment(since, began, "--since") if since else -inf,
+        until=moment(until, began, "--until") if until else inf,
+    )
+    if choice.since >= choice.until:
+        raise UnusableInput(f"--since {since}: this is not before --until {until}")
     show_log(folder, choice, text, limit, follow, _console())
 
 
@@ -130,6 +154,8 @@ def export(
     folder = run_folder(run)
     if parquet is None and chrome is None:
         raise UnusableInput("give --parquet FOLDER, --chrome FILE, or both")
+    if step is not None and chrome is None:
+        raise UnusableInput(f"--step {step}: it is of the trace alone; give --chrome FILE")
     try:
         if parquet is not None:
             for name, rows in write_parquet(folder, parquet).items():
@@ -145,7 +171,7 @@ def export(
 @log_app.command()
 def fork(
     run: RunArgument,
-    trajectory: Annotated[int, typer.Argument(help="The trajectory's number.")],
+    trajectory: TrajectoryArgument,
     turn: Annotated[int, typer.Option("--turn", metavar="K", help="Go on from the beginning of this turn, from 0.")],
     tool_result: Annotated[
         Path | None,

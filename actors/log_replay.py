@@ -13,7 +13,7 @@ from rich.table import Table
 
 from actors.decider_loop import encode_effects, fingerprint
 from actors.replay import DECIDING_PROCESSES, Difference, replay_before, replay_run, replay_until
-from actors.wiring import HEAD, deciders_of
+from actors.wiring import HEAD, ROLLOUT, deciders_of
 from analysis.event_logs.merging import Choice, Logged, merged
 from analysis.event_logs.readable import readable
 from bus.codec import decode
@@ -147,7 +147,7 @@ def show_state(folder: RunFolder, until: str, actor: str | None, trajectory: int
     process, _, number = until.partition(":")
     if process not in DECIDING_PROCESSES or not number.isdecimal():
         raise UnusableInput(
-            f"{until!r} names no event: give {' or '.join(f'{each}:SEQ' for each in DECIDING_PROCESSES)}"
+            f"--until {until}: names no event: give {' or '.join(f'{each}:SEQ' for each in DECIDING_PROCESSES)}"
         )
     run = load_resolved(folder.config)
     deciders = deciders_of(process, run, folder)
@@ -157,20 +157,23 @@ def show_state(folder: RunFolder, until: str, actor: str | None, trajectory: int
         others = [each for each in DECIDING_PROCESSES if each != process]
         deciders |= {name: decider for other in others for name, decider in deciders_of(other, run, folder).items()}
         if actor not in deciders:
-            raise UnusableInput(f"there is no actor {actor!r} in this run; there are {', '.join(deciders)}")
+            raise UnusableInput(f"--state {actor}: there is no such actor in this run; there are {', '.join(deciders)}")
         other = actor if actor in DECIDING_PROCESSES else HEAD
         replay_before(folder.events / f"{other}.sqlite", deciders, event.time)
+    state = state_text(deciders[actor], trajectory)
     console.print(f"[bold]{actor}[/] after {until}, {event.kind} to {event.actor} from {event.sender}", highlight=False)
-    console.print(escape(state_text(deciders[actor], trajectory)), soft_wrap=True, highlight=False)
+    console.print(escape(state), soft_wrap=True, highlight=False)
 
 
 def state_text(decider: Decider, trajectory: int | None = None) -> str:
     """Raises UnusableInput if a trajectory is asked for that does not live there."""
     if trajectory is not None:
         if not isinstance(decider, Rollout):
-            raise UnusableInput("only a rollout process has trajectories; leave --trajectory out")
+            raise UnusableInput(
+                f"--trajectory {trajectory}: only a rollout process has trajectories; leave it out, or add --state {ROLLOUT}"
+            )
         if trajectory not in decider.trajectories:
-            raise UnusableInput(f"trajectory {trajectory} does not live there at that time")
+            raise UnusableInput(f"--trajectory {trajectory}: it does not live there at that time")
         return readable(decider.trajectories[trajectory])
     state = getattr(decider, "state", None)
     if state is not None:

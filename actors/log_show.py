@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from difflib import get_close_matches
 from itertools import islice
+from typing import get_args
 
 from rich.console import Console
 from rich.markup import escape
@@ -12,9 +14,22 @@ from rich.markup import escape
 from actors.log_commands import words_of
 from analysis.event_logs.merging import Choice, Logged, began_at, merged
 from analysis.event_logs.telling import Words, excerpt, texts, told
+from bus.messages import AnyMessage
+from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 
 _LOOKS_EVERY_S = 0.2  # for new events
+
+
+_KINDS = tuple(kind.__name__ for family in get_args(AnyMessage) for kind in get_args(family) or (family,))
+
+
+def known_kind(kind: str) -> str:
+    """Raises UnusableInput if no message is of this kind."""
+    if kind not in _KINDS:
+        near = " or ".join(get_close_matches(kind, _KINDS))
+        raise UnusableInput(f"--kind {kind}: no message is of this kind{f'; did you mean {near}?' if near else ''}")
+    return kind
 
 
 def show_log(folder: RunFolder, choice: Choice, text: str, limit: int | None, follow: bool, console: Console) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from heapq import merge
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,15 +81,17 @@ def began_at(folder: RunFolder) -> float:
     return min((time for time in times if time is not None), default=0.0)
 
 
-def moment(text: str, began: float) -> float:
+def moment(text: str, began: float, flag: str) -> float:
     """Seconds since the epoch, of seconds since the run began or of a date and time. Raises UnusableInput."""
     try:
-        return began + float(text)
+        seconds = float(text)
+        if isfinite(seconds):
+            return began + seconds
     except ValueError:
         pass
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
         raise UnusableInput(
-            f"{text!r} is no time: give seconds since the run began, such as 12.5, or 2026-01-31T12:00:00"
+            f"{flag} {text}: this is no time: give seconds since the run began, such as 12.5, or 2026-01-31T12:00:00"
         ) from None

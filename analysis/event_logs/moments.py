@@ -29,6 +29,7 @@ from bus.messages import (
     TurnGenerated,
     WeightsPublished,
 )
+from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 
 Thread = tuple[str, int, int]  # "trajectory", its number, and which of those with that number; or "step", ...
@@ -125,10 +126,13 @@ def _metrics(folder: RunFolder, steps: Mapping[Thread, list[Moment]]) -> dict[Th
     """The lines of the metrics file. Each is placed in time where its step was trained, or its evaluation ended."""
     threads: dict[Thread, list[Moment]] = {}
     lines = folder.metrics.read_bytes().splitlines(keepends=True) if folder.metrics.exists() else []
-    for line in lines:
+    for place, line in enumerate(lines, 1):
         if not line.endswith(b"\n"):
             continue  # a run that goes on is about to write the rest
-        values = cast("dict[str, Any]", msgspec.json.decode(line))
+        try:
+            values = msgspec.json.decode(line, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise UnusableInput(f"{folder.metrics}, line {place}: {error}") from error
         label, step = values.get("label", ""), int(values["step"])
         moments = steps.get((f"evaluation {label}", 0, 0) if label else ("step", step, 0), [])
         at = moments[-1].at if moments else 0.0

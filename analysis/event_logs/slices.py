@@ -80,7 +80,7 @@ def of_step(slices: list[Slice], step: int) -> list[Slice]:
     """Those that have a part in the step's time. Raises UnusableInput if there is no such step."""
     span = next((each for each in slices if each.track == STEPS and each.name == f"step {step}"), None)
     if span is None:
-        raise UnusableInput(f"the logs have no step {step} that has come to its end")
+        raise UnusableInput(f"--step {step}: the logs have no step {step} that has come to its end")
     return [each for each in slices if each.begin < span.end and each.end > span.begin]
 
 

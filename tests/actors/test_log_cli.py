@@ -183,7 +183,7 @@ def test_a_state_is_that_of_who_received_the_event_unless_another_is_named(folde
 
 
 def test_a_state_that_nobody_has_is_refused(folder: RunFolder) -> None:
-    assert "there is no actor 'bufer' in this run; there are " in refusal(
+    assert "--state bufer: there is no such actor in this run; there are " in refusal(
         "replay", folder.path, "--until", "head:3", "--state", "bufer"
     )
     assert "only a rollout process has trajectories" in refusal(
@@ -328,6 +328,29 @@ def test_roc_refuses_what_it_cannot_filter(folder: RunFolder, tmp_path: Path) ->
     assert "there is no folder" in refusal("roc", folder.path, "--json", tmp_path / "none" / "roc.json")
     assert re.search(r"--step 99: .* has steps 1 to \d", refusal("roc", folder.path, "--step", 99))
     assert refusal("roc", folder.path, "--json", tmp_path) == f"--json {tmp_path}: Is a directory"
+
+
+def test_flags_that_mean_nothing_are_refused_by_their_name(folder: RunFolder, tmp_path: Path) -> None:
+    assert refusal("show", folder.path, "--kind", "TurnGenerate").startswith(
+        "--kind TurnGenerate: no message is of this"
+    )
+    assert refusal("show", folder.path, "--since", "2", "--until", "1") == "--since 2: this is not before --until 1"
+    assert refusal("export", folder.path, "--parquet", tmp_path / "t", "--step", 1).startswith("--step 1: ")
+    assert refusal("replay", folder.path, "--until", "head:1", "--verify").startswith("--verify and --until: ")
+
+
+@pytest.mark.parametrize("number", ["-1", str(2**63)])
+def test_a_number_that_no_trajectory_can_have_is_refused(folder: RunFolder, number: str) -> None:
+    for command in (("show", folder.path, "--trajectory", number), ("story", folder.path, "--", number)):
+        result = asked(*command)
+        assert result.exit_code == 2
+        assert "Invalid value for" in result.output
+
+
+def test_a_line_of_metrics_that_is_damaged_is_named(folder: RunFolder, tmp_path: Path) -> None:
+    changed = copy(folder, tmp_path)
+    changed.metrics.write_bytes(b"{bad\n")
+    assert refusal("diff", changed.path, folder.path).startswith(f"{changed.metrics}, line 1: JSON is malformed")
 
 
 def test_a_damaged_log_is_named(folder: RunFolder, tmp_path: Path) -> None:

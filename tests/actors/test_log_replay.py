@@ -152,7 +152,7 @@ def test_a_state_is_that_just_after_the_event(folder: RunFolder) -> None:
 def test_one_that_does_not_live_then_is_refused(folder: RunFolder) -> None:
     actors = deciders()
     replay_until(rollout_log(folder), actors, 2)
-    with pytest.raises(UnusableInput, match="trajectory 7 does not live there"):
+    with pytest.raises(UnusableInput, match="--trajectory 7: it does not live there"):
         state_text(actors["rollout-0"], 7)
     with pytest.raises(UnusableInput, match="there is no event 9999"):
         replay_until(rollout_log(folder), deciders(), 9999)
@@ -168,7 +168,7 @@ def test_an_actor_of_another_process_is_shown_as_it_was_at_that_time(folder: Run
 
 @pytest.mark.parametrize("until", ["nonsense", "launcher:5", "head:x"])
 def test_an_event_that_cannot_be_meant_is_refused(folder: RunFolder, until: str) -> None:
-    with pytest.raises(UnusableInput, match="names no event: give head:SEQ or rollout-0:SEQ"):
+    with pytest.raises(UnusableInput, match=f"--until {until}: names no event: give head:SEQ or rollout-0:SEQ"):
         show_state(folder, until, None, None, Console())
 
 

@@ -68,7 +68,7 @@ def test_filters_combine(folder: RunFolder) -> None:
     )
     assert [each.event.kind for each in chosen] == ["StartGroup", "TurnGenerated", "CodeFinished", "TurnGenerated"]
     began = began_at(folder)
-    early = list(merged(folder, Choice(since=began + 0.25, until=moment("1", began))))
+    early = list(merged(folder, Choice(since=began + 0.25, until=moment("1", began, "--until"))))
     assert [each.event.time - began for each in early] == [0.25, 0.5, 0.75]
 
 
@@ -109,10 +109,11 @@ def test_a_log_is_followed_without_gaps_or_repetition_also_into_a_new_process(tm
 
 
 def test_a_moment_is_seconds_since_the_beginning_or_a_date() -> None:
-    assert moment("12.5", 100.0) == 112.5
-    assert moment("1970-01-02T00:00:00+00:00", 100.0) == 86_400.0
-    with pytest.raises(UnusableInput, match="'noon' is no time"):
-        moment("noon", 0.0)
+    assert moment("12.5", 100.0, "--since") == 112.5
+    assert moment("1970-01-02T00:00:00+00:00", 100.0, "--since") == 86_400.0
+    for text in ("noon", "nan", "inf"):
+        with pytest.raises(UnusableInput, match=f"^--since {text}: this is no time: give seconds"):
+            moment(text, 0.0, "--since")
 
 
 def test_a_run_without_event_logs_says_so(tmp_path: Path) -> None:
