@@ -8,6 +8,8 @@
       engine.devices.DeviceMissing, engine.row_trial.RowsDepend     the machine
       analysis.metrics.AnalysisError    what a run left behind
       bus.curve.load_key, make_key      a cluster's key
+      bus.event_reading.UnusableLog     an event log
+      actors.counters                   a count of launches or nodes
       configs.placement.place_of        how torchrun, srun or Kubernetes started a node
       actors.hosts                      a host's name or address
       bus.book.Network                  a cluster's book
