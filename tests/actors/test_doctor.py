@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import structlog
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -186,6 +187,11 @@ class TestSoftware:
 
 
 class TestCommand:
+    @pytest.fixture(autouse=True)
+    def structlog_as_before(self) -> Iterator[None]:
+        yield
+        structlog.reset_defaults()
+
     @pytest.mark.parametrize(("status", "exit_code"), [("ok", 0), ("warning", 0), ("missing", 1)])
     def test_only_what_no_run_works_without_is_an_error(
         self, monkeypatch: pytest.MonkeyPatch, status: Status, exit_code: int
