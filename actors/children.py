@@ -14,8 +14,10 @@ from typing import NamedTuple
 import structlog
 
 from actors.death import PARENT
+from bus.last_words import words_of
 from bus.messages import Shutdown
 from bus.transport import Bus
+from configs.run_folder import RunFolder
 
 
 class ProcessDied(Exception):
@@ -26,13 +28,14 @@ class Child(NamedTuple):
     name: str
     process: asyncio.subprocess.Process
     output: Path  # what it printed
+    words: Path | None = None  # why it ended, if it said so in memory (bus.last_words)
 
 
 class Children:
     """Each child is a session of its own, so that a terminal's ^C reaches the launcher alone, and dies with it."""
 
-    def __init__(self, outputs: Path) -> None:
-        self._outputs = outputs
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
         self._children: dict[str, Child] = {}
         self._logger = structlog.get_logger()
 
@@ -46,7 +49,8 @@ class Children:
             raise
 
     async def _start(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> Child:
-        output = self._outputs / f"{name}.out"
+        output, words = self._folder.logs / f"{name}.out", words_of(self._folder, name)
+        words.unlink(missing_ok=True)
         with output.open("ab") as stream:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "actors.death", *argv),
@@ -56,7 +60,7 @@ class Children:
                 env={**os.environ, **environment, PARENT: str(os.getpid())},
                 start_new_session=True,
             )
-        self._children[name] = child = Child(name, process, output)
+        self._children[name] = child = Child(name, process, output, words)
         self._logger.info("process.started", name=name, pid=process.pid)
         return child
 
@@ -108,9 +112,16 @@ class Children:
 
 
 def last_words(child: Child, lines: int = 12) -> str:
-    """The end of what a child printed."""
+    """The end of what a child printed, or what it said in memory where the disk had no room for that."""
     text = child.output.read_text(errors="replace").rstrip() if child.output.exists() else ""
-    return "\n".join(text.splitlines()[-lines:])
+    printed = "\n".join(text.splitlines()[-lines:])
+    words = words_in_memory(child)
+    return printed if words in printed else words
+
+
+def words_in_memory(child: Child) -> str:
+    """Why it could not go on, as it said where a full disk does not matter; nothing if it said nothing."""
+    return child.words.read_text().rstrip() if child.words is not None and child.words.exists() else ""
 
 
 def ended_with(child: Child) -> str:

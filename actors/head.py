@@ -15,6 +15,7 @@ from analysis.utilization.step_observer import StepObserver
 from bus.event_reading import envelope_of, read_events
 from bus.joining import Join
 from bus.messages import AnyMessage, BufferCursor, MetricsRecorded, RunStarted, StepCollected
+from configs.disk import write_whole, writing
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import Run
@@ -108,12 +109,10 @@ class MetricsFile:
         return whole
 
     def _rewrite(self, lines: Sequence[bytes]) -> None:
-        rewritten = self._path.with_suffix(".rewritten")
-        rewritten.write_bytes(b"".join(lines))
-        rewritten.replace(self._path)
+        write_whole(self._path, b"".join(lines))
 
     def _append(self, line: bytes) -> None:
-        with self._path.open("ab") as file:
+        with writing(self._path), self._path.open("ab") as file:
             file.write(line + b"\n")
 
 

@@ -25,6 +25,7 @@ from actors.display import Display
 from actors.executors import Executors
 from actors.head import MetricsFile, step_to_resume
 from actors.hosts import meeting_environment
+from actors.refusal import Refusal
 from actors.stalls import Stalls
 from actors.supervisor import Program, Supervisor, unusable
 from actors.wiring import HEAD, LAUNCHER, LEARNER, ROLLOUT, WEIGHTS, executors, generators, tell_engine_left
@@ -64,20 +65,21 @@ def go_back_to(folder: RunFolder, step: int) -> None:
 
 
 class Launcher:
-    def __init__(self, run: Run, folder: RunFolder, display: Display, boot: int) -> None:
-        """`boot` counts the launches in this folder."""
+    def __init__(self, run: Run, folder: RunFolder, display: Display, boot: int, refusal: Refusal) -> None:
+        """`boot` counts the launches in this folder. `refusal` is noted by its log."""
+        self._refusal = refusal
         self._run = run
         self._folder = folder
         self._display = display
         self._boot = boot
         self._commands = Commands(run, folder, boot)
-        self._children = Children(folder.logs)
+        self._children = Children(folder)
         self._cluster: Cluster | None = None
         self._meeting: Meeting | None = None  # of the learner's ranks
         self._logger = structlog.get_logger()
 
     async def launch(self) -> Ending:
-        """Raises ProcessDied."""
+        """Raises ProcessDied and DiskRefused."""
         interrupted = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -195,7 +197,8 @@ class Launcher:
         giving_up = asyncio.ensure_future(supervisor.until_given_up())
         beating = () if self._cluster is None else (asyncio.ensure_future(self._cluster.watch()),)
         stopping = asyncio.ensure_future(interrupted.wait())
-        ends = (following, giving_up, stopping, *beating)
+        refused = asyncio.ensure_future(self._refusal.wait())
+        ends = (following, giving_up, stopping, refused, *beating)
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if stopping.done():
@@ -206,7 +209,7 @@ class Launcher:
             for end in ends:
                 if end.done():
                     end.result()
-            raise AssertionError("the supervisor gives up by raising")
+            raise AssertionError("the others end by raising")
         finally:
             for task in (*ends, watching):
                 task.cancel()

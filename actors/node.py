@@ -21,6 +21,7 @@ from actors.children import Child, Children, last_words, threads
 from actors.cluster import book_of
 from actors.commands import Commands, Meeting
 from actors.hosts import check_free, meeting_environment
+from actors.refusal import Refusal
 from actors.supervisor import Program, Supervisor
 from actors.wiring import LAUNCHER, LEARNER
 from bus.book import Address, network_of, write_book, write_network
@@ -181,14 +182,15 @@ class Membership:
         self._host = host
         self._folder = folder
         self._commands = Commands(run, folder, welcome.boot)
-        self._children = Children(folder.logs)
+        self._children = Children(folder)
         self._heard = asyncio.get_running_loop().time()
         self._ranks: asyncio.Task[None] | None = None
-        configure(folder, f"launcher@{welcome.number}", run.log.level)
+        self._refusal = Refusal()
+        configure(folder, f"launcher@{welcome.number}", run.log.level, self._refusal.note)
         self._logger = structlog.get_logger()
 
     async def last(self, say: Say, interrupted: asyncio.Event) -> Ending:
-        """Until the run is over, this node is told to end, or node 0 is silent. Raises ProcessDied."""
+        """Until the run is over, this node is told to end, or node 0 is silent. Raises ProcessDied and DiskRefused."""
         welcome = self._welcome
         processes = (*welcome.generators, *welcome.executors)
         say(f"node {welcome.number} of the run in {welcome.run_folder}: {', '.join(processes) or 'ready to train'}")
@@ -222,7 +224,7 @@ class Membership:
         following = asyncio.ensure_future(self._follow(supervisor))
         silence = asyncio.ensure_future(self._until_silence())
         stopping = asyncio.ensure_future(interrupted.wait())
-        ends = [following, silence, stopping]
+        ends = [following, silence, stopping, asyncio.ensure_future(self._refusal.wait())]
         if supervisor.names:
             ends.append(asyncio.ensure_future(supervisor.until_given_up()))
         try:

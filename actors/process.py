@@ -28,10 +28,11 @@ from bus.book import network_of
 from bus.event_log import EventLogFailure
 from bus.heartbeat import beating
 from bus.joining import Join, over_zeromq
+from bus.last_words import end_with
 from bus.messages import BufferCursor, RunStarted
 from bus.structured_log import configure
 from bus.transport import Bus
-from configs.errors import UNUSABLE, UnusableInput
+from configs.errors import UnusableInput
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
 from configs.schema import Run, Sandbox
@@ -151,9 +152,7 @@ def main() -> int:
         life = Life(arguments.name, arguments.session, arguments.life)
         uvloop.run(work_of(life, run, folder, arguments.step, over_zeromq(run, folder)))
     except (UnusableInput, EventLogFailure, SandboxFailure) as error:
-        structlog.get_logger().exception("process.failed")
-        sys.stderr.write(f"{error}\n")
-        return UNUSABLE
+        return end_with(folder, arguments.name, error)
     return 0
 
 

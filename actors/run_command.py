@@ -16,11 +16,13 @@ from actors.cluster_place import of_another, of_node_0
 from actors.display import Display, display_for
 from actors.join_command import join_run
 from actors.launcher import Ending, Launcher, ProcessDied
+from actors.refusal import Refusal
 from actors.replay import replay_run
 from actors.run_setup import claimed, next_boot
 from analysis.summary import summarize
 from analysis.summary_table import summary_table
 from bus.structured_log import configure
+from configs.disk import DiskRefused, write_whole, writing
 from configs.load import load_run
 from configs.placement import place_of
 from configs.run_folder import RunFolder
@@ -30,24 +32,27 @@ INTERRUPTED = 130  # exit code, as a shell's after ^C
 
 
 def run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwrite: bool, console: Console) -> int:
-    """The exit code: 0 finished, 1 a process died, 130 interrupted. Raises UnusableInput."""
+    """The exit code: 0 finished, 1 a process died or the disk is full, 130 interrupted. Raises UnusableInput."""
     run, place = load_run(config, overrides), place_of(os.environ)
     if place is not None and place.rank > 0:
         return join_run(of_another(run, place), console)
     run = of_node_0(run, place)
     with claimed(run, resume=resume, overwrite=overwrite) as folder:
-        configure(folder, "launcher", run.log.level)
+        refusal = Refusal()
+        configure(folder, "launcher", run.log.level, refusal.note)
         display = display_for(console)
         began = time.monotonic()
         display.say(f"run {run.name}, seed {run.seed}, in {folder.path}")
         try:
-            ending = uvloop.run(Launcher(run, folder, display, next_boot(folder)).launch())
-        except ProcessDied as error:
+            with writing(folder.path):
+                try:
+                    ending = uvloop.run(Launcher(run, folder, display, next_boot(folder), refusal).launch())
+                finally:
+                    display.close()
+                return _close(ending, run, folder, display, console, time.monotonic() - began)
+        except (ProcessDied, DiskRefused) as error:
             console.print(f"[bold red]failed:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
             return 1
-        finally:
-            display.close()
-        return _close(ending, run, folder, display, console, time.monotonic() - began)
 
 
 def _close(ending: Ending, run: Run, folder: RunFolder, display: Display, console: Console, wall_s: float) -> int:
@@ -61,7 +66,7 @@ def _close(ending: Ending, run: Run, folder: RunFolder, display: Display, consol
         display.say("replaying the event logs")
         identical = replay_run(run, folder).identical
     summary = summarize(run, folder, wall_s=wall_s, replay_identical=identical)
-    folder.summary.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+    write_whole(folder.summary, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
     console.print(summary_table(summary))
     if summary["prompts_skipped"]:
         display.say(f"{summary['prompts_skipped']} prompts over dialogue.prompt_tokens were skipped (logs/head.jsonl)")

@@ -40,8 +40,8 @@ def claimed(run: Run, *, resume: bool, overwrite: bool) -> Generator[RunFolder]:
             _take(lock.fileno(), folder)
             _check_cluster(run)
             _settle(run, folder, resume=resume, overwrite=overwrite)
-            write_resolved(run, folder.config)
             _check_room(folder)
+            write_resolved(run, folder.config)
             for scratch in (folder.sockets, folder.shared_memory):
                 shutil.rmtree(scratch, ignore_errors=True)
                 scratch.mkdir(mode=0o700)

@@ -14,15 +14,18 @@ from itertools import count
 import msgspec
 import structlog
 
-from actors.children import Child, Children, death_of, threads
+from actors.children import Child, Children, death_of, threads, words_in_memory
 from bus.heartbeat import Heartbeat
 from configs.errors import UNUSABLE
 from configs.schema import Supervision
 
 
 def unusable(life: int, child: Child) -> bool:
-    """It has said that it cannot use what it was given: a file, a setting, the disk. Another try would say the same."""
-    return child.process.returncode == UNUSABLE
+    """It has said that it cannot use what it was given: a file, a setting, the disk. Another try would say the same.
+
+    The exit code of the learner is torchrun's own, whatever its ranks'.
+    """
+    return child.process.returncode == UNUSABLE or bool(words_in_memory(child))
 
 
 class Program(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from actors.display import display_for
 from actors.launcher import Launcher
+from actors.refusal import Refusal
 from actors.run_setup import claimed, next_boot
 from bus.structured_log import configure
 from configs.load import load_run
@@ -55,7 +56,7 @@ def launch(run: Run) -> RunFolder:
         configure(folder, "launcher", run.log.level)
         display = display_for(Console(stderr=True))
         try:
-            ending = uvloop.run(Launcher(run, folder, display, next_boot(folder)).launch())
+            ending = uvloop.run(Launcher(run, folder, display, next_boot(folder), Refusal()).launch())
         finally:
             display.close()
     if ending != "finished":

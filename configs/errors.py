@@ -2,6 +2,7 @@
 
     UnusableInput               a file, a key or a flag; str(error) names it and says what is wrong
       configs.load.ConfigError          the configuration
+      configs.disk.DiskRefused          a disk that is full, or cannot be written
       engine.datasets.DatasetError      a data file
       engine.tokenizer.UnusableTokenizer, engine.checkpoint.CheckpointRefused,
       engine.qwen3.UnsupportedModel     a checkpoint

@@ -15,6 +15,7 @@ import msgspec
 import tomli_w
 
 from configs.complaints import Layer, explain, show
+from configs.disk import write_whole
 from configs.errors import UnusableInput
 from configs.keys import PRESET, annotation_at, is_text, nearest_keys, section_of
 from configs.schema import Run
@@ -49,8 +50,8 @@ def load_resolved(path: Path) -> Run:
 
 
 def write_resolved(run: Run, path: Path) -> None:
-    """Every key with the value that is in force, so that later defaults change nothing. Raises OSError."""
-    path.write_text(tomli_w.dumps(_without_none(msgspec.to_builtins(run))), encoding="utf-8")
+    """Every key with the value that is in force, so that later defaults change nothing. Raises OSError, DiskRefused."""
+    write_whole(path, tomli_w.dumps(_without_none(msgspec.to_builtins(run))).encode())
 
 
 def differences(a: Run, b: Run) -> list[str]:

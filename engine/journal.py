@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bus.codec import decode
 from bus.messages import BatchReady
+from configs.disk import write_whole
 
 _NAME = re.compile(r"step_(\d{6,})\.batch")
 
@@ -26,10 +27,8 @@ class BatchJournal:
         self._folder.mkdir()
 
     def write(self, step: int, frame: bytes) -> None:
-        """The batch of a step, as it arrived. Raises OSError."""
-        unfinished = self._folder / f".step_{step:06d}.batch"
-        unfinished.write_bytes(frame)
-        unfinished.rename(self._folder / f"step_{step:06d}.batch")
+        """The batch of a step, as it arrived. Raises DiskRefused."""
+        write_whole(self._folder / f"step_{step:06d}.batch", frame)
 
     def steps(self) -> list[int]:
         """In their order."""

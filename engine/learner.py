@@ -28,6 +28,7 @@ import uvloop
 from bus.codec import decode
 from bus.heartbeat import beating
 from bus.joining import Join, over_zeromq
+from bus.last_words import end_with
 from bus.messages import BatchReady, Progress, Shutdown, StepTrained
 from bus.structured_log import configure
 from bus.transport import Bus
@@ -189,17 +190,20 @@ def main() -> int:
     parser.add_argument("--scratch", default="", help="as of configs.run_folder.RunFolder")
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is for the launcher, which says Shutdown
+    folder = RunFolder(arguments.run_folder, arguments.scratch)
     try:
-        life = Life(arguments.life, arguments.session, arguments.resume_step)
-        train(RunFolder(arguments.run_folder, arguments.scratch), life)
-    except (UnusableInput, OSError) as error:
+        train(folder, Life(arguments.life, arguments.session, arguments.resume_step))
+    except UnusableInput as error:
+        return end_with(folder, "learner", error)
+    except OSError as error:
+        structlog.get_logger().exception("process.failed")
         sys.stderr.write(f"{error}\n")
         return UNUSABLE
     return 0
 
 
 def train(folder: RunFolder, life: Life) -> None:
-    """Raises UnusableInput for what a user can mend, OSError if the disk refuses."""
+    """Raises UnusableInput for what a user can mend."""
     run = load_resolved(folder.config)
     ranks = join_ranks()
     configure(folder, "learner" if ranks.leads else f"learner-{ranks.rank}", run.log.level)
@@ -207,14 +211,10 @@ def train(folder: RunFolder, life: Life) -> None:
     if run.determinism == "strict":
         torch.use_deterministic_algorithms(True)  # what has none is an error
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue] - slow
-    try:
-        if ranks.leads:
-            uvloop.run(lead(run, folder, ranks, life, over_zeromq(run, folder)))
-        else:
-            follow(run, folder, ranks, life.resume_step)
-    except (UnusableInput, OSError):
-        structlog.get_logger().exception("process.failed")
-        raise
+    if ranks.leads:
+        uvloop.run(lead(run, folder, ranks, life, over_zeromq(run, folder)))
+    else:
+        follow(run, folder, ranks, life.resume_step)
     leave_ranks(ranks)
 
 

@@ -12,12 +12,17 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from configs.disk import REFUSALS, DiskRefused, writing
+
 NAME = re.compile(r"step_(\d{6,})")
+_OS_ERROR = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")
 BUILDING = ".building"  # ends the hidden name of a folder that is not yet complete
 
 
@@ -48,6 +53,23 @@ def is_resumable(checkpoint: Path) -> bool:
 def building(checkpoint: Path) -> Path:
     """Where a checkpoint is written before it gets its name."""
     return checkpoint.with_name(f".{checkpoint.name}{BUILDING}")
+
+
+@contextmanager
+def refusals_named(folder: Path) -> Generator[None]:
+    """Raises DiskRefused where the disk refuses a file of a checkpoint, also through safetensors and torch, which tell of it
+    in errors of their own."""
+    try:
+        with writing(folder):
+            yield
+    except DiskRefused:
+        raise
+    except BaseException as error:  # torch's CheckpointException is no Exception
+        told = _OS_ERROR.findall(str(error))
+        number = int("".join(told[-1])) if told else 0
+        if number not in REFUSALS:
+            raise
+        raise DiskRefused(folder, number) from error
 
 
 def complete(checkpoint: Path) -> None:

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -27,7 +28,7 @@ from engine.micro_batches import MicroBatch, micro_batch
 from engine.optimizers import rl_optimizers, sft_optimizers
 from engine.qwen3 import Qwen3
 from engine.rates import cosine, linear
-from engine.snapshots import TrainerState, building, complete, read_state, trainer_folder, write_state
+from engine.snapshots import TrainerState, building, complete, read_state, refusals_named, trainer_folder, write_state
 from policies.losses import GrpoPeaks, GrpoSums, TokenScores, grpo_loss, sft_loss, token_scores
 
 # What a micro batch gives its minibatch: scalars to add up, the loss first, and scalars of which the largest counts.
@@ -160,9 +161,16 @@ class Trainer:
     def save(self, checkpoint: Path, tokenizer_from: Path) -> None:
         """Write a transformers folder with `trainer/` in it; until it is complete it has another name.
 
-        Every rank must call it. Raises OSError if the disk refuses.
+        Every rank must call it. Raises DiskRefused.
         """
         target = building(checkpoint)
+        with refusals_named(target):
+            self._write(target, tokenizer_from)
+            if self._ranks.leads:
+                complete(checkpoint)
+        wait_for_all(self._ranks)
+
+    def _write(self, target: Path, tokenizer_from: Path) -> None:
         parameters = whole_parameters(self.model)
         if self._ranks.leads:
             save_model(target, self.model.config, parameters, tokenizer_from)
@@ -172,12 +180,12 @@ class Trainer:
             writer = _StateWriter(trainer_folder(target) / "optimizer", sync_files=False)
             with _single_rank_unremarked():
                 save_tensors(self._optimizer_state(), storage_writer=writer, no_dist=self._ranks.size == 1)
-        torch.save(torch.get_rng_state(), trainer_folder(target) / f"random_{self._ranks.rank}.pt")
+        random_state = BytesIO()  # into a file torch.save says nothing of a disk that is full but "unexpected pos"
+        torch.save(torch.get_rng_state(), random_state)
+        (trainer_folder(target) / f"random_{self._ranks.rank}.pt").write_bytes(random_state.getvalue())
         wait_for_all(self._ranks)
         if self._ranks.leads:
             write_state(target, TrainerState(self.stage, self.step, self._ranks.size, self._run.seed))
-            complete(checkpoint)
-        wait_for_all(self._ranks)
 
     def load(self, checkpoint: Path) -> None:
         """Go on from a checkpoint whose weights the model already has; the number of ranks may be another one.

@@ -21,8 +21,9 @@ import zmq
 
 from bus.curve import ClusterKey, Doorkeeper, guard, load_key
 from bus.heartbeat import beating
+from bus.last_words import end_with
 from bus.structured_log import configure
-from configs.errors import UNUSABLE, UnusableInput
+from configs.errors import UnusableInput
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
 from configs.schema import Run
@@ -185,9 +186,7 @@ def main() -> int:
         key = load_key(arguments.key)
         uvloop.run(serve(run, folder, arguments.host, arguments.port, key, arguments.life))
     except UnusableInput as error:
-        structlog.get_logger().exception("process.failed")
-        sys.stderr.write(f"{error}\n")
-        return UNUSABLE
+        return end_with(folder, NAME, error)
     return 0
 
 

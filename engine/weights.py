@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bus.messages import WeightsPublished
+from configs.disk import writing
 from engine.contract import WeightsRefused
 from engine.weight_slots import HEADER, HEADER_BYTES, UNFINISHED, SlotHeader, header_of, read_header, slot_path
 
@@ -37,7 +38,7 @@ class WeightsPublisher:
         folder.mkdir(parents=True, exist_ok=True)
 
     def publish(self, version: int, parameters: Mapping[str, Tensor]) -> WeightsPublished:
-        """Write all parameters; returns what the generators have to be told. Raises OSError if the memory is full."""
+        """Write all parameters; returns what the generators have to be told. Raises DiskRefused if the memory is full."""
         num_bytes = 4 * sum(parameter.numel() for parameter in parameters.values())
         number = version % len(self._slots)
         slot = self._slot(number, HEADER_BYTES + num_bytes)
@@ -57,7 +58,8 @@ class WeightsPublisher:
     def _slot(self, number: int, size: int) -> mmap.mmap:
         slot = self._slots[number]
         if slot is None or len(slot) != size:
-            with slot_path(self._folder, number).open("a+b") as file:
+            path = slot_path(self._folder, number)
+            with writing(path), path.open("a+b") as file:
                 file.truncate(size)
                 os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, not a SIGBUS later
                 slot = mmap.mmap(file.fileno(), size)

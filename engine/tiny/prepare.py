@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bus.last_words import say_last_words
+from configs.disk import writing
 from configs.errors import UNUSABLE, UnusableInput
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
@@ -90,9 +92,10 @@ def main() -> int:
     parser.add_argument("--run-folder", type=Path, required=True, help="the run's folder, with its config.toml")
     folder = RunFolder(parser.parse_args().run_folder)
     try:
-        prepare(load_resolved(folder.config), folder)
+        with writing(folder.data):
+            prepare(load_resolved(folder.config), folder)
     except (UnusableInput, OSError) as error:
-        sys.stderr.write(f"{error}\n")
+        say_last_words(folder, "prepare", error)
         return UNUSABLE
     return 0
 

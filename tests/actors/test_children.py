@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from actors.children import Child, Children, death_of, last_words, threads
+from actors.supervisor import unusable
+from bus.last_words import words_of
+from configs.run_folder import RunFolder
 from tests.processes import family, wait_for_end
 
 pytestmark = pytest.mark.slow
@@ -28,7 +32,9 @@ def python(code: str) -> list[str]:
 
 def play(scenario: Callable[[Children], Coroutine[Any, Any, None]], outputs: Path) -> None:
     async def live() -> None:
-        children = Children(outputs)
+        folder = RunFolder(outputs)
+        folder.logs.mkdir()
+        children = Children(folder)
         try:
             await scenario(children)
         finally:
@@ -52,9 +58,30 @@ def test_a_child_that_ends_by_itself_is_waited_for_and_named_with_its_last_words
         assert last_words(child, 2) == "18\n19"
         told = str(death_of(child, "twice, at last "))
         assert told.startswith("one ended twice, at last with exit code 3:\n8\n9\n")
-        assert str(tmp_path / "one.out") in told
+        assert str(tmp_path / "logs" / "one.out") in told
         children.forget("one")
         assert children.names == []
+
+    play(scenario, tmp_path)
+
+
+def test_what_a_child_said_in_memory_is_told_where_the_disk_had_no_room_for_it(tmp_path: Path) -> None:
+    async def scenario(children: Children) -> None:
+        words = words_of(RunFolder(tmp_path), "one")
+        words.parent.mkdir()
+        try:
+            words.write_text("of an earlier life\n")
+            child = await children.spawn("one", python("import sys; sys.exit(1)"), {})
+            assert await children.wait("one", 30.0)
+            assert last_words(child) == ""
+            assert not unusable(1, child)
+            words.write_text("metrics.jsonl: No space left on device\n")
+            assert last_words(child) == "metrics.jsonl: No space left on device"
+            assert unusable(1, child)
+            child.output.write_text("a warning\nmetrics.jsonl: No space left on device\n")
+            assert last_words(child).startswith("a warning\n")
+        finally:
+            shutil.rmtree(words.parent)
 
     play(scenario, tmp_path)
 

@@ -73,7 +73,7 @@ class Node:
             each.mkdir(parents=True, exist_ok=True)
         write_resolved(Run(name="killed", sandbox=Sandbox(backend="process", executors=executors)), folder.config)
         self._sockets = folder.sockets
-        self.children = Children(folder.logs)
+        self.children = Children(folder)
         self.names = tuple(f"executor-{index}" for index in range(executors))
         self.launcher = self._bus("launcher")
         self.executors = Executors(

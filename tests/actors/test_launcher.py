@@ -18,6 +18,7 @@ from actors.children import ProcessDied
 from actors.commands import Commands
 from actors.display import Display
 from actors.launcher import Ending, Launcher
+from actors.refusal import Refusal
 from bus.messages import Progress
 from configs.run_folder import RunFolder
 from configs.schema import Run, Tiny
@@ -56,7 +57,7 @@ def launched(
     monkeypatch.setattr(Commands, "prepare", lambda commands: [sys.executable, "-c", code])
 
     async def live() -> Ending:
-        launching = asyncio.create_task(Launcher(run, folder, display, boot=1).launch())
+        launching = asyncio.create_task(Launcher(run, folder, display, boot=1, refusal=Refusal()).launch())
         while not launching.done():
             await asyncio.sleep(0.01)
             if when():

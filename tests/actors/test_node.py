@@ -4,6 +4,7 @@ processes and its bus simulated, its book on disk as processes read it."""
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from bus.messages import (
     RunFinished,
     Shutdown,
 )
+from bus.structured_log import Refused
+from configs.disk import DiskRefused
 from configs.errors import UNUSABLE, UnusableInput
 from configs.load import write_resolved
 from configs.run_folder import RunFolder
@@ -48,7 +51,8 @@ class Nursery(Children):
     """Starts nothing, and keeps what was to be started."""
 
     def __init__(self, outputs: Path) -> None:
-        super().__init__(outputs)
+        super().__init__(RunFolder(outputs))
+        self._outputs = outputs
         self.started: list[tuple[str, Sequence[str], Mapping[str, str]]] = []
         self.processes: dict[str, SimulatedProcess] = {}
 
@@ -74,13 +78,18 @@ class Site:
         self.folder = folder
         self.launcher = hub.join(LAUNCHER, 10_000)
         self.children = Nursery(folder.logs)
-        monkeypatch.setattr(node, "Children", lambda outputs: self.children)
+        self.refused: Refused
+        monkeypatch.setattr(node, "Children", lambda folder: self.children)
+        monkeypatch.setattr(node, "configure", self._configure)
         monkeypatch.setattr(node, "zmq_bus", lambda name, sockets, bound, session, network: hub.join(name, bound))
         self.said: list[str] = []
         self.name = ""
         self.interrupted = asyncio.Event()
         self.joining = Joining(Address("127.0.0.1", 29_600), Address("127.0.0.1", 29_700), Path("cluster.key"))
         self.node: asyncio.Task[Ending]
+
+    def _configure(self, folder: RunFolder, process: str, level: str, refused: Refused) -> None:
+        self.refused = refused
 
     def begin(self) -> None:
         self.node = asyncio.create_task(take_part(self.joining, self.said.append, self.interrupted))
@@ -121,7 +130,6 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     folder.boots.write_text(f"{BOOT}\n")
     write_resolved(Run(name="demo", supervision=SETTINGS), folder.config)
     monkeypatch.setattr(node, "network_of", lambda sockets: None)
-    monkeypatch.setattr(node, "configure", lambda folder, process, level: None)
 
     def play(scenario: Callable[[Site], Coroutine[Any, Any, None]]) -> None:
         async def live() -> None:
@@ -188,6 +196,18 @@ def test_a_process_whose_first_life_finds_something_unusable_ends_the_node(play:
             await site.node
         assert await site.hear() == NodeLeft("it failed")
         assert site.children.processes[EXECUTOR].returncode is not None
+
+    play(scenario)
+
+
+def test_a_node_whose_log_the_disk_refuses_ends_and_says_which_file(play: Play) -> None:
+    async def scenario(site: Site) -> None:
+        await site.welcome(generators=[GENERATOR])
+        site.refused(DiskRefused("logs/launcher@3.jsonl", errno.ENOSPC))
+        with pytest.raises(DiskRefused, match=r"^logs/launcher@3\.jsonl: No space left on device$"):
+            await site.node
+        assert await site.hear() == NodeLeft("it failed")
+        assert site.children.processes[GENERATOR].returncode is not None
 
     play(scenario)
 

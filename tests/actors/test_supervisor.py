@@ -18,6 +18,7 @@ from bus.in_process import Hub
 from bus.messages import AnyMessage, ExecutorJoined, ExecutorLeft
 from bus.transport import Bus
 from configs.errors import UNUSABLE
+from configs.run_folder import RunFolder
 from configs.schema import Supervision
 from tests.simulation.clock import VirtualLoop, run_virtually
 from tests.simulation.processes import SimulatedProcess
@@ -30,7 +31,8 @@ class Nursery(Children):
     """Starts nothing, and keeps when what was started, by name and life."""
 
     def __init__(self, outputs: Path) -> None:
-        super().__init__(outputs)
+        super().__init__(RunFolder(outputs))
+        self._outputs = outputs
         self.started: list[tuple[float, str]] = []
         self.processes: dict[str, SimulatedProcess] = {}
 
@@ -330,7 +332,9 @@ def test_what_a_process_cannot_use_another_life_of_it_cannot_use_either(tmp_path
 @pytest.mark.slow
 def test_a_child_whose_start_is_cancelled_is_there_to_be_ended(tmp_path: Path) -> None:
     async def scenario() -> None:
-        children = Children(tmp_path)
+        folder = RunFolder(tmp_path)
+        folder.logs.mkdir()
+        children = Children(folder)
         starting = asyncio.create_task(children.spawn("sleeper", ["sleep", "60"], {}))
         await asyncio.sleep(0)
         starting.cancel()

@@ -1,5 +1,9 @@
+import errno
 from pathlib import Path
 
+import pytest
+
+from configs.disk import DiskRefused
 from engine.snapshots import (
     TrainerState,
     building,
@@ -7,6 +11,7 @@ from engine.snapshots import (
     is_resumable,
     prune,
     read_state,
+    refusals_named,
     steps_saved,
     trainer_folder,
     write_state,
@@ -59,3 +64,29 @@ def test_a_folder_without_trainer_state_is_no_step_to_go_on_from(tmp_path: Path)
     (tmp_path / "step_000003").mkdir()
     assert not is_resumable(tmp_path / "step_000003")
     assert steps_saved(tmp_path) == []
+
+
+class OfTorch(BaseException):
+    """As torch's CheckpointException is one."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        OfTorch("Traceback (RANK 0)\nOSError: [Errno 28] No space left on device\n"),
+    ],
+)
+def test_a_disk_that_refuses_a_checkpoint_is_named_with_it(tmp_path: Path, error: BaseException) -> None:
+    with pytest.raises(DiskRefused) as refused, refusals_named(tmp_path / ".step_000002.building"):
+        raise error
+    assert str(refused.value) == f"{tmp_path}/.step_000002.building: No space left on device"
+    assert refused.value.__cause__ is error
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "no"), RuntimeError("(os error 2)"), OfTorch("x")])
+def test_what_is_not_the_disks_stays_what_it_is(tmp_path: Path, error: BaseException) -> None:
+    with pytest.raises(type(error)) as stays, refusals_named(tmp_path):
+        raise error
+    assert stays.value is error

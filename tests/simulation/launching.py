@@ -17,6 +17,7 @@ from actors.supervisor import Program, Supervisor
 from actors.wiring import HEAD, LEARNER, ROLLOUT, executors, generators
 from bus.messages import CallsMoved, EngineLeft, ExecutorJoined, ExecutorProved, RunFinished, Shutdown
 from bus.transport import Bus, process_of
+from configs.run_folder import RunFolder
 from configs.schema import Run, Supervision
 from tests.simulation.processes import SimulatedProcess
 
@@ -30,7 +31,7 @@ Begin = Callable[[str, int, int], SimulatedProcess]  # name, number of its life,
 
 class SimulatedChildren(Children):
     def __init__(self, begin: Begin) -> None:
-        super().__init__(Path())
+        super().__init__(RunFolder(Path()))
         self._begin = begin
 
     async def spawn(self, name: str, argv: Sequence[str], environment: object) -> Child:
