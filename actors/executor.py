@@ -70,15 +70,28 @@ class Executor:
         self._logger = structlog.get_logger()
 
     async def run(self) -> None:
-        """Until Shutdown; calls that are under way then are stopped."""
+        """Until Shutdown; calls that are under way then are stopped. Raises SandboxFailure if nothing can be run, or nothing
+        any more."""
         isolation = await self._sandbox.start()
         self._logger.info("sandbox.started", **{name: getattr(isolation, name) for name in isolation.__struct_fields__})
         try:
             if self._launcher:
                 await self._bus.send(self._launcher, ExecutorJoined(self._address, self._slots))
-            await serve(self._bus, self._take, started=self._started, room=self._until_room)
+            await self._serve()
         finally:
             await self._sandbox.close()
+
+    async def _serve(self) -> None:
+        serving = asyncio.create_task(serve(self._bus, self._take, started=self._started, room=self._until_room))
+        breaking = asyncio.create_task(self._sandbox.until_broken())
+        try:
+            done, _ = await asyncio.wait((serving, breaking), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (serving, breaking):
+                task.cancel()
+            await asyncio.gather(serving, breaking, return_exceptions=True)
 
     def _take(self, envelope: Envelope) -> Work | None:
         if envelope.to != self._address:  # a former life was meant: who asked knows that it is over

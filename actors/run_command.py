@@ -50,9 +50,12 @@ def run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwrit
                 finally:
                     display.close()
                 return _close(ending, run, folder, display, console, time.monotonic() - began)
-        except (ProcessDied, DiskRefused) as error:
-            console.print(f"[bold red]failed:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-            return 1
+        except ProcessDied as error:
+            cause = str(error)
+        except DiskRefused as error:
+            cause = f"{error}\n(--resume goes on from the last checkpoint when there is room)"
+        console.print(f"[bold red]failed:[/] {escape(cause)}", highlight=False, soft_wrap=True)
+        return 1
 
 
 def _close(ending: Ending, run: Run, folder: RunFolder, display: Display, console: Console, wall_s: float) -> int:

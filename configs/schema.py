@@ -189,6 +189,7 @@ class Sandbox(Section, frozen=True):
     live_sessions: int = 512  # notebooks that keep a process; one more ends the one that was used longest ago
     session_memory_share: float = 0.8  # of the memory that calls may take; beyond it idle notebooks are ended
     containers: int = 1
+    heal_s: float = 120.0  # without any container for so long, an executor ends: docs/faults.md
     container_memory_mib: int = 8192  # of one container; the kernel ends the largest call beyond it
     container_processes: int = 8192
     cpuset: str = ""  # processors of the containers, such as "0-7"; empty: all
@@ -203,6 +204,7 @@ class Sandbox(Section, frozen=True):
             self.container_memory_mib >= self.memory_mib + 512, "container_memory_mib must exceed memory_mib by 512"
         )
         require(self.time_limit_s > 0, "time_limit_s must be positive")
+        require(self.heal_s > 0, "heal_s must be positive")
 
 
 class Learner(Section, frozen=True):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import NoReturn
 
 from bus.messages import (
     AnswerSubmitted,
@@ -109,6 +110,9 @@ class ForkServerSandbox:
         assert self._grader is not None, "start() comes first"
         with self._gauge.grading():
             return await self._grader.grade(submission.answer, submission.ground_truth)
+
+    async def until_broken(self) -> NoReturn:
+        await self._host.until_broken()
 
     def load(self) -> SandboxLoad:
         return self._gauge.load()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from configs.schema import Sandbox as SandboxConfig
 from sandbox.backend import ForkServerSandbox
 from sandbox.contract import SandboxFailure
@@ -32,6 +34,9 @@ class AutoHost:
 
     async def launch(self, module: str, settings: Settings) -> Launched:
         return await self._chosen.launch(module, settings)
+
+    async def until_broken(self) -> NoReturn:
+        await self._chosen.until_broken()
 
     def memory_share(self) -> float:
         return self._chosen.memory_share()

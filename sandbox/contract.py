@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import msgspec
 
@@ -47,6 +47,10 @@ class Sandbox(Protocol):
 
     async def grade(self, submission: AnswerSubmitted) -> Grade:
         """Whether the answer equals the ground truth. Raises SandboxFailure if the grader hangs or dies."""
+        ...
+
+    async def until_broken(self) -> NoReturn:
+        """Raises SandboxFailure when nothing can be run any more, and nobody here can mend it."""
         ...
 
     def restore_session(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None:

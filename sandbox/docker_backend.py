@@ -17,7 +17,7 @@ import secrets
 import socket
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 
@@ -39,6 +39,7 @@ _HELLO_S = 30.0  # from the container's start to its keeper's word
 _HEAL_S = 30.0  # that a launch waits for a container before it fails
 _PAUSES_S = (0.1, 0.3, 1.0, 3.0, 5.0)  # between two attempts to replace a container; the last one repeats
 _MEMORY_EVERY_S = 0.5
+_LOOK_S = 0.5  # between two looks whether there is a container
 _SILENCE_S = 60.0  # a keeper that answers nothing for so long is frozen, and its container is replaced
 
 
@@ -88,6 +89,16 @@ class ContainerHost:
     async def launch(self, module: str, settings: Settings) -> ContainerProcess:
         container = await self._least_busy()
         return await container.launch(module, settings)
+
+    async def until_broken(self) -> NoReturn:
+        """When there has been no container for `heal_s`: those who ask may have their answers elsewhere."""
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+        while loop.time() - last < self._config.heal_s:
+            await asyncio.sleep(_LOOK_S)
+            if self.containers:
+                last = loop.time()
+        raise SandboxFailure(f"no container for {self._config.heal_s:g} s: {self._cause}")
 
     def memory_share(self) -> float:
         return max((container.memory_share for container in self.containers), default=0.0)

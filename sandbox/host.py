@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from sandbox.inside.settings import Settings
 
@@ -35,6 +35,10 @@ class Host(Protocol):
 
     async def launch(self, module: str, settings: Settings) -> Launched:
         """`settings.import_folders` is the host's to fill. Raises SandboxFailure."""
+        ...
+
+    async def until_broken(self) -> NoReturn:
+        """Raises SandboxFailure when nothing can be launched any more, and nobody here can mend it."""
         ...
 
     def memory_share(self) -> float:

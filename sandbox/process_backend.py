@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from configs.schema import Sandbox as SandboxConfig
 from sandbox.backend import ForkServerSandbox
@@ -88,6 +89,11 @@ class LocalHost:
         finally:
             theirs.close()
         return LocalProcess(process, ours)
+
+    async def until_broken(self) -> NoReturn:
+        """Never: a machine that starts no process now may start one later."""
+        while True:
+            await asyncio.Event().wait()
 
     def memory_share(self) -> float:
         """Of the machine's memory, by what the kernel says is available."""

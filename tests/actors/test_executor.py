@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import NoReturn
 
 import pytest
 from structlog.testing import capture_logs
@@ -39,6 +40,7 @@ class ObedientSandbox:
         self.running = 0
         self.most = 0
         self.told: list[str] = []
+        self.broken = asyncio.Event()
         self.says = ""  # what code prints, instead of itself
 
     async def start(self) -> Isolation:
@@ -65,6 +67,10 @@ class ObedientSandbox:
             raise
         finally:
             self.running -= 1
+
+    async def until_broken(self) -> NoReturn:
+        await self.broken.wait()
+        raise SandboxFailure("no container for 120 s")
 
     def restore_session(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None:
         self.told.append(f"restore {trajectory_id}: {len(cells)}")
@@ -121,6 +127,20 @@ def test_it_joins_by_itself_and_tells_its_first_result_once() -> None:
             await one.answers(3)
             assert (await one.launcher.receive()).message == ExecutorProved(ADDRESS)
             assert one.launcher.waiting == 0
+
+    run_virtually(scenario())
+
+
+def test_it_ends_when_its_sandbox_is_broken_for_good_and_answers_nobody() -> None:
+    async def scenario() -> None:
+        one = Place(100, 1000, False)
+        await one.ask(call(0), call(1, "1000"))
+        await one.answers(1)
+        one.sandbox.broken.set()
+        with pytest.raises(SandboxFailure, match="no container for 120 s"):
+            await one.work
+        assert one.sandbox.told[-2:] == ["stopped run 1", "close"]
+        assert one.rollout.waiting == 0  # the launcher says that it has left, and the call is asked for elsewhere
 
     run_virtually(scenario())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
+from typing import NoReturn
 
 import pytest
 
@@ -43,6 +44,10 @@ class ToldSandbox:
 
     async def grade(self, submission: AnswerSubmitted) -> Grade:
         raise NotImplementedError
+
+    async def until_broken(self) -> NoReturn:
+        while True:
+            await asyncio.Event().wait()
 
     def restore_session(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None: ...
 

@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from random import Random
+from typing import NoReturn
 
 from bus.messages import AnswerSubmitted, CodeOk, CodeRaised, CodeRequested, CodeTimedOut, Output
 from sandbox.contract import CodeResult, Grade, Isolation, SandboxFailure
@@ -43,6 +44,10 @@ class NotebookSandbox:
         if self._random.random() < self._trouble:
             raise SandboxFailure("gone")
         return Grade(self._random.random() < 0.5, 0.01)
+
+    async def until_broken(self) -> NoReturn:
+        while True:
+            await asyncio.Event().wait()
 
     def restore_session(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None:
         assert trajectory_id not in self._notebooks

@@ -1,0 +1,103 @@
+"""Runs whose Docker engine goes away under them: one of the test's own, so that no other is disturbed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bus.codec import decode
+from bus.event_reading import read_events
+from bus.messages import CallFailed, TrajectoryFailed
+from configs.run_folder import RunFolder
+from tests.actors.running import Start, adds_up, finish, from_cold_start_of, metrics, until
+from tests.chaos.play import left_over
+from tests.sandbox.own_engine import Engine, needs_root, own_engine
+
+pytestmark = [pytest.mark.slow, pytest.mark.docker, needs_root]
+
+STEPS = 8
+SETTINGS = ("sandbox.backend=docker", f"rl.steps={STEPS}", "rl.prompts=4", "rl.rollouts=8", "evaluation.questions=2")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    """Both tests leave it running, and without containers."""
+    with own_engine() as engine, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_HOST", engine.address)
+        yield engine
+
+
+def containers(engine: Engine) -> list[str]:
+    listed = ["docker", "--host", engine.address, "ps", "--all", "--quiet"]
+    return subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split()
+
+
+def logged(folder: RunFolder, event: str) -> list[dict[str, Any]]:
+    """By the executor."""
+    lines = (folder.logs / "executor-0.jsonl").read_text().splitlines()
+    return [entry for entry in map(json.loads, lines) if entry["event"] == event]
+
+
+def messages(folder: RunFolder, process: str, kind: str) -> list[Any]:
+    return [decode(event.frame).message for event, _ in read_events(folder.events / f"{process}.sqlite", kinds=[kind])]
+
+
+def lost_twice(folder: RunFolder) -> set[int]:
+    """Trajectories of which one call failed, and once more when it was asked for again."""
+    failures: list[CallFailed] = messages(folder, "rollout-0", "CallFailed")
+    counted = Counter((failure.trajectory_id, failure.call) for failure in failures)
+    return {trajectory for (trajectory, _), count in counted.items() if count > 1}
+
+
+def test_an_engine_that_is_killed_and_comes_back_costs_no_answer(
+    tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str], engine: Engine
+) -> None:
+    """While it is away its containers live on; when it is back it ends them, as it does after each of its deaths."""
+    process = start(tmp_path, *from_cold_start_of(finished_run[0]), *SETTINGS)
+    folder = RunFolder(tmp_path / "demo")
+    until(lambda: len(metrics(folder, "step")) >= 1, process)
+    engine.stop(signal.SIGKILL)
+    until(lambda: len(metrics(folder, "step")) >= 2, process)
+    engine.start()
+    output = finish(process)
+    assert process.returncode == 0, output
+
+    summary = json.loads(folder.summary.read_text())
+    assert adds_up(summary)
+    assert summary["trajectories_abandoned"] == 0
+    assert summary["replay_identical"] is True
+    assert [step["step"] for step in metrics(folder, "step")] == list(range(1, STEPS + 1))
+    assert len(logged(folder, "container.lost")) == 1
+    assert len(logged(folder, "container.started")) == 2
+    failed: list[TrajectoryFailed] = messages(folder, "head", "TrajectoryFailed")
+    assert {failure.trajectory_id for failure in failed} == lost_twice(folder)  # masked, and not one with reward 0
+    assert len(failed) == summary["trajectories_failed"]
+    assert list(left_over(folder)) == []
+    assert containers(engine) == []
+
+
+def test_an_engine_that_stays_away_ends_the_run_and_is_named(
+    tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str], engine: Engine
+) -> None:
+    settings = (*SETTINGS, "sandbox.heal_s=2", "supervision.restarts=1")
+    process = start(tmp_path, *from_cold_start_of(finished_run[0]), *settings)
+    folder = RunFolder(tmp_path / "demo")
+    until(lambda: len(metrics(folder, "step")) >= 1, process)
+    engine.stop()  # and its containers
+    output = finish(process)
+    assert process.returncode == 1, output
+    assert "executor-0 ended 2 times in a row, at last with exit code 2:" in output
+    assert f"no Docker engine: no engine at {engine.address}." in output
+    assert "Traceback" not in output
+    assert "no container for 2 s: cannot start a container" in (folder.logs / "executor-0.out").read_text()
+    assert messages(folder, "head", "TrajectoryFailed") == []  # nobody lost an answer: they wait for an executor
+    assert list(left_over(folder)) == []
+    engine.start()
+    assert containers(engine) == []
