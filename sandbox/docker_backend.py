@@ -184,6 +184,7 @@ class ContainerHost:
         assert self._engine is not None
         attempts = 0
         self._containers.remove(lost)
+        self._cause = "the last one ended, and the engine has not given another"
         try:
             await self._engine.remove(lost.id)
         except SandboxFailure as error:  # no reason to be without one: its label lets the next start sweep it
