@@ -12,11 +12,12 @@ from tests.actors.running import ROOT, command_line
 
 
 class SmallDisk:
-    """A context manager. Mounted at `at` for those that enter; it goes with the process that holds the namespace."""
+    """A context manager: at its end so do the runs on it. Mounted at `at` for those that enter."""
 
     def __init__(self, at: Path, mib: int) -> None:
         self.at = at
         self._mib = mib
+        self._launched: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> SmallDisk:
         script = f"mount -t tmpfs -o size={self._mib}m small '{self.at}'; echo; exec cat"
@@ -30,6 +31,9 @@ class SmallDisk:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for process in self._launched:
+            process.kill()
+            process.communicate()
         self._holder.communicate()
 
     def seen(self, path: Path) -> Path:
@@ -43,7 +47,9 @@ class SmallDisk:
     def launch(self, *words: str) -> subprocess.Popen[str]:
         """A small run with its folder on the disk (tests.actors.running.launch)."""
         argv = self.entering(*command_line(self.at, *words))
-        return subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self._launched.append(process)
+        return process
 
     def asterism(self, *words: str) -> str:
         """What it printed. Raises CalledProcessError if it failed."""

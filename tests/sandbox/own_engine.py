@@ -51,8 +51,9 @@ class Engine:
         self.stop()
         self._containerd.terminate()
         self._containerd.wait(60)
-        # An engine that was killed leaves its data root mounted over itself.
-        subprocess.run(["umount", "--lazy", f"{self.folder}/data"], check=False, capture_output=True)
+        # An engine that was killed leaves its data root mounted over itself, each time.
+        while subprocess.run(["umount", "--lazy", f"{self.folder}/data"], capture_output=True).returncode == 0:
+            pass
 
 
 @contextlib.contextmanager
