@@ -28,15 +28,20 @@ def key(tmp_path: Path) -> Path:
 
 
 def free_port() -> int:
-    """The first of 100 that are free, as far as one can tell."""
+    """A run's first: this one and that of a node beside it, 100 further on, are free as far as one can tell."""
     for port in range(31_000, 60_000, 100):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port
+        if _is_free(port) and _is_free(port + 100):
+            return port
     raise AssertionError("no port is free")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def cluster(key: Path, port: int, *more: str) -> tuple[str, ...]:
@@ -65,9 +70,10 @@ def test_a_run_over_two_nodes_with_ranks_of_the_learner_on_both(tmp_path: Path, 
     port = free_port()
     settings = cluster(key, port, "cluster.nodes=2", "cluster.learner_nodes=2")
     with launch(tmp_path, *settings) as run, joined(port, key, "--generators", "1", "--executors", "1") as node:
-        output, told = finish(run), finish(node)
+        told = finish(node)
+        assert node.returncode == 0, told
+        output = finish(run)
     assert run.returncode == 0, output
-    assert node.returncode == 0, told
     assert "the run is over" in told
     folder = RunFolder(tmp_path / "demo")
     summary = json.loads(folder.summary.read_bytes())
