@@ -95,6 +95,7 @@ def unlock(socket: Socket, key: ClusterKey) -> None:
 def _keep_alive(socket: Socket) -> None:
     socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+    socket.setsockopt(zmq.TCP_MAXRT, _HEARTBEAT_TIMEOUT_MS)  # no heartbeat gets past what is not acknowledged
 
 
 class Doorkeeper:

@@ -1,7 +1,7 @@
 """A process on a host that has nothing but a bus, and does what it is told by lines. peer.py PROCESS SOCKETS WINDOW
 
     send TO COUNT BYTES    begins to send so many frames of that size, by both lanes in turn
-    read                   begins to take what comes, and forgets it
+    read [COUNT]           begins to take what comes, so many frames of it, and forgets it
     state                  prints one line: what it has sent and received so far, as JSON
 
 What it takes must come once and in the order in which it was sent, by each sender and lane; it says what did not.
@@ -36,8 +36,8 @@ class Peer:
         match words:
             case ["send", to, count, size]:
                 self._tasks.append(asyncio.create_task(self._send(to, int(count), "x" * int(size))))
-            case ["read"]:
-                self._tasks.append(asyncio.create_task(self._read()))
+            case ["read", *most]:
+                self._tasks.append(asyncio.create_task(self._read(int(most[0]) if most else sys.maxsize)))
             case _:
                 self._state()
 
@@ -48,8 +48,8 @@ class Peer:
             self._sent[to] += 1
             self._most_held[to] = max(self._most_held[to], self._bus.unacknowledged.get(to, 0))
 
-    async def _read(self) -> None:
-        while True:
+    async def _read(self, most: int) -> None:
+        for _ in range(most):
             envelope = await self._bus.receive()
             message = envelope.message
             assert isinstance(message, CodeRequested | LeaseReleased)
