@@ -152,8 +152,8 @@ def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def _differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str) -> list[str]:
     lines: list[str] = []
-    for key in a:
-        before, after = a[key], b[key]
+    for key in {**a, **b}:  # a table of the user's own, such as sglang.environment, may have others
+        before, after = a.get(key), b.get(key)
         if isinstance(before, dict) and isinstance(after, dict):
             lines += _differences(cast("dict[str, Any]", before), cast("dict[str, Any]", after), f"{prefix}{key}.")
         elif before != after:

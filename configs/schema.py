@@ -9,17 +9,8 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-import msgspec
-
-
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of the TOML file. A key that it does not know is an error."""
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise ValueError(message), which the loader prefixes with the table's path, unless `condition` holds."""
-    if not condition:
-        raise ValueError(message)
+from configs.section import Section, require
+from configs.sglang import PORTS, SPARE_TOKENS, Sglang
 
 
 class Tiny(Section, frozen=True):
@@ -149,9 +140,9 @@ class Roc(Section, frozen=True):
 
 
 class Engine(Section, frozen=True):
-    kind: Literal["embedded"] = "embedded"
+    kind: Literal["embedded", "sglang"] = "embedded"  # sglang: a server for each engine, of [sglang]
     num_engines: int = 1
-    kv_tokens: int = 65_536  # capacity of one engine's KV cache; only whole pages count
+    kv_tokens: int = 65_536  # of one engine's KV cache, in whole pages; 0: what an SGLang server has memory for
     page_tokens: int = 16  # every sequence takes whole pages; equal prefixes share them
     prefill_tokens: int = 512  # read of prompts in one step, beside the new tokens of those that run
     max_running: int = 256  # sequences that generate at once; further ones wait
@@ -162,8 +153,12 @@ class Engine(Section, frozen=True):
 
     def __post_init__(self) -> None:
         require(self.num_engines > 0, "num_engines must be positive")
-        for name in ("kv_tokens", "page_tokens", "prefill_tokens", "max_running"):
+        for name in ("page_tokens", "prefill_tokens", "max_running"):
             require(getattr(self, name) > 0, f"{name} must be positive")
+        require(
+            self.kv_tokens > 0 or (self.kv_tokens == 0 and self.kind == "sglang"),
+            'kv_tokens must be positive; 0 leaves it to the server, where kind = "sglang"',
+        )
 
 
 class Arbiter(Section, frozen=True):
@@ -308,6 +303,7 @@ class Run(Section, frozen=True):
     rl: Rl = Rl()
     roc: Roc = Roc()
     engine: Engine = Engine()
+    sglang: Sglang = Sglang()
     arbiter: Arbiter = Arbiter()
     sandbox: Sandbox = Sandbox()
     learner: Learner = Learner()
@@ -319,12 +315,9 @@ class Run(Section, frozen=True):
 
     def __post_init__(self) -> None:
         require(self.name != "", "name must not be empty")
-        need = self.dialogue.sequence_tokens
-        require(
-            self.engine.kv_tokens // self.engine.page_tokens * self.engine.page_tokens >= need,
-            f"engine.kv_tokens must hold one trajectory, dialogue.prompt_tokens + response_tokens = {need},"
-            f" in whole pages of engine.page_tokens = {self.engine.page_tokens}",
-        )
+        _require_room(self.dialogue.sequence_tokens, self.engine, self.sglang)
+        if self.engine.kind == "sglang":
+            _require_servers(self.engine, self.sglang)
         require(
             self.log.keep_steps == 0 or self.log.keep_steps > self.rl.max_staleness,
             f"log.keep_steps must be more than rl.max_staleness = {self.rl.max_staleness}: what is under way is kept",
@@ -339,6 +332,38 @@ class Run(Section, frozen=True):
             _require_strict(self.rl, self.engine)
 
 
+def _require_room(need: int, engine: Engine, sglang: Sglang) -> None:
+    """Raise ValueError if one trajectory of `need` tokens does not fit into the engine's cache."""
+    if engine.kv_tokens == 0:
+        return
+    served = engine.kind == "sglang"
+    spare, caches = (SPARE_TOKENS, sglang.data_parallel) if served else (0, 1)
+    also = f" and {spare} that a server keeps for itself, {caches} times, for sglang.data_parallel," if served else ""
+    require(
+        engine.kv_tokens // caches // engine.page_tokens * engine.page_tokens >= need + spare,
+        f"engine.kv_tokens must hold one trajectory, dialogue.prompt_tokens + response_tokens = {need},{also}"
+        f" in whole pages of engine.page_tokens = {engine.page_tokens}",
+    )
+
+
+def _require_servers(engine: Engine, sglang: Sglang) -> None:
+    """Raise ValueError if the servers cannot be those of these engines."""
+    require(
+        len(sglang.attach) in (0, engine.num_engines),
+        f"sglang.attach must name a server for each engine, engine.num_engines = {engine.num_engines}, or none at all:"
+        f" it names {len(sglang.attach)}",
+    )
+    require(
+        sglang.port + PORTS * engine.num_engines <= 65_536,
+        f"sglang.port must leave {PORTS} ports below 65536 to each of engine.num_engines = {engine.num_engines} servers:"
+        f" {sglang.port}",
+    )
+    require(
+        sglang.weights != "group" or sglang.group_backend != "nccl" or engine.device == "cuda",
+        f'sglang.group_backend = "nccl" needs engine.device = "cuda", take "gloo": "{engine.device}"',
+    )
+
+
 def _require_strict(rl: Rl, engine: Engine) -> None:
     """Raise ValueError with all keys whose values let a run depend on who was faster, and what they have to be."""
     reasons = {
@@ -346,6 +371,7 @@ def _require_strict(rl: Rl, engine: Engine) -> None:
         "rl.oversubscribe = 1.0": (rl.oversubscribe == 1, "a step takes the groups that are complete first"),
         'engine.device = "cpu"': (engine.device == "cpu", "kernels for CUDA sum in an order that depends on the batch"),
         'engine.dtype = "float32"': (engine.dtype == "float32", "products in bfloat16 depend on the batch"),
+        'engine.kind = "embedded"': (engine.kind == "embedded", "what an SGLang server computes depends on the batch"),
         "engine.threads = 1": (
             engine.threads == 1,
             "how a product is dealt to threads depends on the batch; take more engines (engine.num_engines) instead",
