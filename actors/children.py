@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import structlog
 
-from actors.death import PARENT
+from bus.death import PARENT
 from bus.last_words import words_of
 from bus.messages import Shutdown
 from bus.transport import Bus
@@ -53,7 +53,7 @@ class Children:
         words.unlink(missing_ok=True)
         with output.open("ab") as stream:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "actors.death", *argv),
+                *(sys.executable, "-m", "bus.death", *argv),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,

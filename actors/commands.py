@@ -56,7 +56,7 @@ class Commands:
         return self._program(
             *("torch.distributed.run", "--nproc-per-node", str(self._run.learner.ranks), *_where(meeting)),
             *("--log-dir", str(self._folder.sockets / "torchrun")),  # else it leaves one behind in a folder for all
-            *("--no-python", sys.executable, "-m", "actors.death"),  # each rank dies with torchrun's agent
+            *("--no-python", sys.executable, "-m", "bus.death"),  # each rank dies with torchrun's agent
             *(sys.executable, "-m", "engine.learner", *first, *self._lives(life, session_of(self._boot, life))),
         )
 

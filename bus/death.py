@@ -1,4 +1,4 @@
-"""`python -m actors.death ARGV...`: become ARGV, and die with the process that started this one.
+"""`python -m bus.death ARGV...`: become ARGV, and die with the process that started this one.
 
 What makes `kill -9` of the launcher leave no process behind, whatever program the child is. The starter passes its
 process id in the environment, and so does the program that this one becomes: the learner's ranks die with torchrun's

@@ -116,7 +116,7 @@ def test_who_does_not_end_in_time_is_killed_with_all_that_it_started(tmp_path: P
 
 
 def test_who_starts_after_its_parent_has_died_ends_itself() -> None:
-    code = "from actors.death import die_with_parent; die_with_parent(1); print('lives')"
+    code = "from bus.death import die_with_parent; die_with_parent(1); print('lives')"
     orphan = subprocess.run(python(code), capture_output=True, text=True)
     assert (orphan.returncode, orphan.stdout) == (-signal.SIGKILL, "")
 
