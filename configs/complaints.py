@@ -40,7 +40,7 @@ def explain(message: str, merged: Mapping[str, Any], layers: Sequence[Layer], fi
     where = f"`{spelled}`"
     source = _who_set(keys, layers) or str(file)
     if complaint.startswith(("Expected", "Invalid enum value")):
-        return f"{source}: {where} must be {_expected(complaint, keys)}, got {show(_value_at(spelled, merged))}"
+        return f"{source}: {where} must be {_expected(complaint, keys)}, got {_got(complaint, spelled, merged)}"
     return f"{source}: {where}: {complaint}" if spelled else f"{source}: {complaint}"
 
 
@@ -73,6 +73,14 @@ def _choices(annotation: object) -> list[Any]:
     """The values of a Literal, also where it is the element of a tuple."""
     arguments = [argument for argument in get_args(annotation) if argument is not ...]
     return [choice for argument in arguments for choice in (_choices(argument) or [argument])]
+
+
+def _got(complaint: str, spelled: str, merged: Mapping[str, Any]) -> str:
+    """The value; only what it is where the key is one of the user's own, which msgspec does not name."""
+    kind = re.search(r", got `(\w+)`$", complaint)
+    if kind and spelled.endswith("[...]"):
+        return _TOML_WORDS.get(kind[1], kind[1])
+    return show(_value_at(spelled, merged))
 
 
 def _value_at(spelled: str, table: Any) -> object:

@@ -32,6 +32,9 @@ def annotation_at(path: Sequence[str]) -> object | None:
     """The annotation of the key at `path`, or None where the schema has no such key."""
     annotation: object | None = Run
     for key in path:
+        if get_origin(annotation) is dict:  # of keys of the user's own
+            annotation = get_args(annotation)[1]
+            continue
         section = section_of(annotation)
         annotation = fields_of(section).get(key) if section else None
     return annotation

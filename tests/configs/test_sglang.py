@@ -65,6 +65,13 @@ def test_the_environment_is_a_table_of_names_of_the_users_own(tmp_path: Path):
     assert load_resolved(tmp_path / "resolved.toml") == run
 
 
+def test_a_variable_is_text_and_looks_like_a_number_where_it_is_one(tmp_path: Path):
+    assert loaded("sglang.environment.A=1").sglang.environment == {"A": "1"}
+    (tmp_path / "my.toml").write_text('name = "a"\n[sglang.environment]\nA = 1\n')
+    with pytest.raises(ConfigError, match=r"`sglang.environment\[...\]` must be a string, got an integer$"):
+        load_run(tmp_path / "my.toml")
+
+
 def test_names_that_only_one_of_two_runs_has_are_among_their_differences():
     a, b = Run(name="a", sglang=Sglang(environment={"A": "1"})), Run(name="a", sglang=Sglang(environment={"B": "2"}))
     assert differences(a, b) == ['sglang.environment.A: "1" -> nothing', 'sglang.environment.B: nothing -> "2"']
