@@ -5,14 +5,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 ABLATION := runs/ablation
+SGLANG := .venv-sglang
+SGLANG_INSTALLED := $(SGLANG)/.installed
 
 # The fast tests run in two processes, each on a core of its own: one imports torch, the other has no use for it.
 # PYTHONDONTWRITEBYTECODE is empty wherever they run: pytest rewrites a test once, not in every run.
-FAST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -m "not slow and not docker" --hypothesis-profile=quick
+FAST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -m "not slow and not docker and not sglang" --hypothesis-profile=quick
 WITH_TORCH := tests/engine tests/policies
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ablation sandbox-image sandbox-image-local test test-without-docker coverage test-chaos nightly fuzz check \
+.PHONY: help setup demo ablation sandbox-image sandbox-image-local sglang-environment test test-without-docker test-sglang coverage \
+	test-chaos nightly fuzz check \
 	fast-tests-with-torch fast-tests-without-torch format clean
 
 help: ## this list
@@ -46,15 +49,30 @@ sandbox-image: $(INSTALLED) ## the image in which a model's code runs, on a publ
 sandbox-image-local: $(INSTALLED) ## the same without a container registry, as root: a base by debootstrap; MIRROR=URL if wanted
 	$(BIN)/python -m sandbox.build_image --local $(if $(MIRROR),--mirror $(MIRROR))
 
-test: $(INSTALLED) ## all tests: those that start processes, that train, and that need a Docker engine or root too
-	$(BIN)/python -m pytest
+sglang-environment: $(INSTALLED) $(SGLANG_INSTALLED) ## .venv-sglang, where an SGLang server runs without a GPU; again only after constraints-sglang.txt changed
+	@echo "Installed in $(SGLANG)"
 
-test-without-docker: $(INSTALLED) ## all tests but those that need a Docker engine and the sandbox image, or root
-	$(BIN)/python -m pytest -m "not docker and not hosts"
+# torch with what it needs where it comes from; then all as pinned, and nothing else: SGLang asks for CUDA's packages too.
+$(SGLANG_INSTALLED): constraints-sglang.txt
+	@command -v $(PYTHON) > /dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@test -x $(SGLANG)/bin/pip || $(PYTHON) -m venv --clear $(SGLANG)
+	@echo "Installing SGLang into $(SGLANG) (once; 3 GB, a few minutes)"
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(SGLANG)/bin/pip install --quiet "$$(grep '^torch==' constraints-sglang.txt)"
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(SGLANG)/bin/pip install --quiet --no-deps --requirement constraints-sglang.txt
+	@touch $@
+
+test: $(INSTALLED) ## all tests but those of SGLang: those that start processes, that train, and that need a Docker engine or root too
+	$(BIN)/python -m pytest -m "not sglang"
+
+test-without-docker: $(INSTALLED) ## the same but for those that need a Docker engine and the sandbox image, or root
+	$(BIN)/python -m pytest -m "not docker and not hosts and not sglang"
+
+test-sglang: $(INSTALLED) $(SGLANG_INSTALLED) ## the tests against a real SGLang server, on the CPU
+	$(BIN)/python -m pytest -m sglang tests/sglang
 
 coverage: $(INSTALLED) ## all tests, and which lines of bus/ and actors/ they ran; fails under 90 %. TESTS=... are arguments of pytest
 	@$(BIN)/coverage erase
-	@$(BIN)/coverage run -m pytest $(TESTS); tested=$$?; $(BIN)/coverage combine --quiet && $(BIN)/coverage report && exit $$tested
+	@$(BIN)/coverage run -m pytest -m "not sglang" $(TESTS); tested=$$?; $(BIN)/coverage combine --quiet && $(BIN)/coverage report && exit $$tested
 
 simulate-faults: $(INSTALLED) ## the whole control plane under a virtual clock, everybody killed at any moment: 1,000 seeds
 	$(BIN)/python -m tests.simulation.nightly 1000
@@ -87,6 +105,6 @@ format: $(INSTALLED) ## rewrite the files as `make check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-clean: ## remove .venv and all caches; runs/ stays
-	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+clean: ## remove .venv, .venv-sglang and all caches; runs/ stays
+	rm -rf .venv $(SGLANG) build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,6 +11,7 @@
       bus.curve.load_key, make_key      a cluster's key
       bus.event_reading.UnusableLog     an event log
       actors.counters                   a count of launches or nodes
+      engine.sglang.fit.ServerUnusable  SGLang: its interpreter, its port, a server that does not fit
       configs.placement.place_of        how torchrun, srun or Kubernetes started a node
       actors.hosts                      a host's name or address
       bus.book.Network                  a cluster's book

@@ -1,5 +1,5 @@
 """How much hypothesis tries (`make check` asks for `--hypothesis-profile=quick`, `make test` for nothing), and that
-tests which need a Docker engine or hosts are run or left out on purpose, never skipped in silence.
+tests which need a Docker engine, hosts or SGLang are run or left out on purpose, never skipped in silence.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from configs.errors import UnusableInput
 from sandbox.docker_command import engine_architecture, image_exists
 from sandbox.image import image_name
 from tests.cluster.hosts import why_not
+from tests.sglang.environment import missing_for_sglang
 
 settings.register_profile("thorough", max_examples=100, deadline=None, print_blob=True)
 settings.register_profile("quick", max_examples=5, deadline=None, print_blob=True)
@@ -26,12 +27,17 @@ To run them (Debian, as root):
     dockerd &
     make sandbox-image-local
 To leave them out on purpose:
-    make test-without-docker, which is pytest -m 'not docker and not hosts'"""
+    make test-without-docker, which is pytest -m 'not docker and not hosts and not sglang'"""
 _FOR_HOSTS = """{count} of the tests that were asked for run on hosts, which are network namespaces; {problem}
 To run them (Debian, as root):
     apt-get install iproute2
 To leave them out on purpose:
-    make test-without-docker, which is pytest -m 'not docker and not hosts'"""
+    make test-without-docker, which is pytest -m 'not docker and not hosts and not sglang'"""
+_FOR_SGLANG = """{count} of the tests that were asked for start SGLang servers; {problem}
+To run them:
+    make test-sglang, which makes it first (3 GB)
+To leave them out on purpose:
+    pytest -m 'not sglang'"""
 
 _SLOW_AS_A_WHOLE = re.compile(r"^pytestmark = .*\bpytest\.mark\.slow\b", re.MULTILINE)
 
@@ -54,7 +60,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.enable()
     if session.config.option.collectonly:
         return
-    for marker, missing, what_to_do in (("docker", _missing_for_docker, _FOR_DOCKER), ("hosts", why_not, _FOR_HOSTS)):
+    for marker, missing, what_to_do in (
+        ("docker", _missing_for_docker, _FOR_DOCKER),
+        ("hosts", why_not, _FOR_HOSTS),
+        ("sglang", missing_for_sglang, _FOR_SGLANG),
+    ):
         count = sum(item.get_closest_marker(marker) is not None for item in session.items)
         if count and (problem := missing()):
             raise pytest.UsageError(what_to_do.format(count=count, problem=problem))

@@ -1,0 +1,40 @@
+"""What a run is like that these tests start SGLang servers for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from configs.run_folder import RunFolder
+from configs.schema import Dialogue, Engine, Run, Tiny
+from configs.sglang import Sglang
+from engine.sglang.fit import Wanted
+from engine.tiny.prepare import prepare
+from tests.sglang.environment import PYTHON
+
+SHIMS = Path(__file__).parent / "shims"
+SEQUENCE_TOKENS = 192
+
+
+def sglang(port: int = 31_000, **changes: object) -> Sglang:
+    """With what a server needs on a machine without CUDA, and seeds that count."""
+    return Sglang(
+        python=str(PYTHON),
+        port=port,
+        environment={"PYTHONPATH": str(SHIMS)},
+        arguments=("--enable-deterministic-inference",),
+        start_s=1700.0,  # a minute on two idle cores
+        **changes,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def wanted(model: Path, port: int = 31_000) -> Wanted:
+    engine = Engine(kind="sglang", kv_tokens=8192, max_running=16)
+    return Wanted(engine, sglang(port), model, SEQUENCE_TOKENS)
+
+
+def tiny_model(folder: Path, seed: int = 0, **shape: int) -> Path:
+    """The demo's, of random weights, with its tokenizer."""
+    tiny = Tiny(num_train_questions=1, num_test_questions=1, num_sft_dialogues=200, **shape)
+    run = Run(name="tiny", seed=seed, tiny=tiny, dialogue=Dialogue(tools=("jupyter_code",)))
+    prepare(run, RunFolder(folder))
+    return folder / "checkpoints" / "init"
