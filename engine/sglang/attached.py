@@ -1,0 +1,90 @@
+"""An SGLang server that somebody else runs: looked at, watched, and never ended by this run."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from engine.contract import EngineFailure
+from engine.sglang.client import SGLangClient
+from engine.sglang.errors import ServerUnreachable, UnknownAnswer
+from engine.sglang.fit import ServerUnusable, Wanted, check_fit
+from engine.sglang.protocol import ServerInfo
+
+ASK_EVERY_S = 2.0
+SILENT_TIMES = 3  # in a row; then it has died
+
+
+class AttachedServer:
+    """Has the methods and properties of engine.sglang.server.SGLangServer."""
+
+    def __init__(self, wanted: Wanted, *, index: int = 0, ask_every_s: float = ASK_EVERY_S) -> None:
+        """`index` is the engine's among those of the run: the server is the one at that place of sglang.attach."""
+        self._wanted = wanted
+        self._url = wanted.sglang.attach[index].rstrip("/")
+        self._key = f"sglang.attach[{index}] = {self._url}"
+        self._ask_every_s = ask_every_s
+        self._client: SGLangClient | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._died: asyncio.Future[str] | None = None
+        self._info: ServerInfo | None = None
+        self._logger = structlog.get_logger()
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    @property
+    def died(self) -> asyncio.Future[str]:
+        """Why it is given up. Cancelled by `close`."""
+        assert self._died is not None, "it has not been started"
+        return self._died
+
+    @property
+    def info(self) -> ServerInfo:
+        assert self._info is not None, "it has not been started"
+        return self._info
+
+    async def start(self) -> str:
+        """Its base URL. Raises ServerUnusable where nobody answers there, or no server that fits this run."""
+        self._died = asyncio.get_running_loop().create_future()
+        self._client = client = SGLangClient(self._url, connections=1, request_s=self._wanted.sglang.request_s)
+        try:
+            self._info = await client.server_info()
+            check_fit(self._info, self._wanted, self._key)
+        except (ServerUnreachable, UnknownAnswer) as failure:
+            await self.close()
+            raise ServerUnusable(f"{self._key}: {failure}") from None
+        except BaseException:
+            await self.close()
+            raise
+        self._watching = asyncio.create_task(self._watch(client))
+        self._logger.info("server.attached", url=self._url, version=self._info.version)
+        return self._url
+
+    async def close(self) -> None:
+        """The server goes on. A second call does nothing."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        if self._died is not None:
+            self._died.cancel()
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    async def _watch(self, client: SGLangClient) -> None:
+        silent = 0
+        while silent < SILENT_TIMES:
+            await asyncio.sleep(self._ask_every_s)
+            silent = 0 if await _answers(client) else silent + 1
+        self._logger.error("server.died", url=self._url, how="silent")
+        self.died.set_result(f"{self._key} does not answer any more")
+
+
+async def _answers(client: SGLangClient) -> bool:
+    try:
+        return await client.ready()
+    except EngineFailure:
+        return False
