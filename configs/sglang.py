@@ -8,7 +8,7 @@ from configs.section import Section, require
 
 PORTS = 10  # of each server, from its first one
 SPARE_TOKENS = 8  # of a server's context, that no sequence can have
-_OURS = ("--model-path", "--model", "--host", "--port", "--nccl-port", "--weight-version")
+_OURS = ("--model-path", "--model", "--host", "--port", "--weight-version")
 
 
 class Sglang(Section, frozen=True):

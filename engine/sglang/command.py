@@ -23,10 +23,9 @@ def port_of(sglang: Sglang, index: int) -> int:
 def argv(engine: Engine, sglang: Sglang, *, model: Path, sequence_tokens: int, index: int, version: int) -> list[str]:
     """Everything behind the interpreter. `version` is that of the model's weights; `sequence_tokens` the longest
     sequence, the last token of which the server has to be able to add."""
-    port = port_of(sglang, index)
     return [
         *("-m", "sglang.launch_server", "--model-path", str(model)),
-        *("--host", HOST, "--port", str(port), "--nccl-port", str(port + 1), f"--weight-version={version}"),
+        *("--host", HOST, "--port", str(port_of(sglang, index)), f"--weight-version={version}"),
         *("--device", engine.device, "--dtype", engine.dtype),
         *("--tp-size", str(sglang.tensor_parallel), "--dp-size", str(sglang.data_parallel)),
         *("--context-length", str(sequence_tokens + SPARE_TOKENS)),

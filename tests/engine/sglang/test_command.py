@@ -46,12 +46,11 @@ def test_the_engines_keys_are_the_servers_flags():
     assert "--mem-fraction-static" not in given
 
 
-def test_each_server_of_a_machine_has_ports_and_gpus_of_its_own():
+def test_each_server_of_a_machine_has_a_port_and_gpus_of_its_own():
     sglang = Sglang(tensor_parallel=2, data_parallel=2)
     engine = Engine(device="cuda")
     first, second = words(engine, sglang, 0), words(engine, sglang, 1)
     assert [value("--port", given) for given in (first, second)] == ["31000", "31010"]
-    assert [value("--nccl-port", given) for given in (first, second)] == ["31001", "31011"]
     assert [value("--base-gpu-id", given) for given in (first, second)] == ["0", "4"]
 
 
