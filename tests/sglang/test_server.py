@@ -82,8 +82,10 @@ async def tokens(url: str, seed: int, num: int = 24, prompt: list[int] = PROMPT)
     client = SGLangClient(url)
     try:
         sampling = SamplingParams(max_new_tokens=num, sampling_seed=seed, ignore_eos=True)
-        answer = await client.generate(GenerateRequest(rid=f"{seed}", input_ids=prompt, sampling_params=sampling))
-        return answer.output_ids
+        request = GenerateRequest(
+            rid=f"{seed}", input_ids=prompt, sampling_params=sampling, return_logprob=True, logprob_start_len=-1
+        )
+        return (await client.generate(request)).output_ids
     finally:
         await client.close()
 
