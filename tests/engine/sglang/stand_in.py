@@ -1,0 +1,166 @@
+"""A server on loopback that answers as a script says: for what a real server does not do when it is asked to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+Act = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
+
+INFO: dict[str, Any] = {
+    "version": "0.5.23",
+    "model_path": "/model",
+    "max_total_num_tokens": 1000,
+    "max_req_input_len": 250,
+    "context_length": 256,
+    "page_size": 1,
+    "dp_size": 1,
+    "tp_size": 1,
+    "enable_deterministic_inference": True,
+    "enable_priority_scheduling": False,
+    "incremental_streaming_output": False,
+    "disable_radix_cache": False,
+    "what_this_project_does_not_read": {"a": [1]},
+}
+LOAD: dict[str, Any] = {
+    "dp_rank": 0,
+    "num_running_reqs": 0,
+    "num_waiting_reqs": 0,
+    "num_used_tokens": 0,
+    "max_total_num_tokens": 1000,
+    "decode_moments": None,
+}
+
+
+class StandIn:
+    """`generations` are played one after the other, the last one again and again; `asked` is what came, by path."""
+
+    def __init__(self, *generations: Act) -> None:
+        self.info = dict(INFO)
+        self.weight_version = "default"
+        self.loads = [dict(LOAD)]
+        self.refused = 0  # so many times /server_info is a broken connection
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.came = asyncio.Event()  # a generation
+        self.told_to_abort = asyncio.Event()
+        self.generations = list(generations)
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        """Its base URL."""
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._take)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        try:
+            host, port = runner.addresses[0][:2]
+            yield f"http://{host}:{port}"
+        finally:
+            await runner.cleanup()
+
+    def bodies(self, path: str) -> list[dict[str, Any]]:
+        return [body for asked, body in self.asked if asked == path]
+
+    async def _take(self, request: web.Request) -> web.StreamResponse:
+        content = await request.read()
+        body = msgspec.json.decode(content) if content else {}
+        self.asked.append((request.path, body))
+        match request.path:
+            case "/generate":
+                self.came.set()
+                act = self.generations.pop(0) if len(self.generations) > 1 else self.generations[0]
+                return await act(request, body)
+            case "/abort_request":
+                self.told_to_abort.set()
+                return web.Response()
+            case "/server_info":
+                if self.refused:
+                    self.refused -= 1
+                    return await broken(request, body)
+                return web.json_response(self.info)
+            case "/model_info":
+                return web.json_response({"model_path": "/model", "weight_version": self.weight_version})
+            case "/v1/loads":
+                return web.json_response({"version": self.info["version"], "loads": self.loads})
+            case _:
+                return web.json_response({"success": True, "message": ""})
+
+
+def answer(
+    body: dict[str, Any],
+    token_ids: Sequence[int],
+    finish: dict[str, Any] | None = None,
+    *,
+    versions: Sequence[tuple[str, int, int]] | None = None,
+    cached_tokens: int = 0,
+    num_retractions: int = 0,
+    without: Sequence[str] = (),
+    **changes: Any,
+) -> dict[str, Any]:
+    """A whole answer, as a server that is not incremental gives it; `changes` to its meta_info."""
+    spans = [("default", 0, len(token_ids))] if versions is None else versions
+    meta: dict[str, Any] = {
+        "id": body["rid"],
+        "finish_reason": finish,
+        "prompt_tokens": len(body["input_ids"]),
+        "completion_tokens": len(token_ids),
+        "cached_tokens": cached_tokens,
+        "num_retractions": num_retractions,
+        "weight_version": "default",
+        "weight_versions": [{"version": name, "start": start, "end": end} for name, start, end in spans],
+        "output_token_logprobs": [[-0.5 * token, token, None] for token in token_ids],
+        "dp_rank": 0,
+        **changes,
+    }
+    for field in without:
+        del meta[field]
+    return {"text": "", "output_ids": list(token_ids), "meta_info": meta}
+
+
+LENGTH = {"type": "length", "length": 3}
+STOPPED = {"type": "stop", "matched": 7}
+ABORTED = {"type": "abort", "message": "asked for", "status_code": None}
+
+
+async def broken(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    """The connection breaks with the request read and nothing said."""
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+def refusing(status: int, content: Any) -> Act:
+    async def act(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response(content, status=status)
+
+    return act
+
+
+def streaming(*answers: Callable[[dict[str, Any]], dict[str, Any]] | asyncio.Event, then: str = "done") -> Act:
+    """An event is waited for. `then`: "done", "broken" (the connection is cut), "cut" (the stream ends too early) or "silent" (nothing comes)."""
+
+    async def act(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for each in answers:
+            if isinstance(each, asyncio.Event):
+                await each.wait()
+                continue
+            await response.write(b"data: " + msgspec.json.encode(each(body)) + b"\n\n")
+        if then == "silent":
+            await asyncio.Event().wait()
+        if then == "broken":
+            assert request.transport is not None
+            request.transport.close()
+        if then == "done":
+            await response.write(b"data: [DONE]\n\n")
+        return response
+
+    return act

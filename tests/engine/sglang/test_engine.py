@@ -1,0 +1,431 @@
+"""The SGLang engine before a server that fails in ways that a real one does not on request. The contract itself is tested
+against a real one, in tests/sglang."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from bus.messages import WeightsPublished
+from engine.contract import EngineFailure, GenerationRequest, RequestRefused, WeightsRefused
+from engine.sglang.client import SGLangClient
+from engine.sglang.engine import SGLangEngine
+from engine.sglang.errors import UnknownAnswer
+from engine.sglang.protocol import ServerInfo
+from tests.engine.sglang.stand_in import ABORTED, LENGTH, STOPPED, StandIn, answer, broken, refusing, streaming
+
+VOCABULARY = 20
+PUBLISHED = WeightsPublished(5, "/weights", 4, "d" * 32)
+
+
+class Attached:
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.closed = False
+
+    async def start(self) -> str:
+        return self._url
+
+    @property
+    def died(self) -> asyncio.Future[str]:
+        return self._died
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Way:
+    """Takes weights as `update` says."""
+
+    def __init__(self, failure: EngineFailure | None = None) -> None:
+        self._failure = failure
+        self.begun, self.go_on = asyncio.Event(), asyncio.Event()
+        self.go_on.set()
+
+    def check(self, server: ServerInfo) -> None:
+        pass
+
+    async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
+        self.begun.set()
+        await self.go_on.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    async def close(self) -> None:
+        pass
+
+
+Scene = Callable[[SGLangEngine, Attached, Way], Awaitable[None]]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": VOCABULARY}))
+    return tmp_path
+
+
+def serve(
+    model: Path, server: StandIn, scene: Scene, failure: EngineFailure | None = None, **options: Any
+) -> list[dict[str, Any]]:
+    """The log's lines."""
+
+    async def play() -> None:
+        async with server.serving() as url:
+            attached, way = Attached(url), Way(failure)
+            engine = SGLangEngine(
+                attached,
+                way,
+                model=model,
+                version=2,
+                connect=lambda base: SGLangClient(base, back_off_s=(0.0,)),
+                **{"sequence_tokens": 100, **options},
+            )
+            await engine.start()
+            try:
+                await scene(engine, attached, way)
+            finally:
+                await engine.close()
+                await engine.close()
+            assert attached.closed
+
+    with capture_logs() as lines:
+        asyncio.run(play())
+    return [dict(line) for line in lines]
+
+
+def request(number: int = 1, *token_ids: int, new_tokens: int = 3, stop: tuple[int, ...] = ()) -> GenerationRequest:
+    ids = np.array(token_ids or (1, 2, 3), np.int32)
+    return GenerationRequest(number, ids, new_tokens, stop_token_ids=stop, seed=2**63 + number)
+
+
+def whole(body: dict[str, Any]) -> dict[str, Any]:
+    return answer(body, [4, 5, 6], LENGTH)
+
+
+async def until_tokens(engine: SGLangEngine, count: int) -> None:
+    while engine.load().generated_tokens < count:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+def test_a_turn_is_asked_for_with_all_that_decides_it(model: Path):
+    server = StandIn(streaming(whole))
+
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        generation = await engine.generate(request(stop=(7, 8)))
+        assert (generation.token_ids.tolist(), generation.finish) == ([4, 5, 6], "length")
+        assert generation.versions.tolist() == [2, 2, 2]  # "default" is the version that the server was started with
+
+    serve(model, server, scene)
+    [body] = server.bodies("/generate")
+    params = body["sampling_params"]
+    assert params["sampling_seed"] == -(2**63) + 1
+    assert (params["stop_token_ids"], params["ignore_eos"], params["max_new_tokens"]) == ([7, 8], False, 3)
+    assert (params["repetition_penalty"], params["top_k"], params["top_p"], params["min_p"]) == (1.0, -1, 1.0, 0.0)
+    assert (body["return_logprob"], body["logprob_start_len"], body["stream"]) == (True, -1, True)
+
+
+def test_no_request_id_begins_another_one(model: Path):
+    server = StandIn(streaming(whole))
+
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        for _ in range(12):
+            await engine.generate(request())
+
+    serve(model, server, scene)
+    rids = [body["rid"] for body in server.bodies("/generate")]
+    assert [(one, other) for one in rids for other in rids if one != other and other.startswith(one)] == []
+
+
+def test_a_stop_that_was_not_asked_for_is_gone_on_from(model: Path):
+    server = StandIn(
+        streaming(lambda body: answer(body, [4, 9], {"type": "stop", "matched": 9})),
+        streaming(lambda body: answer(body, [7], STOPPED)),
+    )
+
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        generation = await engine.generate(request(new_tokens=5, stop=(7,)))
+        assert (generation.token_ids.tolist(), generation.finish) == ([4, 9, 7], "stop")
+
+    serve(model, server, scene)
+    first, second = server.bodies("/generate")
+    assert (second["input_ids"], second["sampling_params"]["max_new_tokens"]) == ([*first["input_ids"], 4, 9], 3)
+
+
+def test_a_stop_that_was_not_asked_for_at_the_last_token_is_the_length(model: Path):
+    server = StandIn(streaming(lambda body: answer(body, [4, 5, 9], {"type": "stop", "matched": 9})))
+
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        assert (await engine.generate(request(stop=(7,)))).finish == "length"
+
+    serve(model, server, scene)
+
+
+def test_nothing_that_would_end_the_server_is_sent(model: Path):
+    server = StandIn(streaming(whole))
+
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        for bad in (VOCABULARY, -1):
+            with pytest.raises(RequestRefused, match=f"token id {bad} at position 1 is outside the vocabulary of 20"):
+                await engine.generate(request(1, 3, bad))
+        with pytest.raises(RequestRefused, match="beyond the 100 of a sequence"):
+            await engine.generate(request(new_tokens=98))
+
+    serve(model, server, scene)
+    assert server.bodies("/generate") == []
+
+
+def test_a_turn_whose_connection_breaks_keeps_what_it_had_where_the_server_lives(model: Path):
+    server = StandIn(streaming(lambda body: answer(body, [4, 5]), then="broken"))
+
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        generation = await engine.generate(request())
+        assert (generation.token_ids.tolist(), generation.finish) == ([4, 5], "abort")
+
+    lines = serve(model, server, scene)
+    assert [line["tokens"] for line in lines if line["event"] == "turn.broken_off"] == [2]
+
+
+def test_a_turn_whose_connection_breaks_before_it_had_anything_fails(model: Path):
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        with pytest.raises(EngineFailure, match="/generate: the connection broke"):
+            await engine.generate(request())
+
+    serve(model, StandIn(broken), scene)
+
+
+def test_what_is_wrong_with_an_answer_fails_the_turn(model: Path):
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        with pytest.raises(UnknownAnswer, match="outside the vocabulary of 20"):
+            await engine.generate(request())
+
+    serve(model, StandIn(streaming(lambda body: answer(body, [4, 5, 20], LENGTH))), scene)
+
+
+def test_what_the_server_calls_bad_is_refused(model: Path):
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        with pytest.raises(RequestRefused, match="sequence 1: no such thing"):
+            await engine.generate(request())
+
+    serve(model, StandIn(refusing(400, {"error": {"message": "no such thing"}})), scene)
+
+
+def test_a_dead_server_fails_what_is_pending_and_all_that_follows(model: Path):
+    async def scene(engine: SGLangEngine, attached: Attached, _: Way) -> None:
+        calls = [asyncio.ensure_future(engine.generate(request(number))) for number in range(3)]
+        await until_tokens(engine, 3)
+        attached.died.set_result("signal 9")
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        assert [str(each) for each in found] == ["the server ended: signal 9"] * 3
+        with pytest.raises(EngineFailure, match="the server ended: signal 9"):
+            await engine.generate(request())
+
+    serve(model, StandIn(streaming(lambda body: answer(body, [4]), then="silent")), scene)
+
+
+def test_an_abort_tells_the_server_and_gives_what_it_answers(model: Path):
+    server = StandIn()
+    one, two = (lambda body: answer(body, [4])), (lambda body: answer(body, [4, 5], ABORTED))
+    server.generations.append(streaming(one, server.told_to_abort, two))
+
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        call = asyncio.ensure_future(engine.generate(request()))
+        await until_tokens(engine, 1)
+        engine.abort(1)
+        generation = await call
+        assert (generation.token_ids.tolist(), generation.finish) == ([4, 5], "abort")
+
+    serve(model, server, scene)
+    [told], [body] = server.bodies("/abort_request"), server.bodies("/generate")
+    assert told == {"rid": body["rid"]}
+
+
+def test_an_abort_that_the_server_does_not_answer_gives_what_has_come(model: Path):
+    server = StandIn(streaming(lambda body: answer(body, [4, 5]), then="silent"))
+
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        call = asyncio.ensure_future(engine.generate(request()))
+        await until_tokens(engine, 2)
+        engine.abort(1)
+        generation = await call
+        assert (generation.token_ids.tolist(), generation.finish) == ([4, 5], "abort")
+        engine.abort(1)  # nothing is pending
+
+    serve(model, server, scene, abort_s=0.0)
+
+
+def test_an_abort_before_the_first_token_closes_the_stream(model: Path):
+    """Told to abort a request that its scheduler does not have yet, a server forgets about it."""
+    server = StandIn(streaming(then="silent"))
+
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        call = asyncio.ensure_future(engine.generate(request()))
+        await server.came.wait()
+        engine.abort(1)
+        assert (await call).finish == "abort"
+
+    serve(model, server, scene)
+    assert server.bodies("/abort_request") == []
+
+
+def test_while_paused_turns_wait_on_this_side(model: Path):
+    server = StandIn(streaming(whole))
+
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        await engine.pause()
+        held, aborted = (asyncio.ensure_future(engine.generate(request(number))) for number in (1, 2))
+        await asyncio.sleep(0)
+        assert (engine.load().waiting, server.bodies("/generate")) == (2, [])
+        engine.abort(2)
+        assert (await aborted).finish == "abort"
+        await engine.resume()
+        assert (await held).token_ids.tolist() == [4, 5, 6]
+
+    serve(model, server, scene)
+    assert server.bodies("/pause_generation") == [{"mode": "in_place"}]
+    assert len(server.bodies("/generate")) == 1
+
+
+def test_new_weights_give_turns_that_follow_a_cache_of_their_own(model: Path):
+    server = StandIn(streaming(lambda body: answer(body, [4], LENGTH, versions=[("5", 0, 1)])))
+
+    async def scene(engine: SGLangEngine, _: Attached, way: Way) -> None:
+        way.go_on.clear()
+        loading = asyncio.ensure_future(engine.load_weights(PUBLISHED))
+        await way.begun.wait()
+        meanwhile = asyncio.ensure_future(engine.generate(request(new_tokens=1)))
+        await asyncio.sleep(0)
+        assert (engine.version, server.bodies("/generate")) == (2, [])
+        way.go_on.set()
+        await loading
+        assert engine.version == 5
+        assert (await meanwhile).versions.tolist() == [5]
+
+    serve(model, server, scene)
+    assert [body["extra_key"] for body in server.bodies("/generate")] == ["5-" + "d" * 32]
+
+
+def test_refused_weights_leave_the_engine_as_it_was(model: Path):
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        with pytest.raises(WeightsRefused):
+            await engine.load_weights(PUBLISHED)
+        assert engine.version == 2
+        assert (await engine.generate(request())).versions.tolist() == [2, 2, 2]
+
+    serve(model, StandIn(streaming(whole)), scene, WeightsRefused("damaged"))
+
+
+def test_weights_that_are_not_whole_are_the_engines_end(model: Path):
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        with pytest.raises(EngineFailure):
+            await engine.load_weights(PUBLISHED)
+        with pytest.raises(EngineFailure, match="the server's weights are not whole: half of them"):
+            await engine.generate(request())
+
+    serve(model, StandIn(streaming(whole)), scene, EngineFailure("half of them"))
+
+
+def test_a_prefix_that_is_gone_is_counted_and_said_once(model: Path):
+    server = StandIn(streaming(whole), streaming(lambda body: answer(body, [4, 5, 6], LENGTH, cached_tokens=2)))
+
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        await engine.generate(request())
+        assert engine.load().cached_tokens == 5  # the last token of the six has not been computed
+        await engine.generate(request(1, 1, 2, 3, 4, 5, 6, 8))
+        load = engine.load()
+        assert (load.prefilled_tokens, load.recomputed_tokens, load.evicted_tokens) == (3 + 5, 3, 3)
+
+    lines = [line for line in serve(model, server, scene) if line["event"] == "engine.evicted"]
+    assert [(line["had_tokens"], line["cached_tokens"]) for line in lines] == [(5, 2)]
+
+
+def test_what_was_forgotten_is_computed_again_and_not_called_evicted(model: Path):
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        await engine.generate(request())
+        engine.forget(1)
+        await engine.generate(request(1, 1, 2, 3, 4, 5, 6, 8))
+        assert (engine.load().recomputed_tokens, engine.load().evicted_tokens) == (5, 0)
+
+    assert [line for line in serve(model, StandIn(streaming(whole)), scene) if line["event"] == "engine.evicted"] == []
+
+
+def test_a_retraction_is_counted_and_said_once(model: Path):
+    server = StandIn(
+        streaming(
+            lambda body: answer(body, [4]),
+            lambda body: answer(body, [4, 5], num_retractions=1),
+            lambda body: answer(body, [4, 5, 6], LENGTH, num_retractions=1),
+        )
+    )
+
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        await engine.generate(request())
+        load = engine.load()
+        assert (load.preempted, load.generated_tokens, load.recomputed_tokens) == (1, 3, 5)
+
+    lines = [line for line in serve(model, server, scene) if line["event"] == "engine.retracted"]
+    assert [(line["trajectory_id"], line["tokens"]) for line in lines] == [(1, 5)]
+
+
+def test_a_server_for_shorter_sequences_is_refused_by_name(model: Path):
+    async def never(*_: Any) -> None:
+        raise AssertionError
+
+    with pytest.raises(RequestRefused, match=r"may have 251 tokens, the server takes 250 \(max_req_input_len"):
+        serve(model, StandIn(streaming(whole)), never, sequence_tokens=251)
+
+
+def test_a_server_that_takes_no_seeds_is_said_so(model: Path):
+    server = StandIn(streaming(whole))
+    server.info["enable_deterministic_inference"] = False
+
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        await engine.generate(request())
+
+    assert "engine.seeds_ignored" in [line["event"] for line in serve(model, server, scene)]
+
+
+def test_ranks_and_priorities_are_named_where_the_server_has_them(model: Path):
+    server = StandIn(streaming(whole))
+    server.info |= {"dp_size": 2, "enable_priority_scheduling": True}
+
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        await engine.generate(request(1))
+        await engine.generate(request(1, 1, 2, 3, 4))
+
+    serve(model, server, scene)
+    bodies = server.bodies("/generate")
+    assert [(body["routed_dp_rank"], body["priority"]) for body in bodies] == [(0, 3), (0, 4)]
+
+
+def test_calls_beyond_the_bound_and_twice_the_same_sequence_fail(model: Path):
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        first = asyncio.ensure_future(engine.generate(request(1)))
+        await until_tokens(engine, 1)
+        with pytest.raises(RequestRefused, match="sequence 1 is being generated already"):
+            await engine.generate(request(1))
+        with pytest.raises(EngineFailure, match="1 calls are pending, the engine takes no more"):
+            await engine.generate(request(2))
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+    serve(model, StandIn(streaming(lambda body: answer(body, [4]), then="silent")), scene, max_pending=1)
+
+
+def test_closing_fails_what_is_pending(model: Path):
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        call = asyncio.ensure_future(engine.generate(request()))
+        await until_tokens(engine, 1)
+        await engine.close()
+        with pytest.raises(EngineFailure, match="the engine is closed"):
+            await call
+
+    serve(model, StandIn(streaming(lambda body: answer(body, [4]), then="silent")), scene)
