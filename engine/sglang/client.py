@@ -169,6 +169,10 @@ class SGLangClient:
     async def end_update(self) -> None:
         await self._update("/end_weight_update", {})
 
+    async def name_weights(self, version: str) -> None:
+        """Its weights stay as they are."""
+        await self._update("/update_weight_version", {"new_version": version, "abort_all_requests": False})
+
     async def update_from_disk(self, folder: Path, version: str, *, flush_cache: bool) -> None:
         body = {"model_path": str(folder), "weight_version": version, "flush_cache": flush_cache}
         await self._update("/update_weights_from_disk", body)

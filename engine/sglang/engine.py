@@ -43,6 +43,7 @@ from engine.sglang.validation import limits_of
 from engine.sglang.weights import WeightsWay, extra_key
 
 ABORT_S = 5.0
+UNNAMED = "default"  # weights of a server that was started without --weight-version and has taken none since
 POLL_S = 0.2  # from one look at the server's load to the next
 
 
@@ -94,13 +95,13 @@ class SGLangEngine:
         self._logger = structlog.get_logger()
 
     async def start(self) -> Capacity:
-        """Raises what the server's start raises; RequestRefused, UnknownAnswer where the server is not fit."""
+        """Raises what the server's start raises; RequestRefused, UnknownAnswer, UpdateRefused where it is not fit."""
         try:
             client = self._client = self._connect(await self._server.start())
             self._info = await client.server_info()
             self._weights.check(self._info)
             self._limits = limits_of(self._model, self._sequence_tokens, self._info)
-            self._versions = {(await client.model_info()).weight_version: self._version}
+            await self._name_weights(client)
             self._counters.see(await client.loads())
         except BaseException:
             await self.close()
@@ -218,7 +219,7 @@ class SGLangEngine:
         turn.held = False
         prompt, request = turn.prompt(), turn.request
         wire = turn.next_request(prompt, extra_key=self._key, rank=rank, priority=self._info.enable_priority_scheduling)
-        part = turn.begin_part(self._limits.vocab_size, self._versions)
+        part = turn.begin_part(self._limits.vocab_size)
         try:
             async with aclosing(client.generate_streamed(wire)) as answers:
                 async for answer in answers:
@@ -270,6 +271,14 @@ class SGLangEngine:
             self._logger.warning("engine.prefixes_not_cached", cause="the server's disable_radix_cache is set")
         pages = info.max_total_num_tokens // info.page_size
         return Capacity(info.dp_size * pages * info.page_size, info.page_size, self._limits.sequence_tokens)
+
+    async def _name_weights(self, client: SGLangClient) -> None:
+        """A server that has run already may have other weights than those of its checkpoint."""
+        named = (await client.model_info()).weight_version
+        if named == UNNAMED:
+            await client.name_weights(str(self._version))
+        elif named != str(self._version):
+            await client.update_from_disk(self._model, str(self._version), flush_cache=True)
 
     async def _poll(self, client: SGLangClient) -> None:
         while True:

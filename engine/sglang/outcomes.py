@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -20,9 +20,8 @@ class Part:
     """What came of one request to the server so far. Its answers hold all tokens so far, or the new ones alone, as the
     server was started."""
 
-    def __init__(self, vocab_size: int, versions: Mapping[str, int]) -> None:
-        """`versions`: what the server calls weights that were not loaded by their number."""
-        self._vocab_size, self._versions = vocab_size, versions
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.meta: MetaInfo | None = None  # of the newest answer
@@ -52,8 +51,8 @@ class Part:
         if self.meta is None:
             return []
         if not self.meta.weight_versions:
-            return [self._number(self.meta.weight_version)] * len(self.token_ids)
-        return [self._number(span.version) for span in self.meta.weight_versions for _ in range(span.end - span.start)]
+            return [_number(self.meta.weight_version)] * len(self.token_ids)
+        return [_number(span.version) for span in self.meta.weight_versions for _ in range(span.end - span.start)]
 
     def finish(self, stop_token_ids: Sequence[int]) -> Finish | None:
         """None where the request has to go on: it is under way, or ended at a token at which it should not."""
@@ -66,13 +65,6 @@ class Part:
                 return "stop" if matched in stop_token_ids else None
             case Aborted():
                 return "abort"
-
-    def _number(self, version: str) -> int:
-        if version in self._versions:
-            return self._versions[version]
-        if not version.isdecimal():
-            raise UnknownAnswer(f"the server's weights have the version {version!r}, which is no number")
-        return int(version)
 
 
 def generation_of(parts: Sequence[Part], finish: Finish) -> Generation:
@@ -100,6 +92,12 @@ def _newest(field: str, values: Sequence[Value], before: int, total: int) -> Seq
     if new and len(values) not in (new, total):
         raise UnknownAnswer(f"{field} has {len(values)} entries; {total} tokens have come, {new} of them are new")
     return values[len(values) - new :]
+
+
+def _number(version: str) -> int:
+    if not version.isdecimal():
+        raise UnknownAnswer(f"the server's weights have the version {version!r}, which is no number")
+    return int(version)
 
 
 def _check_spans(meta: MetaInfo) -> None:

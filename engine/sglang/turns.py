@@ -4,7 +4,6 @@ asked for. The server stops at the model's own end tokens wherever it stops at a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,8 +52,8 @@ class Turn:
             routed_dp_rank=rank,
         )
 
-    def begin_part(self, vocab_size: int, versions: Mapping[str, int]) -> Part:
-        part = Part(vocab_size, versions)
+    def begin_part(self, vocab_size: int) -> Part:
+        part = Part(vocab_size)
         self._parts.append(part)
         return part
 

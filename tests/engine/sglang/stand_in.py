@@ -105,7 +105,7 @@ def answer(
     **changes: Any,
 ) -> dict[str, Any]:
     """A whole answer, as a server that is not incremental gives it; `changes` to its meta_info."""
-    spans = [("default", 0, len(token_ids))] if versions is None else versions
+    spans = [("2", 0, len(token_ids))] if versions is None else versions
     meta: dict[str, Any] = {
         "id": body["rid"],
         "finish_reason": finish,
@@ -113,7 +113,7 @@ def answer(
         "completion_tokens": len(token_ids),
         "cached_tokens": cached_tokens,
         "num_retractions": num_retractions,
-        "weight_version": "default",
+        "weight_version": "2",
         "weight_versions": [{"version": name, "start": start, "end": end} for name, start, end in spans],
         "output_token_logprobs": [[-0.5 * token, token, None] for token in token_ids],
         "dp_rank": 0,

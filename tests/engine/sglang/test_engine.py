@@ -121,7 +121,7 @@ def test_a_turn_is_asked_for_with_all_that_decides_it(model: Path):
     async def scene(engine: SGLangEngine, *_: Any) -> None:
         generation = await engine.generate(request(stop=(7, 8)))
         assert (generation.token_ids.tolist(), generation.finish) == ([4, 5, 6], "length")
-        assert generation.versions.tolist() == [2, 2, 2]  # "default" is the version that the server was started with
+        assert generation.versions.tolist() == [2, 2, 2]
 
     serve(model, server, scene)
     [body] = server.bodies("/generate")
@@ -166,6 +166,29 @@ def test_a_stop_that_was_not_asked_for_at_the_last_token_is_the_length(model: Pa
         assert (await engine.generate(request(stop=(7,)))).finish == "length"
 
     serve(model, server, scene)
+
+
+@pytest.mark.parametrize(
+    ("named", "path", "said"),
+    [
+        ("default", "/update_weight_version", {"new_version": "2", "abort_all_requests": False}),
+        ("7", "/update_weights_from_disk", {"weight_version": "2", "flush_cache": True}),
+        ("2", "/update_weights_from_disk", None),
+    ],
+)
+def test_a_server_begins_with_the_checkpoints_weights_under_their_number(
+    model: Path, named: str, path: str, said: dict[str, Any] | None
+):
+    server = StandIn()
+    server.weight_version = named
+
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        assert engine.version == 2
+
+    serve(model, server, scene)
+    if said and named == "7":
+        said["model_path"] = str(model)
+    assert server.bodies(path) == ([said] if said else [])
 
 
 def test_nothing_that_would_end_the_server_is_sent(model: Path):

@@ -21,8 +21,8 @@ def said(*token_ids: int, **changes: Any) -> GenerateAnswer:
     return msgspec.convert(answer(BODY, token_ids, **changes), GenerateAnswer)
 
 
-def part_of(*answers: GenerateAnswer, versions: dict[str, int] | None = None) -> Part:
-    part = Part(VOCABULARY, versions or {"default": 0})
+def part_of(*answers: GenerateAnswer) -> Part:
+    part = Part(VOCABULARY)
     for each in answers:
         part.take(each)
     return part
@@ -30,7 +30,7 @@ def part_of(*answers: GenerateAnswer, versions: dict[str, int] | None = None) ->
 
 def incremental(total: int, *token_ids: int, **changes: Any) -> GenerateAnswer:
     """The new tokens alone, out of so many."""
-    return said(*token_ids, completion_tokens=total, versions=[("default", 0, total)], **changes)
+    return said(*token_ids, completion_tokens=total, versions=[("0", 0, total)], **changes)
 
 
 def test_answers_with_all_tokens_and_answers_with_the_new_ones_come_to_the_same():
@@ -43,7 +43,7 @@ def test_answers_with_all_tokens_and_answers_with_the_new_ones_come_to_the_same(
 
 
 def test_each_token_bears_the_version_of_the_weights_that_produced_it():
-    part = part_of(said(4, 5, 6, 7, versions=[("default", 0, 1), ("8", 1, 3), ("9", 3, 4)]), versions={"default": 7})
+    part = part_of(said(4, 5, 6, 7, versions=[("7", 0, 1), ("8", 1, 3), ("9", 3, 4)]))
     assert generation_of([part], "length").versions.tolist() == [7, 8, 8, 9]
 
 
