@@ -94,12 +94,15 @@ class SGLangClient:
             return await anext(answers)
 
     def generate_streamed(self, request: GenerateRequest) -> AsyncGenerator[GenerateAnswer, None]:
-        """Answers as they come, the last one with a finish_reason. To close it early aborts the request."""
+        """Answers as they come, the last one with a finish_reason; `meta_info.id` is what `abort` takes. To close it early
+        aborts the request too."""
         return self._generate(request)
 
     async def _generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateAnswer, None]:
-        body = msgspec.json.encode(request)
-        for wait_s in (*self._back_off_s, None):
+        """Each try has a rid of its own: two seconds after the end of a stream the server aborts what has its rid."""
+        for number, wait_s in enumerate((*self._back_off_s, None)):
+            rid = f"{request.rid}{number};" if number else request.rid
+            body = msgspec.json.encode(msgspec.structs.replace(request, rid=rid))
             begun = False
             try:
                 async with self._generations, aclosing(self._answers(body)) as answers:

@@ -121,7 +121,7 @@ class SGLangEngine:
             raise RequestRefused(f"sequence {request.sequence_id} is being generated already")
         if len(self._turns) >= self._max_pending:
             raise EngineFailure(f"{self._max_pending} calls are pending, the engine takes no more")
-        turn = Turn(request, f"{self._life}:{request.sequence_id}-{next(self._numbers)};")
+        turn = Turn(request, f"{self._life}:{request.sequence_id}-{next(self._numbers)}")
         self._turns[request.sequence_id] = turn
         self._counters.begin()
         self._working.set()
@@ -141,8 +141,8 @@ class SGLangEngine:
         if turn is None or turn.stopping:
             return
         turn.stopping = True
-        if turn.num_new and self._open.is_set():
-            self._spawn(self._stop(self._running(), turn))
+        if (rid := turn.rid) is not None and self._open.is_set():
+            self._spawn(self._stop(self._running(), turn, rid))
         else:
             turn.end("abort")
 
@@ -218,8 +218,10 @@ class SGLangEngine:
         await self._open.wait()
         turn.held = False
         prompt, request = turn.prompt(), turn.request
-        wire = turn.next_request(prompt, extra_key=self._key, rank=rank, priority=self._info.enable_priority_scheduling)
         part = turn.begin_part(self._limits.vocab_size)
+        wire = turn.request_of_part(
+            prompt, extra_key=self._key, rank=rank, priority=self._info.enable_priority_scheduling
+        )
         try:
             async with aclosing(client.generate_streamed(wire)) as answers:
                 async for answer in answers:
@@ -249,10 +251,10 @@ class SGLangEngine:
         else:
             turn.fail(failure_of(failure, turn.request.sequence_id))
 
-    async def _stop(self, client: SGLangClient, turn: Turn) -> None:
+    async def _stop(self, client: SGLangClient, turn: Turn, rid: str) -> None:
         try:
             async with asyncio.timeout(self._abort_s):
-                await client.abort(turn.rid)
+                await client.abort(rid)
                 await asyncio.wait({turn.answer})
         except (EngineFailure, TimeoutError):
             turn.end("abort")

@@ -15,13 +15,19 @@ from engine.sglang.validation import sampling_params
 
 
 class Turn:
-    def __init__(self, request: GenerationRequest, rid: str) -> None:
-        """`rid` is no beginning of another one: the server aborts all that begin so."""
-        self.request, self.rid = request, rid
+    def __init__(self, request: GenerationRequest, name: str) -> None:
+        """`name`: no other turn of this server has it."""
+        self.request, self._name = request, name
         self.answer: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self.held = True  # on this side: the server has no request of it
         self.stopping = False  # the server has been told to abort
         self._parts: list[Part] = []
+
+    @property
+    def rid(self) -> str | None:
+        """Of its request at the server, once that has answered."""
+        meta = self._parts[-1].meta if self._parts else None
+        return meta.id if meta else None
 
     @property
     def num_new(self) -> int:
@@ -36,12 +42,13 @@ class Turn:
         new = [token for part in self._parts for token in part.token_ids]
         return np.concatenate((self.request.token_ids, np.array(new, np.int32)))
 
-    def next_request(
+    def request_of_part(
         self, prompt: NDArray[np.int32], *, extra_key: str | None, rank: int | None, priority: bool
     ) -> GenerateRequest:
-        """For what is left of it. The further it is, the more is lost where it has to wait."""
+        """For what is left of it, once its part has begun. No rid begins another one, since the server aborts all that
+        begin so; and none comes twice, since it aborts what has the rid of a stream that ended two seconds ago. The further it is, the more is lost where it has to wait."""
         return GenerateRequest(
-            rid=self.rid,
+            rid=f"{self._name}-{len(self._parts)};",
             input_ids=prompt.tolist(),
             sampling_params=sampling_params(self.request, self.num_left),
             return_logprob=True,

@@ -186,7 +186,7 @@ def test_what_the_server_does_not_take_it_says(server_url: str) -> None:
 def test_the_load_counts_every_token_once(server_url: str, model: Path) -> None:
     async def scene(engine: SGLangEngine, _: Capacity) -> None:
         calls = [asyncio.ensure_future(engine.generate(request(number + ORDINARY, 200, 50))) for number in range(8)]
-        while not engine.load().running:  # noqa: ASYNC110 - the server's snapshot is some steps old
+        while not engine.load().running:
             assert not calls[0].done()
             await asyncio.sleep(0.02)
         answers = await asyncio.gather(*calls)

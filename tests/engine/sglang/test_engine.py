@@ -157,6 +157,7 @@ def test_a_stop_that_was_not_asked_for_is_gone_on_from(model: Path):
     serve(model, server, scene)
     first, second = server.bodies("/generate")
     assert (second["input_ids"], second["sampling_params"]["max_new_tokens"]) == ([*first["input_ids"], 4, 9], 3)
+    assert first["rid"] != second["rid"]  # one that comes again is aborted two seconds after the former's end
 
 
 def test_a_stop_that_was_not_asked_for_at_the_last_token_is_the_length(model: Path):
