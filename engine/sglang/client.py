@@ -306,7 +306,7 @@ def _failures(path: str, limit_s: float) -> Generator[None, None, None]:
     except TimeoutError as error:
         raise ServerSlow(f"{path}: nothing came within {limit_s:g} s") from error
     except aiohttp.ClientError as error:
-        raise ServerUnreachable(f"{path}: the connection broke: {error or type(error).__name__}", sent=True) from error
+        raise ServerUnreachable(f"{path}: the connection broke ({type(error).__name__})", sent=True) from error
 
 
 def _never_began(failure: ServerUnreachable | ServerRefused) -> bool:

@@ -283,14 +283,18 @@ class SGLangEngine:
             await client.update_from_disk(self._model, str(self._version), flush_cache=True)
 
     async def _poll(self, client: SGLangClient) -> None:
+        known = True
         while True:
             await self._working.wait()
             if not self._counters.in_flight:
                 self._working.clear()  # a last look
             try:
                 self._counters.see(await client.loads())
+                known = True
             except EngineFailure as failure:
-                self._logger.warning("engine.load_unknown", cause=str(failure))
+                if known:
+                    self._logger.warning("engine.load_unknown", cause=str(failure))
+                known = False
             await asyncio.sleep(self._poll_s)
 
     def _set_open(self) -> None:
