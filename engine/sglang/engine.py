@@ -170,14 +170,21 @@ class SGLangEngine:
 
     async def pause(self) -> None:
         """In place: what runs keeps its keys and values."""
+        client = self._running()
         async with self._changing:
             self._paused = True
             self._set_open()
-            await self._running().pause("in_place")
+            try:
+                await client.pause("in_place")
+            except EngineFailure:
+                self._paused = False
+                self._set_open()
+                raise
 
     async def resume(self) -> None:
+        client = self._running()
         async with self._changing:
-            await self._running().resume()
+            await client.resume()
             self._paused = False
             self._set_open()
 

@@ -45,6 +45,7 @@ class StandIn:
         self.weight_version = "default"
         self.loads = [dict(LOAD)]
         self.refused = 0  # so many times /server_info is a broken connection
+        self.pauses = True
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.came = asyncio.Event()  # a generation
         self.told_to_abort = asyncio.Event()
@@ -77,6 +78,8 @@ class StandIn:
                 self.came.set()
                 act = self.generations.pop(0) if len(self.generations) > 1 else self.generations[0]
                 return await act(request, body)
+            case "/pause_generation" if not self.pauses:
+                return web.json_response({"error": {"message": "not now"}}, status=500)
             case "/abort_request":
                 self.told_to_abort.set()
                 return web.Response()

@@ -80,6 +80,34 @@ def test_while_paused_turns_wait_on_this_side(model: Path):
     assert len(server.bodies("/generate")) == 1
 
 
+def test_a_pause_that_the_server_refuses_is_none(model: Path):
+    server = StandIn(streaming(whole))
+    server.pauses = False
+
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        with pytest.raises(EngineFailure, match="500 not now"):
+            await engine.pause()
+        assert (await engine.generate(request())).finish == "length"
+
+    serve(model, server, scene)
+
+
+def test_weights_while_paused_leave_the_engine_paused(model: Path):
+    server = StandIn(streaming(lambda body: answer(body, [4], LENGTH, versions=[("5", 0, 1)])))
+
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        await engine.pause()
+        await engine.load_weights(PUBLISHED)
+        held = asyncio.ensure_future(engine.generate(request(new_tokens=1)))
+        await asyncio.sleep(0)
+        assert engine.load().waiting == 1
+        await engine.resume()
+        assert (await held).versions.tolist() == [5]
+
+    serve(model, server, scene)
+    assert server.bodies("/pause_generation") == [{"mode": "in_place"}] * 2  # a way resumes when it has loaded
+
+
 def test_new_weights_give_turns_that_follow_a_cache_of_their_own(model: Path):
     server = StandIn(streaming(lambda body: answer(body, [4], LENGTH, versions=[("5", 0, 1)])))
 
