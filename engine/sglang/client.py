@@ -124,11 +124,14 @@ class SGLangClient:
                 if response.content_type == "application/json":
                     yield self._answer(await response.read())
                     return
-                async for event in _events(response.content):
+                ended = False
+                async for event in _events(response.content):  # to its very end: else the connection is not kept
                     if event == _END:
-                        return
-                    yield self._answer(event)
-        raise ServerUnreachable("the stream of /generate broke off", sent=True)
+                        ended = True
+                    else:
+                        yield self._answer(event)
+        if not ended:
+            raise ServerUnreachable("the stream of /generate broke off", sent=True)
 
     def _answer(self, content: bytes) -> GenerateAnswer:
         if (error := error_in(content)) is not None:

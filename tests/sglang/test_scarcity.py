@@ -11,8 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from engine.contract import Capacity
+from engine.sglang.client import SGLangClient
 from engine.sglang.engine import SGLangEngine
-from tests.sglang.scenes import on_engine, request
+from tests.sglang.scenes import on_engine, request, until_generated
 
 pytestmark = pytest.mark.sglang
 
@@ -65,3 +66,33 @@ def test_a_full_queue_is_waited_for(small_server_url: str, model: Path) -> None:
         assert [len(each.token_ids) for each in answers] == [8] * 120
 
     on_engine(small_server_url, model, scene)
+
+
+def test_a_turn_that_is_aborted_while_it_waits_for_room_leaves_the_servers_queue(
+    small_server_url: str, model: Path
+) -> None:
+    async def scene(engine: SGLangEngine, capacity: Capacity) -> None:
+        client = SGLangClient(small_server_url)
+        half = request(1, capacity.kv_tokens // 2, 20)
+        running, waiting = (
+            asyncio.ensure_future(engine.generate(msgspec.structs.replace(half, sequence_id=number)))
+            for number in (1, 2)
+        )
+        try:
+            await until_generated(engine, 1)
+            await _until_waiting(client, 1)
+            engine.abort(2)
+            assert (await waiting).finish == "abort"
+            await _until_waiting(client, 0)
+            assert not running.done()
+            engine.abort(1)
+            assert len((await running).token_ids) > 0
+        finally:
+            await client.close()
+
+    on_engine(small_server_url, model, scene)
+
+
+async def _until_waiting(client: SGLangClient, count: int) -> None:
+    while (await client.loads())[0].num_waiting_reqs != count:  # noqa: ASYNC110 - the server tells nobody
+        await asyncio.sleep(0.02)

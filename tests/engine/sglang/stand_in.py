@@ -47,6 +47,7 @@ class StandIn:
         self.refused = 0  # so many times /server_info is a broken connection
         self.pauses = True
         self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.connections: set[object] = set()
         self.came = asyncio.Event()  # a generation
         self.told_to_abort = asyncio.Event()
         self.generations = list(generations)
@@ -73,6 +74,7 @@ class StandIn:
         content = await request.read()
         body = msgspec.json.decode(content) if content else {}
         self.asked.append((request.path, body))
+        self.connections.add(request.transport)
         match request.path:
             case "/generate":
                 self.came.set()

@@ -52,6 +52,17 @@ def test_a_stream_gives_its_answers_one_after_the_other_up_to_the_last() -> None
     assert "priority" not in body
 
 
+def test_a_stream_that_came_to_its_end_leaves_its_connection_to_the_next() -> None:
+    server = StandIn(streaming(whole))
+
+    async def scene(client: SGLangClient) -> None:
+        for _ in range(3):
+            await collected(client)
+
+    meet(server, scene)
+    assert len(server.connections) == 1
+
+
 def test_an_answer_larger_than_a_read_is_put_together() -> None:
     ids = [7] * 20_000
 
