@@ -159,7 +159,12 @@ class Launcher:
         }
         engine_left = partial(self._engine_left, bus)
         generating = {
-            name: Program(partial(commands.process, name), run.engine.threads, left=engine_left)
+            name: Program(
+                partial(commands.process, name),
+                run.engine.threads,
+                left=engine_left,
+                starts_within_s=run.engine_starts_within_s,
+            )
             for name in generators(run)
         }
         learner = Program(lambda life: commands.learner(step, life, self._meeting), run.learner.threads)

@@ -214,6 +214,7 @@ class Membership:
             partial(self._commands.process, name),
             self._run.engine.threads if generates else 1,
             forgiven=generates,
+            starts_within_s=self._run.engine_starts_within_s,
             left=self._left,
             helpless=_helpless,
         )

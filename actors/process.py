@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 import structlog
 import uvloop
@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from actors.deciding import Life, decide_until_shutdown
 from actors.head import run_head
+from actors.losing_engine import Loss
 from actors.wiring import HEAD, LAUNCHER, WEIGHTS, deciders_of, index_of
 from analysis.summary import isolation_of
 from analysis.utilization.trajectory_observer import TrajectoryObserver
@@ -36,6 +37,7 @@ from configs.errors import UnusableInput
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
 from configs.schema import Run, Sandbox
+from engine.contract import Engine, EngineFailure
 from sandbox.contract import SandboxFailure
 
 if TYPE_CHECKING:
@@ -63,15 +65,32 @@ async def _say_counts(observer: TrajectoryObserver) -> None:
 
 
 async def run_generator(life: Life, run: Run, folder: RunFolder, join: Join) -> None:
-    from actors.embedded_engine import embedded_engine
     from actors.generator import Generator
 
-    checkpoint, index = folder.expand(run.model.checkpoint), index_of(life.process)
-    engine = embedded_engine(run, checkpoint, kv_tokens=run.engine.kv_tokens, index=index, version=NO_POLICY)
+    loss = Loss()
+    engine = _engine_of(life.process, run, folder, loss)
     async with _on_the_bus(life, run, folder, join) as bus:
         arbiter, recipe = f"{HEAD}/arbiter", f"{HEAD}/recipe"
         nearby = _nearby(folder)
-        await Generator(life.process, bus, engine, arbiter, life=life.number, recipe=recipe, nearby=nearby).run()
+        generator = Generator(life.process, bus, engine, arbiter, life=life.number, recipe=recipe, nearby=nearby)
+        with loss.raised():
+            await generator.run()
+
+
+def _engine_of(process: str, run: Run, folder: RunFolder, loss: Loss) -> Engine:
+    checkpoint = folder.expand(run.model.checkpoint)
+    match run.engine.kind:
+        case "embedded":
+            from actors.embedded_engine import embedded_engine
+
+            kv_tokens, index = run.engine.kv_tokens, index_of(process)
+            return embedded_engine(run, checkpoint, kv_tokens=kv_tokens, index=index, version=NO_POLICY)
+        case "sglang":
+            from actors.sglang_engine import sglang_engine
+
+            return sglang_engine(run, checkpoint, folder, process, version=NO_POLICY, lost=loss.note)
+        case _:
+            assert_never(run.engine.kind)
 
 
 def _nearby(folder: RunFolder) -> Nearby | None:
@@ -153,6 +172,10 @@ def main() -> int:
         uvloop.run(work_of(life, run, folder, arguments.step, over_zeromq(run, folder)))
     except (UnusableInput, EventLogFailure, SandboxFailure) as error:
         return end_with(folder, arguments.name, error)
+    except EngineFailure as error:  # the next life has another engine
+        sys.stderr.write(f"{error}\n")
+        structlog.get_logger().error("engine.lost", cause=str(error))
+        return 1
     return 0
 
 

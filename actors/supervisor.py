@@ -35,6 +35,7 @@ class Program(msgspec.Struct, frozen=True):
     threads: int = 1
     environment: Mapping[str, str] = {}
     forgiven: bool = True  # after it has lived for a while; False: when `proved` is said
+    starts_within_s: float = 0.0  # so long it may take until it does what it is for: then that while begins
     ready: Callable[[int], Awaitable[None]] | None = None  # what a life waits for before it begins
     left: Callable[[int, Child], Awaitable[None]] | None = None  # told that a life is over
     helpless: Callable[[int, Child], bool] = unusable  # whether there is to be no further one
@@ -94,7 +95,7 @@ class Supervisor:
             child = await self._children.spawn(name, program.argv(life), environment)
             await self._until_over(child, began)
             del self._lives[name]
-            if program.forgiven and loop.time() - began >= self._settings.settled_s:
+            if program.forgiven and loop.time() - began >= program.starts_within_s + self._settings.settled_s:
                 self._failures[name] = 0
             self._failures[name] += 1
             await self._bury(program, life, child)

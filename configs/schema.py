@@ -331,6 +331,11 @@ class Run(Section, frozen=True):
         if self.determinism == "strict":
             _require_strict(self.rl, self.engine)
 
+    @property
+    def engine_starts_within_s(self) -> float:
+        """So long a generator's engine may take until it joins, where that is no matter of seconds."""
+        return self.sglang.start_s if self.engine.kind == "sglang" else 0.0
+
 
 def _require_room(need: int, engine: Engine, sglang: Sglang) -> None:
     """Raise ValueError if one trajectory of `need` tokens does not fit into the engine's cache."""

@@ -9,6 +9,11 @@ from configs.schema import Engine
 from configs.sglang import PORTS, SPARE_TOKENS, Sglang
 
 HOST = "127.0.0.1"
+_ALWAYS = (
+    *("--enable-priority-scheduling", "--disable-priority-preemption"),  # who waits has a rank; who runs is let run
+    "--incremental-streaming-output",  # else each piece of a stream repeats all before it
+    "--sleep-on-idle",  # else a scheduler that has nothing to do takes a core
+)
 # Without a GPU: what is left of attention, sampling and scheduling. `--grammar-backend none`: no output is held to a form.
 _ON_A_CPU = (
     *("--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
@@ -31,7 +36,7 @@ def argv(engine: Engine, sglang: Sglang, *, model: Path, sequence_tokens: int, i
         *("--context-length", str(sequence_tokens + SPARE_TOKENS)),
         *("--page-size", str(engine.page_tokens), "--chunked-prefill-size", str(engine.prefill_tokens)),
         *("--max-running-requests", str(engine.max_running), *_room(engine, sglang)),
-        *("--grammar-backend", "none", "--enable-priority-scheduling", "--skip-server-warmup"),
+        *("--grammar-backend", "none", "--skip-server-warmup", *_ALWAYS),
         *(_ON_A_CPU if engine.device == "cpu" else _on_cuda(engine, index, sglang)),
         *sglang.arguments,
     ]

@@ -43,6 +43,7 @@ from engine.sglang.validation import limits_of
 from engine.sglang.weights import WeightsWay, extra_key
 
 ABORT_S = 5.0
+DEATH_S = 10.0  # within it one learns that a server has died which does not answer
 UNNAMED = "default"  # weights of a server that was started without --weight-version and has taken none since
 POLL_S = 0.2  # from one look at the server's load to the next
 
@@ -75,9 +76,13 @@ class SGLangEngine:
         connect: Callable[[str], SGLangClient] = SGLangClient,
         abort_s: float = ABORT_S,
         poll_s: float = POLL_S,
+        death_s: float = DEATH_S,
+        lost: Callable[[str], object] = bool,
     ) -> None:
-        """`model`: the folder of the server's checkpoint, whose weights are `version`."""
+        """`model`: the folder of the server's checkpoint, whose weights are `version`. `lost` is told why the engine will
+        never answer again, before any turn is."""
         self._server, self._weights, self._connect = server, weights, connect
+        self._death_s, self._lost = death_s, lost
         self._model, self._sequence_tokens, self._version = model, sequence_tokens, version
         self._max_pending, self._abort_s, self._poll_s = max_pending, abort_s, poll_s
         self._client: SGLangClient | None = None
@@ -161,7 +166,7 @@ class SGLangEngine:
             except WeightsRefused:
                 raise
             except EngineFailure as failure:
-                self._fail(EngineFailure(f"the server's weights are not whole: {failure}"))
+                self._lose(f"the server's weights are not whole: {failure}")
                 raise
             finally:
                 self._set_open()
@@ -249,8 +254,11 @@ class SGLangEngine:
 
     async def _break_off(self, client: SGLangClient, turn: Turn, failure: EngineFailure) -> None:
         """What came is kept where the server lives."""
-        lost = isinstance(failure, (ServerUnreachable, ServerSlow))
-        if turn.stopping or (lost and turn.num_new and await client.ready()):
+        lost = isinstance(failure, (ServerUnreachable, ServerSlow)) and not turn.stopping
+        lives = lost and await client.ready()
+        if lost and not lives:  # if it has died, all of its turns end together
+            await asyncio.wait({self._server.died}, timeout=self._death_s)
+        if turn.stopping or (lives and turn.num_new):
             self._logger.warning(
                 "turn.broken_off", trajectory_id=turn.request.sequence_id, tokens=turn.num_new, cause=str(failure)
             )
@@ -312,7 +320,11 @@ class SGLangEngine:
 
     def _server_died(self, died: asyncio.Future[str]) -> None:
         if not died.cancelled():
-            self._fail(EngineFailure(f"the server ended: {died.result()}"))
+            self._lose(f"the server ended: {died.result()}")
+
+    def _lose(self, cause: str) -> None:
+        self._lost(cause)
+        self._fail(EngineFailure(cause))
 
     def _fail(self, failure: EngineFailure) -> None:
         self._failure = failure

@@ -1,0 +1,67 @@
+"""The SGLang engine as a run's configuration wants it: its server, and the way of new weights to it. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import assert_never
+
+import torch
+
+from actors.wiring import index_of
+from configs.run_folder import RunFolder
+from configs.schema import Run
+from configs.sglang import Sglang
+from engine.sglang.attached import AttachedServer
+from engine.sglang.client import SGLangClient
+from engine.sglang.engine import Server, SGLangEngine
+from engine.sglang.fit import Wanted
+from engine.sglang.server import SGLangServer
+from engine.sglang.weights import WeightsWay
+from engine.sglang.weights.disk import DiskWeights
+from engine.sglang.weights.group import GroupWeights
+from engine.sglang.weights.published import PublishedLayout
+from engine.sglang.weights.tensor import TensorWeights
+
+MAX_PENDING = 65_536  # turns, of which SGLangClient sends a part; the arbiter's leases hold them below that
+
+
+def sglang_engine(
+    run: Run, checkpoint: Path, folder: RunFolder, process: str, *, version: int, lost: Callable[[str], object]
+) -> SGLangEngine:
+    """Of the generator `process`, whose server is `sglang-N` where that is `generator-N`. `version` is that of the
+    checkpoint's weights; `lost` as of SGLangEngine."""
+    name, index = process.replace("generator", "sglang", 1), index_of(process)
+    layout = PublishedLayout(checkpoint, getattr(torch, run.engine.dtype))
+    return SGLangEngine(
+        _server(run, checkpoint, folder, name, index, version),
+        _weights_way(run.sglang, layout, folder.shared_memory / name),
+        model=checkpoint,
+        sequence_tokens=run.dialogue.sequence_tokens,
+        version=version,
+        max_pending=MAX_PENDING,
+        connect=partial(SGLangClient, request_s=run.sglang.request_s),
+        lost=lost,
+    )
+
+
+def _server(run: Run, checkpoint: Path, folder: RunFolder, name: str, index: int, version: int) -> Server:
+    wanted = Wanted(run.engine, run.sglang, checkpoint, run.dialogue.sequence_tokens)
+    if run.sglang.attach:
+        return AttachedServer(wanted, index=index)
+    log, scratch = folder.logs / f"{name}.log", folder.sockets / name
+    return SGLangServer(wanted, log=log, scratch=scratch, index=index, version=version)
+
+
+def _weights_way(sglang: Sglang, layout: PublishedLayout, scratch: Path) -> WeightsWay:
+    """`scratch`: a folder in memory, of this engine alone."""
+    match sglang.weights:
+        case "disk":
+            return DiskWeights(layout, scratch)
+        case "tensor":
+            return TensorWeights(layout, sglang.bucket_mib << 20)
+        case "group":
+            return GroupWeights(layout, sglang.bucket_mib << 20, sglang.group_backend, timeout_s=sglang.request_s)
+        case _:
+            assert_never(sglang.weights)
