@@ -28,7 +28,17 @@ from actors.hosts import meeting_environment
 from actors.refusal import Refusal
 from actors.stalls import Stalls
 from actors.supervisor import Program, Supervisor, unusable
-from actors.wiring import HEAD, LAUNCHER, LEARNER, ROLLOUT, WEIGHTS, executors, generators, tell_engine_left
+from actors.wiring import (
+    HEAD,
+    LAUNCHER,
+    LEARNER,
+    ROLLOUT,
+    WEIGHTS,
+    executors,
+    generators,
+    stops_within_s,
+    tell_engine_left,
+)
 from bus.book import network_of, write_book, write_network
 from bus.heartbeat import listening
 from bus.messages import (
@@ -52,9 +62,8 @@ from engine.snapshots import forget_after
 
 Ending = Literal["finished", "interrupted"]
 
-STOP_WITHIN_S = 2.0  # for all but the head, from Shutdown on; then they are killed
 STOP_HEAD_WITHIN_S = 1.2
-STOP_NODES_WITHIN_S = 4.0
+NODES_LONGER_S = 2.0  # than the slowest of their processes
 
 
 def go_back_to(folder: RunFolder, step: int) -> None:
@@ -249,11 +258,12 @@ class Launcher:
         """All but the head at once; then the head, whose log is the run's memory."""
         began = time.monotonic()
         others = [name for name in self._children.names if name not in (HEAD, WEIGHTS)]
-        ending = [self._children.end(bus, name, STOP_WITHIN_S) for name in others]
+        ending = [self._children.end(bus, name, stops_within_s(self._run, name)) for name in others]
         if WEIGHTS in self._children.names:
-            ending.append(self._children.terminate(WEIGHTS, STOP_WITHIN_S))
+            ending.append(self._children.terminate(WEIGHTS, stops_within_s(self._run, WEIGHTS)))
         if self._cluster is not None:
-            ending.append(self._cluster.end(STOP_NODES_WITHIN_S))
+            slowest_s = max(stops_within_s(self._run, name) for name in generators(self._run))
+            ending.append(self._cluster.end(slowest_s + NODES_LONGER_S))
         await asyncio.gather(*ending)
         if HEAD in self._children.names:
             await self._children.end(bus, HEAD, STOP_HEAD_WITHIN_S)

@@ -23,7 +23,7 @@ from actors.commands import Commands, Meeting
 from actors.hosts import check_free, meeting_environment
 from actors.refusal import Refusal
 from actors.supervisor import Program, Supervisor
-from actors.wiring import LAUNCHER, LEARNER
+from actors.wiring import LAUNCHER, LEARNER, stops_within_s
 from bus.book import Address, network_of, write_book, write_network
 from bus.heartbeat import listening
 from bus.messages import (
@@ -49,7 +49,6 @@ from configs.schema import Run
 Ending = Literal["over", "interrupted", "lost", "unheard"]
 Say = Callable[[str], None]
 
-STOP_WITHIN_S = 2.0
 _QUEUE_MESSAGES = 65_536
 _ASK_S = 10.0  # without an answer for so long, it says that it waits
 
@@ -300,9 +299,9 @@ class Membership:
             self._ranks.cancel()
         children, workers = self._children, (*self._welcome.generators, *self._welcome.executors)
         ending = [
-            children.end(self._bus, name, STOP_WITHIN_S)
+            children.end(self._bus, name, stops_within_s(self._run, name))
             if name in workers
-            else children.kill_after(name, STOP_WITHIN_S)
+            else children.kill_after(name, stops_within_s(self._run, name))
             for name in children.names
         ]
         await asyncio.gather(*ending)

@@ -21,6 +21,8 @@ from policies.trajectory import Rules
 
 HEAD, ROLLOUT, EXECUTOR, LEARNER, LAUNCHER = "head", "rollout-0", "executor-0", "learner", "launcher"
 WEIGHTS = "weights"  # the process that serves them to other nodes
+STOP_WITHIN_S = 2.0
+SERVER_STOPS_WITHIN_S = 4.0
 
 
 def executors(run: Run) -> tuple[str, ...]:
@@ -35,6 +37,12 @@ def generators(run: Run) -> tuple[str, ...]:
 def index_of(process: str) -> int:
     """Of `generator-2`, and of the third generator of another node, `generator-2@1`: 2."""
     return int(process.partition("@")[0].rpartition("-")[2])
+
+
+def stops_within_s(run: Run, process: str) -> float:
+    """From Shutdown on; then it is killed. A generator has longer that ends a server first."""
+    serves = run.engine.kind == "sglang" and process.startswith("generator-")
+    return STOP_WITHIN_S + (SERVER_STOPS_WITHIN_S if serves else 0.0)
 
 
 async def tell_engine_left(bus: Bus, left: EngineLeft) -> None:

@@ -75,3 +75,4 @@ class Turn:
     def fail(self, failure: EngineFailure) -> None:
         if not self.answer.done():
             self.answer.set_exception(failure)
+            self.answer.exception()  # seen: where the call has been cancelled nobody else looks

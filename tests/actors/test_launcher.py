@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from actors import launcher
+from actors import wiring
 from actors.children import ProcessDied
 from actors.commands import Commands
 from actors.display import Display
@@ -82,7 +82,7 @@ def test_a_task_that_cannot_be_made_ends_the_run_with_its_complaint(
 def test_an_interrupt_while_the_task_is_made_ends_the_run_and_leaves_nothing(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "STOP_WITHIN_S", 0.05)
+    monkeypatch.setattr(wiring, "STOP_WITHIN_S", 0.05)
     before, output = set(family(os.getpid())), folder.logs / "prepare.out"
     with capture_logs() as said:
         ending = launched(
