@@ -12,6 +12,7 @@ HOST = "127.0.0.1"
 _ALWAYS = (
     *("--enable-priority-scheduling", "--disable-priority-preemption"),  # who waits has a rank; who runs is let run
     "--incremental-streaming-output",  # else each piece of a stream repeats all before it
+    *("--log-level-http", "warning"),  # else every look at its load is a line of its log
     "--sleep-on-idle",  # else a scheduler that has nothing to do takes a core
 )
 # Without a GPU: what is left of attention, sampling and scheduling. `--grammar-backend none`: no output is held to a form.

@@ -12,14 +12,15 @@ from pathlib import Path
 
 _READ_BYTES = 16_384
 _WORKER = "sglang::"  # what SGLang calls those of its processes whose end is the end of all
-_SHARED = re.compile(r"/dev/shm/sglang_\S+(?=\n)")  # of one that is there still: else the line has " (deleted)"
+_MEMORY = Path("/dev/shm")
+_SHARED = re.compile(rf"(\d+) +{_MEMORY}/(?:sglang_|sem\.)")  # its inode: semaphores are renamed after they are mapped
 
 
 class ProcessGroup:
     def __init__(self, first: asyncio.subprocess.Process) -> None:
         """`first` is the group's leader."""
         self.first = first
-        self._shared: set[Path] = set()  # memory that it has under a name, and leaves behind when it is killed
+        self._shared: set[int] = set()  # inodes of memory that has a name, and is left behind when it is killed
 
     def members(self) -> Iterator[int]:
         """Those that have not ended."""
@@ -76,14 +77,19 @@ class ProcessGroup:
         left = list(self.members())
         self.signal(signal.SIGKILL)
         await asyncio.gather(self.first.wait(), *map(self.ended, left))
-        for file in self._shared:
-            file.unlink(missing_ok=True)
+        self._unlink_shared()
         return by_itself
 
     def _note_shared(self) -> None:
         for pid in self.members():
             with contextlib.suppress(OSError):
-                self._shared |= {Path(name) for name in _SHARED.findall(Path(f"/proc/{pid}/maps").read_text())}
+                self._shared |= {int(inode) for inode in _SHARED.findall(Path(f"/proc/{pid}/maps").read_text())}
+
+    def _unlink_shared(self) -> None:
+        for file in (*_MEMORY.glob("sglang_*"), *_MEMORY.glob("sem.*")):
+            with contextlib.suppress(FileNotFoundError):
+                if file.stat().st_ino in self._shared:
+                    file.unlink()
 
 
 def words(log: Path, lines: int = 12) -> str:

@@ -10,6 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
+from bus.codec import decode
+from bus.event_reading import read_events
+from bus.messages import StepRequested, TrajectoryFinished
 from configs.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -45,8 +50,8 @@ def launch(runs: Path, *words: str, output: IO[str] | int = subprocess.PIPE) -> 
     return subprocess.Popen(command_line(runs, *words), cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True)
 
 
-def finish(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=PATIENCE_S)
+def finish(process: subprocess.Popen[str], patience_s: float = PATIENCE_S) -> str:
+    output, _ = process.communicate(timeout=patience_s)
     return output
 
 
@@ -65,8 +70,8 @@ def asterism(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "actors.cli", *arguments], cwd=ROOT, capture_output=True, text=True)
 
 
-def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+def until(condition: Callable[[], bool], process: subprocess.Popen[str], patience_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + patience_s
     while not condition():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, "it never came true"
@@ -89,12 +94,27 @@ def metrics(folder: RunFolder, kind: str) -> list[dict[str, float]]:
     return [line for line in lines if line["kind"] == kind]
 
 
-def said(folder: RunFolder, event: str) -> list[dict[str, Any]]:
-    """What the launcher's log has of one kind."""
-    log = folder.logs / "launcher.jsonl"
+def said(folder: RunFolder, event: str, process: str = "launcher") -> list[dict[str, Any]]:
+    """What the log of a process has of one kind."""
+    log = folder.logs / f"{process}.jsonl"
     lines = log.read_text().splitlines(keepends=True) if log.exists() else []
     entries = [json.loads(line) for line in lines if line.endswith("\n")]
     return [entry for entry in entries if entry["event"] == event]
+
+
+def versions(folder: RunFolder) -> dict[int, set[int]]:
+    """Of the tokens that were generated, by the newest version as their trajectory ended."""
+    version, found = -1, dict[int, set[int]]()
+    for event, _ in read_events(folder.events / "head.sqlite", kinds=["StepRequested", "TrajectoryFinished"]):
+        message = decode(event.frame).message
+        if isinstance(message, StepRequested):
+            version = message.version
+        if isinstance(message, TrajectoryFinished) and version >= 0:
+            generated = np.frombuffer(message.loss_mask, np.uint8).astype(bool)
+            of_tokens = np.frombuffer(message.versions, np.int32)
+            assert set(of_tokens[~generated].tolist()) <= {-1}
+            found.setdefault(version, set()).update(of_tokens[generated].tolist())
+    return found
 
 
 def lives(folder: RunFolder, name: str) -> list[int]:

@@ -8,14 +8,13 @@ import shutil
 import sqlite3
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from bus.codec import decode
 from bus.event_reading import read_events
-from bus.messages import AnswerGraded, CodeFinished, StepRequested, TrajectoryFinished
+from bus.messages import AnswerGraded, CodeFinished, TrajectoryFinished
 from configs.run_folder import RunFolder
-from tests.actors.running import Start, adds_up, asterism, finish, from_cold_start_of, metrics
+from tests.actors.running import Start, adds_up, asterism, finish, from_cold_start_of, metrics, versions
 from tests.processes import processes_that_name
 
 pytestmark = pytest.mark.slow
@@ -59,19 +58,7 @@ def test_the_steps_are_updates_on_what_the_generator_produced(finished_run: tupl
 
 
 def test_every_generated_token_bears_the_version_of_the_step_before(finished_run: tuple[RunFolder, str]) -> None:
-    version, seen = -1, set[int]()
-    for event, _ in read_events(finished_run[0].events / "head.sqlite", kinds=["StepRequested", "TrajectoryFinished"]):
-        message = decode(event.frame).message
-        if isinstance(message, StepRequested):
-            version = message.version
-        if isinstance(message, TrajectoryFinished) and version >= 0:
-            generated = np.frombuffer(message.loss_mask, np.uint8).astype(bool)
-            versions = np.frombuffer(message.versions, np.int32)
-            last = {3} if version == 2 else set[int]()  # the last evaluation comes after the last step
-            assert set(versions[generated].tolist()) <= {version} | last
-            assert set(versions[~generated].tolist()) <= {-1}
-            seen |= set(versions[generated].tolist())
-    assert seen == {0, 1, 2, 3}
+    assert versions(finished_run[0]) == {0: {0}, 1: {1}, 2: {2, 3}}  # the last evaluation comes after the last step
 
 
 def test_the_checkpoints_are_ordinary_transformers_folders(finished_run: tuple[RunFolder, str]) -> None:

@@ -73,6 +73,11 @@ def test_what_needs_a_gpu_is_left_out_without_one():
     assert "--disable-cuda-graph" in words(Engine(device="cuda", cuda_graphs=False))
 
 
+def test_a_server_streams_what_is_new_sleeps_when_idle_and_lets_run_who_runs():
+    flags = {"--incremental-streaming-output", "--sleep-on-idle", "--enable-priority-scheduling"}
+    assert flags | {"--disable-priority-preemption"} <= set(words(Engine()))
+
+
 def test_further_arguments_come_last_and_so_win():
     given = words(Engine(), Sglang(arguments=("--page-size", "1", "--enable-metrics")))
     assert given[-3:] == ["--page-size", "1", "--enable-metrics"]
