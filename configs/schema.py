@@ -318,6 +318,7 @@ class Run(Section, frozen=True):
         _require_room(self.dialogue.sequence_tokens, self.engine, self.sglang)
         if self.engine.kind == "sglang":
             _require_servers(self.engine, self.sglang)
+            _require_servers_of_nodes(self.sglang, self.cluster)
         require(
             self.log.keep_steps == 0 or self.log.keep_steps > self.rl.max_staleness,
             f"log.keep_steps must be more than rl.max_staleness = {self.rl.max_staleness}: what is under way is kept",
@@ -366,6 +367,15 @@ def _require_servers(engine: Engine, sglang: Sglang) -> None:
     require(
         sglang.weights != "group" or sglang.group_backend != "nccl" or engine.device == "cuda",
         f'sglang.group_backend = "nccl" needs engine.device = "cuda", take "gloo": "{engine.device}"',
+    )
+
+
+def _require_servers_of_nodes(sglang: Sglang, cluster: Cluster) -> None:
+    """Raise ValueError if engines of two nodes would have one server."""
+    require(
+        cluster.key == "" or not sglang.attach_far,
+        "sglang.attach must name servers of 127.0.0.1, each node's own, where cluster.key lets nodes join:"
+        f" {', '.join(sglang.attach_far)}",
     )
 
 

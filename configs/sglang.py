@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from typing import Literal
+from urllib.parse import urlsplit
 
 from configs.section import Section, require
 
 PORTS = 10  # of each server, from its first one
 SPARE_TOKENS = 8  # of a server's context, that no sequence can have
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _OURS = ("--model-path", "--model", "--host", "--port", "--weight-version")
 
 
@@ -45,3 +47,8 @@ class Sglang(Section, frozen=True):
             f'weights must be "disk" where data_parallel = {self.data_parallel}: a server with more than one copy of the '
             "model takes no others",
         )
+
+    @property
+    def attach_far(self) -> tuple[str, ...]:
+        """Those of `attach` that are the same server wherever one asks."""
+        return tuple(url for url in self.attach if urlsplit(url).hostname not in _LOOPBACK)

@@ -85,6 +85,14 @@ def test_each_engine_has_a_server_to_attach_to_or_none_has():
     assert loaded("engine.num_engines=2", 'sglang.attach=["http://a:1", "http://a:2"]').engine.num_engines == 2
 
 
+def test_nodes_attach_to_servers_of_their_own_alone():
+    said = complaint(*BASE, "cluster.key=my.key", 'sglang.attach=["http://gpu7:30000"]')
+    assert "sglang.attach must name servers of 127.0.0.1" in said
+    assert "http://gpu7:30000" in said
+    assert loaded("cluster.key=my.key", 'sglang.attach=["http://localhost:30000/"]').cluster.key == "my.key"
+    assert loaded('sglang.attach=["http://gpu7:30000"]').sglang.attach == ("http://gpu7:30000",)
+
+
 def test_the_servers_ports_are_ports():
     assert "sglang.port must leave 10 ports below 65536" in complaint(*BASE, "sglang.port=65530")
     assert loaded("sglang.port=65526").sglang.port == 65_526
