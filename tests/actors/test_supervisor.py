@@ -25,6 +25,7 @@ from tests.simulation.processes import SimulatedProcess
 
 SETTINGS = Supervision(backoff_s=1.0)
 RESTARTS = SETTINGS.restarts
+LONG_S = 500.0  # until an "other-long" works
 
 
 class Nursery(Children):
@@ -58,7 +59,9 @@ class Node:
             lambda name, life: (name, str(life)),
         )
         others = {
-            name: Program(lambda life, name=name: (name, str(life))) for name in names if name.startswith("other")
+            name: Program(lambda life, name=name: (name, str(life)), starts_within_s=LONG_S if "long" in name else 0.0)
+            for name in names
+            if name.startswith("other")
         }
         self.supervisor = Supervisor({**self.executors.programs(), **others}, self.children, SETTINGS)
         self.supervisor.start()
@@ -313,6 +316,22 @@ def test_a_process_that_has_lived_for_a_while_is_forgiven_its_deaths(tmp_path: P
             await giving_up
 
     play(tmp_path, scenario, "other-0")
+
+
+def test_one_that_takes_long_until_it_works_is_not_forgiven_for_that_time(tmp_path: Path) -> None:
+    async def scenario(node: Node) -> None:
+        giving_up = asyncio.create_task(node.supervisor.until_given_up())
+        for _ in range(2 * RESTARTS):
+            await node.die("other-long")
+            await asyncio.sleep(LONG_S + SETTINGS.settled_s + 2)
+        assert not giving_up.done()
+        for _ in range(RESTARTS + 1):
+            await node.die("other-long")
+            await asyncio.sleep(LONG_S)
+        with pytest.raises(ProcessDied, match="other-long ended 6 times in a row"):
+            await giving_up
+
+    play(tmp_path, scenario, "other-long")
 
 
 def test_what_a_process_cannot_use_another_life_of_it_cannot_use_either(tmp_path: Path) -> None:
