@@ -106,6 +106,7 @@ class SGLangEngine:
             self._info = await client.server_info()
             self._weights.check(self._info)
             self._limits = limits_of(self._model, self._sequence_tokens, self._info)
+            await client.resume()  # whoever had it before may have left it paused
             await self._name_weights(client)
             self._counters.see(await client.loads())
         except BaseException:
@@ -290,12 +291,15 @@ class SGLangEngine:
         return Capacity(info.dp_size * pages * info.page_size, info.page_size, self._limits.sequence_tokens)
 
     async def _name_weights(self, client: SGLangClient) -> None:
-        """A server that has run already may have other weights than those of its checkpoint."""
+        """A server that has run already may have other weights than those of its checkpoint. Where requests of a former
+        engine are still about to end, it cannot drop what it has cached under those: so that is not to be found."""
         named = (await client.model_info()).weight_version
         if named == UNNAMED:
             await client.name_weights(str(self._version))
         elif named != str(self._version):
-            await client.update_from_disk(self._model, str(self._version), flush_cache=True)
+            await client.update_from_disk(self._model, str(self._version), flush_cache=False)
+            await client.flush_cache()
+            self._key = self._life
 
     async def _poll(self, client: SGLangClient) -> None:
         known = True

@@ -1,4 +1,4 @@
-"""The embedded engine as its users see it: asyncio in front, one thread behind."""
+"""The embedded engine: asyncio in front, one thread behind. What it has in common with every engine: tests/engine/contract."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from bus.messages import WeightsPublished
 from engine.batching import ContinuousBatch
 from engine.checkpoint import CheckpointRefused, save_model
-from engine.contract import Capacity, Engine, EngineFailure, Generation, GenerationRequest, RequestRefused
+from engine.contract import Capacity, Engine, EngineFailure, Generation, GenerationRequest
 from engine.embedded import EmbeddedEngine
 from engine.tokenizer import UnusableTokenizer
-from engine.weights import WeightsPublisher
 from tests.engine.tiny_models import random_ids, small_config, small_model, write_tokenizer
 
 LONGEST = 400
@@ -34,15 +32,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return parent / "model"
 
 
-def serve(
-    folder: Path, scene: Callable[[EmbeddedEngine], Awaitable[None]], *, rows: int = 4, max_pending: int = 100
-) -> None:
+def serve(folder: Path, scene: Callable[[EmbeddedEngine], Awaitable[None]], *, rows: int = 4) -> None:
     """Play the scene on a started engine; then close it, and see that its thread is gone."""
 
     async def play() -> None:
-        engine = EmbeddedEngine(
-            folder, Capacity(rows * LONGEST + 5, PAGE, LONGEST), max_pending=max_pending, max_running=rows
-        )
+        engine = EmbeddedEngine(folder, Capacity(rows * LONGEST + 5, PAGE, LONGEST), max_running=rows)
         assert await engine.start() == Capacity(rows * LONGEST, PAGE, LONGEST)
         try:
             await scene(engine)
@@ -59,8 +53,8 @@ def request(number: int, new_tokens: int = 12) -> GenerationRequest:
     return GenerationRequest(number, random_ids(4 + number, number), new_tokens, seed=number)
 
 
-def expected(asked: GenerationRequest, seed: int = 0) -> list[int]:
-    core = ContinuousBatch(small_model(seed, CONFIG), Capacity(LONGEST, PAGE, LONGEST))
+def expected(asked: GenerationRequest) -> list[int]:
+    core = ContinuousBatch(small_model(config=CONFIG), Capacity(LONGEST, PAGE, LONGEST))
     core.submit(asked)
     while not (outcomes := core.step()):
         pass
@@ -107,89 +101,6 @@ def test_two_engines_side_by_side_answer_as_each_alone(folder: Path) -> None:
     serve(folder, scene)
 
 
-def test_while_paused_nothing_is_generated_and_abort_answers_at_once(folder: Path) -> None:
-    async def scene(engine: Engine) -> None:
-        await engine.pause()
-        first, second = (asyncio.ensure_future(engine.generate(request(number))) for number in (0, 1))
-        await asyncio.sleep(0)  # let both be posted
-        engine.abort(0)
-        aborted = await first
-        assert (aborted.finish, len(aborted.token_ids), engine.load().decode_steps) == ("abort", 0, 0)
-        await engine.resume()
-        assert (await second).token_ids.tolist() == expected(request(1))
-
-    serve(folder, scene)
-
-
-def test_a_bad_request_is_refused_and_the_engine_goes_on(folder: Path) -> None:
-    async def scene(engine: Engine) -> None:
-        bad = GenerationRequest(9, np.array([3, 280], np.int32), 4)
-        with pytest.raises(RequestRefused, match="token id 280 at position 1 is outside the vocabulary of 280"):
-            await engine.generate(bad)
-        await engine.pause()
-        pending = asyncio.ensure_future(engine.generate(request(1)))
-        await asyncio.sleep(0)
-        with pytest.raises(RequestRefused, match="sequence 1 is being generated already"):
-            await engine.generate(request(1))
-        await engine.resume()
-        assert (await pending).token_ids.tolist() == expected(request(1))
-
-    serve(folder, scene)
-
-
-def test_a_call_beyond_the_bound_fails_and_those_within_it_are_answered(folder: Path) -> None:
-    async def scene(engine: Engine) -> None:
-        calls = (engine.generate(request(number)) for number in range(3))
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(each) for each in found] == [Generation, Generation, EngineFailure]
-        assert str(found[2]) == "2 calls are pending, the engine takes no more"
-
-    serve(folder, scene, max_pending=2)
-
-
-def test_a_cancelled_call_is_aborted_and_may_be_made_again(folder: Path) -> None:
-    async def scene(engine: Engine) -> None:
-        await engine.pause()
-        call = asyncio.ensure_future(engine.generate(request(1)))
-        await asyncio.sleep(0)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        await engine.resume()
-        assert (await engine.generate(request(1))).token_ids.tolist() == expected(request(1))
-
-    serve(folder, scene)
-
-
-def test_published_weights_are_in_force_from_the_next_token_on(folder: Path, tmp_path: Path) -> None:
-    other = small_model(5, CONFIG)
-    published = WeightsPublisher(tmp_path / "weights").publish(3, dict(other.named_parameters()))
-
-    async def scene(engine: Engine) -> None:
-        assert engine.version == 0
-        await engine.load_weights(published)
-        assert engine.version == 3
-        generation = await engine.generate(request(1))
-        assert generation.token_ids.tolist() == expected(request(1), seed=5)
-        assert set(generation.versions.tolist()) == {3}
-
-    serve(folder, scene)
-
-
-def test_damaged_weights_are_an_error_and_the_old_ones_stay_in_force(folder: Path, tmp_path: Path) -> None:
-    other = small_model(5, CONFIG)
-    published = WeightsPublisher(tmp_path / "weights").publish(3, dict(other.named_parameters()))
-    damaged = WeightsPublished(published.version, published.path, published.num_bytes, "0" * 32)
-
-    async def scene(engine: Engine) -> None:
-        with pytest.raises(EngineFailure):
-            await engine.load_weights(damaged)
-        assert engine.version == 0
-        assert (await engine.generate(request(1))).token_ids.tolist() == expected(request(1))
-
-    serve(folder, scene)
-
-
 def test_an_error_in_the_thread_fails_all_that_is_pending_and_all_that_follows(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,18 +113,6 @@ def test_an_error_in_the_thread_fails_all_that_is_pending_and_all_that_follows(
         assert [str(each) for each in found] == ["the engine broke: RuntimeError: out of something"] * 2
         with pytest.raises(EngineFailure, match="the engine broke: RuntimeError: out of something"):
             await engine.generate(request(3))
-
-    serve(folder, scene)
-
-
-def test_closing_fails_what_is_pending(folder: Path) -> None:
-    async def scene(engine: Engine) -> None:
-        await engine.pause()
-        pending = asyncio.ensure_future(engine.generate(request(1)))
-        await asyncio.sleep(0)
-        await engine.close()
-        with pytest.raises(EngineFailure, match="the engine is closed"):
-            await pending
 
     serve(folder, scene)
 

@@ -1,31 +1,54 @@
-"""The servers that these tests speak to: `SGLANG_URL`, with room for all, and `SGLANG_SMALL_URL`, with too little. Both run
-the tiny model of `SGLANG_MODEL`, by --enable-deterministic-inference."""
+"""The two servers that these tests share, each started once for all files: one with room for all, and one with too little."""
 
 from __future__ import annotations
 
-import os
+import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.sglang.bench import TRAITS, TRAITS_IN_BFLOAT16, SGLangBench, Shared
+from tests.sglang.serving import roomy, scarce, tiny_model
 
-def _of_environment(name: str) -> str:
-    value = os.environ.get(name)
-    if not value:
-        pytest.fail(f"set {name}")
-    return value
+ROOMY_PORT, SCARCE_PORT = 31_300, 31_310
 
 
 @pytest.fixture(scope="session")
-def server_url() -> str:
-    return _of_environment("SGLANG_URL")
+def loop() -> Iterator[asyncio.Runner]:
+    """In which the shared servers are watched; what uses them is run there."""
+    with asyncio.Runner() as runner:
+        yield runner
 
 
 @pytest.fixture(scope="session")
-def small_server_url() -> str:
-    return _of_environment("SGLANG_SMALL_URL")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")
-def model() -> Path:
-    return Path(_of_environment("SGLANG_MODEL"))
+def servers(
+    loop: asyncio.Runner, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Shared, Shared]]:
+    """The roomy one and the scarce one."""
+    folder = tmp_path_factory.mktemp("servers")
+    shared = Shared(roomy(model, ROOMY_PORT), folder, "roomy"), Shared(scarce(model, SCARCE_PORT), folder, "scarce")
+
+    async def each(doing: str) -> None:
+        await asyncio.gather(*(getattr(server, doing)() for server in shared))
+
+    loop.run(each("start"))
+    yield shared
+    loop.run(each("close"))
+
+
+@pytest.fixture
+def bench(servers: tuple[Shared, Shared], tmp_path: Path) -> SGLangBench:
+    """In float32, where there is room."""
+    return SGLangBench(*servers, tmp_path, TRAITS)
+
+
+@pytest.fixture
+def bench_in_bfloat16(servers: tuple[Shared, Shared], tmp_path: Path) -> SGLangBench:
+    _, scarce = servers
+    return SGLangBench(scarce, scarce, tmp_path, TRAITS_IN_BFLOAT16)

@@ -74,7 +74,7 @@ def test_a_stop_that_was_not_asked_for_at_the_last_token_is_the_length(model: Pa
     ("named", "path", "said"),
     [
         ("default", "/update_weight_version", {"new_version": "2", "abort_all_requests": False}),
-        ("7", "/update_weights_from_disk", {"weight_version": "2", "flush_cache": True}),
+        ("7", "/update_weights_from_disk", {"weight_version": "2", "flush_cache": False}),
         ("2", "/update_weights_from_disk", None),
     ],
 )
@@ -91,6 +91,30 @@ def test_a_server_begins_with_the_checkpoints_weights_under_their_number(
     if said and named == "7":
         said["model_path"] = str(model)
     assert server.bodies(path) == ([said] if said else [])
+
+
+def test_what_a_server_cached_under_other_weights_is_not_found_under_the_checkpoints(model: Path):
+    server = StandIn(streaming(whole))
+    server.weight_version = "7"
+
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        await engine.generate(request())
+
+    serve(model, server, scene)
+    serve(model, server, scene)
+    first, second = (body["extra_key"] for body in server.bodies("/generate"))
+    assert first != second
+
+
+def test_a_server_that_its_former_engine_left_paused_is_told_to_go_on_before_anything_else(model: Path):
+    server = StandIn()
+    serve(model, server, _nothing)
+    changes = [path for path, _ in server.asked if path not in ("/server_info", "/model_info", "/v1/loads")]
+    assert changes == ["/continue_generation", "/update_weight_version"]
+
+
+async def _nothing(*_: Any) -> None:
+    pass
 
 
 def test_nothing_that_would_end_the_server_is_sent(model: Path):

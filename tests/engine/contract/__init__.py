@@ -1,0 +1,23 @@
+"""The contract of engine.contract.Engine as cases, each a coroutine that takes a Bench: any engine has to pass them all."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in ("bench", "generation", "control", "load")))
+
+from tests.engine.contract.bench import Bench  # noqa: E402 - after what rewrites its asserts
+from tests.engine.contract.control import CONTROL  # noqa: E402
+from tests.engine.contract.generation import GENERATION, LOGPROBS  # noqa: E402
+from tests.engine.contract.load import LOAD  # noqa: E402
+
+Case = Callable[[Bench], Awaitable[None]]
+
+CASES: tuple[Case, ...] = (*GENERATION, *LOAD, *CONTROL)
+IN_LOW_PRECISION: tuple[Case, ...] = LOGPROBS
+
+
+def sentence(case: Case) -> str:
+    return case.__name__  # pyright: ignore[reportFunctionMemberAccess]

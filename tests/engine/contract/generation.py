@@ -1,0 +1,197 @@
+"""Cases of engine.contract.Engine: ids and logprobs, seeds, stops and limits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from engine.checkpoint import load_model
+from engine.contract import EngineFailure, Generation, GenerationRequest, RequestRefused
+from engine.qwen3 import Qwen3
+from tests.engine.contract.bench import (
+    Bench,
+    as_sequence,
+    changed_model,
+    continued,
+    learners_logprobs,
+    posted,
+    publish,
+    request,
+    tokens,
+)
+
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 0.6, "top_p": 0.7},
+    {"temperature": 1.5, "top_k": 5},
+    {"temperature": 0.0},
+)
+
+
+# ---------------------------------------------------------------- ids and logprobs
+
+
+async def tokens_and_logprobs_are_those_of_the_learners_model(bench: Bench) -> None:
+    model = load_model(bench.model, torch.float32)
+    async with bench.engine() as (engine, _):
+        asked = [request(number, 40, **settings) for number, settings in enumerate(SETTINGS)]
+        found = await asyncio.gather(*map(engine.generate, asked))
+        for each, generation in zip(asked, found, strict=True):
+            _check(bench, model, each, generation)
+            assert (generation.finish, set(generation.versions.tolist())) == ("length", {0})
+
+
+async def after_new_weights_they_are_those_of_the_learners_new_model(bench: Bench) -> None:
+    model = changed_model(bench)
+    async with bench.engine() as (engine, _):
+        await engine.load_weights(publish(bench, 3, model))
+        asked = [request(number, 40, **settings) for number, settings in enumerate(SETTINGS)]
+        found = await asyncio.gather(*map(engine.generate, asked))
+        for each, generation in zip(asked, found, strict=True):
+            _check(bench, model, each, generation)
+            assert set(generation.versions.tolist()) == {3}
+
+
+def _check(bench: Bench, model: Qwen3, asked: GenerationRequest, found: Generation) -> None:
+    """A token may be as much less likely than those that it was preferred to as two logprobs may be wrong."""
+    counts = len(found.token_ids), len(found.logprobs), len(found.versions)
+    assert counts == (asked.max_new_tokens,) * 3
+    wanted = learners_logprobs(model, asked, found)
+    sampled = wanted.gather(-1, torch.from_numpy(found.token_ids).long()[:, None])
+    np.testing.assert_allclose(found.logprobs, sampled[:, 0].numpy(), rtol=0, atol=bench.traits.logprob_error)
+    better = wanted > sampled + 2 * bench.traits.logprob_error
+    if asked.temperature == 0:
+        assert not better.any()
+    if asked.top_k:
+        assert int(better.sum(-1).max()) < asked.top_k
+    assert float((wanted.exp() * better).sum(-1).max()) < asked.top_p
+
+
+async def calls_that_come_together_get_what_each_would_get_alone(bench: Bench) -> None:
+    async with bench.engine() as (engine, _):
+        together = await asyncio.gather(*(tokens(engine, request(number)) for number in range(4)))
+        assert together == [await tokens(engine, request(number)) for number in range(4)]
+
+
+async def a_turn_goes_on_from_its_cached_prefix_with_the_tokens_that_it_would_have_had(bench: Bench) -> None:
+    asked = request(1, 30, 40)
+    async with bench.engine() as (engine, _):
+        whole = await engine.generate(as_sequence(2, asked))
+        first = await tokens(engine, msgspec.structs.replace(asked, max_new_tokens=10))
+        rest = await engine.generate(continued(asked, first, 20))
+        assert first + rest.token_ids.tolist() == whole.token_ids.tolist()
+        np.testing.assert_allclose(rest.logprobs, whole.logprobs[10:], rtol=0, atol=bench.traits.logprob_error)
+        had = 40 + 10 - 1  # of the last token nothing is computed before it is asked for
+        assert rest.cached_tokens == had // bench.traits.prefix_tokens * bench.traits.prefix_tokens
+
+
+# ---------------------------------------------------------------- seeds
+
+
+async def a_seed_gives_its_tokens_again_and_another_gives_others_whichever_of_its_bits_differs(bench: Bench) -> None:
+    seeds = (5, 6, 5 + 2**32, 5 + 2**63)
+    async with bench.engine() as (engine, _):
+        drawn = [await tokens(engine, request(1, seed=seed)) for seed in seeds]
+        assert len({tuple(each) for each in drawn}) == len(seeds)
+        assert await tokens(engine, request(1, seed=5)) == drawn[0]
+
+
+async def siblings_that_share_a_prompt_draw_their_own_tokens(bench: Bench) -> None:
+    async with bench.engine() as (engine, _):
+        siblings = [as_sequence(number, request(1, seed=number)) for number in range(4)]
+        drawn = await asyncio.gather(*(tokens(engine, sibling) for sibling in siblings))
+        assert len({tuple(each) for each in drawn}) == 4
+
+
+# ---------------------------------------------------------------- stops and limits
+
+
+async def a_turn_ends_at_its_stop_token_which_it_keeps_and_not_at_the_models_own(bench: Bench) -> None:
+    end = msgspec.json.decode((bench.model / "config.json").read_bytes())["eos_token_id"]
+
+    def hot(seed: int, **settings: Any) -> GenerationRequest:
+        return as_sequence(seed, request(8, 80, temperature=100.0, seed=seed, **settings))
+
+    async with bench.engine() as (engine, _):
+        drawn = await asyncio.gather(*(tokens(engine, hot(seed)) for seed in range(40)))
+        seed, ids = next((seed, ids) for seed, ids in enumerate(drawn) if end in ids[:60])
+        behind = ids.index(end) + 10
+        stop = next(token for token in ids[behind:] if token not in ids[:behind])
+        stopped = await engine.generate(hot(seed, stop_token_ids=(stop, ids[-1])))
+        assert (stopped.token_ids.tolist(), stopped.finish) == (ids[: ids.index(stop) + 1], "stop")
+        assert len(stopped.logprobs) == len(stopped.versions) == len(stopped.token_ids)
+        ended = await engine.generate(hot(seed, stop_token_ids=(end,)))
+        assert (ended.token_ids.tolist(), ended.finish) == (ids[: ids.index(end) + 1], "stop")
+
+
+async def a_sequence_grows_to_its_last_token_and_no_further(bench: Bench) -> None:
+    async with bench.engine() as (engine, capacity):
+        longest = capacity.sequence_tokens
+        for prompt_tokens in (longest - 1, longest - 40):
+            found = await engine.generate(request(1, longest - prompt_tokens, prompt_tokens))
+            assert (len(found.token_ids), found.finish) == (longest - prompt_tokens, "length")
+        with pytest.raises(RequestRefused, match=f"are beyond the {longest} of a sequence"):
+            await engine.generate(request(1, 2, longest - 1))
+
+
+async def what_can_never_be_served_is_refused_and_the_engine_goes_on(bench: Bench) -> None:
+    vocabulary = msgspec.json.decode((bench.model / "config.json").read_bytes())["vocab_size"]
+    outside = f"at position 1 is outside the vocabulary of {vocabulary}"
+    refused = [
+        (GenerationRequest(9, np.array([3, vocabulary], np.int32), 4), f"token id {vocabulary} {outside}"),
+        (GenerationRequest(9, np.array([3, -1], np.int32), 4), f"token id -1 {outside}"),
+        (request(9, length=0), "the prompt is empty"),
+        (request(9, 0), "max_new_tokens is 0"),
+        (request(9, temperature=-0.5), "temperature is -0.5"),
+        (request(9, temperature=float("nan")), "temperature is nan"),
+        (request(9, top_p=0.0), "top_p is 0.0"),
+        (request(9, top_k=-1), "top_k is -1"),
+        (request(9, stop_token_ids=tuple(range(17))), "17 stop tokens"),
+    ]
+    async with bench.engine() as (engine, _):
+        for asked, why in refused:
+            with pytest.raises(RequestRefused, match=f"^sequence 9: {why}"):
+                await engine.generate(asked)
+        assert len(await tokens(engine, request(9))) == 24
+
+
+async def a_sequence_is_generated_once_at_a_time(bench: Bench) -> None:
+    async with bench.engine() as (engine, _):
+        await engine.pause()
+        pending = asyncio.ensure_future(engine.generate(request(1)))
+        await posted(pending)
+        with pytest.raises(RequestRefused, match="sequence 1 is being generated already"):
+            await engine.generate(request(1))
+        await engine.resume()
+        assert len((await pending).token_ids) == 24
+
+
+async def calls_beyond_the_bound_fail_and_those_within_it_are_answered(bench: Bench) -> None:
+    async with bench.engine(max_pending=2) as (engine, _):
+        calls = (engine.generate(request(number)) for number in range(3))
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(each) for each in found] == [Generation, Generation, EngineFailure]
+        assert str(found[2]) == "2 calls are pending, the engine takes no more"
+
+
+LOGPROBS = (
+    tokens_and_logprobs_are_those_of_the_learners_model,
+    after_new_weights_they_are_those_of_the_learners_new_model,
+)
+GENERATION = (
+    *LOGPROBS,
+    calls_that_come_together_get_what_each_would_get_alone,
+    a_turn_goes_on_from_its_cached_prefix_with_the_tokens_that_it_would_have_had,
+    a_seed_gives_its_tokens_again_and_another_gives_others_whichever_of_its_bits_differs,
+    siblings_that_share_a_prompt_draw_their_own_tokens,
+    a_turn_ends_at_its_stop_token_which_it_keeps_and_not_at_the_models_own,
+    a_sequence_grows_to_its_last_token_and_no_further,
+    what_can_never_be_served_is_refused_and_the_engine_goes_on,
+    a_sequence_is_generated_once_at_a_time,
+    calls_beyond_the_bound_fail_and_those_within_it_are_answered,
+)

@@ -1,0 +1,77 @@
+"""The embedded engine keeps the contract."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.checkpoint import save_model
+from engine.contract import Capacity, Engine
+from engine.embedded import EmbeddedEngine
+from engine.weights import WeightsPublisher
+from tests.engine.contract import CASES, IN_LOW_PRECISION, Case, sentence
+from tests.engine.contract.bench import Traits
+from tests.engine.tiny_models import small_config, small_model, write_tokenizer
+
+LONGEST = 640
+PAGE = 16
+RUNNING = 8
+TRAITS = Traits(logprob_error=1e-4, max_running=RUNNING, prefix_tokens=1, forgets=True, long_turn=240, look_s=0.0)
+
+
+class EmbeddedBench:
+    def __init__(self, model: Path, slots: Path, dtype: torch.dtype = torch.float32) -> None:
+        self.model, self.publisher, self._dtype = model, WeightsPublisher(slots), dtype
+        self.traits = TRAITS if dtype == torch.float32 else TRAITS._replace(logprob_error=0.3)
+
+    @asynccontextmanager
+    async def engine(
+        self, *, scarce: bool = False, max_pending: int = 100
+    ) -> AsyncIterator[tuple[EmbeddedEngine, Capacity]]:
+        before = set(threading.enumerate())
+        engine = self._made(1024 if scarce else 2 * RUNNING * LONGEST, 16 if scarce else RUNNING, max_pending)
+        try:
+            yield engine, await engine.start()
+        finally:
+            await engine.close()
+            await engine.close()
+        assert "embedded-engine" not in [thread.name for thread in set(threading.enumerate()) - before]
+
+    def unstarted(self) -> EmbeddedEngine:
+        return self._made(LONGEST, RUNNING, 100)
+
+    async def end_abruptly(self, engine: Engine) -> None:
+        def broken() -> None:
+            raise RuntimeError("out of something")
+
+        assert isinstance(engine, EmbeddedEngine)
+        assert engine._thread is not None
+        engine._thread.post(broken)
+
+    def _made(self, kv_tokens: int, running: int, max_pending: int) -> EmbeddedEngine:
+        capacity = Capacity(kv_tokens, PAGE, LONGEST)
+        return EmbeddedEngine(self.model, capacity, dtype=self._dtype, max_running=running, max_pending=max_pending)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, config = tmp_path_factory.mktemp("contract"), small_config(vocab_size=280)
+    write_tokenizer(folder / "tokenizer")
+    save_model(folder / "model", config, small_model(config=config).state_dict(), folder / "tokenizer")
+    return folder / "model"
+
+
+@pytest.mark.parametrize("case", CASES, ids=sentence)
+def test_the_embedded_engine_in_float32(case: Case, model: Path, tmp_path: Path) -> None:
+    asyncio.run(case(EmbeddedBench(model, tmp_path)))
+
+
+@pytest.mark.parametrize("case", IN_LOW_PRECISION, ids=sentence)
+def test_the_embedded_engine_in_bfloat16(case: Case, model: Path, tmp_path: Path) -> None:
+    asyncio.run(case(EmbeddedBench(model, tmp_path, torch.bfloat16)))
