@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from tests.engine.contract.bench import Traits
 from tests.sglang.serving import LONGEST
 
 PAGE = 16
-TRAITS = Traits(logprob_error=2e-4, max_running=16, prefix_tokens=PAGE, forgets=False, long_turn=300, look_s=0.02)
+TRAITS = Traits(logprob_error=2e-4, max_running=16, prefix_tokens=PAGE, forgets=False, long_turn=500, look_s=0.02)
 TRAITS_IN_BFLOAT16 = TRAITS._replace(logprob_error=0.1, prefix_tokens=1)
 
 
@@ -73,7 +73,7 @@ class SGLangBench:
     @asynccontextmanager
     async def engine(
         self, *, scarce: bool = False, max_pending: int = 100
-    ) -> AsyncIterator[tuple[SGLangEngine, Capacity]]:
+    ) -> AsyncGenerator[tuple[SGLangEngine, Capacity]]:
         engine = self._made(self._scarce if scarce else self._shared, max_pending)
         try:
             yield engine, await engine.start()

@@ -34,7 +34,7 @@ def test_a_turn_that_is_aborted_while_it_waits_for_room_leaves_the_servers_queue
         async with bench.engine(scarce=True) as (engine, capacity):
             half = request(1, capacity.kv_tokens // 2, 20)
             running, waiting = (asyncio.ensure_future(engine.generate(as_sequence(n, half))) for n in (1, 2))
-            await until_generated(bench, engine, 1)
+            await until_generated(bench, engine, 1, running)
             await _until_waiting(client, 1)
             engine.abort(2)
             assert (await waiting).finish == "abort"

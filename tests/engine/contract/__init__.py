@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,11 @@ from tests.engine.contract.control import CONTROL  # noqa: E402
 from tests.engine.contract.generation import GENERATION, LOGPROBS  # noqa: E402
 from tests.engine.contract.load import LOAD  # noqa: E402
 
-Case = Callable[[Bench], Awaitable[None]]
+Case = Callable[[Bench], Coroutine[Any, Any, None]]
 
 CASES: tuple[Case, ...] = (*GENERATION, *LOAD, *CONTROL)
 IN_LOW_PRECISION: tuple[Case, ...] = LOGPROBS
 
 
 def sentence(case: Case) -> str:
-    return case.__name__  # pyright: ignore[reportFunctionMemberAccess]
+    return case.__name__

@@ -69,14 +69,18 @@ async def tokens(engine: Engine, asked: GenerationRequest) -> list[int]:
     return (await engine.generate(asked)).token_ids.tolist()
 
 
-async def until(bench: Bench, engine: Engine, condition: Callable[[EngineLoad], bool]) -> None:
-    while not condition(engine.load()):  # noqa: ASYNC110 - it tells nobody
+async def until(
+    bench: Bench, engine: Engine, condition: Callable[[EngineLoad], bool], *calls: asyncio.Future[Generation]
+) -> None:
+    """While one of these calls at least is under way."""
+    while not condition(engine.load()):
+        assert not all(call.done() for call in calls)
         await asyncio.sleep(bench.traits.look_s)
 
 
-async def until_generated(bench: Bench, engine: Engine, count: int) -> None:
+async def until_generated(bench: Bench, engine: Engine, count: int, *calls: asyncio.Future[Generation]) -> None:
     """So many tokens since the engine's start."""
-    await until(bench, engine, lambda load: load.generated_tokens >= count)
+    await until(bench, engine, lambda load: load.generated_tokens >= count, *calls)
 
 
 async def posted(call: asyncio.Future[Any]) -> None:

@@ -31,7 +31,7 @@ async def an_abort_gives_what_there_is_and_the_turn_can_be_gone_on_with(bench: B
         aborted, other = (
             asyncio.ensure_future(engine.generate(as_sequence(number, request(5, long)))) for number in (5, 6)
         )
-        await until_generated(bench, engine, long + 64)
+        await until_generated(bench, engine, long + 64, aborted, other)
         engine.abort(5)
         part = await aborted
         count = len(part.token_ids)
@@ -57,7 +57,7 @@ async def a_cancelled_call_is_aborted_and_may_be_made_again(bench: Bench) -> Non
     async with bench.engine() as (engine, _):
         before = await tokens(engine, request(1, bench.traits.long_turn))
         call = asyncio.ensure_future(engine.generate(request(1, bench.traits.long_turn)))
-        await until_generated(bench, engine, bench.traits.long_turn + 16)
+        await until_generated(bench, engine, bench.traits.long_turn + 16, call)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -89,7 +89,7 @@ async def a_pause_keeps_what_runs_and_an_abort_meanwhile_answers_at_once(bench: 
         kept, aborted = (
             asyncio.ensure_future(engine.generate(as_sequence(number, request(6, long)))) for number in (6, 7)
         )
-        await until_generated(bench, engine, long + 64)
+        await until_generated(bench, engine, long + 64, kept, aborted)
         await engine.pause()
         engine.abort(7)
         part = await aborted
@@ -110,7 +110,7 @@ async def weights_in_the_middle_of_a_turn_give_its_later_tokens_their_version(be
         assert engine.version == 0
         old = await tokens(engine, request(9, long))
         call = asyncio.ensure_future(engine.generate(request(9, long)))
-        await until_generated(bench, engine, long + 64)
+        await until_generated(bench, engine, long + 64, call)
         await engine.load_weights(published)
         assert engine.version == 4
         found = await call
@@ -176,7 +176,7 @@ async def an_engine_that_has_not_been_started_answers_nobody(bench: Bench) -> No
 async def closing_fails_what_is_pending_and_all_that_follows(bench: Bench) -> None:
     async with bench.engine() as (engine, _):
         running = asyncio.ensure_future(engine.generate(request(1, bench.traits.long_turn)))
-        await until_generated(bench, engine, 16)
+        await until_generated(bench, engine, 16, running)
         await engine.pause()
         waiting = asyncio.ensure_future(engine.generate(request(2)))
         await posted(waiting)
@@ -194,7 +194,7 @@ async def one_that_was_closed_while_paused_with_other_weights_starts_again_as_if
     async with bench.engine() as (engine, _):
         await engine.load_weights(publish(bench, 8, changed_model(bench)))
         call = asyncio.ensure_future(engine.generate(request(1, bench.traits.long_turn)))
-        await until_generated(bench, engine, 16)
+        await until_generated(bench, engine, 16, call)
         await engine.pause()
     with pytest.raises(EngineFailure):
         await call
@@ -210,7 +210,7 @@ async def when_what_computes_dies_all_fails_and_another_engine_goes_on_with_the_
     async with bench.engine() as (engine, _):
         whole = await tokens(engine, request(1, long))
         calls = [asyncio.ensure_future(engine.generate(as_sequence(n, request(1, long)))) for n in (1, 2)]
-        await until_generated(bench, engine, long + 32)
+        await until_generated(bench, engine, long + 32, *calls)
         await bench.end_abruptly(engine)
         for call in calls:
             with pytest.raises(EngineFailure):

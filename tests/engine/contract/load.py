@@ -19,8 +19,7 @@ async def the_load_counts_every_token_once(bench: Bench) -> None:
         began = engine.load()
         assert (began.generated_tokens, began.prefilled_tokens, began.decode_steps) == (0, 0, 0)
         calls = [asyncio.ensure_future(engine.generate(request(number, 100, 50))) for number in range(count)]
-        await until(bench, engine, lambda load: load.running > 0)
-        assert not any(call.done() for call in calls)
+        await until(bench, engine, lambda load: load.running > 0, *calls)
         answers = await asyncio.gather(*calls)
         load = engine.load()
         assert load.generated_tokens == count * 100
@@ -35,7 +34,7 @@ async def more_calls_than_may_run_wait_and_all_are_answered(bench: Bench) -> Non
     count = bench.traits.max_running
     async with bench.engine() as (engine, _):
         calls = [asyncio.ensure_future(engine.generate(request(number, 100))) for number in range(count + 4)]
-        await until(bench, engine, lambda load: load.waiting > 0 and load.running > 0)
+        await until(bench, engine, lambda load: load.waiting > 0 and load.running > 0, *calls)
         assert engine.load().running <= count
         assert [len(each.token_ids) for each in await asyncio.gather(*calls)] == [100] * (count + 4)
         assert engine.load().waiting == 0

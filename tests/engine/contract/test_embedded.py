@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -33,7 +33,7 @@ class EmbeddedBench:
     @asynccontextmanager
     async def engine(
         self, *, scarce: bool = False, max_pending: int = 100
-    ) -> AsyncIterator[tuple[EmbeddedEngine, Capacity]]:
+    ) -> AsyncGenerator[tuple[EmbeddedEngine, Capacity]]:
         before = set(threading.enumerate())
         engine = self._made(1024 if scarce else 2 * RUNNING * LONGEST, 16 if scarce else RUNNING, max_pending)
         try:
