@@ -68,7 +68,7 @@ def test_a_server_without_a_number_of_tokens_takes_its_share_of_the_memory():
 def test_what_needs_a_gpu_is_left_out_without_one():
     on_a_cpu, on_cuda = words(Engine()), words(Engine(device="cuda"))
     assert value("--attention-backend", on_a_cpu) == "torch_native"
-    assert {"--disable-cuda-graph", "--disable-overlap-schedule"} <= set(on_a_cpu)
+    assert {"--disable-cuda-graph", "--disable-overlap-schedule", "--sleep-on-idle"} <= set(on_a_cpu)
     assert not {"--attention-backend", "--disable-cuda-graph", "--disable-overlap-schedule"} & set(on_cuda)
     assert "--disable-cuda-graph" in words(Engine(device="cuda", cuda_graphs=False))
 
