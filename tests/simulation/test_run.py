@@ -101,7 +101,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 def test_a_slow_tool_call_delays_no_other_trajectory() -> None:
     """With tools of up to 4 s, sixteen trajectories at once take about as long as the slowest one."""
     run = replace(RUN, rl=Rl(steps=1, prompts=4, rollouts=4, refills=0), evaluation=Evaluation(questions=0))
-    world = live(1, 0.0, replace(run, engine=Engine(kv_tokens=65_536)))
+    world = simulate(1, 0.0, replace(run, engine=Engine(kv_tokens=65_536)))
     (step,) = [line.values for line in world.metrics if line.kind == "step"]
     summed = step["trajectories"] * (step["wait_generation_s"] + step["wait_tools_s"] + step["wait_grading_s"])
     assert step["rollout_s"] < summed / 4
