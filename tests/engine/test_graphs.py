@@ -62,6 +62,7 @@ def test_a_graph_that_was_made_for_a_batch_serves_every_smaller_one_of_its_size(
         )
 
 
+@pytest.mark.slow
 def test_graphs_read_the_weights_that_were_installed_last() -> None:
     core, other = new_core(small_model(), capture=Recorded()), small_model(seed=5)
     core.submit(requests(1)[0])

@@ -72,6 +72,7 @@ def test_an_unknown_version_is_refused_by_key_and_place():
     assert "0.5.23" in said
 
 
+@pytest.mark.slow
 def test_where_nobody_listens_the_place_is_named():
     async def scenario() -> None:
         async with Other().listening() as url:

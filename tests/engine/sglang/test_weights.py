@@ -318,6 +318,7 @@ def test_a_server_that_refuses_a_group_gets_none(checkpoint: Path, weights: Weig
     assert "pause in_place" not in server.calls
 
 
+@pytest.mark.slow
 def test_a_server_that_neither_takes_part_nor_answers_is_given_up(checkpoint: Path, weights: WeightsPublished) -> None:
     server = WeightServer()
     server.stays_silent = True
