@@ -19,7 +19,6 @@ _ALWAYS = (
 _ON_A_CPU = (
     *("--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
     *("--disable-cuda-graph", "--disable-overlap-schedule"),
-    "--sleep-on-idle",  # what has nothing to do leaves its core to others
 )
 
 
