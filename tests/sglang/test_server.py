@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -148,6 +149,20 @@ class TestAttached:
 
     def test_a_model_of_the_same_shape_will_do_since_the_weights_come_later(self, started: Started, tmp_path: Path):
         attached = self.attach(started, model=tiny_model(tmp_path, seed=1))
+        assert started.loop.run(attached.start()) == started.server.url
+        started.loop.run(attached.close())
+
+    def test_weights_from_a_folder_that_is_gone_are_no_other_model(self, started: Started, tmp_path: Path):
+        async def updated() -> None:
+            client = SGLangClient(started.server.url)
+            await client.update_from_disk(folder, "7", flush_cache=True)
+            await client.close()
+
+        folder = tmp_path / "weights"
+        shutil.copytree(started.server.info.model_path, folder)
+        started.loop.run(updated())
+        shutil.rmtree(folder)
+        attached = self.attach(started)
         assert started.loop.run(attached.start()) == started.server.url
         started.loop.run(attached.close())
 
