@@ -161,12 +161,6 @@ class SGLangClient:
         status, _ = await self._exchange("POST", "/flush_cache", {})
         return status == 200
 
-    async def release_memory(self, tags: Sequence[str]) -> None:
-        await self._post("/release_memory_occupation", {"tags": list(tags)})
-
-    async def resume_memory(self, tags: Sequence[str]) -> None:
-        await self._post("/resume_memory_occupation", {"tags": list(tags)})
-
     # ---------------------------------------------------------------- weights: all raise UpdateRefused
 
     async def begin_update(self) -> None:
