@@ -62,13 +62,13 @@ $(SGLANG_INSTALLED): constraints-sglang.txt
 	@touch $@
 
 test: $(INSTALLED) ## all tests but those of SGLang: those that start processes, that train, and that need a Docker engine or root too
-	$(BIN)/python -m pytest -m "not sglang"
+	$(BIN)/python -m pytest -m "not sglang" --durations=25
 
 test-without-docker: $(INSTALLED) ## the same but for those that need a Docker engine and the sandbox image, or root
 	$(BIN)/python -m pytest -m "not docker and not hosts and not sglang"
 
 test-sglang: $(INSTALLED) $(SGLANG_INSTALLED) ## the tests against a real SGLang server, on the CPU
-	$(BIN)/python -m pytest -m sglang tests/sglang
+	$(BIN)/python -m pytest -m sglang tests/sglang --durations=25
 
 coverage: $(INSTALLED) ## all tests, and which lines of bus/ and actors/ they ran; fails under 90 %. TESTS=... are arguments of pytest
 	@$(BIN)/coverage erase
