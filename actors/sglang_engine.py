@@ -19,6 +19,7 @@ from engine.sglang.engine import Server, SGLangEngine
 from engine.sglang.fit import Wanted
 from engine.sglang.server import SGLangServer
 from engine.sglang.weights import WeightsWay
+from engine.sglang.weights.checksums import Checksums
 from engine.sglang.weights.disk import DiskWeights
 from engine.sglang.weights.group import GroupWeights
 from engine.sglang.weights.published import PublishedLayout
@@ -34,9 +35,10 @@ def sglang_engine(
     checkpoint's weights; `lost` as of SGLangEngine."""
     name, index = process.replace("generator", "sglang", 1), index_of(process)
     layout = PublishedLayout(checkpoint, getattr(torch, run.engine.dtype))
+    checksums = Checksums(folder.shared_memory / "checksums", name)
     return SGLangEngine(
         _server(run, checkpoint, folder, name, index, version),
-        _weights_way(run.sglang, layout, folder.shared_memory / name),
+        _weights_way(run.sglang, layout, checksums, folder.shared_memory / name),
         model=checkpoint,
         sequence_tokens=run.dialogue.sequence_tokens,
         version=version,
@@ -54,14 +56,16 @@ def _server(run: Run, checkpoint: Path, folder: RunFolder, name: str, index: int
     return SGLangServer(wanted, log=log, scratch=scratch, index=index, version=version)
 
 
-def _weights_way(sglang: Sglang, layout: PublishedLayout, scratch: Path) -> WeightsWay:
+def _weights_way(sglang: Sglang, layout: PublishedLayout, checksums: Checksums, scratch: Path) -> WeightsWay:
     """`scratch`: a folder in memory, of this engine alone."""
     match sglang.weights:
         case "disk":
-            return DiskWeights(layout, scratch)
+            return DiskWeights(layout, checksums, scratch)
         case "tensor":
-            return TensorWeights(layout, sglang.bucket_mib << 20)
+            return TensorWeights(layout, checksums, sglang.bucket_mib << 20)
         case "group":
-            return GroupWeights(layout, sglang.bucket_mib << 20, sglang.group_backend, timeout_s=sglang.request_s)
+            return GroupWeights(
+                layout, checksums, sglang.bucket_mib << 20, sglang.group_backend, timeout_s=sglang.request_s
+            )
         case _:
             assert_never(sglang.weights)

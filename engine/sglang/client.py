@@ -25,6 +25,7 @@ from engine.sglang.protocol import (
     GenerateRequest,
     Loads,
     ModelInfo,
+    RankChecksums,
     RankLoad,
     ServerInfo,
     check_version,
@@ -226,10 +227,10 @@ class SGLangClient:
     async def destroy_group(self, name: str) -> None:
         await self._update("/destroy_weights_update_group", {"group_name": name})
 
-    async def checksums(self) -> Mapping[str, str]:
-        """By parameter, of rank 0."""
+    async def checksums(self) -> Sequence[RankChecksums]:
+        """Of what each rank holds."""
         content = await self._post("/weights_checker", {"action": "checksum"})
-        return self._decoded(content, Checksums).ranks[0].checksums
+        return self._decoded(content, Checksums).ranks
 
     async def _update(self, path: str, body: Mapping[str, Any]) -> None:
         status, content = await self._exchange("POST", path, body)

@@ -104,6 +104,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     page_size: int
     dp_size: int
     tp_size: int
+    device: str
     enable_deterministic_inference: bool
     enable_priority_scheduling: bool
     incremental_streaming_output: bool
@@ -143,8 +144,20 @@ class Done(msgspec.Struct, frozen=True):
     message: str = ""
 
 
+class RankPlace(msgspec.Struct, frozen=True):
+    tp_rank: int
+    pp_rank: int
+
+
 class RankChecksums(msgspec.Struct, frozen=True):
     checksums: Mapping[str, str]  # by parameter, as the server has fused them
+    per_gpu_checksum: str  # of all of them
+    parallelism_info: list[RankPlace]  # [0] is the model's, further ones are drafts'
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """Ranks of one part hold the same of the model."""
+        return self.parallelism_info[0].tp_rank, self.parallelism_info[0].pp_rank
 
 
 class Checksums(msgspec.Struct, frozen=True):

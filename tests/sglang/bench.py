@@ -15,6 +15,7 @@ from engine.contract import Capacity, Engine
 from engine.sglang.engine import SGLangEngine
 from engine.sglang.fit import Wanted
 from engine.sglang.server import SGLangServer
+from engine.sglang.weights.checksums import Checksums
 from engine.sglang.weights.disk import DiskWeights
 from engine.sglang.weights.published import PublishedLayout
 from engine.weights import WeightsPublisher
@@ -90,8 +91,9 @@ class SGLangBench:
         os.kill(victim, signal.SIGKILL)
 
     def _made(self, shared: Shared, max_pending: int) -> SGLangEngine:
-        dtype: torch.dtype = getattr(torch, shared.wanted.engine.dtype)
-        weights = DiskWeights(PublishedLayout(self.model, dtype), self._folder / "for_server")
+        layout = PublishedLayout(self.model, getattr(torch, shared.wanted.engine.dtype))
+        checksums = Checksums(self._folder / "checksums", "sglang-0")
+        weights = DiskWeights(layout, checksums, self._folder / "for_server")
         return SGLangEngine(
             Lent(shared),
             weights,

@@ -22,6 +22,7 @@ from engine.contract import WeightsRefused
 from engine.sglang.client import SGLangClient
 from engine.sglang.protocol import GenerateAnswer, GenerateRequest, SamplingParams
 from engine.sglang.weights import WeightsWay, extra_key
+from engine.sglang.weights.checksums import Checksums
 from engine.sglang.weights.disk import DiskWeights
 from engine.sglang.weights.group import GroupWeights
 from engine.sglang.weights.published import PublishedLayout
@@ -83,20 +84,21 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     model = small_model(config=small_config(vocab_size=VOCABULARY, tie_word_embeddings=tied))
     save_model(folder / "model", model.config, model.state_dict(), folder / "tokenizer")
     layout = PublishedLayout(folder / "model", getattr(torch, dtype))
+    checksums = Checksums(folder / "checksums", "sglang-0")
     ways = {
-        "disk": DiskWeights(layout, folder / "for_server"),
-        "tensor": TensorWeights(layout, BUCKET),
-        "group": GroupWeights(layout, BUCKET, timeout_s=60.0),
+        "disk": DiskWeights(layout, checksums, folder / "for_server"),
+        "tensor": TensorWeights(layout, checksums, BUCKET),
+        "group": GroupWeights(layout, checksums, BUCKET, timeout_s=60.0),
     }
     process = start(folder, dtype)
     try:
         with asyncio.Runner() as loop:
             client = SGLangClient(f"http://127.0.0.1:{PORT}")
             loop.run(until_ready(client, process))
-            checksums = dict(loop.run(client.checksums()))
+            began_with = dict(loop.run(client.checksums())[0].checksums)
             logprobs = logprobs_of(loop.run(client.generate(asked(PROMPT, "before"))))
             publisher = WeightsPublisher(folder / "published")
-            yield Served(loop, client, ways, publisher, dict(model.named_parameters()), checksums, logprobs)
+            yield Served(loop, client, ways, publisher, dict(model.named_parameters()), began_with, logprobs)
             for way in ways.values():
                 loop.run(way.close())
             loop.run(client.close())
@@ -144,10 +146,10 @@ def logprobs_of(answer: GenerateAnswer) -> list[float]:
 def test_the_server_holds_what_one_that_started_from_these_weights_holds(served: Served, way: str) -> None:
     first = 10 + 2 * WAYS.index(way)
     served.loop.run(served.ways[way].update(served.client, served.published(first, noise=0.1)))
-    changed = served.loop.run(served.client.checksums())
+    changed = served.loop.run(served.client.checksums())[0].checksums
     assert all(changed[name] != checksum for name, checksum in served.checksums.items() if "cos_sin" not in name)
     served.loop.run(served.ways[way].update(served.client, served.published(first + 1)))
-    assert served.loop.run(served.client.checksums()) == served.checksums
+    assert served.loop.run(served.client.checksums())[0].checksums == served.checksums
     assert served.loop.run(served.client.model_info()).weight_version == str(first + 1)
 
 

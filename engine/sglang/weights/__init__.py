@@ -5,6 +5,8 @@ they keep the keys and values that they have. Those must not serve a request tha
 the server cannot drop them (its /flush_cache is a 400, and an update that asks for it is called a failure although the
 weights are loaded), so every request names the weights it was sent under as its `extra_key`: the prefix cache finds
 nothing that was computed under another. Where no request is held, the cache is dropped.
+
+Before they go on the server has to say that it holds the version, and the checksum of what it holds (checksums.py).
 """
 
 from __future__ import annotations

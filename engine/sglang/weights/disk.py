@@ -16,14 +16,16 @@ from bus.messages import WeightsPublished
 from engine.contract import WeightsRefused
 from engine.sglang.client import SGLangClient
 from engine.sglang.protocol import ServerInfo
+from engine.sglang.weights.checksums import Checksums
 from engine.sglang.weights.held import held
 from engine.sglang.weights.published import PublishedLayout
 
 
 class DiskWeights:
-    def __init__(self, layout: PublishedLayout, folder: Path) -> None:
+    def __init__(self, layout: PublishedLayout, checksums: Checksums, folder: Path) -> None:
         """`folder` is this engine's alone; it should lie in memory, and is there during an update only."""
         self._layout = layout
+        self._checksums = checksums
         self._folder = folder
 
     def check(self, server: ServerInfo) -> None:
@@ -32,7 +34,7 @@ class DiskWeights:
     async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
         try:
             await asyncio.to_thread(self._write, weights)
-            async with held(client, weights):
+            async with held(client, weights, self._checksums):
                 await client.update_from_disk(self._folder, str(weights.version), flush_cache=False)
         finally:
             await self.close()

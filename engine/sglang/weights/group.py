@@ -20,6 +20,7 @@ from engine.contract import EngineFailure, WeightsRefused
 from engine.sglang.client import SGLangClient
 from engine.sglang.errors import ServerRefused, UpdateRefused
 from engine.sglang.protocol import ServerInfo
+from engine.sglang.weights.checksums import Checksums
 from engine.sglang.weights.collective import Collective
 from engine.sglang.weights.held import check_one_replica, held, opened, version_of
 from engine.sglang.weights.published import PublishedLayout, buckets
@@ -29,6 +30,7 @@ class GroupWeights:
     def __init__(
         self,
         layout: PublishedLayout,
+        checksums: Checksums,
         bucket_bytes: int,
         backend: Literal["gloo", "nccl"] = "gloo",
         host: str = "127.0.0.1",
@@ -38,6 +40,7 @@ class GroupWeights:
         """`host` is this machine's address as the server reaches it; joining and each bucket may take `timeout_s`. When
         this side has left the group, a server has `answer_s` to notice and say so."""
         self._layout = layout
+        self._checksums = checksums
         self._bucket_bytes = bucket_bytes
         self._backend = backend
         self._host = host
@@ -60,7 +63,7 @@ class GroupWeights:
         parts = list(buckets(parameters, self._bucket_bytes))
         group = self._group or await self._join(client, server)
         try:
-            async with held(client, weights) as loading, opened(client):
+            async with held(client, weights, self._checksums) as loading, opened(client):
                 for number, part in enumerate(parts):
                     await self._send(client, group, part, version_of(number, parts, weights))
                     loading.begun = True

@@ -11,6 +11,7 @@ from engine.contract import EngineFailure, WeightsRefused
 from engine.sglang.client import SGLangClient
 from engine.sglang.errors import ServerRefused, UpdateRefused
 from engine.sglang.protocol import ServerInfo
+from engine.sglang.weights.checksums import Checksums
 
 # In a server's refusal: it had begun to write.
 _SPOILED = ("partially updated", "Rolling back")
@@ -24,16 +25,16 @@ class Loading:
 
 
 @asynccontextmanager
-async def held(client: SGLangClient, weights: WeightsPublished) -> AsyncGenerator[Loading]:
+async def held(client: SGLangClient, weights: WeightsPublished, checksums: Checksums) -> AsyncGenerator[Loading]:
     """Requests are held in place meanwhile. What the server refuses inside becomes WeightsRefused, after which they go
-    on; or EngineFailure, after which they do not, if some of the weights are loaded."""
+    on; or EngineFailure, after which they do not, if some of the weights are loaded, or others than were given."""
     loading = Loading()
     await client.pause("in_place")
     try:
         yield loading
         loading.begun = True
         await client.flush_cache()
-        await _confirm(client, weights)
+        await _confirm(client, weights, checksums)
     except (UpdateRefused, ServerRefused, WeightsRefused) as refusal:
         if loading.begun or any(sign in str(refusal) for sign in _SPOILED):
             raise EngineFailure(f"weights of version {weights.version} are loaded in part: {refusal}") from refusal
@@ -42,10 +43,11 @@ async def held(client: SGLangClient, weights: WeightsPublished) -> AsyncGenerato
     await client.resume()
 
 
-async def _confirm(client: SGLangClient, weights: WeightsPublished) -> None:
+async def _confirm(client: SGLangClient, weights: WeightsPublished, checksums: Checksums) -> None:
     held_version = (await client.model_info()).weight_version
     if held_version != str(weights.version):
         raise EngineFailure(f"the server says that it has version {held_version}, it was given {weights.version}")
+    checksums.compare(weights, await client.server_info(), await client.checksums())
 
 
 @asynccontextmanager

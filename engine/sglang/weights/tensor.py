@@ -15,13 +15,15 @@ from torch import Tensor
 from bus.messages import WeightsPublished
 from engine.sglang.client import SGLangClient
 from engine.sglang.protocol import ServerInfo
+from engine.sglang.weights.checksums import Checksums
 from engine.sglang.weights.held import check_one_replica, held, opened, version_of
 from engine.sglang.weights.published import PublishedLayout, buckets
 
 
 class TensorWeights:
-    def __init__(self, layout: PublishedLayout, bucket_bytes: int) -> None:
+    def __init__(self, layout: PublishedLayout, checksums: Checksums, bucket_bytes: int) -> None:
         self._layout = layout
+        self._checksums = checksums
         self._bucket_bytes = bucket_bytes
 
     def check(self, server: ServerInfo) -> None:
@@ -32,7 +34,7 @@ class TensorWeights:
         self.check(server)
         parameters = await asyncio.to_thread(self._layout.read, weights)
         parts = list(buckets(parameters, self._bucket_bytes))
-        async with held(client, weights) as loading, opened(client):
+        async with held(client, weights, self._checksums) as loading, opened(client):
             for number, part in enumerate(parts):
                 payload = await asyncio.to_thread(_pickled, part)
                 version = version_of(number, parts, weights)

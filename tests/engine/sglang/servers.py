@@ -21,6 +21,7 @@ def info(**changes: Any) -> ServerInfo:
         "page_size": 16,
         "dp_size": 1,
         "tp_size": 1,
+        "device": "cpu",
         "enable_deterministic_inference": True,
         "enable_priority_scheduling": True,
         "incremental_streaming_output": False,

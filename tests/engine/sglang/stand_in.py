@@ -21,6 +21,7 @@ INFO: dict[str, Any] = {
     "page_size": 1,
     "dp_size": 1,
     "tp_size": 1,
+    "device": "cpu",
     "enable_deterministic_inference": True,
     "enable_priority_scheduling": False,
     "incremental_streaming_output": False,

@@ -14,8 +14,9 @@ from configs.errors import UnusableInput
 from engine.checkpoint import save_model
 from engine.contract import EngineFailure, WeightsRefused
 from engine.sglang.client import SGLangClient
-from engine.sglang.protocol import ServerInfo
+from engine.sglang.protocol import RankChecksums, ServerInfo
 from engine.sglang.weights import WeightsWay, extra_key
+from engine.sglang.weights.checksums import Checksums
 from engine.sglang.weights.disk import DiskWeights
 from engine.sglang.weights.group import GroupWeights
 from engine.sglang.weights.published import PublishedLayout, buckets
@@ -51,14 +52,14 @@ def assert_all_loaded(server: WeightServer, dtype: torch.dtype = torch.float32) 
 
 
 def way_named(name: str, checkpoint: Path, folder: Path, dtype: torch.dtype = torch.float32) -> WeightsWay:
-    layout = PublishedLayout(checkpoint, dtype)
+    layout, checksums = PublishedLayout(checkpoint, dtype), Checksums(folder / "checksums", "sglang-0")
     match name:
         case "disk":
-            return DiskWeights(layout, folder / "for_server")
+            return DiskWeights(layout, checksums, folder / "for_server")
         case "tensor":
-            return TensorWeights(layout, SMALL_BUCKET)
+            return TensorWeights(layout, checksums, SMALL_BUCKET)
         case _:
-            return GroupWeights(layout, SMALL_BUCKET, timeout_s=20.0, answer_s=0.1)
+            return GroupWeights(layout, checksums, SMALL_BUCKET, timeout_s=20.0, answer_s=0.1)
 
 
 Make = Callable[..., WeightsWay]
@@ -172,6 +173,24 @@ def test_a_server_that_says_another_version_afterwards_has_failed(
 
 
 @pytest.mark.parametrize("name", WAYS)
+def test_a_server_that_holds_something_else_than_another_has_failed_and_its_requests_stay_held(
+    make: Make, weights: WeightsPublished, name: str
+) -> None:
+    class Careless(WeightServer):
+        async def checksums(self) -> list[RankChecksums]:
+            self.loaded["model.layers.0.self_attn.k_proj.weight"][-1, -1] += 1.0
+            return await super().checksums()
+
+    update(make(name), WeightServer(), weights)
+    update(make(name), WeightServer(), weights)
+    server = Careless()
+    with pytest.raises(EngineFailure, match="the same version 7 and hold different weights") as failure:
+        update(make(name), server, weights)
+    assert not isinstance(failure.value, WeightsRefused)
+    assert "resume" not in server.calls
+
+
+@pytest.mark.parametrize("name", WAYS)
 def test_weights_that_cannot_be_read_are_refused_before_anything_is_held(
     make: Make, weights: WeightsPublished, name: str
 ) -> None:
@@ -186,8 +205,9 @@ def test_a_folder_that_cannot_be_written_is_named_and_nothing_is_held(
 ) -> None:
     server = WeightServer()
     (tmp_path / "file").touch()
-    with pytest.raises(WeightsRefused, match=r"cannot be written to .*file/x"):
-        update(DiskWeights(PublishedLayout(checkpoint, torch.float32), tmp_path / "file" / "x"), server, weights)
+    way = way_named("disk", checkpoint, tmp_path / "file")
+    with pytest.raises(WeightsRefused, match=r"cannot be written to .*file/for_server"):
+        update(way, server, weights)
     assert server.calls == []
 
 
@@ -311,10 +331,11 @@ def test_a_server_that_leaves_during_a_broadcast_ends_it(make: Make, weights: We
         update(make("group"), server, weights)
 
 
-def test_a_server_that_refuses_a_group_gets_none(checkpoint: Path, weights: WeightsPublished) -> None:
+def test_a_server_that_refuses_a_group_gets_none(checkpoint: Path, tmp_path: Path, weights: WeightsPublished) -> None:
     server = WeightServer()
     server.refused["init"] = ["Failed to initialize custom process group: no route"]
-    way = GroupWeights(PublishedLayout(checkpoint, torch.float32), SMALL_BUCKET, timeout_s=0.5)
+    layout = PublishedLayout(checkpoint, torch.float32)
+    way = GroupWeights(layout, Checksums(tmp_path, "sglang-0"), SMALL_BUCKET, timeout_s=0.5)
     with pytest.raises(WeightsRefused, match=r"no group with the server: .*no route"):
         update(way, server, weights)
     assert way.group_name is None
@@ -322,11 +343,13 @@ def test_a_server_that_refuses_a_group_gets_none(checkpoint: Path, weights: Weig
 
 
 @pytest.mark.slow
-def test_a_server_that_neither_takes_part_nor_answers_is_given_up(checkpoint: Path, weights: WeightsPublished) -> None:
+def test_a_server_that_neither_takes_part_nor_answers_is_given_up(
+    checkpoint: Path, tmp_path: Path, weights: WeightsPublished
+) -> None:
     server = WeightServer()
     server.stays_silent = True
     layout = PublishedLayout(checkpoint, torch.float32)
-    way = GroupWeights(layout, 1 << 30, timeout_s=0.5, answer_s=0.1)
+    way = GroupWeights(layout, Checksums(tmp_path, "sglang-0"), 1 << 30, timeout_s=0.5, answer_s=0.1)
     with pytest.raises(EngineFailure, match=r"the server does not answer; here: .*([Tt]imed out|timeout)") as failure:
         update(way, server, weights)
     assert not isinstance(failure.value, WeightsRefused)
@@ -360,6 +383,6 @@ def test_an_update_that_is_cancelled_lets_the_server_out_of_the_broadcast(
 
 
 def test_a_way_is_checked_by_what_the_server_says_of_itself(make: Make) -> None:
-    alone = ServerInfo("0.5.23", "/model", 1, 1, 1, 1, 1, 2, False, False, False, False)
+    alone = ServerInfo("0.5.23", "/model", 1, 1, 1, 1, 1, 2, "cpu", False, False, False, False)
     for name in WAYS:
         make(name).check(alone)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import pickle
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
 from engine.sglang.errors import UpdateRefused
-from engine.sglang.protocol import ModelInfo, ServerInfo
+from engine.sglang.protocol import ModelInfo, RankChecksums, RankPlace, ServerInfo
 
 
 class WeightServer:
@@ -35,10 +36,14 @@ class WeightServer:
 
     async def server_info(self) -> ServerInfo:
         dp_size, tp_size = self._sizes
-        return ServerInfo("0.5.23", "/model", 1, 1, 1, 1, dp_size, tp_size, False, False, False, False)
+        return ServerInfo("0.5.23", "/model", 1, 1, 1, 1, dp_size, tp_size, "cpu", False, False, False, False)
 
     async def model_info(self) -> ModelInfo:
         return ModelInfo("/model", self.version)
+
+    async def checksums(self) -> list[RankChecksums]:
+        content = b"".join(self.loaded[name].view(torch.uint8).numpy().tobytes() for name in sorted(self.loaded))
+        return [RankChecksums({}, hashlib.sha256(content).hexdigest(), [RankPlace(0, 0)])]
 
     async def pause(self, mode: str) -> None:
         self._note(f"pause {mode}")
