@@ -98,13 +98,20 @@ def report(
 
 
 @app.command()
-def doctor() -> None:
-    """Say what this machine has and lacks for a run, with the remedy for each lack."""
-    from actors.doctor import examine, findings_table
-    from actors.sandbox_commands import quiet
+def doctor(
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Also what the run of this TOML file needs: servers, ports, GPUs.")
+    ] = None,
+    override: SetOption = None,
+) -> None:
+    """Say what this machine has and lacks for a run, with the remedy for each lack. Exits with 1 if anything is missing."""
+    from actors.doctor import examine
+    from actors.finding import findings_table
+    from actors.sandbox_commands import quiet, settings
 
+    run = settings(config, override or []) if config or override else None
     quiet()
-    findings = examine()
+    findings = examine(run=run)
     _console().print(findings_table(findings))
     raise typer.Exit(int(any(finding.status == "missing" for finding in findings)))
 

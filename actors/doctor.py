@@ -1,6 +1,6 @@
 """`asterism doctor`: what this machine has and lacks for a run, with the remedy for each lack.
 
-A check looks, it changes nothing. "missing" means that no run works without it; "warning" that some do, or do worse.
+A check looks, it changes nothing.
 """
 
 from __future__ import annotations
@@ -13,22 +13,16 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
-import msgspec
-from rich.table import Table
-
+from actors.finding import GIB, Finding, Status, find
+from configs.schema import Run
 from sandbox.contract import Isolation
 from sandbox.docker_probe import DockerTrial, try_docker
 from sandbox.doctor import probe_isolation
 from sandbox.isolation import in_words
 
-Status = Literal["ok", "warning", "missing"]
-
-_STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "missing": "bold red"}
-_GIB = 2**30
 _REINSTALL = "Run `make setup`, which installs the pinned packages into .venv."
 _CPU_FEATURES = {
     "avx2": "AVX2",
@@ -41,15 +35,9 @@ _CPU_FEATURES = {
 }
 
 
-class Finding(msgspec.Struct, frozen=True):
-    name: str
-    status: Status
-    detail: str  # what was found
-    remedy: str = ""  # one sentence; empty where nothing is lacking
-
-
-def examine(folder: Path = Path()) -> list[Finding]:
-    """Everything that a run in `folder` depends on. Never raises; takes about as long as importing torch."""
+def examine(folder: Path = Path(), run: Run | None = None) -> list[Finding]:
+    """Everything that a run in `folder` depends on, and what this very one needs. Never raises; takes about as long as
+    importing torch, and once more where the run's servers are to have GPUs."""
     checks: dict[str, Callable[[], Finding]] = {
         "Python": lambda: check_python(sys.version_info[:3]),
         "torch": check_torch,
@@ -64,34 +52,12 @@ def examine(folder: Path = Path()) -> list[Finding]:
         "open files": lambda: check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
         "disk": lambda: check_disk(folder),
     }
-    return [_find(name, check) for name, check in checks.items()]
+    findings = [find(name, check) for name, check in checks.items()]
+    if any(finding.name == "torch" and finding.status == "missing" for finding in findings):
+        return findings
+    from actors.doctor_run import find_for_run, find_sglang  # all of it needs torch
 
-
-def findings_table(findings: Sequence[Finding]) -> Table:
-    """One row for each finding, its remedy beneath what was found."""
-    table = Table(title="asterism doctor", title_justify="left", title_style="bold", box=None, show_header=False)
-    table.add_column("", no_wrap=True)
-    table.add_column("", no_wrap=True, style="bold")
-    table.add_column("", overflow="fold")
-    for finding in findings:
-        style = _STYLES[finding.status]
-        table.add_row(f"[{style}]{finding.status}[/]", finding.name, _plain(finding.detail))
-        if finding.remedy:
-            table.add_row("", "", f"[italic]-> {_plain(finding.remedy)}[/]")
-    return table
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")  # what a machine answers is text and no markup
-
-
-def _find(name: str, check: Callable[[], Finding]) -> Finding:
-    """A machine odd enough to break a check still gets all the others' answers."""
-    try:
-        return check()
-    except Exception as error:
-        detail = f"could not be examined: {type(error).__name__}: {error}"
-        return Finding(name, "warning", detail, "Examine it by hand; the other findings stand.")
+    return [*findings, *(find_for_run(run) if run else [find_sglang(folder)])]
 
 
 # ---------------------------------------------------------------- software
@@ -167,8 +133,8 @@ def memory_bytes() -> tuple[int, int]:
 
 def check_memory(available_and_total: tuple[int, int]) -> Finding:
     available, total = available_and_total
-    detail = f"{available / _GIB:.1f} GiB available of {total / _GIB:.1f}"
-    if available < 4 * _GIB:
+    detail = f"{available / GIB:.1f} GiB available of {total / GIB:.1f}"
+    if available < 4 * GIB:
         return Finding(
             "memory", "warning", detail, "The demo wants about 4 GiB; end other programs or raise the limit."
         )
@@ -183,7 +149,7 @@ def check_gpu() -> Finding:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count:
         devices = [torch.cuda.get_device_properties(index) for index in range(count)]
-        return Finding("GPU", "ok", "; ".join(f"{gpu.name}, {gpu.total_memory / _GIB:.0f} GiB" for gpu in devices))
+        return Finding("GPU", "ok", "; ".join(f"{gpu.name}, {gpu.total_memory / GIB:.0f} GiB" for gpu in devices))
     if not Path("/proc/driver/nvidia/version").exists():
         return Finding(
             "GPU", "warning", "none", "The tiny model needs none; for larger ones use a machine with an NVIDIA GPU."
@@ -218,8 +184,8 @@ def check_shared_memory(mount: Path) -> Finding:
         )
     space = os.statvfs(mount)
     free, size = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
-    detail = f"{free / _GIB:.2f} GiB free of {size / _GIB:.2f} in {mount}"
-    if free < _GIB / 4:
+    detail = f"{free / GIB:.2f} GiB free of {size / GIB:.2f} in {mount}"
+    if free < GIB / 4:
         remedy = f"Enlarge it: `sudo mount -o remount,size=2G {mount}`, or `docker run --shm-size=2g` in a container."
         return Finding("shared memory", "warning", detail, remedy)
     return Finding("shared memory", "ok", detail)
@@ -248,8 +214,8 @@ def check_disk(folder: Path) -> Finding:
         remedy = "Change into a folder of your own with room in it, or set `runs_folder` to one."
         return Finding("disk", "missing", f"{where} cannot be written: {error.strerror}", remedy)
     free = shutil.disk_usage(folder).free
-    detail = f"{free / _GIB:.1f} GiB free in {where}"
-    if free < 2 * _GIB:
+    detail = f"{free / GIB:.1f} GiB free in {where}"
+    if free < 2 * GIB:
         remedy = "Delete old runs or set `runs_folder` to a larger disk; checkpoints need room."
         return Finding("disk", "warning", detail, remedy)
     return Finding("disk", "ok", detail)

@@ -6,9 +6,10 @@ import asyncio
 
 import structlog
 
+from configs.sglang import Sglang
 from engine.contract import EngineFailure
 from engine.sglang.client import SGLangClient
-from engine.sglang.errors import ServerUnreachable, UnknownAnswer
+from engine.sglang.errors import ServerRefused, ServerUnreachable, UnknownAnswer
 from engine.sglang.fit import ServerUnusable, Wanted, check_fit
 from engine.sglang.protocol import ServerInfo
 
@@ -23,7 +24,7 @@ class AttachedServer:
         """`index` is the engine's among those of the run: the server is the one at that place of sglang.attach."""
         self._wanted = wanted
         self._url = wanted.sglang.attach[index].rstrip("/")
-        self._key = f"sglang.attach[{index}] = {self._url}"
+        self._key = key_of(wanted.sglang, index)
         self._ask_every_s = ask_every_s
         self._client: SGLangClient | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -51,11 +52,8 @@ class AttachedServer:
         self._died = asyncio.get_running_loop().create_future()
         self._client = client = SGLangClient(self._url, connections=1, request_s=self._wanted.sglang.request_s)
         try:
-            self._info = await client.server_info()
+            self._info = await asked(client, self._key)
             check_fit(self._info, self._wanted, self._key)
-        except (ServerUnreachable, UnknownAnswer) as failure:
-            await self.close()
-            raise ServerUnusable(f"{self._key}: {failure}") from None
         except BaseException:
             await self.close()
             raise
@@ -81,6 +79,19 @@ class AttachedServer:
             silent = 0 if await _answers(client) else silent + 1
         self._logger.error("server.died", url=self._url, how="silent")
         self.died.set_result(f"{self._key} does not answer any more")
+
+
+def key_of(sglang: Sglang, index: int) -> str:
+    """What messages call the server at that place."""
+    return f"sglang.attach[{index}] = {sglang.attach[index].rstrip('/')}"
+
+
+async def asked(client: SGLangClient, key: str) -> ServerInfo:
+    """Raises ServerUnusable where nobody answers, or somebody who is no SGLang server of a version that is known here."""
+    try:
+        return await client.server_info()
+    except (ServerUnreachable, ServerRefused, UnknownAnswer) as failure:
+        raise ServerUnusable(f"{key}: {failure}") from None
 
 
 async def _answers(client: SGLangClient) -> bool:

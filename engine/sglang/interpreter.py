@@ -16,11 +16,25 @@ _PORT_WITHIN_S = 30.0  # a former life's server that was killed gives it back
 _ASK_EVERY_S = 0.2
 
 
-async def check_interpreter(python: str, variables: Mapping[str, str]) -> None:
-    """Raises ServerUnusable where `python` cannot be run, has no SGLang, or one of a version that is not known here."""
+async def check_interpreter(python: str, variables: Mapping[str, str]) -> str:
+    """The version of its SGLang. Raises ServerUnusable where `python` cannot be run, has no SGLang, or one of a version
+    that is not known here."""
+    code, output, errors = await answer_of(python, _ASK, variables)
+    if code != 0:
+        raise ServerUnusable(
+            f"sglang.python = {python}: has no SGLang {' or '.join(SUPPORTED)} ({last_line(errors)}): docs/sglang.md"
+        )
+    version = output.strip()
+    if version not in SUPPORTED:
+        raise ServerUnusable(f"sglang.python = {python}: has SGLang {version}; known here: {', '.join(SUPPORTED)}")
+    return version
+
+
+async def answer_of(python: str, program: str, variables: Mapping[str, str]) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the program. Raises ServerUnusable where `python` cannot be run."""
     try:
         process = await asyncio.create_subprocess_exec(
-            python, "-c", _ASK, env=variables, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            python, "-c", program, env=variables, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
     except OSError as error:
         raise ServerUnusable(f"sglang.python = {python}: cannot be run: {error.strerror}") from None
@@ -30,14 +44,11 @@ async def check_interpreter(python: str, variables: Mapping[str, str]) -> None:
         process.kill()
         await process.wait()
         raise
-    if process.returncode != 0:
-        why = (errors.decode(errors="replace").strip().splitlines() or [""])[-1]
-        raise ServerUnusable(
-            f"sglang.python = {python}: has no SGLang {' or '.join(SUPPORTED)} ({why}): docs/sglang.md"
-        )
-    version = output.decode(errors="replace").strip()
-    if version not in SUPPORTED:
-        raise ServerUnusable(f"sglang.python = {python}: has SGLang {version}; known here: {', '.join(SUPPORTED)}")
+    return await process.wait(), output.decode(errors="replace"), errors.decode(errors="replace")
+
+
+def last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]
 
 
 async def wait_for_port(host: str, port: int, within_s: float = _PORT_WITHIN_S) -> None:

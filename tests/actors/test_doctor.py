@@ -20,14 +20,14 @@ from typer.testing import CliRunner
 
 from actors import doctor
 from actors.cli import app
-from actors.doctor import Finding, Status, findings_table
+from actors.finding import Finding, Status, findings_table
 from sandbox import docker_probe
 from sandbox.contract import Isolation
 from sandbox.docker_probe import DockerTrial, try_docker
 
 NAMES = [
     *("Python", "torch", "uvloop", "CPU", "cores", "memory", "GPU"),
-    *("Docker engine", "sandbox", "shared memory", "open files", "disk"),
+    *("Docker engine", "sandbox", "shared memory", "open files", "disk", "SGLang"),
 ]
 
 
@@ -196,7 +196,7 @@ class TestCommand:
     def test_only_what_no_run_works_without_is_an_error(
         self, monkeypatch: pytest.MonkeyPatch, status: Status, exit_code: int
     ):
-        monkeypatch.setattr(doctor, "examine", lambda: [Finding("uvloop", status, "here", "Do this.")])
+        monkeypatch.setattr(doctor, "examine", lambda run: [Finding("uvloop", status, "here", "Do this.")])
         said = CliRunner().invoke(app, ["doctor"])
         assert said.exit_code == exit_code
         assert said.output.splitlines()[1].split() == [status, "uvloop", "here"]

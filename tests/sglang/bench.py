@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import torch
 
 from engine.contract import Capacity, Engine
+from engine.sglang.client import SGLangClient
 from engine.sglang.engine import SGLangEngine
 from engine.sglang.fit import Wanted
 from engine.sglang.server import SGLangServer
@@ -66,8 +67,15 @@ class Lent:
 
 
 class SGLangBench:
-    def __init__(self, shared: Shared, scarce: Shared, folder: Path, traits: Traits = TRAITS) -> None:
-        self.model, self.traits = shared.wanted.model, traits
+    def __init__(
+        self,
+        shared: Shared,
+        scarce: Shared,
+        folder: Path,
+        traits: Traits = TRAITS,
+        connect: Callable[[str], SGLangClient] = SGLangClient,
+    ) -> None:
+        self.model, self.traits, self._connect = shared.wanted.model, traits, connect
         self.publisher = WeightsPublisher(folder / "slots")
         self._shared, self._scarce, self._folder = shared, scarce, folder
 
@@ -100,5 +108,6 @@ class SGLangBench:
             model=self.model,
             sequence_tokens=LONGEST,
             max_pending=max_pending,
+            connect=self._connect,
             poll_s=0.05,
         )

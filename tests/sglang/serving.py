@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from configs.run_folder import RunFolder
 from configs.schema import Dialogue, Engine, Run, Tiny
 from configs.sglang import SPARE_TOKENS, Sglang
@@ -44,6 +46,14 @@ def scarce(model: Path, port: int) -> Wanted:
     engine = Engine(kind="sglang", kv_tokens=SCARCE_TOKENS, page_tokens=1, max_running=16, dtype="bfloat16")
     promises = ("--incremental-streaming-output", "--schedule-conservativeness", "0.1", "--max-queued-requests", "64")
     return Wanted(engine, sglang(port, promises), model, LONGEST)
+
+
+def doubled(model: Path, port: int) -> Wanted:
+    """With two copies of the model, each of which runs one request at a time; both on the first core."""
+    engine = Engine(kind="sglang", kv_tokens=8192, max_running=1)
+    given = sglang(port, data_parallel=2)
+    environment = {**given.environment, "SGLANG_CPU_OMP_THREADS_BIND": "0|0"}
+    return Wanted(engine, replace(given, environment=environment), model, LONGEST)
 
 
 def tiny_model(folder: Path, seed: int = 0, **shape: int) -> Path:
