@@ -96,6 +96,6 @@ async def asked(client: SGLangClient, key: str) -> ServerInfo:
 
 async def _answers(client: SGLangClient) -> bool:
     try:
-        return await client.ready()
+        return await client.healthy()  # a pause, as for new weights, is no death
     except EngineFailure:
         return False

@@ -68,8 +68,16 @@ class SGLangClient:
     # ---------------------------------------------------------------- what it is and does
 
     async def ready(self) -> bool:
+        """For requests: it has started, and is not paused."""
+        return await self._says_yes("/ready")
+
+    async def healthy(self) -> bool:
+        """It has started, paused or not, and its scheduler answers it."""
+        return await self._says_yes("/ping")
+
+    async def _says_yes(self, path: str) -> bool:
         try:
-            status, _ = await self._exchange("GET", "/ready", limit_s=CONNECT_S)
+            status, _ = await self._exchange("GET", path, limit_s=CONNECT_S)
         except (ServerUnreachable, ServerSlow):
             return False
         return status == 200

@@ -28,7 +28,6 @@ from tests.engine.contract.bench import (
     request,
     tokens,
     until,
-    until_generated,
 )
 from tests.sglang.bench import PAGE, TRAITS, SGLangBench, Shared
 from tests.sglang.serving import doubled
@@ -48,10 +47,11 @@ class Listening(SGLangClient):
 
     async def generate_streamed(self, request: GenerateRequest) -> AsyncGenerator[GenerateAnswer, None]:
         sequence_id = int(request.rid.split(":")[1].split("-")[0])
+        rank = None
         async with aclosing(super().generate_streamed(request)) as answers:
             async for answer in answers:
-                if answer.meta_info.finish_reason is not None:
-                    self._heard[sequence_id].append(answer.meta_info.dp_rank)
+                if rank is None:
+                    self._heard[sequence_id].append(rank := answer.meta_info.dp_rank)
                 yield answer
 
 
@@ -117,7 +117,7 @@ def test_new_weights_reach_both_ranks_in_the_middle_of_their_turns(
         async with bench.engine() as (engine, _):
             model = changed_model(bench)
             calls = [*begun(engine, [21], request(21, 500)), *begun(engine, [22], request(22, 500))]
-            await until_generated(bench, engine, 128, *calls)
+            await until(bench, engine, lambda _: {*heard} == {21, 22}, *calls)
             await engine.load_weights(publish(bench, 4, model))
             for found in await asyncio.gather(*calls):
                 assert set(found.versions.tolist()) == {0, 4}

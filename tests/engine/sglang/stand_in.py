@@ -47,6 +47,7 @@ class StandIn:
         self.loads = [dict(LOAD)]
         self.refused = 0  # so many times /server_info is a broken connection
         self.pauses = True
+        self.paused = False  # by somebody else than the engine
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.connections: set[object] = set()
         self.came = asyncio.Event()  # a generation
@@ -83,6 +84,8 @@ class StandIn:
                 return await act(request, body)
             case "/pause_generation" if not self.pauses:
                 return web.json_response({"error": {"message": "not now"}}, status=500)
+            case "/ready" if self.paused:
+                return web.Response(status=503)
             case "/abort_request":
                 self.told_to_abort.set()
                 return web.Response()

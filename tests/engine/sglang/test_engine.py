@@ -131,8 +131,10 @@ def test_nothing_that_would_end_the_server_is_sent(model: Path):
     assert server.bodies("/generate") == []
 
 
-def test_a_turn_whose_connection_breaks_keeps_what_it_had_where_the_server_lives(model: Path):
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_turn_whose_connection_breaks_keeps_what_it_had_where_the_server_lives(model: Path, paused: bool):
     server = StandIn(streaming(lambda body: answer(body, [4, 5]), then="broken"))
+    server.paused = paused
 
     async def scene(engine: SGLangEngine, *_: Any) -> None:
         generation = await engine.generate(request())
