@@ -72,7 +72,7 @@ class SGLangClient:
         return await self._says_yes("/ready")
 
     async def healthy(self) -> bool:
-        """It has started, paused or not, and its scheduler answers it."""
+        """It has started and is not about to end, paused or not."""
         return await self._says_yes("/ping")
 
     async def _says_yes(self, path: str) -> bool:
