@@ -111,14 +111,23 @@ def test_a_sequence_finds_its_prefix_at_the_rank_of_its_first_turn(
 
 
 def test_new_weights_reach_both_ranks_in_the_middle_of_their_turns(
-    loop: asyncio.Runner, bench: SGLangBench, heard: Ranks
+    loop: asyncio.Runner, bench: SGLangBench, shared: Shared, heard: Ranks
 ) -> None:
+    async def checksums() -> list[str]:
+        client = SGLangClient(shared.server.url)
+        try:
+            return [rank.per_gpu_checksum for rank in await client.checksums()]
+        finally:
+            await client.close()
+
     async def scene() -> None:
         async with bench.engine() as (engine, _):
-            model = changed_model(bench)
+            model, old = changed_model(bench), await checksums()
             calls = [*begun(engine, [21], request(21, 500)), *begun(engine, [22], request(22, 500))]
             await until(bench, engine, lambda _: {*heard} == {21, 22}, *calls)
             await engine.load_weights(publish(bench, 4, model))
+            new = await checksums()
+            assert (len(new), len({*new}), len({*old}), new == old) == (2, 1, 1, False)
             for found in await asyncio.gather(*calls):
                 assert set(found.versions.tolist()) == {0, 4}
             asked = [request(number, 40) for number in (23, 24)]
