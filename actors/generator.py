@@ -6,6 +6,9 @@ waits for the engine alone; the arbiter's leases bound what is in flight.
 What comes twice or late does no harm, and is a line of the log: a turn under a lease that has been, or after its
 trajectory's end; a word to stop a turn, or to forget a cache, under an earlier lease; older weights. A turn whose lease
 is of another life of this engine fails at once.
+
+Where it shares GPUs with the learner it is asked to rest: the engine ends its turns and gives its memory back, and those
+that come then wait for the weights that end the rest.
 """
 
 from __future__ import annotations
@@ -25,8 +28,10 @@ from bus.messages import (
     CacheReleased,
     EngineJoined,
     EngineLoadReported,
+    EngineRested,
     Envelope,
     LeaseReleased,
+    RestRequested,
     TurnAborted,
     TurnFailed,
     TurnGenerated,
@@ -35,7 +40,7 @@ from bus.messages import (
     WeightsPublished,
 )
 from bus.transport import Bus
-from engine.contract import Engine, EngineFailure, EngineLoad, GenerationRequest, WeightsRefused
+from engine.contract import Engine, EngineFailure, EngineLoad, Generation, GenerationRequest, WeightsRefused
 
 REPORT_EVERY_S = 0.25
 _MEASURED = EngineLoad.__struct_fields__
@@ -73,6 +78,11 @@ class Generator:
         self._loading = asyncio.Lock()  # weights, one version after the other
         self._told = 0  # the newest version that it was told of
         self._has_policy = asyncio.Event()  # before that version it generates nothing
+        self._num_generating = 0  # turns that are in the engine
+        self._is_idle = asyncio.Event()  # none is
+        self._is_idle.set()
+        self._rest: RestRequested | None = None  # the last one that was asked for
+        self._rests = False
         self._noted: EngineLoadReported | None = None  # the last load
         self._asked = asyncio.Event()  # something has come that may have changed the load
         self._logger = structlog.get_logger()
@@ -130,6 +140,8 @@ class Generator:
             case WeightsPublished() as weights:
                 self._told = max(self._told, weights.version)
                 return self._load_weights(envelope.sender, weights)
+            case RestRequested() as rest:
+                return self._begin_rest(envelope.sender, rest)
             case other:
                 self._logger.error("message.misdirected", kind=type(other).__name__)
         return None
@@ -168,7 +180,8 @@ class Generator:
         await self._bus.send(sender, answer)
 
     async def _answer_to(self, turn: TurnRequested) -> TurnGenerated | TurnFailed:
-        await self._has_policy.wait()
+        while not self._has_policy.is_set():
+            await self._has_policy.wait()
         if turn.trajectory_id in self._aborted:
             return TurnGenerated(turn.trajectory_id, turn.turn, turn.lease, b"", b"", b"", "abort")
         request = GenerationRequest(
@@ -182,7 +195,7 @@ class Generator:
             seed=turn.seed,
         )
         try:
-            generation = await self._engine.generate(request)
+            generation = await self._generation(request)
         except EngineFailure as error:
             self._logger.error("turn.failed", trajectory_id=turn.trajectory_id, turn=turn.turn, cause=str(error))
             return TurnFailed(turn.trajectory_id, turn.turn, turn.lease, f"engine: {error}")
@@ -196,11 +209,36 @@ class Generator:
             finish=generation.finish,
         )
 
+    async def _generation(self, request: GenerationRequest) -> Generation:
+        self._num_generating += 1
+        self._is_idle.clear()
+        try:
+            return await self._engine.generate(request)
+        finally:
+            self._num_generating -= 1
+            if not self._num_generating:
+                self._is_idle.set()
+
+    # ---------------------------------------------------------------- rest
+
+    async def _begin_rest(self, sender: str, rest: RestRequested) -> None:
+        """One that was asked for before is over, or is said by who was asked first. An engine that cannot rest has to be
+        started again."""
+        async with self._loading:
+            if self._rest is not None and (rest.life, rest.version) <= (self._rest.life, self._rest.version):
+                self._logger.warning("rest.repeated", version=rest.version)
+                return
+            self._rest, self._rests = rest, True
+            self._has_policy.clear()
+            await self._is_idle.wait()
+            await self._engine.release()
+        await self._bus.send(sender, EngineRested(self._name, self._life, rest))
+
     # ---------------------------------------------------------------- weights
 
     def _note_version(self) -> None:
         """Older weights come first where the head goes on from its log, and cannot know what a former life here was told."""
-        if self._engine.version >= self._told:
+        if self._engine.version >= self._told and not self._rests:
             self._has_policy.set()
 
     async def _load_weights(self, sender: str, weights: WeightsPublished) -> None:
@@ -208,13 +246,16 @@ class Generator:
         answered: a learner that has begun again is writing it, and says when it is there."""
         began = self._clock()
         async with self._loading:
-            if weights.version > self._engine.version:
+            if self._rests and self._rest is not None and weights.version < self._rest.version:
+                return  # those of before the rest: others will come, at its end
+            if self._rests or weights.version > self._engine.version:
                 try:
                     await self._engine.load_weights(await self._fetched(weights))
                 except WeightsRefused as refusal:
                     self._logger.error("weights.refused", version=weights.version, cause=str(refusal))
                     return
-        self._note_version()
+                self._rests = False
+            self._note_version()
         load_s = self._clock() - began
         load = self._engine.load()
         self._logger.info(

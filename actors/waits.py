@@ -17,7 +17,7 @@ import msgspec
 from actors.replay import Done, batches_of, decide_all_again, whole_since
 from actors.wiring import HEAD, LEARNER, ROLLOUT, deciders_of
 from bus.event_reading import check_whole
-from bus.messages import RunStarted, StepRequested, WeightsPublished
+from bus.messages import MemoryWanted, RunStarted, StepRequested, WeightsPublished
 from configs.errors import UnusableInput
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
@@ -93,7 +93,7 @@ def _of_the_head(run: Run, folder: RunFolder) -> Iterator[Wait]:
     buffer, recipe = deciders["buffer"], deciders["recipe"]
     assert isinstance(buffer, GroupBuffer)
     assert isinstance(recipe, Recipe)
-    published, began = 0.0, 0.0
+    published, began, wanted = 0.0, 0.0, 0.0
     requested: dict[int, float] = {}  # by step
     batches: dict[int, float] = {}  # by step: when it went to the learner
     for at, done in _decided_again(HEAD, folder, deciders):
@@ -104,7 +104,11 @@ def _of_the_head(run: Run, folder: RunFolder) -> Iterator[Wait]:
             published = at
         elif isinstance(done.message, StepRequested):
             requested[done.message.step] = at
+        elif isinstance(done.message, MemoryWanted):
+            wanted = at
         batches.update({batch.step: at for batch in batches_of(done)})
+    for name in recipe.state.unrested:
+        yield Wait(LEARNER, name, "it has not given its memory back", wanted)
     version = recipe.state.version
     for name, engine in recipe.state.engines.items():
         if engine.holds < version:

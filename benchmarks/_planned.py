@@ -133,6 +133,9 @@ class PlannedEngine:
     async def resume(self) -> None:
         await self._engine.resume()
 
+    async def release(self) -> None:
+        await self._engine.release()
+
     @property
     def version(self) -> int:
         return self._engine.version

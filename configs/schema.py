@@ -10,7 +10,7 @@ import math
 from typing import Literal
 
 from configs.section import Section, require
-from configs.sglang import PORTS, SPARE_TOKENS, Sglang
+from configs.sglang import PORTS, SPARE_TOKENS, Sglang, require_rest
 
 
 class Tiny(Section, frozen=True):
@@ -319,6 +319,7 @@ class Run(Section, frozen=True):
         if self.engine.kind == "sglang":
             _require_servers(self.engine, self.sglang)
             _require_servers_of_nodes(self.sglang, self.cluster)
+        require_rest(self.sglang, self.engine.kind, self.rl.max_staleness)
         require(
             self.log.keep_steps == 0 or self.log.keep_steps > self.rl.max_staleness,
             f"log.keep_steps must be more than rl.max_staleness = {self.rl.max_staleness}: what is under way is kept",

@@ -22,6 +22,7 @@ class Sglang(Section, frozen=True):
     memory_share: float = 0.85  # of a GPU, for weights and cache, where engine.kv_tokens = 0
     arguments: tuple[str, ...] = ()  # further ones of the server's command line; they win over those made of [engine]
     environment: dict[str, str] = {}  # noqa: RUF012  # of the server, beside what the run has; msgspec copies it
+    colocate: bool = False  # on the learner's GPUs: a server gives its memory back while the learner computes
     start_s: float = 900.0  # so long a server may take until it is ready
     request_s: float = 600.0  # and to answer a request
     weights: Literal["disk", "tensor", "group"] = "disk"  # how new weights come to it: docs/sglang.md
@@ -48,7 +49,23 @@ class Sglang(Section, frozen=True):
             "model takes no others",
         )
 
+        require(
+            not (self.colocate and self.attach),
+            "attach must name no server where colocate = true: what it gives back, a run that ends early leaves lost",
+        )
+
     @property
     def attach_far(self) -> tuple[str, ...]:
         """Those of `attach` that are the same server wherever one asks."""
         return tuple(url for url in self.attach if urlsplit(url).hostname not in _LOOPBACK)
+
+
+def require_rest(sglang: Sglang, kind: str, max_staleness: int) -> None:
+    """Raise ValueError if engines keep memory, or generate, while the learner is to have it."""
+    if not sglang.colocate:
+        return
+    require(kind == "sglang", f'sglang.colocate = true needs engine.kind = "sglang", which gives memory back: "{kind}"')
+    require(
+        max_staleness == 0,
+        f"sglang.colocate = true needs rl.max_staleness = 0, or engines generate while the learner trains: {max_staleness}",
+    )

@@ -97,6 +97,12 @@ class Engine(Protocol):
 
     async def resume(self) -> None: ...
 
+    async def release(self) -> None:
+        """Give the memory of weights and cache back, as far as the engine can. Requests wait then, until load_weights has
+        brought weights, which need not be newer. Raises EngineFailure where a request is pending; a second call gives back
+        what there is again."""
+        ...
+
     @property
     def version(self) -> int: ...
 

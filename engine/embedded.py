@@ -111,6 +111,12 @@ class EmbeddedEngine:
     async def resume(self) -> None:
         await self._set_paused(False)
 
+    async def release(self) -> None:
+        """It keeps its memory: the allocator's blocks are this process's alone."""
+        thread = self._running()
+        future: asyncio.Future[None] = self._loop.create_future()
+        await self._answer(future, lambda: thread.rest(future))
+
     @property
     def version(self) -> int:
         return self._version

@@ -1,7 +1,7 @@
 """The thread that owns the embedded engine's model: it runs commands between steps, and steps while there is work.
 
 Consumes commands from any thread; produces deliveries (a future and what it resolves to), in one call for each step.
-Blocks while there is nothing to do or the engine is paused; a command unblocks it. Ends at `stop` or with an error,
+Blocks while there is nothing to do or the engine is paused or rests; a command unblocks it. Ends at `stop` or with an error,
 and says which by its last call.
 """
 
@@ -37,6 +37,7 @@ class EngineThread:
         self._deliveries: list[Delivery] = []
         self._generating: dict[int, asyncio.Future[Generation]] = {}  # by sequence_id
         self._paused = False
+        self._rests = False  # until weights come
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="embedded-engine", daemon=True)
         self._thread.start()
@@ -73,6 +74,13 @@ class EngineThread:
         self._paused = paused
         self._deliveries.append((future, None))
 
+    def rest(self, future: asyncio.Future[None]) -> None:
+        if self._generating:
+            self._deliveries.append((future, EngineFailure(f"{len(self._generating)} requests are pending")))
+        else:
+            self._rests = True
+            self._deliveries.append((future, None))
+
     def load(self, write: Callable[[ContinuousBatch], int], future: asyncio.Future[int]) -> None:
         """`write` the model's weights and return their version; where it fails, they are as they were."""
         try:
@@ -81,6 +89,7 @@ class EngineThread:
             self._deliveries.append((future, failure))
         else:
             self.core.weights_changed(version)
+            self._rests = False
             self._deliveries.append((future, version))
 
     # ------------------------------------------------------------ the loop
@@ -97,11 +106,11 @@ class EngineThread:
 
     def _serve(self) -> None:
         while not self._stopped:
-            if self._paused or not self.core.has_work:
+            if self._paused or self._rests or not self.core.has_work:
                 self._commands.get()()
             while not self._stopped and not self._commands.empty():
                 self._commands.get()()
-            if not self._paused and not self._stopped:
+            if not self._paused and not self._rests and not self._stopped:
                 self._finish(self.core.step())
             if self._deliveries:
                 deliveries, self._deliveries = self._deliveries, []

@@ -1,8 +1,9 @@
 """`python -m torch.distributed.run --nproc-per-node RANKS -m engine.learner --run-folder FOLDER`: the learner's process.
 
 Without torchrun it is a single rank. Rank 0 speaks to the bus as "learner" and passes each piece of work on to the
-others by broadcast. It consumes BatchReady and waits for nothing but its own worker thread; it produces, once at the
-beginning and once for each batch, StepTrained and then WeightsPublished. Shutdown or SIGTERM ends it at once: a step
+others by broadcast. It consumes BatchReady and waits for nothing but its own worker thread, and for engines' memory
+where they share its GPUs; it produces, once at the beginning and once for each batch, StepTrained and then
+WeightsPublished. Shutdown or SIGTERM ends it at once: a step
 that is under way is abandoned, the last checkpoint stands.
 
 A later life (`--life`) begins with the steps that its journal has since that checkpoint. Then it says again what it had
@@ -29,7 +30,7 @@ from bus.codec import decode
 from bus.heartbeat import beating
 from bus.joining import Join, over_zeromq
 from bus.last_words import end_with
-from bus.messages import BatchReady, Progress, Shutdown, StepTrained
+from bus.messages import BatchReady, MemoryLent, Progress, Shutdown, StepTrained
 from bus.structured_log import configure
 from bus.transport import Bus
 from configs.errors import UNUSABLE, UnusableInput
@@ -39,8 +40,9 @@ from configs.schema import Run
 from engine.distributed import Ranks, from_leader, join_ranks, leave_ranks
 from engine.journal import BatchJournal
 from engine.learner_rank import LearnerRank, Trained
+from engine.loans import RECIPE, EnginesMemory
 
-RECIPE, LAUNCHER = "head/recipe", "launcher"
+LAUNCHER = "launcher"
 WAITING_BATCHES = 2  # and one for each step that may be collected ahead; the bus holds back what comes on top of them
 
 
@@ -56,8 +58,10 @@ class Learner:
         ranks: Ranks,
         worker: ThreadPoolExecutor,
         journal: BatchJournal,
+        life: int = 1,
     ) -> None:
         self._bus = bus
+        self._memory = EnginesMemory(bus, life, is_lent=run.sglang.colocate)
         self._journal = journal
         self._newest = max(journal.steps(), default=-1)  # step of the last batch that it was given
         self._sft_steps = run.sft.steps
@@ -98,6 +102,8 @@ class Learner:
                     self._bus.acknowledge(delivery)
                     await self._batches.put(batch)
                     continue
+                case MemoryLent() as lent:
+                    self._memory.hear(lent)
                 case BatchReady():
                     pass  # an earlier life was given it, and could not say so
                 case other:
@@ -110,7 +116,8 @@ class Learner:
         def report(step: int, values: dict[str, float]) -> None:
             loop.call_soon_threadsafe(self._show, Progress("sft", step, self._sft_steps, values))
 
-        given = self._journal.steps()
+        given = self._journal.steps()  # before it waits: what comes meanwhile is written there too
+        await self._memory.take(-1)
         begun = await self._in_worker(lambda: self._rank.start(resume_step, report, given))
         await self._announce(begun)
         for step in given:
@@ -123,6 +130,7 @@ class Learner:
                 await self._step(batch, publish=True)
 
     async def _step(self, batch: BatchReady, *, publish: bool) -> None:
+        await self._memory.take(batch.step)
         await self._announce(await self._in_worker(lambda: self._train(batch, publish)))
 
     def _train(self, batch: BatchReady, publish: bool) -> Trained:
@@ -136,6 +144,7 @@ class Learner:
     async def _announce(self, trained: Trained) -> None:
         await self._bus.send(RECIPE, StepTrained(trained.step, trained.metrics))
         if trained.published is not None:
+            self._memory.give_back()
             await self._bus.send(RECIPE, trained.published)
 
     def _show(self, progress: Progress) -> None:
@@ -158,7 +167,7 @@ async def lead(run: Run, folder: RunFolder, ranks: Ranks, life: Life, join: Join
     bus = join("learner", life.session)
     worker = ThreadPoolExecutor(1, "training", torch.set_num_threads, (run.learner.threads,))
     rank = LearnerRank(run, folder, ranks, journal)
-    learner = Learner(bus, run, rank, ranks, worker, journal)
+    learner = Learner(bus, run, rank, ranks, worker, journal, life.number)
     loop.add_signal_handler(signal.SIGTERM, learner.stop.set)
     try:
         async with beating("learner", life.number, run.supervision.heartbeat_s, folder.sockets, lambda: bus):

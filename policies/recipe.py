@@ -8,11 +8,18 @@ turns are under way: what is generated for a step is at most k versions older th
 
 Engines come and go. One that has left is not waited for; one that joins gets the newest weights, and is waited for from
 then on. A learner that begins again from a checkpoint says again what it had said: that counts once.
+
+Where learner and engines share GPUs the learner asks for the engines' memory before it computes. Each engine ends the
+turns that it is at and gives its memory back; so does one that joins meanwhile. When all have, the learner computes, and
+the weights that it publishes end the loan:
+
+    MemoryWanted --> RestRequested to every engine --> EngineRested from every engine --> MemoryLent --> WeightsPublished
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -20,9 +27,13 @@ from bus.messages import (
     AnyMessage,
     EngineJoined,
     EngineLeft,
+    EngineRested,
     EvaluationFinished,
     EvaluationRequested,
+    MemoryLent,
+    MemoryWanted,
     ProtocolError,
+    RestRequested,
     RunFinished,
     RunStarted,
     StepCollected,
@@ -44,6 +55,15 @@ class EngineWeights(msgspec.Struct):
     holds: int = -1
 
 
+class Loan(msgspec.Struct):
+    """Of the engines' memory to the learner: the last one."""
+
+    life: int  # of the learner
+    version: int  # as of MemoryWanted
+    phase: Literal["asked", "lent", "over"] = "asked"
+    resting: dict[str, int] = {}  # engines that have given their memory back, and the life of each
+
+
 class RecipeState(msgspec.Struct):
     engines: dict[str, EngineWeights] = {}  # that are there, or are to come when the run begins
     left: dict[str, int] = {}  # the last life of each that is over
@@ -52,10 +72,22 @@ class RecipeState(msgspec.Struct):
     held: int = -1  # newest version that every engine holds
     requested: int = -1  # last step that was asked for
     evaluations: list[str] = []  # labels that are still to come before the next step
+    loan: Loan | msgspec.UnsetType = msgspec.UNSET  # where the learner has asked for the engines' memory
 
     @property
     def version(self) -> int:
         return -1 if self.newest is None else self.newest.version
+
+    @property
+    def open_loan(self) -> Loan | None:
+        return self.loan if isinstance(self.loan, Loan) and self.loan.phase != "over" else None
+
+    @property
+    def unrested(self) -> list[str]:
+        """Engines whose memory is still asked for."""
+        if (loan := self.open_loan) is None:
+            return []
+        return [name for name, engine in self.engines.items() if loan.resting.get(name) != engine.life]
 
 
 class Recipe:
@@ -88,6 +120,10 @@ class Recipe:
                 return self._publish(event)
             case WeightsLoaded():
                 return self._load(event)
+            case MemoryWanted():
+                return self._lend(event)
+            case EngineRested():
+                return self._rested(event)
             case EvaluationFinished(label=label):
                 return self._evaluated(label)
             case StepCollected():
@@ -111,6 +147,9 @@ class Recipe:
             raise ProtocolError(f"life {event.life} of {event.engine} was over before")
         if known is None or event.life > known.life:
             self.state.engines[event.engine] = EngineWeights(event.life)
+        if (loan := self.state.open_loan) is not None:
+            self.state.engines[event.engine].told = self.state.version  # they come when the loan is over
+            return [Send(event.engine, RestRequested(loan.life, loan.version))]
         return self._tell()
 
     def _leave(self, event: EngineLeft) -> list[Send]:
@@ -120,7 +159,7 @@ class Recipe:
         known = self.state.engines.get(event.engine)
         if known is not None and known.life <= event.life:
             del self.state.engines[event.engine]
-        return self._held()
+        return [*self._held(), *self._lent()]
 
     def _publish(self, event: WeightsPublished) -> list[Send]:
         """The same version comes again from a learner that has begun again; who holds it keeps it."""
@@ -130,8 +169,12 @@ class Recipe:
         if state.newest is None:  # the learner's checkpoint: steps follow it
             state.requested = event.version
         state.newest = event
-        for engine in state.engines.values():
-            engine.told = min(engine.told, engine.holds)
+        if (loan := state.open_loan) is not None:
+            if loan.phase == "asked" or event.version < loan.version:
+                return []
+            loan.phase = "over"
+        for engine in state.engines.values():  # one that has rested has none
+            engine.told = min(engine.told, engine.holds) if loan is None else -1
         return self._tell()
 
     def _tell(self) -> list[Send]:
@@ -161,6 +204,36 @@ class Recipe:
         state.held = held
         state.evaluations = self._due(held)
         return [Send(self._recorder, WeightsHeld(held)), *self._next()]
+
+    # ---------------------------------------------------------------- the engines' memory
+
+    def _lend(self, event: MemoryWanted) -> list[Send]:
+        """A learner that has begun again asks again, and whoever rests says so again."""
+        last = self.state.loan
+        if isinstance(last, Loan) and (event.life, event.version) <= (last.life, last.version):
+            raise ProtocolError(
+                f"life {event.life} of the learner asked for memory before version {event.version} twice"
+            )
+        self.state.loan = Loan(event.life, event.version)
+        request = RestRequested(event.life, event.version)
+        return [*(Send(name, request) for name in self.state.engines), *self._lent()]
+
+    def _rested(self, event: EngineRested) -> list[Send]:
+        loan, engine = self.state.open_loan, self.state.engines.get(event.engine)
+        asked_for = loan is not None and event.asked == RestRequested(loan.life, loan.version)
+        if loan is None or not asked_for or engine is None or engine.life != event.life:
+            raise ProtocolError(f"life {event.life} of {event.engine} was not asked to rest")
+        loan.resting[event.engine] = event.life
+        return self._lent()
+
+    def _lent(self) -> list[Send]:
+        loan = self.state.open_loan
+        if loan is None or loan.phase == "lent" or self.state.unrested:
+            return []
+        loan.phase = "lent"
+        return [Send("learner", MemoryLent(loan.life, loan.version))]
+
+    # ---------------------------------------------------------------- what comes next
 
     def _due(self, step: int) -> list[str]:
         if not self._questions:

@@ -1,7 +1,8 @@
 """The protocol: every message that crosses a process border, one file for each conversation.
 
     run        launcher and everybody: a run begins and ends
-    steps      recipe, buffer, learner: StepRequested, BatchReady, StepTrained, WeightsPublished, WeightsLoaded, WeightsHeld
+    steps      recipe, buffer, learner: StepRequested, BatchReady, StepTrained, WeightsPublished, WeightsLoaded, WeightsHeld;
+               where learner and engines share GPUs: MemoryWanted, RestRequested, EngineRested, MemoryLent
     groups     buffer and rollout: StartGroup ... TrajectoryFinished
     leases     rollout, arbiter, generators: LeaseRequested, LeaseGranted, LeaseParked, LeaseReleased
     turns      rollout and generators: TurnRequested, TurnGenerated

@@ -146,6 +146,36 @@ class WeightsHeld(Message, frozen=True):
     version: int
 
 
+class MemoryWanted(Message, frozen=True):
+    """learner -> recipe: before it computes, where it shares its GPUs with engines. Until it publishes weights it keeps
+    their memory."""
+
+    life: int  # of the learner
+    version: int  # no older weights will it publish then; -1: it has just begun
+
+
+class RestRequested(Message, frozen=True):
+    """recipe -> generators: give the memory back, until weights of this version come or newer ones. As in MemoryWanted."""
+
+    life: int
+    version: int
+
+
+class EngineRested(Message, frozen=True):
+    """generator -> recipe: it is given back."""
+
+    engine: str
+    life: int  # of the engine
+    asked: RestRequested
+
+
+class MemoryLent(Message, frozen=True):
+    """recipe -> learner: every engine that is there has given its memory back."""
+
+    life: int
+    version: int
+
+
 StepMessage = (
     StepRequested
     | EvaluationRequested
@@ -157,4 +187,8 @@ StepMessage = (
     | WeightsPublished
     | WeightsLoaded
     | WeightsHeld
+    | MemoryWanted
+    | RestRequested
+    | EngineRested
+    | MemoryLent
 )

@@ -165,10 +165,22 @@ class SGLangClient:
     async def resume(self) -> None:
         await self._post("/continue_generation", {})
 
-    async def flush_cache(self) -> bool:
-        """False where requests are held: nothing is flushed then."""
-        status, _ = await self._exchange("POST", "/flush_cache", {})
+    async def flush_cache(self, within_s: float = 0.0) -> bool:
+        """False where requests are held, or have not ended within that time: nothing is flushed then."""
+        status, _ = await self._exchange(
+            "POST", f"/flush_cache?timeout={within_s:g}" if within_s else "/flush_cache", {}
+        )
         return status == 200
+
+    # ---------------------------------------------------------------- memory
+
+    async def release_memory(self, tags: Sequence[str]) -> None:
+        """Of a server that is idle: another one dies of it."""
+        await self._post("/release_memory_occupation", {"tags": tags})
+
+    async def resume_memory(self, tags: Sequence[str]) -> None:
+        """What was not released kills the server."""
+        await self._post("/resume_memory_occupation", {"tags": tags})
 
     # ---------------------------------------------------------------- weights: all raise UpdateRefused
 

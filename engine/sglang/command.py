@@ -67,4 +67,5 @@ def _room(engine: Engine, sglang: Sglang) -> tuple[str, str]:
 def _on_cuda(engine: Engine, index: int, sglang: Sglang) -> tuple[str, ...]:
     """Servers of one machine take its GPUs one after the other."""
     first = ("--base-gpu-id", str(index * sglang.tensor_parallel * sglang.data_parallel))
-    return first if engine.cuda_graphs else (*first, "--disable-cuda-graph")
+    graphs = () if engine.cuda_graphs else ("--disable-cuda-graph",)
+    return (*first, *graphs, *(("--enable-memory-saver",) if sglang.colocate else ()))

@@ -3,7 +3,7 @@
 Every turn is a stream: what the server has generated is here at most STREAM_INTERVAL tokens later, so that a turn that is
 aborted while the server is paused, or whose connection breaks while the server lives, keeps what it had.
 
-    a turn              waits here while the engine is paused or takes weights; then one request, and its stream
+    a turn              waits here while the engine is paused, rests or takes weights; then one request, and its stream
     an abort            the server is told, and answers with what it has; where it cannot (paused, the request not begun, no
                         answer within ABORT_S), the stream is closed, which aborts there too
     the server's death  every turn fails at once, and all that follows
@@ -35,6 +35,7 @@ from engine.requests import check_request
 from engine.sglang.client import SGLangClient
 from engine.sglang.counters import Counters
 from engine.sglang.errors import ServerSlow, ServerUnreachable
+from engine.sglang.memory import ServerMemory
 from engine.sglang.outcomes import failure_of
 from engine.sglang.placement import Ranks
 from engine.sglang.protocol import Aborted, ServerInfo
@@ -97,6 +98,7 @@ class SGLangEngine:
         self._key: str | None = None  # of what the prefix cache may find
         self._working = asyncio.Event()  # the server's load is to be looked at
         self._counters = Counters()
+        self._memory = ServerMemory()
         self._logger = structlog.get_logger()
 
     async def start(self) -> Capacity:
@@ -161,7 +163,9 @@ class SGLangEngine:
         async with self._changing:
             self._open.clear()
             try:
+                await self._memory.resume(client, "weights")
                 await self._weights.update(client, weights)
+                await self._memory.resume(client, "kv_cache")
                 if self._paused:
                     await client.pause("in_place")
             except WeightsRefused:
@@ -193,6 +197,17 @@ class SGLangEngine:
             await client.resume()
             self._paused = False
             self._set_open()
+
+    async def release(self) -> None:
+        client = self._running()
+        async with self._changing:
+            if self._turns:
+                raise EngineFailure(f"{len(self._turns)} requests are pending")
+            self._open.clear()
+            try:
+                await self._memory.release(client)
+            finally:
+                self._set_open()
 
     @property
     def version(self) -> int:
@@ -317,7 +332,7 @@ class SGLangEngine:
             await asyncio.sleep(self._poll_s)
 
     def _set_open(self) -> None:
-        if self._paused:
+        if self._paused or self._memory.released:
             self._open.clear()
         else:
             self._open.set()

@@ -38,6 +38,7 @@ class ScriptedEngine:
         self.loaded: list[int] = []  # versions
         self.paths: list[str] = []  # of them
         self.refused: list[int] = []
+        self.released: list[int] = []  # steps that it had made then
 
     async def start(self) -> Capacity:
         return Capacity(1024, 16, 512)
@@ -88,6 +89,10 @@ class ScriptedEngine:
     async def pause(self) -> None: ...
 
     async def resume(self) -> None: ...
+
+    async def release(self) -> None:
+        assert not self.running
+        self.released.append(self.steps)
 
     async def close(self) -> None: ...
 

@@ -12,7 +12,9 @@ from actors import generator
 from actors.generator import Nearby
 from bus.messages import (
     CacheReleased,
+    EngineRested,
     LeaseReleased,
+    RestRequested,
     SessionEnded,
     TurnAborted,
     TurnFailed,
@@ -229,5 +231,66 @@ def test_what_is_not_for_a_generator_is_said_and_changes_nothing() -> None:
             await scene.tell(SessionEnded(1), turn(1, 1))
             assert isinstance((await scene.rollout.receive()).message, TurnGenerated)
         assert {"event": "message.misdirected", "kind": "SessionEnded", "log_level": "error"} in logged
+
+    play(scenario)
+
+
+def published(version: int) -> WeightsPublished:
+    return WeightsPublished(version, "", 4, "")
+
+
+def test_asked_to_rest_it_ends_its_turns_first_and_later_ones_wait_for_weights() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.tell(turn(1, 5))
+        await asyncio.sleep(0.1)
+        await scene.tell(RestRequested(1, 5))
+        await asyncio.sleep(0.1)
+        await scene.tell(turn(2, 5), turn(3, 5), TurnAborted(3, 1))
+        answers = [(await scene.rollout.receive()).message for _ in range(2)]
+        assert [type(answer) for answer in answers] == [TurnGenerated, EngineRested]
+        assert (answers[1], scene.engine.released) == (EngineRested("generator-0", LIFE, RestRequested(1, 5)), [5])
+        await asyncio.sleep(1)
+        assert (scene.engine.asked, scene.rollout.waiting) == ([1], 0)
+        await scene.tell(published(5))
+        answers = [(await scene.rollout.receive()).message for _ in range(3)]
+        assert {type(answer) for answer in answers} == {WeightsLoaded, TurnGenerated}
+        assert (scene.engine.asked, scene.engine.loaded) == ([1, 2], [5])
+
+    play(scenario)
+
+
+def test_weights_of_before_the_rest_do_not_end_it_and_its_own_may_be_those_that_it_had() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.tell(RestRequested(1, 5), published(4), turn(1, 1))
+        assert (await scene.rollout.receive()).message == EngineRested("generator-0", LIFE, RestRequested(1, 5))
+        await asyncio.sleep(1)
+        assert (scene.engine.loaded, scene.engine.asked, scene.rollout.waiting) == ([], [], 0)
+        await scene.tell(RestRequested(2, -1), published(4))  # by a learner that has begun again
+        assert (await scene.rollout.receive()).message == EngineRested("generator-0", LIFE, RestRequested(2, -1))
+        await asyncio.sleep(1)
+        assert (scene.engine.loaded, scene.engine.asked) == ([4], [1])
+
+    play(scenario)
+
+
+def test_a_rest_that_is_asked_for_twice_is_one() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.tell(RestRequested(1, 5), RestRequested(1, 5), published(5), RestRequested(1, 5), turn(1, 1))
+        answers = [(await scene.rollout.receive()).message for _ in range(3)]
+        assert [type(answer) for answer in answers] == [EngineRested, WeightsLoaded, TurnGenerated]
+        assert len(scene.engine.released) == 1
+
+    play(scenario)
+
+
+def test_weights_that_cannot_be_read_do_not_end_a_rest() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.engine.refused = [5]
+        await scene.tell(RestRequested(1, 5), published(5), turn(1, 1))
+        await asyncio.sleep(1)
+        assert (scene.engine.loaded, scene.engine.asked) == ([], [])
+        await scene.tell(published(6))
+        await asyncio.sleep(1)
+        assert (scene.engine.loaded, scene.engine.asked) == ([6], [1])
 
     play(scenario)

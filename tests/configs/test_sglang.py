@@ -129,3 +129,14 @@ class TestRoom:
 def test_a_strict_run_needs_the_embedded_engine():
     said = complaint(*BASE, "determinism=strict", "rl.prompts=8")
     assert 'determinism = "strict" needs engine.kind = "embedded" (' in said
+
+
+def test_memory_is_given_back_where_no_engine_generates_while_the_learner_trains():
+    colocated = "sglang.colocate=true"
+    assert loaded(colocated).sglang.colocate
+    said = complaint(*BASE, colocated, "rl.max_staleness=1")
+    assert "sglang.colocate = true needs rl.max_staleness = 0" in said
+    said = complaint(*BASE, colocated, "engine.kind=embedded")
+    assert 'sglang.colocate = true needs engine.kind = "sglang"' in said
+    said = complaint(*BASE, colocated, 'sglang.attach=["http://localhost:30000"]')
+    assert "attach must name no server where colocate = true" in said

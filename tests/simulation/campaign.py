@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from bus.messages import RunFinished
 from configs.schema import Arbiter, Bus, Dialogue, Engine, Evaluation, Learner, Rl, Run, Sandbox
+from configs.sglang import Sglang
 from policies.scheduling import PolicyName
 from tests.simulation.clock import run_virtually
 from tests.simulation.invariants import check
@@ -55,6 +56,8 @@ def plan(seed: int) -> tuple[Run, Faults]:
     run = replace(
         RUN, evaluation=Evaluation(draw.choice([0, 0, 0, 1])), learner=Learner(checkpoint_every=draw.choice([1, 2]))
     )
+    if not rl.max_staleness and draw.random() < 0.5:
+        run = replace(run, engine=replace(run.engine, kind="sglang"), sglang=Sglang(colocate=True))
     return replace(run, arbiter=Arbiter(policy), rl=rl, bus=Bus(window)), faults
 
 

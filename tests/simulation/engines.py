@@ -57,6 +57,7 @@ class SayingEngine:
         self._trouble, self._evictions, self._oversold = trouble, evictions, oversold
         self._stops: dict[int, asyncio.Event] = {}
         self._generated = self._evicted = 0
+        self.released = False
 
     async def start(self) -> Capacity:
         return Capacity(self._pages * PAGE_TOKENS, PAGE_TOKENS, self._pages * PAGE_TOKENS)
@@ -64,6 +65,7 @@ class SayingEngine:
     async def generate(self, request: GenerationRequest) -> Generation:
         sequence = request.sequence_id
         assert sequence not in self.running, "a turn was taken twice"
+        assert not self.released, "it is to generate without memory"
         self._admit(sequence, len(request.token_ids) + request.max_new_tokens)
         stop = self._stops[sequence] = asyncio.Event()
         try:
@@ -115,7 +117,8 @@ class SayingEngine:
         self.cached.pop(sequence_id, None)
 
     async def load_weights(self, weights: WeightsPublished) -> None:
-        assert weights.version > self.version, "it is to go back to older weights"
+        assert weights.version > self.version or self.released, "it is to go back to older weights"
+        self.released = False
         await asyncio.sleep(self._random.expovariate(10))
         self.version = weights.version
 
@@ -139,5 +142,10 @@ class SayingEngine:
     async def pause(self) -> None: ...
 
     async def resume(self) -> None: ...
+
+    async def release(self) -> None:
+        assert not self.running, "it is to give back memory that it works in"
+        await asyncio.sleep(self._random.expovariate(10))
+        self.released = True
 
     async def close(self) -> None: ...

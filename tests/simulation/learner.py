@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from random import Random
 
 import msgspec
 
 from bus.codec import decode
-from bus.messages import BatchReady, Row, Shutdown, StepTrained, WeightsPublished
+from bus.messages import BatchReady, MemoryLent, Row, Shutdown, StepTrained, WeightsPublished
 from bus.transport import Bus
 from engine.batches import check_versions
+from engine.loans import RECIPE, EnginesMemory
 
-RECIPE = "head/recipe"
 TRAINING_S = 1.0
 
 
@@ -43,8 +44,19 @@ class Disk(msgspec.Struct):
 
 class SimulatedLearner:
     def __init__(
-        self, bus: Bus, disk: Disk, random: Random, *, steps: int, checkpoint_every: int, staleness: int
+        self,
+        bus: Bus,
+        disk: Disk,
+        random: Random,
+        memory: EnginesMemory,
+        *,
+        steps: int,
+        checkpoint_every: int,
+        staleness: int,
+        computing: Callable[[], None],
     ) -> None:
+        """`computing` is called whenever it begins to, and is about to end."""
+        self._memory, self._computing = memory, computing
         self._bus, self._disk, self._random = bus, disk, random
         self._steps, self._checkpoint_every, self._staleness = steps, checkpoint_every, staleness
         self._newest = max(disk.journal, default=-1)
@@ -78,6 +90,9 @@ class SimulatedLearner:
                     self._bus.acknowledge(delivery)
                     await self._batches.put(batch)
                     continue
+                case MemoryLent() as lent:
+                    self._memory.hear(lent)
+                    self._bus.acknowledge(delivery)
                 case BatchReady():
                     self._bus.acknowledge(delivery)
                 case other:
@@ -86,6 +101,8 @@ class SimulatedLearner:
     async def _work(self, resume_step: int | None) -> None:
         disk = self._disk
         given = sorted(disk.journal)
+        await self._memory.take(-1)
+        self._computing()
         begun = self._step = max(disk.checkpoints, default=0) if resume_step is None else resume_step
         await self._moment()
         disk.checkpoints.add(self._step)
@@ -102,8 +119,11 @@ class SimulatedLearner:
 
     async def _train(self, batch: BatchReady, *, publish: bool) -> None:
         assert batch.step == self._step + 1, f"step {batch.step} cannot be trained after step {self._step}"
+        await self._memory.take(batch.step)
+        self._computing()
         check_versions(batch.rows, batch.step, self._staleness)
         await asyncio.sleep(TRAINING_S)
+        self._computing()
         self._disk.trained(batch)
         self._step = batch.step
         if batch.step % self._checkpoint_every == 0 or batch.step == self._steps:
@@ -117,4 +137,5 @@ class SimulatedLearner:
     async def _announce(self, step: int, metrics: dict[str, float], *, publish: bool) -> None:
         await self._bus.send(RECIPE, StepTrained(step, metrics))
         if publish:
+            self._memory.give_back()
             await self._bus.send(RECIPE, WeightsPublished(step, "/dev/shm/x", 4, "d"))

@@ -48,6 +48,8 @@ def _wait_of(decider: object) -> Iterator[str]:
         if decider.state.evaluation is not None:
             yield f"an evaluation waits for the groups {sorted(decider.state.evaluation.open)}"
     elif isinstance(decider, Recipe):
+        if (loan := decider.state.open_loan) is not None:
+            yield f"the recipe has lent memory, or is to: {loan}"
         newest = decider.state.version
         for name, engine in decider.state.engines.items():
             if engine.holds < newest:

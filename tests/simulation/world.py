@@ -41,8 +41,10 @@ from bus.messages import (
 )
 from bus.transport import Bus
 from configs.schema import Run
+from engine.loans import EnginesMemory
 from policies.decider import Decider
 from policies.group_buffer import Problem
+from policies.recipe import Recipe
 from policies.record import ids_to_bytes
 from policies.rollout import Rollout
 from policies.trajectory import Rules
@@ -94,6 +96,7 @@ class World:
         self.launch: Launch
         self.lives: dict[str, Life] = {}  # the present ones
         self.deaths: Counter[str] = Counter()  # by kind of process
+        self.checked_loans = 0  # engines that had given their memory to a learner that computes
         self.history: list[str] = []
         self.settling = False  # nothing happens any more
         self.first_step = 0  # after which the present launch went on
@@ -337,14 +340,26 @@ class World:
         """As engine.learner: the first life goes on from the step of the launch, a later one from the newest checkpoint."""
         await self._moment(2.0)
         run = self.run
-        every, staleness = run.learner.checkpoint_every, run.rl.max_staleness
+        every, staleness, bus = run.learner.checkpoint_every, run.rl.max_staleness, self._join(life)
         learner = SimulatedLearner(
-            *(self._join(life), self.disk, self.random),
+            *(bus, self.disk, self.random, EnginesMemory(bus, life.number, is_lent=run.sglang.colocate)),
             steps=run.rl.steps,
             checkpoint_every=every,
             staleness=staleness,
+            computing=self._check_the_loan if run.sglang.colocate else lambda: None,
         )
         await learner.run(self.first_step if life.number == 1 else None)
+
+    def _check_the_loan(self) -> None:
+        """The learner computes: whoever is in the books as resting has given its memory back."""
+        recipe = self.present[HEAD]["recipe"]
+        assert isinstance(recipe, Recipe)
+        loan = recipe.state.open_loan
+        for name, number in loan.resting.items() if loan is not None and loan.phase == "lent" else ():
+            life = self.lives[name]
+            if life.number == number and life.process.returncode is None:
+                self.checked_loans += 1
+                assert self.engines[name].released, f"{name} keeps the memory that it has lent"
 
     # ---------------------------------------------------------------- what happens to them
 

@@ -6,8 +6,10 @@ import asyncio
 
 import msgspec
 import pytest
+import torch
 
 from bus.messages import WeightsPublished
+from engine.checkpoint import load_model
 from engine.contract import EngineFailure, WeightsRefused
 from tests.engine.contract.bench import (
     Bench,
@@ -163,6 +165,39 @@ async def damaged_weights_are_refused_and_the_old_ones_stay_in_force(bench: Benc
         assert set(after.versions.tolist()) == {0}
 
 
+# ---------------------------------------------------------------- memory
+
+
+async def what_was_released_comes_back_with_weights_and_requests_wait_for_them(bench: Bench) -> None:
+    asked = request(1, temperature=0.0)
+    same, other = publish(bench, 0, load_model(bench.model, torch.float32)), publish(bench, 9, changed_model(bench))
+    damaged = msgspec.structs.replace(same, digest="0" * 32)
+    async with bench.engine() as (engine, _):
+        before = await tokens(engine, asked)
+        pending = asyncio.ensure_future(engine.generate(request(2, bench.traits.long_turn)))
+        await until_generated(bench, engine, 32, pending)
+        with pytest.raises(EngineFailure, match="1 requests are pending"):
+            await engine.release()
+        engine.abort(2)
+        await pending
+        await engine.release()
+        await engine.release()
+        waiting, aborted = (asyncio.ensure_future(engine.generate(as_sequence(number, asked))) for number in (1, 3))
+        await posted(waiting)
+        engine.abort(3)
+        assert (await aborted).finish == "abort"
+        with pytest.raises(WeightsRefused):
+            await engine.load_weights(damaged)
+        await posted(waiting)
+        await engine.load_weights(same)
+        assert (await waiting).token_ids.tolist() == before
+        await engine.release()
+        await engine.load_weights(other)
+        after = await engine.generate(asked)
+        assert (after.cached_tokens, set(after.versions.tolist())) == (0, {9})
+        assert after.token_ids.tolist() != before
+
+
 # ---------------------------------------------------------------- ends and restarts
 
 
@@ -231,6 +266,7 @@ CONTROL = (
     what_was_cached_under_old_weights_is_computed_anew_under_new_ones,
     weights_that_come_while_paused_leave_the_engine_paused,
     damaged_weights_are_refused_and_the_old_ones_stay_in_force,
+    what_was_released_comes_back_with_weights_and_requests_wait_for_them,
     an_engine_that_has_not_been_started_answers_nobody,
     closing_fails_what_is_pending_and_all_that_follows,
     one_that_was_closed_while_paused_with_other_weights_starts_again_as_if_it_had_never_been,

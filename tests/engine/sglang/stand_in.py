@@ -48,6 +48,7 @@ class StandIn:
         self.refused = 0  # so many times /server_info is a broken connection
         self.pauses = True
         self.paused = False  # by somebody else than the engine
+        self.idle = True
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.connections: set[object] = set()
         self.came = asyncio.Event()  # a generation
@@ -86,6 +87,8 @@ class StandIn:
                 return web.json_response({"error": {"message": "not now"}}, status=500)
             case "/ready" if self.paused:
                 return web.Response(status=503)
+            case "/flush_cache" if not self.idle:
+                return web.Response(status=400, text="Timed out waiting for idle state.")
             case "/abort_request":
                 self.told_to_abort.set()
                 return web.Response()

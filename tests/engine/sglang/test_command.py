@@ -73,6 +73,13 @@ def test_what_needs_a_gpu_is_left_out_without_one():
     assert "--disable-cuda-graph" in words(Engine(device="cuda", cuda_graphs=False))
 
 
+def test_memory_can_be_given_back_on_a_gpu_alone():
+    """Elsewhere a server with that flag does not start."""
+    colocated = Sglang(colocate=True)
+    assert "--enable-memory-saver" in words(Engine(device="cuda"), colocated)
+    assert "--enable-memory-saver" not in [*words(Engine(), colocated), *words(Engine(device="cuda"))]
+
+
 def test_a_server_streams_what_is_new_sleeps_when_idle_and_lets_run_who_runs():
     flags = {"--incremental-streaming-output", "--sleep-on-idle", "--enable-priority-scheduling"}
     assert flags | {"--disable-priority-preemption"} <= set(words(Engine()))

@@ -187,3 +187,68 @@ def test_a_retraction_is_counted_and_said_once(model: Path):
 
     lines = [line for line in serve(model, server, scene) if line["event"] == "engine.retracted"]
     assert [(line["trajectory_id"], line["tokens"]) for line in lines] == [(1, 5)]
+
+
+MEMORY = ("/flush_cache", "/pause_generation", "/release_memory_occupation", "/resume_memory_occupation")
+
+
+def test_memory_is_released_by_an_idle_server_and_resumed_around_the_weights(model: Path):
+    """A server that is not idle, or has not released what it is to resume, dies of it."""
+    server = StandIn(streaming(lambda body: answer(body, [4], LENGTH, versions=[("5", 0, 1)])))
+
+    async def scene(engine: SGLangEngine, _: Attached, way: Way) -> None:
+        await engine.release()
+        await engine.release()
+        way.go_on.clear()
+        loading = asyncio.ensure_future(engine.load_weights(PUBLISHED))
+        await way.begun.wait()
+        assert server.bodies("/resume_memory_occupation") == [{"tags": ["weights"]}]
+        way.go_on.set()
+        await loading
+        assert (await engine.generate(request(new_tokens=1))).versions.tolist() == [5]
+        await engine.load_weights(PUBLISHED)
+
+    lines = serve(model, server, scene)
+    assert [(path, body.get("tags")) for path, body in server.asked if path in MEMORY] == [
+        ("/flush_cache", None),
+        ("/pause_generation", None),
+        ("/release_memory_occupation", ["kv_cache", "weights"]),
+        ("/resume_memory_occupation", ["weights"]),
+        ("/resume_memory_occupation", ["kv_cache"]),
+    ]
+    assert [line["event"] for line in lines if "memory" in line["event"]] == [
+        "memory.released",
+        *["memory.resumed"] * 2,
+    ]
+
+
+def test_a_server_that_does_not_come_to_rest_keeps_its_memory(model: Path):
+    server = StandIn(streaming(whole))
+    server.idle = False
+
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        with pytest.raises(EngineFailure, match="the server was not idle within 60 s"):
+            await engine.release()
+        assert (await engine.generate(request())).finish == "length"
+
+    serve(model, server, scene)
+    assert server.bodies("/release_memory_occupation") == []
+
+
+def test_weights_that_are_refused_leave_the_rest_of_the_memory_released(model: Path):
+    server = StandIn(streaming(whole))
+
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        await engine.release()
+        with pytest.raises(WeightsRefused):
+            await engine.load_weights(PUBLISHED)
+        held = asyncio.ensure_future(engine.generate(request()))
+        await asyncio.sleep(0)
+        assert (engine.load().waiting, server.bodies("/generate")) == (1, [])
+        engine.abort(1)
+        await held
+        await engine.release()
+
+    serve(model, server, scene, WeightsRefused("damaged"))
+    released = [body["tags"] for body in server.bodies("/release_memory_occupation")]
+    assert released == [["kv_cache", "weights"], ["weights"]]
