@@ -255,7 +255,7 @@ class Generator:
                     self._logger.error("weights.refused", version=weights.version, cause=str(refusal))
                     return
                 self._rests = False
-            self._note_version()
+        self._note_version()
         load_s = self._clock() - began
         load = self._engine.load()
         self._logger.info(

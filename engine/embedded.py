@@ -112,7 +112,7 @@ class EmbeddedEngine:
         await self._set_paused(False)
 
     async def release(self) -> None:
-        """It keeps its memory: the allocator's blocks are this process's alone."""
+        """It keeps its memory."""
         thread = self._running()
         future: asyncio.Future[None] = self._loop.create_future()
         await self._answer(future, lambda: thread.rest(future))

@@ -96,9 +96,19 @@ def check_nothing_is_left(folder: RunFolder, took_part: list[int], shared: set[i
     assert shared & inodes() == set()
 
 
-@pytest.mark.parametrize("way", ["disk", "tensor", "group"])
-def test_new_weights_reach_the_server_and_the_run_ends_well(tmp_path: Path, cold_start: RunFolder, way: str) -> None:
+def of_memory(folder: RunFolder) -> list[str]:
+    """What became of the server's memory, and when weights had come."""
+    entries = map(json.loads, (folder.logs / "generator-0.jsonl").read_text().splitlines())
+    told = ("memory.released", "memory.resumed", "weights.loaded")
+    return [entry.get("part", entry["event"]) for entry in entries if entry["event"] in told]
+
+
+@pytest.mark.parametrize(("way", "colocate"), [("disk", True), ("tensor", False), ("group", False)])
+def test_new_weights_reach_the_server_and_the_run_ends_well(
+    tmp_path: Path, cold_start: RunFolder, way: str, colocate: bool
+) -> None:
     settings = ("rl.steps=2", f"sglang.weights={way}", "sglang.bucket_mib=1", "sglang.port=31040")
+    settings += ("sglang.colocate=true",) if colocate else ()
     with launch(tmp_path, *SERVED, *settings, *from_cold_start_of(cold_start)) as process:
         folder = RunFolder(tmp_path / "demo")
         try:
@@ -112,6 +122,8 @@ def test_new_weights_reach_the_server_and_the_run_ends_well(tmp_path: Path, cold
     check(folder, steps=2)
     loaded = [entry["version"] for entry in said(folder, "weights.loaded", "generator-0")]
     assert loaded == [0, 1, 2]
+    lent = ["memory.released", "weights", "kv_cache"] if colocate else []
+    assert of_memory(folder) == [*lent, "weights.loaded"] * 3
     assert "sglang-0.log" in {path.name for path in folder.logs.iterdir()}
     assert lives(folder, "generator-0")[1:] == []
     check_nothing_is_left(folder, took_part, shared)

@@ -36,6 +36,7 @@ def test_the_seeds_contain_what_they_are_to_test() -> None:
     assert set(deaths) == {"head", "rollout", "learner", "generator", "executor", "launcher"}
     assert set(happened) >= {"break", "repeat", "partition"}
     assert sum(started_anew(world) for world in worlds) > 0
+    assert sum(world.checked_loans for world in worlds) > 0
 
 
 def test_the_same_seed_gives_the_same_run_to_the_byte() -> None:

@@ -351,11 +351,12 @@ class World:
         await learner.run(self.first_step if life.number == 1 else None)
 
     def _check_the_loan(self) -> None:
-        """The learner computes: whoever is in the books as resting has given its memory back."""
+        """The learner computes: it has been lent the memory, and whoever is in the books as resting has given it back."""
         recipe = self.present[HEAD]["recipe"]
         assert isinstance(recipe, Recipe)
         loan = recipe.state.open_loan
-        for name, number in loan.resting.items() if loan is not None and loan.phase == "lent" else ():
+        assert loan is not None and loan.phase == "lent", "the learner has not been lent any memory"
+        for name, number in loan.resting.items():
             life = self.lives[name]
             if life.number == number and life.process.returncode is None:
                 self.checked_loans += 1
