@@ -20,6 +20,7 @@ from bus.messages import WeightsPublished
 from engine.checkpoint import save_model
 from engine.contract import WeightsRefused
 from engine.sglang.client import SGLangClient
+from engine.sglang.memory import ServerMemory
 from engine.sglang.protocol import GenerateAnswer, GenerateRequest, SamplingParams
 from engine.sglang.weights import WeightsWay, extra_key
 from engine.sglang.weights.checksums import Checksums
@@ -201,6 +202,27 @@ def test_where_no_request_is_held_the_cache_is_dropped(served: Served, way: str)
 
     answer = served.loop.run(run())
     assert answer.meta_info.cached_tokens == 0
+    assert logprobs_of(answer) == served.logprobs
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_come_when_there_is_memory_for_them_and_before_that_of_the_cache(served: Served, way: str) -> None:
+    """A server on a CPU keeps what it is told to give back: only the order is tested."""
+    first, memory = 50 + 2 * WAYS.index(way), ServerMemory()
+    old, new = served.published(first, noise=0.1), served.published(first + 1)
+
+    async def run() -> GenerateAnswer:
+        client, update = served.client, served.ways[way].update
+        await update(client, old)
+        await client.generate(asked(PROMPT, extra_key(old)))
+        await memory.release(client)
+        await memory.resume(client, "weights")
+        await update(client, new)
+        await memory.resume(client, "kv_cache")
+        return await client.generate(asked(PROMPT, extra_key(new)))
+
+    answer = served.loop.run(run())
+    assert {span.version for span in answer.meta_info.weight_versions} == {str(first + 1)}
     assert logprobs_of(answer) == served.logprobs
 
 
