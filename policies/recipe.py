@@ -145,12 +145,15 @@ class Recipe:
         known = self.state.engines.get(event.engine)
         if event.life <= self.state.left.get(event.engine, 0) or (known is not None and event.life < known.life):
             raise ProtocolError(f"life {event.life} of {event.engine} was over before")
-        if known is None or event.life > known.life:
+        is_new = known is None or event.life > known.life
+        if is_new:
             self.state.engines[event.engine] = EngineWeights(event.life)
-        if (loan := self.state.open_loan) is not None:
-            self.state.engines[event.engine].told = self.state.version  # they come when the loan is over
-            return [Send(event.engine, RestRequested(loan.life, loan.version))]
-        return self._tell()
+        if (loan := self.state.open_loan) is None:
+            return self._tell()
+        if not is_new:
+            return []  # it was asked before it came
+        self.state.engines[event.engine].told = self.state.version  # they come when the loan is over
+        return [Send(event.engine, RestRequested(loan.life, loan.version))]
 
     def _leave(self, event: EngineLeft) -> list[Send]:
         if event.life <= self.state.left.get(event.engine, 0):

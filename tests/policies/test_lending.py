@@ -98,6 +98,12 @@ def test_an_engine_that_joins_meanwhile_rests_and_gets_the_weights_of_the_end_al
     assert told(made, weights(1)) == [Send(engine, weights(1)) for engine in ENGINES]
 
 
+def test_an_engine_that_is_to_come_is_asked_once() -> None:
+    made = begun()
+    assert told(made, MemoryWanted(1, -1), joined(1)) == []
+    assert made.state.unrested == list(ENGINES)
+
+
 def test_the_new_life_of_an_engine_is_waited_for_though_the_last_one_had_rested() -> None:
     made = begun()
     told(made, MemoryWanted(1, -1), rested("generator-1", -1), EngineLeft("generator-1", "killed", 1))
