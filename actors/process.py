@@ -68,7 +68,7 @@ async def run_generator(life: Life, run: Run, folder: RunFolder, join: Join) -> 
     from actors.generator import Generator
 
     loss = Loss()
-    engine = _engine_of(life.process, run, folder, loss)
+    engine = _engine_of(life, run, folder, loss)
     async with _on_the_bus(life, run, folder, join) as bus:
         arbiter, recipe = f"{HEAD}/arbiter", f"{HEAD}/recipe"
         nearby = _nearby(folder)
@@ -77,18 +77,20 @@ async def run_generator(life: Life, run: Run, folder: RunFolder, join: Join) -> 
             await generator.run()
 
 
-def _engine_of(process: str, run: Run, folder: RunFolder, loss: Loss) -> Engine:
+def _engine_of(life: Life, run: Run, folder: RunFolder, loss: Loss) -> Engine:
     checkpoint = folder.expand(run.model.checkpoint)
     match run.engine.kind:
         case "embedded":
             from actors.embedded_engine import embedded_engine
 
-            kv_tokens, index = run.engine.kv_tokens, index_of(process)
+            kv_tokens, index = run.engine.kv_tokens, index_of(life.process)
             return embedded_engine(run, checkpoint, kv_tokens=kv_tokens, index=index, version=NO_POLICY)
         case "sglang":
             from actors.sglang_engine import sglang_engine
 
-            return sglang_engine(run, checkpoint, folder, process, version=NO_POLICY, lost=loss.note)
+            return sglang_engine(
+                run, checkpoint, folder, life.process, version=NO_POLICY, lost=loss.note, life=life.number
+            )
         case _:
             assert_never(run.engine.kind)
 

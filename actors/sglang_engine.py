@@ -29,15 +29,22 @@ MAX_PENDING = 65_536  # turns, of which SGLangClient sends a part; the arbiter's
 
 
 def sglang_engine(
-    run: Run, checkpoint: Path, folder: RunFolder, process: str, *, version: int, lost: Callable[[str], object]
+    run: Run,
+    checkpoint: Path,
+    folder: RunFolder,
+    process: str,
+    *,
+    version: int,
+    lost: Callable[[str], object],
+    life: int = 1,
 ) -> SGLangEngine:
-    """Of the generator `process`, whose server is `sglang-N` where that is `generator-N`. `version` is that of the
-    checkpoint's weights; `lost` as of SGLangEngine."""
+    """Of the generator `process`, whose server is `sglang-N` where that is `generator-N`, in its life of that
+    number. `version` is that of the checkpoint's weights; `lost` as of SGLangEngine."""
     name, index = process.replace("generator", "sglang", 1), index_of(process)
     layout = PublishedLayout(checkpoint, getattr(torch, run.engine.dtype))
     checksums = Checksums(folder.shared_memory / "checksums", name)
     return SGLangEngine(
-        _server(run, checkpoint, folder, name, index, version),
+        _server(run, checkpoint, folder, name, index, version, life),
         _weights_way(run.sglang, layout, checksums, folder.shared_memory / name),
         model=checkpoint,
         sequence_tokens=run.dialogue.sequence_tokens,
@@ -48,10 +55,10 @@ def sglang_engine(
     )
 
 
-def _server(run: Run, checkpoint: Path, folder: RunFolder, name: str, index: int, version: int) -> Server:
+def _server(run: Run, checkpoint: Path, folder: RunFolder, name: str, index: int, version: int, life: int) -> Server:
     wanted = Wanted(run.engine, run.sglang, checkpoint, run.dialogue.sequence_tokens)
     if run.sglang.attach:
-        return AttachedServer(wanted, index=index)
+        return AttachedServer(wanted, index=index, again=life > 1)
     log, scratch = folder.logs / f"{name}.log", folder.sockets / name
     return SGLangServer(wanted, log=log, scratch=scratch, index=index, version=version)
 

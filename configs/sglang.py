@@ -25,12 +25,13 @@ class Sglang(Section, frozen=True):
     colocate: bool = False  # on the learner's GPUs: a server gives its memory back while the learner computes
     start_s: float = 900.0  # so long a server may take until it is ready
     request_s: float = 600.0  # and to answer a request
+    ready_s: float = 10.0  # and to answer /ready: without an answer three times in a row it is dead
     weights: Literal["disk", "tensor", "group"] = "disk"  # how new weights come to it: docs/sglang.md
     group_backend: Literal["gloo", "nccl"] = "gloo"  # of weights = "group"
     bucket_mib: int = 512  # of weights that are handed over at a time
 
     def __post_init__(self) -> None:
-        for name in ("tensor_parallel", "data_parallel", "start_s", "request_s", "bucket_mib"):
+        for name in ("tensor_parallel", "data_parallel", "start_s", "request_s", "ready_s", "bucket_mib"):
             require(getattr(self, name) > 0, f"{name} must be positive")
         require(0 < self.memory_share < 1, "memory_share must lie in (0, 1)")
         require(1024 <= self.port <= 65_535, f"port must lie between 1024 and 65535: {self.port}")

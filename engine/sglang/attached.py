@@ -7,22 +7,23 @@ import asyncio
 import structlog
 
 from configs.sglang import Sglang
-from engine.contract import EngineFailure
 from engine.sglang.client import SGLangClient
-from engine.sglang.errors import ServerRefused, ServerUnreachable, UnknownAnswer
+from engine.sglang.errors import ServerRefused, ServerSlow, ServerUnreachable, UnknownAnswer
 from engine.sglang.fit import ServerUnusable, Wanted, check_fit
 from engine.sglang.protocol import ServerInfo
-
-ASK_EVERY_S = 2.0
-SILENT_TIMES = 3  # in a row; then it has died
+from engine.sglang.silence import ASK_EVERY_S, until_it_answers, until_silent
 
 
 class AttachedServer:
     """Has the methods and properties of engine.sglang.server.SGLangServer."""
 
-    def __init__(self, wanted: Wanted, *, index: int = 0, ask_every_s: float = ASK_EVERY_S) -> None:
-        """`index` is the engine's among those of the run: the server is the one at that place of sglang.attach."""
+    def __init__(
+        self, wanted: Wanted, *, index: int = 0, again: bool = False, ask_every_s: float = ASK_EVERY_S
+    ) -> None:
+        """`index` is the engine's among those of the run: the server is the one at that place of sglang.attach. `again`:
+        a former life of the engine had it, so that whoever runs it may be about to start it anew."""
         self._wanted = wanted
+        self._again = again
         self._url = wanted.sglang.attach[index].rstrip("/")
         self._key = key_of(wanted.sglang, index)
         self._ask_every_s = ask_every_s
@@ -48,10 +49,13 @@ class AttachedServer:
         return self._info
 
     async def start(self) -> str:
-        """Its base URL. Raises ServerUnusable where nobody answers there, or no server that fits this run."""
+        """Its base URL. Raises ServerUnusable where nobody answers there, within sglang.start_s if it is attached to
+        again, or no server that fits this run."""
         self._died = asyncio.get_running_loop().create_future()
         self._client = client = SGLangClient(self._url, connections=1, request_s=self._wanted.sglang.request_s)
         try:
+            if self._again:
+                await self._reached(client)
             self._info = await asked(client, self._key)
             check_fit(self._info, self._wanted, self._key)
         except BaseException:
@@ -72,11 +76,18 @@ class AttachedServer:
         if client is not None:
             await client.close()
 
+    async def _reached(self, client: SGLangClient) -> None:
+        sglang = self._wanted.sglang
+        try:
+            async with asyncio.timeout(sglang.start_s):
+                await until_it_answers(client, sglang.ready_s, self._ask_every_s)
+        except TimeoutError:
+            raise ServerUnusable(
+                f"{self._key}: has died, and nobody has answered there for sglang.start_s = {sglang.start_s:g}"
+            ) from None
+
     async def _watch(self, client: SGLangClient) -> None:
-        silent = 0
-        while silent < SILENT_TIMES:
-            await asyncio.sleep(self._ask_every_s)
-            silent = 0 if await _answers(client) else silent + 1
+        await until_silent(client, self._wanted.sglang.ready_s, self._ask_every_s)
         self._logger.error("server.died", url=self._url, how="silent")
         self.died.set_result(f"{self._key} does not answer any more")
 
@@ -90,12 +101,5 @@ async def asked(client: SGLangClient, key: str) -> ServerInfo:
     """Raises ServerUnusable where nobody answers, or somebody who is no SGLang server of a version that is known here."""
     try:
         return await client.server_info()
-    except (ServerUnreachable, ServerRefused, UnknownAnswer) as failure:
+    except (ServerUnreachable, ServerSlow, ServerRefused, UnknownAnswer) as failure:
         raise ServerUnusable(f"{key}: {failure}") from None
-
-
-async def _answers(client: SGLangClient) -> bool:
-    try:
-        return await client.healthy()  # a pause, as for new weights, is no death
-    except EngineFailure:
-        return False

@@ -68,19 +68,19 @@ class SGLangClient:
     # ---------------------------------------------------------------- what it is and does
 
     async def ready(self) -> bool:
-        """For requests: it has started, and is not paused."""
-        return await self._says_yes("/ready")
+        """Whether it has started, and takes requests: one that is paused is not ready."""
+        return await self._asked_ready(CONNECT_S) == 200
 
-    async def healthy(self) -> bool:
-        """It has started and is not about to end, paused or not."""
-        return await self._says_yes("/ping")
+    async def answers(self, within_s: float = CONNECT_S) -> bool:
+        """Whatever it says: one that is paused does too."""
+        return await self._asked_ready(within_s) is not None
 
-    async def _says_yes(self, path: str) -> bool:
+    async def _asked_ready(self, within_s: float) -> int | None:
         try:
-            status, _ = await self._exchange("GET", path, limit_s=CONNECT_S)
+            status, _ = await self._exchange("GET", "/ready", limit_s=within_s)
         except (ServerUnreachable, ServerSlow):
-            return False
-        return status == 200
+            return None
+        return status
 
     async def server_info(self) -> ServerInfo:
         """Raises UnknownAnswer where the server's version is none of protocol.SUPPORTED."""
@@ -322,7 +322,7 @@ def _failures(path: str, limit_s: float) -> Generator[None, None, None]:
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise ServerUnreachable(f"{path}: {error}", sent=False) from error
     except TimeoutError as error:
-        raise ServerSlow(f"{path}: nothing came within {limit_s:g} s") from error
+        raise ServerSlow(f"{path}: nothing came within {limit_s:g} s", limit_s) from error
     except aiohttp.ClientError as error:
         raise ServerUnreachable(f"{path}: the connection broke ({type(error).__name__})", sent=True) from error
 

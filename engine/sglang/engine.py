@@ -271,7 +271,7 @@ class SGLangEngine:
     async def _break_off(self, client: SGLangClient, turn: Turn, failure: EngineFailure) -> None:
         """What came is kept where the server lives."""
         lost = isinstance(failure, (ServerUnreachable, ServerSlow)) and not turn.stopping
-        lives = lost and await client.healthy()
+        lives = lost and await client.answers()
         if lost and not lives:  # if it has died, all of its turns end together
             await asyncio.wait({self._server.died}, timeout=self._death_s)
         if turn.stopping or (lives and turn.num_new):

@@ -20,7 +20,9 @@ class ServerUnreachable(EngineFailure):
 
 
 class ServerSlow(EngineFailure):
-    pass
+    def __init__(self, message: str, waited_s: float) -> None:
+        super().__init__(message)
+        self.waited_s = waited_s
 
 
 class ServerRefused(EngineFailure):

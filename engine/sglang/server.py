@@ -1,6 +1,7 @@
 """One SGLang server of this process: started, watched, ended. It is a process group of its own, and dies with this process.
 
-What any of its processes prints is in its log file. It is dead as soon as one of them is: then all are ended.
+What any of its processes prints is in its log file. It is dead as soon as one of them is, or once it does not answer any
+more: then all are ended.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import structlog
@@ -25,18 +27,29 @@ from engine.sglang.fit import ServerUnusable, Wanted, check_fit
 from engine.sglang.group import ProcessGroup, words
 from engine.sglang.interpreter import check_interpreter, wait_for_port
 from engine.sglang.protocol import ServerInfo
+from engine.sglang.silence import ASK_EVERY_S, until_silent
 
 ENDS_WITHIN_S = 1.5  # after SIGTERM; then it is killed. The run gives its generators 2 s
-_ASK_EVERY_S = 0.2
+_READY_EVERY_S = 0.2
 _REFUSES_ARGUMENTS = 2  # exit code, as of any argparse
 
 
 class SGLangServer:
-    def __init__(self, wanted: Wanted, *, log: Path, scratch: Path, index: int = 0, version: int = 0) -> None:
+    def __init__(
+        self,
+        wanted: Wanted,
+        *,
+        log: Path,
+        scratch: Path,
+        index: int = 0,
+        version: int = 0,
+        ask_every_s: float = ASK_EVERY_S,
+    ) -> None:
         """`index` is the engine's among those of the run, `version` that of the model's weights. `scratch` is a folder for
         the server's temporary files, which nobody else uses; its path should be short, since sockets are among them."""
         self._wanted, self._index, self._version = wanted, index, version
         self._log, self._scratch = log, scratch
+        self._ask_every_s = ask_every_s
         self._name = f"the SGLang server {log.stem}"
         self._group: ProcessGroup | None = None
         self._watching: list[asyncio.Task[None]] = []
@@ -106,17 +119,15 @@ class SGLangServer:
         await wait_for_port(HOST, port_of(sglang, self._index))
         group = await self._spawned(python, {**os.environ, **added})
         self._watching = [asyncio.create_task(self._watch_first(group))]
-        client = SGLangClient(self.url, connections=1, request_s=sglang.request_s)
-        try:
+        async with self._client() as client:
             while not await client.ready():
                 self._raise_if_dead(group)
-                await asyncio.sleep(_ASK_EVERY_S)
+                await asyncio.sleep(_READY_EVERY_S)
             info = await client.server_info()
-        finally:
-            await client.close()
         self._raise_if_dead(group)  # else it may have been another one that answered
         check_fit(info, self._wanted, self._name)
         self._watching += [asyncio.create_task(self._watch(group, pid, name)) for pid, name in group.workers().items()]
+        self._watching.append(asyncio.create_task(self._watch_answers(group)))
         return info
 
     def _empty_scratch(self) -> None:
@@ -162,6 +173,19 @@ class SGLangServer:
     async def _watch(self, group: ProcessGroup, pid: int, name: str) -> None:
         await group.ended(pid)
         self._note_death(group, f"lost its process {name}")
+
+    async def _watch_answers(self, group: ProcessGroup) -> None:
+        async with self._client() as client:
+            await until_silent(client, self._wanted.sglang.ready_s, self._ask_every_s)
+        self._note_death(group, "does not answer any more")
+
+    @asynccontextmanager
+    async def _client(self) -> AsyncGenerator[SGLangClient]:
+        client = SGLangClient(self.url, connections=1, request_s=self._wanted.sglang.request_s)
+        try:
+            yield client
+        finally:
+            await client.close()
 
     def _note_death(self, group: ProcessGroup, how: str) -> None:
         group.signal(signal.SIGKILL)

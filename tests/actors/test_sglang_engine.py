@@ -28,7 +28,7 @@ FOLDER = RunFolder(Path("/runs/demo"))
 class Made:
     """What an engine was made of."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, process: str, *settings: str) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, process: str, *settings: str, life: int = 1) -> None:
         run = load_run(None, ["name=demo", "engine.kind=sglang", "engine.num_engines=3", *settings])
         made: dict[str, Any] = {}
 
@@ -45,7 +45,7 @@ class Made:
         monkeypatch.setattr(sglang_engine, "PublishedLayout", layout)
         if not run.sglang.attach:
             monkeypatch.setattr(sglang_engine, "SGLangServer", started)
-        sglang_engine.sglang_engine(run, Path("/model"), FOLDER, process, version=-1, lost=print)
+        sglang_engine.sglang_engine(run, Path("/model"), FOLDER, process, version=-1, lost=print, life=life)
         self.of: dict[str, Any] = made
 
 
@@ -67,6 +67,18 @@ def test_an_engine_attaches_to_the_server_at_its_place(monkeypatch: pytest.Monke
     server = Made(monkeypatch, "generator-2", attach).of["server"]
     assert isinstance(server, AttachedServer)
     assert server.url == "http://127.0.0.1:3"
+
+
+def test_a_server_that_a_former_life_was_attached_to_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bool] = []
+
+    def attached(wanted: object, *, index: int, again: bool) -> None:
+        made.append(again)
+
+    monkeypatch.setattr(sglang_engine, "AttachedServer", attached)
+    for life in (1, 2):
+        Made(monkeypatch, "generator-0", 'sglang.attach=["http://127.0.0.1:1"]', "engine.num_engines=1", life=life)
+    assert made == [False, True]
 
 
 @pytest.mark.parametrize(("way", "kind"), [("disk", DiskWeights), ("tensor", TensorWeights), ("group", GroupWeights)])

@@ -30,6 +30,7 @@ def loaded(*overrides: str) -> Run:
         ("data_parallel=0", "data_parallel must be positive"),
         ("start_s=0", "start_s must be positive"),
         ("request_s=-1", "request_s must be positive"),
+        ("ready_s=0", "ready_s must be positive"),
         ("bucket_mib=0", "bucket_mib must be positive"),
         ("memory_share=0", "memory_share must lie in (0, 1)"),
         ("memory_share=1", "memory_share must lie in (0, 1)"),

@@ -96,7 +96,7 @@ def test_a_turn_whose_answer_is_slow_keeps_what_came_and_ends_at_the_server_whic
                 with pytest.raises(ServerSlow, match=r"^/generate: nothing came within 3 s$"):
                     await engine.generate(request(2))
                 part = await begun
-                assert (await client.ready(), await client.healthy()) == (False, True)
+                assert (await client.ready(), await client.answers()) == (False, True)
             count = len(part.token_ids)
             assert (part.finish, part.token_ids.tolist()) == ("abort", whole[:count])
             assert 0 < count < LONG // 2

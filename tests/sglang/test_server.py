@@ -110,6 +110,20 @@ def test_the_version_of_its_weights_is_the_one_that_was_said(started: Started):
     assert started.loop.run(scenario()) == "7"
 
 
+def test_one_that_is_paused_answers_though_it_is_not_ready(started: Started):
+    async def scenario() -> tuple[bool, bool, bool]:
+        client = SGLangClient(started.server.url)
+        try:
+            await client.pause("in_place")
+            paused = await client.ready(), await client.answers()
+            await client.resume()
+            return *paused, await client.ready()
+        finally:
+            await client.close()
+
+    assert started.loop.run(scenario()) == (False, True, True)
+
+
 def test_the_longest_sequence_fits_to_its_last_token(started: Started):
     prompt = [5] * (SEQUENCE_TOKENS - 1)
     assert len(started.loop.run(tokens(started.server.url, 0, 1, prompt))) == 1

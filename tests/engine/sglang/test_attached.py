@@ -1,4 +1,4 @@
-"""Attaching to a server that others run, where it says that it is of another version, or says nothing at all."""
+"""Attaching to a server that others run, where it is of another version, says nothing, or is started again by them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
-from engine.sglang.attached import SILENT_TIMES, AttachedServer
+from engine.sglang.attached import AttachedServer
 from engine.sglang.fit import ServerUnusable
+from engine.sglang.silence import SILENT_TIMES
 from tests.engine.sglang.servers import info, wanted
 
 
@@ -20,8 +22,21 @@ class Other:
 
     def __init__(self, version: str = "0.5.23") -> None:
         self.version = version
-        self.is_healthy = self.is_ready = True
-        self.pings = 0
+        self.is_ready = True
+        self.is_stopped = False  # connections are taken, and nothing is answered
+        self.breaks = 0  # so many of the first requests are broken connections
+        self.asked: list[str] = []  # paths, in order
+        self.asked_once_more = asyncio.Event()
+
+    @web.middleware
+    async def take(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self.asked.append(request.path)
+        self.asked_once_more.set()
+        if self.is_stopped:
+            await asyncio.Event().wait()
+        if len(self.asked) <= self.breaks and request.transport is not None:
+            request.transport.abort()
+        return await handler(request)
 
     async def server_info(self, _: web.Request) -> web.Response:
         if not self.version:
@@ -31,17 +46,11 @@ class Other:
     async def ready(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.is_ready else 503)
 
-    async def ping(self, _: web.Request) -> web.Response:
-        self.pings += 1
-        return web.Response(status=200 if self.is_healthy else 503)
-
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
-        app = web.Application()
-        app.add_routes(
-            [web.get("/server_info", self.server_info), web.get("/ready", self.ready), web.get("/ping", self.ping)]
-        )
-        runner = web.AppRunner(app)
+        app = web.Application(middlewares=[self.take])
+        app.add_routes([web.get("/server_info", self.server_info), web.get("/ready", self.ready)])
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
@@ -51,8 +60,8 @@ class Other:
             await runner.cleanup()
 
 
-def attached(url: str, **sglang: object) -> AttachedServer:
-    return AttachedServer(wanted(attach=(url,), **sglang), ask_every_s=0.001)
+def attached(url: str, *, again: bool = False, **sglang: object) -> AttachedServer:
+    return AttachedServer(wanted(attach=(url,), **sglang), again=again, ask_every_s=0.001)
 
 
 def test_one_that_fits_is_attached_to():
@@ -102,30 +111,58 @@ def test_somebody_who_is_no_sglang_server_is_refused_by_place():
     assert asyncio.run(scenario()).startswith("sglang.attach[0] = URL: the server refused /server_info: 404")
 
 
-def test_one_that_is_paused_for_long_has_not_died():
+def test_one_that_is_paused_and_so_not_ready_lives():
     async def scenario() -> None:
         other = Other()
         async with other.listening() as url:
             server = attached(url)
             await server.start()
             other.is_ready = False
-            while other.pings <= 2 * SILENT_TIMES and not server.died.done():  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            for _ in range(3 * SILENT_TIMES):
+                other.asked_once_more.clear()
+                await other.asked_once_more.wait()
             assert not server.died.done()
             await server.close()
 
     asyncio.run(scenario())
 
 
-def test_one_that_is_not_healthy_any_more_has_died():
+@pytest.mark.parametrize("how", ["gone", "stopped"])
+def test_one_that_does_not_answer_any_more_has_died(how: str):
     async def scenario() -> str:
         other = Other()
         async with other.listening() as url:
-            server = attached(url)
+            server = attached(url, ready_s=10.0 if how == "gone" else 0.05)
             await server.start()
-            other.is_ready = other.is_healthy = False
+            other.breaks, other.is_stopped = (10**6, False) if how == "gone" else (0, True)
             why = await server.died
             await server.close()
             return why.replace(url, "URL")
 
     assert asyncio.run(scenario()) == "sglang.attach[0] = URL does not answer any more"
+
+
+def test_one_that_is_attached_to_again_is_waited_for():
+    async def scenario() -> None:
+        other = Other()
+        other.breaks = 5
+        async with other.listening() as url:
+            server = attached(url, again=True)
+            assert await server.start() == url
+            assert other.asked[:7] == ["/ready"] * 6 + ["/server_info"]
+            await server.close()
+
+    asyncio.run(scenario())
+
+
+def test_one_that_does_not_come_again_is_named_with_how_long_was_waited():
+    async def scenario() -> str:
+        other = Other()
+        other.breaks = 10**6
+        async with other.listening() as url:
+            with pytest.raises(ServerUnusable) as caught:
+                await attached(url, again=True, start_s=0.05).start()
+            return str(caught.value).replace(url, "URL")
+
+    said = "sglang.attach[0] = URL: has died, and nobody has answered there for sglang.start_s = 0.05"
+    assert asyncio.run(scenario()) == said

@@ -126,6 +126,7 @@ def test_where_nobody_listens_nothing_was_sent() -> None:
                 await collected(client)
             assert not failure.value.sent
             assert not await client.ready()
+            assert not await client.answers()
             await client.close()
 
     asyncio.run(scene())

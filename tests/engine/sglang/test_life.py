@@ -54,9 +54,9 @@ def interpreter(folder: Path) -> str:
     return write_interpreter(folder, msgspec.json.encode(info()))
 
 
-def server(folder: Path, port: int) -> SGLangServer:
-    given = wanted(python=interpreter(folder), port=port)
-    return SGLangServer(given, log=folder / "sglang-0.log", scratch=folder / "scratch")
+def server(folder: Path, port: int, ready_s: float = 10.0) -> SGLangServer:
+    given = wanted(python=interpreter(folder), port=port, ready_s=ready_s)
+    return SGLangServer(given, log=folder / "sglang-0.log", scratch=folder / "scratch", ask_every_s=0.05)
 
 
 def wait_for_end(pidfd: int) -> None:
@@ -89,6 +89,24 @@ def test_when_one_of_its_processes_dies_all_do_and_it_is_said_which(tmp_path: Pa
     assert why.startswith(f"the SGLang server sglang-0 {how}:\n")
     assert '"GET /server_info HTTP/1.1" 200' in why  # what it printed last
     assert why.endswith(f"({tmp_path / 'sglang-0.log'})")
+    assert [entry["event"] for entry in said] == ["server.started", "server.died"]
+
+
+def test_one_that_is_stopped_is_ended_with_all_of_its_processes(tmp_path: Path, port: int):
+    async def scenario() -> str:
+        one = server(tmp_path, port, ready_s=0.2)
+        try:
+            await one.start()
+            watched = [os.pidfd_open(pid) for pid in one.processes()]
+            os.killpg(min(one.processes()), signal.SIGSTOP)
+            why = await one.died
+            await asyncio.to_thread(lambda: [wait_for_end(pidfd) for pidfd in watched])
+            return why
+        finally:
+            await one.close()
+
+    with capture_logs() as said:
+        assert asyncio.run(scenario()).startswith("the SGLang server sglang-0 does not answer any more:\n")
     assert [entry["event"] for entry in said] == ["server.started", "server.died"]
 
 

@@ -123,5 +123,5 @@ def test_what_the_server_calls_bad_is_refused_and_all_else_stays_what_it_is():
     bad = failure_of(ServerRefused("/generate", 400, "too long"), 3)
     assert isinstance(bad, RequestRefused)
     assert str(bad) == "sequence 3: too long"
-    for failure in (ServerRefused("/generate", 500, "broke"), ServerSlow("slow"), EngineFailure("other")):
+    for failure in (ServerRefused("/generate", 500, "broke"), ServerSlow("slow", 600.0), EngineFailure("other")):
         assert failure_of(failure, 3) is failure
