@@ -6,7 +6,8 @@ aborted while the server is paused, or whose connection breaks while the server 
     a turn              waits here while the engine is paused, rests or takes weights; then one request, and its stream
     an abort            the server is told, and answers with what it has; where it cannot (paused, the request not begun, no
                         answer within ABORT_S), the stream is closed, which aborts there too
-    the server's death  every turn fails at once, and all that follows
+    the server's death  every turn fails at once, and all that follows; so it is where a turn gets no answer for as long as
+                        is waited, and no other turn for half of that: whatever /ready says, it generates nothing
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ class SGLangEngine:
         self._working = asyncio.Event()  # the server's load is to be looked at
         self._counters = Counters()
         self._memory = ServerMemory()
+        self._answered_at = 0.0  # the last answer to any turn, or change that may have kept the server from it
         self._logger = structlog.get_logger()
 
     async def start(self) -> Capacity:
@@ -253,9 +255,15 @@ class SGLangEngine:
         try:
             async with aclosing(client.generate_streamed(wire)) as answers:
                 async for answer in answers:
+                    self._answered_at = asyncio.get_running_loop().time()
                     before = part.meta
                     part.take(answer)
                     self._counters.take(request, prompt, before, part)
+        except ServerSlow as failure:
+            silent_s = asyncio.get_running_loop().time() - self._answered_at
+            if silent_s < failure.waited_s / 2 or not self._open.is_set():
+                raise
+            self._lose(f"the server generates nothing any more: {failure}")
         finally:
             self._counters.keep(request, prompt, part)
         finish = part.finish(request.stop_token_ids)
@@ -332,6 +340,7 @@ class SGLangEngine:
             await asyncio.sleep(self._poll_s)
 
     def _set_open(self) -> None:
+        self._answered_at = asyncio.get_running_loop().time()
         if self._paused or self._memory.released:
             self._open.clear()
         else:
@@ -342,8 +351,9 @@ class SGLangEngine:
             self._lose(f"the server ended: {died.result()}")
 
     def _lose(self, cause: str) -> None:
-        self._lost(cause)
-        self._fail(EngineFailure(cause))
+        if self._failure is None:
+            self._lost(cause)
+            self._fail(EngineFailure(cause))
 
     def _fail(self, failure: EngineFailure) -> None:
         self._failure = failure

@@ -61,8 +61,17 @@ class Way:
 Scene = Callable[[SGLangEngine, Attached, Way], Awaitable[None]]
 
 
+def connected(base: str) -> SGLangClient:
+    return SGLangClient(base, back_off_s=(0.0,))
+
+
 def serve(
-    model: Path, server: StandIn, scene: Scene, failure: EngineFailure | None = None, **options: Any
+    model: Path,
+    server: StandIn,
+    scene: Scene,
+    failure: EngineFailure | None = None,
+    connect: Callable[[str], SGLangClient] = connected,
+    **options: Any,
 ) -> list[dict[str, Any]]:
     """The log's lines."""
 
@@ -74,7 +83,7 @@ def serve(
                 way,
                 model=model,
                 version=2,
-                connect=lambda base: SGLangClient(base, back_off_s=(0.0,)),
+                connect=connect,
                 **{"sequence_tokens": 100, **options},
             )
             await engine.start()
