@@ -55,11 +55,11 @@ def finish(process: subprocess.Popen[str], patience_s: float = PATIENCE_S) -> st
     return output
 
 
-def whole_run(runs: Path, *words: str) -> tuple[RunFolder, str]:
+def whole_run(runs: Path, *words: str, patience_s: float = PATIENCE_S) -> tuple[RunFolder, str]:
     """The folder and the output of a run that ended well."""
     with launch(runs, *words) as process:
         try:
-            output = finish(process)
+            output = finish(process, patience_s)
         finally:
             process.kill()
     assert process.returncode == 0, output

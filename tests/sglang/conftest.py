@@ -1,4 +1,5 @@
-"""The two servers that these tests share, each started once for all files: one with room for all, and one with too little."""
+"""The two servers that these tests share, each started once for all files: one with room for all, and one with too little;
+and what whole runs begin with."""
 
 from __future__ import annotations
 
@@ -8,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from configs.run_folder import RunFolder
+from tests.actors.running import COLD_START, whole_run
 from tests.sglang.bench import TRAITS, TRAITS_IN_BFLOAT16, SGLangBench, Shared
+from tests.sglang.runs import PATIENCE_S
 from tests.sglang.serving import roomy, scarce, tiny_model
 
 ROOMY_PORT, SCARCE_PORT = 31_300, 31_310
@@ -19,6 +23,13 @@ def loop() -> Iterator[asyncio.Runner]:
     """In which the shared servers are watched; what uses them is run there."""
     with asyncio.Runner() as runner:
         yield runner
+
+
+@pytest.fixture(scope="session")
+def cold_start(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """Of a policy that is right now and then."""
+    settings = (*COLD_START, "rl.steps=0", "evaluation.questions=0")
+    return whole_run(tmp_path_factory.mktemp("cold"), *settings, patience_s=PATIENCE_S)[0]
 
 
 @pytest.fixture(scope="session")
