@@ -38,8 +38,8 @@ def sglang_engine(
     lost: Callable[[str], object],
     life: int = 1,
 ) -> SGLangEngine:
-    """Of the generator `process`, whose server is `sglang-N` where that is `generator-N`, in its life of that
-    number. `version` is that of the checkpoint's weights; `lost` as of SGLangEngine."""
+    """Of the generator `process`, whose server is `sglang-N` where that is `generator-N`; `life` counts its starts.
+    `version` is that of the checkpoint's weights; `lost` as of SGLangEngine."""
     name, index = process.replace("generator", "sglang", 1), index_of(process)
     layout = PublishedLayout(checkpoint, getattr(torch, run.engine.dtype))
     checksums = Checksums(folder.shared_memory / "checksums", name)
