@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 import aiohttp
 import msgspec
 
-from engine.sglang.errors import ServerRefused, ServerSlow, ServerUnreachable, UpdateRefused
+from engine.sglang.errors import ServerRefused, ServerSlow, ServerUnreachable, UnknownAnswer, UpdateRefused
 from engine.sglang.protocol import (
     Aborted,
     Checksums,
@@ -143,9 +143,12 @@ class SGLangClient:
             raise ServerUnreachable("the stream of /generate broke off", sent=True)
 
     def _answer(self, content: bytes) -> GenerateAnswer:
-        if (error := error_in(content)) is not None:
-            raise ServerRefused("/generate", error[0] or 400, error[1])
-        answer = self._decoded(content, GenerateAnswer)
+        try:
+            answer = self._decoded(content, GenerateAnswer)
+        except UnknownAnswer:
+            if (error := error_in(content)) is None:
+                raise
+            raise ServerRefused("/generate", error[0] or 400, error[1]) from None
         match answer.meta_info.finish_reason:
             case Aborted(message=message, status_code=int(status)) if not answer.output_ids:
                 raise ServerRefused("/generate", status, message)

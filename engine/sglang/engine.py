@@ -47,7 +47,7 @@ from engine.sglang.weights import WeightsWay, extra_key
 ABORT_S = 5.0
 DEATH_S = 10.0  # within it one learns that a server has died which does not answer
 UNNAMED = "default"  # weights of a server that was started without --weight-version and has taken none since
-POLL_S = 0.2  # from one look at the server's load to the next
+POLL_S = 0.5  # from one look at the server's load to the next, which costs both of them some 2 ms of work
 
 
 class Server(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, repeat
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -52,7 +53,8 @@ class Part:
             return []
         if not self.meta.weight_versions:
             return [_number(self.meta.weight_version)] * len(self.token_ids)
-        return [_number(span.version) for span in self.meta.weight_versions for _ in range(span.end - span.start)]
+        spans = self.meta.weight_versions
+        return list(chain.from_iterable(repeat(_number(span.version), span.end - span.start) for span in spans))
 
     def finish(self, stop_token_ids: Sequence[int]) -> Finish | None:
         """None where the request has to go on: it is under way, or ended at a token at which it should not."""
