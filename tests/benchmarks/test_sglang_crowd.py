@@ -1,0 +1,73 @@
+"""What the benchmark of the SGLang engine calls lost and mixed up, of an engine that loses and mixes up as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks._sglang_crowd import crowd
+from engine.contract import EngineFailure, Generation, GenerationRequest
+
+NEW = 6
+REQUESTS = [GenerationRequest(n, np.array([n, 2 * n + 1], np.int32), NEW) for n in range(40)]
+
+
+class Model:
+    """A token's logprob follows from it and its prompt."""
+
+    async def logprobs_after(self, prompt: Sequence[int], answer: Sequence[int]) -> NDArray[np.float64]:
+        return -np.array([(7 * prompt[0] + 13 * token) % 19 for token in answer]) / 5.0
+
+
+class Pretender:
+    def __init__(self, answers_of: Mapping[int, int], finishes_at: Mapping[int, int], fails: Sequence[int]) -> None:
+        """Sequence n gets the answer of `answers_of[n]`, or `finishes_at[n]` tokens, or none."""
+        self._answers_of, self._finishes_at, self._fails = answers_of, finishes_at, fails
+
+    def load(self) -> SimpleNamespace:
+        return SimpleNamespace(running=16, waiting=24)
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        number = request.sequence_id
+        if number in self._fails:
+            raise EngineFailure("the connection broke")
+        prompt = REQUESTS[self._answers_of.get(number, number)].token_ids
+        token_ids = np.arange(number, number + self._finishes_at.get(number, NEW), dtype=np.int32)
+        logprobs = (await Model().logprobs_after(prompt.tolist(), token_ids.tolist())).astype(np.float32)
+        return Generation(token_ids, logprobs, np.zeros_like(token_ids), "length")
+
+
+def figures(
+    answers_of: Mapping[int, int] | None = None, finishes_at: Mapping[int, int] | None = None, fails: Sequence[int] = ()
+) -> Mapping[str, float]:
+    engine: Any = Pretender(answers_of or {}, finishes_at or {}, fails)
+    model: Any = Model()
+    return asyncio.run(crowd(engine, model, REQUESTS))
+
+
+def test_where_each_has_its_own_answer_nothing_is_lost_or_mixed_up():
+    seen = figures()
+    assert (seen["lost"], seen["mixed_up"], seen["told_apart"]) == (0, 0, 1.0)
+    assert seen["own_difference"] < 1e-6 < seen["neighbours_difference"]
+    assert (seen["in_flight"], seen["in_flight_at_server"]) == (40, 40)
+
+
+def test_two_that_have_each_other_s_answer_are_mixed_up():
+    seen = figures(answers_of={3: 9, 9: 3})
+    assert (seen["lost"], seen["mixed_up"]) == (0, 2)
+
+
+def test_what_fails_or_ends_early_is_lost(capsys: Any):
+    seen = figures(finishes_at={5: NEW - 1}, fails=(1, 2))
+    assert (seen["lost"], seen["mixed_up"]) == (3, 0)
+    assert "lost 2 times: the connection broke" in capsys.readouterr().out
+
+
+def test_where_nothing_comes_all_is_lost():
+    seen = figures(fails=range(len(REQUESTS)))
+    assert (seen["lost"], seen["mixed_up"], seen["told_apart"]) == (40, 0, 0)

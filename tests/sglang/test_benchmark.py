@@ -1,0 +1,37 @@
+"""The benchmark of the adapter, in its short form, against a server that runs: no answer of 1,000 is lost or mixed up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.sglang.bench import Shared
+from tests.sglang.environment import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
+
+WAYS = ("", "_bare", "_streamed")
+RATES = (*(f"tokens_per_s{way}" for way in WAYS), *(f"client_us_per_token{way}" for way in WAYS), "tokens_per_s_1000")
+OVERHEADS = ("overhead_64", "overhead_64_low", "overhead_64_high", "overhead_64_streamed")
+CROWD = ("in_flight", "in_flight_at_server", "lost", "mixed_up")
+EVIDENCE = ("told_apart", "own_difference", "neighbours_difference")
+
+
+def test_of_a_thousand_requests_at_once_no_answer_is_lost_or_mixed_up(
+    loop: asyncio.Runner, servers: tuple[Shared, Shared], model: Path
+):
+    roomy, _ = servers
+    loop.run(roomy.start())
+    command = [sys.executable, "-m", "benchmarks.sglang", "--quick", "--url", roomy.server.url, "--model", str(model)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert set(figures) == {*RATES, *OVERHEADS, *CROWD, *EVIDENCE}
+    assert (figures["in_flight"], figures["lost"], figures["mixed_up"]) == (1000, 0, 0), done.stdout
+    assert figures["told_apart"] > 0.95
+    assert min(figures[rate] for rate in RATES) > 0
