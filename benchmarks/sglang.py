@@ -16,9 +16,10 @@ under the server's own path.
 
 Bodies are the same but for `stream` and `rid`. `overhead_64` is 1 - tokens/s of the adapter / tokens/s of the bare client in the
 same round, the median of the rounds, with its quartiles; `overhead_64_streamed` the same beside the bare stream. Where the
-machine is busy with other things these say little. `client_us_per_token` is the processor's time that this process
-takes, `server_us_per_token` that of a server that was started here; `..._cpu` are the overheads in the sum of both: what
-tokens/s would lose if client and server had one core together.
+machine is busy with other things these say little. So processor time is measured too, of this process (`client_us_per_token`)
+and of a server that was started here (`server_us_per_token`, of all of its processes). `..._all` are the overheads in the sum
+of both: what tokens/s would lose if client and server had one core together. `..._busiest` are those in the process that has
+most to do: what they would lose if each had a core of its own.
 
 Then 1,000 requests at once. What does not come is `lost`; `mixed_up` is what is not the answer to its own prompt:
 benchmarks/_sglang_crowd.py.
@@ -39,7 +40,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
-from statistics import median, quantiles
 from typing import NamedTuple
 
 import msgspec
@@ -50,6 +50,7 @@ from msgspec.structs import replace
 
 from benchmarks._bare_sglang import BareClient
 from benchmarks._sglang_crowd import crowd
+from benchmarks._sglang_overheads import WAYS, Spent, overheads
 from benchmarks.weights import cpu_s
 from bus.messages import WeightsPublished
 from configs.errors import UnusableInput
@@ -77,8 +78,6 @@ ROOM_TOKENS = 32_768
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs" / "tiny_sglang.toml"
 
-WAYS = ("adapter", "bare", "streamed")
-
 
 class Sizes(NamedTuple):
     rounds: int
@@ -89,23 +88,6 @@ class Sizes(NamedTuple):
 
 
 WHOLE, QUICK = Sizes(12, 192, 32, MOST_TOKENS, 24), Sizes(2, 64, 8, 24, 8)
-
-
-class Spent(NamedTuple):
-    """On one round."""
-
-    tokens: int
-    seconds: float
-    client_s: float  # of processor time, of this process
-    server_s: float  # of all of the server's; 0 where they are not ours
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds
-
-    @property
-    def us_per_token(self) -> float:
-        return 1e6 * (self.client_s + self.server_s) / self.tokens
 
 
 class WeightsAsTheyAre:
@@ -219,10 +201,11 @@ class Ways:
         server_s, client_s, began = self._server_s(), time.process_time(), time.perf_counter()
         tokens = sum(await asyncio.gather(*(one_after_the_other() for _ in range(IN_FLIGHT))))
         seconds, client_s = time.perf_counter() - began, time.process_time() - client_s
-        return Spent(tokens, seconds, client_s, self._server_s() - server_s)
+        server_s = [now - before for now, before in zip(self._server_s(), server_s, strict=True)]
+        return Spent(tokens, seconds, client_s, server_s)
 
-    def _server_s(self) -> float:
-        return sum(cpu_s(pid) for pid in self._processes)
+    def _server_s(self) -> list[float]:
+        return [cpu_s(pid) for pid in self._processes]
 
 
 # ---------------------------------------------------------------- what is measured
@@ -238,39 +221,6 @@ async def rounds_of(ways: Ways, requests: Sequence[GenerationRequest], rounds: i
         print("  ".join(f"{way} {done[way].tokens_per_s:6.0f} tokens/s" for way in WAYS), flush=True)
         spent.append(done)
     return spent[1:]
-
-
-def overheads(spent: Sequence[Mapping[str, Spent]]) -> dict[str, float]:
-    def of_rounds(figure: Callable[[Mapping[str, Spent]], float]) -> float:
-        return median(figure(done) for done in spent)
-
-    def over(way: str) -> list[float]:
-        return [1 - done["adapter"].tokens_per_s / done[way].tokens_per_s for done in spent]
-
-    def over_in_cpu(way: str) -> float:
-        return of_rounds(lambda done: 1 - done[way].us_per_token / done["adapter"].us_per_token)
-
-    low, middle, high = quantiles(over("bare"), n=4)
-    figures = {
-        "overhead_64": middle,
-        "overhead_64_low": low,
-        "overhead_64_high": high,
-        "overhead_64_streamed": median(over("streamed")),
-    }
-    ours = any(done["bare"].server_s for done in spent)
-    if ours:
-        figures |= {"overhead_64_cpu": over_in_cpu("bare"), "overhead_64_streamed_cpu": over_in_cpu("streamed")}
-    for way in WAYS:
-        end = "" if way == "adapter" else f"_{way}"
-        figures[f"tokens_per_s{end}"] = of_rounds(lambda done, way=way: done[way].tokens_per_s)
-        figures[f"client_us_per_token{end}"] = of_rounds(
-            lambda done, way=way: 1e6 * done[way].client_s / done[way].tokens
-        )
-        if ours:
-            figures[f"server_us_per_token{end}"] = of_rounds(
-                lambda done, way=way: 1e6 * done[way].server_s / done[way].tokens
-            )
-    return figures
 
 
 async def measure(served: Served, sizes: Sizes, seed: int) -> dict[str, float]:
