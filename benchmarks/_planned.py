@@ -61,7 +61,7 @@ REASONING = Shape(
 SHAPES = {shape.name: shape for shape in (AGENT, REASONING)}
 
 
-def groups(work: Workload, seed: int) -> list[StartGroup]:
+def groups(work: Workload, seed: int, vocabulary: int = VOCABULARY) -> list[StartGroup]:
     """Prompts are random, one for each group."""
     by_group: dict[int, list[Plan]] = {}
     for plan in work.plans:
@@ -73,7 +73,7 @@ def groups(work: Workload, seed: int) -> list[StartGroup]:
             purpose="train",
             problem="",
             ground_truth="",
-            prompt_ids=draws.integers(0, VOCABULARY, plans[0].prompt_tokens, dtype=np.int32).tobytes(),
+            prompt_ids=draws.integers(0, vocabulary, plans[0].prompt_tokens, dtype=np.int32).tobytes(),
             size=len(plans),
             first_trajectory_id=plans[0].trajectory_id,
             temperature=1.0,

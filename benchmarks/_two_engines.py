@@ -36,6 +36,7 @@ from bus.messages import (
     LeaseGranted,
     Output,
     Shutdown,
+    StartGroup,
     TrajectoryFinished,
 )
 from bus.transport import Bus
@@ -85,7 +86,8 @@ class Outside:
 
     quiet = False  # as actors.decider_loop.Observer has it
 
-    def __init__(self, work: Workload) -> None:
+    def __init__(self, work: Workload, engines: Sequence[str]) -> None:
+        self._engines = set(engines)
         self._plans = {plan.trajectory_id: plan for plan in work.plans}
         self._grading_s = work.grading_s
         self._placed: dict[int, str] = {}
@@ -100,7 +102,7 @@ class Outside:
         """As actors.decider_loop.Observer."""
         if isinstance(event, EngineJoined):
             self.joined.add(event.engine)
-            if len(self.joined) == len(ENGINES):
+            if self.joined == self._engines:
                 self.all_joined.set()
         for effect in effects:
             if isinstance(granted := effect.message, LeaseGranted):
@@ -161,9 +163,12 @@ def capacity_of(work: Workload) -> Capacity:
     return Capacity(kv_tokens // PAGE_TOKENS * PAGE_TOKENS, PAGE_TOKENS, longest)
 
 
-async def drive(bus: Bus, work: Workload, policy: PolicyName, seed: int) -> tuple[Outside, float]:
-    """One step's rollouts; who finished, and the makespan in seconds. Raises Stuck."""
-    outside = Outside(work)
+async def drive(
+    bus: Bus, work: Workload, policy: PolicyName, asked: Sequence[StartGroup], engines: Sequence[str] = ENGINES
+) -> tuple[Outside, float]:
+    """One step's rollouts: the groups of `asked`, once all engines have joined. Who finished, and the makespan in seconds.
+    Raises Stuck."""
+    outside = Outside(work, engines)
     outside.bus = bus
     deciders = {
         "arbiter": Arbiter(policy, work.response_tokens, holder=ROLLOUT, address=ARBITER, observer=LAUNCHER),
@@ -177,7 +182,7 @@ async def drive(bus: Bus, work: Workload, policy: PolicyName, seed: int) -> tupl
             await outside.all_joined.wait()
             await bus.send(ROLLOUT, ExecutorJoined(EXECUTOR, 1 << 20))
             began = time.perf_counter()
-            for group in groups(work, seed):
+            for group in asked:
                 await bus.send(ROLLOUT, group)
             await outside.all_ended.wait()
             makespan_s = time.perf_counter() - began
@@ -206,7 +211,7 @@ async def measure(checkpoint: Path, shape: Shape, policy: PolicyName, seed: int)
         processes = [await _started(setup) for setup in setups]
         bus = zmq_bus(HEAD, folder, BusConfig().queue_messages)
         try:
-            outside, makespan_s = await drive(bus, work, policy, seed)
+            outside, makespan_s = await drive(bus, work, policy, groups(work, seed))
             lines = [(await process.communicate())[0] for process in processes]
         finally:
             for process in processes:

@@ -32,8 +32,8 @@ class Shared:
     """A server that is started when it is first needed, and again after it has died."""
 
     def __init__(self, wanted: Wanted, folder: Path, name: str) -> None:
-        self.wanted = wanted
-        self.server = SGLangServer(wanted, log=folder / f"{name}.log", scratch=folder / name)
+        self.wanted, self.log = wanted, folder / f"{name}.log"
+        self.server = SGLangServer(wanted, log=self.log, scratch=folder / name)
         self._running = False
 
     async def start(self) -> None:

@@ -1,0 +1,172 @@
+"""An SGLang server whose cache holds a quarter of the demand, under several of the arbiter's policies. JSON last.
+
+    make sglang-environment && python -m benchmarks.sglang_arbiter [--policies NAME,NAME] [--rounds 3] [--quick]
+
+The server is started as configs/tiny_sglang.toml has it, with the tiny model of random weights; --python and --port say
+with which interpreter and where. --conservativeness is its --schedule-conservativeness: with how much of what a request may
+still generate it reckons when it begins another. What a trajectory does is in benchmarks/_scarce_server.py.
+
+The policies take turns, a round each, and every one comes to the same tokens. Of each policy's rounds: `tokens_per_s`, and
+`tokens_per_cpu_s` of the server's processes, the median; `retractions`, and what was evicted and computed again, the most.
+`kv_lookahead_over_least_requests` is the median of the rounds' ratios of tokens/s, `by_cpu` that per CPU second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple, get_args
+
+import structlog
+import uvloop
+from msgspec.structs import replace
+
+from analysis.simulation.workload import Shape, draw
+from benchmarks._policies import some_of
+from benchmarks._scarce_server import LONG, Outcome, longest_of, measure
+from configs.load import load_run
+from configs.run_folder import RunFolder
+from configs.schema import Dialogue, Run, Tiny
+from engine.sglang.fit import Wanted
+from engine.sglang.server import SGLangServer
+from engine.tiny.prepare import prepare
+from policies.scheduling import PolicyName
+
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "configs" / "tiny_sglang.toml"
+POLICIES: tuple[PolicyName, ...] = ("least_requests", "kv_lookahead")
+MAX_RUNNING = 96
+SHARE = 1 / 4  # of the demand is what the cache holds
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Round(NamedTuple):
+    outcome: Outcome
+    cpu_s: float  # of the server's processes
+
+    @property
+    def tokens_per_cpu_s(self) -> float:
+        return self.outcome.generated_tokens / self.cpu_s
+
+
+def wanted(options: argparse.Namespace, shape: Shape, folder: Path) -> Wanted:
+    """A server with room for a quarter of what the trajectories would hold at their ends."""
+    files, work = RunFolder(folder), draw(shape, options.seed)
+    tiny = Tiny(num_train_questions=1, num_test_questions=1, num_sft_dialogues=200)
+    prepare(Run(name="tiny", tiny=tiny, dialogue=Dialogue(tools=("jupyter_code",))), files)
+    run = load_run(CONFIG)
+    sglang = replace(
+        run.sglang,
+        python=options.python or str(ROOT / run.sglang.python),
+        port=options.port or run.sglang.port,
+        arguments=(*run.sglang.arguments, f"--schedule-conservativeness={options.conservativeness}"),
+        environment={name: str(ROOT / path) for name, path in run.sglang.environment.items()},
+    )
+    page = run.engine.page_tokens
+    kv_tokens = max(int(work.demand_tokens * SHARE), longest_of(work) + page) // page * page
+    engine = replace(run.engine, kv_tokens=kv_tokens, max_running=MAX_RUNNING)
+    return Wanted(engine, sglang, files.checkpoints / "init", longest_of(work))
+
+
+def cpu_s(server: SGLangServer) -> float:
+    """That its processes have used."""
+    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in server.processes()]
+    return sum(int(stat[11]) + int(stat[12]) for stat in stats) / _TICKS
+
+
+async def compare(options: argparse.Namespace, shape: Shape, rounds: int) -> dict[str, object]:
+    work = draw(shape, options.seed)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        wants = wanted(options, shape, folder)
+        print(
+            f"{len(work.plans)} trajectories, {work.demand_tokens} tokens held at once at their ends as planned; "
+            f"the server's cache holds {wants.engine.kv_tokens}",
+            flush=True,
+        )
+        server = SGLangServer(wants, log=folder / "sglang.log", scratch=folder / "scratch")
+        served = wants._replace(sglang=replace(wants.sglang, attach=(await server.start(),)))
+        found: dict[PolicyName, list[Round]] = {policy: [] for policy in options.policies}
+        try:
+            for _ in range(rounds):
+                for policy in options.policies:
+                    before = cpu_s(server)
+                    outcome = await measure(served, shape, policy, options.seed)
+                    found[policy].append(Round(outcome, cpu_s(server) - before))
+                    print(_line(policy, found[policy][-1]), flush=True)
+        finally:
+            await server.close()
+    digests = {each.outcome.digest for rounds_of in found.values() for each in rounds_of}
+    assert len(digests) == 1, f"not all came to the same tokens: {digests}"
+    return {"kv_tokens": wants.engine.kv_tokens, **_figures(found)}
+
+
+def _figures(found: dict[PolicyName, list[Round]]) -> dict[str, object]:
+    figures: dict[str, object] = {policy: _of_policy(rounds) for policy, rounds in found.items()}
+    if {"kv_lookahead", "least_requests"} <= found.keys():
+        pairs = list(zip(found["kv_lookahead"], found["least_requests"], strict=True))
+        by_time = [ours.outcome.tokens_per_s / theirs.outcome.tokens_per_s for ours, theirs in pairs]
+        by_cpu = [ours.tokens_per_cpu_s / theirs.tokens_per_cpu_s for ours, theirs in pairs]
+        figures["kv_lookahead_over_least_requests"] = round(median(by_time), 3)
+        figures["rounds"] = [round(ratio, 3) for ratio in by_time]
+        figures["by_cpu"] = round(median(by_cpu), 3)
+    return figures
+
+
+def _of_policy(rounds: Sequence[Round]) -> dict[str, float]:
+    outcomes = [each.outcome for each in rounds]
+    return {
+        "tokens_per_s": round(median(each.tokens_per_s for each in outcomes), 1),
+        "tokens_per_cpu_s": round(median(each.tokens_per_cpu_s for each in rounds), 1),
+        "retractions": max(each.retractions for each in outcomes),
+        "generated_tokens": outcomes[0].generated_tokens,
+        "decode_batch": round(median(each.decode_batch for each in outcomes), 1),
+        "prefilled_tokens": max(each.prefilled_tokens for each in outcomes),
+        "recomputed_tokens": max(each.recomputed_tokens for each in outcomes),
+        "evicted_tokens": max(each.evicted_tokens for each in outcomes),
+    }
+
+
+def _line(policy: PolicyName, one: Round) -> str:
+    outcome = one.outcome
+    return (
+        f"{policy:14} {outcome.makespan_s:6.2f} s {outcome.tokens_per_s:7.0f} tokens/s, {one.tokens_per_cpu_s:7.0f} per "
+        f"CPU second, batch {outcome.decode_batch:4.1f}, {outcome.retractions:4} retractions, {outcome.prefilled_tokens:6} tokens prefilled, "
+        f"{outcome.recomputed_tokens:6} of them again, {outcome.evicted_tokens:6} evicted, "
+        f"lease wait {outcome.lease_wait_s:5.2f} s"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", help="interpreter that has SGLang; .venv-sglang/bin/python")
+    parser.add_argument("--port", type=int, help="of the server")
+    parser.add_argument(
+        "--conservativeness",
+        type=float,
+        default=0.3,
+        help="SGLang has 1.0, and advises 0.3 where the cache is not filled; 0.3",
+    )
+    parser.add_argument(
+        "--policies", type=some_of(get_args(PolicyName)), default=POLICIES, metavar="NAME,NAME", help=",".join(POLICIES)
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="one round, with a third of the groups")
+    options = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    shape, rounds = LONG, options.rounds
+    if options.quick:
+        shape, rounds = replace(shape, prompts=shape.prompts // 3), 1
+    figures = uvloop.run(compare(options, shape, rounds))
+    print(json.dumps({**figures, "conservativeness": options.conservativeness, "seed": options.seed}))
+
+
+if __name__ == "__main__":
+    main()
