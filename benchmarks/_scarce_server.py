@@ -35,6 +35,7 @@ from engine.sglang.attached import AttachedServer
 from engine.sglang.client import SGLangClient
 from engine.sglang.engine import SGLangEngine
 from engine.sglang.fit import Wanted
+from engine.sglang.weights.checksums import Checksums
 from engine.sglang.weights.disk import DiskWeights
 from engine.sglang.weights.published import PublishedLayout
 from policies.scheduling import PolicyName
@@ -108,6 +109,9 @@ class StoppingEngine:
     async def resume(self) -> None:
         await self._engine.resume()
 
+    async def release(self) -> None:
+        await self._engine.release()
+
     @property
     def version(self) -> int:
         return self._engine.version
@@ -130,7 +134,7 @@ async def measure(served: Wanted, shape: Shape, policy: PolicyName, seed: int) -
     engine = StoppingEngine(
         SGLangEngine(
             AttachedServer(served),
-            DiskWeights(layout, Path("unused")),
+            DiskWeights(layout, Checksums(Path("unused"), ENGINE), Path("unused")),
             model=served.model,
             sequence_tokens=served.sequence_tokens,
             poll_s=0.05,

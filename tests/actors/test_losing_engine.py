@@ -99,12 +99,12 @@ def test_a_connection_that_breaks_before_the_death_is_known_is_no_failure_of_the
     async def scenario(scene: Scene) -> None:
         gone = asyncio.Event()
 
-        async def not_ready(client: SGLangClient) -> bool:
+        async def silent(client: SGLangClient) -> bool:
             gone.set()
             return False
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(SGLangClient, "ready", not_ready)
+            patch.setattr(SGLangClient, "answers", silent)
             await scene.ask(1)
             await gone.wait()
             await asyncio.sleep(0)
