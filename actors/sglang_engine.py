@@ -15,7 +15,7 @@ from configs.schema import Run
 from configs.sglang import Sglang
 from engine.sglang.attached import AttachedServer
 from engine.sglang.client import SGLangClient
-from engine.sglang.engine import Server, SGLangEngine
+from engine.sglang.engine import OFTEN, SELDOM, Server, SGLangEngine
 from engine.sglang.fit import Wanted
 from engine.sglang.server import SGLangServer
 from engine.sglang.weights import WeightsWay
@@ -50,9 +50,15 @@ def sglang_engine(
         sequence_tokens=run.dialogue.sequence_tokens,
         version=version,
         max_pending=MAX_PENDING,
+        stream_interval=OFTEN if _looks_into_turns(run) else SELDOM,
         connect=partial(SGLangClient, request_s=run.sglang.request_s),
         lost=lost,
     )
+
+
+def _looks_into_turns(run: Run) -> bool:
+    """New weights come in the middle of turns, or a step's end aborts some: what those have is kept."""
+    return run.rl.max_staleness > 0 or run.rl.oversubscribe > 1
 
 
 def _server(run: Run, checkpoint: Path, folder: RunFolder, name: str, index: int, version: int, life: int) -> Server:

@@ -5,7 +5,8 @@
 
 Without --url a server is started as configs/tiny_sglang.toml has it, with the tiny model of random weights; --python and
 --port say with which interpreter and where. --model is the folder of the server's checkpoint, if that is not to be read
-under the server's own path.
+under the server's own path. --stream-interval is 256, as of a run that looks at turns when they have ended; 16 is what one takes
+that gives new weights in their middle.
 
 64 requests are in flight, each followed by the next as it ends. Three ways to send them take turns, a round each:
 
@@ -61,7 +62,7 @@ from configs.sglang import Sglang
 from engine.contract import EngineFailure, GenerationRequest, WeightsRefused
 from engine.sglang.attached import AttachedServer
 from engine.sglang.client import SGLangClient
-from engine.sglang.engine import SGLangEngine
+from engine.sglang.engine import SELDOM, SGLangEngine
 from engine.sglang.fit import Wanted
 from engine.sglang.protocol import ServerInfo
 from engine.sglang.server import SGLangServer
@@ -162,8 +163,10 @@ def drawn(
 class Ways:
     """To send the same requests, IN_FLIGHT of them at a time."""
 
-    def __init__(self, engine: SGLangEngine, server: SGLangServer | AttachedServer, bare: BareClient) -> None:
-        self._engine, self._bare = engine, bare
+    def __init__(
+        self, engine: SGLangEngine, server: SGLangServer | AttachedServer, bare: BareClient, stream_interval: int
+    ) -> None:
+        self._engine, self._bare, self._interval = engine, bare, stream_interval
         self._priority = server.info.enable_priority_scheduling
         self._processes = list(server.processes()) if isinstance(server, SGLangServer) else []
         self._rounds = count()
@@ -185,7 +188,7 @@ class Ways:
     def _bodies(self, requests: Sequence[GenerationRequest], *, stream: bool) -> list[bytes]:
         """The engine's."""
         name = f"bare-{os.getpid()}-{next(self._rounds)}"
-        turns = [Turn(request, f"{name}-{request.sequence_id}") for request in requests]
+        turns = [Turn(request, f"{name}-{request.sequence_id}", self._interval) for request in requests]
         sent = [
             turn.request_of_part(turn.prompt(), extra_key=None, rank=None, priority=self._priority) for turn in turns
         ]
@@ -223,7 +226,7 @@ async def rounds_of(ways: Ways, requests: Sequence[GenerationRequest], rounds: i
     return spent[1:]
 
 
-async def measure(served: Served, sizes: Sizes, seed: int) -> dict[str, float]:
+async def measure(served: Served, sizes: Sizes, stream_interval: int, seed: int) -> dict[str, float]:
     engine = SGLangEngine(
         served.server,
         WeightsAsTheyAre(),
@@ -231,6 +234,7 @@ async def measure(served: Served, sizes: Sizes, seed: int) -> dict[str, float]:
         sequence_tokens=SEQUENCE_TOKENS,
         version=served.version,
         max_pending=CROWD,
+        stream_interval=stream_interval,
         connect=partial(SGLangClient, connections=CROWD),
     )
     await engine.start()
@@ -240,7 +244,7 @@ async def measure(served: Served, sizes: Sizes, seed: int) -> dict[str, float]:
         draws = np.random.default_rng(seed)
         lengths = draws.integers(sizes.fewest, sizes.most, sizes.requests, endpoint=True).tolist()
         requests = drawn(draws, vocab_size, 0, lengths)
-        spent = await rounds_of(Ways(engine, served.server, bare), requests, sizes.rounds)
+        spent = await rounds_of(Ways(engine, served.server, bare, stream_interval), requests, sizes.rounds)
         many = drawn(draws, vocab_size, sizes.requests, [sizes.crowd_tokens] * CROWD)
         return overheads(spent) | await crowd(engine, bare, many)
     finally:
@@ -251,7 +255,9 @@ async def measure(served: Served, sizes: Sizes, seed: int) -> dict[str, float]:
 async def run(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     served = await of_somebody(options.url, options.model) if options.url else of_its_own(options, folder)
     sizes = QUICK if options.quick else WHOLE
-    return await measure(served, sizes._replace(rounds=options.rounds or sizes.rounds), options.seed)
+    return await measure(
+        served, sizes._replace(rounds=options.rounds or sizes.rounds), options.stream_interval, options.seed
+    )
 
 
 def main() -> None:
@@ -260,6 +266,9 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="folder of that server's checkpoint, as it is to be read from here")
     parser.add_argument("--python", help="interpreter that has SGLang; .venv-sglang/bin/python")
     parser.add_argument("--port", type=int, help="of the server that is started")
+    parser.add_argument(
+        "--stream-interval", type=int, default=SELDOM, help="tokens from one piece of a stream to the next"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, help="12, or 2 with --quick; no less than 2")
     parser.add_argument("--quick", action="store_true", help="short rounds, and 8 tokens of each of the 1,000")

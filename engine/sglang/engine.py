@@ -1,7 +1,8 @@
 """An SGLang server behind engine.contract.Engine.
 
-Every turn is a stream: what the server has generated is here at most STREAM_INTERVAL tokens later, so that a turn that is
-aborted while the server is paused, or whose connection breaks while the server lives, keeps what it had.
+Every turn is a stream: what the server has generated is here at most `stream_interval` tokens later, so that a turn that is
+aborted while the server is paused, or whose connection breaks while the server lives, keeps what it had. Each piece costs
+the server about as much as two tokens.
 
     a turn              waits here while the engine is paused, rests or takes weights; then one request, and its stream
     an abort            the server is told, and answers with what it has; where it cannot (paused, the request not begun, no
@@ -44,6 +45,7 @@ from engine.sglang.turns import Turn
 from engine.sglang.validation import limits_of
 from engine.sglang.weights import WeightsWay, extra_key
 
+OFTEN, SELDOM = 16, 256  # tokens of a turn from one piece of its stream to the next
 ABORT_S = 5.0
 DEATH_S = 10.0  # within it one learns that a server has died which does not answer
 UNNAMED = "default"  # weights of a server that was started without --weight-version and has taken none since
@@ -75,6 +77,7 @@ class SGLangEngine:
         sequence_tokens: int,
         version: int = 0,
         max_pending: int = 1024,
+        stream_interval: int = OFTEN,
         connect: Callable[[str], SGLangClient] = SGLangClient,
         abort_s: float = ABORT_S,
         poll_s: float = POLL_S,
@@ -86,6 +89,7 @@ class SGLangEngine:
         self._server, self._weights, self._connect = server, weights, connect
         self._death_s, self._lost = death_s, lost
         self._model, self._sequence_tokens, self._version = model, sequence_tokens, version
+        self._stream_interval = stream_interval
         self._max_pending, self._abort_s, self._poll_s = max_pending, abort_s, poll_s
         self._client: SGLangClient | None = None
         self._failure: EngineFailure | None = EngineFailure("the engine has not been started")
@@ -131,7 +135,7 @@ class SGLangEngine:
             raise RequestRefused(f"sequence {request.sequence_id} is being generated already")
         if len(self._turns) >= self._max_pending:
             raise EngineFailure(f"{self._max_pending} calls are pending, the engine takes no more")
-        turn = Turn(request, f"{self._life}:{request.sequence_id}-{next(self._numbers)}")
+        turn = Turn(request, f"{self._life}:{request.sequence_id}-{next(self._numbers)}", self._stream_interval)
         self._turns[request.sequence_id] = turn
         self._counters.begin()
         self._working.set()

@@ -15,9 +15,10 @@ from engine.sglang.validation import sampling_params
 
 
 class Turn:
-    def __init__(self, request: GenerationRequest, name: str) -> None:
-        """`name`: no other turn of this server has it."""
-        self.request, self._name = request, name
+    def __init__(self, request: GenerationRequest, name: str, stream_interval: int) -> None:
+        """`name`: no other turn of this server has it. `stream_interval`: tokens from one piece of the stream to the
+        next."""
+        self.request, self._name, self._stream_interval = request, name, stream_interval
         self.answer: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self.held = True  # on this side: the server has no request of it
         self.stopping = False  # the server has been told to abort
@@ -50,7 +51,7 @@ class Turn:
         return GenerateRequest(
             rid=f"{self._name}-{len(self._parts)};",
             input_ids=prompt.tolist(),
-            sampling_params=sampling_params(self.request, self.num_left),
+            sampling_params=sampling_params(self.request, self.num_left, self._stream_interval),
             return_logprob=True,
             logprob_start_len=-1,
             stream=True,

@@ -10,8 +10,6 @@ import msgspec
 from engine.contract import GenerationRequest, RequestRefused
 from engine.sglang.protocol import SamplingParams, ServerInfo
 
-STREAM_INTERVAL = 16  # tokens of a sequence from one piece of its stream to the next
-
 
 class Limits(msgspec.Struct, frozen=True):
     vocab_size: int
@@ -33,7 +31,7 @@ def limits_of(model: Path, sequence_tokens: int, server: ServerInfo) -> Limits:
     return Limits(config.vocab_size, sequence_tokens)
 
 
-def sampling_params(request: GenerationRequest, max_new_tokens: int) -> SamplingParams:
+def sampling_params(request: GenerationRequest, max_new_tokens: int, stream_interval: int) -> SamplingParams:
     return SamplingParams(
         max_new_tokens=max_new_tokens,
         temperature=request.temperature,
@@ -42,7 +40,7 @@ def sampling_params(request: GenerationRequest, max_new_tokens: int) -> Sampling
         stop_token_ids=request.stop_token_ids,
         ignore_eos=not request.stop_token_ids,
         sampling_seed=signed(request.seed),
-        stream_interval=STREAM_INTERVAL,
+        stream_interval=stream_interval,
     )
 
 

@@ -16,6 +16,7 @@ from configs.run_folder import RunFolder
 from configs.schema import Run
 from configs.sglang import Sglang
 from engine.sglang.attached import AttachedServer
+from engine.sglang.engine import OFTEN, SELDOM
 from engine.sglang.server import ENDS_WITHIN_S
 from engine.sglang.weights import WeightsWay
 from engine.sglang.weights.disk import DiskWeights
@@ -86,6 +87,20 @@ def test_weights_come_the_way_that_is_said(monkeypatch: pytest.MonkeyPatch, way:
     of = Made(monkeypatch, "generator-0", f"sglang.weights={way}", "engine.dtype=bfloat16").of
     assert isinstance(of["weights"], kind)
     assert str(of["dtype"]) == "torch.bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("setting", "interval"),
+    [
+        ("rl.max_staleness=0", SELDOM),
+        ("rl.max_staleness=1", OFTEN),
+        ("rl.oversubscribe=1.5", OFTEN),
+    ],
+)
+def test_turns_are_looked_into_often_only_where_something_happens_in_their_middle(
+    monkeypatch: pytest.MonkeyPatch, setting: str, interval: int
+) -> None:
+    assert Made(monkeypatch, "generator-0", "rl.prompts=8", setting).of["stream_interval"] == interval
 
 
 def test_a_generator_with_a_server_has_longer_to_end_than_its_server() -> None:
