@@ -14,10 +14,8 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
-import torch
 from msgspec.structs import replace
 
 from actors.generator import Generator
@@ -25,6 +23,7 @@ from analysis.simulation.tokens import ANSWERS, CALLS
 from analysis.simulation.workload import Plan, Shape, Workload, draw
 from benchmarks._planned import groups
 from benchmarks._two_engines import ARBITER, HEAD, Outside, drive
+from benchmarks.sglang import WeightsAsTheyAre
 from bus.in_process import Hub
 from bus.messages import WeightsPublished
 from configs.schema import Bus
@@ -35,9 +34,6 @@ from engine.sglang.attached import AttachedServer
 from engine.sglang.client import SGLangClient
 from engine.sglang.engine import SGLangEngine
 from engine.sglang.fit import Wanted
-from engine.sglang.weights.checksums import Checksums
-from engine.sglang.weights.disk import DiskWeights
-from engine.sglang.weights.published import PublishedLayout
 from policies.scheduling import PolicyName
 
 ENGINE = "generator-0"
@@ -130,11 +126,10 @@ async def measure(served: Wanted, shape: Shape, policy: PolicyName, seed: int) -
     work = draw(shape, seed)
     await _forget_all(served.sglang.attach[0])
     vocabulary = load_config(served.model).vocab_size
-    layout = PublishedLayout(served.model, getattr(torch, served.engine.dtype))
     engine = StoppingEngine(
         SGLangEngine(
             AttachedServer(served),
-            DiskWeights(layout, Checksums(Path("unused"), ENGINE), Path("unused")),
+            WeightsAsTheyAre(),
             model=served.model,
             sequence_tokens=served.sequence_tokens,
             poll_s=0.05,
