@@ -1,4 +1,4 @@
-"""The arbiter before a real server whose cache holds a third of what its trajectories want: who has to be retracted."""
+"""The arbiter before a real server whose cache holds less than half of what its trajectories want: who has to be retracted."""
 
 from __future__ import annotations
 
