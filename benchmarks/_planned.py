@@ -24,7 +24,8 @@ from msgspec.structs import replace
 
 from analysis.simulation.tokens import ANSWERS, CALLS
 from analysis.simulation.workload import Plan, Shape, Workload
-from bus.messages import StartGroup, WeightsPublished
+from benchmarks._wrapped_engine import WrappedEngine
+from bus.messages import StartGroup
 from engine.contract import Capacity, EngineLoad, Generation, GenerationRequest
 from engine.embedded import EmbeddedEngine
 
@@ -91,11 +92,10 @@ class Counts(msgspec.Struct, frozen=True):
     cpu_s: float  # of the engine's process since it offered its cache
 
 
-class PlannedEngine:
-    """Implements engine.contract.Engine around an embedded one."""
-
+class PlannedEngine(WrappedEngine):
     def __init__(self, engine: EmbeddedEngine, plans: Mapping[int, Plan]) -> None:
-        self._engine, self._plans = engine, plans
+        super().__init__(engine)
+        self._plans = plans
         self._first_prefills = 0
         self._began_s = 0.0
         self.counts: Counts | None = None  # at the end
@@ -105,7 +105,7 @@ class PlannedEngine:
         plan, tokens = self._plans[request.sequence_id], len(request.token_ids)
         turn = next(number for number, end in enumerate(plan.ends) if end > tokens)
         allowed = min(request.max_new_tokens, plan.ends[turn] - tokens)
-        found = await self._engine.generate(replace(request, max_new_tokens=allowed, stop_token_ids=()))
+        found = await super().generate(replace(request, max_new_tokens=allowed, stop_token_ids=()))
         had = max(_had(plan, turn, tokens), found.cached_tokens)
         self._first_prefills += max(0, tokens - had)
         if found.finish != "length" or tokens + allowed < plan.ends[turn]:
@@ -114,38 +114,13 @@ class PlannedEngine:
         return replace(found, finish="stop")
 
     async def start(self) -> Capacity:
-        capacity = await self._engine.start()
+        capacity = await super().start()
         self._began_s = time.process_time()
         return capacity
 
-    def abort(self, sequence_id: int) -> None:
-        self._engine.abort(sequence_id)
-
-    def forget(self, sequence_id: int) -> None:
-        self._engine.forget(sequence_id)
-
-    async def load_weights(self, weights: WeightsPublished) -> None:
-        await self._engine.load_weights(weights)
-
-    async def pause(self) -> None:
-        await self._engine.pause()
-
-    async def resume(self) -> None:
-        await self._engine.resume()
-
-    async def release(self) -> None:
-        await self._engine.release()
-
-    @property
-    def version(self) -> int:
-        return self._engine.version
-
-    def load(self) -> EngineLoad:
-        return self._engine.load()
-
     async def close(self) -> None:
-        self.counts = Counts(self._engine.load(), self._first_prefills, time.process_time() - self._began_s)
-        await self._engine.close()
+        self.counts = Counts(self.load(), self._first_prefills, time.process_time() - self._began_s)
+        await super().close()
 
 
 def _had(plan: Plan, turn: int, tokens: int) -> int:

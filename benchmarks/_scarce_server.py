@@ -23,12 +23,12 @@ from analysis.simulation.tokens import ANSWERS, CALLS
 from analysis.simulation.workload import Plan, Shape, Workload, draw
 from benchmarks._planned import groups
 from benchmarks._two_engines import ARBITER, HEAD, Outside, drive
+from benchmarks._wrapped_engine import WrappedEngine
 from benchmarks.sglang import WeightsAsTheyAre
 from bus.in_process import Hub
-from bus.messages import WeightsPublished
 from configs.schema import Bus
 from engine.checkpoint import load_config
-from engine.contract import Capacity, EngineLoad, Generation, GenerationRequest
+from engine.contract import EngineLoad, Generation, GenerationRequest
 from engine.requests import MAX_STOP_TOKENS
 from engine.sglang.attached import AttachedServer
 from engine.sglang.client import SGLangClient
@@ -70,55 +70,28 @@ class Outcome(msgspec.Struct, frozen=True):
     digest: str  # of all trajectories' tokens
 
 
-class StoppingEngine:
-    """Implements engine.contract.Engine around an SGLang one: its turns stop as planned in the mean."""
+class StoppingEngine(WrappedEngine):
+    """Its turns stop as planned in the mean."""
 
     def __init__(self, engine: SGLangEngine, plans: Mapping[int, Plan], vocabulary: int) -> None:
-        self._engine, self._plans, self._vocabulary = engine, plans, vocabulary
+        super().__init__(engine)
+        self._plans, self._vocabulary = plans, vocabulary
         self._turns = Counter[int]()  # of each trajectory, that have ended
         self.counted: EngineLoad | None = None  # at the end
 
     async def generate(self, request: GenerationRequest) -> Generation:
         plan, turn = self._plans[request.sequence_id], self._turns[request.sequence_id]
         stops = min(MAX_STOP_TOKENS, max(1, round(self._vocabulary / plan.turns[turn].tokens)))
-        found = await self._engine.generate(replace(request, stop_token_ids=tuple(range(stops)), temperature=HOT))
+        found = await super().generate(replace(request, stop_token_ids=tuple(range(stops)), temperature=HOT))
         if found.finish == "stop":
             self._turns[request.sequence_id] += 1
             found.token_ids[-1] = ANSWERS if turn + 1 == len(plan.turns) else CALLS
         return found
 
-    async def start(self) -> Capacity:
-        return await self._engine.start()
-
-    def abort(self, sequence_id: int) -> None:
-        self._engine.abort(sequence_id)
-
-    def forget(self, sequence_id: int) -> None:
-        self._engine.forget(sequence_id)
-
-    async def load_weights(self, weights: WeightsPublished) -> None:
-        await self._engine.load_weights(weights)
-
-    async def pause(self) -> None:
-        await self._engine.pause()
-
-    async def resume(self) -> None:
-        await self._engine.resume()
-
-    async def release(self) -> None:
-        await self._engine.release()
-
-    @property
-    def version(self) -> int:
-        return self._engine.version
-
-    def load(self) -> EngineLoad:
-        return self._engine.load()
-
     async def close(self) -> None:
         if self.counted is None:
-            self.counted = self._engine.load()
-        await self._engine.close()
+            self.counted = self.load()
+        await super().close()
 
 
 async def measure(served: Wanted, shape: Shape, policy: PolicyName, seed: int) -> Outcome:
