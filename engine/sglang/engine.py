@@ -8,7 +8,7 @@ the server about as much as two tokens.
     an abort            the server is told, and answers with what it has; where it cannot (paused, the request not begun, no
                         answer within ABORT_S), the stream is closed, which aborts there too
     the server's death  every turn fails at once, and all that follows; so it is where a turn gets no answer for as long as
-                        is waited, and no other turn for half of that: whatever /ready says, it generates nothing
+                        is waited, no other turn for half of that, and the server says that it is ready: not paused
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ class SGLangEngine:
                     self._counters.take(request, prompt, before, part)
         except ServerSlow as failure:
             silent_s = asyncio.get_running_loop().time() - self._answered_at
-            if silent_s < failure.waited_s / 2 or not self._open.is_set():
+            if silent_s < failure.waited_s / 2 or not self._open.is_set() or not await client.ready():
                 raise
             self._lose(f"the server generates nothing any more: {failure}")
         finally:

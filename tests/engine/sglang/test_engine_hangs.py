@@ -91,3 +91,19 @@ def test_a_server_that_is_paused_is_not_lost_though_it_generates_nothing(model: 
 
     serve(model, StandIn(streaming(whole)), scene, connect=waited.client, lost=lost.append)
     assert lost == []
+
+
+def test_a_server_that_somebody_else_has_paused_is_not_lost(model: Path):
+    waited, lost, server = Waited(0.0), list[str](), StandIn(streaming(whole))
+
+    async def scene(engine: SGLangEngine, *_: object) -> None:
+        call = asyncio.ensure_future(engine.generate(request(1, 1, HANGS)))
+        await waited.asked.wait()
+        server.paused = True
+        waited.over.set()
+        with pytest.raises(ServerSlow):
+            await call
+        await engine.generate(request(2))
+
+    serve(model, server, scene, connect=waited.client, lost=lost.append)
+    assert lost == []
