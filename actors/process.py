@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any, NoReturn, assert_never
 
 import structlog
 import uvloop
@@ -181,5 +183,15 @@ def main() -> int:
     return 0
 
 
+def leave(code: int) -> NoReturn:
+    """A thread that waits for the other side of a collective, which has gone, cannot be interrupted. Python's own end
+    would abort the process then, with another exit code."""
+    if any(thread.name.startswith("weights ") for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
