@@ -52,12 +52,11 @@ from msgspec.structs import replace
 from benchmarks._bare_sglang import BareClient
 from benchmarks._sglang_crowd import crowd
 from benchmarks._sglang_overheads import WAYS, Spent, overheads
+from benchmarks._tiny_server import add_options, tiny_server
 from benchmarks.weights import cpu_s
 from bus.messages import WeightsPublished
 from configs.errors import UnusableInput
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from configs.schema import Dialogue, Engine, Run, Tiny
+from configs.schema import Engine
 from configs.sglang import Sglang
 from engine.contract import EngineFailure, GenerationRequest, WeightsRefused
 from engine.sglang.attached import AttachedServer
@@ -68,7 +67,6 @@ from engine.sglang.protocol import ServerInfo
 from engine.sglang.server import SGLangServer
 from engine.sglang.turns import Turn
 from engine.sglang.validation import limits_of
-from engine.tiny.prepare import prepare
 
 IN_FLIGHT = 64
 CROWD = 1000
@@ -76,8 +74,6 @@ PROMPT_TOKENS = 32
 MOST_TOKENS = 96  # new ones of a request
 SEQUENCE_TOKENS = PROMPT_TOKENS + MOST_TOKENS + 1
 ROOM_TOKENS = 32_768
-ROOT = Path(__file__).parents[1]
-CONFIG = ROOT / "configs" / "tiny_sglang.toml"
 
 
 class Sizes(NamedTuple):
@@ -115,21 +111,9 @@ class Served(NamedTuple):
 
 def of_its_own(options: argparse.Namespace, folder: Path) -> Served:
     """Without --enable-deterministic-inference, which is slower, and not needed here."""
-    files = RunFolder(folder)
-    tiny = Tiny(num_train_questions=1, num_test_questions=1, num_sft_dialogues=200)
-    prepare(Run(name="tiny", tiny=tiny, dialogue=Dialogue(tools=("jupyter_code",))), files)
-    run = load_run(CONFIG)
-    sglang = replace(
-        run.sglang,
-        python=options.python or str(ROOT / run.sglang.python),
-        port=options.port or run.sglang.port,
-        arguments=(),
-        environment={name: str(ROOT / path) for name, path in run.sglang.environment.items()},
-    )
-    engine = replace(run.engine, kv_tokens=ROOM_TOKENS, max_running=IN_FLIGHT)
-    model = files.checkpoints / "init"
-    wanted = Wanted(engine, sglang, model, SEQUENCE_TOKENS)
-    return Served(SGLangServer(wanted, log=folder / "sglang.log", scratch=folder / "scratch"), model, 0)
+    room = {"kv_tokens": ROOM_TOKENS, "max_running": IN_FLIGHT, "sequence_tokens": SEQUENCE_TOKENS}
+    wanted = tiny_server(options, folder, (), **room)
+    return Served(SGLangServer(wanted, log=folder / "sglang.log", scratch=folder / "scratch"), wanted.model, 0)
 
 
 async def of_somebody(url: str, model: Path | None) -> Served:
@@ -264,8 +248,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", help="of a server that runs; without it one is started")
     parser.add_argument("--model", type=Path, help="folder of that server's checkpoint, as it is to be read from here")
-    parser.add_argument("--python", help="interpreter that has SGLang; .venv-sglang/bin/python")
-    parser.add_argument("--port", type=int, help="of the server that is started")
+    add_options(parser)
     parser.add_argument(
         "--stream-interval", type=int, default=SELDOM, help="tokens from one piece of a stream to the next"
     )

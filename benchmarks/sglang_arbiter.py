@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,20 +30,19 @@ from msgspec.structs import replace
 from analysis.simulation.workload import Shape, draw
 from benchmarks._policies import some_of
 from benchmarks._scarce_server import LONG, Outcome, longest_of, measure
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from configs.schema import Dialogue, Run, Tiny
+from benchmarks._tiny_server import add_options, tiny_server
+from benchmarks.weights import cpu_s
+from configs.errors import UnusableInput
+from configs.schema import Engine
+from engine.contract import EngineFailure
 from engine.sglang.fit import Wanted
 from engine.sglang.server import SGLangServer
-from engine.tiny.prepare import prepare
 from policies.scheduling import PolicyName
 
-ROOT = Path(__file__).parents[1]
-CONFIG = ROOT / "configs" / "tiny_sglang.toml"
 POLICIES: tuple[PolicyName, ...] = ("least_requests", "kv_lookahead")
 MAX_RUNNING = 96
+PAGE = Engine().page_tokens
 SHARE = 1 / 4  # of the demand is what the cache holds
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Round(NamedTuple):
@@ -57,27 +56,17 @@ class Round(NamedTuple):
 
 def wanted(options: argparse.Namespace, shape: Shape, folder: Path) -> Wanted:
     """A server with room for a quarter of what the trajectories would hold at their ends."""
-    files, work = RunFolder(folder), draw(shape, options.seed)
-    tiny = Tiny(num_train_questions=1, num_test_questions=1, num_sft_dialogues=200)
-    prepare(Run(name="tiny", tiny=tiny, dialogue=Dialogue(tools=("jupyter_code",))), files)
-    run = load_run(CONFIG)
-    sglang = replace(
-        run.sglang,
-        python=options.python or str(ROOT / run.sglang.python),
-        port=options.port or run.sglang.port,
-        arguments=(*run.sglang.arguments, f"--schedule-conservativeness={options.conservativeness}"),
-        environment={name: str(ROOT / path) for name, path in run.sglang.environment.items()},
-    )
-    page = run.engine.page_tokens
-    kv_tokens = max(int(work.demand_tokens * SHARE), longest_of(work) + page) // page * page
-    engine = replace(run.engine, kv_tokens=kv_tokens, max_running=MAX_RUNNING)
-    return Wanted(engine, sglang, files.checkpoints / "init", longest_of(work))
+    work = draw(shape, options.seed)
+    arguments = ("--enable-deterministic-inference", f"--schedule-conservativeness={options.conservativeness}")
+    longest = longest_of(work)
+    kv_tokens = max(int(work.demand_tokens * SHARE), longest + PAGE)
+    room = {"kv_tokens": kv_tokens, "max_running": MAX_RUNNING, "sequence_tokens": longest}
+    return tiny_server(options, folder, arguments, **room)
 
 
-def cpu_s(server: SGLangServer) -> float:
-    """That its processes have used."""
-    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in server.processes()]
-    return sum(int(stat[11]) + int(stat[12]) for stat in stats) / _TICKS
+def spent_s(server: SGLangServer) -> float:
+    """Processor time that its processes have used."""
+    return sum(cpu_s(pid) for pid in server.processes())
 
 
 async def compare(options: argparse.Namespace, shape: Shape, rounds: int) -> dict[str, object]:
@@ -96,9 +85,9 @@ async def compare(options: argparse.Namespace, shape: Shape, rounds: int) -> dic
         try:
             for _ in range(rounds):
                 for policy in options.policies:
-                    before = cpu_s(server)
+                    before = spent_s(server)
                     outcome = await measure(served, shape, policy, options.seed)
-                    found[policy].append(Round(outcome, cpu_s(server) - before))
+                    found[policy].append(Round(outcome, spent_s(server) - before))
                     print(_line(policy, found[policy][-1]), flush=True)
         finally:
             await server.close()
@@ -145,8 +134,7 @@ def _line(policy: PolicyName, one: Round) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", help="interpreter that has SGLang; .venv-sglang/bin/python")
-    parser.add_argument("--port", type=int, help="of the server")
+    add_options(parser)
     parser.add_argument(
         "--conservativeness",
         type=float,
@@ -164,7 +152,10 @@ def main() -> None:
     shape, rounds = LONG, options.rounds
     if options.quick:
         shape, rounds = replace(shape, prompts=shape.prompts // 3), 1
-    figures = uvloop.run(compare(options, shape, rounds))
+    try:
+        figures = uvloop.run(compare(options, shape, rounds))
+    except (UnusableInput, EngineFailure) as error:
+        sys.exit(str(error))
     print(json.dumps({**figures, "conservativeness": options.conservativeness, "seed": options.seed}))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -111,3 +111,14 @@ class SGLangBench:
             connect=self._connect,
             poll_s=0.05,
         )
+
+
+def with_client(loop: asyncio.Runner, shared: Shared, scene: Callable[[SGLangClient], Awaitable[None]]) -> None:
+    async def play() -> None:
+        client = SGLangClient(shared.server.url)
+        try:
+            await scene(client)
+        finally:
+            await client.close()
+
+    loop.run(play())

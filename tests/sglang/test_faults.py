@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from engine.sglang.fit import ServerUnusable, Wanted
 from engine.sglang.interpreter import check_interpreter
 from engine.sglang.server import SGLangServer
 from tests.engine.contract.bench import request, tokens, until_generated
-from tests.sglang.bench import TRAITS, SGLangBench, Shared
+from tests.sglang.bench import TRAITS, SGLangBench, Shared, with_client
 from tests.sglang.environment import PYTHON
 from tests.sglang.serving import wanted
 
@@ -42,17 +42,6 @@ LONG = 900
 @pytest.fixture
 def roomy(servers: tuple[Shared, Shared]) -> Shared:
     return servers[0]
-
-
-def with_client(loop: asyncio.Runner, shared: Shared, scene: Callable[[SGLangClient], Awaitable[None]]) -> None:
-    async def play() -> None:
-        client = SGLangClient(shared.server.url)
-        try:
-            await scene(client)
-        finally:
-            await client.close()
-
-    loop.run(play())
 
 
 def attaching(shared: Shared) -> Wanted:

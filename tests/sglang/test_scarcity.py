@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -11,7 +10,7 @@ from engine.sglang.client import SGLangClient
 from engine.sglang.errors import ServerRefused
 from engine.sglang.protocol import GenerateRequest, SamplingParams
 from tests.engine.contract.bench import as_sequence, request, until_generated
-from tests.sglang.bench import SGLangBench, Shared
+from tests.sglang.bench import SGLangBench, Shared, with_client
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
 
@@ -43,7 +42,7 @@ def test_a_turn_that_is_aborted_while_it_waits_for_room_leaves_the_servers_queue
             engine.abort(1)
             assert len((await running).token_ids) > 0
 
-    _with_client(loop, servers[1], scene)
+    with_client(loop, servers[1], scene)
 
 
 def test_what_the_server_does_not_take_it_says(loop: asyncio.Runner, servers: tuple[Shared, Shared]) -> None:
@@ -53,18 +52,7 @@ def test_what_the_server_does_not_take_it_says(loop: asyncio.Runner, servers: tu
             await client.generate(too_long)
         assert refusal.value.status == 400
 
-    _with_client(loop, servers[1], scene)
-
-
-def _with_client(loop: asyncio.Runner, shared: Shared, scene: Callable[[SGLangClient], Awaitable[None]]) -> None:
-    async def play() -> None:
-        client = SGLangClient(shared.server.url)
-        try:
-            await scene(client)
-        finally:
-            await client.close()
-
-    loop.run(play())
+    with_client(loop, servers[1], scene)
 
 
 async def _until_waiting(client: SGLangClient, count: int) -> None:
