@@ -1,23 +1,26 @@
 """The executor: a sandbox behind the bus.
 
-Consumes calls, answers to grade, notebooks to make again and ends of trajectories; produces outcomes and grades. A slow
-call delays no other: each is a task of its own. What breaks is reported as a failure, never as a result. A trajectory's
-end stops what is under way for it, and nothing is answered to that any more.
+Consumes calls, answers to grade, notebooks to restore and ends of trajectories; produces outcomes and grades. Each call
+is a separate task, so a slow call does not delay the others. A sandbox failure is reported as CallFailed, never as a
+result. The end of a trajectory cancels its calls and gradings, which are then not answered.
 
-Bounds: `max_calls` are in the sandbox, waiting or running; as many again wait before it, where a trajectory's end still
-finds them; beyond these nothing is received, and the bus makes those who send wait. Receiving always goes on: a call
-leaves by its time limit at the latest, and an answer that waits to be sent takes no room, so that two processes never
-wait for each other's full queues.
+Bounds: at most `max_calls` calls wait or run in the sandbox, and as many again wait before it, where the end of their
+trajectory can cancel them. At this bound the executor stops receiving, and the bus applies back-pressure to the senders.
+It always resumes: every call ends at its time limit at the latest, and answers that wait to be sent do not count, so two
+processes never wait for each other's full queues.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 
 import structlog
+from msgspec.structs import asdict
 
-from actors.service import Work, serve
+from actors.runtime.worker_loop import Work, serve
+from bus.bus import Bus
 from bus.messages import (
     AnswerGraded,
     AnswerSubmitted,
@@ -25,23 +28,25 @@ from bus.messages import (
     CodeFinished,
     CodeRequested,
     Envelope,
+    ExecutorHealthy,
     ExecutorJoined,
-    ExecutorProved,
     SessionEnded,
     SessionRestored,
 )
-from bus.transport import Bus
-from policies.trajectory import GRADING
-from sandbox.contract import Sandbox, SandboxFailure
-from sandbox.repeatable import repeatable
+from policies.rollout.trajectory import GRADING_CALL
+from sandbox.contract import Isolation, Sandbox, SandboxFailure
+from sandbox.load_gauge import SandboxLoad
+from sandbox.output_scrubbing import scrub_outcome
 
 MAX_CALLS = 65_536
+REPORT_INTERVAL_S = 1.0
 
 
 class Executor:
-    """`address` is that of this life of it: what is addressed to another one is dropped. `launcher` hears that it joins.
+    """`address` is that of this incarnation; messages to other addresses are dropped.
 
-    With `strict`, of what calls said only what is `repeatable` is answered.
+    ExecutorJoined goes to `launcher`, if given. `strict` scrubs unrepeatable details from the outcomes of calls.
+    `on_isolated` is called with the sandbox's isolation before the executor joins.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Executor:
         max_calls: int = MAX_CALLS,
         launcher: str = "",
         strict: bool = False,
+        on_isolated: Callable[[Isolation], None] | None = None,
     ) -> None:
         self._bus = bus
         self._sandbox = sandbox
@@ -62,19 +68,21 @@ class Executor:
         self._max_calls = max_calls
         self._launcher = launcher
         self._strict = strict
-        self._sandbox_room = asyncio.Semaphore(max_calls)
-        self._held: set[asyncio.Task[None]] = set()  # calls and gradings without a result
-        self._freed = asyncio.Event()
-        self._under_way: defaultdict[int, set[asyncio.Task[None]]] = defaultdict(set)  # by trajectory
-        self._proved = False
+        self._on_isolated = on_isolated
+        self._sandbox_permits = asyncio.Semaphore(max_calls)
+        self._pending: set[asyncio.Task[None]] = set()  # calls and gradings without a result
+        self._capacity_freed = asyncio.Event()
+        self._in_flight: defaultdict[int, set[asyncio.Task[None]]] = defaultdict(set)  # by trajectory
+        self._healthy_reported = False
         self._logger = structlog.get_logger()
 
     async def run(self) -> None:
-        """Until Shutdown; calls that are under way then are stopped. Raises SandboxFailure if nothing can be run, or nothing
-        any more."""
+        """Until Shutdown, which cancels the calls in flight. Raises SandboxFailure if the sandbox cannot start or breaks."""
         isolation = await self._sandbox.start()
         self._logger.info("sandbox.started", **{name: getattr(isolation, name) for name in isolation.__struct_fields__})
         try:
+            if self._on_isolated is not None:
+                self._on_isolated(isolation)
             if self._launcher:
                 await self._bus.send(self._launcher, ExecutorJoined(self._address, self._slots))
             await self._serve()
@@ -82,20 +90,24 @@ class Executor:
             await self._sandbox.close()
 
     async def _serve(self) -> None:
-        serving = asyncio.create_task(serve(self._bus, self._take, started=self._started, room=self._until_room))
-        breaking = asyncio.create_task(self._sandbox.until_broken())
+        serving = asyncio.create_task(
+            serve(
+                self._bus, self._dispatch, on_started=self._on_task_started, wait_for_capacity=self._wait_for_capacity
+            )
+        )
+        watching = asyncio.create_task(self._sandbox.wait_until_broken())
         try:
-            done, _ = await asyncio.wait((serving, breaking), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait((serving, watching), return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in (serving, breaking):
+            for task in (serving, watching):
                 task.cancel()
-            await asyncio.gather(serving, breaking, return_exceptions=True)
+            await asyncio.gather(serving, watching, return_exceptions=True)
 
-    def _take(self, envelope: Envelope) -> Work | None:
-        if envelope.to != self._address:  # a former life was meant: who asked knows that it is over
-            self._logger.debug("message.outlived", to=envelope.to, kind=type(envelope.message).__name__)
+    def _dispatch(self, envelope: Envelope) -> Work | None:
+        if envelope.to != self._address:  # for an earlier incarnation; the sender has received ExecutorLeft
+            self._logger.debug("message.expired", to=envelope.to, kind=type(envelope.message).__name__)
             return None
         match envelope.message:
             case CodeRequested() as call:
@@ -103,64 +115,88 @@ class Executor:
             case AnswerSubmitted() as submission:
                 return self._grade(envelope.sender, submission)
             case SessionRestored(trajectory_id=trajectory_id, cells=cells):
-                self._sandbox.restore_session(trajectory_id, cells)
+                self._sandbox.restore_notebook(trajectory_id, cells)
             case SessionEnded(trajectory_id=trajectory_id):
-                for task in self._under_way.get(trajectory_id, ()):
+                for task in self._in_flight.get(trajectory_id, ()):
                     task.cancel()
-                return self._sandbox.end_session(trajectory_id)
+                return self._sandbox.end_notebook(trajectory_id)
             case other:
                 self._logger.error("message.misdirected", kind=type(other).__name__)
         return None
 
-    def _started(self, envelope: Envelope, task: asyncio.Task[None]) -> None:
+    def _on_task_started(self, envelope: Envelope, task: asyncio.Task[None]) -> None:
         if isinstance(envelope.message, CodeRequested | AnswerSubmitted):
             trajectory_id = envelope.message.trajectory_id
-            self._held.add(task)
-            self._under_way[trajectory_id].add(task)
-            task.add_done_callback(lambda _: self._ended(trajectory_id, task))
+            self._pending.add(task)
+            self._in_flight[trajectory_id].add(task)
+            task.add_done_callback(lambda _: self._on_task_done(trajectory_id, task))
 
-    async def _until_room(self, envelope: Envelope) -> None:
-        while isinstance(envelope.message, CodeRequested | AnswerSubmitted) and len(self._held) >= 2 * self._max_calls:
-            self._freed.clear()
-            await self._freed.wait()
+    async def _wait_for_capacity(self, envelope: Envelope) -> None:
+        while (
+            isinstance(envelope.message, CodeRequested | AnswerSubmitted) and len(self._pending) >= 2 * self._max_calls
+        ):
+            self._capacity_freed.clear()
+            await self._capacity_freed.wait()
 
-    def _has_result(self, task: asyncio.Task[None] | None) -> None:
+    def _mark_result_ready(self, task: asyncio.Task[None] | None) -> None:
         if task is not None:
-            self._held.discard(task)
-            self._freed.set()
+            self._pending.discard(task)
+            self._capacity_freed.set()
 
-    def _ended(self, trajectory_id: int, task: asyncio.Task[None]) -> None:
-        self._has_result(task)
-        self._under_way[trajectory_id].discard(task)
-        if not self._under_way[trajectory_id]:
-            del self._under_way[trajectory_id]
+    def _on_task_done(self, trajectory_id: int, task: asyncio.Task[None]) -> None:
+        self._mark_result_ready(task)
+        self._in_flight[trajectory_id].discard(task)
+        if not self._in_flight[trajectory_id]:
+            del self._in_flight[trajectory_id]
 
     async def _run_call(self, sender: str, call: CodeRequested) -> None:
         try:
-            async with self._sandbox_room:
+            async with self._sandbox_permits:
                 result = await self._sandbox.run(call)
         except SandboxFailure as error:
             self._logger.error("call.failed", trajectory_id=call.trajectory_id, call=call.call, cause=str(error))
             await self._send(sender, CallFailed(call.trajectory_id, call.call, f"sandbox: {error}", self._address))
             return
-        outcome = repeatable(result.outcome) if self._strict else result.outcome
+        outcome = scrub_outcome(result.outcome) if self._strict else result.outcome
         duration_s = result.duration_s
         await self._send(sender, CodeFinished(call.trajectory_id, call.call, outcome, duration_s, self._address))
 
     async def _grade(self, sender: str, submission: AnswerSubmitted) -> None:
         trajectory_id = submission.trajectory_id
         try:
-            async with self._sandbox_room:
+            async with self._sandbox_permits:
                 grade = await self._sandbox.grade(submission)
         except SandboxFailure as error:
             self._logger.error("grading.failed", trajectory_id=trajectory_id, cause=str(error))
-            await self._send(sender, CallFailed(trajectory_id, GRADING, f"grader: {error}", self._address))
+            await self._send(sender, CallFailed(trajectory_id, GRADING_CALL, f"grader: {error}", self._address))
             return
         await self._send(sender, AnswerGraded(trajectory_id, grade.correct, grade.duration_s, self._address))
 
     async def _send(self, sender: str, answer: CodeFinished | AnswerGraded | CallFailed) -> None:
-        self._has_result(asyncio.current_task())
+        self._mark_result_ready(asyncio.current_task())
         await self._bus.send(sender, answer)
-        if self._launcher and not self._proved and not isinstance(answer, CallFailed):
-            self._proved = True
-            await self._bus.send(self._launcher, ExecutorProved(self._address))
+        if self._launcher and not self._healthy_reported and not isinstance(answer, CallFailed):
+            self._healthy_reported = True
+            await self._bus.send(self._launcher, ExecutorHealthy(self._address))
+
+
+async def report_load(executor: str, slots: int, read_load: Callable[[], SandboxLoad]) -> None:
+    """Log the load each second while it changes, and a last time when cancelled.
+
+    `executor` is the address of this incarnation, `slots` the number that it reported to the launcher.
+    """
+    logger = structlog.get_logger()
+    before = SandboxLoad(0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+
+    def report() -> SandboxLoad:
+        now = read_load()
+        if now != before:
+            logger.info("executor.load", executor=executor, slots=slots, **asdict(now))
+        return now
+
+    try:
+        while True:
+            await asyncio.sleep(REPORT_INTERVAL_S)
+            before = report()
+    finally:
+        report()

@@ -1,14 +1,14 @@
 """The generator: an engine behind the bus.
 
-Consumes turns, weights and releases; produces generated turns, and while the engine's load changes, reports of it. It
-waits for the engine alone; the arbiter's leases bound what is in flight.
+Consumes turns, weights and releases; produces generated turns, and load reports while the engine's load changes. It
+waits only for the engine; the arbiter's leases bound the turns in flight.
 
-What comes twice or late does no harm, and is a line of the log: a turn under a lease that has been, or after its
-trajectory's end; a word to stop a turn, or to forget a cache, under an earlier lease; older weights. A turn whose lease
-is of another life of this engine fails at once.
+Duplicate and stale messages are logged and ignored: a turn under an old lease or after its trajectory's end, an abort or
+a cache release under an earlier lease, older weights. A turn with a lease of another incarnation of this engine fails
+immediately.
 
-Where it shares GPUs with the learner it is asked to rest: the engine ends its turns and gives its memory back, and those
-that come then wait for the weights that end the rest.
+An engine that shares GPUs with the learner receives sleep requests: it finishes its turns and releases its memory. Turns
+that arrive while it sleeps wait for the weights that wake it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ import msgspec
 import numpy as np
 import structlog
 
-from actors.clock import Clock
-from actors.service import Work, serve
+from actors.runtime.clock import Clock
+from actors.runtime.worker_loop import Work, serve
+from bus.bus import Bus
 from bus.messages import (
     CacheReleased,
+    EngineAsleep,
     EngineJoined,
     EngineLoadReported,
-    EngineRested,
+    EngineSleepRequested,
     Envelope,
     LeaseReleased,
-    RestRequested,
     TurnAborted,
     TurnFailed,
     TurnGenerated,
@@ -39,15 +40,14 @@ from bus.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from bus.transport import Bus
 from engine.contract import Engine, EngineFailure, EngineLoad, Generation, GenerationRequest, WeightsRefused
 
-REPORT_EVERY_S = 0.25
-_MEASURED = EngineLoad.__struct_fields__
-_REMEMBERED = 65_536  # trajectories whose turns have come here
-_OVER = 2**63 - 1  # stands for a trajectory's last lease once it has ended
+REPORT_INTERVAL_S = 0.25
+_LOAD_FIELDS = EngineLoad.__struct_fields__
+_MAX_TRACKED_LEASES = 65_536  # trajectories
+_ENDED_LEASE = 2**63 - 1  # recorded as the last lease of a trajectory that has ended
 
-Nearby = Callable[[WeightsPublished], Awaitable[WeightsPublished]]
+FetchToNode = Callable[[WeightsPublished], Awaitable[WeightsPublished]]
 
 
 class Generator:
@@ -57,131 +57,141 @@ class Generator:
         bus: Bus,
         engine: Engine,
         arbiter: str,
-        life: int = 1,
+        incarnation: int = 1,
         clock: Clock = time.monotonic,
         recipe: str = "",
-        nearby: Nearby | None = None,
+        fetch: FetchToNode | None = None,
     ) -> None:
-        """`life` counts the starts of the engine of this name. `arbiter` and `recipe` hear that it joins. `nearby` brings
-        weights to where this machine can read them, or raises WeightsRefused; None where the learner runs on it."""
+        """`incarnation` counts the starts of this engine. EngineJoined goes to `arbiter` and `recipe`.
+
+        `fetch` copies weights to this machine or raises WeightsRefused; None if the learner runs on this machine.
+        """
         self._name = name
-        self._life = life
+        self._incarnation = incarnation
         self._clock = clock
         self._bus = bus
         self._engine = engine
         self._arbiter = arbiter
         self._recipe = recipe
-        self._nearby = nearby
-        self._leases: OrderedDict[int, int] = OrderedDict()  # by trajectory, the latest under which it came
-        self._under_way: dict[int, int] = {}  # by trajectory, the lease of the turn that the engine works on
-        self._aborted: set[int] = set()  # of these trajectories
-        self._loading = asyncio.Lock()  # weights, one version after the other
-        self._told = 0  # the newest version that it was told of
-        self._has_policy = asyncio.Event()  # before that version it generates nothing
-        self._num_generating = 0  # turns that are in the engine
-        self._is_idle = asyncio.Event()  # none is
+        self._fetch = fetch
+        self._latest_leases: OrderedDict[int, int] = OrderedDict()  # by trajectory
+        self._in_flight: dict[int, int] = {}  # by trajectory, the lease of its turn in the engine
+        self._aborted: set[int] = set()  # trajectories of turns in flight
+        self._weights_lock = asyncio.Lock()  # held while weights are loaded
+        self._announced_version = 0  # the newest one published
+        self._weights_ready = asyncio.Event()  # set while the engine has the announced version
+        self._num_generating = 0  # turns in the engine
+        self._is_idle = asyncio.Event()
         self._is_idle.set()
-        self._rest: RestRequested | None = None  # the last one that was asked for
-        self._rests = False
-        self._noted: EngineLoadReported | None = None  # the last load
-        self._asked = asyncio.Event()  # something has come that may have changed the load
+        self._sleep_request: EngineSleepRequested | None = None  # the latest one
+        self._is_asleep = False
+        self._last_load_report: EngineLoadReported | None = None
+        self._load_may_have_changed = asyncio.Event()
         self._logger = structlog.get_logger()
 
     async def run(self) -> None:
-        """Until Shutdown; turns that are under way then are abandoned."""
+        """Until Shutdown, which abandons the turns in flight."""
         capacity = await self._engine.start()
-        self._note_version()
+        self._update_weights_ready()
         self._logger.info("engine.started", kv_tokens=capacity.kv_tokens, page_tokens=capacity.page_tokens)
-        joined = EngineJoined(self._name, capacity.kv_tokens, capacity.page_tokens, self._engine.version, self._life)
+        joined = EngineJoined(
+            self._name, capacity.kv_tokens, capacity.page_tokens, self._engine.version, self._incarnation
+        )
         try:
             for decider in filter(None, (self._recipe, self._arbiter)):
                 await self._bus.send(decider, joined)
             async with asyncio.TaskGroup() as group:
                 reporting = group.create_task(self._report_load())
-                await serve(self._bus, self._take)
+                await serve(self._bus, self._dispatch)
                 reporting.cancel()
-            self._note_load()  # what it did since the last report counts too
+            self._log_load()  # the work since the last report
         finally:
             await self._engine.close()
 
     async def _report_load(self) -> None:
-        """Until it is cancelled: every REPORT_EVERY_S while the load changes, and a last time when it has come to rest."""
+        """Until cancelled: every REPORT_INTERVAL_S while the load changes, and once when it has settled."""
         while True:
-            await self._asked.wait()
-            await asyncio.sleep(REPORT_EVERY_S)
-            if report := self._note_load():
+            await self._load_may_have_changed.wait()
+            await asyncio.sleep(REPORT_INTERVAL_S)
+            if report := self._log_load():
                 await self._bus.send(self._arbiter, report)
-            elif not self._under_way:
-                self._asked.clear()
+            elif not self._in_flight:
+                self._load_may_have_changed.clear()
 
-    def _note_load(self) -> EngineLoadReported | None:
-        """In this process's log. None if nothing has changed since the last time."""
-        load = msgspec.structs.asdict(self._engine.load())
-        report = EngineLoadReported(engine=self._name, version=self._engine.version, life=self._life, **load)
-        if report == self._noted:
+    def _log_load(self) -> EngineLoadReported | None:
+        """Log the load. None if it has not changed since the last report."""
+        load = msgspec.structs.asdict(self._engine.get_load())
+        report = EngineLoadReported(
+            engine=self._name, version=self._engine.version, incarnation=self._incarnation, **load
+        )
+        if report == self._last_load_report:
             return None
-        self._noted = report
-        self._logger.info("engine.load", **{name: getattr(report, name) for name in ("version", *_MEASURED)})
+        self._last_load_report = report
+        self._logger.info("engine.load", **{name: getattr(report, name) for name in ("version", *_LOAD_FIELDS)})
         return report
 
-    def _take(self, envelope: Envelope) -> Work | None:
-        self._asked.set()
+    def _dispatch(self, envelope: Envelope) -> Work | None:
+        self._load_may_have_changed.set()
         match envelope.message:
             case TurnRequested() as request:
-                return self._begin(envelope.sender, request)
+                return self._accept_turn(envelope.sender, request)
             case TurnAborted(trajectory_id=trajectory_id, lease=lease):
-                self._abort(trajectory_id, lease)
+                self._abort_turn(trajectory_id, lease)
             case LeaseReleased(trajectory_id=trajectory_id):
-                self._note_lease(trajectory_id, _OVER)
-                self._engine.forget(trajectory_id)
+                self._record_lease(trajectory_id, _ENDED_LEASE)
+                self._engine.release_cache(trajectory_id)
             case CacheReleased(trajectory_id=trajectory_id, lease=lease):
-                if self._leases.get(trajectory_id, lease) <= lease:
-                    self._engine.forget(trajectory_id)
+                if self._latest_leases.get(trajectory_id, lease) <= lease:
+                    self._engine.release_cache(trajectory_id)
             case WeightsPublished() as weights:
-                self._told = max(self._told, weights.version)
+                self._announced_version = max(self._announced_version, weights.version)
                 return self._load_weights(envelope.sender, weights)
-            case RestRequested() as rest:
-                return self._begin_rest(envelope.sender, rest)
+            case EngineSleepRequested() as request:
+                return self._begin_sleep(envelope.sender, request)
             case other:
                 self._logger.error("message.misdirected", kind=type(other).__name__)
         return None
 
     # ---------------------------------------------------------------- turns
 
-    def _begin(self, sender: str, turn: TurnRequested) -> Work | None:
-        if turn.life != self._life:
-            cause = f"engine left: its lease is of life {turn.life}, this is life {self._life}"
+    def _accept_turn(self, sender: str, turn: TurnRequested) -> Work | None:
+        if turn.incarnation != self._incarnation:
+            cause = (
+                f"engine left: the lease is of incarnation {turn.incarnation}, this is incarnation {self._incarnation}"
+            )
             return self._bus.send(sender, TurnFailed(turn.trajectory_id, turn.turn, turn.lease, cause))
-        if turn.lease <= self._leases.get(turn.trajectory_id, 0):
-            self._logger.warning("turn.repeated", trajectory_id=turn.trajectory_id, turn=turn.turn, lease=turn.lease)
+        if turn.lease <= self._latest_leases.get(turn.trajectory_id, 0):
+            self._logger.warning(
+                "turn.duplicate_ignored", trajectory_id=turn.trajectory_id, turn=turn.turn, lease=turn.lease
+            )
             return None
-        self._note_lease(turn.trajectory_id, turn.lease)
-        self._under_way[turn.trajectory_id] = turn.lease
-        return self._generate(sender, turn)
+        self._record_lease(turn.trajectory_id, turn.lease)
+        self._in_flight[turn.trajectory_id] = turn.lease
+        return self._serve_turn(sender, turn)
 
-    def _note_lease(self, trajectory_id: int, lease: int) -> None:
-        self._leases[trajectory_id] = lease
-        self._leases.move_to_end(trajectory_id)
-        if len(self._leases) > _REMEMBERED:
-            self._leases.popitem(last=False)
+    def _record_lease(self, trajectory_id: int, lease: int) -> None:
+        self._latest_leases[trajectory_id] = lease
+        self._latest_leases.move_to_end(trajectory_id)
+        if len(self._latest_leases) > _MAX_TRACKED_LEASES:
+            self._latest_leases.popitem(last=False)
 
-    def _abort(self, trajectory_id: int, lease: int) -> None:
-        """Also where the turn's task has not come to the engine yet."""
-        if self._under_way.get(trajectory_id) == lease:
+    def _abort_turn(self, trajectory_id: int, lease: int) -> None:
+        """Also if the turn's task has not reached the engine yet."""
+        if self._in_flight.get(trajectory_id) == lease:
             self._aborted.add(trajectory_id)
             self._engine.abort(trajectory_id)
 
-    async def _generate(self, sender: str, turn: TurnRequested) -> None:
+    async def _serve_turn(self, sender: str, turn: TurnRequested) -> None:
         try:
-            answer = await self._answer_to(turn)
+            answer = await self._generate_turn(turn)
         finally:
-            del self._under_way[turn.trajectory_id]
+            del self._in_flight[turn.trajectory_id]
             self._aborted.discard(turn.trajectory_id)
         await self._bus.send(sender, answer)
 
-    async def _answer_to(self, turn: TurnRequested) -> TurnGenerated | TurnFailed:
-        while not self._has_policy.is_set():
-            await self._has_policy.wait()
+    async def _generate_turn(self, turn: TurnRequested) -> TurnGenerated | TurnFailed:
+        while not self._weights_ready.is_set():
+            await self._weights_ready.wait()
         if turn.trajectory_id in self._aborted:
             return TurnGenerated(turn.trajectory_id, turn.turn, turn.lease, b"", b"", b"", "abort")
         request = GenerationRequest(
@@ -195,7 +205,7 @@ class Generator:
             seed=turn.seed,
         )
         try:
-            generation = await self._generation(request)
+            generation = await self._generate_tokens(request)
         except EngineFailure as error:
             self._logger.error("turn.failed", trajectory_id=turn.trajectory_id, turn=turn.turn, cause=str(error))
             return TurnFailed(turn.trajectory_id, turn.turn, turn.lease, f"engine: {error}")
@@ -209,7 +219,7 @@ class Generator:
             finish=generation.finish,
         )
 
-    async def _generation(self, request: GenerationRequest) -> Generation:
+    async def _generate_tokens(self, request: GenerationRequest) -> Generation:
         self._num_generating += 1
         self._is_idle.clear()
         try:
@@ -219,56 +229,60 @@ class Generator:
             if not self._num_generating:
                 self._is_idle.set()
 
-    # ---------------------------------------------------------------- rest
+    # ---------------------------------------------------------------- sleep
 
-    async def _begin_rest(self, sender: str, rest: RestRequested) -> None:
-        """One that was asked for before is over, or is said by who was asked first. An engine that cannot rest has to be
-        started again."""
-        async with self._loading:
-            if self._rest is not None and (rest.life, rest.version) <= (self._rest.life, self._rest.version):
-                self._logger.warning("rest.repeated", version=rest.version)
+    async def _begin_sleep(self, sender: str, request: EngineSleepRequested) -> None:
+        """A duplicate request is ignored: the first one answers. An engine that cannot sleep raises and is restarted."""
+        async with self._weights_lock:
+            if self._sleep_request is not None and (request.learner_incarnation, request.version) <= (
+                self._sleep_request.learner_incarnation,
+                self._sleep_request.version,
+            ):
+                self._logger.warning("sleep.duplicate_ignored", version=request.version)
                 return
-            self._rest, self._rests = rest, True
-            self._has_policy.clear()
+            self._sleep_request, self._is_asleep = request, True
+            self._weights_ready.clear()
             await self._is_idle.wait()
-            await self._engine.release()
-        await self._bus.send(sender, EngineRested(self._name, self._life, rest))
+            await self._engine.sleep()
+        await self._bus.send(sender, EngineAsleep(self._name, self._incarnation, request))
 
     # ---------------------------------------------------------------- weights
 
-    def _note_version(self) -> None:
-        """Older weights come first where the head goes on from its log, and cannot know what a former life here was told."""
-        if self._engine.version >= self._told and not self._rests:
-            self._has_policy.set()
+    def _update_weights_ready(self) -> None:
+        """A head that recovered from its log may first publish older weights; the newest announced ones are awaited."""
+        if self._engine.version >= self._announced_version and not self._is_asleep:
+            self._weights_ready.set()
 
     async def _load_weights(self, sender: str, weights: WeightsPublished) -> None:
-        """Where it holds these or newer ones, it says so again and keeps what it has. What cannot be loaded is not
-        answered: a learner that has begun again is writing it, and says when it is there."""
+        """Weights that are not newer than the engine's are acknowledged again and not loaded.
+
+        Weights that cannot be loaded are not acknowledged: a restarted learner is writing them, and announces them again.
+        """
         began = self._clock()
-        async with self._loading:
-            if self._rests and self._rest is not None and weights.version < self._rest.version:
-                return  # those of before the rest: others will come, at its end
-            if self._rests or weights.version > self._engine.version:
+        async with self._weights_lock:
+            if self._is_asleep and self._sleep_request is not None and weights.version < self._sleep_request.version:
+                return  # of a version before the sleep; newer ones end it
+            if self._is_asleep or weights.version > self._engine.version:
                 try:
-                    await self._engine.load_weights(await self._fetched(weights))
+                    await self._engine.load_weights(await self._fetch_weights(weights))
                 except WeightsRefused as refusal:
                     self._logger.error("weights.refused", version=weights.version, cause=str(refusal))
                     return
-                self._rests = False
-        self._note_version()
+                self._is_asleep = False
+        self._update_weights_ready()
         load_s = self._clock() - began
-        load = self._engine.load()
+        load = self._engine.get_load()
         self._logger.info(
             "weights.loaded", version=weights.version, load_s=load_s, busy_s=load.busy_s, decode_steps=load.decode_steps
         )
-        await self._bus.send(sender, WeightsLoaded(self._name, weights.version, load_s, self._life))
+        await self._bus.send(sender, WeightsLoaded(self._name, weights.version, load_s, self._incarnation))
 
-    async def _fetched(self, weights: WeightsPublished) -> WeightsPublished:
-        """While they come, the engine goes on with those that it has."""
-        if self._nearby is None:
+    async def _fetch_weights(self, weights: WeightsPublished) -> WeightsPublished:
+        """Meanwhile the engine generates with its present weights."""
+        if self._fetch is None:
             return weights
         began = self._clock()
-        near = await self._nearby(weights)
+        fetched = await self._fetch(weights)
         fetch_s = self._clock() - began
         self._logger.info("weights.fetched", version=weights.version, bytes=weights.num_bytes, fetch_s=fetch_s)
-        return near
+        return fetched

@@ -1,7 +1,8 @@
 """`python -m actors.process NAME --run-folder FOLDER`: one process of a run, as the launcher starts it.
 
-`--step` is where the run goes on, for processes that decide; `--life` counts the process's starts, and `--session` is what
-its links go by (bus.link). The learner is another program (engine.learner), since torchrun starts it.
+`--step` is the step that the run resumes from, for deciding processes; `--incarnation` counts the starts of the process;
+`--epoch` is the epoch of its links (bus.transport.reliable_stream). The learner is a separate program (engine.learner),
+since torchrun starts it.
 """
 
 from __future__ import annotations
@@ -14,108 +15,139 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, assert_never
 
+import msgspec
 import structlog
 import uvloop
 from msgspec.structs import replace
 
-from actors.deciding import Life, decide_until_shutdown
+from actors.engines.engine_gone import EngineGoneSignal
 from actors.head import run_head
-from actors.losing_engine import Loss
-from actors.wiring import HEAD, LAUNCHER, WEIGHTS, deciders_of, index_of
-from analysis.summary import isolation_of
-from analysis.utilization.trajectory_observer import TrajectoryObserver
-from bus.book import network_of
-from bus.event_log import EventLogFailure
-from bus.heartbeat import beating
-from bus.joining import Join, over_zeromq
-from bus.last_words import end_with
+from actors.runtime.decider_process import ProcessIncarnation, decide_until_shutdown
+from actors.runtime.wiring import build_deciders
+from bus.addresses import (
+    ARBITER,
+    HEAD,
+    LAUNCHER,
+    RECIPE,
+    WEIGHT_SERVER,
+    is_executor,
+    is_generator,
+    parse_generator_index,
+)
+from bus.bus import Bus, BusFactory
+from bus.event_log.writer import EventLogFailure
 from bus.messages import BufferCursor, RunStarted
-from bus.structured_log import configure
-from bus.transport import Bus
+from bus.process.exit_reason import exit_unusable
+from bus.process.heartbeat import sending_heartbeats
+from bus.process.structured_log import configure_logging
+from bus.transport.address_book import load_network
+from bus.transport.zeromq import make_zeromq_bus_factory
+from configs.atomic_write import raising_disk_errors, write_atomically
 from configs.errors import UnusableInput
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
-from configs.schema import Run, Sandbox
+from configs.schema import RunConfig, SandboxConfig
 from engine.contract import Engine, EngineFailure
-from sandbox.contract import SandboxFailure
+from policies.observers.trajectory_observer import TrajectoryObserver
+from sandbox.contract import Isolation, SandboxFailure
 
 if TYPE_CHECKING:
-    from actors.generator import Nearby
+    from actors.generator import FetchToNode
 
-COUNTS_EVERY_S = 0.1  # between two lines of how many trajectories wait for what
-NO_POLICY = -1  # version of the weights that an engine starts with: nothing is generated before the learner's arrive
+COUNTS_INTERVAL_S = 0.1  # between two log lines with the number of trajectories in each state
+# Version of the weights that an engine starts with: it generates nothing before it has the learner's weights.
+NO_POLICY_VERSION = -1
 
 
-async def run_rollout(life: Life, run: Run, folder: RunFolder, step: int, join: Join) -> None:
-    deciders = deciders_of(life.process, run, folder)
+async def run_rollout(
+    incarnation: ProcessIncarnation, run: RunConfig, folder: RunFolder, step: int, open_bus: BusFactory
+) -> None:
+    deciders = build_deciders(incarnation.process, run, folder)
     observer = TrajectoryObserver(structlog.get_logger().info)
     started = RunStarted(step, BufferCursor())
-    await decide_until_shutdown(life, run, folder, deciders, started, {}, observer, join, lambda: _say_counts(observer))
+    await decide_until_shutdown(
+        incarnation, run, folder, deciders, started, {}, observer, open_bus, lambda: _report_counts(observer)
+    )
 
 
-async def _say_counts(observer: TrajectoryObserver) -> None:
+async def _report_counts(observer: TrajectoryObserver) -> None:
     """Runs until cancelled."""
     try:
         while True:
-            observer.say_counts()
-            await asyncio.sleep(COUNTS_EVERY_S)
+            observer.write_counts()
+            await asyncio.sleep(COUNTS_INTERVAL_S)
     finally:
-        observer.say_counts()
+        observer.write_counts()
 
 
-async def run_generator(life: Life, run: Run, folder: RunFolder, join: Join) -> None:
+async def run_generator(
+    incarnation: ProcessIncarnation, run: RunConfig, folder: RunFolder, open_bus: BusFactory
+) -> None:
     from actors.generator import Generator
 
-    loss = Loss()
-    engine = _engine_of(life, run, folder, loss)
-    async with _on_the_bus(life, run, folder, join) as bus:
-        arbiter, recipe = f"{HEAD}/arbiter", f"{HEAD}/recipe"
-        nearby = _nearby(folder)
-        generator = Generator(life.process, bus, engine, arbiter, life=life.number, recipe=recipe, nearby=nearby)
-        with loss.raised():
+    engine_gone = EngineGoneSignal()
+    engine = _build_engine(incarnation, run, folder, engine_gone)
+    async with _connected_bus(incarnation, run, folder, open_bus) as bus:
+        fetch = _build_fetch_to_node(folder)
+        generator = Generator(
+            incarnation.process, bus, engine, ARBITER, incarnation=incarnation.number, recipe=RECIPE, fetch=fetch
+        )
+        with engine_gone.raising_engine_failure():
             await generator.run()
 
 
-def _engine_of(life: Life, run: Run, folder: RunFolder, loss: Loss) -> Engine:
-    checkpoint = folder.expand(run.model.checkpoint)
+def _build_engine(
+    incarnation: ProcessIncarnation, run: RunConfig, folder: RunFolder, engine_gone: EngineGoneSignal
+) -> Engine:
+    checkpoint = folder.expand_path(run.model.checkpoint)
     match run.engine.kind:
         case "embedded":
-            from actors.embedded_engine import embedded_engine
+            from actors.engines.embedded_factory import build_embedded_engine
 
-            kv_tokens, index = run.engine.kv_tokens, index_of(life.process)
-            return embedded_engine(run, checkpoint, kv_tokens=kv_tokens, index=index, version=NO_POLICY)
+            kv_tokens, index = run.engine.kv_tokens, parse_generator_index(incarnation.process)
+            return build_embedded_engine(run, checkpoint, kv_tokens=kv_tokens, index=index, version=NO_POLICY_VERSION)
         case "sglang":
-            from actors.sglang_engine import sglang_engine
+            from actors.engines.sglang_factory import build_sglang_engine
 
-            return sglang_engine(
-                run, checkpoint, folder, life.process, version=NO_POLICY, lost=loss.note, life=life.number
+            return build_sglang_engine(
+                run,
+                checkpoint,
+                folder,
+                incarnation.process,
+                version=NO_POLICY_VERSION,
+                on_engine_lost=engine_gone.cancel_task,
+                incarnation=incarnation.number,
             )
         case _:
             assert_never(run.engine.kind)
 
 
-def _nearby(folder: RunFolder) -> Nearby | None:
-    """How weights come to this node, if they are published on another one."""
-    network = network_of(folder.sockets)
-    weights = None if network is None else network.entry(WEIGHTS)
-    if network is None or weights is None or network.is_near(weights):
+def _build_fetch_to_node(folder: RunFolder) -> FetchToNode | None:
+    """The function that fetches published weights to this node; None if they are published on this node."""
+    network = load_network(folder.sockets)
+    weights = None if network is None else network.find_entry(WEIGHT_SERVER)
+    if network is None or weights is None or network.is_local(weights):
         return None
-    from engine.weight_fetching import WeightsFetcher
+    from engine.weight_transfer.weight_client import WeightsFetcher
 
-    return WeightsFetcher(folder.shared_memory, weights.address.host, weights.address.port, network.key).nearby
+    return WeightsFetcher(folder.shared_memory, weights.address.host, weights.address.port, network.key).fetch
 
 
-async def run_executor(life: Life, run: Run, folder: RunFolder, join: Join) -> None:
-    from actors.executor import Executor
-    from actors.executor_load import report_load
-    from sandbox.choice import sandbox_of
+async def run_executor(
+    incarnation: ProcessIncarnation, run: RunConfig, folder: RunFolder, open_bus: BusFactory
+) -> None:
+    from actors.executor import Executor, report_load
+    from sandbox.select_backend import make_sandbox
 
-    address = f"{life.process}/{life.number}"
-    async with _on_the_bus(life, run, folder, join) as bus:
-        sandbox = sandbox_of(_as_before(run.sandbox, folder, life), run.seed, run.name)
+    address = f"{incarnation.process}/{incarnation.number}"
+    async with _connected_bus(incarnation, run, folder, open_bus) as bus:
+        path = folder.get_isolation_path(incarnation.process)
+        config = pin_backend(run.sandbox, path, incarnation.number)
+        sandbox = make_sandbox(config, run.seed, run.name)
         executor = Executor(
             bus,
             sandbox,
@@ -124,8 +156,9 @@ async def run_executor(life: Life, run: Run, folder: RunFolder, join: Join) -> N
             max_calls=run.sandbox.max_queued_calls,
             launcher=LAUNCHER,
             strict=run.determinism == "strict",
+            on_isolated=partial(record_isolation, path) if config.backend == "auto" else None,
         )
-        reporting = asyncio.create_task(report_load(address, run.sandbox.fork_servers, sandbox.load))
+        reporting = asyncio.create_task(report_load(address, run.sandbox.fork_servers, sandbox.get_load))
         try:
             await executor.run()
         finally:
@@ -133,59 +166,82 @@ async def run_executor(life: Life, run: Run, folder: RunFolder, join: Join) -> N
 
 
 @asynccontextmanager
-async def _on_the_bus(life: Life, run: Run, folder: RunFolder, join: Join) -> AsyncGenerator[Bus]:
-    bus = join(life.process, life.session)
+async def _connected_bus(
+    incarnation: ProcessIncarnation, run: RunConfig, folder: RunFolder, open_bus: BusFactory
+) -> AsyncGenerator[Bus]:
+    bus = open_bus(incarnation.process, incarnation.epoch)
     try:
-        async with beating(life.process, life.number, run.supervision.heartbeat_s, folder.sockets, lambda: bus):
+        async with sending_heartbeats(
+            incarnation.process, incarnation.number, run.supervision.heartbeat_s, folder.sockets, lambda: bus
+        ):
             yield bus
     finally:
         await bus.close()
 
 
-def _as_before(config: Sandbox, folder: RunFolder, life: Life) -> Sandbox:
-    """Once "auto" has chosen, an executor that starts again gets the same or none: isolation never weakens midway."""
-    before = isolation_of(folder, life.process) if life.number > 1 and config.backend == "auto" else None
-    return config if before is None else replace(config, backend=before["backend"])
+def pin_backend(config: SandboxConfig, isolation_path: Path, incarnation: int) -> SandboxConfig:
+    """With the backend that the first incarnation's "auto" chose, so that a restart never weakens the isolation."""
+    if config.backend != "auto":
+        return config
+    if incarnation == 1:
+        isolation_path.unlink(missing_ok=True)  # of an earlier launch
+    if not isolation_path.exists():
+        return config
+    isolation = msgspec.json.decode(isolation_path.read_bytes(), type=Isolation)
+    return replace(config, backend=isolation.backend)
 
 
-def work_of(life: Life, run: Run, folder: RunFolder, step: int, join: Join) -> Coroutine[Any, Any, None]:
-    if life.process == HEAD:
-        return run_head(run, folder, step, life, join)
-    if life.process.startswith("executor-"):
-        return run_executor(life, run, folder, join)
-    if life.process.startswith("generator-"):
-        return run_generator(life, run, folder, join)
-    return run_rollout(life, run, folder, step, join)
+def record_isolation(isolation_path: Path, isolation: Isolation) -> None:
+    """Raises DiskError."""
+    with raising_disk_errors(isolation_path):
+        isolation_path.parent.mkdir(exist_ok=True)
+    write_atomically(isolation_path, msgspec.json.encode(isolation))
+
+
+def build_process_coroutine(
+    incarnation: ProcessIncarnation, run: RunConfig, folder: RunFolder, step: int, open_bus: BusFactory
+) -> Coroutine[Any, Any, None]:
+    if incarnation.process == HEAD:
+        return run_head(run, folder, step, incarnation, open_bus)
+    if is_executor(incarnation.process):
+        return run_executor(incarnation, run, folder, open_bus)
+    if is_generator(incarnation.process):
+        return run_generator(incarnation, run, folder, open_bus)
+    return run_rollout(incarnation, run, folder, step, open_bus)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name")
     parser.add_argument("--run-folder", type=Path, required=True)
-    parser.add_argument("--scratch", default="", help="as of configs.run_folder.RunFolder")
+    parser.add_argument("--scratch", default="", help="the field of configs.run_folder.RunFolder")
     parser.add_argument("--step", type=int, default=0)
-    parser.add_argument("--life", type=int, default=1)
-    parser.add_argument("--session", type=int, default=0)
+    parser.add_argument("--incarnation", type=int, default=1)
+    parser.add_argument("--epoch", type=int, default=0)
     arguments = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher ends its processes, in order
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher stops its processes in order
     folder = RunFolder(arguments.run_folder, arguments.scratch)
     try:
         run = load_resolved(folder.config)
-        configure(folder, arguments.name, run.log.level)
-        life = Life(arguments.name, arguments.session, arguments.life)
-        uvloop.run(work_of(life, run, folder, arguments.step, over_zeromq(run, folder)))
+        configure_logging(folder, arguments.name, run.log.level)
+        incarnation = ProcessIncarnation(arguments.name, arguments.epoch, arguments.incarnation)
+        uvloop.run(
+            build_process_coroutine(incarnation, run, folder, arguments.step, make_zeromq_bus_factory(run, folder))
+        )
     except (UnusableInput, EventLogFailure, SandboxFailure) as error:
-        return end_with(folder, arguments.name, error)
-    except EngineFailure as error:  # the next life has another engine
+        return exit_unusable(folder, arguments.name, error)
+    except EngineFailure as error:  # the next incarnation starts a new engine
         sys.stderr.write(f"{error}\n")
         structlog.get_logger().error("engine.lost", cause=str(error))
         return 1
     return 0
 
 
-def leave(code: int) -> NoReturn:
-    """A thread that waits for the other side of a collective, which has gone, cannot be interrupted. Python's own end
-    would abort the process then, with another exit code."""
+def exit_process(code: int) -> NoReturn:
+    """Exit although a thread may be blocked in a collective that lost its peer.
+
+    Python's own exit would abort the process then, with another exit code.
+    """
     if any(thread.name.startswith("weights ") for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -194,4 +250,4 @@ def leave(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_process(main())

@@ -1,1 +1,1 @@
-"""Reading what a run left behind: curves, tables, comparisons."""
+"""Reads a run's logs and metrics: curves, tables, comparisons, simulations."""

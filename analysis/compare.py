@@ -1,7 +1,7 @@
-"""Several runs in one picture: `python -m analysis.compare RUN RUN... --into FOLDER`.
+"""Compares several runs in one figure: `python -m analysis.compare RUN RUN... --into FOLDER`.
 
-Writes FOLDER/curves.png (reward, tool errors in positives, response length: the report's central figure) and
-FOLDER/summary.json, the runs' summaries under the names of their folders.
+Writes FOLDER/curves.png (reward, tool errors in positives, response length: the central figure of the
+rStar2-Agent report) and FOLDER/summary.json, the runs' summaries by folder name.
 """
 
 from __future__ import annotations
@@ -16,77 +16,84 @@ import msgspec
 import polars as pl
 from matplotlib.axes import Axes
 
-from analysis.metrics import AnalysisError, Metrics, column, read_metrics
-from analysis.plotting import PALETTE, draw_line, dress, leave_headroom, legend, new_figure, save
+from analysis.metrics import AnalysisError, RunMetrics, get_column, read_metrics
+from analysis.plotting import PALETTE, draw_legend, draw_line, leave_headroom, make_figure, save_figure, style_axes
 from analysis.summary_table import read_summary
-from configs.errors import UNUSABLE
+from configs.errors import EXIT_UNUSABLE
 from configs.run_folder import RunFolder
 
-_NAMES = {"roc": "GRPO-RoC", "grpo": "GRPO"}  # of the ablation's folders
-_LAST = 10  # steps that the figures at the lines' ends are the mean of
+_DISPLAY_NAMES = {"roc": "GRPO-RoC", "grpo": "GRPO"}  # by folder of the ablation
+_LAST_STEPS = 10  # averaged for the number at the end of each line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m analysis.compare", description="Several runs in one picture.")
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, such as runs/ablation/roc")
-    parser.add_argument("--into", required=True, type=Path, metavar="FOLDER", help="where to write both files")
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.compare", description="Compare several runs in one figure."
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, such as runs/ablation/roc")
+    parser.add_argument(
+        "--into", required=True, type=Path, metavar="FOLDER", help="folder for curves.png and summary.json"
+    )
     given = parser.parse_args(arguments)
     try:
-        compare(given.runs, given.into)
+        compare_runs(given.runs, given.into)
     except (AnalysisError, OSError) as error:
         sys.stderr.write(f"compare: {error}\n")
-        return UNUSABLE
+        return EXIT_UNUSABLE
     return 0
 
 
-def compare(run_folders: Sequence[Path], into: Path) -> tuple[Path, Path]:
-    """The picture's path and the summary's. Raises AnalysisError before anything is written, and OSError."""
+def compare_runs(run_folders: Sequence[Path], output_folder: Path) -> tuple[Path, Path]:
+    """Returns the paths of the figure and the summary.
+
+    Raises AnalysisError before it writes a file, and OSError.
+    """
     runs = [_read_run(folder) for folder in run_folders]
     names = [run.run for run in runs]
     if len(runs) < 2 or len(set(names)) < len(names):
-        raise AnalysisError(f"two or more runs in folders of different names are needed, got: {', '.join(names)}")
+        raise AnalysisError(f"need two or more runs with different folder names, got: {', '.join(names)}")
     summaries = {run.run: read_summary(folder) for run, folder in zip(runs, run_folders, strict=True)}
-    into.mkdir(parents=True, exist_ok=True)
-    place = RunFolder(into)
-    place.summary.write_bytes(msgspec.json.format(msgspec.json.encode(summaries), indent=2) + b"\n")
-    return _draw(runs, place.curves), place.summary
+    output_folder.mkdir(parents=True, exist_ok=True)
+    output = RunFolder(output_folder)
+    output.summary.write_bytes(msgspec.json.format(msgspec.json.encode(summaries), indent=2) + b"\n")
+    return _draw(runs, output.curves), output.summary
 
 
-def _read_run(folder: Path) -> Metrics:
+def _read_run(folder: Path) -> RunMetrics:
     metrics = read_metrics(folder)
     if metrics.steps.is_empty():
-        raise AnalysisError(f"{RunFolder(folder).metrics}: no RL step in it yet")
+        raise AnalysisError(f"{RunFolder(folder).metrics}: no RL step yet")
     return metrics
 
 
-def _draw(runs: Sequence[Metrics], path: Path) -> Path:
-    title = " and ".join(_label(run) for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
-    figure, panels = new_figure(1, 3, title, _subtitle(runs), panel_inches=3.75, beside=0.04)
+def _draw(runs: Sequence[RunMetrics], path: Path) -> Path:
+    title = " and ".join(_get_label(run) for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
+    figure, panels = make_figure(1, 3, title, _format_subtitle(runs), panel_inches=3.75, right_margin=0.04)
     keys = ("reward", "errors_in_positives", "response_tokens")
     for panel, key in zip(panels, keys, strict=True):
         _draw_panel(panel, runs, key, percent=key != "response_tokens")
-    dress(panels[0], "Reward", "share of answers that are right", percent=True)
-    dress(panels[1], "Tool errors in positives", "share of the calls in right answers that failed", percent=True)
-    dress(panels[2], "Response length", "tokens, mean")
+    style_axes(panels[0], "Reward", "share of correct answers", percent=True)
+    style_axes(panels[1], "Tool errors in positives", "share of failed calls in correct answers", percent=True)
+    style_axes(panels[2], "Response length", "tokens, mean")
     for panel in panels:
         leave_headroom(panel)
-    legend(panels[0])
-    return save(figure, path)
+    draw_legend(panels[0])
+    return save_figure(figure, path)
 
 
-def _draw_panel(axes: Axes, runs: Sequence[Metrics], key: str, *, percent: bool) -> None:
-    """A line for each run, and beside the panel what it ends at."""
-    columns = [column(run.steps, key) for run in runs]
-    ends = [_end(values) for values in columns]
-    for place, (run, values, color) in enumerate(zip(runs, columns, cycle(PALETTE), strict=False)):
-        draw_line(axes, run.steps["step"], values, color, _label(run))
-        end = ends[place]
+def _draw_panel(axes: Axes, runs: Sequence[RunMetrics], key: str, *, percent: bool) -> None:
+    """A line for each run, with its final value in the right margin."""
+    columns = [get_column(run.steps, key) for run in runs]
+    ends = [_compute_final_mean(values) for values in columns]
+    for index, (run, values, color) in enumerate(zip(runs, columns, cycle(PALETTE), strict=False)):
+        draw_line(axes, run.steps["step"], values, color, _get_label(run))
+        end = ends[index]
         if end is None:
             continue
         axes.annotate(
             f"{end:.1%}" if percent else f"{end:.0f}",
             (1, end),
-            (5, _nudge(ends, place, axes.dataLim.y1)),
+            (5, _compute_label_offset(ends, index, axes.dataLim.y1)),
             xycoords=("axes fraction", "data"),
             textcoords="offset points",
             color=color,
@@ -97,27 +104,27 @@ def _draw_panel(axes: Axes, runs: Sequence[Metrics], key: str, *, percent: bool)
         )
 
 
-def _nudge(ends: Sequence[float | None], place: int, highest: float) -> float:
-    """Points up or down, so that the figures of lines that end side by side do not lie on one another."""
-    known = [end if end is not None else 0.0 for end in ends]
+def _compute_label_offset(final_values: Sequence[float | None], run_index: int, highest: float) -> float:
+    """Vertical offset in points that keeps the labels of close line ends apart."""
+    known = [end if end is not None else 0.0 for end in final_values]
     if max(known) - min(known) > 0.1 * highest:
         return 0.0
-    rank = sorted(range(len(known)), key=lambda index: known[index]).index(place)
+    rank = sorted(range(len(known)), key=lambda index: known[index]).index(run_index)
     return (rank - (len(known) - 1) / 2) * 14
 
 
-def _end(values: pl.Series) -> float | None:
-    mean = values.tail(_LAST).mean()
+def _compute_final_mean(values: pl.Series) -> float | None:
+    mean = values.tail(_LAST_STEPS).mean()
     return mean if isinstance(mean, float) else None
 
 
-def _label(run: Metrics) -> str:
-    return _NAMES.get(run.run, run.run)
+def _get_label(run: RunMetrics) -> str:
+    return _DISPLAY_NAMES.get(run.run, run.run)
 
 
-def _subtitle(runs: Sequence[Metrics]) -> str:
+def _format_subtitle(runs: Sequence[RunMetrics]) -> str:
     steps = {run.steps.height for run in runs}
-    return f"{max(steps)} RL steps; the figures are means over the last {min(_LAST, *steps)}"
+    return f"{max(steps)} RL steps; numbers are means over the last {min(_LAST_STEPS, *steps)}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Reading `metrics.jsonl`: one JSON object a line, of kind "step", "sft" or "evaluation"."""
+"""Reads `metrics.jsonl`: one JSON object per line, of kind "step", "sft" or "evaluation"."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from configs.run_folder import RunFolder
 
 
 class AnalysisError(UnusableInput):
-    """What was to be read is not there or not what it should be; `str(error)` names the file, and the line."""
+    """A file is missing or malformed; `str(error)` names the file and the line."""
 
 
-class Metrics(NamedTuple):
-    run: str  # the folder's name
-    steps: pl.DataFrame  # one row an RL step, in order
+class RunMetrics(NamedTuple):
+    run: str  # name of the folder
+    steps: pl.DataFrame  # one row per RL step, in order
     sft: pl.DataFrame  # step, loss
     evaluations: dict[str, float]  # label -> accuracy
 
 
-def read_metrics(run_folder: Path) -> Metrics:
-    """Raises AnalysisError. Of a step that was done twice, as after a resume, the later one counts."""
+def read_metrics(run_folder: Path) -> RunMetrics:
+    """Raises AnalysisError. If a step ran twice, as after a resume, the later one counts."""
     lines = _decode_lines(RunFolder(run_folder).metrics)
-    return Metrics(
+    return RunMetrics(
         run=run_folder.resolve().name,
-        steps=_by_step(lines, "step"),
-        sft=_by_step(lines, "sft"),
+        steps=_build_step_frame(lines, "step"),
+        sft=_build_step_frame(lines, "sft"),
         evaluations={line["label"]: line["accuracy"] for line in lines if line["kind"] == "evaluation"},
     )
 
 
-def column(frame: pl.DataFrame, name: str) -> pl.Series:
-    """The column as float64; nulls throughout where no line has it."""
+def get_column(frame: pl.DataFrame, name: str) -> pl.Series:
+    """The column as float64; all null if no line has the key."""
     if name not in frame.columns:
         return pl.Series(name, [None] * frame.height, dtype=pl.Float64)
     return frame[name].cast(pl.Float64)
 
 
-def _by_step(lines: list[dict[str, Any]], kind: str) -> pl.DataFrame:
+def _build_step_frame(lines: list[dict[str, Any]], kind: str) -> pl.DataFrame:
     latest = {line["step"]: line for line in lines if line["kind"] == kind}
     rows = [latest[step] for step in sorted(latest)]
     return pl.DataFrame(rows, infer_schema_length=None) if rows else pl.DataFrame({"step": []})
@@ -57,10 +57,10 @@ def _decode_lines(path: Path) -> list[dict[str, Any]]:
             _ = [line[key] for key in required]
         except msgspec.DecodeError as error:
             if number == len(texts) and not isinstance(error, msgspec.ValidationError):
-                break  # a run that was killed leaves its last line torn
+                break  # a killed run may leave an incomplete last line
             raise AnalysisError(f"{path}, line {number}: {error}") from None
         except KeyError as error:
-            raise AnalysisError(f"{path}, line {number}: the key {error} is missing") from None
+            raise AnalysisError(f"{path}, line {number}: missing key {error}") from None
         lines.append(line)
     return lines
 
@@ -70,6 +70,6 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise AnalysisError(f"{path}: there is no such file; is {path.parent} a run's folder?") from None
+        raise AnalysisError(f"{path}: no such file; {path.parent} may not be a run folder") from None
     except OSError as error:
         raise AnalysisError(f"{path}: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""How all our pictures look: panels without clutter, faint measurements under their moving mean."""
+"""Shared style of all figures: plain panels, faint measurements under their moving mean."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 BLUE, ORANGE, GREEN, PURPLE, RED, GREY = "#2b6cb0", "#dd7a2b", "#2f9e6e", "#7a5ab5", "#c8453b", "#8a94a3"
 PALETTE = (BLUE, ORANGE, GREEN, PURPLE, RED)
 _INK, _FAINT_INK, _GRID = "#1f2933", "#5b6673", "#e6eaef"
-_MEAN_OVER = 5  # steps
+_MOVING_MEAN_STEPS = 5
 
 
-def new_figure(
-    rows: int, columns: int, title: str, subtitle: str, *, panel_inches: float = 3.25, beside: float = 0.0
+def make_figure(
+    rows: int, columns: int, title: str, subtitle: str, *, panel_inches: float = 3.25, right_margin: float = 0.0
 ) -> tuple[Figure, list[Axes]]:
-    """A figure for a README column: about 1,800 pixels wide, shown at half of that. Panels in reading order.
+    """A figure 1,800 pixels wide, for a README at half that width; panels in reading order.
 
-    `beside`: room to the right of each panel for figures at the lines' ends, as a share of the figure's width.
+    `right_margin`: space to the right of each panel for labels, as a share of the figure's width.
     """
     height = panel_inches * rows + 0.75
     figure = Figure(figsize=(12, height), dpi=150, facecolor="white")
@@ -29,10 +29,10 @@ def new_figure(
         rows,
         columns,
         left=0.055,
-        right=0.985 - beside,
+        right=0.985 - right_margin,
         top=1 - 1.4 / height,
         bottom=0.58 / height,
-        wspace=0.22 + 3.6 * beside,
+        wspace=0.22 + 3.6 * right_margin,
         hspace=0.62,
     )
     figure.text(0.018, 1 - 0.2 / height, title, fontsize=16, fontweight="bold", color=_INK, va="top")
@@ -41,13 +41,13 @@ def new_figure(
     return figure, panels
 
 
-def dress(axes: Axes, title: str, unit: str, *, percent: bool = False, below: str = "RL step") -> None:
+def style_axes(axes: Axes, title: str, unit: str, *, percent: bool = False, x_label: str = "RL step") -> None:
     """Title and unit above the panel, a light grid, y from 0."""
     axes.set_title(title, loc="left", fontsize=12.5, fontweight="bold", color=_INK, pad=24)
     axes.annotate(
         unit, (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points", fontsize=10.5, color=_FAINT_INK
     )
-    axes.set_xlabel(below, fontsize=10.5, color=_FAINT_INK)
+    axes.set_xlabel(x_label, fontsize=10.5, color=_FAINT_INK)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(GREY)
     axes.grid(axis="y", color=_GRID, linewidth=1)
@@ -61,30 +61,30 @@ def dress(axes: Axes, title: str, unit: str, *, percent: bool = False, below: st
 
 
 def draw_line(axes: Axes, steps: pl.Series, values: pl.Series, color: str, label: str | None = None) -> None:
-    """The values as a faint line, their moving mean over it; says so where nothing was measured."""
+    """Draws the values as a faint line and their moving mean over it, or "not measured"."""
     if values.drop_nulls().is_empty():
         axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=_FAINT_INK, fontsize=11)
         return
-    few = steps.len() < 2 * _MEAN_OVER
-    mean = values if few else values.rolling_mean(_MEAN_OVER, center=True, min_samples=1)
+    few = steps.len() < 2 * _MOVING_MEAN_STEPS
+    mean = values if few else values.rolling_mean(_MOVING_MEAN_STEPS, center=True, min_samples=1)
     axes.plot(steps.to_numpy(), values.to_numpy(), color=color, linewidth=1, alpha=0.3)
     marker = "o" if few else ""
     axes.plot(steps.to_numpy(), mean.to_numpy(), color=color, linewidth=2.2, label=label, marker=marker, markersize=4)
 
 
-def legend(axes: Axes) -> None:
-    """In the lower right, where curves that rise leave room."""
+def draw_legend(axes: Axes) -> None:
+    """In the lower right, which rising curves leave free."""
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="lower right", fontsize=10, frameon=True, framealpha=0.85, edgecolor="none", labelcolor=_INK)
 
 
 def leave_headroom(axes: Axes, share: float = 0.08) -> None:
-    """Room between the highest value and the title; y from 0."""
+    """Leaves space between the highest value and the title; y starts at 0."""
     highest = axes.dataLim.y1
     axes.set_ylim(0, highest * (1 + share) if np.isfinite(highest) and highest > 0 else 1)
 
 
-def save(figure: Figure, path: Path) -> Path:
+def save_figure(figure: Figure, path: Path) -> Path:
     """Raises OSError."""
     figure.savefig(path)
     return path

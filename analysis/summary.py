@@ -1,4 +1,4 @@
-"""A finished run in one JSON object: what it learned, how fast, and whether its numbers add up."""
+"""Summarizes a finished run in one JSON object: accuracies, times, counts, isolation."""
 
 from __future__ import annotations
 
@@ -10,30 +10,33 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from analysis.metrics import column, read_metrics
-from bus.event_reading import envelope_of, missing, read_events
+from analysis.metrics import get_column, read_metrics
+from bus.addresses import HEAD, LEARNER, ROLLOUT
+from bus.event_log.reader import decode_event, list_removed_events, read_events
 from bus.messages import StartGroup
 from configs.run_folder import RunFolder
-from configs.schema import Run
+from configs.schema import RunConfig
 
-_WALLS = ("namespaces", "seccomp", "landlock")
-WINDOW = 10  # last steps over which what varies from step to step is averaged
+_ISOLATION_LAYERS = ("namespaces", "seccomp", "landlock")
+AVERAGED_STEPS = 10  # last steps, averaged for the values at the end of a run
 
 
-def summarize(run: Run, folder: RunFolder, *, wall_s: float, replay_identical: bool | None) -> dict[str, Any]:
-    """Accuracies in [0, 1], times in seconds. `err_positive_start` is step 1's, `err_positive_end` the mean of the last
-    ten steps'. Raises AnalysisError."""
+def summarize(run: RunConfig, folder: RunFolder, *, wall_s: float, replay_identical: bool | None) -> dict[str, Any]:
+    """Accuracies in [0, 1], times in seconds. Raises AnalysisError.
+
+    `err_positive_start` is the value of step 1, `err_positive_end` the mean of the last ten.
+    """
     metrics = read_metrics(folder.path)
     steps, accuracy = metrics.steps, metrics.evaluations
-    # Where rollouts run ahead of the learner, `rollout_s` is what the learner waited for, and not how long they took.
-    generation_s = column(steps, "step_s" if run.rl.max_staleness else "rollout_s").sum()
-    errors = column(steps, "errors_in_positives")
+    # If rollouts run ahead of the learner, `rollout_s` is the learner's waiting time.
+    generation_s = get_column(steps, "step_s" if run.rl.max_staleness else "rollout_s").sum()
+    errors = get_column(steps, "errors_in_positives")
     return {
         "name": run.name,
         "seed": run.seed,
-        "params": count_parameters(folder.checkpoint(0) / "model.safetensors"),
-        "sft_s": _sft_seconds(folder),
-        "rl_s": column(steps, "step_s").sum(),
+        "params": count_parameters(folder.get_checkpoint_path(0) / "model.safetensors"),
+        "sft_s": _read_sft_seconds(folder),
+        "rl_s": get_column(steps, "step_s").sum(),
         "wall_s": wall_s,
         "steps": steps.height,
         "pass1_start": accuracy.get("start_sampled"),
@@ -41,21 +44,23 @@ def summarize(run: Run, folder: RunFolder, *, wall_s: float, replay_identical: b
         "greedy_start": accuracy.get("start_greedy"),
         "greedy_end": accuracy.get("end_greedy"),
         "err_positive_start": errors[0] if steps.height else None,
-        "err_positive_end": errors.tail(WINDOW).mean(),
-        "reward_end": column(steps, "reward").tail(WINDOW).mean(),
-        "response_tokens_end": column(steps, "response_tokens").tail(WINDOW).mean(),
-        "step_s_mean": column(steps, "step_s").mean(),
-        "tokens_per_s": float(column(steps, "generated_tokens").sum()) / float(generation_s) if generation_s else None,
+        "err_positive_end": errors.tail(AVERAGED_STEPS).mean(),
+        "reward_end": get_column(steps, "reward").tail(AVERAGED_STEPS).mean(),
+        "response_tokens_end": get_column(steps, "response_tokens").tail(AVERAGED_STEPS).mean(),
+        "step_s_mean": get_column(steps, "step_s").mean(),
+        "tokens_per_s": float(get_column(steps, "generated_tokens").sum()) / float(generation_s)
+        if generation_s
+        else None,
         **count_trajectories(folder),
-        "groups_rejected": column(steps, "groups_rejected").sum(),
-        "prompts_skipped": sum(entry["num_skipped"] for entry in _log_entries(folder, "head", "prompts.skipped")),
-        "isolation": isolation_in_force(folder),
+        "groups_rejected": get_column(steps, "groups_rejected").sum(),
+        "prompts_skipped": sum(entry["num_skipped"] for entry in _read_log_entries(folder, HEAD, "prompts.skipped")),
+        "isolation": read_weakest_isolation(folder),
         "replay_identical": replay_identical,
     }
 
 
 def count_parameters(weights: Path) -> int | None:
-    """From the header of a safetensors file."""
+    """Reads the header of a safetensors file; None if there is no file."""
     if not weights.exists():
         return None
     with weights.open("rb") as file:
@@ -66,68 +71,70 @@ def count_parameters(weights: Path) -> int | None:
 def count_trajectories(folder: RunFolder) -> dict[str, int | None]:
     """Counted in the event logs: started = finished + failed + aborted + abandoned.
 
-    Aborted are those whose step ended without them (rl.oversubscribe). Those under way when a life of the run ended, by
-    ^C or a kill, are abandoned: its next life starts them anew.
+    Aborted: the step ended without the trajectory (rl.group_oversampling). Abandoned: in flight when a
+    launch of the run ended by ^C or a kill; the next launch restarts it.
     """
     ends = ("started", "finished", "failed", "aborted", "abandoned")
     names = [f"trajectories_{end}" for end in ends]
-    logs = folder.events / "rollout-0.sqlite", folder.events / "head.sqlite"
+    logs = folder.events / f"{ROLLOUT}.sqlite", folder.events / f"{HEAD}.sqlite"
     if not all(log.exists() for log in logs):
         return dict.fromkeys(names)
-    started = _by_life(logs[0], "rollout-0", "StartGroup")
+    started = _count_by_launch(logs[0], ROLLOUT, "StartGroup")
     kinds = ("TrajectoryFinished", "TrajectoryFailed", "TrajectoryAborted")
-    finished, failed, aborted = (_by_life(logs[1], "buffer", kind) for kind in kinds)
-    ended = [sum(life) for life in zip(finished, failed, aborted, strict=True)]
-    abandoned = sum(began - over for began, over in zip(started[:-1], ended[:-1], strict=False))
+    finished, failed, aborted = (_count_by_launch(logs[1], "buffer", kind) for kind in kinds)
+    ended = [sum(launch) for launch in zip(finished, failed, aborted, strict=True)]
+    abandoned = sum(num_started - num_ended for num_started, num_ended in zip(started[:-1], ended[:-1], strict=False))
     return dict(zip(names, (sum(started), sum(finished), sum(failed), sum(aborted), abandoned), strict=True))
 
 
-def _by_life(log: Path, actor: str, kind: str) -> list[int]:
-    """How many trajectories the events of a kind are about, in each life of the run: RunStarted begins one. Those that
-    log.keep_steps has removed count."""
-    lives: list[int] = []
-    begins: list[int] = []
+def _count_by_launch(log: Path, actor: str, kind: str) -> list[int]:
+    """Trajectories in events of one kind, per launch of the run; a launch starts with RunStarted.
+
+    Events that log.keep_steps has removed count too.
+    """
+    counts: list[int] = []
+    starts: list[int] = []
     for event, _ in read_events(log, kinds=("RunStarted", kind)):
         if event.kind == "RunStarted" and event.actor == actor:
-            lives.append(0)
-            begins.append(event.seq)
+            counts.append(0)
+            starts.append(event.seq)
         elif event.kind == kind:
-            message = envelope_of(log, event).message
-            lives[-1] += message.size if isinstance(message, StartGroup) else 1
-    for each in missing(log):
+            message = decode_event(log, event).message
+            counts[-1] += message.size if isinstance(message, StartGroup) else 1
+    for each in list_removed_events(log):
         if each.kind == kind:
-            lives[bisect(begins, each.first) - 1] += each.events
-    return lives
+            counts[bisect(starts, each.first) - 1] += each.events
+    return counts
 
 
-def _log_entries(folder: RunFolder, process: str, event: str) -> list[dict[str, Any]]:
+def _read_log_entries(folder: RunFolder, process: str, event: str) -> list[dict[str, Any]]:
     path = folder.logs / f"{process}.jsonl"
     lines = path.read_bytes().splitlines() if path.exists() else []
     entries = (cast(dict[str, Any], msgspec.json.decode(line)) for line in lines)
     return [entry for entry in entries if entry.get("event") == event]
 
 
-def isolation_of(folder: RunFolder, executor: str) -> dict[str, Any] | None:
-    """What stood between the model's code and the machine, as this executor logged it."""
-    entries = _log_entries(folder, executor, "sandbox.started")
+def read_isolation(folder: RunFolder, executor: str) -> dict[str, Any] | None:
+    """The isolation of the model's code, as this executor logged it."""
+    entries = _read_log_entries(folder, executor, "sandbox.started")
     if not entries:
         return None
-    return {key: entries[-1].get(key) for key in ("backend", *_WALLS, "missing")}
+    return {key: entries[-1].get(key) for key in ("backend", *_ISOLATION_LAYERS, "missing")}
 
 
-def isolation_in_force(folder: RunFolder) -> dict[str, Any] | None:
-    """What all executors had, on whatever node; what one of them lacked, and whatever held its code, counts."""
+def read_weakest_isolation(folder: RunFolder) -> dict[str, Any] | None:
+    """The isolation that all executors of all nodes had; `missing` is the union of theirs."""
     names = sorted(path.stem for path in folder.logs.glob("executor-*.jsonl"))
-    found = [isolation for name in names if (isolation := isolation_of(folder, name)) is not None]
-    if not found:
+    isolations = [isolation for name in names if (isolation := read_isolation(folder, name)) is not None]
+    if not isolations:
         return None
     return {
-        "backend": ", ".join(sorted({isolation["backend"] for isolation in found})),
-        **{wall: min((isolation[wall] for isolation in found), key=bool) for wall in _WALLS},
-        "missing": list(dict.fromkeys(lack for isolation in found for lack in isolation["missing"] or ())),
+        "backend": ", ".join(sorted({isolation["backend"] for isolation in isolations})),
+        **{layer: min((isolation[layer] for isolation in isolations), key=bool) for layer in _ISOLATION_LAYERS},
+        "missing": list(dict.fromkeys(each for isolation in isolations for each in isolation["missing"] or ())),
     }
 
 
-def _sft_seconds(folder: RunFolder) -> float | None:
-    entries = _log_entries(folder, "learner", "cold_start.finished")
+def _read_sft_seconds(folder: RunFolder) -> float | None:
+    entries = _read_log_entries(folder, LEARNER, "cold_start.finished")
     return entries[-1].get("sft_s") if entries else None

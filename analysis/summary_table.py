@@ -1,4 +1,4 @@
-"""The table that ends a run: what `summary.json` says, the beginning beside the end, then what it took."""
+"""The table of a run's `summary.json`: results before and after RL, times and counts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rich.table import Table
 from analysis.metrics import AnalysisError, read_bytes
 from configs.run_folder import RunFolder
 
-_UNKNOWN = "-"  # not measured: there was nothing to measure, or the run left it out
-_REPLAY = {True: "identical", False: "[bold red]differs[/]", None: "not checked"}
+_UNKNOWN = "-"  # not measured
+_REPLAY_LABELS = {True: "identical", False: "[bold red]differs[/]", None: "not checked"}
 
 
 def read_summary(run_folder: Path) -> dict[str, Any]:
@@ -26,25 +26,25 @@ def read_summary(run_folder: Path) -> dict[str, Any]:
         raise AnalysisError(f"{path}: {error}") from None
 
 
-def summary_table(summary: Mapping[str, Any]) -> Table:
-    """Shows "-" for a key that is null or absent, and nothing of the keys that it does not know."""
+def build_summary_table(summary: Mapping[str, Any]) -> Table:
+    """Shows "-" for a null or absent key, and ignores unknown keys."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     table.add_column("before RL", justify="right")
     table.add_column("after", justify="right", style="bold")
     for label, key in (
-        ("right answers, sampled", "pass1"),
-        ("right answers, greedy", "greedy"),
-        ("tool errors in right answers", "err_positive"),
+        ("correct answers, sampled", "pass1"),
+        ("correct answers, greedy", "greedy"),
+        ("failed tool calls in correct answers", "err_positive"),
     ):
         ends = [_format(summary.get(f"{key}_{end}"), ".1%") for end in ("start", "end")]
         table.add_row(label, *ends, end_section=key == "err_positive")
-    for label, value in _facts(summary):
+    for label, value in _build_fact_rows(summary):
         table.add_row(label, "", value)
     return table
 
 
-def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _build_fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     steps, rl_s = summary.get("steps"), summary.get("rl_s")
     each = f", {rl_s / steps:.2f} s each" if steps and rl_s is not None else ""
     return [
@@ -53,22 +53,22 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("cold start", _format(summary.get("sft_s"), ".0f", " s")),
         (f"{_format(steps, 'd')} RL steps", _format(rl_s, ".0f", " s") + each),
         ("generation", _format(summary.get("tokens_per_s"), ",.0f", " tokens/s")),
-        ("trajectories", _trajectories(summary)),
-        ("executed code was held by", _isolation(summary.get("isolation"))),
-        ("replay of the event logs", _REPLAY[summary.get("replay_identical")]),
+        ("trajectories", _format_trajectories(summary)),
+        ("code isolation", _format_isolation(summary.get("isolation"))),
+        ("replay of the event logs", _REPLAY_LABELS[summary.get("replay_identical")]),
     ]
 
 
-def _isolation(isolation: Mapping[str, Any] | None) -> str:
-    """The backend, and in red what else should stand between the code and the machine."""
+def _format_isolation(isolation: Mapping[str, Any] | None) -> str:
+    """The backend, and in red the missing layers."""
     if not isolation:
         return _UNKNOWN
-    lacks = [name for name in ("namespaces", "seccomp") if not isolation.get(name)]
-    return f"{isolation['backend']}" + "".join(f"[bold red], no {name}[/]" for name in lacks)
+    missing = [name for name in ("namespaces", "seccomp") if not isolation.get(name)]
+    return f"{isolation['backend']}" + "".join(f"[bold red], no {name}[/]" for name in missing)
 
 
-def _trajectories(summary: Mapping[str, Any]) -> str:
-    """Says so where the numbers do not add up: every trajectory that starts ends once."""
+def _format_trajectories(summary: Mapping[str, Any]) -> str:
+    """The counts, with a warning if they do not add up: every trajectory ends exactly once."""
     started, finished, failed = (summary.get(f"trajectories_{end}") for end in ("started", "finished", "failed"))
     if started is None or finished is None or failed is None:
         return _UNKNOWN
@@ -76,9 +76,9 @@ def _trajectories(summary: Mapping[str, Any]) -> str:
     if failed:
         parts.append(f"{failed:,} failed")
     if aborted := summary.get("trajectories_aborted"):
-        parts.append(f"{aborted:,} aborted when their step had ended")
+        parts.append(f"{aborted:,} aborted at the end of their step")
     if abandoned := summary.get("trajectories_abandoned"):
-        parts.append(f"{abandoned:,} abandoned when the run was ended, and done again")
+        parts.append(f"{abandoned:,} abandoned at an interruption and restarted")
     if missing := started - finished - failed - (aborted or 0) - (abandoned or 0):
         parts.append(f"[bold red]{missing:,} unaccounted for[/]")
     return ", ".join(parts)

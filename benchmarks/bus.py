@@ -1,4 +1,4 @@
-"""The bus between two processes over ipc, beside pyzmq's own asyncio sockets; and the event log. JSON last.
+"""Measure the bus between two processes over ipc, pyzmq's asyncio sockets, and the event log. JSON last.
 
     python -m benchmarks.bus [--quick]
 
@@ -29,46 +29,46 @@ import uvloop
 import zmq
 import zmq.asyncio
 
-from benchmarks._bus_crowd import name_of
-from benchmarks._bus_peer import MEASURER, MESSAGE, PEER, plain_endpoint
-from benchmarks._event_log import log_events_per_s, story_ms
-from benchmarks._memory import resident_mib
+from benchmarks.event_log import measure_log_events_per_s, measure_story_ms
+from benchmarks.support.echo_peer import MEASURER, MESSAGE, PEER, plain_endpoint
+from benchmarks.support.echo_peers import format_peer_name
+from benchmarks.support.process_memory import read_resident_mib
+from bus.bus import Bus
 from bus.codec import decode
-from bus.transport import Bus
-from bus.zeromq import zmq_bus
-from configs.schema import Bus as BusConfig
+from bus.transport.zeromq import open_zmq_bus
+from configs.schema import BusConfig as BusConfig
 
-CROWDS = 2  # processes that hold the peers
+PEER_PROCESSES = 2  # processes that hold the peers
 ROUNDS = 5
-_MARKS = 10  # at which memory is looked at
+_MARKS = 10  # at which memory is measured
 
 
-class Pair:
-    """This process and another one, both ways between them."""
+class ProcessPair:
+    """This process and an echo process, with both kinds of sockets."""
 
     def __init__(self, bus: Bus, socket: zmq.asyncio.Socket, peer: Process) -> None:
         self._bus = bus
         self._socket = socket
         self._peer = peer
 
-    def _tell(self, line: str) -> None:
+    def _send_command(self, line: str) -> None:
         assert self._peer.stdin is not None
         self._peer.stdin.write(f"{line}\n".encode())
 
     async def _receive_plain(self) -> None:
         decode(await self._socket.recv())
 
-    async def rate(self, way: str, messages: int) -> float:
-        """Messages a second, from the first to the last."""
+    async def measure_rate(self, way: str, messages: int) -> float:
+        """Messages a second."""
         receive: Callable[[], Awaitable[Any]] = self._bus.receive if way == "bus" else self._receive_plain
-        self._tell(f"{way} {messages}")
+        self._send_command(f"{way} {messages}")
         await receive()
         began = time.perf_counter()
         for _ in range(messages - 1):
             await receive()
         return (messages - 1) / (time.perf_counter() - began)
 
-    async def round_trips_us(self, count: int) -> list[float]:
+    async def measure_round_trips_us(self, count: int) -> list[float]:
         trips: list[float] = []
         for _ in range(count):
             began = time.perf_counter()
@@ -77,19 +77,19 @@ class Pair:
             trips.append(1e6 * (time.perf_counter() - began))
         return sorted(trips)
 
-    async def memory_mib(self) -> tuple[float, float]:
+    async def measure_memory_mib(self) -> tuple[float, float]:
         """Of the receiver and of the sender."""
-        self._tell("memory")
+        self._send_command("memory")
         assert self._peer.stdout is not None
-        return resident_mib(os.getpid()), float(await self._peer.stdout.readline())
+        return read_resident_mib(os.getpid()), float(await self._peer.stdout.readline())
 
     async def stream(self, messages: int) -> dict[str, float]:
-        """Memory after the first tenth, when all queues have been full, and what it has grown by at the end."""
+        """Memory after the first tenth, when all queues have been full, and its growth until the end."""
         marks: list[tuple[float, float]] = []
         began = time.perf_counter()
         for _ in range(_MARKS):
-            await self.rate("bus", messages // _MARKS)
-            marks.append(await self.memory_mib())
+            await self.measure_rate("bus", messages // _MARKS)
+            marks.append(await self.measure_memory_mib())
         return {
             "streamed_messages": messages,
             "streamed_messages_per_s": messages / (time.perf_counter() - began),
@@ -100,19 +100,20 @@ class Pair:
         }
 
 
-async def between_two(folder: Path, options: argparse.Namespace) -> dict[str, float]:
-    peer = await start("benchmarks._bus_peer", str(folder))
-    bus = zmq_bus(MEASURER, folder, BusConfig().queue_messages)
+async def measure_pair(folder: Path, options: argparse.Namespace) -> dict[str, float]:
+    peer = await start_process("benchmarks.support.echo_peer", str(folder))
+    bus = open_zmq_bus(MEASURER, folder, BusConfig().queue_messages)
     with zmq.asyncio.Context() as context, context.socket(zmq.PULL) as socket:
         socket.bind(plain_endpoint(folder))
-        pair = Pair(bus, socket, peer)
-        await pair.round_trips_us(200)  # until it is there, and warm
+        pair = ProcessPair(bus, socket, peer)
+        await pair.measure_round_trips_us(200)  # warm-up
         rates = [
-            (await pair.rate("bus", options.round), await pair.rate("asyncio", options.round)) for _ in range(ROUNDS)
+            (await pair.measure_rate("bus", options.round), await pair.measure_rate("asyncio", options.round))
+            for _ in range(ROUNDS)
         ]
-        trips = await pair.round_trips_us(options.trips)
+        trips = await pair.measure_round_trips_us(options.trips)
         streamed = await pair.stream(options.messages)
-        await end(peer)
+        await stop_process(peer)
     await bus.close()
     return {
         "ratio_to_pyzmq_asyncio": median(ours / theirs for ours, theirs in rates),
@@ -124,17 +125,18 @@ async def between_two(folder: Path, options: argparse.Namespace) -> dict[str, fl
     }
 
 
-async def among_many(folder: Path, peers: int, rounds: int) -> dict[str, float]:
-    """Every peer gets a message and sends it back, again and again."""
-    share = peers // CROWDS
+async def measure_many_peers(folder: Path, peers: int, rounds: int) -> dict[str, float]:
+    """Every peer receives a message and returns it, repeatedly."""
+    share = peers // PEER_PROCESSES
     crowds = [
-        await start("benchmarks._bus_crowd", str(folder), str(share * each), str(share)) for each in range(CROWDS)
+        await start_process("benchmarks.support.echo_peers", str(folder), str(share * each), str(share))
+        for each in range(PEER_PROCESSES)
     ]
     for crowd in crowds:
         assert crowd.stdout is not None
         await crowd.stdout.readline()
-    bus = zmq_bus(MEASURER, folder, BusConfig().queue_messages)
-    names = [name_of(number) for number in range(share * CROWDS)]
+    bus = open_zmq_bus(MEASURER, folder, BusConfig().queue_messages)
+    names = [format_peer_name(number) for number in range(share * PEER_PROCESSES)]
     took: list[float] = []
     for _ in range(rounds):
         began = time.perf_counter()
@@ -145,15 +147,15 @@ async def among_many(folder: Path, peers: int, rounds: int) -> dict[str, float]:
         assert sorted(answered) == sorted(names)
     await bus.close()
     for crowd in crowds:
-        await end(crowd)
+        await stop_process(crowd)
     return {"peers": len(names), "peers_first_round_s": took[0], "peers_round_ms": 1000 * median(took[1:])}
 
 
-async def start(module: str, *arguments: str) -> Process:
+async def start_process(module: str, *arguments: str) -> Process:
     return await asyncio.create_subprocess_exec(sys.executable, "-m", module, *arguments, stdin=PIPE, stdout=PIPE)
 
 
-async def end(process: Process) -> None:
+async def stop_process(process: Process) -> None:
     assert process.stdin is not None
     process.stdin.close()
     await process.wait()
@@ -162,11 +164,11 @@ async def end(process: Process) -> None:
 async def measure(options: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        figures = await between_two(folder, options)
-        figures |= await among_many(folder, options.peers, options.peer_rounds)
+        figures = await measure_pair(folder, options)
+        figures |= await measure_many_peers(folder, options.peers, options.peer_rounds)
         log = {
-            "log_events_per_s": log_events_per_s(folder / "log"),
-            "story_ms_1m_events": story_ms(folder / "story", options.events),
+            "log_events_per_s": measure_log_events_per_s(folder / "log"),
+            "story_ms_1m_events": measure_story_ms(folder / "story", options.events),
         }
         return figures | log
 
@@ -175,7 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="streams 500,000 messages instead of 10 million")
     parser.add_argument("--peers", type=int, default=1000)
-    parser.add_argument("--events", type=int, default=1_000_000, help="in the event log")
+    parser.add_argument("--events", type=int, default=1_000_000, help="number of events in the event log")
     options = parser.parse_args()
     options.messages = 500_000 if options.quick else 10_000_000
     options.round = 30_000 if options.quick else 100_000

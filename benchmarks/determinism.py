@@ -1,4 +1,4 @@
-"""What `determinism = "strict"` costs: tokens/s of the engine, and the tiny run's step time, beside "fast". JSON last.
+"""Measure the cost of `determinism = "strict"` against "fast": engine tokens/s, step time. JSON last.
 
     python -m benchmarks.determinism [--checkpoint runs/demo/checkpoints/step_000000] [--steps 8] [--rounds 3] [--quick]
 
@@ -21,16 +21,16 @@ import torch
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from benchmarks._planned import VOCABULARY
-from benchmarks._tiny_run import cold_start, from_checkpoint, steps_over_processes
-from configs.schema import Run, Tiny
-from engine.batching import ContinuousBatch
+from benchmarks.support.planned_lengths import VOCABULARY
+from benchmarks.support.tiny_run import from_checkpoint, run_cold_start, run_over_processes
+from configs.schema import RunConfig, TinyConfig
 from engine.contract import Capacity, GenerationRequest
-from engine.kernels import kernels_for
-from engine.products import WHOLE, Products, tiled
-from engine.qwen3 import Qwen3, Qwen3Config, initialize
-from engine.row_trial import TILES, check_attention, products_that_keep_rows
-from engine.tiny.prepare import model_config
+from engine.inference.engine_core import EngineCore
+from engine.inference.kernels.attention_kernels import select_kernels
+from engine.inference.kernels.batch_invariance import TILE_ROWS, check_attention, find_batch_invariant_matmul
+from engine.inference.kernels.matmul import PLAIN, Matmul, build_tiled
+from engine.model.qwen3 import Qwen3, Qwen3Config, initialize_weights
+from tasks.tiny.prepare import build_model_config
 
 BATCHES = (1, 16, 64, 256)
 PROMPT_TOKENS, NEW_TOKENS, LONGEST, PAGE = 20, 100, 128, 16
@@ -38,8 +38,8 @@ PREFILL_TOKENS = 512
 UNCOUNTED = 2  # the first step and the last, which saves a checkpoint
 
 
-def tokens_per_s(core: ContinuousBatch, prompts_BT: NDArray[np.int32], new_tokens: int) -> float:
-    """Seconds are the processor's."""
+def measure_tokens_per_s(core: EngineCore, prompts_BT: NDArray[np.int32], new_tokens: int) -> float:
+    """CPU seconds."""
     started = time.process_time()
     for row, prompt in enumerate(prompts_BT):
         core.submit(GenerationRequest(row, prompt, new_tokens, seed=row))
@@ -47,29 +47,31 @@ def tokens_per_s(core: ContinuousBatch, prompts_BT: NDArray[np.int32], new_token
         core.step()
     elapsed_s = time.process_time() - started
     for row in range(len(prompts_BT)):
-        core.forget(row)
+        core.release_cache(row)
     return len(prompts_BT) * new_tokens / elapsed_s
 
 
-def chosen_here(config: Qwen3Config) -> tuple[Products, float]:
-    """What a strict engine takes, and how long it takes to find out."""
+def select_strict_matmul(config: Qwen3Config) -> tuple[Matmul, float]:
+    """The kernels that a strict engine selects, and the seconds of the selection."""
     started = time.perf_counter()
-    check_attention(kernels_for(torch.device("cpu")), config, LONGEST)
-    return products_that_keep_rows(config, PREFILL_TOKENS + BATCHES[-1], BATCHES[-1]), time.perf_counter() - started
+    check_attention(select_kernels(torch.device("cpu")), config, LONGEST)
+    return find_batch_invariant_matmul(config, PREFILL_TOKENS + BATCHES[-1], BATCHES[-1]), time.perf_counter() - started
 
 
 def measure_engine(rounds: int) -> dict[str, float]:
-    config = model_config(Tiny(), VOCABULARY)
+    config = build_model_config(TinyConfig(), VOCABULARY)
     model = Qwen3(config)
-    initialize(model, 0)
+    initialize_weights(model, 0)
     model.requires_grad_(False)
-    strict, trial_s = chosen_here(config)
-    kinds = {"fast": WHOLE, "strict": strict, **{f"tiles_{rows}": tiled(rows) for rows in TILES}}
+    strict, trial_s = select_strict_matmul(config)
+    kinds = {"fast": PLAIN, "strict": strict, **{f"tiles_{rows}": build_tiled(rows) for rows in TILE_ROWS}}
     capacity = Capacity(BATCHES[-1] * LONGEST, PAGE, LONGEST)
-    cores = {name: ContinuousBatch(model, capacity, products=products) for name, products in kinds.items()}
+    cores = {name: EngineCore(model, capacity, matmul=products) for name, products in kinds.items()}
     figures = {"trial_s": round(trial_s, 3), "tile_rows": float(strict.tile_rows)}
     for batch in BATCHES:
-        best = _best_rates(cores, np.random.default_rng(0).integers(0, VOCABULARY, (batch, PROMPT_TOKENS)), rounds)
+        best = _measure_best_rates(
+            cores, np.random.default_rng(0).integers(0, VOCABULARY, (batch, PROMPT_TOKENS)), rounds
+        )
         print(
             f"batch {batch:3}: " + ", ".join(f"{name} {rate:.0f}" for name, rate in best.items()) + " tokens/s",
             flush=True,
@@ -78,21 +80,21 @@ def measure_engine(rounds: int) -> dict[str, float]:
     return figures
 
 
-def _best_rates(cores: Mapping[str, ContinuousBatch], prompts: NDArray[np.int64], rounds: int) -> dict[str, float]:
+def _measure_best_rates(cores: Mapping[str, EngineCore], prompts: NDArray[np.int64], rounds: int) -> dict[str, float]:
     best = dict.fromkeys(cores, 0.0)
     for number in range(rounds + 1):
         for name, core in cores.items():
-            rate = tokens_per_s(core, prompts.astype(np.int32), NEW_TOKENS)
+            rate = measure_tokens_per_s(core, prompts.astype(np.int32), NEW_TOKENS)
             best[name] = max(best[name], rate) if number else 0.0  # the first round makes caches
     return best
 
 
-def measure_steps(run: Run, rounds: int) -> dict[str, float]:
-    """Of each counted step the fastest round, and the mean over steps."""
+def measure_steps(run: RunConfig, rounds: int) -> dict[str, float]:
+    """The mean over counted steps of the fastest round."""
     found: dict[str, list[Sequence[float]]] = {"fast": [], "strict": []}
     for _ in range(rounds):
         for kind, times in found.items():
-            steps = steps_over_processes(replace(run, determinism="strict" if kind == "strict" else "fast"))
+            steps = run_over_processes(replace(run, determinism="strict" if kind == "strict" else "fast"))
             times.append([step["step_s"] for step in steps[1:-1]])
     fast_s, strict_s = (mean(min(same) for same in zip(*times, strict=True)) for times in found.values())
     print(f"a step takes {fast_s:.3f} s, strict {strict_s:.3f} s")
@@ -106,16 +108,16 @@ def measure_steps(run: Run, rounds: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=Path("configs/tiny.toml"))
-    parser.add_argument("--checkpoint", type=Path, help="step_000000 of a run; its folder must have the data still")
-    parser.add_argument("--steps", type=int, default=8, help="that count")
+    parser.add_argument("--checkpoint", type=Path, help="step_000000 of a run; its folder must still have the data")
+    parser.add_argument("--steps", type=int, default=8, help="counted steps")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="the engine alone, 1 round")
+    parser.add_argument("--quick", action="store_true", help="only the engine, 1 round")
     options = parser.parse_args()
     torch.set_num_threads(1)
     figures = measure_engine(1 if options.quick else 4 * options.rounds)
     if not options.quick:
         with tempfile.TemporaryDirectory() as runs:
-            checkpoint = options.checkpoint or cold_start(options.config, ["sft.steps=120"], Path(runs))
+            checkpoint = options.checkpoint or run_cold_start(options.config, ["sft.steps=120"], Path(runs))
             run = from_checkpoint(options.config, ["name=steps"], checkpoint, options.steps + UNCOUNTED)
             figures |= measure_steps(replace(run, runs_folder=runs), options.rounds)
     print(json.dumps(figures))

@@ -1,19 +1,26 @@
-"""Tokens per second of the embedded engine beside transformers' `generate`: same model, threads, prompts and length.
+"""Tokens per second of the embedded engine and of transformers' `generate` on the same prompts.
 
     python -m benchmarks.generation [--threads 1] [--only alone|two_engines] [--quick]
                                     [--shape agent|reasoning] [--policies NAME,NAME]
 
-Both sample at temperature 1 with no early stop; the engine is driven through its asyncio interface, as a run drives it.
-The two take turns, so that whatever else the machine does meets both; the best of the rounds counts.
+Both have the same model, threads and lengths, and sample at temperature 1 with no early stop. The
+benchmark drives the engine through its asyncio interface, as a run does. The two alternate, so
+that other load affects both; the best round counts.
 
-Then two engines whose caches hold a third of the demand, under several of the arbiter's policies (benchmarks/_two_engines.py):
-512 trajectories of an agent in 7.4 turns of 61 tokens in the mean, whose tools say as much again, or 1,024 of a model that
-thinks more than it calls (`--shape reasoning`; both in benchmarks/_planned.py). `kv_lookahead_over_least_requests` is the ratio
-of their tokens/s; of each policy the round with the median time counts.
+A second part runs two engines with caches for a third of the demand, under several of the
+arbiter's policies (benchmarks/support/two_engines.py). `--shape` selects the workload
+(benchmarks/support/planned_lengths.py):
 
-What a lost cache costs is as on a GPU: to read an agent's 640 tokens again takes as long as 1.6 decode steps of a batch of 80.
-On an H100 with 14B parameters, eight times as many tokens take 12 steps of a full cache (the roofline of
-analysis/simulation/model.py), and a turn has eight times as many steps.
+    agent      512 trajectories; a mean of 7.4 turns of 61 tokens; as many tokens of tool output
+    reasoning  1,024 trajectories with more reasoning than tool calls
+
+`kv_lookahead_over_least_requests` is the ratio of the two policies' tokens/s. Of each policy the
+round with the median time counts.
+
+The relative cost of a lost cache is that of a GPU: the prefill of an agent's 640 tokens takes as
+long as 1.6 decode steps of a batch of 80. On an H100 with 14B parameters, the prefill of eight
+times as many tokens takes 12 steps of a full cache (the roofline of
+analysis/simulation/cluster_model.py), and a turn has eight times as many steps.
 """
 
 from __future__ import annotations
@@ -34,15 +41,15 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from benchmarks._planned import AGENT, SHAPES, VOCABULARY
-from benchmarks._policies import some_of
-from benchmarks._two_engines import compare
-from configs.schema import Tiny
+from benchmarks.support.planned_lengths import AGENT, SHAPES, VOCABULARY
+from benchmarks.support.policies_flag import make_policies_parser
+from benchmarks.support.two_engines import compare
+from configs.schema import TinyConfig
 from engine.contract import Capacity, GenerationRequest
-from engine.embedded import EmbeddedEngine
-from engine.qwen3 import Qwen3, initialize
-from engine.tiny.prepare import model_config
-from policies.scheduling import PolicyName
+from engine.inference.embedded import EmbeddedEngine
+from engine.model.qwen3 import Qwen3, initialize_weights
+from policies.arbiter.registry import PolicyName
+from tasks.tiny.prepare import build_model_config
 
 BATCHES = (1, 16, 64, 256)
 PROMPT_TOKENS = 20
@@ -50,10 +57,10 @@ POLICIES: tuple[PolicyName, ...] = ("least_requests", "kv_lookahead")
 
 
 def write_checkpoint(folder: Path, seed: int) -> None:
-    """The tiny model with random weights; no tokenizer, for nothing here is text."""
-    config = model_config(Tiny(), VOCABULARY)
+    """The tiny model with random weights; without a tokenizer."""
+    config = build_model_config(TinyConfig(), VOCABULARY)
     model = Qwen3(config)
-    initialize(model, seed)
+    initialize_weights(model, seed)
     save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config.to_hf()))
 
@@ -67,7 +74,7 @@ def load_transformers(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
-def transformers_rate(model: Any, prompts_BT: NDArray[np.int32], new_tokens: int) -> float:
+def measure_transformers_rate(model: Any, prompts_BT: NDArray[np.int32], new_tokens: int) -> float:
     ids = torch.from_numpy(prompts_BT.astype(np.int64))
     started = time.perf_counter()
     with torch.inference_mode():
@@ -88,14 +95,14 @@ def transformers_rate(model: Any, prompts_BT: NDArray[np.int32], new_tokens: int
     return len(ids) * new_tokens / (time.perf_counter() - started)
 
 
-async def engine_rate(engine: EmbeddedEngine, prompts_BT: NDArray[np.int32], new_tokens: int) -> float:
+async def measure_engine_rate(engine: EmbeddedEngine, prompts_BT: NDArray[np.int32], new_tokens: int) -> float:
     started = time.perf_counter()
     requests = [GenerationRequest(row, prompt, new_tokens, seed=row) for row, prompt in enumerate(prompts_BT)]
     generations = await asyncio.gather(*(engine.generate(request) for request in requests))
     elapsed_s = time.perf_counter() - started
     assert all(len(generation.token_ids) == new_tokens for generation in generations)
     for request in requests:
-        engine.forget(request.sequence_id)
+        engine.release_cache(request.sequence_id)
     return len(requests) * new_tokens / elapsed_s
 
 
@@ -110,11 +117,11 @@ async def measure(folder: Path, threads: int, seed: int, new_tokens: int, rounds
     theirs: dict[int, float] = dict.fromkeys(BATCHES, 0.0)
     for batch in BATCHES:
         prompts = draws.integers(0, VOCABULARY, (batch, PROMPT_TOKENS), dtype=np.int32)
-        await engine_rate(engine, prompts, 4)
-        transformers_rate(reference, prompts, 4)
+        await measure_engine_rate(engine, prompts, 4)
+        measure_transformers_rate(reference, prompts, 4)
         for _ in range(rounds):
-            ours[batch] = max(ours[batch], await engine_rate(engine, prompts, new_tokens))
-            theirs[batch] = max(theirs[batch], transformers_rate(reference, prompts, new_tokens))
+            ours[batch] = max(ours[batch], await measure_engine_rate(engine, prompts, new_tokens))
+            theirs[batch] = max(theirs[batch], measure_transformers_rate(reference, prompts, new_tokens))
         print(f"batch {batch:3}: {ours[batch]:7.0f} tokens/s, transformers {theirs[batch]:7.0f}", flush=True)
     await engine.close()
     return {f"tokens_per_s_{batch}": round(ours[batch], 1) for batch in BATCHES} | {
@@ -124,13 +131,17 @@ async def measure(folder: Path, threads: int, seed: int, new_tokens: int, rounds
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1, help="of the engine that is measured alone")
+    parser.add_argument("--threads", type=int, default=1, help="threads of the single engine")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--new-tokens", type=int, default=100)
     parser.add_argument("--only", choices=("alone", "two_engines"))
-    parser.add_argument("--shape", choices=list(SHAPES), default=AGENT.name, help="of the two engines' workload")
+    parser.add_argument("--shape", choices=list(SHAPES), default=AGENT.name, help="workload of the two engines")
     parser.add_argument(
-        "--policies", type=some_of(get_args(PolicyName)), default=POLICIES, metavar="NAME,NAME", help=",".join(POLICIES)
+        "--policies",
+        type=make_policies_parser(get_args(PolicyName)),
+        default=POLICIES,
+        metavar="NAME,NAME",
+        help=",".join(POLICIES),
     )
     parser.add_argument(
         "--quick", action="store_true", help="4 rounds instead of 12; one instead of 3, with half of the groups"

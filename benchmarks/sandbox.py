@@ -1,14 +1,16 @@
-"""What the sandbox does on one core, beside a process per call. JSON last, by backend.
+"""Measure the sandbox on one core against a process per call. JSON last, by backend.
 
     python -m benchmarks.sandbox [--backend docker|process|both] [--core 0] [--quick]
 
-Everything of the service shares the core: executor, fork servers, containers and calls; in the rates the load generator
-too. What is compared is measured in this run, by turns; read the ratios, for the rates follow the machine. Only the
-burst's caller is elsewhere: its executor is a process of its own behind ZeroMQ, so that answers are counted as a run
-would get them. A wrong, lost or second answer ends the benchmark with an error.
+The whole service shares the core: executor, fork servers, containers and calls. The rates
+include the load generator on the same core. The service and its baseline alternate within this
+run; compare the ratios, because the rates depend on the machine. Only the burst's caller runs on
+another core: its executor is a separate process behind ZeroMQ, so the caller counts answers as a
+run receives them. A wrong, lost or duplicate answer ends the benchmark with an error.
 
---quick: shorter rounds; 256 in flight at most, 64 notebooks in place of 512, a burst of 800 in place of 45,000, a mixture
-of 200 calls with limits of 0.5 s and 128 MiB in place of 2,000 with 2 s and 256 MiB.
+--quick: shorter rounds; at most 256 calls in flight; 64 notebooks instead of 512; a burst of 800
+calls instead of 45,000; a mixture of 200 calls with limits of 0.5 s and 128 MiB instead of 2,000
+calls with 2 s and 256 MiB.
 """
 
 from __future__ import annotations
@@ -22,26 +24,26 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks._alone import ProcessPerCall
-from benchmarks._backends import config_of, host_of
-from benchmarks._burst import run_burst
-from benchmarks._direct import DirectClient
-from benchmarks._measures import (
-    Sizes,
-    added_when_idle,
-    checked,
-    latencies,
-    live_notebooks,
-    mixed,
-    notebooks,
-    overhead,
-    rates,
+from benchmarks.support.sandbox.executor_burst import run_burst
+from benchmarks.support.sandbox.fresh_interpreter import ProcessPerCall
+from benchmarks.support.sandbox.raw_fork_server import DirectClient
+from benchmarks.support.sandbox.sandbox_backends import build_config, create_host
+from benchmarks.support.sandbox.sandbox_measures import (
+    SandboxBenchmarkSizes,
+    check_figures,
+    measure_idle_overhead,
+    measure_latencies,
+    measure_live_notebooks,
+    measure_notebooks,
+    measure_overhead,
+    measure_rates,
+    run_mixture,
 )
-from sandbox.backend import ForkServerSandbox
+from sandbox.checks.load_test import NUMPY, PRINT, SYMPY
 from sandbox.contract import SandboxFailure
-from sandbox.load import NUMPY, PRINT, SYMPY
+from sandbox.fork_server_sandbox import ForkServerSandbox
 
-FULL = Sizes(
+FULL = SandboxBenchmarkSizes(
     rounds=3,
     alone={PRINT: 60, NUMPY: 15, SYMPY: 6},
     rate_s=5.0,
@@ -57,7 +59,7 @@ FULL = Sizes(
     mixed_memory_mib=256,
     burst_calls=45_000,
 )
-QUICK = Sizes(
+QUICK = SandboxBenchmarkSizes(
     rounds=2,
     alone={PRINT: 10, NUMPY: 3, SYMPY: 1},
     rate_s=0.4,
@@ -92,40 +94,40 @@ AT_MOST = {
 FiguresByName = dict[str, float]
 
 
-async def measure(backend: str, core: int, sizes: Sizes, alone: ProcessPerCall) -> FiguresByName:
+async def measure(backend: str, core: int, sizes: SandboxBenchmarkSizes, alone: ProcessPerCall) -> FiguresByName:
     """Everything but the burst and the mixture."""
-    config = config_of(backend, core)
-    host = host_of(backend, config)
+    config = build_config(backend, core)
+    host = create_host(backend, config)
     sandbox = ForkServerSandbox(host, config)
     isolation = await sandbox.start()
     print(f"\n{backend}: namespaces {', '.join(isolation.namespaces) or 'none'}; seccomp {isolation.seccomp}")
     figures: FiguresByName = {}
     try:
         direct = await DirectClient.start(host, config, bool(isolation.namespaces))
-        figures |= show(await rates(sandbox, alone, sizes))
-        figures |= show(await overhead(sandbox, direct, sizes, OVERHEAD_IN_FLIGHT))
-        figures |= show(await added_when_idle(sandbox, direct, sizes))
+        figures |= show(await measure_rates(sandbox, alone, sizes))
+        figures |= show(await measure_overhead(sandbox, direct, sizes, OVERHEAD_IN_FLIGHT))
+        figures |= show(await measure_idle_overhead(sandbox, direct, sizes))
         await direct.stop()
-        figures |= show(await latencies(sandbox, sizes))
-        figures |= show(await notebooks(sandbox, sizes))
-        figures |= show(await live_notebooks(sandbox, sizes))
+        figures |= show(await measure_latencies(sandbox, sizes))
+        figures |= show(await measure_notebooks(sandbox, sizes))
+        figures |= show(await measure_live_notebooks(sandbox, sizes))
     finally:
         await sandbox.close()
     return figures
 
 
-async def measure_mixed(backend: str, core: int, sizes: Sizes) -> FiguresByName:
+async def measure_mixed(backend: str, core: int, sizes: SandboxBenchmarkSizes) -> FiguresByName:
     limits = {"time_limit_s": sizes.mixed_limit_s, "memory_mib": sizes.mixed_memory_mib}
-    config = config_of(backend, core, **limits)
-    sandbox = ForkServerSandbox(host_of(backend, config), config)
+    config = build_config(backend, core, **limits)
+    sandbox = ForkServerSandbox(create_host(backend, config), config)
     await sandbox.start()
     try:
-        return show(await mixed(sandbox, sizes))
+        return show(await run_mixture(sandbox, sizes))
     finally:
         await sandbox.close()
 
 
-def measure_burst(backend: str, core: int, sizes: Sizes) -> FiguresByName:
+def measure_burst(backend: str, core: int, sizes: SandboxBenchmarkSizes) -> FiguresByName:
     done = run_burst(backend, core, sizes.burst_calls)
     moments = {"start": done.start, "middle": done.middle, "end": done.end}
     figures = done.figures
@@ -140,17 +142,17 @@ def measure_burst(backend: str, core: int, sizes: Sizes) -> FiguresByName:
             **{f"burst_servers_mib_{name}": memory.servers for name, memory in moments.items()},
         }
     )
-    checked(figures)
+    check_figures(figures)
     return shown
 
 
 def show(figures: FiguresByName) -> FiguresByName:
     for name, value in figures.items():
-        print(f"  {name:30}{value:12,.3f}{judgement(name, value)}", flush=True)
+        print(f"  {name:30}{value:12,.3f}{format_judgement(name, value)}", flush=True)
     return figures
 
 
-def judgement(name: str, value: float) -> str:
+def format_judgement(name: str, value: float) -> str:
     if name in AT_LEAST:
         return f"   at least {AT_LEAST[name]:g}{'' if value >= AT_LEAST[name] else ': MISSED'}"
     if name in AT_MOST:
@@ -158,7 +160,7 @@ def judgement(name: str, value: float) -> str:
     return ""
 
 
-def all_figures(backend: str, core: int, sizes: Sizes) -> FiguresByName:
+def measure_all(backend: str, core: int, sizes: SandboxBenchmarkSizes) -> FiguresByName:
     """Raises SandboxFailure if the backend cannot start."""
     with tempfile.TemporaryDirectory() as folder:
         figures = uvloop.run(measure(backend, core, sizes, ProcessPerCall(Path(folder))))
@@ -170,7 +172,7 @@ def all_figures(backend: str, core: int, sizes: Sizes) -> FiguresByName:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=["docker", "process", "both"], default="both")
-    parser.add_argument("--core", type=int, default=min(os.sched_getaffinity(0)), help="the processor of the service")
+    parser.add_argument("--core", type=int, default=min(os.sched_getaffinity(0)), help="the core of the service")
     parser.add_argument("--quick", action="store_true", help="under a minute for both backends")
     options = parser.parse_args()
     os.sched_setaffinity(0, {options.core})
@@ -178,7 +180,7 @@ def main() -> None:
     figures: dict[str, FiguresByName] = {}
     for backend in backends:
         try:
-            figures[backend] = all_figures(backend, options.core, QUICK if options.quick else FULL)
+            figures[backend] = measure_all(backend, options.core, QUICK if options.quick else FULL)
         except SandboxFailure as error:
             sys.exit(f"{backend}: {error}")
     print(json.dumps(figures))

@@ -1,4 +1,4 @@
-"""The scheduling policies on four simulated workloads, beside two bounds that no schedule can beat. JSON last.
+"""Compare scheduling policies on four simulated workloads with two lower bounds. JSON last.
 
     python -m benchmarks.scheduler [--quick] [--workload NAME ...] [--policies NAME,NAME] [--seed 0]
 
@@ -7,7 +7,7 @@ virtual but for those of kv_lookahead on the host: `simulate_report_s`, the CPU 
 `decisions_per_s` of CPU time, the median of three replays of what the arbiter has decided; `worst_decision_ms`, each
 decision at the fastest of the three. `--quick` takes an eighth of prompts and engines.
 
-This is a run's first step: kv_lookahead knows no lengths. `later_step` is the same step when it knows those of an earlier
+This is a run's first step: kv_lookahead knows no lengths. `simulate_later_step` is the same step when it knows those of an earlier
 one, with other problems of the same kind.
 """
 
@@ -21,23 +21,23 @@ from typing import Any, get_args
 
 from rich.console import Console
 
-from analysis.simulation.outcome import Outcome, Policy
-from analysis.simulation.run import simulate
-from analysis.simulation.table import outcomes_table
-from analysis.simulation.workloads import SHAPES, named
-from benchmarks._decisions import Decisions, Speed
-from benchmarks._policies import some_of
-from policies.arbiter import Arbiter
-from policies.scheduling import PolicyName
+from analysis.simulation.outcome import SimulatedPolicy, SimulationOutcome
+from analysis.simulation.result_table import build_outcomes_table
+from analysis.simulation.simulate import simulate
+from analysis.simulation.workload_presets import SHAPES, draw_named_workload
+from benchmarks.support.decision_replay import DecisionRecorder, DecisionSpeed
+from benchmarks.support.policies_flag import make_policies_parser
+from policies.arbiter.arbiter import Arbiter
+from policies.arbiter.registry import PolicyName
 
-POLICIES: tuple[Policy, ...] = (*get_args(PolicyName), "oracle")
+POLICIES: tuple[SimulatedPolicy, ...] = (*get_args(PolicyName), "oracle")
 OURS: PolicyName = "kv_lookahead"
 QUICK_SCALE = 0.125
-SPEED_OF = "report"
+SPEED_WORKLOAD = "report"
 _EARLIER = 1000  # added to the seed
 
 
-def figures(outcome: Outcome) -> dict[str, Any]:
+def extract_figures(outcome: SimulationOutcome) -> dict[str, Any]:
     return {
         "makespan_s": round(outcome.makespan_s, 2),
         "lower_bound_s": round(outcome.bounds.lower_s, 2),
@@ -51,8 +51,8 @@ def figures(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def ratios(outcomes: dict[Policy, Outcome]) -> dict[str, float]:
-    """How many times as long as ours the others take."""
+def compute_ratios(outcomes: dict[SimulatedPolicy, SimulationOutcome]) -> dict[str, float]:
+    """Makespans of the other policies relative to ours."""
     ours = outcomes.get(OURS)
     if ours is None:
         return {}
@@ -60,7 +60,7 @@ def ratios(outcomes: dict[Policy, Outcome]) -> dict[str, float]:
     return {policy: round(other.makespan_s / ours.makespan_s, 3) for policy, other in others.items()}
 
 
-def speed(ours: Sequence[Speed]) -> dict[str, float | None]:
+def summarize_speed(ours: Sequence[DecisionSpeed]) -> dict[str, float | None]:
     """Of our decisions in all workloads that were run; live at once, and engines, in the largest of them."""
     if not ours:
         return dict.fromkeys(("decisions_per_s", "worst_decision_ms", "live_trajectories", "engines"))
@@ -73,50 +73,57 @@ def speed(ours: Sequence[Speed]) -> dict[str, float | None]:
     }
 
 
-def later_step(outcomes: dict[Policy, Outcome], seed: int, scale: float) -> dict[str, float]:
-    workload, cluster = named(outcomes[OURS].workload, seed, scale)
-    earlier, _ = named(outcomes[OURS].workload, seed + _EARLIER, scale)
+def simulate_later_step(
+    outcomes: dict[SimulatedPolicy, SimulationOutcome], seed: int, scale: float
+) -> dict[str, float]:
+    workload, cluster = draw_named_workload(outcomes[OURS].workload, seed, scale)
+    earlier, _ = draw_named_workload(outcomes[OURS].workload, seed + _EARLIER, scale)
     later = simulate(workload, cluster, OURS, seed, earlier=earlier)
     return {
-        **figures(later),
-        **{f"{name}_times_as_long": ratio for name, ratio in ratios({**outcomes, OURS: later}).items()},
+        **extract_figures(later),
+        **{f"{name}_times_as_long": ratio for name, ratio in compute_ratios({**outcomes, OURS: later}).items()},
     }
 
 
 def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    outcomes: dict[str, dict[Policy, Outcome]] = {}
-    speeds: list[Speed] = []
+    outcomes: dict[str, dict[SimulatedPolicy, SimulationOutcome]] = {}
+    speeds: list[DecisionSpeed] = []
     later: dict[str, dict[str, float]] = {}
     for name in options.workload or SHAPES:
         scale = QUICK_SCALE if options.quick else 1.0
-        workload, cluster = named(name, options.seed, scale)
-        ours = Decisions()
+        workload, cluster = draw_named_workload(name, options.seed, scale)
+        ours = DecisionRecorder()
         outcomes[name] = {
-            policy: simulate(workload, cluster, policy, options.seed, observe=ours.saw if policy == OURS else None)
+            policy: simulate(
+                workload, cluster, policy, options.seed, observe=ours.on_decision if policy == OURS else None
+            )
             for policy in options.policies
         }
-        console.print(outcomes_table(list(outcomes[name].values())))
+        console.print(build_outcomes_table(list(outcomes[name].values())))
         if OURS in options.policies:
-            speeds.append(ours.speed(partial(Arbiter, OURS, workload.response_tokens)))
-            later[name] = later_step(outcomes[name], options.seed, scale)
-    report = outcomes.get(SPEED_OF, {}).get(OURS)
+            speeds.append(ours.measure_speed(partial(Arbiter, OURS, workload.response_tokens)))
+            later[name] = simulate_later_step(outcomes[name], options.seed, scale)
+    report = outcomes.get(SPEED_WORKLOAD, {}).get(OURS)
     return {
-        **speed(speeds),
+        **summarize_speed(speeds),
         "simulate_report_s": None if report is None else round(report.simulated_in_s, 2),
         "seed": options.seed,
         "quick": options.quick,
         "workloads": {
-            name: {policy: figures(outcome) for policy, outcome in each.items()} for name, each in outcomes.items()
+            name: {policy: extract_figures(outcome) for policy, outcome in each.items()}
+            for name, each in outcomes.items()
         },
         "later_step": later,
-        "times_as_long_as_kv_lookahead": {name: ratios(each) for name, each in outcomes.items()},
+        "times_as_long_as_kv_lookahead": {name: compute_ratios(each) for name, each in outcomes.items()},
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", action="append", choices=list(SHAPES), help="may be repeated; all of them")
-    parser.add_argument("--policies", type=some_of(POLICIES), default=POLICIES, metavar="NAME,NAME", help="all of them")
+    parser.add_argument("--workload", action="append", choices=list(SHAPES), help="may be repeated; default: all")
+    parser.add_argument(
+        "--policies", type=make_policies_parser(POLICIES), default=POLICIES, metavar="NAME,NAME", help="default: all"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="an eighth of prompts and engines")
     print(json.dumps(measure(parser.parse_args(), Console())))

@@ -1,29 +1,33 @@
-"""What the SGLang engine costs over a bare HTTP client of the same server, and 1,000 requests in flight at once. JSON last.
+"""Overhead of the SGLang engine over a bare HTTP client, and 1,000 concurrent requests. JSON last.
 
-    make sglang-environment && python -m benchmarks.sglang [--quick]       # on a machine without a GPU
-    python -m benchmarks.sglang --url http://127.0.0.1:30000 [--model FOLDER]    # a server that runs, and serves nobody else
+    make sglang-environment && python -m benchmarks.sglang [--quick]             # without a GPU
+    python -m benchmarks.sglang --url http://127.0.0.1:30000 [--model FOLDER]    # a running server
 
-Without --url a server is started as configs/tiny_sglang.toml has it, with the tiny model of random weights; --python and
---port say with which interpreter and where. --model is the folder of the server's checkpoint, if that is not to be read
-under the server's own path. --stream-interval is 256, as of a run that looks at turns when they have ended; 16 is what one takes
-that gives new weights in their middle.
+A running server must have no other clients. Without --url the benchmark starts a server with the
+settings of configs/tiny_sglang.toml and a tiny model of random weights; --python and --port set
+its interpreter and port. --model is the local folder of the server's checkpoint, if it differs
+from the server's path. --stream-interval is 256 by default, as in a run that reads only finished
+turns; a run that updates weights within a turn uses 16.
 
-64 requests are in flight, each followed by the next as it ends. Three ways to send them take turns, a round each:
+64 requests are in flight; the next request starts when one ends. Three senders alternate by round:
 
-    bare      what any client needs: aiohttp posts a body that has been made before, reads the answer in one piece, and
-              takes tokens and logprobs out of it
-    streamed  the same with the pieces of a stream, which the engine cannot do without
-    adapter   SGLangEngine, as a run drives it: requests checked and encoded, streams put together and checked, counted
+    bare      the minimum of a client: aiohttp posts a prepared body, reads the answer in one
+              piece, and extracts tokens and logprobs
+    streamed  the same with a streamed answer, which the engine requires
+    adapter   SGLangEngine, as a run drives it: it checks and encodes requests, joins and checks
+              streams, and counts
 
-Bodies are the same but for `stream` and `rid`. `overhead_64` is 1 - tokens/s of the adapter / tokens/s of the bare client in the
-same round, the median of the rounds, with its quartiles; `overhead_64_streamed` the same beside the bare stream. Where the
-machine is busy with other things these say little. So processor time is measured too, of this process (`client_us_per_token`)
-and of a server that was started here (`server_us_per_token`, of all of its processes). `..._all` are the overheads in the sum
-of both: what tokens/s would lose if client and server had one core together. `..._busiest` are those in the process that has
-most to do: what they would lose if each had a core of its own.
+The bodies differ only in `stream` and `rid`. `overhead_64` is 1 - tokens/s of the adapter /
+tokens/s of the bare client in the same round: the median of the rounds, with its quartiles.
+`overhead_64_streamed` compares the adapter with the streamed sender. Other load on the machine
+makes both unreliable. The benchmark therefore also measures processor time:
+`client_us_per_token` of this process and `server_us_per_token` of all processes of a server that
+it starts. `overhead_64_all` is the overhead in the sum of both: the loss of tokens/s if client
+and server share one core. `overhead_64_busiest` is the overhead in the busiest process: the loss
+if each has a separate core.
 
-Then 1,000 requests at once. What does not come is `lost`; `mixed_up` is what is not the answer to its own prompt:
-benchmarks/_sglang_crowd.py.
+The 1,000 concurrent requests follow. `lost` counts missing answers; `mixed_up` counts answers to
+another request's prompt (benchmarks/support/sglang/concurrent_requests.py).
 """
 
 from __future__ import annotations
@@ -49,24 +53,24 @@ import structlog
 import uvloop
 from msgspec.structs import replace
 
-from benchmarks._bare_sglang import BareClient
-from benchmarks._sglang_crowd import crowd
-from benchmarks._sglang_overheads import WAYS, Spent, overheads
-from benchmarks._tiny_server import add_options, tiny_server
-from benchmarks.weights import cpu_s
+from benchmarks.support.sglang.bare_client import BareClient
+from benchmarks.support.sglang.concurrent_requests import measure_crowd
+from benchmarks.support.sglang.overheads import WAYS, RoundCost, compute_overheads
+from benchmarks.support.sglang.tiny_server import add_options, configure_tiny_server
+from benchmarks.weights import read_process_cpu_s
 from bus.messages import WeightsPublished
 from configs.errors import UnusableInput
-from configs.schema import Engine
-from configs.sglang import Sglang
+from configs.schema import EngineConfig
+from configs.sglang_options import SGLangConfig
 from engine.contract import EngineFailure, GenerationRequest, WeightsRefused
-from engine.sglang.attached import AttachedServer
 from engine.sglang.client import SGLangClient
-from engine.sglang.engine import SELDOM, SGLangEngine
-from engine.sglang.fit import Wanted
-from engine.sglang.protocol import ServerInfo
-from engine.sglang.server import SGLangServer
-from engine.sglang.turns import Turn
-from engine.sglang.validation import limits_of
+from engine.sglang.generate import PendingGeneration
+from engine.sglang.http_api import ServerInfo
+from engine.sglang.request_mapping import read_limits
+from engine.sglang.server.compatibility import ServerRequirements
+from engine.sglang.server.external_server import ExternalServer
+from engine.sglang.server.managed_server import SGLangServer
+from engine.sglang.sglang_engine import LONG_STREAM_INTERVAL, SGLangEngine
 
 IN_FLIGHT = 64
 CROWD = 1000
@@ -76,7 +80,7 @@ SEQUENCE_TOKENS = PROMPT_TOKENS + MOST_TOKENS + 1
 ROOM_TOKENS = 32_768
 
 
-class Sizes(NamedTuple):
+class SglangBenchmarkSizes(NamedTuple):
     rounds: int
     requests: int  # of a round
     fewest: int  # new tokens of each: so many or more, that not all end at once
@@ -84,10 +88,10 @@ class Sizes(NamedTuple):
     crowd_tokens: int  # new ones of each of the crowd's requests
 
 
-WHOLE, QUICK = Sizes(12, 192, 32, MOST_TOKENS, 24), Sizes(2, 64, 8, 24, 8)
+FULL, QUICK = SglangBenchmarkSizes(12, 192, 32, MOST_TOKENS, 24), SglangBenchmarkSizes(2, 64, 8, 24, 8)
 
 
-class WeightsAsTheyAre:
+class FixedWeights:
     """The way of new weights to a server that gets none."""
 
     def check(self, server: ServerInfo) -> None:
@@ -103,37 +107,37 @@ class WeightsAsTheyAre:
 # ---------------------------------------------------------------- the server
 
 
-class Served(NamedTuple):
-    server: SGLangServer | AttachedServer
+class BenchmarkServer(NamedTuple):
+    server: SGLangServer | ExternalServer
     model: Path
     version: int  # of the weights that it has
 
 
-def of_its_own(options: argparse.Namespace, folder: Path) -> Served:
+def prepare_own_server(options: argparse.Namespace, folder: Path) -> BenchmarkServer:
     """Without --enable-deterministic-inference, which is slower, and not needed here."""
     room = {"kv_tokens": ROOM_TOKENS, "max_running": IN_FLIGHT, "sequence_tokens": SEQUENCE_TOKENS}
-    wanted = tiny_server(options, folder, (), **room)
-    return Served(SGLangServer(wanted, log=folder / "sglang.log", scratch=folder / "scratch"), wanted.model, 0)
+    wanted = configure_tiny_server(options, folder, (), **room)
+    return BenchmarkServer(SGLangServer(wanted, log=folder / "sglang.log", scratch=folder / "scratch"), wanted.model, 0)
 
 
-async def of_somebody(url: str, model: Path | None) -> Served:
+async def attach_to_server(url: str, model: Path | None) -> BenchmarkServer:
     client = SGLangClient(url)
     try:
-        path, named = (await client.server_info()).model_path, (await client.model_info()).weight_version
+        path, named = (await client.get_server_info()).model_path, (await client.get_model_info()).weight_version
     finally:
         await client.close()
     model = model or Path(path)
     if not (model / "config.json").exists():
         raise UnusableInput(f"--model: there is no {model}/config.json; name the folder of the server's checkpoint")
-    engine, sglang = Engine(kind="sglang", kv_tokens=0), Sglang(attach=(url.rstrip("/"),))
+    engine, sglang = EngineConfig(kind="sglang", kv_tokens=0), SGLangConfig(external_urls=(url.rstrip("/"),))
     version = int(named) if named.isdecimal() else 0
-    return Served(AttachedServer(Wanted(engine, sglang, model, SEQUENCE_TOKENS)), model, version)
+    return BenchmarkServer(ExternalServer(ServerRequirements(engine, sglang, model, SEQUENCE_TOKENS)), model, version)
 
 
-# ---------------------------------------------------------------- what is asked
+# ---------------------------------------------------------------- requests
 
 
-def drawn(
+def draw_requests(
     draws: np.random.Generator, vocab_size: int, first_id: int, lengths: Sequence[int]
 ) -> list[GenerationRequest]:
     """One for each of the lengths, with prompts that have nothing in common."""
@@ -144,63 +148,70 @@ def drawn(
     ]
 
 
-class Ways:
+class RequestSenders:
     """To send the same requests, IN_FLIGHT of them at a time."""
 
     def __init__(
-        self, engine: SGLangEngine, server: SGLangServer | AttachedServer, bare: BareClient, stream_interval: int
+        self, engine: SGLangEngine, server: SGLangServer | ExternalServer, bare: BareClient, stream_interval: int
     ) -> None:
         self._engine, self._bare, self._interval = engine, bare, stream_interval
         self._priority = server.info.enable_priority_scheduling
-        self._processes = list(server.processes()) if isinstance(server, SGLangServer) else []
+        self._processes = list(server.list_processes()) if isinstance(server, SGLangServer) else []
         self._rounds = count()
 
-    async def adapter(self, requests: Sequence[GenerationRequest]) -> Spent:
+    async def adapter(self, requests: Sequence[GenerationRequest]) -> RoundCost:
         async def ask(request: GenerationRequest) -> int:
             generation = await self._engine.generate(request)
-            self._engine.forget(request.sequence_id)
+            self._engine.release_cache(request.sequence_id)
             return len(generation.token_ids)
 
-        return await self._sent([partial(ask, request) for request in requests])
+        return await self._run_round([partial(ask, request) for request in requests])
 
-    async def bare(self, requests: Sequence[GenerationRequest]) -> Spent:
-        return await self._sent([partial(self._bare.whole, body) for body in self._bodies(requests, stream=False)])
+    async def bare(self, requests: Sequence[GenerationRequest]) -> RoundCost:
+        return await self._run_round(
+            [partial(self._bare.generate, body) for body in self._build_bodies(requests, stream=False)]
+        )
 
-    async def streamed(self, requests: Sequence[GenerationRequest]) -> Spent:
-        return await self._sent([partial(self._bare.streamed, body) for body in self._bodies(requests, stream=True)])
+    async def streamed(self, requests: Sequence[GenerationRequest]) -> RoundCost:
+        return await self._run_round(
+            [partial(self._bare.generate_streamed, body) for body in self._build_bodies(requests, stream=True)]
+        )
 
-    def _bodies(self, requests: Sequence[GenerationRequest], *, stream: bool) -> list[bytes]:
-        """The engine's."""
+    def _build_bodies(self, requests: Sequence[GenerationRequest], *, stream: bool) -> list[bytes]:
+        """Tokens of the engine."""
         name = f"bare-{os.getpid()}-{next(self._rounds)}"
-        turns = [Turn(request, f"{name}-{request.sequence_id}", self._interval) for request in requests]
+        turns = [PendingGeneration(request, f"{name}-{request.sequence_id}", self._interval) for request in requests]
         sent = [
-            turn.request_of_part(turn.prompt(), extra_key=None, rank=None, priority=self._priority) for turn in turns
+            turn.build_request(turn.build_prompt(), extra_key=None, dp_rank=None, use_priority=self._priority)
+            for turn in turns
         ]
         return [msgspec.json.encode(replace(request, stream=stream)) for request in sent]
 
-    async def _sent(self, asks: Sequence[Callable[[], Awaitable[int]]]) -> Spent:
-        """Each says how many tokens have come."""
+    async def _run_round(self, asks: Sequence[Callable[[], Awaitable[int]]]) -> RoundCost:
+        """Each piece has the number of tokens so far."""
         left = iter(asks)
 
         async def one_after_the_other() -> int:
             return sum([await ask() for ask in left])
 
-        server_s, client_s, began = self._server_s(), time.process_time(), time.perf_counter()
+        server_s, client_s, began = self._read_server_cpu_s(), time.process_time(), time.perf_counter()
         tokens = sum(await asyncio.gather(*(one_after_the_other() for _ in range(IN_FLIGHT))))
         seconds, client_s = time.perf_counter() - began, time.process_time() - client_s
-        server_s = [now - before for now, before in zip(self._server_s(), server_s, strict=True)]
-        return Spent(tokens, seconds, client_s, server_s)
+        server_s = [now - before for now, before in zip(self._read_server_cpu_s(), server_s, strict=True)]
+        return RoundCost(tokens, seconds, client_s, server_s)
 
-    def _server_s(self) -> list[float]:
-        return [cpu_s(pid) for pid in self._processes]
-
-
-# ---------------------------------------------------------------- what is measured
+    def _read_server_cpu_s(self) -> list[float]:
+        return [read_process_cpu_s(pid) for pid in self._processes]
 
 
-async def rounds_of(ways: Ways, requests: Sequence[GenerationRequest], rounds: int) -> list[Mapping[str, Spent]]:
+# ---------------------------------------------------------------- measurements
+
+
+async def run_rounds(
+    ways: RequestSenders, requests: Sequence[GenerationRequest], rounds: int
+) -> list[Mapping[str, RoundCost]]:
     """By way. One more is not counted: caches fill, connections open."""
-    spent: list[Mapping[str, Spent]] = []
+    spent: list[Mapping[str, RoundCost]] = []
     for number in range(rounds + 1):
         first = number % len(WAYS)
         done = {way: await getattr(ways, way)(requests) for way in (*WAYS[first:], *WAYS[:first])}
@@ -210,35 +221,37 @@ async def rounds_of(ways: Ways, requests: Sequence[GenerationRequest], rounds: i
     return spent[1:]
 
 
-async def measure(served: Served, sizes: Sizes, stream_interval: int, seed: int) -> dict[str, float]:
+async def measure(
+    served: BenchmarkServer, sizes: SglangBenchmarkSizes, stream_interval: int, seed: int
+) -> dict[str, float]:
     engine = SGLangEngine(
         served.server,
-        WeightsAsTheyAre(),
+        FixedWeights(),
         model=served.model,
         sequence_tokens=SEQUENCE_TOKENS,
         version=served.version,
         max_pending=CROWD,
         stream_interval=stream_interval,
-        connect=partial(SGLangClient, connections=CROWD),
+        connect=partial(SGLangClient, max_in_flight=CROWD),
     )
     await engine.start()
     bare = BareClient(served.server.url)
     try:
-        vocab_size = limits_of(served.model, SEQUENCE_TOKENS, served.server.info).vocab_size
+        vocab_size = read_limits(served.model, SEQUENCE_TOKENS, served.server.info).vocab_size
         draws = np.random.default_rng(seed)
         lengths = draws.integers(sizes.fewest, sizes.most, sizes.requests, endpoint=True).tolist()
-        requests = drawn(draws, vocab_size, 0, lengths)
-        spent = await rounds_of(Ways(engine, served.server, bare, stream_interval), requests, sizes.rounds)
-        many = drawn(draws, vocab_size, sizes.requests, [sizes.crowd_tokens] * CROWD)
-        return overheads(spent) | await crowd(engine, bare, many)
+        requests = draw_requests(draws, vocab_size, 0, lengths)
+        spent = await run_rounds(RequestSenders(engine, served.server, bare, stream_interval), requests, sizes.rounds)
+        many = draw_requests(draws, vocab_size, sizes.requests, [sizes.crowd_tokens] * CROWD)
+        return compute_overheads(spent) | await measure_crowd(engine, bare, many)
     finally:
         await bare.close()
         await engine.close()
 
 
 async def run(options: argparse.Namespace, folder: Path) -> dict[str, float]:
-    served = await of_somebody(options.url, options.model) if options.url else of_its_own(options, folder)
-    sizes = QUICK if options.quick else WHOLE
+    served = await attach_to_server(options.url, options.model) if options.url else prepare_own_server(options, folder)
+    sizes = QUICK if options.quick else FULL
     return await measure(
         served, sizes._replace(rounds=options.rounds or sizes.rounds), options.stream_interval, options.seed
     )
@@ -246,14 +259,17 @@ async def run(options: argparse.Namespace, folder: Path) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", help="of a server that runs; without it one is started")
+    parser.add_argument("--url", help="URL of a running server; default: start one")
     parser.add_argument("--model", type=Path, help="folder of that server's checkpoint, as it is to be read from here")
     add_options(parser)
     parser.add_argument(
-        "--stream-interval", type=int, default=SELDOM, help="tokens from one piece of a stream to the next"
+        "--stream-interval",
+        type=int,
+        default=LONG_STREAM_INTERVAL,
+        help="tokens from one piece of a stream to the next",
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rounds", type=int, help="12, or 2 with --quick; no less than 2")
+    parser.add_argument("--rounds", type=int, help="12, or 2 with --quick; at least 2")
     parser.add_argument("--quick", action="store_true", help="short rounds, and 8 tokens of each of the 1,000")
     options = parser.parse_args()
     if options.rounds is not None and options.rounds < 2:

@@ -1,14 +1,19 @@
-"""An SGLang server whose cache holds a quarter of the demand, under several of the arbiter's policies. JSON last.
+"""An SGLang server with a cache for a quarter of the demand, under several policies. JSON last.
 
-    make sglang-environment && python -m benchmarks.sglang_arbiter [--policies NAME,NAME] [--rounds 3] [--quick]
+    make sglang-environment && python -m benchmarks.sglang_arbiter [--policies NAME,NAME]
+                                                                   [--rounds 3] [--quick]
 
-The server is started as configs/tiny_sglang.toml has it, with the tiny model of random weights; --python and --port say
-with which interpreter and where. --conservativeness is its --schedule-conservativeness: with how much of what a request may
-still generate it reckons when it begins another. What a trajectory does is in benchmarks/_scarce_server.py.
+The benchmark starts the server with the settings of configs/tiny_sglang.toml and a tiny model of
+random weights; --python and --port set its interpreter and port. --conservativeness is the
+server's --schedule-conservativeness: the share of a request's remaining tokens that the server
+reserves when it admits another request. benchmarks/support/sglang/small_cache_server.py
+describes the trajectories.
 
-The policies take turns, a round each, and every one comes to the same tokens. Of each policy's rounds: `tokens_per_s`, and
-`tokens_per_cpu_s` of the server's processes, the median; `retractions`, and what was evicted and computed again, the most.
-`kv_lookahead_over_least_requests` is the median of the rounds' ratios of tokens/s, `by_cpu` that per CPU second.
+The arbiter's policies alternate by round, and all generate the same tokens. Figures of each
+policy: `tokens_per_s` and `tokens_per_cpu_s` (per CPU second of the server's processes), the
+medians of its rounds; `retractions`, `evicted_tokens` and `recomputed_tokens`, the maxima.
+`kv_lookahead_over_least_requests` is the median of the rounds' ratios of tokens/s; `by_cpu` is
+the median of the ratios of tokens per CPU second.
 """
 
 from __future__ import annotations
@@ -27,26 +32,26 @@ import structlog
 import uvloop
 from msgspec.structs import replace
 
-from analysis.simulation.workload import Shape, draw
-from benchmarks._policies import some_of
-from benchmarks._scarce_server import LONG, Outcome, longest_of, measure
-from benchmarks._tiny_server import add_options, tiny_server
-from benchmarks.weights import cpu_s
+from analysis.simulation.workload import WorkloadShape, draw_workload
+from benchmarks.support.policies_flag import make_policies_parser
+from benchmarks.support.sglang.small_cache_server import LONG, ScarceServerOutcome, find_longest, measure
+from benchmarks.support.sglang.tiny_server import add_options, configure_tiny_server
+from benchmarks.weights import read_process_cpu_s
 from configs.errors import UnusableInput
-from configs.schema import Engine
+from configs.schema import EngineConfig
 from engine.contract import EngineFailure
-from engine.sglang.fit import Wanted
-from engine.sglang.server import SGLangServer
-from policies.scheduling import PolicyName
+from engine.sglang.server.compatibility import ServerRequirements
+from engine.sglang.server.managed_server import SGLangServer
+from policies.arbiter.registry import PolicyName
 
 POLICIES: tuple[PolicyName, ...] = ("least_requests", "kv_lookahead")
 MAX_RUNNING = 96
-PAGE = Engine().page_tokens
+PAGE = EngineConfig().page_tokens
 SHARE = 1 / 4  # of the demand is what the cache holds
 
 
-class Round(NamedTuple):
-    outcome: Outcome
+class PolicyRound(NamedTuple):
+    outcome: ScarceServerOutcome
     cpu_s: float  # of the server's processes
 
     @property
@@ -54,50 +59,50 @@ class Round(NamedTuple):
         return self.outcome.generated_tokens / self.cpu_s
 
 
-def wanted(options: argparse.Namespace, shape: Shape, folder: Path) -> Wanted:
+def build_server_config(options: argparse.Namespace, shape: WorkloadShape, folder: Path) -> ServerRequirements:
     """A server with room for a quarter of what the trajectories would hold at their ends."""
-    work = draw(shape, options.seed)
+    work = draw_workload(shape, options.seed)
     arguments = ("--enable-deterministic-inference", f"--schedule-conservativeness={options.conservativeness}")
-    longest = longest_of(work)
+    longest = find_longest(work)
     kv_tokens = max(int(work.demand_tokens * SHARE), longest + PAGE)
     room = {"kv_tokens": kv_tokens, "max_running": MAX_RUNNING, "sequence_tokens": longest}
-    return tiny_server(options, folder, arguments, **room)
+    return configure_tiny_server(options, folder, arguments, **room)
 
 
-def spent_s(server: SGLangServer) -> float:
+def read_cpu_s(server: SGLangServer) -> float:
     """Processor time that its processes have used."""
-    return sum(cpu_s(pid) for pid in server.processes())
+    return sum(read_process_cpu_s(pid) for pid in server.list_processes())
 
 
-async def compare(options: argparse.Namespace, shape: Shape, rounds: int) -> dict[str, object]:
-    work = draw(shape, options.seed)
+async def compare(options: argparse.Namespace, shape: WorkloadShape, rounds: int) -> dict[str, object]:
+    work = draw_workload(shape, options.seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        wants = wanted(options, shape, folder)
+        wants = build_server_config(options, shape, folder)
         print(
             f"{len(work.plans)} trajectories, {work.demand_tokens} tokens held at once at their ends as planned; "
             f"the server's cache holds {wants.engine.kv_tokens}",
             flush=True,
         )
         server = SGLangServer(wants, log=folder / "sglang.log", scratch=folder / "scratch")
-        served = wants._replace(sglang=replace(wants.sglang, attach=(await server.start(),)))
-        found: dict[PolicyName, list[Round]] = {policy: [] for policy in options.policies}
+        served = wants._replace(sglang=replace(wants.sglang, external_urls=(await server.start(),)))
+        found: dict[PolicyName, list[PolicyRound]] = {policy: [] for policy in options.policies}
         try:
             for _ in range(rounds):
                 for policy in options.policies:
-                    before = spent_s(server)
+                    before = read_cpu_s(server)
                     outcome = await measure(served, shape, policy, options.seed)
-                    found[policy].append(Round(outcome, spent_s(server) - before))
-                    print(_line(policy, found[policy][-1]), flush=True)
+                    found[policy].append(PolicyRound(outcome, read_cpu_s(server) - before))
+                    print(_format_line(policy, found[policy][-1]), flush=True)
         finally:
             await server.close()
     digests = {each.outcome.digest for rounds_of in found.values() for each in rounds_of}
     assert len(digests) == 1, f"not all came to the same tokens: {digests}"
-    return {"kv_tokens": wants.engine.kv_tokens, **_figures(found)}
+    return {"kv_tokens": wants.engine.kv_tokens, **_build_figures(found)}
 
 
-def _figures(found: dict[PolicyName, list[Round]]) -> dict[str, object]:
-    figures: dict[str, object] = {policy: _of_policy(rounds) for policy, rounds in found.items()}
+def _build_figures(found: dict[PolicyName, list[PolicyRound]]) -> dict[str, object]:
+    figures: dict[str, object] = {policy: _summarize_policy(rounds) for policy, rounds in found.items()}
     if {"kv_lookahead", "least_requests"} <= found.keys():
         pairs = list(zip(found["kv_lookahead"], found["least_requests"], strict=True))
         by_time = [ours.outcome.tokens_per_s / theirs.outcome.tokens_per_s for ours, theirs in pairs]
@@ -108,7 +113,7 @@ def _figures(found: dict[PolicyName, list[Round]]) -> dict[str, object]:
     return figures
 
 
-def _of_policy(rounds: Sequence[Round]) -> dict[str, float]:
+def _summarize_policy(rounds: Sequence[PolicyRound]) -> dict[str, float]:
     outcomes = [each.outcome for each in rounds]
     return {
         "tokens_per_s": round(median(each.tokens_per_s for each in outcomes), 1),
@@ -122,7 +127,7 @@ def _of_policy(rounds: Sequence[Round]) -> dict[str, float]:
     }
 
 
-def _line(policy: PolicyName, one: Round) -> str:
+def _format_line(policy: PolicyName, one: PolicyRound) -> str:
     outcome = one.outcome
     return (
         f"{policy:14} {outcome.makespan_s:6.2f} s {outcome.tokens_per_s:7.0f} tokens/s, {one.tokens_per_cpu_s:7.0f} per "
@@ -142,7 +147,11 @@ def main() -> None:
         help="SGLang has 1.0, and advises 0.3 where the cache is not filled; 0.3",
     )
     parser.add_argument(
-        "--policies", type=some_of(get_args(PolicyName)), default=POLICIES, metavar="NAME,NAME", help=",".join(POLICIES)
+        "--policies",
+        type=make_policies_parser(get_args(PolicyName)),
+        default=POLICIES,
+        metavar="NAME,NAME",
+        help=",".join(POLICIES),
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)

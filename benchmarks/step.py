@@ -1,4 +1,4 @@
-"""What the bus, the processes and the event log cost: RL steps of the same run, taken in five ways. JSON last.
+"""Measure the cost of the bus, the processes and the event log: the same RL steps in five ways. JSON last.
 
     python -m benchmarks.step [--checkpoint runs/demo/checkpoints/step_000000] [--steps 10] [--rounds 2] [--quick]
 
@@ -6,11 +6,11 @@
 |----------------|-------------------------------------------------------|------------------------|
 | zeromq + log   | a run as it is: each actor is a process of its own    | processes              |
 | zeromq         | the same without event logs                           | without_log            |
-| in process+log | the same actors in one process, on the in-process bus | in_process             |
+| in process+log | the same actors in one process, on the in-process bus | make_in_process_bus_factory             |
 | in process     | the same without event logs                           | in_process_without_log |
 | plain loop     | a script: no actors, no bus, no log                   | single                 |
 
-The one process is benchmarks._in_process, the script benchmarks._single_process.
+The one process is benchmarks.support.in_process_run, the script benchmarks.support.single_loop_run.
 
 All begin at the same checkpoint with the same seed, so they generate and train on the same trajectories; the printed
 token counts say how nearly. They take turns, a round each; of each step the fastest round counts, so that whatever
@@ -37,15 +37,15 @@ from statistics import mean
 
 from msgspec.structs import replace
 
-from benchmarks._tiny_run import (
-    cold_start,
+from benchmarks.support.tiny_run import (
     from_checkpoint,
-    steps_in_plain_loop,
-    steps_in_process,
-    steps_over_processes,
+    run_cold_start,
+    run_in_plain_loop,
+    run_in_process,
+    run_over_processes,
 )
 from configs.run_folder import RunFolder
-from configs.schema import Run
+from configs.schema import RunConfig
 
 UNCOUNTED = 2  # the first step and the last
 QUICK = ("rl.prompts=4", "rl.rollouts=8", "sft.batch_size=32", "tiny.num_train_questions=256")
@@ -67,39 +67,39 @@ Steps = list[dict[str, float]]
 Figures = Mapping[str, Mapping[str, float]]  # by way: means of its steps
 
 
-def ways(run: Run, runs: Path) -> dict[str, Callable[[], Steps]]:
-    """How to take the run's steps, by the keys of COLUMNS, in whose order they can be taken."""
+def build_ways(run: RunConfig, runs: Path) -> dict[str, Callable[[], Steps]]:
+    """How to run the steps, by the keys of COLUMNS and in their order."""
     logged = replace(run, runs_folder=str(runs), name="processes")
     bare = replace(logged, name="without_log", log=replace(run.log, events=False))
     return {
-        "processes": lambda: steps_over_processes(logged),
-        "without_log": lambda: steps_over_processes(bare),
-        "in_process": lambda: steps_in_process(replace(logged, name="in_process")),
-        "in_process_without_log": lambda: steps_in_process(replace(bare, name="in_process_without_log")),
-        "single": lambda: steps_in_plain_loop(RunFolder(runs / logged.name)),
+        "processes": lambda: run_over_processes(logged),
+        "without_log": lambda: run_over_processes(bare),
+        "in_process": lambda: run_in_process(replace(logged, name="in_process")),
+        "in_process_without_log": lambda: run_in_process(replace(bare, name="in_process_without_log")),
+        "single": lambda: run_in_plain_loop(RunFolder(runs / logged.name)),
     }
 
 
-def best_of(rounds: Sequence[Steps]) -> Steps:
-    """Of each counted step the metrics of its fastest round."""
+def select_fastest(rounds: Sequence[Steps]) -> Steps:
+    """The metrics of the fastest round of each counted step."""
     counted = [steps[1:-1] for steps in rounds]
     return [min(same, key=lambda step: step["step_s"]) for same in zip(*counted, strict=True)]
 
 
-def means(steps: Steps) -> dict[str, float]:
+def compute_means(steps: Steps) -> dict[str, float]:
     return {name: mean(step[name] for step in steps) for name in SHOWN}
 
 
 def measure(options: argparse.Namespace, runs: Path) -> dict[str, float]:
     settings = [f"seed={options.seed}", *(QUICK if options.quick else ()), *options.set]
     sft = [f"sft.steps={options.sft_steps}", *settings]
-    checkpoint = options.checkpoint or cold_start(options.config, sft, runs)
+    checkpoint = options.checkpoint or run_cold_start(options.config, sft, runs)
     run = from_checkpoint(options.config, settings, checkpoint, options.steps + UNCOUNTED)
     taken: dict[str, list[Steps]] = {way: [] for way in COLUMNS}
     for _ in range(options.rounds):
-        for way, take in ways(run, runs).items():
+        for way, take in build_ways(run, runs).items():
             taken[way].append(take())
-    figures = {way: means(best_of(rounds)) for way, rounds in taken.items()}
+    figures = {way: compute_means(select_fastest(rounds)) for way, rounds in taken.items()}
     show(figures)
     return {
         **{
@@ -108,10 +108,10 @@ def measure(options: argparse.Namespace, runs: Path) -> dict[str, float]:
             for name in ("step_s", "rollout_s", "train_s")
         },
         "weights_s_processes": round(figures["processes"]["weights_s"], 4),
-        "log_ratio": ratio(figures, "processes", "without_log"),
-        "log_ratio_in_process": ratio(figures, "in_process", "in_process_without_log"),
-        "zeromq_ratio": ratio(figures, "processes", "in_process"),
-        "ratio": ratio(figures, "processes", "single"),
+        "log_ratio": compute_ratio(figures, "processes", "without_log"),
+        "log_ratio_in_process": compute_ratio(figures, "in_process", "in_process_without_log"),
+        "zeromq_ratio": compute_ratio(figures, "processes", "in_process"),
+        "ratio": compute_ratio(figures, "processes", "single"),
         "steps": options.steps,
         "seed": run.seed,
         "threads_generator": run.engine.threads,
@@ -119,7 +119,7 @@ def measure(options: argparse.Namespace, runs: Path) -> dict[str, float]:
     }
 
 
-def ratio(figures: Figures, way: str, to: str) -> float:
+def compute_ratio(figures: Figures, way: str, to: str) -> float:
     return round(figures[way]["step_s"] / figures[to]["step_s"], 3)
 
 
@@ -140,12 +140,14 @@ def show(figures: Figures) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=Path("configs/tiny.toml"))
-    parser.add_argument("--checkpoint", type=Path, help="step_000000 of a run; its folder must have the data still")
+    parser.add_argument("--checkpoint", type=Path, help="step_000000 of a run; its folder must still have the data")
     parser.add_argument("--sft-steps", type=int, help="of the cold start, without --checkpoint (120)")
-    parser.add_argument("--steps", type=int, help="that count (10)")
-    parser.add_argument("--rounds", type=int, help="of all five, by turns (2)")
+    parser.add_argument("--steps", type=int, help="counted steps (10)")
+    parser.add_argument("--rounds", type=int, help="rounds, in each of which the ways alternate (2)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for all; may be repeated")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="setting for all ways; may be repeated"
+    )
     parser.add_argument("--quick", action="store_true", help="32 trajectories a step, 2 steps, a short cold start")
     options = parser.parse_args()
     for name, usual, quick in (("sft_steps", 120, QUICK_SFT_STEPS), ("steps", 10, QUICK_STEPS), ("rounds", 2, 1)):

@@ -1,12 +1,17 @@
-"""The simulator beside real runs: two embedded engines whose caches hold a part of the demand. JSON last.
+"""Compare the simulator with real runs of two embedded engines with scarce KV cache. JSON last.
 
-    python -m benchmarks.validation [--policies kv_lookahead,least_requests,static] [--share 0.33] [--steps 3] [--quick]
+    python -m benchmarks.validation [--policies kv_lookahead,least_requests,static] [--share 0.33]
+                                    [--steps 3] [--quick]
 
-A first run on the tiny task, over real processes, ends a cold start too early for a good model and tells the demand: some
-answers are short, some call tools, some babble on to their limit. Then, for each policy, a run from there with small caches
-is recorded, and each of its steps simulated from its event log, with costs calibrated from its engines' reports, under the
-policy that it had. Keys, for each policy: `measured_s` and `predicted_s` of each step, `ratio` of their sums, `worst_ratio`
-of a single step's, `waits_s` of a trajectory in the mean, and the engines' tokens, all measured and predicted.
+A first run on the tiny task, over real processes, measures the demand. Its cold start is too
+short for a good model: some answers are short, some call tools, and some reach their token
+limit. Each policy then has a run from this checkpoint with small caches. The benchmark simulates
+each step of that run from its event log, under the same policy, with costs calibrated from its
+engines' reports.
+
+Keys of each policy: `measured_s` and `predicted_s` of each step, `ratio` of their sums,
+`worst_ratio` of a single step, mean `waits_s` of a trajectory, and the engines' token counts.
+Waits and token counts have a measured and a predicted value.
 """
 
 from __future__ import annotations
@@ -20,51 +25,56 @@ from typing import Any, get_args
 
 from msgspec.structs import replace
 
-from analysis.simulation.outcome import Outcome
-from analysis.simulation.recorded import RecordedStep, recorded_step
-from analysis.simulation.run import simulate
-from analysis.utilization.report import utilization_of
-from benchmarks._policies import some_of
-from benchmarks._tiny_run import from_checkpoint, launch
+from analysis.simulation.outcome import SimulationOutcome
+from analysis.simulation.recorded_workload import RecordedStep, load_recorded_step
+from analysis.simulation.simulate import simulate
+from analysis.utilization.report import compute_utilization
+from benchmarks.support.policies_flag import make_policies_parser
+from benchmarks.support.tiny_run import from_checkpoint, launch
 from configs.load import load_run
 from configs.run_folder import RunFolder
-from configs.schema import Run
-from policies.scheduling import PolicyName
+from configs.schema import RunConfig
+from policies.arbiter.registry import PolicyName
 
 CONFIG = Path("configs/tiny.toml")
 ENGINES = 2
 COLD_START = ("sft.steps=50", "sft.batch_size=32", "tiny.num_sft_dialogues=3200", "name=cold")
 SETTINGS = (
-    *("sandbox.backend=process", f"engine.num_engines={ENGINES}", "learner.threads=1", "evaluation.questions=0"),
+    *(
+        "sandbox.backend=process",
+        f"engine.num_engines={ENGINES}",
+        "learner.threads=1",
+        "evaluation.questions=0",
+    ),
     *("rl.prompts=16", "rl.rollouts=16", "dialogue.response_tokens=480"),
 )
 POLICIES: tuple[PolicyName, ...] = ("kv_lookahead", "least_requests", "static")
 
 
-def begun(settings: Sequence[str], runs: Path) -> RunFolder:
+def start_cold_run(settings: Sequence[str], runs: Path) -> RunFolder:
     """A run with a cold start, and one step for which its caches are large enough."""
     run = load_run(CONFIG, [*settings, *COLD_START, "rl.steps=1"])
     return launch(replace(run, runs_folder=str(runs)))
 
 
-def with_caches(run: Run, demand_tokens: int, share: float) -> Run:
-    """Engines that together hold such a share of the demand."""
+def shrink_caches(run: RunConfig, demand_tokens: int, share: float) -> RunConfig:
+    """Engines with caches for this share of the demand."""
     least = run.dialogue.sequence_tokens + run.engine.page_tokens
     kv_tokens = max(least, round(share * demand_tokens / ENGINES))
     return replace(run, engine=replace(run.engine, kv_tokens=kv_tokens))
 
 
-def compared(folder: RunFolder, steps: int) -> list[tuple[RecordedStep, Outcome]]:
-    """Each step of a recorded run beside its simulation."""
-    recorded = [recorded_step(folder, step) for step in range(1, steps + 1)]
+def simulate_steps(folder: RunFolder, steps: int) -> list[tuple[RecordedStep, SimulationOutcome]]:
+    """Compare each step of a recorded run with its simulation."""
+    recorded = [load_recorded_step(folder, step) for step in range(1, steps + 1)]
     return [(each, simulate(each.workload, each.cluster, each.policy)) for each in recorded]
 
 
-def figures(pairs: Sequence[tuple[RecordedStep, Outcome]], logs: Path) -> dict[str, Any]:
+def compute_figures(pairs: Sequence[tuple[RecordedStep, SimulationOutcome]], logs: Path) -> dict[str, Any]:
     measured = [each.measured_s for each, _ in pairs]
     predicted = [outcome.makespan_s for _, outcome in pairs]
     ratios = [there / here for here, there in zip(measured, predicted, strict=True)]
-    told = utilization_of(logs)
+    told = compute_utilization(logs)
     counters = {
         "prefilled_tokens": "prefilled_tokens",
         "evicted_tokens": "evicted_tokens",
@@ -78,13 +88,13 @@ def figures(pairs: Sequence[tuple[RecordedStep, Outcome]], logs: Path) -> dict[s
         "predicted_s": [round(seconds, 3) for seconds in predicted],
         "latency_ms": [round(1e3 * each.cluster.latency_s, 2) for each, _ in pairs],
         "waits_s": {name: round(wait.mean_s, 3) for name, wait in told.trajectories.waits.items()},
-        "waits_s_predicted": _waits_s([outcome for _, outcome in pairs]),
+        "waits_s_predicted": _sum_waits_s([outcome for _, outcome in pairs]),
         **{name: sum(getattr(engine, name) for engine in told.engines) for name in counters},
         **{f"{name}_predicted": sum(getattr(each, key) for _, each in pairs) for name, key in counters.items()},
     }
 
 
-def _waits_s(outcomes: Sequence[Outcome]) -> dict[str, float]:
+def _sum_waits_s(outcomes: Sequence[SimulationOutcome]) -> dict[str, float]:
     trajectories = sum(outcome.trajectories for outcome in outcomes)
     causes = {
         "lease_wait_s": ("lease to begin", "lease after a tool", "lease within a turn"),
@@ -100,14 +110,14 @@ def _waits_s(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 def measure(policies: Sequence[PolicyName], share: float, steps: int, seed: int, runs: Path) -> dict[str, Any]:
     settings = (*SETTINGS, f"seed={seed}")
-    cold = begun(settings, runs)
-    demand_tokens = recorded_step(cold, 1).workload.demand_tokens
+    cold = start_cold_run(settings, runs)
+    demand_tokens = load_recorded_step(cold, 1).workload.demand_tokens
     found: dict[str, Any] = {}
     for policy in policies:
         own = (*settings, f"arbiter.policy={policy}", f"name={policy}")
-        run = replace(from_checkpoint(CONFIG, own, cold.checkpoint(0), steps), runs_folder=str(runs))
-        folder = launch(with_caches(run, demand_tokens, share))
-        found[policy] = figures(compared(folder, steps), folder.logs)
+        run = replace(from_checkpoint(CONFIG, own, cold.get_checkpoint_path(0), steps), runs_folder=str(runs))
+        folder = launch(shrink_caches(run, demand_tokens, share))
+        found[policy] = compute_figures(simulate_steps(folder, steps), folder.logs)
         print(f"{policy}: {json.dumps(found[policy])}", flush=True)
     return {"share": share, "demand_tokens": demand_tokens, "steps": steps, "seed": seed, "policies": found}
 
@@ -115,13 +125,16 @@ def measure(policies: Sequence[PolicyName], share: float, steps: int, seed: int,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--policies", type=some_of(get_args(PolicyName)), metavar="NAME,NAME", help="those that the docs compare"
+        "--policies",
+        type=make_policies_parser(get_args(PolicyName)),
+        metavar="NAME,NAME",
+        help="default: the policies of docs/simulator.md",
     )
     parser.add_argument("--quick", action="store_true", help="one step under one policy")
-    parser.add_argument("--share", type=float, default=0.33, help="of the demand that the caches hold")
-    parser.add_argument("--steps", type=int, help="of each run (3)")
+    parser.add_argument("--share", type=float, default=0.33, help="share of the demand that fits into the caches")
+    parser.add_argument("--steps", type=int, help="steps of each run (3)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave the runs there")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the runs in this folder")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         runs = options.keep or Path(name)

@@ -1,11 +1,11 @@
-"""New weights on their way to other nodes, over loopback with CURVE, beside a plain copy of their file. JSON last.
+"""Measure weight transfer to other nodes, over loopback with CURVE, against a plain file copy. JSON last.
 
     python -m benchmarks.weights [--quick] [--mib MIB] [--nodes N] [--rounds N]
 
 The server is the process that a run has. In each round a new version is published, its file copied, fetched by one node,
 and fetched by several nodes at once, all in memory; ratios are medians of the rounds'. The lag is the worst that the event
 loop of a process has while it fetches; the server's memory is the most that it took. All nodes and the server share this
-machine's cores, which a cluster's do not; what the processors spend on a GB does not depend on who else is at work here.
+machine's cores, which a cluster's do not; what the processors spend on a GB does not depend on other load on the machine.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from statistics import median
 import torch
 import uvloop
 
-from benchmarks._memory import peak_resident_mib
-from bus.curve import load_key, make_key
+from benchmarks.support.process_memory import read_peak_resident_mib
 from bus.messages import WeightsPublished
+from bus.transport.curve_auth import generate_key, load_key
 from configs.load import write_resolved
 from configs.run_folder import RunFolder
-from configs.schema import Run
-from engine.weight_fetching import WeightsFetcher
-from engine.weights import WeightsPublisher
+from configs.schema import RunConfig
+from engine.weight_transfer.shared_memory import WeightsPublisher
+from engine.weight_transfer.weight_client import WeightsFetcher
 
 LOOPBACK = "127.0.0.1"
 _TICK_S = 0.005
 
 
-class Nodes:
-    """As many as are asked for, each with a folder of its own in memory."""
+class FetchingNodes:
+    """Receivers, each with its own folder in memory."""
 
     def __init__(self, memory: Path, port: int, key: Path) -> None:
         self._memory, self._port, self._key = memory, port, load_key(key)
@@ -51,7 +51,7 @@ class Nodes:
         folders = [self._memory / f"node_{number}" for number in range(nodes)]
         fetchers = [WeightsFetcher(folder, LOOPBACK, self._port, self._key) for folder in folders]
         began = time.perf_counter()
-        await asyncio.gather(*(fetcher.nearby(published) for fetcher in fetchers))
+        await asyncio.gather(*(fetcher.fetch(published) for fetcher in fetchers))
         took = time.perf_counter() - began
         for folder in folders:
             shutil.rmtree(folder)
@@ -66,13 +66,13 @@ class Nodes:
         return took
 
 
-class Lag:
-    """The worst of the event loop, while the context is open."""
+class EventLoopLag:
+    """The longest delay of the event loop inside the context."""
 
     def __init__(self) -> None:
         self.worst_s = 0.0
 
-    async def __aenter__(self) -> Lag:
+    async def __aenter__(self) -> EventLoopLag:
         self._watching = asyncio.create_task(self._watch())
         return self
 
@@ -87,12 +87,14 @@ class Lag:
 
 
 @asynccontextmanager
-async def server(folder: RunFolder, key: Path) -> AsyncGenerator[tuple[int, int]]:
-    """Its process id, and its port."""
+async def running_server(folder: RunFolder, key: Path) -> AsyncGenerator[tuple[int, int]]:
+    """The process id and the port."""
     argv = ("--run-folder", str(folder.path), "--host", LOOPBACK, "--port", "0", "--key", str(key))
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "engine.weight_server", *argv, stdin=PIPE)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "engine.weight_transfer.weight_server", *argv, stdin=PIPE
+    )
     log = folder.logs / "weights.jsonl"
-    while not log.exists() or b"weights.offered" not in log.read_bytes():  # noqa: ASYNC110 - it tells nobody else
+    while not log.exists() or b"weight_server.started" not in log.read_bytes():  # noqa: ASYNC110 - no event to wait for
         await asyncio.sleep(0.01)
     try:
         yield process.pid, json.loads(log.read_text().splitlines()[0])["port"]
@@ -101,31 +103,31 @@ async def server(folder: RunFolder, key: Path) -> AsyncGenerator[tuple[int, int]
         await process.wait()
 
 
-def cpu_s(pid: int) -> float:
-    """That the process's threads have had so far."""
+def read_process_cpu_s(pid: int) -> float:
+    """CPU seconds of the process's threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def rounds(options: argparse.Namespace, folder: RunFolder, key: Path) -> dict[str, float]:
+async def run_rounds(options: argparse.Namespace, folder: RunFolder, key: Path) -> dict[str, float]:
     num_bytes = options.mib * 2**20
     weights = {"a": torch.rand(num_bytes // 4)}
     publisher = WeightsPublisher(folder.shared_memory)
     taken: list[tuple[float, float, float]] = []
     server_cpu_s = node_cpu_s = 0.0
-    lag = Lag()
-    async with server(folder, key) as (pid, port):
-        nodes = Nodes(folder.shared_memory, port, key)
+    lag = EventLoopLag()
+    async with running_server(folder, key) as (pid, port):
+        nodes = FetchingNodes(folder.shared_memory, port, key)
         for version in range(options.rounds):
             published = publisher.publish(version, weights)
             copy_s = nodes.copy(published)
-            before = cpu_s(pid), time.process_time()
+            before = read_process_cpu_s(pid), time.process_time()
             async with lag:
                 one_s = await nodes.fetch(published, 1)
-            server_cpu_s += cpu_s(pid) - before[0]
+            server_cpu_s += read_process_cpu_s(pid) - before[0]
             node_cpu_s += time.process_time() - before[1]
             taken.append((copy_s, one_s, await nodes.fetch(published, options.nodes)))
-        server_mib = peak_resident_mib(pid)
+        server_mib = read_peak_resident_mib(pid)
     fetched_gb = options.rounds * num_bytes / 1e9
     return {
         "mib": options.mib,
@@ -147,9 +149,9 @@ async def measure(options: argparse.Namespace) -> dict[str, float]:
         folder = RunFolder(Path(name) / "run")
         folder.path.mkdir()
         folder.shared_memory.mkdir(mode=0o700)
-        write_resolved(Run(name="weights"), folder.config)
+        write_resolved(RunConfig(name="weights"), folder.config)
         try:
-            return await rounds(options, folder, make_key(Path(name)))
+            return await run_rounds(options, folder, generate_key(Path(name)))
         finally:
             shutil.rmtree(folder.shared_memory)
 

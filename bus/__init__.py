@@ -1,1 +1,1 @@
-"""How processes talk and what is remembered: messages, codec, transports, event log."""
+"""Messages between processes, their transports and event logs, and services of each process."""

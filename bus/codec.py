@@ -1,4 +1,4 @@
-"""Envelopes to bytes and back. The bytes are what travels and what is logged."""
+"""Encoding of envelopes as frames, which are sent and logged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bus.messages import AnyMessage, Envelope
 
 
 class MalformedFrame(ValueError):
-    """Bytes that are no Envelope of this protocol."""
+    """Bytes that are not a valid Envelope."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -23,20 +23,20 @@ def decode(frame: bytes) -> Envelope:
     """Raises MalformedFrame."""
     try:
         return _decoder.decode(frame)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # also text that is none, or what lies too deep
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # also invalid UTF-8, or too deep nesting
         raise MalformedFrame(str(error)) from error
 
 
-def head_of(kind: type[AnyMessage]) -> bytes:
-    """The bytes with which every message of a kind begins: an array of the tag and the fields, in MessagePack."""
+def build_kind_prefix(kind: type[AnyMessage]) -> bytes:
+    """The first bytes of every message of a kind: header of the MessagePack array, and the tag."""
     tag, length = kind.__name__.encode(), 1 + len(kind.__struct_fields__)
-    assert len(tag) < 32, f"{kind.__name__} has no short head"
+    assert len(tag) < 32, f"the name {kind.__name__} is too long for a short header"
     array = bytes((0x90 + length,)) if length < 16 else b"\xdc" + length.to_bytes(2, "big")
     return array + bytes((0xA0 + len(tag),)) + tag
 
 
-def begins_with(frame: bytes, heads: tuple[bytes, ...]) -> bool:
-    """Whether the message of an encoded Envelope has one of the heads: as much as can be known without decoding it."""
+def has_kind_prefix(frame: bytes, prefixes: tuple[bytes, ...]) -> bool:
+    """Whether the message of an encoded Envelope starts with a prefix, without decoding it."""
     at = 1
     for _ in range(2):  # sender and receiver, as strings of up to 31 or 255 bytes
         first = frame[at] if at < len(frame) else 0
@@ -46,4 +46,4 @@ def begins_with(frame: bytes, heads: tuple[bytes, ...]) -> bool:
             at += 2 + frame[at + 1]
         else:
             return False
-    return frame.startswith(heads, at)
+    return frame.startswith(prefixes, at)

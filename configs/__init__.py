@@ -1,1 +1,1 @@
-"""The schema of a run (every knob, one frozen Struct per component) and the TOML files that set it."""
+"""The configuration of a run: schema, loading, presets, and the paths of a run's files."""

@@ -1,7 +1,9 @@
-"""From a TOML file, `--set` overrides and a preset to a `Run`, and back to a file.
+"""Loading of a RunConfig from a TOML file, `--set` overrides and a preset, and writing it back to
+a file.
 
-Layers, each over the one before: the schema's defaults, configs/presets/NAME.toml (`preset = "NAME"`), the file, the
-overrides in their order. Whatever is wrong with any of them is a ConfigError that names the layer and the key.
+Layers, later ones taking precedence: the schema's defaults, configs/presets/NAME.toml (`preset =
+"NAME"`), the file, the overrides in their order. Every mistake is a ConfigError that names the
+layer and the key.
 """
 
 from __future__ import annotations
@@ -14,24 +16,25 @@ from typing import Any, cast
 import msgspec
 import tomli_w
 
-from configs.complaints import Layer, explain, show
-from configs.disk import write_whole
+from configs.atomic_write import write_atomically
+from configs.error_messages import ConfigLayer, explain_validation_error, format_value
 from configs.errors import UnusableInput
-from configs.keys import PRESET, annotation_at, is_text, nearest_keys, section_of
-from configs.schema import Run
+from configs.schema import RunConfig
+from configs.schema_tree import PRESET_KEY, find_annotation, find_nearest_keys, find_section, is_string
 
 _NO_FILE = Path("the defaults")
-PRESETS = Path(__file__).parent / "presets"
+PRESETS_FOLDER = Path(__file__).parent / "presets"
 
 
 class ConfigError(UnusableInput):
-    """The configuration cannot be used. `str(error)` names the file or the flag, the key's full path, and the remedy."""
+    """An unusable configuration. `str(error)` names the file or the flag, the key's full path,
+    and the remedy."""
 
 
-def load_run(path: Path | None, overrides: Sequence[str] = ()) -> Run:
-    """Without a file, the overrides stand on the schema's defaults alone. Raises ConfigError."""
-    layers = [*map(_read, [path] if path else []), *map(_parse_override, overrides)]
-    if preset := _preset_of(layers):
+def load_run(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+    """Without a file, the overrides apply to the schema's defaults. Raises ConfigError."""
+    layers = [*map(_read_layer, [path] if path else []), *map(_parse_override, overrides)]
+    if preset := _pop_preset(layers):
         layers.insert(0, preset)
     for layer in layers:
         _check_keys(layer.source, layer.table)
@@ -39,37 +42,48 @@ def load_run(path: Path | None, overrides: Sequence[str] = ()) -> Run:
     for layer in layers:
         merged = _merge(merged, layer.table)
     try:
-        return msgspec.convert(merged, Run)
+        return msgspec.convert(merged, RunConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(explain(str(error), merged, layers, path or _NO_FILE)) from None
+        raise ConfigError(explain_validation_error(str(error), merged, layers, path or _NO_FILE)) from None
 
 
-def load_resolved(path: Path) -> Run:
-    """What `write_resolved` wrote. Raises ConfigError."""
+def load_resolved(path: Path) -> RunConfig:
+    """Load the file that `write_resolved` wrote. Raises ConfigError."""
     return load_run(path)
 
 
-def write_resolved(run: Run, path: Path) -> None:
-    """Every key with the value that is in force, so that later defaults change nothing. Raises OSError, DiskRefused."""
-    write_whole(path, tomli_w.dumps(_without_none(msgspec.to_builtins(run))).encode())
+def load_with_overrides(path: Path, overrides: Sequence[str], sections: Sequence[str]) -> RunConfig:
+    """A finished run's configuration with overrides in `sections`. Raises ConfigError for any other change."""
+    run = load_run(path, overrides)
+    for difference in list_differences(load_resolved(path), run):
+        key = difference.partition(":")[0]
+        if key.partition(".")[0] not in sections:
+            allowed = " and ".join(f"{section}.*" for section in sections)
+            raise ConfigError(f"--set {key}: cannot be changed for a finished run; only {allowed} can")
+    return run
 
 
-def differences(a: Run, b: Run) -> list[str]:
-    """One line `learner.lr: 0.0003 -> 0.0001` for each key that differs; empty if the runs are configured alike."""
-    return _differences(msgspec.to_builtins(a), msgspec.to_builtins(b), "")
+def write_resolved(run: RunConfig, path: Path) -> None:
+    """Write every key, so that later defaults do not apply. Raises OSError, DiskError."""
+    write_atomically(path, tomli_w.dumps(_drop_none(msgspec.to_builtins(run))).encode())
 
 
-def obstacles(before: Run, after: Run) -> list[str]:
-    """The differences with which a run cannot go on: all but those of the cluster, which may be another one."""
-    return differences(msgspec.structs.replace(before, cluster=after.cluster), after)
+def list_differences(a: RunConfig, b: RunConfig) -> list[str]:
+    """One line per key that differs, such as `learner.lr: 0.0003 -> 0.0001`."""
+    return _diff_tables(msgspec.to_builtins(a), msgspec.to_builtins(b), "")
+
+
+def list_resume_conflicts(before: RunConfig, after: RunConfig) -> list[str]:
+    """Differences that prevent `--resume`: all except those of `cluster`."""
+    return list_differences(msgspec.structs.replace(before, cluster=after.cluster), after)
 
 
 # ---------------------------------------------------------------- reading the layers
 
 
-def _read(path: Path) -> Layer:
+def _read_layer(path: Path) -> ConfigLayer:
     try:
-        return Layer(str(path), tomllib.loads(path.read_text(encoding="utf-8")))
+        return ConfigLayer(str(path), tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -78,64 +92,67 @@ def _read(path: Path) -> Layer:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
 
 
-def _parse_override(override: str) -> Layer:
+def _parse_override(override: str) -> ConfigLayer:
     source = f"--set {override}"
     dotted, equals, text = override.partition("=")
     keys = [key.strip() for key in dotted.split(".")]
     if not equals or not all(keys):
         raise ConfigError(f"{source}: expected key.path=value, such as --set learner.lr=1e-4")
-    table: Any = _parse_value(text.strip(), wants_text=keys == [PRESET] or is_text(annotation_at(keys)))
+    table: Any = _parse_value(
+        text.strip(), expects_string=keys == [PRESET_KEY] or is_string(find_annotation(RunConfig, keys))
+    )
     for key in reversed(keys):
         table = {key: table}
-    return Layer(source, cast("dict[str, Any]", table))
+    return ConfigLayer(source, cast("dict[str, Any]", table))
 
 
-def _parse_value(text: str, *, wants_text: bool) -> object:
-    """TOML where it is TOML, else the bare string: nobody wants to quote for the shell and for TOML at once."""
+def _parse_value(text: str, *, expects_string: bool) -> object:
+    """The value as TOML, or as a bare string if it is not valid TOML, so that strings need no
+    second pair of quotes."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
-    if set(parsed) != {"value"}:  # a line break in the text began another key
+    if set(parsed) != {"value"}:  # a line break in the text starts another key
         return text
     value = parsed["value"]
-    return text if wants_text and not isinstance(value, str) else value  # name=2024 is a name
+    return text if expects_string and not isinstance(value, str) else value  # name=2024 is a string
 
 
-def _preset_of(layers: Sequence[Layer]) -> Layer | None:
-    """Takes `preset` out of the layers; the last one that names it counts."""
-    named = [(layer.source, layer.table.pop(PRESET)) for layer in layers if PRESET in layer.table]
-    if not named:
+def _pop_preset(layers: Sequence[ConfigLayer]) -> ConfigLayer | None:
+    """Remove `preset` from the layers; the last layer that sets it counts."""
+    presets = [(layer.source, layer.table.pop(PRESET_KEY)) for layer in layers if PRESET_KEY in layer.table]
+    if not presets:
         return None
-    source, name = named[-1]
-    known = sorted(path.stem for path in PRESETS.glob("*.toml"))
+    source, name = presets[-1]
+    known = sorted(path.stem for path in PRESETS_FOLDER.glob("*.toml"))
     if name not in known:
-        raise ConfigError(f"{source}: unknown preset {show(name)}; known are: {', '.join(known)}")
-    return _read(PRESETS / f"{name}.toml")
+        raise ConfigError(f"{source}: unknown preset {format_value(name)}; known are: {', '.join(known)}")
+    return _read_layer(PRESETS_FOLDER / f"{name}.toml")
 
 
 def _check_keys(source: str, table: Mapping[str, Any], path: tuple[str, ...] = ()) -> None:
-    """Every key exists, and tables are where the schema has tables; otherwise merging would hide what is wrong."""
+    """Check that all keys exist and tables match the schema; merging would hide mistakes."""
     for key, value in table.items():
         here = (*path, key)
-        annotation = annotation_at(here)
+        annotation = find_annotation(RunConfig, here)
         if annotation is None:
-            raise ConfigError(f"{source}: unknown key `{'.'.join(here)}`{_did_you_mean(here)}")
-        if section_of(annotation) is None:
+            raise ConfigError(f"{source}: unknown key `{'.'.join(here)}`{_suggest_keys(here)}")
+        if find_section(annotation) is None:
             continue
         if not isinstance(value, dict):
-            raise ConfigError(f"{source}: `{'.'.join(here)}` must be a table, got {show(value)}")
+            raise ConfigError(f"{source}: `{'.'.join(here)}` must be a table, got {format_value(value)}")
         _check_keys(source, cast("dict[str, Any]", value), here)
 
 
-def _did_you_mean(path: Sequence[str]) -> str:
-    nearest = " or ".join(f"`{key}`" for key in nearest_keys(path))
+def _suggest_keys(path: Sequence[str]) -> str:
+    nearest = " or ".join(f"`{key}`" for key in find_nearest_keys(RunConfig, path))
     return f"; did you mean {nearest}?" if nearest else ""
 
 
-def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
+def _merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in override.items():
         both_tables = isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = _merge(merged[key], cast("dict[str, Any]", value)) if both_tables else value
     return merged
@@ -144,18 +161,18 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 # ---------------------------------------------------------------- comparing and writing
 
 
-def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
-    """TOML has no null: a key that is absent says the same."""
+def _drop_none(table: Mapping[str, Any]) -> dict[str, Any]:
+    """TOML has no null; an absent key means None."""
     present = {key: value for key, value in table.items() if value is not None}
-    return {key: _without_none(value) if isinstance(value, dict) else value for key, value in present.items()}
+    return {key: _drop_none(value) if isinstance(value, dict) else value for key, value in present.items()}
 
 
-def _differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str) -> list[str]:
+def _diff_tables(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str) -> list[str]:
     lines: list[str] = []
-    for key in {**a, **b}:  # a table of the user's own, such as sglang.environment, may have others
+    for key in {**a, **b}:  # keys of sglang.environment are arbitrary, so they may differ
         before, after = a.get(key), b.get(key)
         if isinstance(before, dict) and isinstance(after, dict):
-            lines += _differences(cast("dict[str, Any]", before), cast("dict[str, Any]", after), f"{prefix}{key}.")
+            lines += _diff_tables(cast("dict[str, Any]", before), cast("dict[str, Any]", after), f"{prefix}{key}.")
         elif before != after:
-            lines.append(f"{prefix}{key}: {show(before)} -> {show(after)}")
+            lines.append(f"{prefix}{key}: {format_value(before)} -> {format_value(after)}")
     return lines

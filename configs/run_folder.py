@@ -1,4 +1,4 @@
-"""Where a run keeps what: every path below `runs/NAME/` is named here and nowhere else."""
+"""Paths of a run's files: the only place that names paths below `runs/NAME/`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 class RunFolder(NamedTuple):
     path: Path
-    scratch: str = ""  # of a node that has joined: whose sockets and memory these are, among the nodes of one machine
+    # Of a joined node: keeps its sockets and shared memory apart from those of other nodes of this machine.
+    scratch: str = ""
 
     @property
     def config(self) -> Path:
@@ -27,17 +28,17 @@ class RunFolder(NamedTuple):
 
     @property
     def logs(self) -> Path:
-        """Structured logs: one `PROCESS.jsonl` and, for what it printed, one `PROCESS.out` each."""
+        """Per process, its structured log `PROCESS.jsonl` and its output `PROCESS.out`."""
         return self.path / "logs"
 
     @property
     def events(self) -> Path:
-        """Event logs: one `PROCESS.sqlite` each."""
+        """One event log `PROCESS.sqlite` per process."""
         return self.path / "events"
 
     @property
     def metrics(self) -> Path:
-        """One JSON line for each step and each evaluation."""
+        """One JSON line per step and per evaluation."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -50,11 +51,11 @@ class RunFolder(NamedTuple):
 
     @property
     def utilization(self) -> Path:
-        """Where the run's time went, in one object; its picture beside it."""
+        """The time report of the run, a JSON object; its plot is `utilization_plot`."""
         return self.path / "utilization.json"
 
     @property
-    def utilization_picture(self) -> Path:
+    def utilization_plot(self) -> Path:
         return self.path / "utilization.png"
 
     @property
@@ -62,28 +63,33 @@ class RunFolder(NamedTuple):
         return self.path / "lock"
 
     @property
-    def boots(self) -> Path:
-        """How often the run was launched."""
+    def launch_counter(self) -> Path:
+        """Number of launches of the run."""
         return self.path / "boots"
 
     @property
-    def nodes(self) -> Path:
-        """How many nodes have joined, over all launches."""
+    def node_counter(self) -> Path:
+        """Number of nodes that have joined, in all launches."""
         return self.path / "nodes"
+
+    def get_isolation_path(self, executor: str) -> Path:
+        """The isolation that the sandbox backend `auto` chose for an executor of the present launch."""
+        return self.path / "isolation" / f"{executor}.json"
 
     @property
     def batches(self) -> Path:
-        """What the learner was given since its last checkpoint."""
+        """Batches that the learner received since its last checkpoint."""
         return self.path / "batches"
 
     @property
     def sockets(self) -> Path:
-        """The ipc sockets. Outside the run's folder, since the path of a socket is limited to 107 bytes."""
+        """The ipc sockets; outside the run's folder, since the path of a socket is limited to
+        107 bytes."""
         return Path(tempfile.gettempdir()) / self._scratch_name
 
     @property
     def shared_memory(self) -> Path:
-        """Where weights are handed over: memory where the system has it, else the disk."""
+        """The folder for published weights: in /dev/shm if it exists, else on disk."""
         memory = Path("/dev/shm")
         return (memory if memory.is_dir() else Path(tempfile.gettempdir())) / f"{self._scratch_name}-weights"
 
@@ -93,10 +99,10 @@ class RunFolder(NamedTuple):
         digest = hashlib.blake2b(owner.encode(), digest_size=6).hexdigest()
         return f"asterism-{os.getuid()}-{digest}"
 
-    def checkpoint(self, step: int) -> Path:
+    def get_checkpoint_path(self, step: int) -> Path:
         """The checkpoint after `step` RL steps; step 0 is the end of the cold start."""
         return self.checkpoints / f"step_{step:06d}"
 
-    def expand(self, path: str) -> Path:
-        """A path from the configuration, `$RUN` replaced by this folder."""
+    def expand_path(self, path: str) -> Path:
+        """A path from the configuration, with `$RUN` replaced by this folder."""
         return Path(path.replace("$RUN", str(self.path)))

@@ -1,7 +1,7 @@
-"""Every knob of a run: one frozen Struct per component, each checking only itself.
+"""The configuration of a run: one frozen Struct per table. RunConfig checks across tables.
 
-Paths may begin with `$RUN`, which stands for the run's own folder.
-Units are part of a name: `_s` seconds, `_mib` mebibytes, `_tokens` tokens.
+In a path, `$RUN` is replaced by the run's folder. Names end in units: `_s` seconds, `_mib`
+mebibytes, `_tokens` tokens.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from configs.section import Section, require
-from configs.sglang import PORTS, SPARE_TOKENS, Sglang, require_rest
+from configs.schema_tree import Section, require, require_positive
+from configs.sglang_options import PORTS_PER_SERVER, SPARE_TOKENS, SGLangConfig, check_colocation
 
 
-class Tiny(Section, frozen=True):
-    """The task, the tokenizer and the model that a run makes for itself, so that it needs no download."""
+class TinyConfig(Section, frozen=True):
+    """Generated questions, dialogues, tokenizer and model, so that a run needs no download."""
 
     num_train_questions: int = 4096
     num_test_questions: int = 512
@@ -27,46 +27,47 @@ class Tiny(Section, frozen=True):
     intermediate_size: int = 384
 
 
-class Model(Section, frozen=True):
-    checkpoint: str = "$RUN/checkpoints/init"  # a transformers folder of a Qwen3-architecture model
+class ModelConfig(Section, frozen=True):
+    checkpoint: str = "$RUN/checkpoints/init"  # a transformers checkpoint of the Qwen3 architecture
 
 
-class Data(Section, frozen=True):
-    """Questions with known answers: JSONL or parquet, in any of the layouts that docs/data.md lists."""
+class DataConfig(Section, frozen=True):
+    """Questions with known answers, in JSONL or parquet; docs/data.md lists the layouts."""
 
     train: str = "$RUN/data/train.jsonl"
     test: str = "$RUN/data/test.jsonl"
 
 
-class Dialogue(Section, frozen=True):
-    """What the model sees, and how long it may go on (rStar2-Agent, arXiv 2508.20722, section 3)."""
+class DialogueConfig(Section, frozen=True):
+    """Prompt, tools and limits of a trajectory (rStar2-Agent, arXiv 2508.20722, section 3)."""
 
     tools: tuple[Literal["jupyter_code", "python_code_with_standard_io"], ...] = (
         "jupyter_code",
         "python_code_with_standard_io",
     )
-    prompt_tokens: int = 1024  # a longer prompt is skipped and counted
-    response_tokens: int = 8192  # generated and tool tokens together
+    prompt_tokens: int = 1024  # longer prompts are skipped and counted
+    response_tokens: int = 8192  # generated tokens and tool tokens
     max_turns: int = 10
     max_calls_per_turn: int = 1
-    result_characters: int = 2048  # of each of stdout, stderr and the traceback; the middle is cut out
-    result_format: Literal["default", "rstar2_release"] = "default"  # rstar2_release: the limit is the whole result's
+    result_characters: int = 2048  # limit of each of stdout, stderr and traceback; the middle is removed
+    result_format: Literal["default", "rstar2_release"] = "default"  # rstar2_release: one limit for the whole result
 
     def __post_init__(self) -> None:
         require(len(self.tools) > 0, "tools must not be empty")
-        for name in ("prompt_tokens", "response_tokens", "max_turns", "max_calls_per_turn", "result_characters"):
-            require(getattr(self, name) > 0, f"{name} must be positive")
+        require_positive(
+            self, "prompt_tokens", "response_tokens", "max_turns", "max_calls_per_turn", "result_characters"
+        )
 
     @property
     def sequence_tokens(self) -> int:
-        """The longest a trajectory can get."""
+        """Maximum length of a trajectory."""
         return self.prompt_tokens + self.response_tokens
 
 
-class Sampling(Section, frozen=True):
+class SamplingConfig(Section, frozen=True):
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = 0  # 0 takes all tokens
+    top_k: int = 0  # 0: all tokens
 
     def __post_init__(self) -> None:
         require(self.temperature >= 0, "temperature must not be negative")
@@ -74,8 +75,8 @@ class Sampling(Section, frozen=True):
         require(self.top_k >= 0, "top_k must not be negative")
 
 
-class Sft(Section, frozen=True):
-    """The cold start: tool format and answer format only. `steps = 0` leaves it out."""
+class SftConfig(Section, frozen=True):
+    """The cold start, which teaches only tool format and answer format. `steps = 0` skips it."""
 
     data: str = "$RUN/data/sft.jsonl"
     steps: int = 250
@@ -87,147 +88,141 @@ class Sft(Section, frozen=True):
 
     def __post_init__(self) -> None:
         require(self.steps >= 0, "steps must not be negative")
-        require(self.batch_size > 0, "batch_size must be positive")
+        require_positive(self, "batch_size")
 
 
-class Rl(Section, frozen=True):
+class RlConfig(Section, frozen=True):
     steps: int = 300
-    prompts: int = 512  # groups that one step trains on
-    rollouts: int = 32  # 2G: trajectories started for each prompt
-    refills: int = 512  # further groups that a step may start in place of those with equal rewards
-    max_staleness: int = 0  # versions that rollouts may run ahead of the learner: docs/staleness.md
-    too_old: Literal["mask", "drop"] = "mask"  # what becomes of a trajectory with older tokens
-    oversubscribe: float = 1.0  # so many times `prompts` groups are started, and the first complete ones are taken
-    leftovers: Literal["carry", "abort"] = "abort"  # the others go on for the next step, or are stopped
+    prompts: int = 512  # groups per training step
+    rollouts: int = 32  # 2G: trajectories per group
+    max_refill_groups: int = 512  # per step, started to replace groups with equal rewards
+    max_staleness: int = 0  # versions by which rollouts may be ahead of the learner: docs/staleness.md
+    stale_tokens: Literal["mask", "drop"] = "mask"  # mask stale tokens, or drop their trajectory
+    group_oversampling: float = 1.0  # a step starts this many times `prompts` groups and uses the first complete ones
+    surplus_groups: Literal["carry", "abort"] = "abort"  # carry the other groups over to the next step, or abort them
 
     def __post_init__(self) -> None:
         require(self.steps >= 0, "steps must not be negative")
-        require(self.prompts > 0, "prompts must be positive")
+        require_positive(self, "prompts")
         require(self.rollouts >= 2, "rollouts must be at least 2")
         require(
-            self.rollouts % 2 == 0, f"rollouts must be even, Resample-on-Correct keeps half of them: {self.rollouts}"
+            self.rollouts % 2 == 0,
+            f"rollouts must be even, since Resample-on-Correct keeps half of them: {self.rollouts}",
         )
-        require(self.refills >= 0, "refills must not be negative")
+        require(self.max_refill_groups >= 0, "max_refill_groups must not be negative")
         require(self.max_staleness >= 0, "max_staleness must not be negative")
-        require(1 <= self.oversubscribe < math.inf, "oversubscribe must be at least 1, and finite")
+        require(1 <= self.group_oversampling < math.inf, "group_oversampling must be at least 1 and finite")
         require(
-            self.leftovers == "abort" or self.max_staleness > 0,
-            'leftovers = "carry" needs a max_staleness of at least 1: with 0 all trajectories of a step are from one '
-            'version, and what an earlier step began is from another; take "abort"',
+            self.surplus_groups == "abort" or self.max_staleness > 0,
+            'surplus_groups = "carry" needs a max_staleness of at least 1, since with 0 all trajectories of a step have '
+            'the same version; use "abort"',
         )
 
     @property
-    def groups(self) -> int:
-        """Started for one step."""
-        return math.ceil(round(self.prompts * self.oversubscribe, 6))  # 1.1 * 10 is a little more than 11
+    def started_groups(self) -> int:
+        """Groups that one step starts."""
+        return math.ceil(round(self.prompts * self.group_oversampling, 6))  # 1.1 * 10 is a little more than 11
 
     @property
-    def live_groups(self) -> int:
-        """That may be under way at once. One that is being stopped may add to them for as long as that takes."""
-        spare = self.groups - self.prompts
+    def max_groups_in_flight(self) -> int:
+        """Maximum number of unfinished groups, not counting groups that are being aborted."""
+        spare = self.started_groups - self.prompts
         steps = self.max_staleness + 1
-        return steps * self.prompts + (spare if self.leftovers == "carry" else steps * spare)
+        return steps * self.prompts + (spare if self.surplus_groups == "carry" else steps * spare)
 
 
-class Roc(Section, frozen=True):
-    """Resample-on-Correct. The defaults follow the report; configs/presets/rstar2_release.toml follows the release."""
+class RocConfig(Section, frozen=True):
+    """Resample-on-Correct. The defaults follow the report; presets/rstar2_release.toml, the release."""
 
-    enabled: bool = True  # false is plain GRPO: the whole group is trained on
+    enabled: bool = True  # false is plain GRPO, which trains on the whole group
     penalty: Literal["report", "release"] = "report"
     positives: Literal["weighted", "lowest"] = "weighted"
     negatives: Literal["uniform", "first"] = "uniform"
-    min_per_class: int = 1  # half of each class is kept, but not fewer than so many where there are so many
+    min_per_class: int = 1  # half of each class is kept, but at least this many if there are as many
 
 
-class Engine(Section, frozen=True):
-    kind: Literal["embedded", "sglang"] = "embedded"  # sglang: a server for each engine, of [sglang]
+class EngineConfig(Section, frozen=True):
+    kind: Literal["embedded", "sglang"] = "embedded"  # sglang: one server per engine, configured in [sglang]
     num_engines: int = 1
-    kv_tokens: int = 65_536  # of one engine's KV cache, in whole pages; 0: what an SGLang server has memory for
-    page_tokens: int = 16  # every sequence takes whole pages; equal prefixes share them
-    prefill_tokens: int = 512  # read of prompts in one step, beside the new tokens of those that run
-    max_running: int = 256  # sequences that generate at once; further ones wait
+    kv_tokens: int = 65_536  # KV cache of one engine, in whole pages; 0: as much as an SGLang server has memory for
+    page_tokens: int = 16  # every sequence occupies whole pages; sequences share the pages of equal prefixes
+    prefill_tokens: int = 512  # maximum prompt tokens per step, in addition to the decoded tokens
+    max_running: int = 256  # concurrently decoding sequences
     threads: int = 1
     dtype: Literal["float32", "bfloat16"] = "float32"
-    device: Literal["cpu", "cuda"] = "cpu"  # cuda: each engine has a GPU, or shares one where there are fewer
-    cuda_graphs: bool = True  # on cuda: a step that reads no prompt is launched as one
+    device: Literal["cpu", "cuda"] = "cpu"  # cuda: one GPU per engine; engines share GPUs if there are fewer
+    cuda_graphs: bool = True  # on cuda: launch steps without prefill as one graph
 
     def __post_init__(self) -> None:
-        require(self.num_engines > 0, "num_engines must be positive")
-        for name in ("page_tokens", "prefill_tokens", "max_running"):
-            require(getattr(self, name) > 0, f"{name} must be positive")
+        require_positive(self, "num_engines", "page_tokens", "prefill_tokens", "max_running")
         require(
             self.kv_tokens > 0 or (self.kv_tokens == 0 and self.kind == "sglang"),
-            'kv_tokens must be positive; 0 leaves it to the server, where kind = "sglang"',
+            'kv_tokens must be positive; 0 leaves it to the server if kind = "sglang"',
         )
 
 
-class Arbiter(Section, frozen=True):
-    """Who may generate where, and when: policies/scheduling.py."""
+class ArbiterConfig(Section, frozen=True):
+    """Assignment of trajectories to engines: docs/scheduling.md, policies/arbiter/registry.py."""
 
     policy: Literal["static", "round_robin", "least_requests", "kv", "kv_lookahead"] = "kv_lookahead"
 
 
-class Sandbox(Section, frozen=True):
-    """Limits of one call. What is in force is in the log, the summary and `asterism doctor`."""
+class SandboxConfig(Section, frozen=True):
+    """Isolation and limits of a call. `asterism doctor`, log and summary show the isolation."""
 
-    backend: Literal["auto", "docker", "process"] = "auto"  # auto: containers where an engine and the image are there
-    namespaces: Literal["auto", "required", "off"] = "auto"  # auto: where the kernel allows
-    executors: int = 1  # processes, each with a sandbox of its own; one that dies is started again
+    backend: Literal["auto", "docker", "process"] = "auto"  # auto: docker if a Docker engine and the image exist
+    namespaces: Literal["auto", "required", "off"] = "auto"  # auto: if the kernel allows them
+    executors: int = 1  # processes, each with its own sandbox; restarted when they die
     fork_servers: int = 1
     time_limit_s: float = 4.0
     grade_limit_s: float = 4.0
     memory_mib: int = 512
     max_processes: int = 16
     file_mib: int = 16
-    output_kib: int = 64  # kept of each of stdout and stderr; the rest is drained and dropped, and said
+    output_kib: int = 64  # of each of stdout and stderr; the rest is dropped and the result marked as truncated
     max_queued_calls: int = 65_536
-    live_sessions: int = 512  # notebooks that keep a process; one more ends the one that was used longest ago
-    session_memory_share: float = 0.8  # of the memory that calls may take; beyond it idle notebooks are ended
+    max_live_notebooks: int = 512  # notebooks with a process; beyond it the least recently used one is ended
+    notebook_memory_share: float = 0.8  # of the memory for calls; beyond it idle notebooks are ended
     containers: int = 1
-    heal_s: float = 120.0  # without any container for so long, an executor ends: docs/faults.md
-    container_memory_mib: int = 8192  # of one container; the kernel ends the largest call beyond it
+    container_timeout_s: float = 120.0  # without any container for this long an executor exits: docs/faults.md
+    container_memory_mib: int = 8192  # per container; beyond it the kernel kills the largest call
     container_processes: int = 8192
-    cpuset: str = ""  # processors of the containers, such as "0-7"; empty: all
-    image: str = ""  # empty: the one that `make sandbox-image` builds from this very code
+    cpuset: str = ""  # CPUs of the containers, such as "0-7"; empty: all
+    image: str = ""  # empty: the image that `make sandbox-image` builds from this version of the code
 
     def __post_init__(self) -> None:
-        counts = ("executors", "fork_servers", "max_processes", "max_queued_calls", "live_sessions", "containers")
-        for name in (*counts, "memory_mib", "file_mib"):
-            require(getattr(self, name) > 0, f"{name} must be positive")
-        require(0 < self.session_memory_share <= 1, "session_memory_share must lie in (0, 1]")
+        require_positive(self, "executors", "fork_servers", "max_processes", "max_queued_calls", "max_live_notebooks")
+        require_positive(self, "containers", "memory_mib", "file_mib", "time_limit_s", "container_timeout_s")
+        require(0 < self.notebook_memory_share <= 1, "notebook_memory_share must lie in (0, 1]")
         require(
             self.container_memory_mib >= self.memory_mib + 512, "container_memory_mib must exceed memory_mib by 512"
         )
-        require(self.time_limit_s > 0, "time_limit_s must be positive")
-        require(self.heal_s > 0, "heal_s must be positive")
 
 
-class Learner(Section, frozen=True):
+class LearnerConfig(Section, frozen=True):
     ranks: int = 1
     threads: int = 2
     lr: float = 1e-6
-    final_lr_fraction: float = 1.0  # the rate falls linearly to this share of it over the run
+    final_lr_fraction: float = 1.0  # of `lr`, reached linearly at the end of the run
     warmup_steps: int = 5
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     clip_low: float = 0.2
     clip_high: float = 0.28
-    minibatches: int = 2  # optimizer updates a step
-    micro_batch_tokens: int = 16_384  # padded tokens in one forward and backward
+    minibatches: int = 2  # optimizer updates per step
+    micro_batch_tokens: int = 16_384  # padded tokens per forward and backward pass
     max_grad_norm: float = 1.0
     checkpoint_every: int = 10  # steps; the last step is always saved
-    keep_checkpoints: int = 2  # older ones are deleted; the cold start's and the last are kept
+    keep_checkpoints: int = 2  # older ones are deleted, except those of the cold start and of the last step
 
     def __post_init__(self) -> None:
-        require(self.ranks > 0, "ranks must be positive")
-        require(self.minibatches > 0, "minibatches must be positive")
+        require_positive(self, "ranks", "minibatches", "checkpoint_every")
         require(0 <= self.clip_low < 1, "clip_low must lie in [0, 1)")
         require(self.clip_high >= 0, "clip_high must not be negative")
-        require(self.checkpoint_every > 0, "checkpoint_every must be positive")
 
 
-class Evaluation(Section, frozen=True):
-    """Before the first RL step and after the last: one sampled and one greedy answer to each question."""
+class EvaluationConfig(Section, frozen=True):
+    """Before the first RL step and after the last: a sampled and a greedy answer per question."""
 
     questions: int = 512
 
@@ -235,162 +230,169 @@ class Evaluation(Section, frozen=True):
         require(self.questions >= 0, "questions must not be negative")
 
 
-class Bus(Section, frozen=True):
-    queue_messages: int = 65_536  # bound of every queue, sending and receiving; a full one makes the sender wait
+class BusConfig(Section, frozen=True):
+    queue_messages: int = 65_536  # bound of every send and receive queue; a full queue blocks the sender
 
 
-class Supervision(Section, frozen=True):
-    """What becomes of a process that dies or falls silent: docs/faults.md."""
+class SupervisionConfig(Section, frozen=True):
+    """Restarts of processes that die or stop responding: docs/faults.md."""
 
-    restarts: int = 5  # of one process in a row; then the run ends
-    backoff_s: float = 0.1  # before the first of them; doubled each time
-    settled_s: float = 60.0  # a process that has lived so long is forgiven its earlier deaths
+    restarts: int = 5  # of one process in a row; after that the run ends
+    backoff_s: float = 0.1  # before the first restart; doubled for each further one
+    failure_reset_s: float = 60.0  # a process that lives this long starts counting restarts from 0
     heartbeat_s: float = 1.0
-    silent_s: float = 30.0  # without a heartbeat for so long, a process is killed and started again
-    start_s: float = 300.0  # so long it may take to the first one
-    stall_s: float = 600.0  # without progress for so long, the run says who waits for whom; again after as long
+    heartbeat_timeout_s: float = 30.0  # a process without a heartbeat for this long is killed and restarted
+    first_heartbeat_timeout_s: float = 300.0  # the same for its first heartbeat
+    stall_report_s: float = 600.0  # without progress for this long the run reports which actors wait for which
 
     def __post_init__(self) -> None:
         require(self.restarts >= 0, "restarts must not be negative")
-        for name in ("backoff_s", "settled_s", "heartbeat_s", "silent_s", "start_s", "stall_s"):
-            require(getattr(self, name) > 0, f"{name} must be positive")
-        require(self.silent_s >= 3 * self.heartbeat_s, "silent_s must be at least three heartbeats")
+        require_positive(self, "backoff_s", "failure_reset_s", "heartbeat_s", "heartbeat_timeout_s")
+        require_positive(self, "first_heartbeat_timeout_s", "stall_report_s")
+        require(
+            self.heartbeat_timeout_s >= 3 * self.heartbeat_s, "heartbeat_timeout_s must be at least three heartbeats"
+        )
 
 
-class Cluster(Section, frozen=True):
-    """The machines of a run: docs/cluster.md. A run may go on (--resume) on another cluster than it began on."""
+class ClusterConfig(Section, frozen=True):
+    """The machines of a run: docs/cluster.md. They may change when a run is resumed."""
 
-    nodes: int = 1  # with so many the run begins; further ones may join at any time
-    learner_nodes: int = 1  # of them, those that train, with learner.ranks each
-    key: str = ""  # file that `asterism keys` made, not in $RUN, which others may read; without one no node can join
-    host: str = ""  # address of node 0 for the others, such as 10.0.0.1; empty: found out
-    port: int = 29_700  # every node listens at this one and up to 99 further ones
+    nodes: int = 1  # the run starts with this many; further nodes may join at any time
+    learner_nodes: int = 1  # nodes that train, each with learner.ranks
+    # Key file that `asterism keys` generates, outside $RUN, which others may read; empty: no node can join.
+    key: str = ""
+    host: str = ""  # address at which other nodes reach node 0, such as 10.0.0.1; empty: detected
+    port: int = 29_700  # every node listens on this port and up to 99 further ones
 
     def __post_init__(self) -> None:
-        require(self.nodes >= 1, "nodes must be positive")
+        require_positive(self, "nodes")
         require(
             1 <= self.learner_nodes <= self.nodes,
             f"learner_nodes must lie between 1 and nodes = {self.nodes}",
         )
         require(
             self.nodes == 1 or self.key != "",
-            "nodes beyond the first need a key; `asterism keys FOLDER` makes its file",
+            "more than one node needs a key; generate its file with `asterism keys FOLDER`",
         )
-        require(1024 <= self.port <= 65_435, "port must lie between 1024 and 65435, since 99 further ones are used")
+        require(
+            1024 <= self.port <= 65_435,
+            "port must lie between 1024 and 65435, since the 99 following ports are used, too",
+        )
 
 
-class Log(Section, frozen=True):
+class LogConfig(Section, frozen=True):
     events: bool = True
-    compress: bool = True  # of the event logs: frames of 512 bytes and more
-    keep_steps: int = 0  # events of steps older than so many finished ones are removed; 0 keeps all: docs/replay.md
+    compress: bool = True  # in event logs: frames of at least 512 bytes
+    keep_steps: int = 0  # number of finished steps to keep in the event logs; 0: all: docs/replay.md
     level: Literal["debug", "info", "warning", "error"] = "info"
 
     def __post_init__(self) -> None:
         require(self.keep_steps >= 0, "keep_steps must not be negative")
 
 
-class Run(Section, frozen=True):
+class RunConfig(Section, frozen=True):
     name: str
     seed: int = 0
     determinism: Literal["fast", "strict"] = "fast"  # strict: equal seeds give equal bytes: docs/determinism.md
     runs_folder: str = "runs"
-    tiny: Tiny | None = None
-    model: Model = Model()
-    data: Data = Data()
-    dialogue: Dialogue = Dialogue()
-    sampling: Sampling = Sampling()
-    sft: Sft = Sft()
-    rl: Rl = Rl()
-    roc: Roc = Roc()
-    engine: Engine = Engine()
-    sglang: Sglang = Sglang()
-    arbiter: Arbiter = Arbiter()
-    sandbox: Sandbox = Sandbox()
-    learner: Learner = Learner()
-    evaluation: Evaluation = Evaluation()
-    bus: Bus = Bus()
-    supervision: Supervision = Supervision()
-    cluster: Cluster = Cluster()
-    log: Log = Log()
+    tiny: TinyConfig | None = None
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    dialogue: DialogueConfig = DialogueConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    sft: SftConfig = SftConfig()
+    rl: RlConfig = RlConfig()
+    roc: RocConfig = RocConfig()
+    engine: EngineConfig = EngineConfig()
+    sglang: SGLangConfig = SGLangConfig()
+    arbiter: ArbiterConfig = ArbiterConfig()
+    sandbox: SandboxConfig = SandboxConfig()
+    learner: LearnerConfig = LearnerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    bus: BusConfig = BusConfig()
+    supervision: SupervisionConfig = SupervisionConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    log: LogConfig = LogConfig()
 
     def __post_init__(self) -> None:
         require(self.name != "", "name must not be empty")
-        _require_room(self.dialogue.sequence_tokens, self.engine, self.sglang)
+        _require_kv_capacity(self.dialogue.sequence_tokens, self.engine, self.sglang)
         if self.engine.kind == "sglang":
-            _require_servers(self.engine, self.sglang)
-            _require_servers_of_nodes(self.sglang, self.cluster)
-        require_rest(self.sglang, self.engine.kind, self.rl.max_staleness)
+            _require_matching_servers(self.engine, self.sglang)
+            _require_node_local_servers(self.sglang, self.cluster)
+        check_colocation(self.sglang, self.engine.kind, self.rl.max_staleness)
         require(
             self.log.keep_steps == 0 or self.log.keep_steps > self.rl.max_staleness,
-            f"log.keep_steps must be more than rl.max_staleness = {self.rl.max_staleness}: what is under way is kept",
+            f"log.keep_steps must exceed rl.max_staleness = {self.rl.max_staleness}, so that events of unfinished steps are kept",
         )
-        # Two processes that each wait for the other's full queue would wait for ever.
-        frames = 4 * max(self.rl.live_groups * self.rl.rollouts, self.evaluation.questions)
+        # Two processes that wait for each other's full queue would deadlock.
+        frames = 4 * max(self.rl.max_groups_in_flight * self.rl.rollouts, self.evaluation.questions)
         require(
             self.bus.queue_messages >= frames,
-            f"bus.queue_messages must be at least {frames}, four for each trajectory that is under way at once",
+            f"bus.queue_messages must be at least {frames}, four for each unfinished trajectory",
         )
         if self.determinism == "strict":
-            _require_strict(self.rl, self.engine)
+            _require_strict_determinism(self.rl, self.engine)
 
     @property
-    def engine_starts_within_s(self) -> float:
-        """So long a generator's engine may take until it joins, where that is no matter of seconds."""
-        return self.sglang.start_s if self.engine.kind == "sglang" else 0.0
+    def engine_startup_allowance_s(self) -> float:
+        """Additional time for the start of an engine, if it takes more than seconds."""
+        return self.sglang.startup_timeout_s if self.engine.kind == "sglang" else 0.0
 
 
-def _require_room(need: int, engine: Engine, sglang: Sglang) -> None:
-    """Raise ValueError if one trajectory of `need` tokens does not fit into the engine's cache."""
+def _require_kv_capacity(sequence_tokens: int, engine: EngineConfig, sglang: SGLangConfig) -> None:
+    """Raise ValueError if a trajectory of maximum length does not fit into the engine's cache."""
     if engine.kv_tokens == 0:
         return
-    served = engine.kind == "sglang"
-    spare, caches = (SPARE_TOKENS, sglang.data_parallel) if served else (0, 1)
-    also = f" and {spare} that a server keeps for itself, {caches} times, for sglang.data_parallel," if served else ""
+    has_server = engine.kind == "sglang"
+    spare, caches = (SPARE_TOKENS, sglang.data_parallel) if has_server else (0, 1)
+    also = f" and {spare} that a server reserves, {caches} times, for sglang.data_parallel," if has_server else ""
     require(
-        engine.kv_tokens // caches // engine.page_tokens * engine.page_tokens >= need + spare,
-        f"engine.kv_tokens must hold one trajectory, dialogue.prompt_tokens + response_tokens = {need},{also}"
+        engine.kv_tokens // caches // engine.page_tokens * engine.page_tokens >= sequence_tokens + spare,
+        f"engine.kv_tokens must hold one trajectory, dialogue.prompt_tokens + response_tokens = {sequence_tokens},{also}"
         f" in whole pages of engine.page_tokens = {engine.page_tokens}",
     )
 
 
-def _require_servers(engine: Engine, sglang: Sglang) -> None:
-    """Raise ValueError if the servers cannot be those of these engines."""
+def _require_matching_servers(engine: EngineConfig, sglang: SGLangConfig) -> None:
+    """Raise ValueError if the servers do not match the engines."""
     require(
-        len(sglang.attach) in (0, engine.num_engines),
-        f"sglang.attach must name a server for each engine, engine.num_engines = {engine.num_engines}, or none at all:"
-        f" it names {len(sglang.attach)}",
+        len(sglang.external_urls) in (0, engine.num_engines),
+        f"sglang.external_urls must name one server per engine, engine.num_engines = {engine.num_engines}, or none:"
+        f" it names {len(sglang.external_urls)}",
     )
     require(
-        sglang.port + PORTS * engine.num_engines <= 65_536,
-        f"sglang.port must leave {PORTS} ports below 65536 to each of engine.num_engines = {engine.num_engines} servers:"
+        sglang.port + PORTS_PER_SERVER * engine.num_engines <= 65_536,
+        f"sglang.port must leave {PORTS_PER_SERVER} ports below 65536 for each of engine.num_engines = "
+        f"{engine.num_engines} servers:"
         f" {sglang.port}",
     )
     require(
         sglang.weights != "group" or sglang.group_backend != "nccl" or engine.device == "cuda",
-        f'sglang.group_backend = "nccl" needs engine.device = "cuda", take "gloo": "{engine.device}"',
+        f'sglang.group_backend = "nccl" needs engine.device = "cuda"; use "gloo": "{engine.device}"',
     )
 
 
-def _require_servers_of_nodes(sglang: Sglang, cluster: Cluster) -> None:
-    """Raise ValueError if engines of two nodes would have one server."""
+def _require_node_local_servers(sglang: SGLangConfig, cluster: ClusterConfig) -> None:
+    """Raise ValueError if engines of two nodes would share a server."""
     require(
-        cluster.key == "" or not sglang.attach_far,
-        "sglang.attach must name servers of 127.0.0.1, each node's own, where cluster.key lets nodes join:"
-        f" {', '.join(sglang.attach_far)}",
+        cluster.key == "" or not sglang.remote_external_urls,
+        "sglang.external_urls must name servers on 127.0.0.1, one set per node, if cluster.key is set:"
+        f" {', '.join(sglang.remote_external_urls)}",
     )
 
 
-def _require_strict(rl: Rl, engine: Engine) -> None:
-    """Raise ValueError with all keys whose values let a run depend on who was faster, and what they have to be."""
+def _require_strict_determinism(rl: RlConfig, engine: EngineConfig) -> None:
+    """Raise ValueError with all required values of settings that make a run depend on timing."""
     reasons = {
-        "rl.max_staleness = 0": (rl.max_staleness == 0, "which weights a token is of depends on when they come"),
-        "rl.oversubscribe = 1.0": (rl.oversubscribe == 1, "a step takes the groups that are complete first"),
-        'engine.device = "cpu"': (engine.device == "cpu", "kernels for CUDA sum in an order that depends on the batch"),
+        "rl.max_staleness = 0": (rl.max_staleness == 0, "the weights that a token is from depend on timing"),
+        "rl.group_oversampling = 1.0": (rl.group_oversampling == 1, "a step uses the groups that are complete first"),
+        'engine.device = "cpu"': (engine.device == "cpu", "the summation order of CUDA kernels depends on the batch"),
         'engine.dtype = "float32"': (engine.dtype == "float32", "products in bfloat16 depend on the batch"),
-        'engine.kind = "embedded"': (engine.kind == "embedded", "what an SGLang server computes depends on the batch"),
+        'engine.kind = "embedded"': (engine.kind == "embedded", "results of an SGLang server depend on the batch"),
         "engine.threads = 1": (
             engine.threads == 1,
-            "how a product is dealt to threads depends on the batch; take more engines (engine.num_engines) instead",
+            "the split of a product among threads depends on the batch; use more engines (engine.num_engines) instead",
         ),
     }
     wrong = [f"{wanted} ({why})" for wanted, (holds, why) in reasons.items() if not holds]

@@ -1,4 +1,4 @@
-"""What every inference engine does, embedded or served."""
+"""The interface of an inference engine, embedded or SGLang."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bus.messages import WeightsPublished
 
 
 class EngineFailure(Exception):
-    """The engine could not answer: infrastructure, nobody's answer. `str(error)` is the cause."""
+    """An infrastructure failure of the engine; it never counts as an answer. `str(error)` is the cause."""
 
 
 class RequestRefused(EngineFailure):
@@ -20,56 +20,56 @@ class RequestRefused(EngineFailure):
 
 
 class WeightsRefused(EngineFailure):
-    """The published weights cannot be read, or are not what was announced. The engine keeps those that it has."""
+    """The published weights cannot be read, or differ from their announcement. The engine keeps its weights."""
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """The KV cache, in tokens. Every sequence takes whole pages, which it may share with others."""
+    """The KV cache, in tokens. A sequence uses whole pages, which sequences with equal prefixes may share."""
 
     kv_tokens: int
     page_tokens: int
-    sequence_tokens: int  # of the longest sequence that the engine takes
+    sequence_tokens: int  # of the longest sequence that the engine accepts
 
-    def pages(self, tokens: int) -> int:
+    def count_pages(self, tokens: int) -> int:
         return -(-tokens // self.page_tokens)
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
-    sequence_id: int  # the trajectory's; its cached prefix is reused when its ids still match
-    token_ids: NDArray[np.int32]  # [T], all so far
+    sequence_id: int  # the trajectory's; its cached prefix is reused if its ids match
+    token_ids: NDArray[np.int32]  # [T], the whole sequence up to this request
     max_new_tokens: int
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
     top_k: int = 0
     stop_token_ids: tuple[int, ...] = ()
-    seed: int = 0  # with a token's position it decides the token's draw
+    seed: int = 0  # a token's draw depends only on it and the token's position
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """N new tokens; a stop token is among them."""
+    """N new tokens, the stop token included."""
 
     token_ids: NDArray[np.int32]  # [N]
-    logprobs: NDArray[
-        np.float32
-    ]  # [N], log p of the sampled token under softmax(logits / temperature), before top-p and top-k; greedy: temperature 1
-    versions: NDArray[np.int32]  # [N], policy version that produced each
+    # [N], log p of the sampled token under softmax(logits / temperature), before top-p and top-k; of greedy tokens at
+    # temperature 1
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]  # [N], policy version of each token
     finish: Literal["stop", "length", "abort"]
-    cached_tokens: int = 0  # of the request's tokens, so many were found in the cache as it began
+    cached_tokens: int = 0  # tokens of the request that were found in the cache
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
-    """As in bus.messages.EngineLoadReported. What is counted is counted since the start."""
+    """As in bus.messages.EngineLoadReported. Counters start at the engine's start."""
 
-    running: int  # sequences that decode, and the one that reads its prompt
-    waiting: int  # requests that have not begun for lack of room
+    running: int  # sequences that decode, and the sequence in prefill
+    waiting: int  # requests that wait for pages or a row
     used_tokens: int  # KV tokens in pages that are not free
-    cached_tokens: int  # of them in pages that no running sequence holds
+    cached_tokens: int  # of used_tokens those in pages that no running sequence holds
     decode_steps: int
     generated_tokens: int
     prefilled_tokens: int  # tokens of requests that were computed, not found in the cache
-    recomputed_tokens: int  # of them those that this sequence had had here before: evicted, preempted or forgotten
-    evicted_tokens: int  # in cached pages that were given up for lack of room
-    preempted: int  # running sequences that were stopped for lack of room
+    recomputed_tokens: int  # of prefilled_tokens those computed here before: evicted, preempted or released
+    evicted_tokens: int  # tokens of evicted cached pages
+    preempted: int  # preemptions of running sequences, for lack of pages
     busy_s: float  # time spent computing
 
 
@@ -81,31 +81,35 @@ class Engine(Protocol):
         ...
 
     def abort(self, sequence_id: int) -> None:
-        """The pending generate returns what it has, with finish "abort". Nothing pending: no effect."""
+        """The pending generate returns its tokens, with finish "abort". No effect without a pending generate."""
         ...
 
-    def forget(self, sequence_id: int) -> None:
-        """Give the sequence's KV tokens back."""
+    def release_cache(self, sequence_id: int) -> None:
+        """Free the sequence's KV tokens."""
         ...
 
     async def load_weights(self, weights: WeightsPublished) -> None:
-        """Between two decode steps; tokens from then on bear the new version. Cached keys and values of parked
-        sequences are dropped; running ones go on with what they have. Raises WeightsRefused."""
+        """Load the weights between two decode steps; later tokens have the new version.
+
+        Idle sequences lose their cached keys and values; running sequences keep theirs. Raises WeightsRefused.
+        """
         ...
 
     async def pause(self) -> None: ...
 
     async def resume(self) -> None: ...
 
-    async def release(self) -> None:
-        """Give the memory of weights and cache back, as far as the engine can. Requests wait then, until load_weights has
-        brought weights, which need not be newer. Raises EngineFailure where a request is pending; a second call gives back
-        what there is again."""
+    async def sleep(self) -> None:
+        """Free the memory of weights and cache, if the engine can. Requests then wait until load_weights returns.
+
+        The loaded weights need not be newer. Raises EngineFailure if a request is pending. A second call frees memory
+        that was allocated since.
+        """
         ...
 
     @property
     def version(self) -> int: ...
 
-    def load(self) -> EngineLoad: ...
+    def get_load(self) -> EngineLoad: ...
 
     async def close(self) -> None: ...

@@ -1,7 +1,8 @@
-"""The seam between decisions and the world: a decider takes an event and answers with effects.
+"""The interface of deciders: pure state machines that map an event to effects.
 
-A decider keeps its state to itself, so that one with 16K trajectories need not copy them for each event; it is
-nevertheless a function of its log: the same events, with the same times, give the same effects and the same state.
+State is private and updated in place, because copying 16K trajectories for each event is too slow.
+A decider is still a function of its log: the same events at the same times give the same effects
+and the same state.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from bus.messages import AnyMessage
 
 
 class Send(msgspec.Struct, frozen=True):
-    """The one kind of effect: a message to an address."""
+    """The only kind of effect: a message to an address."""
 
     to: str
     message: AnyMessage
@@ -23,9 +24,9 @@ class Send(msgspec.Struct, frozen=True):
 
 class Decider(Protocol):
     def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
-        """Take one event, at `now` seconds. Raises ProtocolError for a forbidden one, and has changed nothing then."""
+        """Handle one event at `now` seconds. Raises ProtocolError and then changes nothing."""
         ...
 
-    def state_after(self, event: AnyMessage) -> msgspec.Struct | None:
-        """What to fingerprint once `event` is decided; None where it is not worth its cost."""
+    def get_state_after(self, event: AnyMessage) -> msgspec.Struct | None:
+        """The state to fingerprint after `event`; None for none."""
         ...

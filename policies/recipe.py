@@ -1,19 +1,23 @@
 """The order of a run: weights, first evaluation, RL steps, last evaluation.
 
-    weights of step v on every engine --> evaluate (v = 0, or the last) --> StepRequested(v + 1 ... v + 1 + max_staleness)
+    weights of step v on every engine --> evaluate (v = 0, or the last)
+                                      --> StepRequested(v + 1 ... v + 1 + max_staleness)
 
-With max_staleness = 0 a step begins when every engine holds the weights of the step before: the algorithm is
-synchronous. With k > 0 steps up to k further ones are collected while the learner trains, and engines load weights while
-turns are under way: what is generated for a step is at most k versions older than the policy that the step updates.
+With max_staleness = 0 a step starts when every engine holds the weights of the previous step: the
+algorithm is synchronous. With k > 0 up to k further steps are collected while the learner trains,
+and engines load weights during turns: tokens for a step are at most k versions older than the
+policy that the step updates.
 
-Engines come and go. One that has left is not waited for; one that joins gets the newest weights, and is waited for from
-then on. A learner that begins again from a checkpoint says again what it had said: that counts once.
+The run does not wait for engines that have left. An engine that joins gets the newest weights, and
+the run waits for it from then on. A learner that restarts from a checkpoint repeats its messages;
+repetitions are ignored.
 
-Where learner and engines share GPUs the learner asks for the engines' memory before it computes. Each engine ends the
-turns that it is at and gives its memory back; so does one that joins meanwhile. When all have, the learner computes, and
-the weights that it publishes end the loan:
+If learner and engines share GPUs, the learner requests the engines' memory before it trains. Each
+engine, including engines that join meanwhile, ends its turns and releases its memory. When all are asleep,
+the learner trains; the weights that it publishes end the handover:
 
-    MemoryWanted --> RestRequested to every engine --> EngineRested from every engine --> MemoryLent --> WeightsPublished
+    GpuMemoryRequested --> EngineSleepRequested to every engine --> EngineAsleep from every engine
+    --> GpuMemoryGranted --> WeightsPublished
 """
 
 from __future__ import annotations
@@ -23,25 +27,26 @@ from typing import Literal
 
 import msgspec
 
+from bus.addresses import BUFFER, LEARNER, RECORDER
 from bus.messages import (
     AnyMessage,
+    EngineAsleep,
     EngineJoined,
     EngineLeft,
-    EngineRested,
+    EngineSleepRequested,
     EvaluationFinished,
     EvaluationRequested,
-    MemoryLent,
-    MemoryWanted,
+    GpuMemoryGranted,
+    GpuMemoryRequested,
     ProtocolError,
-    RestRequested,
     RunFinished,
     RunStarted,
     StepCollected,
     StepRequested,
     StepTrained,
-    WeightsHeld,
     WeightsLoaded,
     WeightsPublished,
+    WeightsSynced,
 )
 from policies.decider import Send
 
@@ -50,48 +55,49 @@ END_LABELS = ("end_sampled", "end_greedy")
 
 
 class EngineWeights(msgspec.Struct):
-    life: int = 1
-    told: int = -1  # the newest version that it was told of
-    holds: int = -1
+    incarnation: int = 1
+    announced_version: int = -1  # the newest version that was sent to it
+    loaded_version: int = -1
 
 
-class Loan(msgspec.Struct):
-    """Of the engines' memory to the learner: the last one."""
+class GpuMemoryHandover(msgspec.Struct):
+    """The latest handover of the engines' memory to the learner."""
 
-    life: int  # of the learner
-    version: int  # as of MemoryWanted
-    phase: Literal["asked", "lent", "over"] = "asked"
-    resting: dict[str, int] = {}  # engines that have given their memory back, and the life of each
+    incarnation: int  # of the learner
+    version: int  # as of GpuMemoryRequested
+    phase: Literal["requested", "granted", "over"] = "requested"
+    sleeping: dict[str, int] = {}  # by engine that released its memory: its incarnation
 
 
 class RecipeState(msgspec.Struct):
-    engines: dict[str, EngineWeights] = {}  # that are there, or are to come when the run begins
-    left: dict[str, int] = {}  # the last life of each that is over
+    engines: dict[str, EngineWeights] = {}  # joined, or expected at the start of the run
+    departed: dict[str, int] = {}  # by engine: its last departed incarnation
     newest: WeightsPublished | None = None
-    trained: int = -1  # last step
-    held: int = -1  # newest version that every engine holds
-    requested: int = -1  # last step that was asked for
-    evaluations: list[str] = []  # labels that are still to come before the next step
-    loan: Loan | msgspec.UnsetType = msgspec.UNSET  # where the learner has asked for the engines' memory
+    last_trained_step: int = -1
+    synced_version: int = -1  # the newest version that every engine holds
+    last_requested_step: int = -1
+    pending_evaluations: list[str] = []  # labels to finish before the next step
+    # Unset until the learner requests the engines' memory.
+    handover: GpuMemoryHandover | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def version(self) -> int:
         return -1 if self.newest is None else self.newest.version
 
     @property
-    def open_loan(self) -> Loan | None:
-        return self.loan if isinstance(self.loan, Loan) and self.loan.phase != "over" else None
+    def open_handover(self) -> GpuMemoryHandover | None:
+        return self.handover if isinstance(self.handover, GpuMemoryHandover) and self.handover.phase != "over" else None
 
     @property
-    def unrested(self) -> list[str]:
-        """Engines whose memory is still asked for."""
-        if (loan := self.open_loan) is None:
+    def awake_engines(self) -> list[str]:
+        """Engines that have not released their memory yet."""
+        if (handover := self.open_handover) is None:
             return []
-        return [name for name, engine in self.engines.items() if loan.resting.get(name) != engine.life]
+        return [name for name, engine in self.engines.items() if handover.sleeping.get(name) != engine.incarnation]
 
 
 class Recipe:
-    """A decider (policies.decider.Decider). `engines` are those with which the run begins."""
+    """A decider (policies.decider.Decider). The run starts with `engines`."""
 
     def __init__(
         self, steps: int, questions: int, temperature: float, engines: tuple[str, ...], max_staleness: int = 0
@@ -101,166 +107,174 @@ class Recipe:
         self._temperature = temperature
         self._engines = engines
         self._max_staleness = max_staleness
-        self._recorder = "head/recorder"
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.state = RecipeState(engines={name: EngineWeights() for name in self._engines})
 
     def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
         match event:
             case RunStarted():
-                self._begin()
+                self._reset()
                 return []
             case EngineJoined():
-                return self._join(event)
+                return self._on_engine_joined(event)
             case EngineLeft():
-                return self._leave(event)
+                return self._on_engine_left(event)
             case WeightsPublished():
-                return self._publish(event)
+                return self._on_weights_published(event)
             case WeightsLoaded():
-                return self._load(event)
-            case MemoryWanted():
-                return self._lend(event)
-            case EngineRested():
-                return self._rested(event)
+                return self._on_weights_loaded(event)
+            case GpuMemoryRequested():
+                return self._on_gpu_memory_requested(event)
+            case EngineAsleep():
+                return self._on_engine_asleep(event)
             case EvaluationFinished(label=label):
-                return self._evaluated(label)
+                return self._on_evaluation_finished(label)
             case StepCollected():
                 return []
             case StepTrained(step=step):
-                if step <= self.state.trained:
+                if step <= self.state.last_trained_step:
                     return []
-                self.state.trained = step
-                return [Send(self._recorder, event)]
+                self.state.last_trained_step = step
+                return [Send(RECORDER, event)]
             case _:
-                raise ProtocolError(f"the recipe has no use for {type(event).__name__}")
+                raise ProtocolError(f"the recipe does not accept {type(event).__name__}")
 
-    def state_after(self, event: AnyMessage) -> msgspec.Struct | None:
+    def get_state_after(self, event: AnyMessage) -> msgspec.Struct | None:
         return self.state
 
     # ---------------------------------------------------------------- engines and their weights
 
-    def _join(self, event: EngineJoined) -> list[Send]:
+    def _on_engine_joined(self, event: EngineJoined) -> list[Send]:
         known = self.state.engines.get(event.engine)
-        if event.life <= self.state.left.get(event.engine, 0) or (known is not None and event.life < known.life):
-            raise ProtocolError(f"life {event.life} of {event.engine} was over before")
-        is_new = known is None or event.life > known.life
+        is_stale = known is not None and event.incarnation < known.incarnation
+        if is_stale or event.incarnation <= self.state.departed.get(event.engine, 0):
+            raise ProtocolError(f"incarnation {event.incarnation} of {event.engine} had already left")
+        is_new = known is None or event.incarnation > known.incarnation
         if is_new:
-            self.state.engines[event.engine] = EngineWeights(event.life)
-        if (loan := self.state.open_loan) is None:
-            return self._tell()
+            self.state.engines[event.engine] = EngineWeights(event.incarnation)
+        if (handover := self.state.open_handover) is None:
+            return self._announce_weights()
         if not is_new:
-            return []  # it was asked before it came
-        self.state.engines[event.engine].told = self.state.version  # they come when the loan is over
-        return [Send(event.engine, RestRequested(loan.life, loan.version))]
+            return []  # the request was already sent
+        # The handover ends with newer weights: do not send the present ones.
+        self.state.engines[event.engine].announced_version = self.state.version
+        return [Send(event.engine, EngineSleepRequested(handover.incarnation, handover.version))]
 
-    def _leave(self, event: EngineLeft) -> list[Send]:
-        if event.life <= self.state.left.get(event.engine, 0):
-            raise ProtocolError(f"life {event.life} of {event.engine} was over before")
-        self.state.left[event.engine] = event.life
+    def _on_engine_left(self, event: EngineLeft) -> list[Send]:
+        if event.incarnation <= self.state.departed.get(event.engine, 0):
+            raise ProtocolError(f"incarnation {event.incarnation} of {event.engine} had already left")
+        self.state.departed[event.engine] = event.incarnation
         known = self.state.engines.get(event.engine)
-        if known is not None and known.life <= event.life:
+        if known is not None and known.incarnation <= event.incarnation:
             del self.state.engines[event.engine]
-        return [*self._held(), *self._lent()]
+        return [*self._advance_if_synced(), *self._grant_gpu_memory_if_asleep()]
 
-    def _publish(self, event: WeightsPublished) -> list[Send]:
-        """The same version comes again from a learner that has begun again; who holds it keeps it."""
+    def _on_weights_published(self, event: WeightsPublished) -> list[Send]:
+        """A restarted learner publishes the same version again; engines that loaded it keep it."""
         state = self.state
         if event.version < state.version:
             raise ProtocolError(f"version {event.version} after version {state.version}")
-        if state.newest is None:  # the learner's checkpoint: steps follow it
-            state.requested = event.version
+        if state.newest is None:  # the learner's checkpoint, from which the steps continue
+            state.last_requested_step = event.version
         state.newest = event
-        if (loan := state.open_loan) is not None:
-            if loan.phase == "asked" or event.version < loan.version:
+        if (handover := state.open_handover) is not None:
+            if handover.phase == "requested" or event.version < handover.version:
                 return []
-            loan.phase = "over"
-        for engine in state.engines.values():  # one that has rested has none
-            engine.told = min(engine.told, engine.holds) if loan is None else -1
-        return self._tell()
+            handover.phase = "over"
+        for engine in state.engines.values():  # after a handover, engines have no weights
+            engine.announced_version = min(engine.announced_version, engine.loaded_version) if handover is None else -1
+        return self._announce_weights()
 
-    def _tell(self) -> list[Send]:
+    def _announce_weights(self) -> list[Send]:
         newest = self.state.newest
         if newest is None:
             return []
-        ignorant = [name for name, engine in self.state.engines.items() if engine.told < newest.version]
-        for name in ignorant:
-            self.state.engines[name].told = newest.version
-        return [Send(name, newest) for name in ignorant]
+        outdated = [name for name, engine in self.state.engines.items() if engine.announced_version < newest.version]
+        for name in outdated:
+            self.state.engines[name].announced_version = newest.version
+        return [Send(name, newest) for name in outdated]
 
-    def _load(self, event: WeightsLoaded) -> list[Send]:
+    def _on_weights_loaded(self, event: WeightsLoaded) -> list[Send]:
         engine = self.state.engines.get(event.engine)
-        if engine is None or engine.life != event.life:
-            raise ProtocolError(f"life {event.life} of {event.engine} is not there, and loaded version {event.version}")
-        if event.version > engine.told:
-            raise ProtocolError(f"{event.engine} loaded version {event.version}, and was told of {engine.told}")
-        engine.holds = max(engine.holds, event.version)
-        return self._held()
+        if engine is None or engine.incarnation != event.incarnation:
+            raise ProtocolError(f"incarnation {event.incarnation} of {event.engine} loaded weights, but is not joined")
+        if event.version > engine.announced_version:
+            raise ProtocolError(
+                f"{event.engine} loaded version {event.version}, but the newest sent one is {engine.announced_version}"
+            )
+        engine.loaded_version = max(engine.loaded_version, event.version)
+        return self._advance_if_synced()
 
-    def _held(self) -> list[Send]:
-        """What follows once every engine that is there holds newer weights."""
+    def _advance_if_synced(self) -> list[Send]:
+        """Request the next evaluation or steps once every engine holds newer weights."""
         state = self.state
-        held = min((engine.holds for engine in state.engines.values()), default=state.held)
-        if held <= state.held:
+        synced_version = min((engine.loaded_version for engine in state.engines.values()), default=state.synced_version)
+        if synced_version <= state.synced_version:
             return []
-        state.held = held
-        state.evaluations = self._due(held)
-        return [Send(self._recorder, WeightsHeld(held)), *self._next()]
+        state.synced_version = synced_version
+        state.pending_evaluations = self._list_due_evaluations(synced_version)
+        return [Send(RECORDER, WeightsSynced(synced_version)), *self._request_next()]
 
     # ---------------------------------------------------------------- the engines' memory
 
-    def _lend(self, event: MemoryWanted) -> list[Send]:
-        """A learner that has begun again asks again, and whoever rests says so again."""
-        last = self.state.loan
-        if isinstance(last, Loan) and (event.life, event.version) <= (last.life, last.version):
+    def _on_gpu_memory_requested(self, event: GpuMemoryRequested) -> list[Send]:
+        """A restarted learner requests again, and sleeping engines confirm again."""
+        last, request_key = self.state.handover, (event.learner_incarnation, event.version)
+        if isinstance(last, GpuMemoryHandover) and request_key <= (last.incarnation, last.version):
             raise ProtocolError(
-                f"life {event.life} of the learner asked for memory before version {event.version} twice"
+                f"incarnation {event.learner_incarnation} of the learner requested memory "
+                f"for version {event.version} twice"
             )
-        self.state.loan = Loan(event.life, event.version)
-        request = RestRequested(event.life, event.version)
-        return [*(Send(name, request) for name in self.state.engines), *self._lent()]
+        self.state.handover = GpuMemoryHandover(event.learner_incarnation, event.version)
+        request = EngineSleepRequested(event.learner_incarnation, event.version)
+        return [*(Send(name, request) for name in self.state.engines), *self._grant_gpu_memory_if_asleep()]
 
-    def _rested(self, event: EngineRested) -> list[Send]:
-        loan, engine = self.state.open_loan, self.state.engines.get(event.engine)
-        asked_for = loan is not None and event.asked == RestRequested(loan.life, loan.version)
-        if loan is None or not asked_for or engine is None or engine.life != event.life:
-            raise ProtocolError(f"life {event.life} of {event.engine} was not asked to rest")
-        loan.resting[event.engine] = event.life
-        return self._lent()
+    def _on_engine_asleep(self, event: EngineAsleep) -> list[Send]:
+        handover, engine = self.state.open_handover, self.state.engines.get(event.engine)
+        is_joined = engine is not None and engine.incarnation == event.incarnation
+        if (
+            handover is None
+            or not is_joined
+            or event.request != EngineSleepRequested(handover.incarnation, handover.version)
+        ):
+            raise ProtocolError(f"incarnation {event.incarnation} of {event.engine} was not requested to sleep")
+        handover.sleeping[event.engine] = event.incarnation
+        return self._grant_gpu_memory_if_asleep()
 
-    def _lent(self) -> list[Send]:
-        loan = self.state.open_loan
-        if loan is None or loan.phase == "lent" or self.state.unrested:
+    def _grant_gpu_memory_if_asleep(self) -> list[Send]:
+        handover = self.state.open_handover
+        if handover is None or handover.phase == "granted" or self.state.awake_engines:
             return []
-        loan.phase = "lent"
-        return [Send("learner", MemoryLent(loan.life, loan.version))]
+        handover.phase = "granted"
+        return [Send(LEARNER, GpuMemoryGranted(handover.incarnation, handover.version))]
 
-    # ---------------------------------------------------------------- what comes next
+    # ---------------------------------------------------------------- evaluations and steps
 
-    def _due(self, step: int) -> list[str]:
+    def _list_due_evaluations(self, step: int) -> list[str]:
         if not self._questions:
             return []
         labels = START_LABELS if step == 0 else ()
         return [*labels, *(END_LABELS if step == self._steps else ())]
 
-    def _evaluated(self, label: str) -> list[Send]:
-        if not self.state.evaluations or self.state.evaluations[0] != label:
-            raise ProtocolError(f"evaluation {label} was not asked for")
-        del self.state.evaluations[0]
-        return self._next()
+    def _on_evaluation_finished(self, label: str) -> list[Send]:
+        if not self.state.pending_evaluations or self.state.pending_evaluations[0] != label:
+            raise ProtocolError(f"evaluation {label} was not requested")
+        del self.state.pending_evaluations[0]
+        return self._request_next()
 
-    def _next(self) -> list[Send]:
+    def _request_next(self) -> list[Send]:
         state = self.state
-        if state.evaluations:
-            label = state.evaluations[0]
+        if state.pending_evaluations:
+            label = state.pending_evaluations[0]
             temperature = 0.0 if label.endswith("greedy") else self._temperature
-            return [Send("head/buffer", EvaluationRequested(label, temperature, self._questions, state.held))]
-        if state.held >= self._steps:
-            return [Send("head/buffer", RunFinished(state.held))]
+            return [Send(BUFFER, EvaluationRequested(label, temperature, self._questions, state.synced_version))]
+        if state.synced_version >= self._steps:
+            return [Send(BUFFER, RunFinished(state.synced_version))]
         effects: list[Send] = []
-        while state.requested < min(state.held + 1 + self._max_staleness, self._steps):
-            state.requested += 1
-            request = StepRequested(state.requested, state.held)
-            effects += [Send(self._recorder, request), Send("head/buffer", request)]
+        while state.last_requested_step < min(state.synced_version + 1 + self._max_staleness, self._steps):
+            state.last_requested_step += 1
+            request = StepRequested(state.last_requested_step, state.synced_version)
+            effects += [Send(RECORDER, request), Send(BUFFER, request)]
         return effects

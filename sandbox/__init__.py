@@ -1,1 +1,1 @@
-"""Running a model's code, and grading its answers, where neither can do harm."""
+"""Runs a model's code and grades its answers in isolation from the machine."""

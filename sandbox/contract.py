@@ -1,4 +1,4 @@
-"""What every sandbox does, whatever it is made of."""
+"""The interface that every sandbox implements, whatever its backend."""
 
 from __future__ import annotations
 
@@ -11,22 +11,27 @@ from bus.messages import AnswerSubmitted, CodeOutcome, CodeRequested
 
 
 class SandboxFailure(Exception):
-    """The infrastructure broke: this is nobody's answer. `str(error)` is the cause, short and without numbers that vary."""
+    """The infrastructure failed; the call has no outcome.
+
+    `str(error)` is a short cause without varying numbers.
+    """
 
 
 class Isolation(msgspec.Struct, frozen=True):
-    """What stands between a call and the machine, as it is in force."""
+    """The protections in force between a call and the machine."""
 
     backend: str
-    namespaces: tuple[str, ...]  # of "user", "pid", "mount", "network", "ipc"; empty where the kernel refuses
+    # Of "user", "pid", "mount", "network", "ipc"; empty where the kernel refuses.
+    namespaces: tuple[str, ...]
     seccomp: bool
-    missing: tuple[str, ...]  # one sentence for each protection that is not in force, with its remedy
-    landlock: int = 0  # the version of the rules in force; 0 for none
+    # One sentence for each protection that is not in force, with its remedy.
+    missing: tuple[str, ...]
+    landlock: int = 0  # Landlock ABI version in force; 0: off
 
 
 class CodeResult(msgspec.Struct, frozen=True):
     outcome: CodeOutcome
-    duration_s: float  # from the start of execution, not of queueing
+    duration_s: float  # from the start of execution, without queueing
 
 
 class Grade(msgspec.Struct, frozen=True):
@@ -35,31 +40,36 @@ class Grade(msgspec.Struct, frozen=True):
 
 
 class Sandbox(Protocol):
-    """Calls run side by side; those of one trajectory's notebook run in the order in which they were asked for."""
+    """Calls run concurrently; cells of one trajectory's notebook run in the order of requests."""
 
     async def start(self) -> Isolation:
-        """Raises SandboxFailure if nothing can be run here."""
+        """Raises SandboxFailure if no code can run on this machine."""
         ...
 
     async def run(self, call: CodeRequested) -> CodeResult:
-        """Raises SandboxFailure. `jupyter_code` keeps the trajectory's names between calls."""
+        """Raises SandboxFailure. `jupyter_code` keeps the trajectory's variables between calls."""
         ...
 
     async def grade(self, submission: AnswerSubmitted) -> Grade:
-        """Whether the answer equals the ground truth. Raises SandboxFailure if the grader hangs or dies."""
+        """Whether the answer equals the ground truth.
+
+        Raises SandboxFailure if the grader hangs or dies.
+        """
         ...
 
-    async def until_broken(self) -> NoReturn:
-        """Raises SandboxFailure when nothing can be run any more, and nobody here can mend it."""
+    async def wait_until_broken(self) -> NoReturn:
+        """Raises SandboxFailure when no code can run any more and retries do not help."""
         ...
 
-    def restore_session(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None:
-        """The notebook that a trajectory, which has none here, had elsewhere. Its cells run again, unseen, when the next
-        call needs what they did."""
+    def restore_notebook(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None:
+        """Adopt a notebook from another executor, of a trajectory that has none here.
+
+        Its cells run again, without output to the model, before the next cell.
+        """
         ...
 
-    async def end_session(self, trajectory_id: int) -> None:
-        """Forget the trajectory's notebook, and stop what still runs in it."""
+    async def end_notebook(self, trajectory_id: int) -> None:
+        """Delete the trajectory's notebook and end its process."""
         ...
 
     async def close(self) -> None:

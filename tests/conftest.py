@@ -1,5 +1,7 @@
-"""How much hypothesis tries (`make check` asks for `--hypothesis-profile=quick`, `make test` for nothing), and that
-tests which need a Docker engine, hosts or SGLang are run or left out on purpose, never skipped in silence.
+"""Hypothesis profiles, and a check that required Docker engines, hosts and SGLang are present.
+
+`make check` uses `--hypothesis-profile=quick`; `make test` uses the default, `thorough`. A missing
+requirement ends the run before its first test; only a marker expression leaves tests out.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ import pytest
 from hypothesis import settings
 
 from configs.errors import UnusableInput
-from sandbox.docker_command import engine_architecture, image_exists
-from sandbox.image import image_name
-from tests.cluster.hosts import why_not
+from sandbox.image.docker_cli import get_engine_architecture, image_exists
+from sandbox.image.image_context import compute_image_name
+from tests.cluster.hosts import find_obstacle
 from tests.sglang.environment import missing_for_sglang
 
 settings.register_profile("thorough", max_examples=100, deadline=None, print_blob=True)
@@ -43,7 +45,7 @@ _SLOW_AS_A_WHOLE = re.compile(r"^pytestmark = .*\bpytest\.mark\.slow\b", re.MULT
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A file of slow tests alone is not even imported where they are left out: what it imports may take seconds."""
+    """Skip the import (seconds) of files with only slow tests if these are left out."""
     if collection_path.suffix != ".py" or not config.option.markexpr.startswith("not slow"):
         return None
     return True if _SLOW_AS_A_WHOLE.search(collection_path.read_text()) else None
@@ -55,14 +57,14 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Ends the run before its first test if it would need what is not there."""
+    """Ends the run before its first test if a requirement is missing."""
     gc.freeze()  # what torch and its like hold for good is not looked through again and again
     gc.enable()
     if session.config.option.collectonly:
         return
     for marker, missing, what_to_do in (
         ("docker", _missing_for_docker, _FOR_DOCKER),
-        ("hosts", why_not, _FOR_HOSTS),
+        ("hosts", find_obstacle, _FOR_HOSTS),
         ("sglang", missing_for_sglang, _FOR_SGLANG),
     ):
         count = sum(item.get_closest_marker(marker) is not None for item in session.items)
@@ -72,7 +74,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _missing_for_docker() -> str:
     try:
-        engine_architecture()
-        return "" if image_exists(image_name()) else f"there is no image {image_name()}, which this code needs."
+        get_engine_architecture()
+        return (
+            ""
+            if image_exists(compute_image_name())
+            else f"there is no image {compute_image_name()}, which this code needs."
+        )
     except UnusableInput as error:
         return str(error)

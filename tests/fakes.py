@@ -1,4 +1,4 @@
-"""Stand-ins that several tests share."""
+"""Fakes that several tests share."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 from bus.messages import TurnGenerated
-from policies.dialogue import PROTOCOL_TAGS, TURN_END, TURN_START
-from policies.record import ids_to_bytes
-from policies.trajectory import Rules
+from policies.dialogue.chat_format import PROTOCOL_TAGS, TURN_END, TURN_START
+from policies.rollout.token_record import ids_to_bytes
+from policies.rollout.trajectory import Rules
 
 TAGS = (TURN_START, TURN_END, *PROTOCOL_TAGS)
 _SPLIT = re.compile("(" + "|".join(re.escape(tag) for tag in TAGS) + ")")
@@ -33,7 +33,7 @@ class CharTokenizer:
 TOKENIZER = CharTokenizer()
 END = TOKENIZER.encode(TURN_END, trusted=True)[0]
 
-# What a trajectory is asked, and what it may say.
+# Prompt, tool call and answer of a trajectory.
 PROMPT = ids_to_bytes(TOKENIZER.encode("question", trusted=False))
 CALL = '<tool_call>\n{"name": "jupyter_code", "arguments": {"code": "1"}}\n</tool_call>'
 ANSWER = "</reason><answer>\\boxed{2}</answer>"
@@ -56,7 +56,7 @@ def rules(**changes: object) -> Rules:
 def generated(
     trajectory_id: int, turn: int, text: str, finish: str = "stop", version: int = 3, lease: int = 1
 ) -> TurnGenerated:
-    """A turn whose text is `text`; a stop token is its last."""
+    """A turn with this text and a final stop token."""
     ids = TOKENIZER.encode(text, trusted=True) + ([END] if finish == "stop" else [])
     return generated_ids(trajectory_id, turn, ids, finish, version, lease)
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from actors.decider_loop import encode_effects, fingerprint, state_fingerprint, subject_of
+from actors.runtime.decider_loop import (
+    compute_fingerprint,
+    compute_state_fingerprint,
+    encode_effects,
+    get_trajectory_ids,
+)
 from bus.codec import encode
-from bus.event_log import EventLog
+from bus.event_log.writer import EventLog
 from bus.messages import (
     AnswerGraded,
     AnswerSubmitted,
@@ -24,9 +29,9 @@ from bus.messages import (
 )
 from bus.messages.run import BufferCursor
 from configs.run_folder import RunFolder
-from policies.arbiter import Arbiter
+from policies.arbiter.arbiter import Arbiter
 from policies.decider import Decider
-from policies.rollout import Rollout
+from policies.rollout.rollout import Rollout
 from tests.fakes import ANSWER, CALL, PROMPT, TOKENIZER, generated, rules
 
 EXECUTOR = "executor-0/1"
@@ -41,7 +46,7 @@ def deciders(response_tokens: int = 4000) -> dict[str, Decider]:
 
 
 class Recording:
-    """A rollout process and an arbiter that write down what they receive, as a run's processes do. The buffer's events
+    """A rollout process and an arbiter that log the messages that they receive, like a run's processes. The buffer's events
     are logged, and nothing is decided on them."""
 
     def __init__(self, folder: RunFolder, response_tokens: int = 4000, *, tick_s: float = 0.25) -> None:
@@ -56,13 +61,13 @@ class Recording:
     def tell(self, to: str, message: AnyMessage, sender: str = "x") -> None:
         self.now += self._tick_s
         process, _, actor = to.partition("/")
-        kind, about, frame = type(message).__name__, subject_of(message), encode(Envelope(sender, to, message))
+        kind, about, frame = type(message).__name__, get_trajectory_ids(message), encode(Envelope(sender, to, message))
         seq = self._logs[process].append(self.now, actor or process, sender, kind, about, frame)
         if to not in self._deciders:
             return
         effects = self._deciders[to].decide(self.now, message)
-        state = state_fingerprint(self._deciders[to].state_after(message))
-        self._logs[process].decided(seq, fingerprint(encode_effects(to, effects)), state)
+        state = compute_state_fingerprint(self._deciders[to].get_state_after(message))
+        self._logs[process].append_decision(seq, compute_fingerprint(encode_effects(to, effects)), state)
         for effect in effects:
             if isinstance(effect.message, TurnRequested):
                 self.turns.append(effect.message)
@@ -79,7 +84,10 @@ class Recording:
         self.tell("head/arbiter", EngineJoined("generator-0", 65_536, 16, 0), "generator-0")
 
     def work(self, sayings: Mapping[tuple[int, int], str], output: str = "4") -> None:
-        """Until nothing is left to do: each (trajectory, turn) says what is given, or answers; each call prints."""
+        """Finish all turns and calls.
+
+        `sayings` has the text by (trajectory, turn), default ANSWER; each call prints `output`.
+        """
         while self.turns or self.calls:
             if self.turns:
                 turn = self.turns.pop(0)

@@ -1,4 +1,4 @@
-"""The house: the import names are this repository's own, and what its files promise about themselves is so."""
+"""Checks of the repository: import names, docstrings, layers, pinned packages and Make targets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent
-LAYERS = ("configs", "bus", "policies", "sandbox", "engine", "actors", "analysis")
+LAYERS = ("configs", "bus", "policies", "sandbox", "engine", "tasks", "actors", "analysis")
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def test_an_import_name_as_plain_as_engine_is_ours(layer: str):
     assert spec.origin == str(ROOT / layer / "__init__.py")
 
 
-def test_every_folder_of_python_files_says_what_it_is_for_in_its_init():
+def test_every_folder_of_python_files_has_an_init_with_a_docstring():
     folders = {path.parent for layer in LAYERS for path in (ROOT / layer).rglob("*.py")}
     for folder in folders:
         init = folder / "__init__.py"
@@ -34,7 +34,7 @@ def test_every_folder_of_python_files_says_what_it_is_for_in_its_init():
         assert init.read_text().startswith('"""'), f"{init} does not say what its folder is for"
 
 
-def test_every_file_says_in_its_first_line_what_it_is_for():
+def test_every_file_starts_with_a_docstring():
     silent = [
         str(path.relative_to(ROOT))
         for layer in LAYERS
@@ -52,7 +52,7 @@ def test_every_layer_is_linted_typed_and_held_to_the_order_of_imports(project: d
     assert {name.rstrip("*") for name in tool["setuptools"]["packages"]["find"]["include"]} == set(LAYERS)
 
 
-def test_every_package_that_is_asked_for_is_pinned_and_meets_what_is_asked(project: dict[str, Any]):
+def test_every_required_package_has_a_pin_that_meets_its_requirement(project: dict[str, Any]):
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 

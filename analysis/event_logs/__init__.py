@@ -1,1 +1,1 @@
-"""Event logs as a whole run's: merged by time, told, compared, exported."""
+"""Event logs of a whole run: merged by time, described, compared, exported."""

@@ -1,4 +1,4 @@
-"""Where two runs part: by what was decided on, or exactly."""
+"""Finds the first divergence of two runs: in the contents of their decisions, or byte for byte."""
 
 from __future__ import annotations
 
@@ -6,84 +6,91 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from analysis.event_logs.merging import began_at
-from analysis.event_logs.moments import Moment, Thread, threads_of, without_times
+from analysis.event_logs.comparable_events import ComparableEvent, EventStream, read_event_streams, strip_times
+from analysis.event_logs.merged_events import read_start_time
 from bus.codec import encode
-from bus.event_reading import envelope_of, read_events
+from bus.event_log.reader import decode_event, read_events
 from bus.messages import Envelope
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 
 
-class Parting(NamedTuple):
-    """The first that differs. A side that has nothing there is None."""
+class RunDivergence(NamedTuple):
+    """The first event that differs. None: that run has no event there."""
 
-    of: str  # "trajectory 7", "step 3", "head"
-    a: Moment | None
-    b: Moment | None
+    stream: str  # "trajectory 7", "step 3", "head"
+    a: ComparableEvent | None
+    b: ComparableEvent | None
 
     @property
-    def at(self) -> float:
-        """In run A's time, as far as A has it."""
-        there = self.a or self.b
-        assert there is not None
-        return there.at
+    def at_s(self) -> float:
+        """Seconds since run A's start, or run B's if only B has the event."""
+        event = self.a or self.b
+        assert event is not None
+        return event.at_s
 
 
-def parting(a: RunFolder, b: RunFolder) -> Parting | None:
-    """The first in the order of run A's time; None if every thread of moments is the same. Raises UnusableInput."""
-    threads_a, threads_b = threads_of(a), threads_of(b)
-    partings = (
-        _parting(thread, threads_a.get(thread, []), threads_b.get(thread, [])) for thread in {**threads_a, **threads_b}
+def find_first_divergence(a: RunFolder, b: RunFolder) -> RunDivergence | None:
+    """The first in run A's time; None if all streams are equal. Raises UnusableInput."""
+    streams_a, streams_b = read_event_streams(a), read_event_streams(b)
+    divergences = (
+        _compare_stream(stream, streams_a.get(stream, []), streams_b.get(stream, []))
+        for stream in {**streams_a, **streams_b}
     )
-    return min((each for each in partings if each is not None), key=lambda each: each.at, default=None)
+    return min((each for each in divergences if each is not None), key=lambda each: each.at_s, default=None)
 
 
-def _parting(thread: Thread, a: Sequence[Moment], b: Sequence[Moment]) -> Parting | None:
-    what, number, life = thread
-    name = f"{what} {number}" if number or what == "trajectory" else what
-    again = f", start {life}" if life > 1 else ""
+def _compare_stream(
+    stream: EventStream, a: Sequence[ComparableEvent], b: Sequence[ComparableEvent]
+) -> RunDivergence | None:
+    subject, number, start = stream
+    name = f"{subject} {number}" if number or subject == "trajectory" else subject
+    suffix = f", start {start}" if start > 1 else ""
     for ours, theirs in zip_longest(a, b):
-        if ours is None or theirs is None or not _same(ours, theirs):
-            return Parting(name + again, ours, theirs)
+        if ours is None or theirs is None or not _is_same(ours, theirs):
+            return RunDivergence(name + suffix, ours, theirs)
     return None
 
 
-def _same(a: Moment, b: Moment) -> bool:
-    return a.what == b.what and (a.contents == b.contents or repr(a.contents) == repr(b.contents))  # nan is not nan
+def _is_same(a: ComparableEvent, b: ComparableEvent) -> bool:
+    # repr: nan is not equal to itself.
+    return a.label == b.label and (a.contents == b.contents or repr(a.contents) == repr(b.contents))
 
 
-def exact_parting(a: RunFolder, b: RunFolder) -> Parting | None:
-    """The first event, in each process's own order, that is not the same byte for byte, times and durations apart."""
+def find_first_divergence_exact(a: RunFolder, b: RunFolder) -> RunDivergence | None:
+    """The first event of each process with different bytes; times and durations are ignored.
+
+    Raises UnusableInput.
+    """
     names = sorted({path.stem for folder in (a, b) for path in folder.events.glob("*.sqlite")})
     if not names:
-        raise UnusableInput(f"{a.events}, {b.events}: there are no event logs")
-    partings = (_exact_parting(name, a, b) for name in names)
-    return min((each for each in partings if each is not None), key=lambda each: each.at, default=None)
+        raise UnusableInput(f"{a.events}, {b.events}: no event logs")
+    divergences = (_compare_process_exact(name, a, b) for name in names)
+    return min((each for each in divergences if each is not None), key=lambda each: each.at_s, default=None)
 
 
-def _exact_parting(process: str, a: RunFolder, b: RunFolder) -> Parting | None:
-    for ours, theirs in zip_longest(_exact(process, a), _exact(process, b)):
+def _compare_process_exact(process: str, a: RunFolder, b: RunFolder) -> RunDivergence | None:
+    for ours, theirs in zip_longest(_read_exact_events(process, a), _read_exact_events(process, b)):
         if ours is None or theirs is None or ours.contents["bytes"] != theirs.contents["bytes"]:
-            return Parting(process, ours, theirs)
+            return RunDivergence(process, ours, theirs)
     return None
 
 
-def _exact(process: str, folder: RunFolder) -> Iterator[Moment]:
+def _read_exact_events(process: str, folder: RunFolder) -> Iterator[ComparableEvent]:
     path = folder.events / f"{process}.sqlite"
     if not path.exists():
         return
-    began = began_at(folder)
+    start_time = read_start_time(folder)
     for event, _ in read_events(path):
-        envelope = envelope_of(path, event)
-        message = without_times(envelope.message)
+        envelope = decode_event(path, event)
+        message = strip_times(envelope.message)
         contents: dict[str, object] = {name: getattr(message, name) for name in message.__struct_fields__}
         contents["bytes"] = encode(Envelope(envelope.sender, envelope.to, message))
-        what = f"{event.kind} from {envelope.sender} to {envelope.to}"
-        yield Moment(event.time - began, what, contents, f"{process}:{event.seq}")
+        label = f"{event.kind} from {envelope.sender} to {envelope.to}"
+        yield ComparableEvent(event.time - start_time, label, contents, f"{process}:{event.seq}")
 
 
-def differing(parting: Parting) -> list[str]:
-    """Names of the contents that are not the same; all of them where one side has nothing."""
-    a, b = (moment.contents if moment is not None else {} for moment in (parting.a, parting.b))
+def list_differing_fields(divergence: RunDivergence) -> list[str]:
+    """Names of the fields that differ; all names if only one run has the event."""
+    a, b = (event.contents if event is not None else {} for event in (divergence.a, divergence.b))
     return [name for name in {**a, **b} if name != "bytes" and repr(a.get(name)) != repr(b.get(name))]

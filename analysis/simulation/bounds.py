@@ -1,14 +1,14 @@
-"""Two times that no schedule of a step can beat on a cluster: all of the work, and the longest chain of it."""
+"""Lower bounds of a step's makespan on a cluster: the total work, and the longest chain."""
 
 from __future__ import annotations
 
 import msgspec
 
-from analysis.simulation.model import Cluster, Cost
-from analysis.simulation.workload import Plan, Workload
+from analysis.simulation.cluster_model import SimulatedCluster, StepCostModel
+from analysis.simulation.workload import TrajectoryPlan, Workload
 
 
-class Bounds(msgspec.Struct, frozen=True):
+class MakespanBounds(msgspec.Struct, frozen=True):
     """Seconds."""
 
     work_s: float
@@ -19,19 +19,19 @@ class Bounds(msgspec.Struct, frozen=True):
         return max(self.work_s, self.chain_s)
 
 
-def bounds_of(workload: Workload, cluster: Cluster) -> Bounds:
-    return Bounds(work_s=_work_s(workload, cluster), chain_s=_chain_s(workload, cluster))
+def compute_bounds(workload: Workload, cluster: SimulatedCluster) -> MakespanBounds:
+    return MakespanBounds(work_s=_compute_work_s(workload, cluster), chain_s=_compute_chain_s(workload, cluster))
 
 
-def _work_s(workload: Workload, cluster: Cluster) -> float:
-    """All tokens in as few steps as slots and memory allow, spread evenly over the engines; prefill for nothing.
+def _compute_work_s(workload: Workload, cluster: SimulatedCluster) -> float:
+    """All tokens in the fewest steps that slots and memory allow, spread evenly over the engines; prefill is free.
 
-    Each generated token reads all that lie before it. What the running ones hold beyond their shared prompts fits into
-    the cache, so the reads of that kind divided by the capacity are a number of steps that it takes at least, and each
-    step reads the weights.
+    Each generated token reads all tokens before it. The running sequences' tokens beyond their shared
+    prompts fit into the cache, so the reads of such tokens, divided by the capacity, are a lower bound
+    of the number of steps. Each step reads the weights.
     """
     cost, tokens = cluster.cost, workload.generated_tokens
-    read = sum(_read_tokens(plan, plan.prompt_tokens) for plan in workload.plans)
+    read = sum(_count_read_tokens(plan, plan.prompt_tokens) for plan in workload.plans)
     shared = sum(plan.generated_tokens * plan.prompt_tokens for plan in workload.plans)
     steps = max(tokens / cluster.max_running, read / cluster.kv_tokens)
     products_s = max(steps * cost.weights_s, tokens * cost.token_s)
@@ -39,21 +39,21 @@ def _work_s(workload: Workload, cluster: Cluster) -> float:
     return (once_s + cost.kv_token_s * (read + shared)) / cluster.engines
 
 
-def _read_tokens(plan: Plan, without: int = 0) -> float:
-    """Summed over its generated tokens: how many lie before each, beyond the first `without`."""
+def _count_read_tokens(plan: TrajectoryPlan, skipped_tokens: int = 0) -> float:
+    """For each generated token, the tokens before it without the first `skipped_tokens`; their sum."""
     read, begin = 0.0, plan.prompt_tokens
     for turn, end in zip(plan.turns, plan.ends, strict=True):
         last = min(end, plan.final_tokens)
-        read += (last - begin) * ((begin + last - 1) / 2 - without)
+        read += (last - begin) * ((begin + last - 1) / 2 - skipped_tokens)
         begin = last + turn.result_tokens
     return read
 
 
-def _chain_s(workload: Workload, cluster: Cluster) -> float:
-    return max(_alone_s(plan, cluster.cost) for plan in workload.plans)
+def _compute_chain_s(workload: Workload, cluster: SimulatedCluster) -> float:
+    return max(_compute_alone_s(plan, cluster.cost) for plan in workload.plans)
 
 
-def _alone_s(plan: Plan, cost: Cost) -> float:
-    """The trajectory by itself on an engine, its prefills for nothing."""
-    steps_s = plan.generated_tokens * cost.constant_s(1) + cost.kv_token_s * _read_tokens(plan)
+def _compute_alone_s(plan: TrajectoryPlan, cost: StepCostModel) -> float:
+    """The trajectory as the only one on an engine; prefill is free."""
+    steps_s = plan.generated_tokens * cost.compute_constant_s(1) + cost.kv_token_s * _count_read_tokens(plan)
     return steps_s + sum(turn.tool_s for turn in plan.turns)

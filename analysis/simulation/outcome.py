@@ -1,4 +1,4 @@
-"""What came of a simulated step."""
+"""The outcome of a simulated step: makespan, waits, utilization, counters and timeline."""
 
 from __future__ import annotations
 
@@ -6,67 +6,67 @@ from typing import Literal
 
 import msgspec
 
-from analysis.simulation.bounds import Bounds
-from policies.scheduling import PolicyName
+from analysis.simulation.bounds import MakespanBounds
+from policies.arbiter.registry import PolicyName
 
-Policy = PolicyName | Literal["oracle"]  # kv_lookahead with the true lengths known
+SimulatedPolicy = PolicyName | Literal["oracle"]  # kv_lookahead with the true lengths known
 
 
-class Sample(msgspec.Struct, frozen=True):
-    """All engines together, at a moment."""
+class TimelineSample(msgspec.Struct, frozen=True):
+    """The state of all engines together at one time."""
 
     at_s: float
     running: int
     waiting: int  # at engines
     used_tokens: int
     live: int  # trajectories that have not ended
-    leasing: int  # of them those that wait for a lease
-    calling: int  # and those that wait for their tools
+    leasing: int  # live trajectories that wait for a lease
+    calling: int  # live trajectories that wait for tools
 
 
-class Tail(msgspec.Struct, frozen=True):
-    """The trajectories that ended last: a hundredth of them. Means, in seconds; `first_end_s` of the earliest of them."""
+class TailStatistics(msgspec.Struct, frozen=True):
+    """Means over the last hundredth of the trajectories, in seconds; `first_end_s` is its earliest end."""
 
     trajectories: int
-    began_s: float  # when they got their first lease
+    began_s: float  # time of the first lease
     first_end_s: float
     last_end_s: float
     waited_s: float  # for leases
-    tokens: float  # at their ends
+    tokens: float  # final length
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """Times are virtual seconds, but for those of decisions and `simulated_in_s`: the host's CPU seconds."""
+class SimulationOutcome(msgspec.Struct, frozen=True):
+    """Times are virtual seconds, except `decision_s` and `simulated_in_s`: the host's CPU seconds."""
 
     workload: str
     cluster: str
-    policy: Policy
+    policy: SimulatedPolicy
     seed: int
     makespan_s: float
-    bounds: Bounds
+    bounds: MakespanBounds
     trajectories: int
     failed: int
     generated_tokens: int
     slots: int  # decode slots of all engines
-    kv_tokens: int  # that all engines hold
-    kv_utilization: float  # mean share of all engines' pages that are not free, until the end
-    slot_utilization: float  # mean share of all engines' decode slots (max_running) in use, until the end
-    most_kv: float  # the fullest that an engine was, as a share of its pages
+    kv_tokens: int  # capacity of all engines
+    kv_utilization: float  # mean share of used pages, over all engines and the makespan
+    slot_utilization: float  # mean share of used decode slots (max_running)
+    most_kv: float  # highest share of used pages on one engine
     waits_s: dict[str, float]  # summed over trajectories, by cause
     evictions: int
     evicted_tokens: int
     preemptions: int
-    overflows: int  # times that an engine had to make room by itself
+    overflows: int  # times that an engine ran out of pages
     prefilled_tokens: int
     recomputed_tokens: int
     migrations: int
     leases: int
-    tail: Tail
+    tail: TailStatistics
     decisions: int
     decision_s: float  # mean
     simulated_in_s: float
-    timeline: tuple[Sample, ...]
-    measured_s: float | None = None  # of a recorded step under the policy that it had: how long it really took
+    timeline: tuple[TimelineSample, ...]
+    measured_s: float | None = None  # real makespan of a recorded step under this policy
 
     @property
     def decisions_per_s(self) -> float:

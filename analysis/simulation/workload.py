@@ -1,8 +1,9 @@
-"""What a step asks of its engines and tools: for each trajectory its turns, known in advance to the simulation alone.
+"""The workload of a simulated step: the planned turns of each trajectory, unknown to the deciders.
 
-Drawn by a seed: a trajectory's response length is lognormal, with an effect of its group (a hard problem is long for all)
-and one of its own; its calls are geometric; their results and the split of its tokens over turns are drawn too. Or read
-from a recorded run: `analysis.simulation.recorded`.
+A workload is drawn by a seed or loaded from a recorded run (analysis.simulation.recorded_workload). In a
+drawn one, a trajectory's response length is lognormal, with an effect of its group (a hard problem is
+long for all siblings) and one of its own; the number of calls is geometric; the results of calls and the
+split of tokens over turns are random too.
 """
 
 from __future__ import annotations
@@ -15,40 +16,40 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-_LEAST_TURN = 16  # tokens
+_MIN_TURN_TOKENS = 16
 _RESULT_SIGMA = 0.6
-_LEAST_RESULT, _MOST_RESULT = 8, 1024  # tokens of a tool's result with the turn's header
+_MIN_RESULT_TOKENS, _MAX_RESULT_TOKENS = 8, 1024  # with the turn's header
 
 
-class Turn(NamedTuple):
-    """`result_tokens` is 0 where the turn calls no tool: the trajectory's last."""
+class PlannedTurn(NamedTuple):
+    """`result_tokens` is 0 if the turn calls no tool: the last turn of the trajectory."""
 
-    tokens: int  # that the model generates; the stop token is the last
+    tokens: int  # generated, stop token included
     tool_s: float = 0.0  # from the request to the result
-    result_tokens: int = 0  # that follow
+    result_tokens: int = 0  # appended after the turn
 
 
-class Plan(NamedTuple):
-    """One trajectory. A turn that ends beyond the response limit never stops by itself."""
+class TrajectoryPlan(NamedTuple):
+    """One trajectory. A turn that ends beyond the response limit reaches no stop token."""
 
     trajectory_id: int
     group_id: int
     prompt_tokens: int
-    turns: tuple[Turn, ...]
-    ends: tuple[int, ...]  # position behind each turn's last token
+    turns: tuple[PlannedTurn, ...]
+    ends: tuple[int, ...]  # position after each turn's last token
     final_tokens: int  # at its end, prompt included
     generated_tokens: int
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """A step's groups, all of them started at once but those in `after`. Trajectories are numbered from 0, group by group."""
+    """The groups of a step. Trajectories are numbered from 0, group by group."""
 
     name: str
-    plans: tuple[Plan, ...]
+    plans: tuple[TrajectoryPlan, ...]
     response_tokens: int
     max_turns: int
     grading_s: float = 0.01
-    after: dict[int, int] = {}  # group: the one whose end starts it, as where it stands in for a rejected one
+    started_after: dict[int, int] = {}  # a replacement group: the group that it follows
 
     @property
     def generated_tokens(self) -> int:
@@ -56,24 +57,24 @@ class Workload(msgspec.Struct, frozen=True):
 
     @property
     def demand_tokens(self) -> int:
-        """What all trajectories at their ends would hold at once, each group's prompt counted once."""
+        """KV tokens of all trajectories at their final lengths, with each group's prompt counted once."""
         own = sum(plan.final_tokens - plan.prompt_tokens for plan in self.plans)
         return own + sum({plan.group_id: plan.prompt_tokens for plan in self.plans}.values())
 
 
-class Shape(msgspec.Struct, frozen=True):
+class WorkloadShape(msgspec.Struct, frozen=True):
     """Distributions. Sigmas are of the logarithm; shares in [0, 1]."""
 
     name: str
     prompts: int
     siblings: int
-    median_tokens: float  # of a response, without the limit
+    median_tokens: float  # of an unlimited response
     group_sigma: float
     own_sigma: float
     mean_calls: float
     tool_s: float = 0.3  # median of a call's latency
     tool_sigma: float = 0.25
-    time_out_share: float = 0.01  # of the calls that end at the limit
+    time_out_share: float = 0.01  # share of calls that take `time_limit_s`
     time_limit_s: float = 4.0
     result_tokens: float = 120.0  # median
     prompt_tokens: float = 350.0  # median
@@ -81,28 +82,29 @@ class Shape(msgspec.Struct, frozen=True):
     max_turns: int = 10
 
 
-def plan_of(trajectory_id: int, group_id: int, prompt_tokens: int, turns: Sequence[Turn], limit: int) -> Plan:
-    """What the trajectory's rules make of these turns: it ends with the first one that leaves no room behind it.
-
-    `limit`: response tokens.
-    """
+def build_plan(
+    trajectory_id: int, group_id: int, prompt_tokens: int, turns: Sequence[PlannedTurn], limit: int
+) -> TrajectoryPlan:
+    """The plan ends with the first turn that exhausts `limit`, the response tokens."""
     end = prompt_tokens + limit
     position, generated = prompt_tokens, 0
-    kept: list[Turn] = []
+    reached_turns: list[PlannedTurn] = []
     ends: list[int] = []
     for turn in turns:
-        kept.append(turn)
+        reached_turns.append(turn)
         ends.append(position + turn.tokens)
-        behind = min(ends[-1], end)
-        generated += behind - position
-        position = behind
+        turn_end = min(ends[-1], end)
+        generated += turn_end - position
+        position = turn_end
         if ends[-1] > end or position + turn.result_tokens >= end:
             break
         position += turn.result_tokens
-    return Plan(trajectory_id, group_id, prompt_tokens, tuple(kept), tuple(ends), position, generated)
+    return TrajectoryPlan(
+        trajectory_id, group_id, prompt_tokens, tuple(reached_turns), tuple(ends), position, generated
+    )
 
 
-def draw(shape: Shape, seed: int) -> Workload:
+def draw_workload(shape: WorkloadShape, seed: int) -> Workload:
     random = np.random.default_rng([seed, 4])
     count = shape.prompts * shape.siblings
     groups = np.repeat(np.arange(shape.prompts), shape.siblings)
@@ -112,11 +114,11 @@ def draw(shape: Shape, seed: int) -> Workload:
     prompts = np.maximum(64, shape.prompt_tokens * np.exp(random.normal(0.0, 0.4, shape.prompts))).astype(int)
     calls = np.minimum(random.geometric(1 / (1 + shape.mean_calls), count) - 1, shape.max_turns - 1)
     plans = tuple(
-        plan_of(
+        build_plan(
             number,
             int(groups[number]),
             int(prompts[groups[number]]),
-            _turns(shape, random, float(lengths[number]), int(calls[number])),
+            _draw_turns(shape, random, float(lengths[number]), int(calls[number])),
             shape.response_tokens,
         )
         for number in range(count)
@@ -124,21 +126,21 @@ def draw(shape: Shape, seed: int) -> Workload:
     return Workload(shape.name, plans, shape.response_tokens, shape.max_turns)
 
 
-def _turns(shape: Shape, random: np.random.Generator, length: float, calls: int) -> list[Turn]:
-    """Turns and results that add up to about `length` tokens."""
+def _draw_turns(shape: WorkloadShape, random: np.random.Generator, length: float, calls: int) -> list[PlannedTurn]:
+    """Turns and results of about `length` tokens in total."""
     results = np.clip(
-        shape.result_tokens * np.exp(random.normal(0.0, _RESULT_SIGMA, calls)), _LEAST_RESULT, _MOST_RESULT
+        shape.result_tokens * np.exp(random.normal(0.0, _RESULT_SIGMA, calls)), _MIN_RESULT_TOKENS, _MAX_RESULT_TOKENS
     ).astype(int)
     latencies = shape.tool_s * np.exp(random.normal(0.0, shape.tool_sigma, calls))
     latencies = np.where(random.random(calls) < shape.time_out_share, shape.time_limit_s, latencies)
     latencies = np.minimum(latencies, shape.time_limit_s)
     shares = random.exponential(1.0, calls + 1) + 0.3
-    generated = max(length - float(results.sum()), _LEAST_TURN * (calls + 1.0))
-    tokens = np.maximum(_LEAST_TURN, shares / shares.sum() * generated).astype(int)
-    called = [Turn(int(tokens[turn]), float(latencies[turn]), int(results[turn])) for turn in range(calls)]
-    return [*called, Turn(int(tokens[calls]))]
+    generated = max(length - float(results.sum()), _MIN_TURN_TOKENS * (calls + 1.0))
+    tokens = np.maximum(_MIN_TURN_TOKENS, shares / shares.sum() * generated).astype(int)
+    called = [PlannedTurn(int(tokens[turn]), float(latencies[turn]), int(results[turn])) for turn in range(calls)]
+    return [*called, PlannedTurn(int(tokens[calls]))]
 
 
-def median_at_limit(share: float, limit: int, sigma: float) -> float:
-    """The median of a lognormal of which such a share lies beyond the limit."""
+def compute_median_for_limit(share: float, limit: int, sigma: float) -> float:
+    """The median of the lognormal with such a share beyond the limit."""
     return float(np.exp(log(limit) - sigma * NormalDist().inv_cdf(1 - share)))

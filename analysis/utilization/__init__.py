@@ -1,1 +1,1 @@
-"""Where a run's time went, from its structured logs alone: `asterism report`. docs/report.md says which lines it reads."""
+"""Where a run's time went, from its structured logs only: `asterism report`. See docs/report.md."""

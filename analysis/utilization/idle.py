@@ -1,34 +1,39 @@
-"""Why an engine computed nothing: its idle seconds by cause.
+"""Why an engine was idle: its idle seconds by cause.
 
-Between two lines of its load the engine says how long it was busy; the rest was idle. What the run was at during that
-time gives the cause. Idle time is looked for first where nothing was asked of the engine; only what does not fit in there
-passed while it had requests.
+Two successive load reports give the engine's busy time between them; the rest is idle time. The
+phase of the run at that time gives the cause. Idle time is attributed first to periods in which the
+engine had no requests; only the remainder is attributed to periods with requests.
 """
 
 from __future__ import annotations
 
 import polars as pl
 
-from analysis.utilization.lines import Lines
-from analysis.utilization.phases import asked_of, learner_phases, phases
+from analysis.utilization.log_schema import LogTables
+from analysis.utilization.phases import build_engine_demand, build_learner_phases, build_phase_counts
 
-CAUSES = {  # in the order in which they are looked for
-    "starting": "it waited for its first weights: start-up, cold start",
-    "weights": "new weights were on their way, or being loaded",
-    "overhead": "it had requests: messages and its own bookkeeping",
-    "lease": "trajectories waited for a lease, none was granted here",
-    "tools": "all trajectories waited for tools or for their grade",
-    "elsewhere": "the trajectories that generated did so on other engines",
-    "training": "the learner trained, nothing was to be generated",
-    "nothing": "no trajectory was alive",
-    "unknown": "the logs do not say",
+CAUSES = {  # in order of precedence
+    "starting": "waiting for the first weights: start-up, cold start",
+    "weights": "new weights were being transferred or loaded",
+    "overhead": "engine overhead: messages and bookkeeping",
+    "lease": "trajectories waited for a lease; none was granted here",
+    "tools": "all trajectories waited for tools or grading",
+    "elsewhere": "all generation was on other engines",
+    "training": "the learner trained; nothing to generate",
+    "nothing": "no live trajectories",
+    "unknown": "not in the logs",
 }
 
 
-def idle_by_cause(lines: Lines, engine: str, samples: pl.DataFrame, each_step: pl.DataFrame) -> pl.DataFrame:
-    """Segments of the engine's time: t, span_s, idle_s, cause. `samples` has t, grown_busy_s and began (analysis.utilization.engines);
-    time before an engine's start, as between two lives of a run, belongs to no segment."""
-    segments = _segments(lines, engine, samples, each_step)
+def compute_idle_by_cause(
+    lines: LogTables, engine: str, samples: pl.DataFrame, each_step: pl.DataFrame
+) -> pl.DataFrame:
+    """Segments of the engine's time: t, span_s, idle_s, cause.
+
+    `samples` has t, grown_busy_s and began (see analysis.utilization.engine_time). The time before a
+    start of the engine, for example between two launches, belongs to no segment.
+    """
+    segments = _build_segments(lines, engine, samples, each_step)
     asked = pl.col("cause") == "overhead"
     span = pl.col("span_s")
     free = pl.when(asked).then(0.0).otherwise(span).sum().over("sample")
@@ -39,22 +44,28 @@ def idle_by_cause(lines: Lines, engine: str, samples: pl.DataFrame, each_step: p
     return segments.with_columns(idle_s=idle_s.fill_nan(0.0)).select("t", "span_s", "idle_s", "cause")
 
 
-def _segments(lines: Lines, engine: str, samples: pl.DataFrame, each_step: pl.DataFrame) -> pl.DataFrame:
-    """All that changed, in order of time, each row with what was so from then on."""
+def _build_segments(lines: LogTables, engine: str, samples: pl.DataFrame, each_step: pl.DataFrame) -> pl.DataFrame:
+    """All changes in order of time; each row has the state from then on."""
     numbered = samples.with_row_index("sample").select(
         "t", "sample", busy_s=pl.col("grown_busy_s").shift(-1), present=~pl.col("began").shift(-1)
     )
     changes = pl.concat(
-        [numbered, phases(lines), asked_of(lines, engine), learner_phases(each_step), *_loading(lines, engine)],
+        [
+            numbered,
+            build_phase_counts(lines),
+            build_engine_demand(lines, engine),
+            build_learner_phases(each_step),
+            *_build_loading_tables(lines, engine),
+        ],
         how="diagonal_relaxed",
     )
     ordered = changes.sort("t", maintain_order=True).with_columns(pl.exclude("t").forward_fill())
-    spans = ordered.with_columns(span_s=pl.col("t").shift(-1) - pl.col("t"), cause=_cause())
+    spans = ordered.with_columns(span_s=pl.col("t").shift(-1) - pl.col("t"), cause=_build_cause_expr())
     return spans.filter(pl.col("sample").is_not_null() & pl.col("present") & (pl.col("span_s") > 0))
 
 
-def _loading(lines: Lines, engine: str) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """When the engine was reading weights, and whether it had any since it started."""
+def _build_loading_tables(lines: LogTables, engine: str) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """When the engine was loading weights, and whether it has had weights since its start."""
     mine = pl.col("process") == engine
     loaded = lines.frames["weights.loaded"].filter(mine)
     started = lines.frames["engine.started"].filter(mine)
@@ -64,13 +75,13 @@ def _loading(lines: Lines, engine: str) -> tuple[pl.DataFrame, pl.DataFrame]:
             loaded.select("t", reading=pl.lit(False)),
         ]
     )
-    if loaded.is_empty():  # nobody says when: then it had them from the start
+    if loaded.is_empty():  # not logged: then the engine has had weights since its start
         return reading, pl.DataFrame(schema={"t": pl.Float64, "ready": pl.Boolean})
     ready = [started.select("t", ready=pl.lit(False)), loaded.select("t", ready=pl.lit(True))]
     return reading, pl.concat(ready)
 
 
-def _cause() -> pl.Expr:
+def _build_cause_expr() -> pl.Expr:
     tools = pl.col("calling") + pl.col("grading")
     return (
         pl.when(~pl.col("ready"))

@@ -1,6 +1,6 @@
-"""The whole report of one folder of logs, as figures, as JSON, and as the curves of its picture.
+"""Compute the utilization report of one folder of logs: totals, JSON, and time series.
 
-use = utilization_of(Path("runs/demo/logs"))
+use = compute_utilization(Path("runs/demo/logs"))
 """
 
 from __future__ import annotations
@@ -12,32 +12,38 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from analysis.utilization.curves import Floats, curve_of
-from analysis.utilization.engines import EngineCurves, EngineUse, engine_use, engines_of
-from analysis.utilization.executors import ExecutorCurves, ExecutorUse, executor_use, executors_of
-from analysis.utilization.lines import Lines, read_lines
-from analysis.utilization.phases import PHASES, phases, steps
-from analysis.utilization.steps import StepUse, step_use
-from analysis.utilization.trajectories import TrajectoryUse, ended_trajectories, trajectory_use
+from analysis.utilization.engine_time import EngineTimeSeries, EngineUtilization, list_engines, summarize_engine
+from analysis.utilization.executor_time import (
+    ExecutorTimeSeries,
+    ExecutorUtilization,
+    list_executors,
+    summarize_executor,
+)
+from analysis.utilization.log_schema import LogTables, read_log_tables
+from analysis.utilization.phases import PHASES, build_phase_counts, build_steps
+from analysis.utilization.step_functions import Floats, build_step_function
+from analysis.utilization.step_time import StepUtilization, summarize_steps
+from analysis.utilization.trajectory_time import TrajectoryUtilization, build_ended_table, summarize_trajectories
 
-BINS = 400  # stretches of time in the timeline
-_WITHOUT: Mapping[str, str] = {
-    "engine.load": "nothing is known of engines' slots, caches, tokens and time",
-    "ledger.reported": "nothing is known of leased KV tokens",
-    "executor.load": "nothing is known of executors, unless no call was made",
-    "trajectories.counted": "the causes of idle time are not known, nor how many waited when",
-    "trajectory.ended": "nothing is known of trajectories' waits",
-    "group.started": "trajectories are not told apart by their steps",
-    "step.requested": "steps are not known",
+NUM_BINS = 400  # intervals of the timeline
+_EFFECTS_OF_MISSING_LINES: Mapping[str, str] = {
+    "engine.load": "slots, caches, tokens and time of the engines are unknown",
+    "ledger.reported": "leased KV tokens are unknown",
+    "executor.load": "the executors' load is unknown, unless there were no calls",
+    "trajectories.counted": "causes of idle time and waiting trajectories are unknown",
+    "trajectory.ended": "waits of trajectories are unknown",
+    "group.started": "the steps of trajectories are unknown",
+    "step.requested": "steps are unknown",
 }
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """Means over stretches of `bin_s` seconds. The first begins with the first weights, else with the logs' first line."""
+    """Means over intervals of `bin_s` seconds, from the first weights or the logs' first line on."""
 
     begin_s: float  # since the logs' first line
     bin_s: float
-    engines: dict[str, dict[str, list[float]]]  # running, idle, leased, used, cached, recomputed and evicted a second
+    # running, idle, leased, used, cached; recomputed and evicted a second
+    engines: dict[str, dict[str, list[float]]]
     executors: dict[str, dict[str, list[float]]]  # running, queued
     trajectories: dict[str, list[float]]  # leasing, generating, calling, grading
 
@@ -45,30 +51,30 @@ class Timeline(msgspec.Struct, frozen=True):
 class Utilization(msgspec.Struct, frozen=True):
     began_at: str  # ISO 8601
     span_s: float
-    engines: tuple[EngineUse, ...]
-    executors: tuple[ExecutorUse, ...]
-    trajectories: TrajectoryUse
-    steps: tuple[StepUse, ...]
+    engines: tuple[EngineUtilization, ...]
+    executors: tuple[ExecutorUtilization, ...]
+    trajectories: TrajectoryUtilization
+    steps: tuple[StepUtilization, ...]
     lines: int
     unusable_lines: int
-    doubts: tuple[str, ...]  # what is missing, torn, or does not add up
+    doubts: tuple[str, ...]  # missing, truncated or inconsistent log data
     timeline: Timeline
 
 
-class _Curves(NamedTuple):
-    engines: Mapping[str, EngineCurves]
-    executors: Mapping[str, ExecutorCurves]
+class _TimeSeries(NamedTuple):
+    engines: Mapping[str, EngineTimeSeries]
+    executors: Mapping[str, ExecutorTimeSeries]
 
 
-def utilization_of(logs: Path) -> Utilization:
-    """Of the `*.jsonl` in a folder, a real run's or a simulated one's. Raises AnalysisError if there are none."""
-    lines = read_lines(logs)
-    each_step = steps(lines)
-    ended = ended_trajectories(lines)
-    engines = [engine_use(lines, engine, each_step) for engine in engines_of(lines)]
-    executors = [executor_use(lines, executor) for executor in executors_of(lines)]
-    trajectories = trajectory_use(lines, ended)
-    curves = _Curves(
+def compute_utilization(logs: Path) -> Utilization:
+    """`logs`: the folder of a real or a simulated run. Raises AnalysisError if it has no `*.jsonl`."""
+    lines = read_log_tables(logs)
+    each_step = build_steps(lines)
+    ended = build_ended_table(lines)
+    engines = [summarize_engine(lines, engine, each_step) for engine in list_engines(lines)]
+    executors = [summarize_executor(lines, executor) for executor in list_executors(lines)]
+    trajectories = summarize_trajectories(lines, ended)
+    curves = _TimeSeries(
         {use.engine: curves for use, curves in engines}, {use.executor: curves for use, curves in executors}
     )
     return Utilization(
@@ -77,11 +83,11 @@ def utilization_of(logs: Path) -> Utilization:
         engines=tuple(use for use, _ in engines),
         executors=tuple(use for use, _ in executors),
         trajectories=trajectories,
-        steps=tuple(step_use(each_step, ended)),
+        steps=tuple(summarize_steps(each_step, ended)),
         lines=lines.num_lines,
         unusable_lines=lines.num_unusable,
-        doubts=tuple(_doubts(lines, [use for use, _ in engines], trajectories)),
-        timeline=_timeline(lines, curves),
+        doubts=tuple(_find_doubts(lines, [use for use, _ in engines], trajectories)),
+        timeline=_build_timeline(lines, curves),
     )
 
 
@@ -89,18 +95,24 @@ def to_json(use: Utilization) -> bytes:
     return msgspec.json.format(msgspec.json.encode(use), indent=2) + b"\n"
 
 
-# ---------------------------------------------------------------- what does not add up
+# ---------------------------------------------------------------- doubts
 
 
-def _doubts(lines: Lines, engines: Sequence[EngineUse], trajectories: TrajectoryUse) -> list[str]:
-    doubts = [f"no line {event}: {effect}" for event, effect in _WITHOUT.items() if lines.frames[event].is_empty()]
+def _find_doubts(
+    lines: LogTables, engines: Sequence[EngineUtilization], trajectories: TrajectoryUtilization
+) -> list[str]:
+    doubts = [
+        f"no line {event}: {effect}"
+        for event, effect in _EFFECTS_OF_MISSING_LINES.items()
+        if lines.frames[event].is_empty()
+    ]
     if lines.num_unusable:
         more = lines.num_unusable - len(lines.unusable)
         named = "; ".join(lines.unusable) + (f"; and {more:,} more" if more else "")
         doubts.append(f"{lines.num_unusable:,} of {lines.num_lines:,} lines could not be read: {named}")
-    silent = [use.engine for use in engines if not (lines.frames["engine.load"]["engine"] == use.engine).any()]
-    if silent and len(silent) < len(engines):
-        doubts.append(f"no line engine.load of {', '.join(silent)}: it counts as idle")
+    without_load = [use.engine for use in engines if not (lines.frames["engine.load"]["engine"] == use.engine).any()]
+    if without_load and len(without_load) < len(engines):
+        doubts.append(f"no line engine.load of {', '.join(without_load)}: counted as idle")
     if trajectories.started is not None and trajectories.started != trajectories.ended:
         doubts.append(
             f"{trajectories.started:,} trajectories were started and {trajectories.ended:,} ended: "
@@ -109,44 +121,49 @@ def _doubts(lines: Lines, engines: Sequence[EngineUse], trajectories: Trajectory
     generated = sum(use.generated_tokens for use in engines)
     if generated and abs(generated - trajectories.generated_tokens) > 0.01 * generated:
         doubts.append(
-            f"engines generated {generated:,} tokens, the trajectories that ended have {trajectories.generated_tokens:,}"
+            f"the engines generated {generated:,} tokens, but ended trajectories have {trajectories.generated_tokens:,}"
         )
     return doubts
 
 
-# ---------------------------------------------------------------- over time
+# ---------------------------------------------------------------- timeline
 
 
-def _timeline(lines: Lines, curves: _Curves) -> Timeline:
+def _build_timeline(lines: LogTables, curves: _TimeSeries) -> Timeline:
     loaded = lines.frames["weights.loaded"]["t"]
     begin_s = float(loaded[0]) if loaded.len() else 0.0
-    edges = np.linspace(begin_s, max(lines.end_s, begin_s + 1e-6), BINS + 1)
-    counted = phases(lines)
+    edges = np.linspace(begin_s, max(lines.end_s, begin_s + 1e-6), NUM_BINS + 1)
+    counted = build_phase_counts(lines)
     return Timeline(
         begin_s=begin_s,
         bin_s=float(edges[1] - edges[0]),
-        engines={engine: _engine_bins(each, edges) for engine, each in curves.engines.items()},
+        engines={engine: _build_engine_bins(each, edges) for engine, each in curves.engines.items()},
         executors={
-            executor: {"running": _rounded(each.running.means(edges)), "queued": _rounded(each.queued.means(edges))}
+            executor: {
+                "running": _round_values(each.running.compute_means(edges)),
+                "queued": _round_values(each.queued.compute_means(edges)),
+            }
             for executor, each in curves.executors.items()
         },
-        trajectories={phase: _rounded(curve_of(counted, phase).means(edges)) for phase in PHASES},
+        trajectories={
+            phase: _round_values(build_step_function(counted, phase).compute_means(edges)) for phase in PHASES
+        },
     )
 
 
-def _engine_bins(curves: EngineCurves, edges: Floats) -> dict[str, list[float]]:
+def _build_engine_bins(curves: EngineTimeSeries, edges: Floats) -> dict[str, list[float]]:
     bins = {
-        "running": curves.running.means(edges),
-        "idle": curves.idle_means(edges),
-        "used": curves.used.means(edges),
-        "cached": curves.cached.means(edges),
-        "recomputed": curves.recomputed.means(edges),
-        "evicted": curves.evicted.means(edges),
+        "running": curves.running.compute_means(edges),
+        "idle": curves.compute_idle_shares(edges),
+        "used": curves.used.compute_means(edges),
+        "cached": curves.cached.compute_means(edges),
+        "recomputed": curves.recomputed.compute_means(edges),
+        "evicted": curves.evicted.compute_means(edges),
     }
     if curves.leased is not None:
-        bins["leased"] = curves.leased.means(edges)
-    return {name: _rounded(values) for name, values in bins.items()}
+        bins["leased"] = curves.leased.compute_means(edges)
+    return {name: _round_values(values) for name, values in bins.items()}
 
 
-def _rounded(values: Floats) -> list[float]:
+def _round_values(values: Floats) -> list[float]:
     return [round(value, 3) for value in values.tolist()]

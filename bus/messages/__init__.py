@@ -1,22 +1,25 @@
-"""The protocol: every message that crosses a process border, one file for each conversation.
+"""The protocol: all messages between processes, one file per conversation.
 
-    run        launcher and everybody: a run begins and ends
-    steps      recipe, buffer, learner: StepRequested, BatchReady, StepTrained, WeightsPublished, WeightsLoaded, WeightsHeld;
-               where learner and engines share GPUs: MemoryWanted, RestRequested, EngineRested, MemoryLent
+    run        launcher and all processes: start, progress and end of a run
+    steps      recipe, buffer, learner: StepRequested, BatchReady, StepTrained, WeightsPublished, WeightsLoaded, WeightsSynced;
+               if learner and engines share GPUs: GpuMemoryRequested, EngineSleepRequested, EngineAsleep, GpuMemoryGranted
     groups     buffer and rollout: StartGroup ... TrajectoryFinished
-    leases     rollout, arbiter, generators: LeaseRequested, LeaseGranted, LeaseParked, LeaseReleased
+    leases     rollout, arbiter, generators: LeaseRequested, LeaseGranted, LeasePaused, LeaseReleased
     turns      rollout and generators: TurnRequested, TurnGenerated
     calls      rollout and executors: CodeRequested, CodeFinished, AnswerSubmitted, AnswerGraded
-    cluster    the launcher and the launchers of further nodes: NodeArrived, NodeWelcomed ... NodeLeft
-    envelope   what travels: one of these, from whom and to whom
+    cluster    the launcher and the launchers of joined nodes: JoinRequested, JoinAccepted ... NodeLeft
+    envelope   a message with its sender and its receiver
 
-Reading order: one trajectory's way is StartGroup, LeaseRequested, LeaseGranted, TurnRequested, TurnGenerated, LeaseParked,
-CodeRequested, CodeFinished, ... AnswerSubmitted, AnswerGraded, LeaseReleased, TrajectoryFinished; it is in a step's way,
-which is StepRequested, BatchReady, StepTrained, WeightsPublished, WeightsLoaded.
+Messages of a trajectory, in order: StartGroup, LeaseRequested, LeaseGranted, TurnRequested,
+TurnGenerated, LeasePaused, CodeRequested, CodeFinished, ... AnswerSubmitted, AnswerGraded,
+LeaseReleased, TrajectoryFinished. Messages of a step: StepRequested, BatchReady, StepTrained,
+WeightsPublished, WeightsLoaded.
 
-Token ids travel as raw bytes: little-endian int32; logprobs float32; policy versions int32; masks uint8.
+Token ids travel as raw bytes: little-endian int32; logprobs float32; policy versions int32; masks
+uint8.
 
-Everybody imports from here. A new message stands in its conversation's file, and in the union at that file's end.
+Import messages from this package. Add a new message to the file of its conversation and to the
+union at the end of the file.
 """
 
 from bus.messages.calls import *

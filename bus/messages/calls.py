@@ -1,4 +1,4 @@
-"""Tool calls and gradings: between the rollout process and the executors, which come and go."""
+"""Tool calls and gradings: between the rollout process and the executors."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from bus.messages.message import Message
 
 
 class ExecutorJoined(Message, frozen=True):
-    """executor -> launcher -> rollout: a sandbox stands. The launcher passes it on, so that it never overtakes, nor is
-    overtaken by, the word that this executor left."""
+    """executor -> launcher -> rollout: a sandbox is ready. The launcher forwards it, which
+    keeps its order relative to ExecutorLeft."""
 
-    executor: str  # the address of this life of it: `executor-0/2` is the second; nothing for the first reaches it
-    slots: int  # calls that it runs side by side
+    executor: str  # address of this incarnation: `executor-0/2` is the second
+    slots: int  # concurrent calls
 
 
 class ExecutorLeft(Message, frozen=True):
-    """launcher -> rollout: this life is over. Its answers that are still under way count no more."""
+    """launcher -> rollout: this incarnation has ended; later answers from it are ignored."""
 
     executor: str
     cause: str
 
 
-class ExecutorProved(Message, frozen=True):
-    """executor -> launcher, once in a life: its first result. The deaths before it are forgiven."""
+class ExecutorHealthy(Message, frozen=True):
+    """executor -> launcher, after an incarnation's first result: resets the count of restarts."""
 
     executor: str
 
 
-class CallsMoved(Message, frozen=True):
-    """rollout -> launcher, for its log alone: what became of calls and gradings as an executor joined or left."""
+class CallsRescheduled(Message, frozen=True):
+    """rollout -> launcher, only for its log: effects of an executor's joining or leaving on
+    calls and gradings."""
 
     executor: str
-    sent: int  # to an executor, for the first time or again
+    sent: int  # calls and gradings sent to an executor, including retries
     waiting: int  # trajectories that now wait for an executor
     lost: int  # trajectories that failed
 
@@ -50,21 +51,22 @@ class CodeRequested(Message, frozen=True):
 
 
 class SessionRestored(Message, frozen=True):
-    """rollout -> executor, ahead of a trajectory's first call there: the notebook that it had at another executor.
+    """rollout -> executor, before a trajectory's first call there: the notebook that it had on
+    another executor.
 
-    The cells run again when the next call needs what they did, unseen by the model.
+    The cells run again, invisible to the model, when the next call needs their effects.
     """
 
     trajectory_id: int
-    cells: tuple[CodeRequested, ...]  # in their order: those whose effects the notebook holds
+    cells: tuple[CodeRequested, ...]  # in order: all cells with effects in the notebook
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):
-    """What a call wrote, as text whatever its bytes."""
+    """Output of a call; invalid UTF-8 is replaced."""
 
     stdout: str = ""
     stderr: str = ""
-    stdout_cut: int = 0  # bytes dropped beyond the limit
+    stdout_cut: int = 0  # bytes beyond the limit, which are dropped
     stderr_cut: int = 0
 
 
@@ -73,7 +75,7 @@ class CodeOk(Message, frozen=True):
 
 
 class CodeRaised(Message, frozen=True):
-    """An exception left the code, or it did not compile; `traceback` is without the harness's own frames."""
+    """An uncaught exception or a syntax error; `traceback` excludes frames of the harness."""
 
     output: Output
     error: str  # "NameError: name 'x' is not defined"
@@ -90,20 +92,20 @@ class CodeOutOfMemory(Message, frozen=True):
     limit_mib: int
 
 
-class CodeDied(Message, frozen=True):
-    """The process ended by itself before the code did: an exit code, or the negative number of a signal."""
+class CodeCrashed(Message, frozen=True):
+    """The process exited before the code ended; `exit_code` is negative for a signal."""
 
     output: Output
     exit_code: int
 
 
 class CodeRefused(Message, frozen=True):
-    """The call never ran: an unknown tool, a code text over the limit."""
+    """The call did not run: unknown tool, or code longer than the limit."""
 
     reason: str
 
 
-CodeOutcome = CodeOk | CodeRaised | CodeTimedOut | CodeOutOfMemory | CodeDied | CodeRefused
+CodeOutcome = CodeOk | CodeRaised | CodeTimedOut | CodeOutOfMemory | CodeCrashed | CodeRefused
 
 
 class CodeFinished(Message, frozen=True):
@@ -113,11 +115,11 @@ class CodeFinished(Message, frozen=True):
     call: int
     outcome: CodeOutcome
     duration_s: float  # from the start of execution; never shown to the model
-    executor: str  # the life of it that ran the call, as in ExecutorJoined
+    executor: str  # incarnation that ran the call, as in ExecutorJoined
 
 
 class CallFailed(Message, frozen=True):
-    """executor -> rollout: infrastructure broke. `call` is the call's number, or -1 for a grading."""
+    """executor -> rollout: infrastructure failure. `call` is -1 for a grading."""
 
     trajectory_id: int
     call: int
@@ -126,14 +128,14 @@ class CallFailed(Message, frozen=True):
 
 
 class SessionEnded(Message, frozen=True):
-    """rollout -> executor: the trajectory is over. Its session may go, and what of it is under way is stopped: no answer
-    to it is sent any more, though one may have been."""
+    """rollout -> executor: the trajectory has ended. The executor ends its notebook and stops
+    its unfinished call without an answer, although one may already be in flight."""
 
     trajectory_id: int
 
 
 class AnswerSubmitted(Message, frozen=True):
-    """rollout -> executor: grade the assistant's own final answer."""
+    """rollout -> executor: grade the final answer."""
 
     trajectory_id: int
     answer: str
@@ -150,8 +152,8 @@ class AnswerGraded(Message, frozen=True):
 CallMessage = (
     ExecutorJoined
     | ExecutorLeft
-    | ExecutorProved
-    | CallsMoved
+    | ExecutorHealthy
+    | CallsRescheduled
     | CodeRequested
     | SessionRestored
     | CodeFinished

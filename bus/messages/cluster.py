@@ -1,4 +1,4 @@
-"""A run's nodes: between its launcher, which is the first node's, and those of further nodes, which come and go."""
+"""Membership of nodes: between the launcher on node 0 and the launchers of joined nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bus.messages.message import Message
 
 
 class Listener(msgspec.Struct, frozen=True, array_like=True):
-    """A process of the cluster, and where it listens."""
+    """A process of the cluster and its address."""
 
     process: str
     node: int
@@ -16,61 +16,63 @@ class Listener(msgspec.Struct, frozen=True, array_like=True):
     port: int
 
 
-class NodeArrived(Message, frozen=True):
-    """node -> launcher: it would take part."""
+class JoinRequested(Message, frozen=True):
+    """node -> launcher: the node asks to join."""
 
-    node: str  # its launcher's process name, which nobody else has, or has had
+    node: str  # process name of its launcher, unique for all time
     host: str
     port: int
-    generators: int  # that it would run; -1: as many as the configuration says
+    generators: int  # number of generators to run; -1: as configured
     executors: int
 
 
-class NodeWelcomed(Message, frozen=True):
-    """launcher -> node: it takes part, under this number."""
+class JoinAccepted(Message, frozen=True):
+    """launcher -> node: the node has joined, with this number."""
 
-    number: int
-    boot: int
+    node_number: int
+    launch: int
     run_folder: str
-    generators: tuple[str, ...]  # names of the processes that it is to keep alive
+    generators: tuple[str, ...]  # names of the processes that the node must run
     executors: tuple[str, ...]
-    listeners: tuple[Listener, ...]  # all of the cluster
+    listeners: tuple[Listener, ...]  # all processes of the cluster
 
 
-class NodesChanged(Message, frozen=True):
-    """launcher -> node: somebody has joined, or is gone for good."""
+class MembershipChanged(Message, frozen=True):
+    """launcher -> node: processes have joined, or have departed and will not return."""
 
     joined: tuple[Listener, ...]
-    gone: tuple[str, ...]  # processes
+    departed: tuple[str, ...]  # processes
 
 
-class NodeBeat(Message, frozen=True):
+class NodeHeartbeat(Message, frozen=True):
     """launcher <-> node, every heartbeat."""
 
 
 class NodeLeft(Message, frozen=True):
-    """node -> launcher: it has ended its processes, or is about to."""
+    """node -> launcher: the node has ended its processes, or is about to."""
 
     cause: str
 
 
 class ProcessEnded(Message, frozen=True):
-    """node -> launcher: this life of one of its processes is over."""
+    """node -> launcher: this incarnation of one of its processes has ended."""
 
     process: str
-    life: int
+    incarnation: int
     cause: str
 
 
-class LearnerWanted(Message, frozen=True):
-    """launcher -> node: run ranks of this life of the learner; those of an earlier life are over."""
+class LearnerRanksRequested(Message, frozen=True):
+    """launcher -> node: run ranks of this incarnation of the learner, and stop earlier ranks."""
 
-    life: int
+    incarnation: int
     step: int
     node_rank: int
-    nodes: int
-    host: str  # where they meet
+    num_nodes: int
+    host: str  # of the rendezvous
     port: int
 
 
-ClusterMessage = NodeArrived | NodeWelcomed | NodesChanged | NodeBeat | NodeLeft | ProcessEnded | LearnerWanted
+ClusterMessage = (
+    JoinRequested | JoinAccepted | MembershipChanged | NodeHeartbeat | NodeLeft | ProcessEnded | LearnerRanksRequested
+)

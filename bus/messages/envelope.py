@@ -1,4 +1,4 @@
-"""What travels: the envelope, and everything that may lie in it."""
+"""The envelope of a message, and the union of all messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AnyMessage = RunMessage | StepMessage | GroupMessage | LeaseMessage | TurnMessag
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """What travels. An actor's address is its process, or `process/actor` where a process holds several."""
+    """A message with the addresses (bus.addresses) of its sender and its receiver."""
 
     sender: str
     to: str
@@ -24,4 +24,4 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProtocolError(Exception):
-    """An event that the protocol forbids in the present state. The state is as it was."""
+    """An event that the protocol forbids in the current state, which stays unchanged."""

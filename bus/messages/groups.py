@@ -8,11 +8,11 @@ from bus.messages.message import Message
 
 
 class StartGroup(Message, frozen=True):
-    """buffer -> rollout: start `size` trajectories, numbered from `first_trajectory_id`, on one prompt."""
+    """buffer -> rollout: start `size` trajectories on one prompt, from `first_trajectory_id`."""
 
     group_id: int
     purpose: Literal["train", "evaluate"]
-    problem: str  # the question's name in its data file
+    problem: str  # name of the question in its data file
     ground_truth: str
     prompt_ids: bytes
     size: int
@@ -22,7 +22,7 @@ class StartGroup(Message, frozen=True):
 
 
 class GroupAborted(Message, frozen=True):
-    """buffer -> rollout: the group's step has ended without it. Those of its trajectories that live are stopped."""
+    """buffer -> rollout: abort the group's unfinished trajectories, since its step has ended."""
 
     group_id: int
     first_trajectory_id: int
@@ -31,7 +31,7 @@ class GroupAborted(Message, frozen=True):
 
 
 class TrajectoryFinished(Message, frozen=True):
-    """rollout -> buffer. T tokens, prompt included, as in Row."""
+    """rollout -> buffer. T tokens, prompt included; shapes as in TrainingSample."""
 
     trajectory_id: int
     group_id: int
@@ -45,8 +45,8 @@ class TrajectoryFinished(Message, frozen=True):
     turns: int
     calls: int
     calls_failed: int
-    responses_with_error: int  # tool responses whose text contains "error" in any case: the release's p_err
-    answer_opens: int  # `<answer>` tags in the assistant's own text
+    responses_with_error: int  # tool responses that contain "error", case-insensitive: the release's p_err
+    answer_opens: int  # `<answer>` tags in the assistant's text
     answer_closes: int
     lease_wait_s: float
     generation_s: float
@@ -55,7 +55,7 @@ class TrajectoryFinished(Message, frozen=True):
 
 
 class TrajectoryFailed(Message, frozen=True):
-    """rollout -> buffer: lost to infrastructure, after a retry. Never a reward."""
+    """rollout -> buffer: infrastructure failure, after a retry; the trajectory has no reward."""
 
     trajectory_id: int
     group_id: int
@@ -63,7 +63,8 @@ class TrajectoryFailed(Message, frozen=True):
 
 
 class TrajectoryAborted(Message, frozen=True):
-    """rollout -> buffer: stopped by GroupAborted. Neither an answer nor a failure of infrastructure."""
+    """rollout -> buffer: stopped by GroupAborted, which is neither an answer nor an
+    infrastructure failure."""
 
     trajectory_id: int
     group_id: int

@@ -1,4 +1,4 @@
-"""Room in the engines' KV caches: between the rollout process, the arbiter and the generators."""
+"""Leases of KV cache: between the rollout process, the arbiter and the generators."""
 
 from __future__ import annotations
 
@@ -6,57 +6,59 @@ from bus.messages.message import Message
 
 
 class EngineJoined(Message, frozen=True):
-    """generator -> arbiter, recipe: it offers its KV cache. Leases on it are rounded up to whole pages."""
+    """generator -> arbiter, recipe: an engine offers its KV cache. Leases are rounded up to
+    whole pages."""
 
     engine: str
     kv_tokens: int
     page_tokens: int
-    version: int  # policy version of the weights that it holds
-    life: int = 1  # counts the engine's starts; deciders refuse what is of an earlier life, or of one that is over
+    version: int  # policy version of its weights
+    incarnation: int = 1  # counts the engine's starts; deciders refuse events of ended incarnations
 
 
 class EngineLeft(Message, frozen=True):
-    """launcher -> arbiter, recipe, rollouts: this life is over, and so are those before it."""
+    """launcher -> arbiter, recipe, rollouts: this incarnation and all earlier ones have ended."""
 
     engine: str
     cause: str
-    life: int = 1
+    incarnation: int = 1
 
 
 class EngineLoadReported(Message, frozen=True):
-    """generator -> arbiter, several times a second while it works: what the engine measures. Counters since its start."""
+    """generator -> arbiter, several times a second while it works: gauges, and counters since
+    the engine's start."""
 
     engine: str
     version: int
-    running: int  # sequences that decode
-    waiting: int  # requests that the engine could not begin yet: 0 unless it has less room than it said
+    running: int  # decoding sequences
+    waiting: int  # queued requests: 0 unless the engine has less memory than it reported
     used_tokens: int  # KV tokens in pages that are not free
-    cached_tokens: int  # of them in pages that no running sequence holds
+    cached_tokens: int  # of used_tokens, in pages that no running sequence holds
     decode_steps: int
     generated_tokens: int
     prefilled_tokens: int
-    recomputed_tokens: int  # of them those that it had computed before: evicted, preempted or forgotten since
-    evicted_tokens: int  # cached tokens that the engine gave up by itself, for lack of room
-    preempted: int  # running sequences that it stopped for lack of room
+    recomputed_tokens: int  # of prefilled_tokens, computed before, and evicted, preempted or released since
+    evicted_tokens: int  # cached tokens that the engine evicted for lack of memory
+    preempted: int  # running sequences that the engine preempted for lack of memory
     busy_s: float
-    life: int = 1  # as in EngineJoined
+    incarnation: int = 1  # as in EngineJoined
 
 
 class LeaseRequested(Message, frozen=True):
-    """rollout -> arbiter: room for the trajectory's next tokens. It is asked for before each turn, and again within a turn
-    that its lease has ended."""
+    """rollout -> arbiter, before each turn and when a lease ends within a turn: a lease for the
+    trajectory's next tokens."""
 
     trajectory_id: int
     group_id: int
     turn: int
-    lease: int  # the one that it asks for: counts the trajectory's leases from 1
-    tokens: int  # so far, prompt included
-    prompt_tokens: int  # that the group's trajectories share
-    max_new_tokens: int  # the trajectory may get so much longer, tool results included
+    lease: int  # number of the requested lease: counts the trajectory's leases from 1
+    tokens: int  # current length, prompt included
+    prompt_tokens: int  # shared by the group's trajectories
+    max_new_tokens: int  # by which the trajectory may still grow, tool results included
 
 
 class LeaseGranted(Message, frozen=True):
-    """arbiter -> rollout: the trajectory may have so many tokens in that engine's cache, those so far included."""
+    """arbiter -> rollout: the trajectory may occupy up to `tokens` of the engine's KV cache."""
 
     trajectory_id: int
     engine: str
@@ -64,51 +66,52 @@ class LeaseGranted(Message, frozen=True):
     lease: int  # counts the trajectory's leases from 1
     waited_s: float
     reason: str
-    life: int = 1  # of the engine; with it the lease ends
+    incarnation: int = 1  # of the engine; the lease ends with it
 
 
 class LeaseDeferred(Message, frozen=True):
-    """arbiter -> rollout, for its log alone: the request waits."""
+    """arbiter -> rollout, only for its log: the request waits."""
 
     trajectory_id: int
     reason: str
 
 
-class LeaseParked(Message, frozen=True):
-    """rollout -> arbiter: the turn has its tokens, and a tool works. The lease shrinks to what is cached, which the arbiter
-    may give up until the next request."""
+class LeasePaused(Message, frozen=True):
+    """rollout -> arbiter: the turn is generated and a tool call runs. The lease shrinks to the
+    cached tokens, which the arbiter may release until the next request."""
 
     trajectory_id: int
     tokens: int
 
 
 class LeaseReleased(Message, frozen=True):
-    """rollout -> the engine, which forgets the trajectory's cache, and -> arbiter: the trajectory needs none any more."""
+    """rollout -> generator, arbiter: the trajectory has ended; the engine releases its cache."""
 
     trajectory_id: int
-    tokens: int  # at its end
+    tokens: int  # final length
 
 
 class CacheReleased(Message, frozen=True):
-    """arbiter -> generator: forget the trajectory's cache, unless a request under a later lease has come meanwhile."""
+    """arbiter -> generator: release the cache, unless a request with a later lease has arrived."""
 
     trajectory_id: int
     lease: int
 
 
 class AdmissionContinued(Message, frozen=True):
-    """arbiter -> arbiter: more requests may be granted than one decision should grant."""
+    """arbiter -> arbiter: continue admission; one decision grants a bounded number of requests."""
 
 
 class LedgerReported(Message, frozen=True):
-    """arbiter -> launcher, for its log alone, with each report of an engine: the arbiter's books beside the measurement."""
+    """arbiter -> launcher, only for its log, for each EngineLoadReported: the arbiter's ledger
+    and the measurement."""
 
     engine: str
     leased_tokens: int
-    usable_tokens: int  # of its capacity, as far as it is trusted: an engine that evicts or preempts has less
+    usable_tokens: int  # trusted part of its capacity: smaller for an engine that evicts or preempts
     running: int  # trajectories
-    parked: int
-    waiting: int  # with a cache there
+    idle: int
+    waiting: int  # with a cache on this engine
     used_tokens: int  # as the engine measured
 
 
@@ -119,7 +122,7 @@ LeaseMessage = (
     | LeaseRequested
     | LeaseGranted
     | LeaseDeferred
-    | LeaseParked
+    | LeasePaused
     | LeaseReleased
     | CacheReleased
     | AdmissionContinued

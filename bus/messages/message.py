@@ -1,4 +1,4 @@
-"""What all messages have in common."""
+"""The base class of messages."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ import msgspec
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Base of all messages; the class name is the tag on the wire and in the log."""
+    """The class name is the tag on the wire and in the event log."""

@@ -1,4 +1,4 @@
-"""A run's life: the launcher's word to all processes, and what they have to show."""
+"""Start, progress and end of a run."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from bus.messages.message import Message
 
 
 class BufferCursor(msgspec.Struct, frozen=True, array_like=True):
-    """Where the group buffer stands between two steps."""
+    """State of the group buffer between two steps."""
 
-    position: int = 0  # in the endless sequence of problems
+    position: int = 0  # in the infinite sequence of problems
     next_group_id: int = 0
     next_trajectory_id: int = 0
-    pending: tuple[int, ...] = ()  # earlier positions whose groups are under way for a later step: started anew first
+    pending: tuple[int, ...] = ()  # positions of unfinished groups, which are restarted first
 
 
 class RunStarted(Message, frozen=True):
-    """A process's word to its own deciders, the first event of each life of a run: begin anew after `step`.
+    """A process to its own deciders, as the first event of each launch of a run: start after
+    `step`.
 
-    `cursor` is the buffer's at the end of that step, found in the log.
+    `cursor` is the buffer's state at the end of that step, from the event log.
     """
 
     step: int
@@ -29,22 +30,22 @@ class RunStarted(Message, frozen=True):
 
 
 class RunFinished(Message, frozen=True):
-    """recipe -> buffer -> launcher, once no trajectory is under way any more."""
+    """recipe -> buffer -> launcher, when all trajectories have ended."""
 
     steps: int
 
 
 class MetricsRecorded(Message, frozen=True):
-    """recorder -> the head's metrics file: one line of it."""
+    """recorder -> the head's metrics file: one line."""
 
     kind: Literal["step", "evaluation", "lengths"]
     step: int
-    label: str  # of an evaluation, else empty
+    label: str  # of an evaluation; otherwise empty
     values: dict[str, float]
 
 
 class Progress(Message, frozen=True):
-    """anyone -> launcher, for the display alone: nothing is decided by it."""
+    """any process -> launcher, only for the display."""
 
     stage: str
     step: int
@@ -53,7 +54,7 @@ class Progress(Message, frozen=True):
 
 
 class Shutdown(Message, frozen=True):
-    """launcher -> every process: end in order, losing nothing that is logged."""
+    """launcher -> every process: exit after all logs are written."""
 
 
 RunMessage = RunStarted | RunFinished | MetricsRecorded | Progress | Shutdown

@@ -1,4 +1,4 @@
-"""One step, seen from above: between the recipe, the group buffer, the learner and the recorder."""
+"""Training steps: between the recipe, the group buffer, the learner and the recorder."""
 
 from __future__ import annotations
 
@@ -30,100 +30,102 @@ class EvaluationFinished(Message, frozen=True):
     label: str
     questions: int
     correct: int
-    failed: int  # trajectories that infrastructure lost; they are no answers
-    response_tokens: int  # summed
+    failed: int  # trajectories lost to infrastructure failures
+    response_tokens: int  # sum
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
-    """One trajectory as the learner sees it. T tokens, prompt included."""
+class TrainingSample(msgspec.Struct, frozen=True, array_like=True):
+    """A trajectory for the learner. T tokens, prompt included."""
 
     trajectory_id: int
     group_id: int
     advantage: float
     prompt_tokens: int
     token_ids: bytes  # int32 [T]
-    loss_mask: bytes  # uint8 [T]; 1 where the model generated the token, and it is not too old to be trained on
-    logprobs: bytes  # float32 [T]; under the version that generated the token, 0 where it was not generated
-    versions: bytes  # int32 [T]; -1 where not generated
+    loss_mask: bytes  # uint8 [T]; 1 for generated tokens that are not too stale
+    logprobs: bytes  # float32 [T]; under the version that generated the token, 0 for other tokens
+    versions: bytes  # int32 [T]; -1 for tokens that were not generated
 
 
 class StepCounts(msgspec.Struct, frozen=True):
-    """What one step's groups were. Sums over all groups that the step started or was left, the rejected ones included,
-    up to its end: what is aborted then is in LengthsMeasured."""
+    """Sums over all groups that a step started or carried over, including rejected ones, until
+    its end. Groups aborted at its end are in LengthsMeasured."""
 
     groups: int = 0
     groups_rejected: int = 0  # equal rewards: no gradient
-    groups_lost: int = 0  # too few trajectories left after infrastructure failures, or young enough
+    groups_lost: int = 0  # too few trajectories left after failures and the staleness limit
     trajectories: int = 0  # finished
-    trajectories_failed: int = 0  # lost to infrastructure
+    trajectories_failed: int = 0  # infrastructure failures
     correct: int = 0
     overlong: int = 0  # hit the length limit
     calls: int = 0
     calls_failed: int = 0
-    positive_calls: int = 0  # of correct trajectories
+    positive_calls: int = 0  # in correct trajectories
     positive_calls_failed: int = 0
     generated_tokens: int = 0
     response_tokens: int = 0  # generated and tool tokens
-    lease_wait_s: float = 0.0  # summed over trajectories
+    lease_wait_s: float = 0.0  # sum over trajectories
     generation_s: float = 0.0
     tools_s: float = 0.0
     grading_s: float = 0.0
 
 
 class StalenessCounts(msgspec.Struct, frozen=True):
-    """How many versions what a step trains on is behind the policy that it updates."""
+    """Staleness of a step's batch: versions between the tokens' policy and the updated policy."""
 
     tokens: int = 0  # trained on
-    versions_behind: int = 0  # summed over them
-    most_behind: int = 0
-    tokens_masked: int = 0  # too old, in trajectories that are trained on
-    trajectories_dropped: int = 0  # too old, as a whole
+    versions_behind: int = 0  # sum over `tokens`
+    max_versions_behind: int = 0
+    tokens_masked: int = 0  # stale tokens in trajectories that are trained on
+    trajectories_dropped: int = 0  # entirely stale
 
 
 class BatchReady(Message, frozen=True):
-    """buffer -> learner: the kept trajectories of a step."""
+    """buffer -> learner: the selected trajectories of a step."""
 
     step: int
-    rows: tuple[Row, ...]
+    samples: tuple[TrainingSample, ...]
 
 
 class StepCollected(Message, frozen=True):
-    """buffer -> recipe, recorder: the step has its groups; the learner has the batch."""
+    """buffer -> recipe, recorder: the groups of a step are complete and the batch is sent to
+    the learner."""
 
     step: int
-    rows: int
+    num_samples: int
     counts: StepCounts
     failures: dict[str, int]  # infrastructure failures by cause
     cursor: BufferCursor
-    staleness: StalenessCounts | None = None  # of a run whose rollouts may run ahead of the learner
+    staleness: StalenessCounts | None = None  # None if rl.max_staleness = 0
 
 
 class LengthCounts(msgspec.Struct, frozen=True):
     trajectories: int = 0
-    response_tokens: int = 0  # summed; of an aborted one those that it had
+    response_tokens: int = 0  # sum, including those of aborted trajectories
     overlong: int = 0  # hit the length limit
 
 
 class LengthsMeasured(Message, frozen=True):
-    """buffer -> recorder: all trajectories of the groups that were started for a step have ended, now or later than it."""
+    """buffer -> recorder: all trajectories of the groups that a step started have ended,
+    possibly after the step."""
 
     step: int
-    taken: LengthCounts  # of the groups that were complete when the step ended
-    started: LengthCounts  # of all groups
-    aborted: int  # trajectories that were stopped because their step had ended
-    late: int  # that were to be stopped, and had ended by themselves
+    completed: LengthCounts  # groups that were complete at the end of the step
+    started: LengthCounts  # all groups
+    aborted: int  # trajectories stopped because their step had ended
+    finished_late: int  # trajectories that ended before their abort arrived
 
 
 class StepTrained(Message, frozen=True):
-    """learner -> recipe, recorder. `step` 0 is the end of the cold start. It comes again from a learner that has begun
-    again from a checkpoint."""
+    """learner -> recipe, recorder. `step` 0 is the end of the cold start. A learner that
+    restarts from a checkpoint sends it again."""
 
     step: int
     metrics: dict[str, float]
 
 
 class WeightsPublished(Message, frozen=True):
-    """learner -> recipe -> generators. The weights lie in shared memory; only their address travels."""
+    """learner -> recipe -> generators. The weights are in shared memory, at `path`."""
 
     version: int
     path: str
@@ -137,42 +139,43 @@ class WeightsLoaded(Message, frozen=True):
     engine: str
     version: int
     load_s: float
-    life: int = 1  # of the engine
+    incarnation: int = 1  # of the engine
 
 
-class WeightsHeld(Message, frozen=True):
-    """recipe -> recorder: every engine that is there holds this version or a newer one."""
+class WeightsSynced(Message, frozen=True):
+    """recipe -> recorder: every joined engine has this version or a newer one."""
 
     version: int
 
 
-class MemoryWanted(Message, frozen=True):
-    """learner -> recipe: before it computes, where it shares its GPUs with engines. Until it publishes weights it keeps
-    their memory."""
+class GpuMemoryRequested(Message, frozen=True):
+    """learner -> recipe, before it computes, if it shares its GPUs with engines. It keeps their
+    memory until it publishes weights."""
 
-    life: int  # of the learner
-    version: int  # no older weights will it publish then; -1: it has just begun
+    learner_incarnation: int
+    version: int  # lower bound of the version that it will publish; -1: the learner has just started
 
 
-class RestRequested(Message, frozen=True):
-    """recipe -> generators: give the memory back, until weights of this version come or newer ones. As in MemoryWanted."""
+class EngineSleepRequested(Message, frozen=True):
+    """recipe -> generators: release GPU memory until weights of this version or a newer one
+    arrive. Fields as in GpuMemoryRequested."""
 
-    life: int
+    learner_incarnation: int
     version: int
 
 
-class EngineRested(Message, frozen=True):
-    """generator -> recipe: it is given back."""
+class EngineAsleep(Message, frozen=True):
+    """generator -> recipe: the engine has released its GPU memory."""
 
     engine: str
-    life: int  # of the engine
-    asked: RestRequested
+    incarnation: int  # of the engine
+    request: EngineSleepRequested
 
 
-class MemoryLent(Message, frozen=True):
-    """recipe -> learner: every engine that is there has given its memory back."""
+class GpuMemoryGranted(Message, frozen=True):
+    """recipe -> learner: every joined engine has released its GPU memory."""
 
-    life: int
+    learner_incarnation: int
     version: int
 
 
@@ -186,9 +189,9 @@ StepMessage = (
     | StepTrained
     | WeightsPublished
     | WeightsLoaded
-    | WeightsHeld
-    | MemoryWanted
-    | RestRequested
-    | EngineRested
-    | MemoryLent
+    | WeightsSynced
+    | GpuMemoryRequested
+    | EngineSleepRequested
+    | EngineAsleep
+    | GpuMemoryGranted
 )

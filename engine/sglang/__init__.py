@@ -1,1 +1,1 @@
-"""SGLang behind engine.contract.Engine: one server of its own, spoken to over HTTP. SGLang itself is never imported."""
+"""Implements engine.contract.Engine with an SGLang server over HTTP; never imports SGLang."""

@@ -1,11 +1,11 @@
-"""What can go wrong between the engine and its server.
+"""Exceptions of the SGLang client.
 
-EngineFailure                      of engine.contract
-  ServerUnreachable                nobody listens, or the connection broke; `sent`: the server may have the request
-  ServerSlow                       nothing came for as long as is waited
-  ServerRefused                    an HTTP status that is not 200, with what the server said
-  UnknownAnswer                    an answer that is not of a version that is known here
-  UpdateRefused                    weights, a group or memory: the server did not do it, and said why
+EngineFailure            of engine.contract
+  ServerUnreachable      connection refused or broken; `request_sent`: the server may have received the request
+  ServerTimeout          no response within the timeout
+  ServerStatusError      an HTTP status other than 200, with the server's message
+  InvalidResponse        a response that no supported SGLang version sends
+  UpdateRefused          the server refused a weight update or a process group, with its message
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from engine.contract import EngineFailure
 
 
 class ServerUnreachable(EngineFailure):
-    def __init__(self, message: str, *, sent: bool) -> None:
+    def __init__(self, message: str, *, request_sent: bool) -> None:
         super().__init__(message)
-        self.sent = sent
+        self.request_sent = request_sent
 
 
-class ServerSlow(EngineFailure):
+class ServerTimeout(EngineFailure):
     def __init__(self, message: str, waited_s: float) -> None:
         super().__init__(message)
         self.waited_s = waited_s
 
 
-class ServerRefused(EngineFailure):
+class ServerStatusError(EngineFailure):
     def __init__(self, path: str, status: int, message: str) -> None:
         super().__init__(f"the server refused {path}: {status} {message}")
         self.status = status
         self.message = message
 
 
-class UnknownAnswer(EngineFailure):
+class InvalidResponse(EngineFailure):
     pass
 
 

@@ -1,1 +1,1 @@
-"""What runs beside a model's code, on this machine or in a container: the standard library and nothing else."""
+"""Programs next to the model's code, here or in a container. Standard library only."""

@@ -1,7 +1,9 @@
-"""Runs that several suites look at, and how they start their own."""
+"""Runs that several suites read, and a fixture that starts runs."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from configs.run_folder import RunFolder
-from tests.actors.running import COLD_START, Start, launch, whole_run
+from tests.actors.runs.running import COLD_START, Start, launch, whole_run
 
 
 @pytest.fixture(scope="module")
 def start() -> Iterator[Start]:
-    """Starts a run; whatever a test leaves running is ended after the last one."""
+    """Starts runs; those still running after the last test of the module are killed."""
     started: list[subprocess.Popen[str]] = []
 
-    def launch_one(runs: Path, *words: str) -> subprocess.Popen[str]:
-        started.append(launch(runs, *words))
+    def launch_one(runs: Path, *arguments: str) -> subprocess.Popen[str]:
+        started.append(launch(runs, *arguments))
         return started[-1]
 
     yield launch_one
@@ -29,5 +31,12 @@ def start() -> Iterator[Start]:
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, str]:
-    """With what it printed."""
-    return whole_run(tmp_path_factory.mktemp("runs"), *COLD_START, "rl.prompts=8", "rl.rollouts=16")
+    """A finished run and its output. All worker processes of pytest-xdist share one: the first that needs it makes it."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    runs, printed = shared / "finished_run", shared / "finished_run.txt"
+    with (shared / "finished_run.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not printed.exists():
+            printed.write_text(whole_run(runs, *COLD_START, "rl.prompts=8", "rl.rollouts=16")[1])
+    return RunFolder(runs / "demo"), printed.read_text()

@@ -1,4 +1,4 @@
-"""The executor between a bus and a sandbox that does as it is told, under a virtual clock."""
+"""The executor with a bus and a scripted sandbox, under a virtual clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from actors.executor import Executor
-from bus.in_process import Hub
 from bus.messages import (
     AnswerGraded,
     AnswerSubmitted,
@@ -20,74 +19,75 @@ from bus.messages import (
     CodeFinished,
     CodeOk,
     CodeRequested,
+    ExecutorHealthy,
     ExecutorJoined,
-    ExecutorProved,
     Output,
     SessionEnded,
     SessionRestored,
     Shutdown,
 )
+from bus.transport.in_process import Hub
 from sandbox.contract import CodeResult, Grade, Isolation, SandboxFailure
 from tests.simulation.clock import run_virtually
 
 ADDRESS = "executor-0/2"
 
 
-class ObedientSandbox:
-    """Code is the number of seconds that it takes, or "break"; an answer likewise. Keeps what was asked of it."""
+class ScriptedSandbox:
+    """Code and answers are the duration that they take, or "break"; requests are recorded."""
 
     def __init__(self) -> None:
         self.running = 0
-        self.most = 0
-        self.told: list[str] = []
+        self.max_running = 0
+        self.requests: list[str] = []
         self.broken = asyncio.Event()
-        self.says = ""  # what code prints, instead of itself
+        self.output = ""  # of code, instead of the code
 
     async def start(self) -> Isolation:
-        return Isolation("obedient", (), False, ())
+        return Isolation("scripted", (), False, ())
 
     async def run(self, call: CodeRequested) -> CodeResult:
         await self._work(f"run {call.trajectory_id}", call.code)
-        return CodeResult(CodeOk(Output(self.says or call.code)), 0.1)
+        return CodeResult(CodeOk(Output(self.output or call.code)), 0.1)
 
     async def grade(self, submission: AnswerSubmitted) -> Grade:
         await self._work(f"grade {submission.trajectory_id}", submission.answer)
         return Grade(True, 0.1)
 
-    async def _work(self, what: str, seconds: str) -> None:
-        self.told.append(what)
-        if seconds == "break":
+    async def _work(self, request: str, duration: str) -> None:
+        self.requests.append(request)
+        if duration == "break":
             raise SandboxFailure("broken")
         self.running += 1
-        self.most = max(self.most, self.running)
+        self.max_running = max(self.max_running, self.running)
         try:
-            await asyncio.sleep(float(seconds))
+            await asyncio.sleep(float(duration))
         except asyncio.CancelledError:
-            self.told.append(f"stopped {what}")
+            self.requests.append(f"stopped {request}")
             raise
         finally:
             self.running -= 1
 
-    async def until_broken(self) -> NoReturn:
+    async def wait_until_broken(self) -> NoReturn:
         await self.broken.wait()
         raise SandboxFailure("no container for 120 s")
 
-    def restore_session(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None:
-        self.told.append(f"restore {trajectory_id}: {len(cells)}")
+    def restore_notebook(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None:
+        self.requests.append(f"restore {trajectory_id}: {len(cells)}")
 
-    async def end_session(self, trajectory_id: int) -> None:
-        self.told.append(f"end {trajectory_id}")
+    async def end_notebook(self, trajectory_id: int) -> None:
+        self.requests.append(f"end {trajectory_id}")
 
     async def close(self) -> None:
-        self.told.append("close")
+        self.requests.append("close")
 
 
-class Place:
-    """An executor, and the rollout and the launcher that it speaks to."""
+class Scene:
+    """An executor, a rollout and a launcher."""
 
     def __init__(self, max_calls: int, bound: int, strict: bool) -> None:
         hub = Hub()
-        self.sandbox = ObedientSandbox()
+        self.sandbox = ScriptedSandbox()
         self.rollout = hub.join("rollout-0", bound)
         self.launcher = hub.join("launcher", bound)
         self.bus = hub.join("executor-0", bound)
@@ -95,61 +95,80 @@ class Place:
         executor = Executor(self.bus, self.sandbox, address=ADDRESS, launcher="launcher", strict=strict, **limits)
         self.work = asyncio.create_task(executor.run())
 
-    async def ask(self, *messages: AnyMessage, to: str = ADDRESS) -> None:
+    async def send(self, *messages: AnyMessage, to: str = ADDRESS) -> None:
         for message in messages:
             await self.rollout.send(to, message)
 
-    async def answers(self, count: int) -> list[AnyMessage]:
+    async def receive(self, count: int) -> list[AnyMessage]:
         return [(await self.rollout.receive()).message for _ in range(count)]
 
 
 @asynccontextmanager
-async def place(max_calls: int = 100, bound: int = 1000, strict: bool = False) -> AsyncIterator[Place]:
-    one = Place(max_calls, bound, strict)
-    yield one
-    await one.ask(Shutdown(), to="executor-0")
-    await one.work
+async def open_scene(max_calls: int = 100, bound: int = 1000, strict: bool = False) -> AsyncIterator[Scene]:
+    scene = Scene(max_calls, bound, strict)
+    yield scene
+    await scene.send(Shutdown(), to="executor-0")
+    await scene.work
 
 
-def call(trajectory_id: int, seconds: str = "1", number: int = 0) -> CodeRequested:
-    return CodeRequested(trajectory_id, number, "python_code_with_standard_io", seconds, "")
+def call(trajectory_id: int, duration: str = "1", number: int = 0) -> CodeRequested:
+    return CodeRequested(trajectory_id, number, "python_code_with_standard_io", duration, "")
 
 
-def answer(trajectory_id: int, seconds: str = "1") -> AnswerSubmitted:
-    return AnswerSubmitted(trajectory_id, seconds, "2")
+def answer(trajectory_id: int, duration: str = "1") -> AnswerSubmitted:
+    return AnswerSubmitted(trajectory_id, duration, "2")
 
 
-def test_it_joins_by_itself_and_tells_its_first_result_once() -> None:
+def test_it_announces_itself_and_reports_its_first_result_once() -> None:
     async def scenario() -> None:
-        async with place() as one:
-            assert (await one.launcher.receive()).message == ExecutorJoined(ADDRESS, 3)
-            await one.ask(call(0, "break"), call(1), call(2))
-            await one.answers(3)
-            assert (await one.launcher.receive()).message == ExecutorProved(ADDRESS)
-            assert one.launcher.waiting == 0
+        async with open_scene() as scene:
+            assert (await scene.launcher.receive()).message == ExecutorJoined(ADDRESS, 3)
+            await scene.send(call(0, "break"), call(1), call(2))
+            await scene.receive(3)
+            assert (await scene.launcher.receive()).message == ExecutorHealthy(ADDRESS)
+            assert scene.launcher.waiting == 0
 
     run_virtually(scenario())
 
 
-def test_it_ends_when_its_sandbox_is_broken_for_good_and_answers_nobody() -> None:
+def test_its_isolation_is_recorded_before_it_joins() -> None:
     async def scenario() -> None:
-        one = Place(100, 1000, False)
-        await one.ask(call(0), call(1, "1000"))
-        await one.answers(1)
-        one.sandbox.broken.set()
+        hub = Hub()
+        bus, launcher = hub.join("executor-0", 10), hub.join("launcher", 10)
+        recorded: list[tuple[str, int]] = []
+        executor = Executor(
+            *(bus, ScriptedSandbox()),
+            launcher="launcher",
+            on_isolated=lambda isolation: recorded.append((isolation.backend, launcher.waiting)),
+        )
+        running = asyncio.create_task(executor.run())
+        assert isinstance((await launcher.receive()).message, ExecutorJoined)
+        assert recorded == [("scripted", 0)]
+        await launcher.send("executor-0", Shutdown())
+        await running
+
+    run_virtually(scenario())
+
+
+def test_it_ends_without_answers_when_its_sandbox_breaks_for_good() -> None:
+    async def scenario() -> None:
+        scene = Scene(100, 1000, False)
+        await scene.send(call(0), call(1, "1000"))
+        await scene.receive(1)
+        scene.sandbox.broken.set()
         with pytest.raises(SandboxFailure, match="no container for 120 s"):
-            await one.work
-        assert one.sandbox.told[-2:] == ["stopped run 1", "close"]
-        assert one.rollout.waiting == 0  # the launcher says that it has left, and the call is asked for elsewhere
+            await scene.work
+        assert scene.sandbox.requests[-2:] == ["stopped run 1", "close"]
+        assert scene.rollout.waiting == 0  # the launcher sends ExecutorLeft, and the rollout sends the call elsewhere
 
     run_virtually(scenario())
 
 
-def test_every_answer_says_who_gave_it_and_a_failure_is_no_result() -> None:
+def test_every_answer_has_its_executors_address_and_a_failure_is_not_a_result() -> None:
     async def scenario() -> None:
-        async with place() as one:
-            await one.ask(call(0), call(1, "break", 3), answer(2), answer(3, "break"))
-            answers = await one.answers(4)
+        async with open_scene() as scene:
+            await scene.send(call(0), call(1, "break", 3), answer(2), answer(3, "break"))
+            answers = await scene.receive(4)
             assert answers[:2] == [
                 CallFailed(1, 3, "sandbox: broken", ADDRESS),
                 CallFailed(3, -1, "grader: broken", ADDRESS),
@@ -160,161 +179,161 @@ def test_every_answer_says_who_gave_it_and_a_failure_is_no_result() -> None:
     run_virtually(scenario())
 
 
-@pytest.mark.parametrize(("strict", "seen"), [(False, "<f at 0x7f8652565a80>"), (True, "<f at 0x000000000000>")])
-def test_a_strict_one_answers_without_memory_addresses(strict: bool, seen: str) -> None:
+@pytest.mark.parametrize(("strict", "output"), [(False, "<f at 0x7f8652565a80>"), (True, "<f at 0x000000000000>")])
+def test_a_strict_executor_scrubs_memory_addresses(strict: bool, output: str) -> None:
     async def scenario() -> None:
-        async with place(strict=strict) as one:
-            one.sandbox.says = "<f at 0x7f8652565a80>"
-            await one.ask(call(0))
-            assert await one.answers(1) == [CodeFinished(0, 0, CodeOk(Output(seen)), 0.1, ADDRESS)]
+        async with open_scene(strict=strict) as scene:
+            scene.sandbox.output = "<f at 0x7f8652565a80>"
+            await scene.send(call(0))
+            assert await scene.receive(1) == [CodeFinished(0, 0, CodeOk(Output(output)), 0.1, ADDRESS)]
 
     run_virtually(scenario())
 
 
-def test_what_was_meant_for_a_former_life_is_not_done() -> None:
+def test_messages_for_an_earlier_incarnation_are_dropped() -> None:
     async def scenario() -> None:
-        async with place() as one:
-            await one.ask(call(0), SessionRestored(0, (call(0),)), SessionEnded(0), to="executor-0/1")
-            await one.ask(call(1))
-            (finished,) = await one.answers(1)
+        async with open_scene() as scene:
+            await scene.send(call(0), SessionRestored(0, (call(0),)), SessionEnded(0), to="executor-0/1")
+            await scene.send(call(1))
+            (finished,) = await scene.receive(1)
             assert isinstance(finished, CodeFinished)
             assert finished.trajectory_id == 1
-            assert one.sandbox.told == ["run 1"]
+            assert scene.sandbox.requests == ["run 1"]
 
     run_virtually(scenario())
 
 
-def test_a_notebook_is_there_before_the_call_that_needs_it() -> None:
+def test_a_notebook_is_restored_before_the_call_that_needs_it() -> None:
     async def scenario() -> None:
-        async with place() as one:
-            await one.ask(SessionRestored(0, (call(0), call(0))), call(0))
-            await one.answers(1)
-            assert one.sandbox.told == ["restore 0: 2", "run 0"]
+        async with open_scene() as scene:
+            await scene.send(SessionRestored(0, (call(0), call(0))), call(0))
+            await scene.receive(1)
+            assert scene.sandbox.requests == ["restore 0: 2", "run 0"]
 
     run_virtually(scenario())
 
 
-def test_the_end_of_a_trajectory_stops_its_calls_and_gradings_and_nothing_is_answered_to_them() -> None:
+def test_the_end_of_a_trajectory_cancels_its_calls_and_gradings_without_answers() -> None:
     async def scenario() -> None:
-        async with place() as one:
-            await one.ask(call(0, "50"), call(0, "60", 1), answer(0, "70"), call(1, "80"))
+        async with open_scene() as scene:
+            await scene.send(call(0, "50"), call(0, "60", 1), answer(0, "70"), call(1, "80"))
             await asyncio.sleep(1)
-            await one.ask(SessionEnded(0))
-            (finished,) = await one.answers(1)
+            await scene.send(SessionEnded(0))
+            (finished,) = await scene.receive(1)
             assert isinstance(finished, CodeFinished)
             assert finished.trajectory_id == 1
-            assert sorted(one.sandbox.told) == sorted(
+            assert sorted(scene.sandbox.requests) == sorted(
                 ["run 0", "run 0", "grade 0", "run 1", "stopped run 0", "stopped run 0", "stopped grade 0", "end 0"]
             )
             await asyncio.sleep(100)
-            assert one.rollout.waiting == 0
+            assert scene.rollout.waiting == 0
 
     run_virtually(scenario())
 
 
-def test_a_call_that_has_only_just_arrived_is_stopped_as_well() -> None:
+def test_a_call_that_has_just_arrived_is_cancelled_too() -> None:
     async def scenario() -> None:
-        async with place() as one:
-            await one.ask(call(0), SessionEnded(0), call(1, "5"))
-            (finished,) = await one.answers(1)
+        async with open_scene() as scene:
+            await scene.send(call(0), SessionEnded(0), call(1, "5"))
+            (finished,) = await scene.receive(1)
             assert isinstance(finished, CodeFinished)
             assert finished.trajectory_id == 1
-            assert one.sandbox.told[-1] == "run 1"
-            assert one.sandbox.running == 0
+            assert scene.sandbox.requests[-1] == "run 1"
+            assert scene.sandbox.running == 0
 
     run_virtually(scenario())
 
 
-def test_what_is_stopped_makes_room_for_those_that_wait() -> None:
+def test_a_cancelled_call_frees_capacity_for_waiting_calls() -> None:
     async def scenario() -> None:
-        async with place(max_calls=1) as one:
-            await one.ask(call(0, "1000"), call(1))
+        async with open_scene(max_calls=1) as scene:
+            await scene.send(call(0, "1000"), call(1))
             await asyncio.sleep(10)
-            assert one.sandbox.told == ["run 0"]
-            await one.ask(SessionEnded(0))
-            (finished,) = await asyncio.wait_for(one.answers(1), 5)
+            assert scene.sandbox.requests == ["run 0"]
+            await scene.send(SessionEnded(0))
+            (finished,) = await asyncio.wait_for(scene.receive(1), 5)
             assert isinstance(finished, CodeFinished)
             assert finished.trajectory_id == 1
 
     run_virtually(scenario())
 
 
-def test_a_call_that_waits_for_room_is_stopped_without_having_run() -> None:
+def test_a_waiting_call_is_cancelled_without_running() -> None:
     async def scenario() -> None:
-        async with place(max_calls=2) as one:
-            await one.ask(call(0, "10"), call(1, "10"), call(2, "1"))
-            await one.ask(SessionEnded(2))
-            await one.answers(2)
+        async with open_scene(max_calls=2) as scene:
+            await scene.send(call(0, "10"), call(1, "10"), call(2, "1"))
+            await scene.send(SessionEnded(2))
+            await scene.receive(2)
             await asyncio.sleep(50)
-            assert one.rollout.waiting == 0
-            assert "run 2" not in one.sandbox.told
+            assert scene.rollout.waiting == 0
+            assert "run 2" not in scene.sandbox.requests
 
     run_virtually(scenario())
 
 
-def test_beyond_its_bounds_it_makes_the_sender_wait_and_loses_nothing() -> None:
-    """Two in the sandbox, two before it, one in hand, and eight on the bus."""
+def test_beyond_its_bounds_senders_get_back_pressure_and_no_call_is_lost() -> None:
+    """2 calls in the sandbox, 2 before it, 1 received, and 8 on the bus."""
 
     async def scenario() -> None:
-        async with place(max_calls=2, bound=8) as one:
-            sending = asyncio.create_task(one.ask(*(call(number) for number in range(300))))
+        async with open_scene(max_calls=2, bound=8) as scene:
+            sending = asyncio.create_task(scene.send(*(call(number) for number in range(300))))
             await asyncio.sleep(0.5)
             assert not sending.done()
-            assert one.sandbox.told == ["run 0", "run 1"]
-            assert one.bus.waiting <= 8
-            numbers = [message.trajectory_id for message in await one.answers(300)]  # pyright: ignore
+            assert scene.sandbox.requests == ["run 0", "run 1"]
+            assert scene.bus.waiting <= 8
+            numbers = [message.trajectory_id for message in await scene.receive(300)]  # pyright: ignore
             assert [number // 2 for number in numbers] == [number // 2 for number in range(300)]
-            assert one.sandbox.most == 2
+            assert scene.sandbox.max_running == 2
             await sending
 
     run_virtually(scenario())
 
 
 def test_two_full_queues_do_not_wait_for_each_other() -> None:
-    """As a rollout process that sends all that an event made it decide before it reads again."""
+    """A rollout sends all effects of an event before it receives again."""
 
     async def scenario() -> None:
-        async with place(max_calls=2, bound=4) as one:
-            await one.ask(*(call(number) for number in range(100)))
-            numbers = [message.trajectory_id for message in await one.answers(100)]  # pyright: ignore
+        async with open_scene(max_calls=2, bound=4) as scene:
+            await scene.send(*(call(number) for number in range(100)))
+            numbers = [message.trajectory_id for message in await scene.receive(100)]  # pyright: ignore
             assert sorted(numbers) == list(range(100))
 
     run_virtually(scenario())
 
 
-def test_the_end_of_a_trajectory_gets_through_when_there_is_no_room() -> None:
-    """Also where every call that is held belongs to it, and none would end for a long time."""
+def test_the_end_of_a_trajectory_is_received_at_full_capacity() -> None:
+    """Also if all calls in the sandbox are long calls of this trajectory."""
 
     async def scenario() -> None:
-        async with place(max_calls=2) as one:
-            await one.ask(*(call(0, "3600", number) for number in range(3)), SessionEnded(0), call(1))
-            (finished,) = await asyncio.wait_for(one.answers(1), 5)
+        async with open_scene(max_calls=2) as scene:
+            await scene.send(*(call(0, "3600", number) for number in range(3)), SessionEnded(0), call(1))
+            (finished,) = await asyncio.wait_for(scene.receive(1), 5)
             assert isinstance(finished, CodeFinished)
             assert finished.trajectory_id == 1
 
     run_virtually(scenario())
 
 
-def test_it_ends_in_the_middle_of_its_work() -> None:
+def test_shutdown_cancels_its_calls() -> None:
     async def scenario() -> None:
-        async with place(max_calls=4) as one:
-            await one.ask(*(call(number, "3600") for number in range(6)))
+        async with open_scene(max_calls=4) as scene:
+            await scene.send(*(call(number, "3600") for number in range(6)))
             await asyncio.sleep(1)
-        assert one.sandbox.told[-1] == "close"
-        assert one.sandbox.running == 0
+        assert scene.sandbox.requests[-1] == "close"
+        assert scene.sandbox.running == 0
 
     run_virtually(scenario())
 
 
-def test_what_is_not_for_an_executor_is_said_and_changes_nothing() -> None:
+def test_misdirected_messages_are_logged_and_dropped() -> None:
     async def scenario() -> None:
-        async with place() as one:
-            await one.rollout.send_frame("executor-0", b"no message")
-            await one.ask(ExecutorJoined("executor-1/1", 3), call(1))
-            (finished,) = await one.answers(1)
+        async with open_scene() as scene:
+            await scene.rollout.send_frame("executor-0", b"no message")
+            await scene.send(ExecutorJoined("executor-1/1", 3), call(1))
+            (finished,) = await scene.receive(1)
             assert isinstance(finished, CodeFinished)
 
-    with capture_logs() as said:
+    with capture_logs() as logged:
         run_virtually(scenario())
-    odd = [(entry["event"], entry.get("kind")) for entry in said if entry["log_level"] == "error"]
-    assert odd == [("frame.dropped", None), ("message.misdirected", "ExecutorJoined")]
+    errors = [(entry["event"], entry.get("kind")) for entry in logged if entry["log_level"] == "error"]
+    assert errors == [("frame.dropped", None), ("message.misdirected", "ExecutorJoined")]

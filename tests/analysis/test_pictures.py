@@ -1,4 +1,4 @@
-"""What is drawn from a run's metrics, and what is said where there is nothing to draw."""
+"""Metrics, curves, comparisons and the summary table of a run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from analysis.compare import compare, main
+from analysis.compare import compare_runs, main
 from analysis.curves import draw_curves
-from analysis.metrics import AnalysisError, column, read_metrics
-from analysis.summary_table import read_summary, summary_table
+from analysis.metrics import AnalysisError, get_column, read_metrics
+from analysis.summary_table import build_summary_table, read_summary
 
 SUMMARY: dict[str, Any] = {
     "seed": 3,
@@ -54,7 +54,7 @@ def is_picture(path: Path) -> bool:
 
 
 class TestMetrics:
-    def test_each_kind_of_line_is_read_into_its_own_table(self, tmp_path: Path):
+    def test_each_kind_of_line_has_its_own_table(self, tmp_path: Path):
         evaluation = {"kind": "evaluation", "label": "start_greedy", "accuracy": 0.4}
         sft = {"kind": "sft", "step": 1, "loss": 2.5}
         metrics = read_metrics(write_run(tmp_path / "a", sft, evaluation, step(1), step(2)))
@@ -62,35 +62,35 @@ class TestMetrics:
         assert metrics.sft["loss"].to_list() == [2.5]
         assert metrics.steps["step"].to_list() == [1, 2]
 
-    def test_of_a_step_that_was_done_twice_the_later_one_counts(self, tmp_path: Path):
+    def test_a_repeated_step_replaces_the_earlier_one(self, tmp_path: Path):
         run = write_run(tmp_path, step(1), step(2, reward=0.1), step(3), step(2, reward=0.9))
         assert read_metrics(run).steps["step"].to_list() == [1, 2, 3]
-        assert column(read_metrics(run).steps, "reward").to_list() == [0.5, 0.9, 0.5]
+        assert get_column(read_metrics(run).steps, "reward").to_list() == [0.5, 0.9, 0.5]
 
-    def test_a_last_line_that_a_kill_cut_short_is_left_out(self, tmp_path: Path):
+    def test_an_incomplete_last_line_is_ignored(self, tmp_path: Path):
         run = write_run(tmp_path, step(1))
         with (run / "metrics.jsonl").open("a") as file:
             file.write('{"kind": "step", "st')
         assert read_metrics(run).steps.height == 1
 
     @pytest.mark.parametrize("bad", ['{"kind": "st', "3", '{"step": 1}', '{"kind": "step"}', '{"kind": "evaluation"}'])
-    def test_any_other_broken_line_is_an_error_with_its_number(self, tmp_path: Path, bad: str):
+    def test_any_other_malformed_line_is_an_error_with_its_number(self, tmp_path: Path, bad: str):
         (tmp_path / "metrics.jsonl").write_text(f"{json.dumps(step(1))}\n{bad}\n{json.dumps(step(2))}\n")
         with pytest.raises(AnalysisError, match=r"metrics\.jsonl, line 2: "):
             read_metrics(tmp_path)
 
-    def test_what_no_line_has_is_null_throughout(self, tmp_path: Path):
+    def test_a_missing_column_is_null(self, tmp_path: Path):
         steps = read_metrics(write_run(tmp_path, step(1), step(2, entropy=0.5))).steps
-        assert column(steps, "entropy").to_list() == [None, 0.5]
-        assert column(steps, "weights_s").to_list() == [None, None]
+        assert get_column(steps, "entropy").to_list() == [None, 0.5]
+        assert get_column(steps, "weights_s").to_list() == [None, None]
 
-    def test_a_folder_that_is_no_runs_is_named(self, tmp_path: Path):
-        with pytest.raises(AnalysisError, match=r"metrics\.jsonl: there is no such file"):
+    def test_a_folder_without_metrics_is_named(self, tmp_path: Path):
+        with pytest.raises(AnalysisError, match=r"metrics\.jsonl: no such file"):
             read_metrics(tmp_path)
 
 
 class TestCurves:
-    def test_a_runs_curves_lie_in_its_folder(self, tmp_path: Path):
+    def test_the_curves_are_drawn_into_the_runs_folder(self, tmp_path: Path):
         steps = [
             step(n, errors_in_positives=0.3, groups=16, groups_rejected=2, groups_lost=1, rollout_s=0.5)
             for n in range(1, 13)
@@ -100,19 +100,19 @@ class TestCurves:
         assert path == tmp_path / "demo" / "curves.png"
         assert is_picture(path)
 
-    def test_a_single_step_with_hardly_any_measurement_can_be_drawn(self, tmp_path: Path):
+    def test_one_step_with_few_measurements_can_be_drawn(self, tmp_path: Path):
         assert is_picture(draw_curves(write_run(tmp_path, step(1, errors_in_positives=None))))
 
-    def test_a_run_without_a_step_is_said_to_have_none(self, tmp_path: Path):
-        with pytest.raises(AnalysisError, match="no RL step in it yet"):
+    def test_a_run_without_steps_is_refused(self, tmp_path: Path):
+        with pytest.raises(AnalysisError, match="no RL step yet"):
             draw_curves(write_run(tmp_path, {"kind": "sft", "step": 1, "loss": 2.0}))
 
 
 class TestComparison:
-    def test_two_runs_share_a_picture_and_a_summary_under_their_folders_names(self, tmp_path: Path):
+    def test_two_runs_share_a_figure_and_a_summary_by_folder_name(self, tmp_path: Path):
         roc = write_run(tmp_path / "roc", step(1), step(2), summary=SUMMARY)
         grpo = write_run(tmp_path / "grpo", step(1), summary={**SUMMARY, "seed": 4})
-        picture, summary = compare([roc, grpo], tmp_path / "both")
+        picture, summary = compare_runs([roc, grpo], tmp_path / "both")
         assert is_picture(picture)
         assert json.loads(summary.read_text()) == {"roc": SUMMARY, "grpo": {**SUMMARY, "seed": 4}}
         assert (picture.parent, picture.name, summary.name) == (tmp_path / "both", "curves.png", "summary.json")
@@ -123,46 +123,46 @@ class TestComparison:
         roc = write_run(tmp_path / "roc", step(1), summary=SUMMARY)
         grpo = write_run(tmp_path / "grpo", step(1))
         assert main([str(roc), str(grpo), "--into", str(tmp_path / "both")]) == 2
-        assert capsys.readouterr().err.startswith(f"compare: {grpo}/summary.json: there is no such file")
+        assert capsys.readouterr().err.startswith(f"compare: {grpo}/summary.json: no such file")
         assert not (tmp_path / "both").exists()
 
-    def test_runs_whose_folders_have_one_name_cannot_be_told_apart(self, tmp_path: Path):
+    def test_runs_with_the_same_folder_name_are_refused(self, tmp_path: Path):
         runs = [write_run(tmp_path / parent / "roc", step(1), summary=SUMMARY) for parent in ("a", "b")]
-        with pytest.raises(AnalysisError, match="folders of different names are needed, got: roc, roc"):
-            compare(runs, tmp_path / "both")
+        with pytest.raises(AnalysisError, match="need two or more runs with different folder names, got: roc, roc"):
+            compare_runs(runs, tmp_path / "both")
 
-    def test_one_run_is_no_comparison(self, tmp_path: Path):
+    def test_one_run_cannot_be_compared(self, tmp_path: Path):
         with pytest.raises(AnalysisError, match="two or more runs"):
-            compare([write_run(tmp_path / "roc", step(1), summary=SUMMARY)], tmp_path / "both")
+            compare_runs([write_run(tmp_path / "roc", step(1), summary=SUMMARY)], tmp_path / "both")
 
 
 def shown(summary: dict[str, Any]) -> dict[str, list[str]]:
-    """The table's rows as a reader sees them: label -> the cells that are not empty."""
+    """The non-empty cells of each row, by label."""
     console = Console(file=io.StringIO(), width=100, color_system=None)
     with console.capture() as capture:
-        console.print(summary_table(summary))
+        console.print(build_summary_table(summary))
     rows = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in capture.get().splitlines()]
     return {row[0]: row[1:] for row in rows if row}
 
 
 class TestSummaryTable:
-    def test_the_beginning_stands_beside_the_end(self):
+    def test_results_before_and_after_rl_share_a_row(self):
         rows = shown(SUMMARY)
-        assert rows["right answers, sampled"] == ["38.1%", "95.7%"]
-        assert rows["right answers, greedy"] == ["42.0%", "99.4%"]
+        assert rows["correct answers, sampled"] == ["38.1%", "95.7%"]
+        assert rows["correct answers, greedy"] == ["42.0%", "99.4%"]
         assert rows["60 RL steps"] == ["75 s, 1.25 s each"]
         assert rows["replay of the event logs"] == ["identical"]
 
-    def test_what_was_not_measured_is_a_dash(self):
-        assert shown(SUMMARY)["tool errors in right answers"] == ["33.1%", "-"]
+    def test_a_missing_measurement_is_a_dash(self):
+        assert shown(SUMMARY)["failed tool calls in correct answers"] == ["33.1%", "-"]
         assert shown({})["trajectories"] == ["-"]
 
-    def test_a_trajectory_that_never_ended_is_shouted_about(self):
+    def test_unaccounted_trajectories_are_reported(self):
         assert shown(SUMMARY)["trajectories"] == ["18,430 finished, 2 failed"]
         lost = {**SUMMARY, "trajectories_started": 18_437}
         assert shown(lost)["trajectories"] == ["18,430 finished, 2 failed, 5 unaccounted for"]
 
-    def test_a_summary_that_is_no_json_is_named(self, tmp_path: Path):
+    def test_a_malformed_summary_is_named(self, tmp_path: Path):
         (tmp_path / "summary.json").write_text("{")
         with pytest.raises(AnalysisError, match=r"summary\.json: "):
             read_summary(tmp_path)

@@ -1,4 +1,4 @@
-"""Reports and simulations of real runs over processes: with small caches, with groups that are aborted, and killed."""
+"""Reports and simulations of real runs: with small caches, aborted groups and a kill."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from actors.report_command import report_run
-from actors.simulate_command import Options, simulate_workload
-from analysis.simulation.recorded import recorded_step
-from analysis.simulation.run import simulate
-from analysis.utilization.lines import read_lines
-from analysis.utilization.report import Utilization, utilization_of
+from actors.cli.report_command import report_run
+from actors.cli.simulate_command import SimulateOptions, simulate_workload
+from analysis.simulation.recorded_workload import load_recorded_step
+from analysis.simulation.simulate import simulate
+from analysis.utilization.log_schema import read_log_tables
+from analysis.utilization.report import Utilization, compute_utilization
 from bus.codec import decode
-from bus.event_reading import read_events
+from bus.event_log.reader import read_events
 from bus.messages import AnyMessage, TrajectoryAborted, TrajectoryFinished
 from configs.run_folder import RunFolder
 
@@ -34,7 +34,7 @@ SETTINGS = (
     *("rl.steps=2", "rl.prompts=8", "rl.rollouts=16", "learner.threads=1", "learner.checkpoint_every=1"),
     *("evaluation.questions=0", "sandbox.backend=process", "engine.num_engines=2"),
 )
-SMALL = "engine.kv_tokens=1100"  # two of them hold a third of what the 128 trajectories of a step come to
+SMALL = "engine.kv_tokens=1100"  # two engines hold a third of a step's 128 trajectories
 PATIENCE_S = 240.0
 
 
@@ -43,7 +43,7 @@ def start(runs: Path, *settings: str, resume: bool = False) -> subprocess.Popen[
     argv = [
         sys.executable,
         "-m",
-        "actors.cli",
+        "actors.cli.main",
         "run",
         "configs/tiny.toml",
         *overrides,
@@ -66,16 +66,16 @@ def finish(process: subprocess.Popen[str]) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A run with small caches, from a cold start that is long enough for calls, and for a right answer now and then."""
+    """A run with small caches; its cold start is long enough for calls and some correct answers."""
     runs = tmp_path_factory.mktemp("runs")
     finish(start(runs, "sft.steps=150", SMALL))
     return RunFolder(runs / "demo")
 
 
-def begun_there(trained: RunFolder) -> Sequence[str]:
-    """Settings of a run from the checkpoint and the questions of that one."""
+def start_settings(trained: RunFolder) -> Sequence[str]:
+    """Settings of a run with the checkpoint and the questions of `trained`."""
     data = (f"data.{name}={trained.data / f'{name}.jsonl'}" for name in ("train", "test"))
-    return ("sft.steps=0", f"model.checkpoint={trained.checkpoint(0)}", *data)
+    return ("sft.steps=0", f"model.checkpoint={trained.get_checkpoint_path(0)}", *data)
 
 
 def messages(folder: RunFolder, log: str, *kinds: str) -> list[AnyMessage]:
@@ -83,24 +83,24 @@ def messages(folder: RunFolder, log: str, *kinds: str) -> list[AnyMessage]:
 
 
 def reported(folder: RunFolder) -> tuple[Utilization, str]:
-    """What the report holds, and what it shows."""
+    """The report's data and its output."""
     console = Console(width=100, file=StringIO())
     report_run(folder.path, json=False, console=console)
-    assert folder.utilization_picture.read_bytes().startswith(b"\x89PNG")
-    return utilization_of(folder.logs), console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert folder.utilization_plot.read_bytes().startswith(b"\x89PNG")
+    return compute_utilization(folder.logs), console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def simulated(folder: RunFolder, **changes: Any) -> str:
     console = Console(width=140, file=StringIO())
-    simulate_workload(Options(str(folder.path), "static,kv_lookahead", **changes), console)
+    simulate_workload(SimulateOptions(str(folder.path), "static,kv_lookahead", **changes), console)
     return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_a_recorded_step_s_simulation_has_its_trajectories_and_takes_about_as_long(trained: RunFolder) -> None:
-    """Within a quarter, on a machine that may do other things too; `python -m benchmarks.validation` measures it."""
+def test_a_simulated_recorded_step_has_the_same_trajectories_and_a_similar_duration(trained: RunFolder) -> None:
+    """Within 25% on a busy machine; `python -m benchmarks.validation` measures it."""
     predicted_s = measured_s = 0.0
     for number in (1, 2):
-        step = recorded_step(trained, number)
+        step = load_recorded_step(trained, number)
         outcome = simulate(step.workload, step.cluster, step.policy)
         ended = [
             each for each in messages(trained, "head", "TrajectoryFinished") if isinstance(each, TrajectoryFinished)
@@ -115,50 +115,52 @@ def test_a_recorded_step_s_simulation_has_its_trajectories_and_takes_about_as_lo
     assert predicted_s == pytest.approx(measured_s, rel=0.25)
 
 
-def test_policies_are_compared_on_a_recorded_run_beside_what_it_really_took(trained: RunFolder, tmp_path: Path) -> None:
-    said = simulated(trained, json_file=tmp_path / "step.json", run=tmp_path / "simulated")
-    assert "step 2 of demo on the recorded engines" in said
-    assert "measured makespan" in said
+def test_simulate_compares_policies_with_the_measured_makespan(trained: RunFolder, tmp_path: Path) -> None:
+    output = simulated(trained, json_file=tmp_path / "step.json", run=tmp_path / "simulated")
+    assert "step 2 of demo on the recorded engines" in output
+    assert "measured makespan" in output
     ours = {each["policy"]: each for each in json.loads((tmp_path / "step.json").read_bytes())}
     assert ours["static"]["measured_s"] is None
-    assert ours["kv_lookahead"]["measured_s"] == recorded_step(trained).measured_s
-    told, _ = reported(RunFolder(tmp_path / "simulated" / "kv_lookahead"))
-    assert told.trajectories.generated_tokens == ours["kv_lookahead"]["generated_tokens"]
-    assert told.doubts == ()
+    assert ours["kv_lookahead"]["measured_s"] == load_recorded_step(trained).measured_s
+    use, _ = reported(RunFolder(tmp_path / "simulated" / "kv_lookahead"))
+    assert use.trajectories.generated_tokens == ours["kv_lookahead"]["generated_tokens"]
+    assert use.doubts == ()
 
 
-def test_trajectories_that_were_aborted_are_reported_as_such(trained: RunFolder) -> None:
+def test_aborted_trajectories_are_reported(trained: RunFolder) -> None:
     runs = trained.path.parent
-    more = ("name=aborting", "rl.prompts=1", "rl.oversubscribe=12", "rl.leftovers=abort", SMALL)
-    finish(start(runs, *begun_there(trained), *more))
+    more = ("name=aborting", "rl.prompts=1", "rl.group_oversampling=12", "rl.surplus_groups=abort", SMALL)
+    finish(start(runs, *start_settings(trained), *more))
     folder = RunFolder(runs / "aborting")
-    told, shown = reported(folder)
+    use, shown = reported(folder)
     finished = [each for each in messages(folder, "head", "TrajectoryFinished") if isinstance(each, TrajectoryFinished)]
     aborted = [each for each in messages(folder, "head", "TrajectoryAborted") if isinstance(each, TrajectoryAborted)]
-    assert told.trajectories.aborted == len(aborted) > 0
+    assert use.trajectories.aborted == len(aborted) > 0
     assert f"{len(aborted)} were aborted" in shown
-    assert told.trajectories.started == told.trajectories.ended == len(finished) + len(aborted)
-    assert told.trajectories.failed == 0
-    generated = sum(each.generated_tokens for each in told.engines)
-    assert told.trajectories.generated_tokens == pytest.approx(generated, rel=0.01)
-    for step in told.steps:
+    assert use.trajectories.started == use.trajectories.ended == len(finished) + len(aborted)
+    assert use.trajectories.failed == 0
+    generated = sum(each.generated_tokens for each in use.engines)
+    assert use.trajectories.generated_tokens == pytest.approx(generated, rel=0.01)
+    for step in use.steps:
         assert step.last is not None
         assert step.last.ending != "aborted"
-    assert told.doubts == ()
-    assert f"{recorded_step(folder).left_out} trajectories that failed or were aborted" in simulated(folder)
+    assert use.doubts == ()
+    assert f"{load_recorded_step(folder).left_out} failed or aborted trajectories are excluded" in simulated(folder)
 
 
-def test_a_run_that_was_killed_is_reported_on_before_and_after_it_goes_on(trained: RunFolder) -> None:
+def test_a_killed_run_is_reported_before_and_after_its_resume(trained: RunFolder) -> None:
     runs = trained.path.parent
     folder = RunFolder(runs / "killed")
-    settings = (*begun_there(trained), "name=killed", SMALL)
+    settings = (*start_settings(trained), "name=killed", SMALL)
     process = start(runs, *settings)
     deadline = time.monotonic() + PATIENCE_S
     try:
-        while not folder.checkpoint(1).exists() or len(_ends(folder)) < 160:  # in the middle of the second step
+        while (
+            not folder.get_checkpoint_path(1).exists() or len(_ends(folder)) < 160
+        ):  # in the middle of the second step
             assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < deadline, "it never got so far"
-            time.sleep(0.01)  # another process moves, not this one
+            assert time.monotonic() < deadline, "the second step has not started"
+            time.sleep(0.01)
     finally:
         process.kill()
         process.communicate()
@@ -174,11 +176,11 @@ def test_a_run_that_was_killed_is_reported_on_before_and_after_it_goes_on(traine
     after, _ = reported(folder)
     assert [step.name for step in after.steps if step.step_s is not None] == ["step 1", "step 2"]
     assert after.trajectories.ended >= before.trajectories.ended + 128
-    began = read_lines(folder.logs).frames["engine.started"]["t"].sort()
-    gone_s = began[2] - before.span_s  # nobody was there then
+    began = read_log_tables(folder.logs).frames["engine.started"]["t"].sort()
+    down_s = began[2] - before.span_s
     for engine in after.engines:
         assert engine.busy_s + engine.idle_s == pytest.approx(engine.active_s)
-        assert engine.active_s + engine.starting_s <= after.span_s - began[0] - gone_s + 0.01
+        assert engine.active_s + engine.starting_s <= after.span_s - began[0] - down_s + 0.01
     simulated(folder, step=2)
 
 

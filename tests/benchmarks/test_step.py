@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # five ways, each begins processes anew
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each of five ways starts processes
 
 ROOT = Path(__file__).parents[2]
 WAYS = ("processes", "without_log", "in_process", "in_process_without_log", "single")

@@ -1,4 +1,4 @@
-"""Waits that a run can afford are short here."""
+"""Short timeouts for tests."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import pytest
 
 @pytest.fixture
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bus.links._FLUSH_S", 0.1)
-    monkeypatch.setattr("bus.zeromq._LOOK_S", 0.02)
+    monkeypatch.setattr("bus.transport.reliable_transport._CLOSE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("bus.transport.zeromq._BOOK_POLL_S", 0.02)

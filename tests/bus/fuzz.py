@@ -1,7 +1,8 @@
-"""`make fuzz`, or `python -m tests.bus.fuzz [--inputs 1000000] [--seed N]`: what strangers might send, and no harm done.
+"""`make fuzz`, or `python -m tests.bus.fuzz [--inputs 1000000] [--seed N]`: decode damaged input.
 
-The inputs are frames of every kind, parcels and acknowledgements, changed at random. Whatever it is, the codec answers
-with a message or MalformedFrame, the parcels with a parcel or MalformedParcel, and the machines of a link stay sound.
+The inputs are randomly damaged frames of every kind, packets and acknowledgements. The codec must return a
+message or raise MalformedFrame; decoding of packets must return one or raise MalformedPacket; the
+state machines of a lane must keep their invariants.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from collections import Counter
 from collections.abc import Callable
 
 from bus.codec import MalformedFrame, decode, encode
-from bus.lanes import LANES, lane_of_frame
-from bus.link import Incoming, Outgoing
-from bus.parcels import Ack, MalformedParcel, Parcel, decode_ack, decode_parcel, encode_ack, encode_parcel
+from bus.lanes import LANES, select_frame_lane
+from bus.transport.packets import Ack, MalformedPacket, Packet, decode_ack, decode_packet, encode_ack, encode_packet
+from bus.transport.reliable_stream import ReceiveWindow, SendWindow
 from tests.bus.samples import KINDS, envelope
 
 INPUTS = 1_000_000
-OWN_SESSION = 3
+OWN_EPOCH = 3
 _SPECIAL = (0x00, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC4, 0xC6, 0xC7, 0xCA, 0xCF, 0xD3, 0xD6, 0xD9)
 _SPECIALS = bytes((*_SPECIAL, 0xDB, 0xDC, 0xDD, 0xDE, 0xDF, 0xFF))
 _LONG = (b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff")
@@ -28,7 +29,7 @@ _LONG = (b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xf
 Change = Callable[[bytes, random.Random], bytes]
 
 
-def _place(data: bytes, draw: random.Random) -> int:
+def _draw_position(data: bytes, draw: random.Random) -> int:
     return draw.randrange(len(data) + 1)
 
 
@@ -41,47 +42,47 @@ def flip(data: bytes, draw: random.Random) -> bytes:
 
 
 def overwrite(data: bytes, draw: random.Random) -> bytes:
-    at = _place(data, draw)
+    at = _draw_position(data, draw)
     return data[:at] + bytes((draw.choice(_SPECIALS),)) + data[at + 1 :]
 
 
-def cut(data: bytes, draw: random.Random) -> bytes:
-    return data[: _place(data, draw)]
+def truncate(data: bytes, draw: random.Random) -> bytes:
+    return data[: _draw_position(data, draw)]
 
 
-def leave_out(data: bytes, draw: random.Random) -> bytes:
-    at = _place(data, draw)
+def delete_bytes(data: bytes, draw: random.Random) -> bytes:
+    at = _draw_position(data, draw)
     return data[:at] + data[at + draw.randrange(1, 9) :]
 
 
 def insert(data: bytes, draw: random.Random) -> bytes:
-    at = _place(data, draw)
+    at = _draw_position(data, draw)
     return data[:at] + draw.randbytes(draw.randrange(1, 9)) + data[at:]
 
 
 def repeat(data: bytes, draw: random.Random) -> bytes:
-    at = _place(data, draw)
+    at = _draw_position(data, draw)
     return data[:at] + data[max(0, at - draw.randrange(1, 33)) :]
 
 
-def claim_length(data: bytes, draw: random.Random) -> bytes:
-    at = _place(data, draw)
+def insert_false_length(data: bytes, draw: random.Random) -> bytes:
+    at = _draw_position(data, draw)
     return data[:at] + draw.choice(_LONG) + data[at + 1 :]
 
 
 def nest(data: bytes, draw: random.Random) -> bytes:
-    """A value that lies ever so deep."""
-    at = _place(data, draw)
+    """Insert a deeply nested value."""
+    at = _draw_position(data, draw)
     return data[:at] + draw.choice((b"\x91", b"\x81\xc0")) * draw.choice((2, 50, 5000)) + data[at:]
 
 
 def lengthen(data: bytes, draw: random.Random) -> bytes:
-    """One more element than there should be."""
+    """Add an element."""
     return (bytes((data[0] + 1,)) if data and data[0] < 0xFF else b"") + data[1:] + draw.randbytes(3)
 
 
 _CHANGES: tuple[Change, ...] = (
-    *(flip, flip, flip, overwrite, overwrite, cut, leave_out, insert, repeat, claim_length, lengthen),
+    *(flip, flip, flip, overwrite, overwrite, truncate, delete_bytes, insert, repeat, insert_false_length, lengthen),
     *((flip, overwrite, insert) * 6),
     nest,
 )
@@ -91,17 +92,17 @@ class Fuzzer:
     def __init__(self, seed: int) -> None:
         self._draw = random.Random(seed)
         self._frames = [encode(envelope(kind, self._draw)) for kind in KINDS for _ in range(4)]
-        self._incoming = Incoming(OWN_SESSION)
-        self._outgoing = Outgoing("a", 1, "b")
+        self._receive_window = ReceiveWindow(OWN_EPOCH)
+        self._send_window = SendWindow("a", 1, "b")
         self.outcomes: Counter[str] = Counter()
-        self._targets = (self._frame, self._frame, self._parcel, self._ack)
+        self._targets = (self._fuzz_frame, self._fuzz_frame, self._fuzz_packet, self._fuzz_ack)
 
     def run(self, inputs: int) -> None:
-        """Raises whatever is wrong, AssertionError among it."""
+        """Raises AssertionError, or any other exception, for an error."""
         for number in range(inputs):
             self._targets[number % 4]()
 
-    def _changed(self, data: bytes) -> bytes:
+    def _damage(self, data: bytes) -> bytes:
         draw = self._draw
         for _ in range(draw.choice((1, 1, 1, 2, 5))):
             data = draw.choice(_CHANGES)(data, draw)
@@ -109,74 +110,74 @@ class Fuzzer:
 
     # ---------------------------------------------------------------- the codec
 
-    def _frame(self) -> None:
-        data = self._changed(self._draw.choice(self._frames))
-        assert lane_of_frame(data) in LANES
+    def _fuzz_frame(self) -> None:
+        data = self._damage(self._draw.choice(self._frames))
+        assert select_frame_lane(data) in LANES
         try:
-            found = decode(data)
+            message = decode(data)
         except MalformedFrame:
             self.outcomes["frames refused"] += 1
             return
-        again = encode(found)
+        again = encode(message)
         assert encode(decode(again)) == again
         self.outcomes["frames read"] += 1
 
-    # ---------------------------------------------------------------- the machines of a link
+    # ---------------------------------------------------------------- the state machines of a lane
 
-    def _parcel(self) -> None:
+    def _fuzz_packet(self) -> None:
         draw = self._draw
-        first = self._incoming.expected + draw.randrange(-3, 4)
+        first = self._receive_window.expected + draw.randrange(-3, 4)
         frames = [draw.choice(self._frames) for _ in range(draw.randrange(4))]
-        session, receiver = draw.choice((self._incoming.session, 1)), draw.choice((OWN_SESSION, OWN_SESSION, 2))
-        base = max(0, min(first, self._incoming.acknowledged))
-        data = encode_parcel(Parcel("a", "b", max(0, session), receiver, 0, base, max(0, first), frames))
+        epoch, receiver = draw.choice((self._receive_window.epoch, 1)), draw.choice((OWN_EPOCH, OWN_EPOCH, 2))
+        base = max(0, min(first, self._receive_window.acknowledged))
+        data = encode_packet(Packet("a", "b", max(0, epoch), receiver, 0, base, max(0, first), frames))
         try:
-            parcel = decode_parcel(self._changed(data) if draw.random() < 0.9 else data)
-        except MalformedParcel:
-            self.outcomes["parcels refused"] += 1
+            packet = decode_packet(self._damage(data) if draw.random() < 0.9 else data)
+        except MalformedPacket:
+            self.outcomes["packets refused"] += 1
             return
-        self._take(parcel)
-        self.outcomes["parcels read"] += 1
-        if self._incoming.session > 1 or self._incoming.expected > 1 << 40:
-            self._incoming = Incoming(OWN_SESSION)  # nothing sensible could come after that
+        self._check_accept(packet)
+        self.outcomes["packets read"] += 1
+        if self._receive_window.epoch > 1 or self._receive_window.expected > 1 << 40:
+            self._receive_window = ReceiveWindow(OWN_EPOCH)  # no regular packet could follow
 
-    def _take(self, parcel: Parcel) -> None:
-        incoming = self._incoming
-        session, expected, dropped = incoming.session, incoming.expected, incoming.dropped
-        new = incoming.take(parcel)
-        assert incoming.dropped >= dropped
-        assert incoming.session >= session
-        assert len(new) <= len(parcel.frames)
-        if incoming.session == session:
-            assert incoming.expected >= expected + len(new)
+    def _check_accept(self, packet: Packet) -> None:
+        receive_window = self._receive_window
+        epoch, expected, dropped = receive_window.epoch, receive_window.expected, receive_window.num_dropped
+        new = receive_window.accept(packet)
+        assert receive_window.num_dropped >= dropped
+        assert receive_window.epoch >= epoch
+        assert len(new) <= len(packet.frames)
+        if receive_window.epoch == epoch:
+            assert receive_window.expected >= expected + len(new)
         if new:
-            assert incoming.expected == parcel.first + len(parcel.frames)
-            incoming.acknowledge(incoming.session, incoming.expected - 1 - self._draw.randrange(3))
-        ack = incoming.ack()
+            assert receive_window.expected == packet.first + len(packet.frames)
+            receive_window.acknowledge(receive_window.epoch, receive_window.expected - 1 - self._draw.randrange(3))
+        ack = receive_window.build_ack()
         assert decode_ack(encode_ack(ack)) == ack
-        assert ack.acknowledged <= ack.received
+        assert ack.acknowledged_below <= ack.received_below
 
-    def _ack(self) -> None:
-        draw, outgoing = self._draw, self._outgoing
-        while outgoing.held < 4:
-            outgoing.add(draw.choice(self._frames))
-        received = outgoing.base + draw.randrange(5)
+    def _fuzz_ack(self) -> None:
+        draw, send_window = self._draw, self._send_window
+        while send_window.num_buffered < 4:
+            send_window.add(draw.choice(self._frames))
+        received = send_window.base + draw.randrange(5)
         acknowledged = draw.randrange(received + 1) if draw.random() < 0.5 else received
         data = encode_ack(Ack(1, draw.choice((0, 1)), received, acknowledged, 0, received + draw.randrange(-1, 2) + 1))
         try:
-            ack = decode_ack(self._changed(data) if draw.random() < 0.9 else data)
-        except MalformedParcel:
+            ack = decode_ack(self._damage(data) if draw.random() < 0.9 else data)
+        except MalformedPacket:
             self.outcomes["acknowledgements refused"] += 1
             return
-        base, next_number = outgoing.base, outgoing.next
-        heard = outgoing.hear(ack)
-        assert base <= outgoing.base <= (ack.acknowledged if outgoing.base > base else base)
-        assert outgoing.next == next_number
-        parcel = outgoing.parcel()
-        assert parcel is None or outgoing.base <= parcel.first <= outgoing.next
-        self.outcomes["acknowledgements heard" if heard else "acknowledgements not heard"] += 1
-        if ack.receiver > 1:
-            self._outgoing = Outgoing("a", 1, "b")  # it would hear of no lower one again
+        base, next_number = send_window.base, send_window.next_number
+        is_valid = send_window.on_ack(ack)
+        assert base <= send_window.base <= (ack.acknowledged_below if send_window.base > base else base)
+        assert send_window.next_number == next_number
+        packet = send_window.build_packet()
+        assert packet is None or send_window.base <= packet.first <= send_window.next_number
+        self.outcomes["acknowledgements accepted" if is_valid else "acknowledgements refused as invalid"] += 1
+        if ack.receiver_epoch > 1:
+            self._send_window = SendWindow("a", 1, "b")  # it would refuse lower epochs from now on
 
 
 def main() -> None:

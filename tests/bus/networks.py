@@ -1,4 +1,4 @@
-"""Processes that speak to each other over any transport, under names that may be taken again."""
+"""Processes that communicate over any transport and can be restarted."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Protocol
 
 import pytest
 
-from bus.curve import load_key, make_key
-from bus.in_process import Hub
+from bus.bus import Bus
 from bus.messages import CodeRequested, LeaseRequested
-from bus.transport import Bus
-from bus.zeromq import zmq_bus
+from bus.transport.curve_auth import generate_key, load_key
+from bus.transport.in_process import Hub
+from bus.transport.zeromq import open_zmq_bus
 from tests.bus.clusters import Cluster
 
-# In the last one every process is on a node of its own.
+# In a cluster every process is on a separate node.
 IN_TESTS = ("in_process", "zeromq", pytest.param("cluster", marks=pytest.mark.slow))
 
 
 class Join(Protocol):
-    def __call__(self, process: str, session: int = 0) -> Bus: ...
+    def __call__(self, process: str, epoch: int = 0) -> Bus: ...
 
 
 @asynccontextmanager
 async def network(kind: str, folder: Path, bound: int = 1000) -> AsyncIterator[Join]:
     joined = list[Bus]()
-    opened = _transport(kind, folder, bound)
+    open_bus = _make_join(kind, folder, bound)
 
-    def join(process: str, session: int = 0) -> Bus:
-        joined.append(opened(process, session))
+    def join(process: str, epoch: int = 0) -> Bus:
+        joined.append(open_bus(process, epoch))
         return joined[-1]
 
     yield join
@@ -39,18 +39,18 @@ async def network(kind: str, folder: Path, bound: int = 1000) -> AsyncIterator[J
         await bus.close()
 
 
-def _transport(kind: str, folder: Path, bound: int) -> Callable[[str, int], Bus]:
+def _make_join(kind: str, folder: Path, bound: int) -> Callable[[str, int], Bus]:
     if kind == "in_process":
         hub = Hub()
-        return lambda process, session: hub.join(process, bound, session)
+        return lambda process, epoch: hub.join(process, bound, epoch)
     if kind == "zeromq":
-        return lambda process, session: zmq_bus(process, folder, bound, session)
-    cluster = Cluster(folder, load_key(make_key(folder / "keys")))
+        return lambda process, epoch: open_zmq_bus(process, folder, bound, epoch)
+    cluster = Cluster(folder, load_key(generate_key(folder / "keys")))
 
-    def join(process: str, session: int) -> Bus:
+    def join(process: str, epoch: int) -> Bus:
         if process not in cluster.entries:
-            cluster.enter(len(cluster.entries), process)
-        return cluster.join(process, session, bound)
+            cluster.add(len(cluster.entries), process)
+        return cluster.join(process, epoch, bound)
 
     return join
 
@@ -64,5 +64,5 @@ def lease_request(number: int) -> LeaseRequested:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - what moves tells nobody
+    while not condition():  # noqa: ASYNC110 - there is no event to wait for
         await asyncio.sleep(0.001)

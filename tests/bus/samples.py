@@ -1,4 +1,4 @@
-"""A message of every kind, made from the types of its fields."""
+"""Random messages of every kind, generated from the types of their fields."""
 
 from __future__ import annotations
 

@@ -1,23 +1,28 @@
-"""One contract for all transports: each frame once, in order within its lane, bounded, to the right address."""
+"""Contract of all transports: exactly-once delivery, in order within a lane, with bounded queues."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from bus.bus import Bus
 from bus.codec import MalformedFrame
-from bus.in_process import Hub
 from bus.messages import (
     AnyMessage,
     CodeRequested,
     LeaseReleased,
+    RunFinished,
     Shutdown,
     TurnGenerated,
 )
-from bus.transport import Bus
+from bus.transport.in_process import Hub, make_in_process_bus_factory
+from bus.transport.zeromq import make_zeromq_bus_factory
+from configs.load import load_run
+from configs.run_folder import RunFolder
 from tests.bus.networks import IN_TESTS, call, lease_request, network, until
 
 pytestmark = pytest.mark.usefixtures("short_waits")
@@ -35,14 +40,14 @@ def test_messages_arrive_once_and_in_order(kind: str, tmp_path: Path) -> None:
             for number in range(500):
                 await a.send("b/actor", lease_request(number))
             received = [await b.receive() for _ in range(500)]
-            assert [one.message for one in received] == [lease_request(number) for number in range(500)]
-            assert {(one.sender, one.to) for one in received} == {("a", "b/actor")}
+            assert [envelope.message for envelope in received] == [lease_request(number) for number in range(500)]
+            assert {(envelope.sender, envelope.to) for envelope in received} == {("a", "b/actor")}
             assert b.waiting == 0
 
     asyncio.run(scenario())
 
 
-def test_a_message_to_somebody_who_joins_later_waits_for_him(kind: str, tmp_path: Path) -> None:
+def test_a_message_waits_for_a_receiver_that_joins_later(kind: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with network(kind, tmp_path) as join:
             sending = asyncio.create_task(join("a").send("b", LeaseReleased(7, 5)))
@@ -53,7 +58,7 @@ def test_a_message_to_somebody_who_joins_later_waits_for_him(kind: str, tmp_path
     asyncio.run(scenario())
 
 
-def test_messages_to_the_own_process_do_not_leave_it(kind: str, tmp_path: Path) -> None:
+def test_messages_to_the_own_process_bypass_the_transport(kind: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with network(kind, tmp_path) as join:
             a = join("a")
@@ -64,7 +69,7 @@ def test_messages_to_the_own_process_do_not_leave_it(kind: str, tmp_path: Path) 
     asyncio.run(scenario())
 
 
-def test_a_full_queue_makes_the_sender_wait_and_drops_nothing(kind: str, tmp_path: Path) -> None:
+def test_a_full_queue_blocks_the_sender_and_drops_no_frame(kind: str, tmp_path: Path) -> None:
     total, frame = 400, bytes(65_536)
 
     async def scenario() -> None:
@@ -77,7 +82,7 @@ def test_a_full_queue_makes_the_sender_wait_and_drops_nothing(kind: str, tmp_pat
 
             sending = asyncio.create_task(send_all())
             await b.receive()
-            for _ in range(50):  # give the sender every chance to run ahead
+            for _ in range(50):  # let the sender run
                 await asyncio.sleep(0)
             assert not sending.done()
             assert b.waiting <= 16
@@ -88,7 +93,7 @@ def test_a_full_queue_makes_the_sender_wait_and_drops_nothing(kind: str, tmp_pat
     asyncio.run(scenario())
 
 
-def test_control_goes_on_where_bulk_has_to_wait_and_is_read_first(kind: str, tmp_path: Path) -> None:
+def test_control_frames_pass_a_full_bulk_lane_and_are_read_first(kind: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with network(kind, tmp_path, bound=4) as join:
             a, b = join("a"), join("b")
@@ -104,7 +109,7 @@ def test_control_goes_on_where_bulk_has_to_wait_and_is_read_first(kind: str, tmp
     asyncio.run(asyncio.wait_for(scenario(), timeout=60))
 
 
-def test_control_does_not_keep_bulk_waiting_for_ever(kind: str, tmp_path: Path) -> None:
+def test_control_frames_do_not_starve_bulk_frames(kind: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with network(kind, tmp_path) as join:
             a = join("a")
@@ -121,7 +126,7 @@ async def _send_all(bus: Bus, messages: Sequence[AnyMessage], to: str = "b") -> 
         await bus.send(to, message)
 
 
-def test_many_senders_that_wait_for_one_receiver_all_get_their_turn(kind: str, tmp_path: Path) -> None:
+def test_all_senders_blocked_on_one_receiver_proceed(kind: str, tmp_path: Path) -> None:
     senders, each, frame = 8, 40, bytes(65_536)
 
     async def scenario() -> None:
@@ -141,13 +146,13 @@ def test_many_senders_that_wait_for_one_receiver_all_get_their_turn(kind: str, t
 
 
 @pytest.mark.parametrize("bound", [4, 1000])
-def test_messages_of_all_kinds_keep_their_order_within_their_lane(kind: str, tmp_path: Path, bound: int) -> None:
-    stretches = (1, 200, 2, 63, 1, 64, 3, 65, 1, 1, 7)
+def test_messages_keep_their_order_within_a_lane(kind: str, tmp_path: Path, bound: int) -> None:
+    run_lengths = (1, 200, 2, 63, 1, 64, 3, 65, 1, 1, 7)
     messages: list[AnyMessage] = []
-    for place, length in enumerate(stretches):
+    for index, length in enumerate(run_lengths):
         for _ in range(length):
             number = len(messages)
-            messages.append(call(number) if place % 2 else LeaseReleased(number, 5))
+            messages.append(call(number) if index % 2 else LeaseReleased(number, 5))
 
     async def scenario() -> None:
         async with network(kind, tmp_path, bound) as join:
@@ -160,14 +165,16 @@ def test_messages_of_all_kinds_keep_their_order_within_their_lane(kind: str, tmp
             sending = asyncio.create_task(send_all())
             received = [(await b.receive()).message for _ in messages]
             for lane in (CodeRequested, LeaseReleased):
-                assert [one for one in received if type(one) is lane] == [one for one in messages if type(one) is lane]
+                assert [envelope for envelope in received if type(envelope) is lane] == [
+                    envelope for envelope in messages if type(envelope) is lane
+                ]
             await sending
             assert b.waiting == 0
 
     asyncio.run(asyncio.wait_for(scenario(), timeout=60))
 
 
-def test_what_was_sent_before_closing_arrives(kind: str, tmp_path: Path) -> None:
+def test_messages_sent_before_closing_arrive(kind: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with network(kind, tmp_path) as join:
             a, b = join("a"), join("b")
@@ -179,7 +186,7 @@ def test_what_was_sent_before_closing_arrives(kind: str, tmp_path: Path) -> None
     asyncio.run(asyncio.wait_for(scenario(), timeout=60))
 
 
-def test_a_sender_that_is_cancelled_takes_no_other_message_along(kind: str, tmp_path: Path) -> None:
+def test_a_cancelled_send_affects_no_other_message(kind: str, tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with network(kind, tmp_path, bound=8) as join:
@@ -207,7 +214,7 @@ def test_a_sender_that_is_cancelled_takes_no_other_message_along(kind: str, tmp_
     asyncio.run(asyncio.wait_for(scenario(), timeout=60))
 
 
-def test_a_frame_that_is_no_envelope_is_refused_and_the_next_one_is_read(kind: str, tmp_path: Path) -> None:
+def test_a_malformed_frame_is_refused_and_the_next_one_is_received(kind: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with network(kind, tmp_path) as join:
             a, b = join("a"), join("b")
@@ -220,11 +227,30 @@ def test_a_frame_that_is_no_envelope_is_refused_and_the_next_one_is_read(kind: s
     asyncio.run(scenario())
 
 
-def test_an_address_is_taken_by_one_process_alone() -> None:
+def test_an_address_can_be_used_by_only_one_process() -> None:
     async def scenario() -> None:
         hub = Hub()
         hub.join("a", 10)
-        with pytest.raises(ValueError, match="taken"):
+        with pytest.raises(ValueError, match="in use"):
             hub.join("a", 10)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("transport", ["zeromq", "in_process"])
+def test_a_factory_joins_a_process_by_name_and_epoch(transport: str, tmp_path: Path) -> None:
+    async def scenario() -> tuple[str, int]:
+        run, folder = load_run(Path("configs/tiny.toml")), RunFolder(tmp_path)
+        folder.sockets.mkdir()
+        in_process = transport == "in_process"
+        join = make_in_process_bus_factory(run, Hub()) if in_process else make_zeromq_bus_factory(run, folder)
+        head, learner = join("head", 0), join("learner", 7)
+        await learner.send("head", RunFinished(3))
+        delivery = await head.receive_delivery()
+        head.acknowledge(delivery)
+        for bus in (learner, head):
+            await bus.close()
+        shutil.rmtree(folder.sockets)
+        return delivery.sender, delivery.epoch
+
+    assert asyncio.run(scenario()) == ("learner", 7)

@@ -1,1 +1,1 @@
-"""Runs of the tiny recipe whose processes are killed, stopped and cut off at random moments, and what must hold after each."""
+"""Fault injection into runs of the tiny recipe: random kills, stops and partitions, and the checks after each run."""

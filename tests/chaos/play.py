@@ -1,4 +1,4 @@
-"""Playing one plan: a run over real processes, hit as planned, resumed where all of it was killed."""
+"""Runs real processes with the faults of a plan, and resumes the run after a kill of all of it."""
 
 from __future__ import annotations
 
@@ -13,32 +13,42 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from configs.run_folder import RunFolder
-from tests.actors.running import COLD_START, from_cold_start_of, launch, said, whole_run
-from tests.chaos.plans import LAUNCHER, NUM_ENGINES, NUM_EXECUTORS, SILENT_S, Fault
+from tests.actors.runs.running import COLD_START, from_cold_start_of, launch, said, whole_run
+from tests.chaos.plans import HEARTBEAT_TIMEOUT_S, LAUNCHER, NUM_ENGINES, NUM_EXECUTORS, Fault
 
 STEPS, QUESTIONS = 4, 8
 SETTINGS = (
-    *(f"rl.steps={STEPS}", "rl.prompts=4", "rl.rollouts=8", "rl.refills=2", f"evaluation.questions={QUESTIONS}"),
+    *(
+        f"rl.steps={STEPS}",
+        "rl.prompts=4",
+        "rl.rollouts=8",
+        "rl.max_refill_groups=2",
+        f"evaluation.questions={QUESTIONS}",
+    ),
     *(f"engine.num_engines={NUM_ENGINES}", f"sandbox.executors={NUM_EXECUTORS}", "learner.checkpoint_every=2"),
-    *("supervision.heartbeat_s=0.5", f"supervision.silent_s={SILENT_S}", "supervision.restarts=9"),
+    *(
+        "supervision.heartbeat_s=0.5",
+        f"supervision.heartbeat_timeout_s={HEARTBEAT_TIMEOUT_S}",
+        "supervision.restarts=9",
+    ),
     "determinism=strict",
 )
-PATIENCE_S = 300.0
-GONE_WITHIN_S = 10.0
+TIMEOUT_S = 300.0
+EXIT_TIMEOUT_S = 10.0
 
 
-class Played(msgspec.Struct):
+class PlayResult(msgspec.Struct):
     folder: RunFolder
     where: str
     launches: int
     exit_code: int
     output: str
     history: list[str]
-    left: list[str]  # what was left of it, and who took part and ended as nobody should
+    leftovers: list[str]  # processes and files, and nodes that ended unexpectedly
 
 
-class Undisturbed(NamedTuple):
-    """A run that nobody disturbs, from the cold start that all have in common."""
+class Baseline(NamedTuple):
+    """A run without faults, from the common cold start."""
 
     cold_start: RunFolder
     folder: RunFolder
@@ -46,7 +56,7 @@ class Undisturbed(NamedTuple):
 
 
 class Scene(Protocol):
-    """Where a run takes place."""
+    """The machine or hosts of a run."""
 
     @property
     def folder(self) -> RunFolder: ...
@@ -56,86 +66,86 @@ class Scene(Protocol):
 
     def start(self, *, resume: bool) -> None: ...
 
-    def ended(self) -> bool:
-        """Whether the run has. Does what has become due: pauses end here."""
+    def has_ended(self) -> bool:
+        """Whether the run has ended. Also ends pauses that are due."""
         ...
 
     def hit(self, fault: Fault) -> str:
-        """Whom it met."""
+        """Inject the fault; returns a description of its target."""
         ...
 
     def finish(self) -> tuple[int, str, list[str]]:
-        """Exit code, output, and what is left, once the run has ended or is to be ended."""
+        """End the run if necessary; returns its exit code, output and leftovers."""
         ...
 
 
-def undisturbed(runs: Path) -> Undisturbed:
+def run_baseline(runs: Path) -> Baseline:
     cold = ("rl.steps=0", "evaluation.questions=0", *COLD_START)
     cold_start, _ = whole_run(runs / "cold", *SETTINGS, *cold)
     folder, _ = whole_run(runs / "undisturbed", *SETTINGS, *from_cold_start_of(cold_start))
-    return Undisturbed(cold_start, folder, num_events(folder))
+    return Baseline(cold_start, folder, count_events(folder))
 
 
-def num_events(folder: RunFolder) -> int:
-    """In the head's log."""
+def count_events(folder: RunFolder) -> int:
+    """The number of events in the head's log."""
     path = folder.events / "head.sqlite"
     if not path.exists():
         return 0
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     try:
         return int(connection.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
-    except sqlite3.Error:  # it is being made
+    except sqlite3.Error:  # the log is being created
         return 0
     finally:
         connection.close()
 
 
-def play(scene: Scene, faults: Sequence[Fault]) -> Played:
-    """To the end of the run, whatever it is."""
-    played = Played(scene.folder, scene.where, 1, -1, "", [], [])
+def play(scene: Scene, faults: Sequence[Fault]) -> PlayResult:
+    """Play the faults, then wait until the run has ended."""
+    result = PlayResult(scene.folder, scene.where, 1, -1, "", [], [])
     began = time.monotonic()
     try:
         scene.start(resume=False)
         for fault in faults:
             if not _wait_for(fault, scene):
                 break
-            hit = scene.hit(fault)
-            played.history.append(f"{time.monotonic() - began:7.2f} s  {fault}: {hit}")
+            target = scene.hit(fault)
+            result.history.append(f"{time.monotonic() - began:7.2f} s  {fault}: {target}")
             if fault.ends_the_run:
-                _until_ended(scene)
-                played.launches += 1
+                _wait_until_ended(scene)
+                result.launches += 1
                 scene.start(resume=scene.folder.config.exists())
-        _until_ended(scene)
+        _wait_until_ended(scene)
     except TimeoutError:
-        played.history.append(f"{time.monotonic() - began:7.2f} s  it never ended")
+        result.history.append(f"{time.monotonic() - began:7.2f} s  the run did not end in time")
     finally:
-        played.exit_code, played.output, played.left = scene.finish()
-    return played
+        result.exit_code, result.output, result.leftovers = scene.finish()
+    return result
 
 
-def _until_ended(scene: Scene) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not scene.ended():
+def _wait_until_ended(scene: Scene) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not scene.has_ended():
         if time.monotonic() > deadline:
             raise TimeoutError
-        time.sleep(0.05)  # other processes move, not this one
+        time.sleep(0.05)  # wait for other processes
 
 
 def _wait_for(fault: Fault, scene: Scene) -> bool:
-    """Whether its moment came before the run ended."""
-    start, events = time.monotonic(), num_events(scene.folder)
-    while not scene.ended():
-        due_s = fault.after_s if fault.after_events < 0 else PATIENCE_S
+    """Wait for the fault's moment; False if the run ended before."""
+    start, events = time.monotonic(), count_events(scene.folder)
+    while not scene.has_ended():
+        due_s = fault.after_s if fault.after_events < 0 else TIMEOUT_S
         if time.monotonic() - start >= due_s:
             return True
-        if fault.after_events >= 0 and num_events(scene.folder) - events >= fault.after_events:
+        if fault.after_events >= 0 and count_events(scene.folder) - events >= fault.after_events:
             return True
         time.sleep(0.01)
     return False
 
 
 class OneMachine:
-    """All of the run on this one."""
+    """A run on this machine only."""
 
     where = "one machine"
 
@@ -150,47 +160,47 @@ class OneMachine:
         with self._output.open("a") as output:
             self._process = launch(self._runs, *self._settings, *(["--resume"] if resume else []), output=output)
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self._process.poll() is not None
 
     def hit(self, fault: Fault) -> str:
-        pid = self._process.pid if fault.target == LAUNCHER else _present(self.folder, fault.target)
-        return signalled(pid, fault)
+        pid = self._process.pid if fault.target == LAUNCHER else _find_pid(self.folder, fault.target)
+        return signal_process(pid, fault)
 
     def finish(self) -> tuple[int, str, list[str]]:
         self._process.kill()
         self._process.wait()
-        return self._process.returncode, self._output.read_text(), list(left_over(self.folder))
+        return self._process.returncode, self._output.read_text(), list(find_leftovers(self.folder))
 
 
-def signalled(pid: int | None, fault: Fault) -> str:
+def signal_process(pid: int | None, fault: Fault) -> str:
     if pid is None:
         return "not there"
     try:
         os.kill(pid, signal.SIGKILL if fault.action == "kill" else signal.SIGSTOP)
     except ProcessLookupError:
-        return f"{pid} was gone"
+        return f"{pid} had exited"
     return str(pid)
 
 
-def _present(folder: RunFolder, target: str) -> int | None:
-    """Process id of the target's present life."""
+def _find_pid(folder: RunFolder, target: str) -> int | None:
+    """Process id of the target's present incarnation."""
     started = [entry["pid"] for entry in said(folder, "process.started") if entry["name"] == target.partition(" ")[0]]
     if not started:
         return None
-    return _child_of(started[-1]) if target.endswith(" rank") else started[-1]
+    return _find_child(started[-1]) if target.endswith(" rank") else started[-1]
 
 
-def _child_of(pid: int) -> int | None:
+def _find_child(pid: int) -> int | None:
     children = Path(f"/proc/{pid}/task/{pid}/children")
     numbers = children.read_text().split() if children.exists() else []
     return int(numbers[0]) if numbers else None
 
 
-def left_over(folder: RunFolder) -> Iterator[str]:
-    """Of processes, sockets and shared memory, once all had a while to go."""
-    deadline = time.monotonic() + GONE_WITHIN_S
-    while (processes := list(_processes_of(folder))) and time.monotonic() < deadline:
+def find_leftovers(folder: RunFolder) -> Iterator[str]:
+    """Processes, sockets and shared memory that are left after EXIT_TIMEOUT_S."""
+    deadline = time.monotonic() + EXIT_TIMEOUT_S
+    while (processes := list(_find_processes(folder))) and time.monotonic() < deadline:
         time.sleep(0.05)
     if processes:
         yield f"processes are left: {processes}"
@@ -199,7 +209,7 @@ def left_over(folder: RunFolder) -> Iterator[str]:
             yield f"{path} is left"
 
 
-def _processes_of(folder: RunFolder) -> Iterator[str]:
+def _find_processes(folder: RunFolder) -> Iterator[str]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:

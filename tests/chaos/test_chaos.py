@@ -1,4 +1,4 @@
-"""A few of the runs of `make test-chaos`, chosen so that each process is hit once at least, and one host cut off."""
+"""A few fixed runs like those of `make test-chaos`: most processes are hit once, and one host is disconnected."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.checks import complaints
+from tests.chaos.checks import find_violations
 from tests.chaos.over_hosts import OverHosts
 from tests.chaos.plans import HOST, LAUNCHER, Fault
-from tests.chaos.play import OneMachine, Undisturbed, play, undisturbed
+from tests.chaos.play import Baseline, OneMachine, play, run_baseline
 
 pytestmark = pytest.mark.slow
 
@@ -30,25 +30,23 @@ OVER_HOSTS = (
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    return undisturbed(tmp_path_factory.mktemp("calm"))
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
+    return run_baseline(tmp_path_factory.mktemp("baseline"))
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "faults", CHOSEN, ids=lambda faults: ", ".join(f"{each.action} {each.target}" for each in faults)
 )
-def test_whoever_is_hit_the_runs_numbers_add_up(tmp_path: Path, calm: Undisturbed, faults: tuple[Fault, ...]) -> None:
-    played = play(OneMachine(calm.cold_start, tmp_path), faults)
-    assert len(played.history) == len(faults)
-    assert list(complaints(played, calm.folder)) == [], "\n".join(played.history)
+def test_a_run_with_faults_keeps_its_invariants(tmp_path: Path, baseline: Baseline, faults: tuple[Fault, ...]) -> None:
+    result = play(OneMachine(baseline.cold_start, tmp_path), faults)
+    assert len(result.history) == len(faults)
+    assert list(find_violations(result, baseline.folder)) == [], "\n".join(result.history)
 
 
 @pytest.mark.hosts
 @pytest.mark.timeout(900)
-def test_a_run_over_hosts_that_are_cut_off_and_die_does_what_it_did_undisturbed(
-    tmp_path: Path, calm: Undisturbed
-) -> None:
-    played = play(OverHosts(calm.cold_start, tmp_path, 2), OVER_HOSTS)
-    assert len(played.history) == len(OVER_HOSTS)
-    assert list(complaints(played, calm.folder)) == [], "\n".join(played.history)
+def test_a_run_over_hosts_with_partitions_and_kills_keeps_its_invariants(tmp_path: Path, baseline: Baseline) -> None:
+    result = play(OverHosts(baseline.cold_start, tmp_path, 2), OVER_HOSTS)
+    assert len(result.history) == len(OVER_HOSTS)
+    assert list(find_violations(result, baseline.folder)) == [], "\n".join(result.history)

@@ -1,50 +1,50 @@
-"""What the seeds of `make test-chaos` bring."""
+"""The faults that the seeds of `make test-chaos` draw."""
 
 from __future__ import annotations
 
 from tests.chaos.plans import (
+    HEARTBEAT_TIMEOUT_S,
     HOST,
+    HOST_0_TARGETS,
     LAUNCHER,
     MAX_PAUSE_S,
-    OF_HOST_0,
-    OF_OTHERS,
-    SILENT_S,
+    OTHER_HOST_TARGETS,
     TARGETS,
-    num_hosts,
+    draw_num_hosts,
     plan,
     plan_over_hosts,
 )
 
 SEEDS = range(400)
-PLANNED = {seed: plan_over_hosts(seed, 1000, num_hosts(seed)) for seed in SEEDS}
+PLANNED = {seed: plan_over_hosts(seed, 1000, draw_num_hosts(seed)) for seed in SEEDS}
 OVER_HOSTS = [fault for faults in PLANNED.values() for fault in faults]
 
 
 def test_on_one_machine_all_processes_are_killed_and_all_but_the_launcher_stopped() -> None:
-    met = {(fault.target, fault.action) for seed in SEEDS for fault in plan(seed, 1000)}
-    assert met == {(target, action) for target in TARGETS for action in ("kill", "stop")} | {(LAUNCHER, "kill")}
+    drawn = {(fault.target, fault.action) for seed in SEEDS for fault in plan(seed, 1000)}
+    assert drawn == {(target, action) for target in TARGETS for action in ("kill", "stop")} | {(LAUNCHER, "kill")}
 
 
-def test_over_hosts_everything_happens_to_host_0_and_to_others_but_that_host_0_is_never_switched_off() -> None:
-    met = {(fault.host > 0, fault.target, fault.action) for fault in OVER_HOSTS}
+def test_over_hosts_all_faults_occur_on_all_hosts_except_that_host_0_is_never_switched_off() -> None:
+    drawn = {(fault.host > 0, fault.target, fault.action) for fault in OVER_HOSTS}
     to_processes = {
         (other, target, action)
-        for other, targets in ((False, OF_HOST_0), (True, OF_OTHERS))
+        for other, targets in ((False, HOST_0_TARGETS), (True, OTHER_HOST_TARGETS))
         for target in (*targets, LAUNCHER)
         for action in ("kill", "stop")
     }
     to_hosts = {(other, HOST, action) for other in (False, True) for action in ("kill", "partition")}
-    assert met == to_processes | to_hosts | {(True, HOST, "switch off")}
+    assert drawn == to_processes | to_hosts | {(True, HOST, "switch off")}
 
 
-def test_what_nobody_else_would_end_lasts_for_a_while_shorter_or_longer_than_silence() -> None:
+def test_partitions_and_launcher_stops_last_shorter_or_longer_than_the_heartbeat_timeout() -> None:
     for fault in OVER_HOSTS:
-        ends_by_itself = fault.action == "partition" or (fault.target, fault.action) == (LAUNCHER, "stop")
-        assert (0 < fault.lasts_s <= MAX_PAUSE_S) if ends_by_itself else fault.lasts_s == 0
-    lasting = [fault.lasts_s for fault in OVER_HOSTS if fault.lasts_s]
-    assert min(lasting) < SILENT_S < max(lasting)
+        has_duration = fault.action == "partition" or (fault.target, fault.action) == (LAUNCHER, "stop")
+        assert (0 < fault.lasts_s <= MAX_PAUSE_S) if has_duration else fault.lasts_s == 0
+    durations = [fault.lasts_s for fault in OVER_HOSTS if fault.lasts_s]
+    assert min(durations) < HEARTBEAT_TIMEOUT_S < max(durations)
 
 
-def test_a_plan_meets_no_host_that_the_run_does_not_have() -> None:
-    assert {num_hosts(seed) for seed in SEEDS} == {2, 3}
-    assert all(fault.host < num_hosts(seed) for seed, faults in PLANNED.items() for fault in faults)
+def test_plans_only_hit_hosts_of_the_run() -> None:
+    assert {draw_num_hosts(seed) for seed in SEEDS} == {2, 3}
+    assert all(fault.host < draw_num_hosts(seed) for seed, faults in PLANNED.items() for fault in faults)

@@ -1,11 +1,11 @@
 """Hosts on one machine: network namespaces on one switch, for tests of runs over several machines.
 
-A host has an address, a loopback, a name, process ids, a /dev/shm and a folder for temporary files of its own; all else
-of the file system is common to all, as a cluster's network file system is. The switch is a bridge in a namespace of its
-own, so that the machine's own interfaces, bridges and firewall stay as they are, and two tests never meet.
+Each host has a private address, loopback, name, process id namespace, /dev/shm and temporary folder; the rest of the file
+system is shared, like a cluster's network file system. The switch is a bridge in a separate namespace, so that the
+machine's interfaces, bridges and firewall do not change and tests do not interfere.
 
-All namespaces hang on processes that end with the one that made them, however it ends: the kernel then kills what runs on
-the hosts and takes links, addresses and memory away. Nothing has a name on the machine, so nothing can be left or collide.
+All namespaces belong to processes that die with their creator. The kernel then kills the processes on the hosts and
+removes links, addresses and memory. Nothing has a name on the machine, so nothing can be left over or collide.
 """
 
 from __future__ import annotations
@@ -24,31 +24,29 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 _RELAY = Path(__file__).with_name("relay.py")
 _MAX_HOSTS = 15
-_OWN = "/dev/shm"  # memory that is a host's own
+_PRIVATE = "/dev/shm"  # private memory of a host
 _NAMES = ("127.0.0.1 localhost", *(f"10.77.0.{number} host{number}" for number in range(1, _MAX_HOSTS + 1)))
-# A file of the host's own instead of /etc/hosts; without a name.
-_KNOW_NAMES = (
-    f"printf '%s\\n' {shlex.join(_NAMES)} > {_OWN}/hosts; mount --bind {_OWN}/hosts /etc/hosts; rm {_OWN}/hosts"
-)
-_FORWARDING, _SILENT = 3, 0  # states of a bridge's port
+# Binds an unlinked private file over /etc/hosts.
+_BIND_HOSTS_FILE = f"printf '%s\\n' {shlex.join(_NAMES)} > {_PRIVATE}/hosts; mount --bind {_PRIVATE}/hosts /etc/hosts; rm {_PRIVATE}/hosts"
+_FORWARDING, _BLOCKED = 3, 0  # states of a bridge's port
 
 
-def why_not() -> str:
-    """Why hosts cannot be made here; nothing if they can."""
+def find_obstacle() -> str:
+    """The reason that hosts cannot be made on this machine; empty if they can."""
     if absent := [program for program in ("ip", "bridge", "nsenter", "unshare") if shutil.which(program) is None]:
-        return f"there is no {', no '.join(absent)}."
+        return f"missing programs: {', '.join(absent)}."
     if os.getuid() != 0:
-        return "only root may make them."
-    tried = subprocess.run(["unshare", "--net", "--mount", "--pid", "--uts", "--fork", "true"], capture_output=True)
-    return "" if tried.returncode == 0 else tried.stderr.decode().strip()
+        return "making them needs root."
+    attempt = subprocess.run(["unshare", "--net", "--mount", "--pid", "--uts", "--fork", "true"], capture_output=True)
+    return "" if attempt.returncode == 0 else attempt.stderr.decode().strip()
 
 
 class Started(subprocess.Popen[str]):
-    """A process on a host. Signals go to it and not to the one that brought it there."""
+    """A process on a host. Signals go to this process and not to its nsenter."""
 
     @property
     def inner(self) -> int:
-        """Its process id, as it is outside of the host; 0 when it has ended."""
+        """Its process id outside of the host; 0 after its end."""
         while self.poll() is None:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if children := Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
@@ -62,11 +60,11 @@ class Started(subprocess.Popen[str]):
 
 
 class _Namespaces:
-    """A process that does nothing but hold them."""
+    """A set of namespaces, held by an idle process."""
 
-    def __init__(self, setting_up: str) -> None:
-        # Until its input ends. The first process of a namespace is given its orphans, and ignoring SIGCHLD reaps them.
-        script = f"{setting_up}; echo; exec env --ignore-signal=CHLD cat"
+    def __init__(self, setup: str) -> None:
+        # `cat` runs until its input ends. As the namespace's first process it inherits orphans; ignoring SIGCHLD reaps them.
+        script = f"{setup}; echo; exec env --ignore-signal=CHLD cat"
         self._holder = subprocess.Popen(
             [
                 "unshare",
@@ -79,15 +77,15 @@ class _Namespaces:
             stdout=subprocess.PIPE,
         )
         assert self._holder.stdout is not None
-        assert self._holder.stdout.readline() == b"\n", "no namespaces; the reason is in what was printed"
+        assert self._holder.stdout.readline() == b"\n", "no namespaces; the reason is in the output"
         pid = self._holder.pid
-        self.first = int(Path(f"/proc/{pid}/task/{pid}/children").read_text())  # process 1 of those in there
+        self.first = int(Path(f"/proc/{pid}/task/{pid}/children").read_text())  # process 1 of the namespace
 
-    def entering(self, folder: Path = ROOT) -> list[str]:
+    def build_enter_argv(self, folder: Path = ROOT) -> list[str]:
         return ["nsenter", f"--target={self.first}", "--net", "--mount", "--uts", "--pid", f"--wdns={folder}"]
 
     def ip(self, *commands: str) -> None:
-        """Process ids in them are those of outside."""
+        """Run commands of `ip`; process ids in them are those outside of the namespace."""
         self._batch("ip", commands)
 
     def bridge(self, command: str) -> None:
@@ -98,7 +96,7 @@ class _Namespaces:
         subprocess.run(words, input="\n".join(commands), text=True, check=True)
 
     def end(self) -> None:
-        """With all processes in there, at once."""
+        """Kill all processes in the namespaces."""
         self._holder.communicate()
 
 
@@ -108,9 +106,9 @@ class Host:
         self.name = f"host{number}"
         self.address = f"10.77.0.{number}"
         self._namespaces = _Namespaces(
-            f"hostname {self.name}; mount -t tmpfs own {_OWN}; mkdir -m 1777 {_OWN}/tmp; {_KNOW_NAMES}"
+            f"hostname {self.name}; mount -t tmpfs private {_PRIVATE}; mkdir -m 1777 {_PRIVATE}/tmp; {_BIND_HOSTS_FILE}"
         )
-        self._environment = {"TMPDIR": f"{_OWN}/tmp", "PYTHONPATH": str(ROOT)}
+        self._environment = {"TMPDIR": f"{_PRIVATE}/tmp", "PYTHONPATH": str(ROOT)}
         self._started: list[Started] = []
         self.is_on = True
 
@@ -119,23 +117,23 @@ class Host:
         return self._namespaces.first
 
     def plug_in(self) -> None:
-        """Whose address is whose is known for good: as behind a router, silence does not make a host unknown."""
-        known = [
-            f"neigh add 10.77.0.{other} lladdr {_mac(other)} dev eth0 nud permanent"
+        """Connect the host. Its neighbour table is permanent, so that a partition does not expire its entries."""
+        neighbours = [
+            f"neigh add 10.77.0.{other} lladdr {_format_mac(other)} dev eth0 nud permanent"
             for other in range(1, _MAX_HOSTS + 1)
             if other != self.number
         ]
-        self._namespaces.ip("link set lo up", "link set eth0 up", f"addr add {self.address}/24 dev eth0", *known)
+        self._namespaces.ip("link set lo up", "link set eth0 up", f"addr add {self.address}/24 dev eth0", *neighbours)
 
     def popen(self, argv: Sequence[str], env: Mapping[str, str] | None = None, **options: Any) -> Started:
-        """Its output is text; `options` are those of subprocess.Popen."""
+        """Start a process with text streams; `options` are those of subprocess.Popen."""
         environment = {**os.environ, **self._environment, **(env or {})}
-        process = Started([*self._namespaces.entering(), *argv], env=environment, text=True, **options)
+        process = Started([*self._namespaces.build_enter_argv(), *argv], env=environment, text=True, **options)
         self._started.append(process)
         return process
 
     def run(self, argv: Sequence[str], timeout_s: float = 60.0) -> str:
-        """What it printed. Raises CalledProcessError if it failed."""
+        """The output of a command. Raises CalledProcessError."""
         with self.popen(argv, stdout=subprocess.PIPE) as process:
             try:
                 output, _ = process.communicate(timeout=timeout_s)
@@ -147,22 +145,22 @@ class Host:
         return output
 
     def path(self, path: Path) -> Path:
-        """A file of the host's, from outside."""
+        """The path of a host's file from outside."""
         return Path(f"/proc/{self.first}/root") / path.relative_to("/")
 
-    def own_files(self) -> list[str]:
-        """What lies in its memory and in its folder for temporary files."""
-        own = self.path(Path(_OWN))
-        return sorted(str(path.relative_to(own)) for path in own.rglob("*") if path != own / "tmp")
+    def list_private_files(self) -> list[str]:
+        """The files in its memory and its temporary folder."""
+        private = self.path(Path(_PRIVATE))
+        return sorted(str(path.relative_to(private)) for path in private.rglob("*") if path != private / "tmp")
 
-    def processes(self) -> dict[int, str]:
-        """The command lines of those that run on it, by their ids outside of it."""
+    def list_processes(self) -> dict[int, str]:
+        """The command lines of its processes, by their ids outside of the host."""
         namespace = str(Path(f"/proc/{self.first}/ns/pid").readlink())
-        return {pid: line for pid, line in _running(namespace) if pid != self.first}
+        return {pid: line for pid, line in _list_running(namespace) if pid != self.first}
 
     def kill_all(self) -> None:
-        """All of its processes at the same moment. The host stays, and its kernel ends their connections."""
-        subprocess.run([*self._namespaces.entering(), "sh", "-c", "kill -KILL -1"], check=True)
+        """Kill all of its processes together. The host stays, and its kernel closes their connections."""
+        subprocess.run([*self._namespaces.build_enter_argv(), "sh", "-c", "kill -KILL -1"], check=True)
 
     def end(self) -> None:
         self.is_on = False
@@ -204,12 +202,12 @@ class Hosts:
         return iter(self._hosts)
 
     def add(self) -> Host:
-        """A further one, under a number that none had."""
+        """Add a host with a new number."""
         number = len(self._hosts) + 1
         assert number <= _MAX_HOSTS
         host = Host(number)
         self._hosts.append(host)
-        peer = f"peer name eth0 address {_mac(number)} netns {host.first}"
+        peer = f"peer name eth0 address {_format_mac(number)} netns {host.first}"
         self._switch.ip(
             f"link add {host.name} type veth {peer}", f"link set {host.name} master switch", f"link set {host.name} up"
         )
@@ -217,25 +215,27 @@ class Hosts:
         return host
 
     def partition(self, host: Host) -> None:
-        """The switch drops what the host sends and what is sent to it, in silence, until `heal`.
+        """The switch silently drops all frames from and to the host until `heal`.
 
-        The host's own link stays up: were it set down, the kernel would take its routes away and fail what is sent at
-        once, which tells both ends what a broken network does not. So connections stay, and what they carry is sent again.
+        The host's link stays up: without it the kernel would remove its routes and fail each send immediately, which a
+        broken network does not do. So connections stay, and TCP sends the lost segments again.
         """
-        self._switch.bridge(f"link set dev {host.name} state {_SILENT}")
+        self._switch.bridge(f"link set dev {host.name} state {_BLOCKED}")
 
     def heal(self, host: Host) -> None:
         self._switch.bridge(f"link set dev {host.name} state {_FORWARDING}")
 
     def slow(self, host: Host, delay_ms: float, mbit_per_s: float) -> None:
-        """From now on, each way between the host and the switch; connections stay.
+        """Delay both directions between the host and the switch from now on; connections stay.
 
-        By a relay between two bridges (tests/cluster/relay.py): kernels need not have a queue that delays.
+        A relay between two bridges does it (tests/cluster/relay.py), since kernels may lack a queue with delay.
         """
         inner, outer, bridge = f"in{host.number}", f"out{host.number}", f"slow{host.number}"
         arguments = (inner, outer, str(delay_ms), str(mbit_per_s))
         relay = Started(
-            [*self._switch.entering(), sys.executable, str(_RELAY), *arguments], stdout=subprocess.PIPE, text=True
+            [*self._switch.build_enter_argv(), sys.executable, str(_RELAY), *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self._slow[host] = relay
         assert relay.stdout is not None
@@ -249,7 +249,7 @@ class Hosts:
         )
 
     def power_off(self, host: Host) -> None:
-        """Nothing of it is left, and it says nothing to anybody: no connection of its is ended."""
+        """Remove the host without closing its connections."""
         self.partition(host)
         host.end()
 
@@ -262,12 +262,12 @@ class Hosts:
             relay.communicate()
 
 
-def _mac(number: int) -> str:
+def _format_mac(number: int) -> str:
     return f"02:00:0a:4d:00:{number:02x}"
 
 
-def _running(namespace: str) -> Iterator[tuple[int, str]]:
-    """Those whose namespace of process ids it is, and that have not ended."""
+def _list_running(namespace: str) -> Iterator[tuple[int, str]]:
+    """The running processes in a process id namespace."""
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             state = (entry / "stat").read_text().rpartition(")")[2].split()[0]

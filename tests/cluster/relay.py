@@ -1,8 +1,7 @@
-"""A slow wire: frames between two taps, each way with so much delay at such a rate. relay.py TAP TAP DELAY_MS MBIT_PER_S
+"""A slow wire: relays frames between two taps with delay and a limited rate. relay.py TAP TAP DELAY_MS MBIT_PER_S
 
-What waits for its turn on the wire waits in a queue as a router has one; what finds it full is dropped, and TCP sends it
-again. A tap, unlike the end of a veth pair, hands over frames as they would be on a wire: none longer than one, each with
-its checksum.
+Frames wait in a bounded queue, like in a router; when it is full, frames are dropped and TCP sends them again. A tap,
+unlike the end of a veth pair, delivers frames as on a wire: none longer than the MTU, and with checksums.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ class Direction:
     def __init__(self, source: int, target: int, delay_s: float, bytes_per_s: float) -> None:
         self.source, self._target = source, target
         self._delay_s, self._bytes_per_s = delay_s, bytes_per_s
-        self._free_at = 0.0  # when all that was let in has been put on the wire
-        self._under_way: deque[tuple[float, bytes]] = deque()  # and when it arrives
+        self._free_at = 0.0  # when the wire has sent all queued frames
+        self._in_flight: deque[tuple[float, bytes]] = deque()  # (arrival time, frame)
 
-    def take(self, now: float) -> None:
+    def receive(self, now: float) -> None:
         while True:
             try:
                 frame = os.read(self.source, _LONGEST_FRAME)
@@ -36,17 +35,17 @@ class Direction:
             begins = max(now, self._free_at)
             if (begins - now) * self._bytes_per_s < _QUEUE_BYTES:
                 self._free_at = begins + len(frame) / self._bytes_per_s
-                self._under_way.append((self._free_at + self._delay_s, frame))
+                self._in_flight.append((self._free_at + self._delay_s, frame))
 
     def deliver(self, now: float) -> float:
-        """What is due. When there is more to do, or infinity."""
-        while self._under_way and self._under_way[0][0] <= now:
-            os.write(self._target, self._under_way.popleft()[1])
-        return self._under_way[0][0] if self._under_way else float("inf")
+        """Write the frames that are due; returns the time of the next one, or infinity."""
+        while self._in_flight and self._in_flight[0][0] <= now:
+            os.write(self._target, self._in_flight.popleft()[1])
+        return self._in_flight[0][0] if self._in_flight else float("inf")
 
 
-def tap(name: str) -> int:
-    """It is there as long as this process is."""
+def open_tap(name: str) -> int:
+    """A tap that exists until this process ends."""
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TAP | _IFF_NO_PI))
     return descriptor
@@ -60,15 +59,15 @@ def relay(directions: list[Direction]) -> None:
         readable, _, _ = select.select(sources, [], [], wait_s)
         for direction in directions:
             if direction.source in readable:
-                direction.take(time.monotonic())
+                direction.receive(time.monotonic())
 
 
 def main() -> None:
-    one, other = tap(sys.argv[1]), tap(sys.argv[2])
+    first, second = open_tap(sys.argv[1]), open_tap(sys.argv[2])
     delay_s, bytes_per_s = float(sys.argv[3]) / 1e3, float(sys.argv[4]) * 1e6 / 8
     sys.stdout.write("ready\n")
     sys.stdout.flush()
-    relay([Direction(one, other, delay_s, bytes_per_s), Direction(other, one, delay_s, bytes_per_s)])
+    relay([Direction(first, second, delay_s, bytes_per_s), Direction(second, first, delay_s, bytes_per_s)])
 
 
 main()

@@ -1,7 +1,7 @@
-"""Somebody without the cluster's key, who sends parcels to its process b. stranger.py HOST PORT [ITS_PUBLIC_KEY]
+"""A client without the cluster's key that sends packets to process b. stranger.py HOST PORT [PUBLIC_KEY]
 
-He speaks without encryption; or, where he knows the public key, with a key pair of his own. Prints, once he was hung up
-on, each byte that he was sent, in hex: all of them pass through this process on their way to his socket.
+It connects without encryption or, given the public key, with a foreign key pair. After the server closes the connection
+it prints in hex all bytes that the server sent, which pass through a relay in this process.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import threading
 
 import zmq
 
-from bus.parcels import Parcel, encode_parcel
+from bus.transport.packets import Packet, encode_packet
 
 
 def main(host: str, port: int, public_key: bytes) -> None:
-    heard = bytearray()
+    received_bytes = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as server, zmq.Context() as context:
-        wire = threading.Thread(target=pass_on, args=(server, (host, port), heard))
+        wire = threading.Thread(target=relay_and_record, args=(server, (host, port), received_bytes))
         wire.start()
         with context.socket(zmq.DEALER) as dealer:
             dealer.setsockopt(zmq.LINGER, 0)
@@ -29,31 +29,31 @@ def main(host: str, port: int, public_key: bytes) -> None:
                 dealer.setsockopt(zmq.CURVE_PUBLICKEY, public)
                 dealer.setsockopt(zmq.CURVE_SECRETKEY, secret)
             dealer.connect(f"tcp://127.0.0.1:{server.getsockname()[1]}")
-            dealer.send(encode_parcel(Parcel("x", "b", 0, 0, 0, 0, 0, [b"x"])))
-            dealer.send(encode_parcel(Parcel("x", "b", 0, -1, 0, 0, 0, [])))
+            dealer.send(encode_packet(Packet("x", "b", 0, 0, 0, 0, 0, [b"x"])))
+            dealer.send(encode_packet(Packet("x", "b", 0, -1, 0, 0, 0, [])))
             wire.join()
-    sys.stdout.write(heard.hex() + "\n")
+    sys.stdout.write(received_bytes.hex() + "\n")
 
 
-def pass_on(server: socket.socket, to: tuple[str, int], heard: bytearray) -> None:
-    """Both ways between the one who connects and that address, until the latter hangs up."""
+def relay_and_record(server: socket.socket, to: tuple[str, int], received_bytes: bytearray) -> None:
+    """Relay both directions and record the server's bytes, until the server closes the connection."""
     near, _ = server.accept()
     with near, socket.create_connection(to) as far:
-        threading.Thread(target=pour, args=(near, far), daemon=True).start()
-        while data := received(far):
-            heard += data
+        threading.Thread(target=copy_bytes, args=(near, far), daemon=True).start()
+        while data := receive(far):
+            received_bytes += data
             near.sendall(data)
 
 
-def pour(source: socket.socket, target: socket.socket) -> None:
-    while data := received(source):
+def copy_bytes(source: socket.socket, target: socket.socket) -> None:
+    while data := receive(source):
         try:
             target.sendall(data)
-        except OSError:  # it was hung up on
+        except OSError:  # the connection was closed
             return
 
 
-def received(source: socket.socket) -> bytes:
+def receive(source: socket.socket) -> bytes:
     try:
         return source.recv(1 << 16)
     except OSError:  # reset, or closed by the other thread

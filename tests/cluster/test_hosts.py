@@ -1,4 +1,4 @@
-"""The hosts that the tests of this folder run on: what a broken, a slow and a switched-off one looks like to the others."""
+"""The simulated hosts: partitions, slow links, kills and power-off as the other hosts see them."""
 
 from __future__ import annotations
 
@@ -43,54 +43,54 @@ def hosts() -> Iterator[Hosts]:
         yield made
 
 
-def connected(asking: Host, asked: Host) -> tuple[Started, Started]:
+def connect(asking: Host, asked: Host) -> tuple[Started, Started]:
     server = asked.popen([sys.executable, "-c", ECHO], stdout=subprocess.PIPE)
-    assert said(server) == "listening"
+    assert read_line(server) == "listening"
     client = asking.popen([sys.executable, "-c", ASK, asked.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert said(client) == "connected"
+    assert read_line(client) == "connected"
     return client, server
 
 
-def ask(client: Started, word: str) -> None:
+def send_line(client: Started, word: str) -> None:
     assert client.stdin is not None
     client.stdin.write(f"{word}\n")
     client.stdin.flush()
 
 
-def said(process: Started) -> str:
+def read_line(process: Started) -> str:
     assert process.stdout is not None
     return process.stdout.readline().rstrip("\n")
 
 
-def until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():  # pytest's time limit ends it
         time.sleep(0.02)
 
 
-def times_sent_again(host: Host) -> int:
-    """How often the kernel has sent what its one established connection carries again."""
+def count_retransmissions(host: Host) -> int:
+    """The kernel's retransmissions on the one established connection."""
     lines = host.run(["cat", "/proc/net/tcp"]).splitlines()[1:]
     (connection,) = (fields for line in lines if (fields := line.split())[3] == "01")
     return int(connection[6], 16)
 
 
-def test_a_partition_is_silent_and_what_was_sent_meanwhile_arrives_by_the_same_connection(hosts: Hosts) -> None:
-    client, server = connected(hosts[0], hosts[1])
-    ask(client, "before")
-    assert said(client) == "before"
+def test_a_partition_keeps_connections_and_delivers_after_it_heals(hosts: Hosts) -> None:
+    client, server = connect(hosts[0], hosts[1])
+    send_line(client, "before")
+    assert read_line(client) == "before"
     hosts.partition(hosts[1])
-    ask(client, "meanwhile")
-    until(lambda: times_sent_again(hosts[0]) > 1)
+    send_line(client, "meanwhile")
+    wait_until(lambda: count_retransmissions(hosts[0]) > 1)
     assert (client.poll(), server.poll()) == (None, None)
     hosts.heal(hosts[1])
-    assert said(client) == "meanwhile"
+    assert read_line(client) == "meanwhile"
 
 
-def test_a_slow_hosts_wire_delays_each_way_and_carries_so_much_a_second(hosts: Hosts) -> None:
-    client, server = connected(hosts[0], hosts[1])
+def test_a_slow_host_has_delay_in_both_directions_and_limited_bandwidth(hosts: Hosts) -> None:
+    client, server = connect(hosts[0], hosts[1])
     hosts.slow(hosts[1], delay_ms=40, mbit_per_s=8)
-    ask(client, "by the connection from before")
-    assert said(client) == "by the connection from before"
+    send_line(client, "on the earlier connection")
+    assert read_line(client) == "on the earlier connection"
     timed = f"""
 import socket, time
 began = time.monotonic()
@@ -104,48 +104,48 @@ print(time.monotonic() - began)
     client.kill()
     server.wait()
     server = hosts[1].popen([sys.executable, "-c", ECHO], stdout=subprocess.PIPE)
-    assert said(server) == "listening"
-    to_connect_s, in_all_s = map(float, hosts[0].run([sys.executable, "-c", timed]).split())
-    assert to_connect_s >= 2 * 0.040
-    assert in_all_s >= 1.0  # a million bytes at 8 Mbit/s
+    assert read_line(server) == "listening"
+    connect_s, total_s = map(float, hosts[0].run([sys.executable, "-c", timed]).split())
+    assert connect_s >= 2 * 0.040
+    assert total_s >= 1.0  # a million bytes at 8 Mbit/s
 
 
-def test_a_hosts_memory_temporary_files_name_and_process_ids_are_its_own_and_all_else_is_common(
+def test_memory_temporary_files_name_and_process_ids_are_private_and_other_files_shared(
     hosts: Hosts, tmp_path: Path
 ) -> None:
     one, other = hosts
     script = "echo $$ > /dev/shm/weights; touch $TMPDIR/socket; hostname > $0"
     one.run(["sh", "-c", script, str(tmp_path / "common")])
     assert other.run(["cat", str(tmp_path / "common")]) == "host1\n"
-    assert (one.own_files(), other.own_files()) == (["tmp/socket", "weights"], [])
+    assert (one.list_private_files(), other.list_private_files()) == (["tmp/socket", "weights"], [])
     assert int(one.path(Path("/dev/shm/weights")).read_text()) < 100
     assert not Path("/dev/shm/weights").exists()
 
 
-def test_a_host_whose_processes_are_killed_ends_its_connections_and_one_that_is_switched_off_does_not(
+def test_killing_processes_closes_their_connections_and_powering_off_does_not(
     hosts: Hosts,
 ) -> None:
     third = hosts.add()
-    _, killed = connected(hosts[0], hosts[1])
+    _, killed = connect(hosts[0], hosts[1])
     hosts[0].kill_all()
-    assert hosts[0].processes() == {}
-    assert said(killed) == "ended"
-    _, deserted = connected(third, hosts[1])
+    assert hosts[0].list_processes() == {}
+    assert read_line(killed) == "ended"
+    _, deserted = connect(third, hosts[1])
     hosts.power_off(third)
     assert not third.is_on
-    assert list(hosts[1].processes()) == [deserted.inner]
+    assert list(hosts[1].list_processes()) == [deserted.inner]
     assert "01" in {line.split()[3] for line in hosts[1].run(["cat", "/proc/net/tcp"]).splitlines()}
 
 
-def test_nothing_is_left_of_hosts_whose_maker_was_killed() -> None:
+def test_killing_the_creator_removes_its_hosts() -> None:
     making = """
 import sys
 from tests.cluster.hosts import Hosts
 with Hosts(2) as hosts:
     hosts.slow(hosts[1], 10, 10)
     hosts[0].popen(["sh", "-c", "sleep 1000 & sleep 1000"], stdout=-3)
-    while len(hosts[0].processes()) < 3: pass
-    print(*(pid for host in hosts for pid in (host.first, *host.processes())), flush=True)
+    while len(hosts[0].list_processes()) < 3: pass
+    print(*(pid for host in hosts for pid in (host.first, *host.list_processes())), flush=True)
     sys.stdin.read()
 """
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Runs of the tiny recipe over several hosts, with what happens to networks and machines: each run finishes, and adds up."""
+"""Runs of the tiny recipe over several hosts, with partitions, slow links and killed nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.actors.running import COLD_START, adds_up, from_cold_start_of, whole_run
+from tests.actors.runs.running import COLD_START, adds_up, from_cold_start_of, whole_run
 from tests.cluster.hosts import Hosts
 from tests.cluster.running import ClusterRun
 
@@ -17,104 +17,108 @@ pytestmark = [pytest.mark.slow, pytest.mark.hosts, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def cold(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Settings with which a run begins where all of these do."""
+    """Settings that start a run from the common cold start."""
     runs = tmp_path_factory.mktemp("cold")
     return from_cold_start_of(whole_run(runs, *COLD_START, "rl.steps=0", "evaluation.questions=0")[0])
 
 
-def assert_whole(run: ClusterRun, summary: dict[str, Any]) -> None:
-    """Nothing was lost, nothing happened twice, and nothing is left."""
+def assert_invariants(run: ClusterRun, summary: dict[str, Any]) -> None:
+    """No trajectory was lost, no step ran twice, and no process or file is left."""
     assert adds_up(summary), summary
     assert summary["trajectories_failed"] == summary["trajectories_abandoned"] == 0
     assert summary["replay_identical"] is True
     assert [metric["step"] for metric in run.metrics()] == list(range(1, summary["steps"] + 1))
-    assert run.left_over() == []
+    assert run.list_leftovers() == []
 
 
-def test_three_hosts_generate_and_execute_two_of_them_train(tmp_path: Path, cold: tuple[str, ...]) -> None:
+def test_three_hosts_generate_and_execute_and_two_of_them_train(tmp_path: Path, cold: tuple[str, ...]) -> None:
     with Hosts(3) as hosts:
         run = ClusterRun(hosts, tmp_path, *cold, "cluster.nodes=3", "cluster.learner_nodes=2")
         run.join(hosts[1])
         run.join(hosts[2])
-        assert_whole(run, run.finish())
-        assert run.nodes("node.joined") == [1, 2]
-        assert set(run.answers("TurnGenerated")) == {"generator-0", "generator-0@1", "generator-0@2"}
-        assert set(run.answers("CodeFinished")) == {"executor-0", "executor-0@1", "executor-0@2"}
+        assert_invariants(run, run.finish())
+        assert run.list_nodes("node.joined") == [1, 2]
+        assert set(run.count_answers("TurnGenerated")) == {"generator-0", "generator-0@1", "generator-0@2"}
+        assert set(run.count_answers("CodeFinished")) == {"executor-0", "executor-0@1", "executor-0@2"}
         for generator in ("generator-0@1", "generator-0@2"):
-            versions = [entry["version"] for entry in run.said("weights.fetched", generator)]
+            versions = [entry["version"] for entry in run.read_log_entries("weights.fetched", generator)]
             assert versions == [0, 1, 2, 3]
-        assert run.said("weights.fetched", "generator-0") == []
-        ranks = [run.said("step.trained", process) for process in ("learner", "learner-1")]
+        assert run.read_log_entries("weights.fetched", "generator-0") == []
+        ranks = [run.read_log_entries("step.trained", process) for process in ("learner", "learner-1")]
         assert sum(step["updates"] for step in ranks[1]) > 0
         losses = [[step.get("grad_norm") for step in steps] for steps in ranks]
         assert losses[0] == losses[1]  # both have the whole gradient
 
 
-def test_a_partition_that_is_shorter_than_the_patience_with_silence_loses_nobody(
+def test_a_partition_shorter_than_the_heartbeat_timeout_loses_no_node(tmp_path: Path, cold: tuple[str, ...]) -> None:
+    with Hosts(2) as hosts:
+        run = ClusterRun(
+            hosts, tmp_path, *cold, "cluster.nodes=2", "cluster.learner_nodes=2", "supervision.heartbeat_timeout_s=12"
+        )
+        run.join(hosts[1])
+        run.wait_until(lambda: run.metrics() != [])
+        hosts.partition(hosts[1])
+        time.sleep(3)
+        hosts.heal(hosts[1])
+        assert_invariants(run, run.finish())
+        assert run.list_nodes("node.joined") == [1]
+        assert run.list_nodes("node.left") == []
+        assert run.read_log_entries("node.disconnected", "launcher@1") == []
+
+
+def test_a_node_that_is_disconnected_for_longer_is_removed_and_joins_as_a_new_one(
     tmp_path: Path, cold: tuple[str, ...]
 ) -> None:
     with Hosts(2) as hosts:
         run = ClusterRun(
-            hosts, tmp_path, *cold, "cluster.nodes=2", "cluster.learner_nodes=2", "supervision.silent_s=12"
+            hosts, tmp_path, *cold, "cluster.nodes=2", "cluster.learner_nodes=2", "supervision.heartbeat_timeout_s=4"
         )
         run.join(hosts[1])
-        run.until(lambda: run.metrics() != [])
+        run.wait_until(lambda: run.metrics() != [])
         hosts.partition(hosts[1])
-        time.sleep(3)
+        run.wait_until(
+            lambda: run.list_nodes("node.left") == [1] and run.read_log_entries("node.ended", "launcher@1") != []
+        )
+        assert len(run.metrics()) < 3  # the run waits for a second training node
         hosts.heal(hosts[1])
-        assert_whole(run, run.finish())
-        assert run.nodes("node.joined") == [1]
-        assert run.nodes("node.left") == []
-        assert run.said("node.cut_off", "launcher@1") == []
+        assert_invariants(run, run.finish())
+        assert run.list_nodes("node.joined") == [1, 2]
+        assert run.list_nodes("node.left") == [1]
+        assert len(run.read_log_entries("node.disconnected", "launcher@1")) == 1
+        assert run.count_answers("TurnGenerated")["generator-0@2"] > 0
 
 
-def test_a_node_that_was_cut_off_for_longer_is_lost_and_comes_back_as_another_one(
-    tmp_path: Path, cold: tuple[str, ...]
-) -> None:
-    with Hosts(2) as hosts:
-        run = ClusterRun(hosts, tmp_path, *cold, "cluster.nodes=2", "cluster.learner_nodes=2", "supervision.silent_s=4")
-        run.join(hosts[1])
-        run.until(lambda: run.metrics() != [])
-        hosts.partition(hosts[1])
-        run.until(lambda: run.nodes("node.left") == [1] and run.said("node.ended", "launcher@1") != [])
-        assert len(run.metrics()) < 3  # the run waits for a second node that trains
-        hosts.heal(hosts[1])
-        assert_whole(run, run.finish())
-        assert run.nodes("node.joined") == [1, 2]
-        assert run.nodes("node.left") == [1]
-        assert len(run.said("node.cut_off", "launcher@1")) == 1
-        assert run.answers("TurnGenerated")["generator-0@2"] > 0
-
-
-def test_a_slow_link_holds_a_node_up_and_loses_nothing(tmp_path: Path, cold: tuple[str, ...]) -> None:
+def test_a_slow_link_delays_a_node_and_loses_nothing(tmp_path: Path, cold: tuple[str, ...]) -> None:
     with Hosts(2) as hosts:
         hosts.slow(hosts[1], delay_ms=50, mbit_per_s=10)
         run = ClusterRun(hosts, tmp_path, *cold, "cluster.nodes=2", "rl.steps=2")
         run.join(hosts[1])
-        assert_whole(run, run.finish())
-        assert run.nodes("node.left") == []
-        assert run.answers("TurnGenerated")["generator-0@1"] > 0
-        fetched = run.said("weights.fetched", "generator-0@1")
+        assert_invariants(run, run.finish())
+        assert run.list_nodes("node.left") == []
+        assert run.count_answers("TurnGenerated")["generator-0@1"] > 0
+        fetched = run.read_log_entries("weights.fetched", "generator-0@1")
         assert [entry["version"] for entry in fetched] == [0, 1, 2]
-        assert all(entry["fetch_s"] >= entry["bytes"] * 8 / 10e6 for entry in fetched)  # no link is faster than it is
+        assert all(
+            entry["fetch_s"] >= entry["bytes"] * 8 / 10e6 for entry in fetched
+        )  # at most the bandwidth of the link
 
 
-def test_a_node_is_killed_as_a_whole_and_another_one_joins_in_the_middle_of_a_step(
-    tmp_path: Path, cold: tuple[str, ...]
-) -> None:
+def test_a_killed_node_is_replaced_by_another_one_during_a_step(tmp_path: Path, cold: tuple[str, ...]) -> None:
     with Hosts(2) as hosts:
-        run = ClusterRun(hosts, tmp_path, *cold, "cluster.nodes=2", "cluster.learner_nodes=2", "supervision.silent_s=4")
+        run = ClusterRun(
+            hosts, tmp_path, *cold, "cluster.nodes=2", "cluster.learner_nodes=2", "supervision.heartbeat_timeout_s=4"
+        )
         run.join(hosts[1])
-        run.until(lambda: run.metrics() != [])
-        hosts[1].kill_all()  # the learner's next life waits for another node that trains
+        run.wait_until(lambda: run.metrics() != [])
+        hosts[1].kill_all()  # the learner's next incarnation waits for another training node
         another = hosts.add()
         run.join(another)
         summary = run.finish(killed=[hosts[1]])
-        assert hosts[1].processes() == {}
-        hosts.power_off(hosts[1])  # what nobody was left to remove goes with it
-        assert_whole(run, summary)
-        assert run.nodes("node.joined") == [1, 2]
-        assert run.nodes("node.left") == [1]
-        assert run.answers("TurnGenerated")["generator-0@2"] > 0
-        trained = [entry["step"] for entry in run.said("step.trained", "learner-1")]
+        assert hosts[1].list_processes() == {}
+        hosts.power_off(hosts[1])  # removes the files of killed processes
+        assert_invariants(run, summary)
+        assert run.list_nodes("node.joined") == [1, 2]
+        assert run.list_nodes("node.left") == [1]
+        assert run.count_answers("TurnGenerated")["generator-0@2"] > 0
+        trained = [entry["step"] for entry in run.read_log_entries("step.trained", "learner-1")]
         assert trained[-1] == summary["steps"]

@@ -1,4 +1,4 @@
-"""Whether tensors are nearly equal: torch.testing without its second of imports, which is what a sharded tensor needs."""
+"""assert_close for tensors, without the imports of torch.testing for sharded tensors, which take a second."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def assert_close(actual: Any, expected: Any, *, rtol: float = 1.3e-6, atol: float = 1e-5) -> None:
-    """Two tensors, two numbers, or as many of them in tuples or by name. The bounds are torch.testing's for float32."""
+    """Compares tensors or numbers, also in tuples or dicts. The bounds are those of torch.testing for float32."""
     if isinstance(actual, dict):
         assert actual.keys() == expected.keys()
         actual, expected = tuple(actual.values()), tuple(expected[name] for name in actual)

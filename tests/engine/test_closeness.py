@@ -22,7 +22,7 @@ ONE = torch.ones(3)
         (torch.tensor(torch.inf), torch.tensor(torch.inf)),
     ],
 )
-def test_what_is_nearly_equal_is_close(actual: Any, expected: Any) -> None:
+def test_nearly_equal_values_are_close(actual: Any, expected: Any) -> None:
     assert_close(actual, expected)
 
 
@@ -38,7 +38,7 @@ def test_what_is_nearly_equal_is_close(actual: Any, expected: Any) -> None:
         ({"a": ONE, "b": ONE}, {"a": ONE, "b": -ONE}),
     ],
 )
-def test_what_differs_is_not(actual: Any, expected: Any) -> None:
+def test_different_values_are_not_close(actual: Any, expected: Any) -> None:
     with pytest.raises(AssertionError):
         assert_close(actual, expected)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from engine.qwen3 import Qwen3, Qwen3Config, initialize
+from engine.inference.kernels.batch_invariance import find_batch_invariant_matmul
+from engine.inference.kernels.matmul import Matmul
+from engine.model.qwen3 import Qwen3, Qwen3Config, initialize_weights
 
 VOCABULARY = 97
 
@@ -32,13 +35,19 @@ def small_config(
 def small_model(seed: int = 0, config: Qwen3Config | None = None, *, vocab_size: int = VOCABULARY) -> Qwen3:
     """Random weights large enough that neighbouring logits differ clearly, norm weights unlike 1."""
     model = Qwen3(config or small_config(vocab_size=vocab_size))
-    initialize(model, seed, std=0.3)
+    initialize_weights(model, seed, std=0.3)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.uniform_(0.5, 1.5, generator=generator)
     return model.requires_grad_(False)
+
+
+@cache
+def get_batch_invariant_matmul(config: Qwen3Config) -> Matmul:
+    """Matrix products for tests that compare bits; plain products are not batch-invariant on every processor."""
+    return find_batch_invariant_matmul(config, 768, 256)
 
 
 def random_ids(length: int, seed: int) -> NDArray[np.int32]:

@@ -1,4 +1,4 @@
-"""The logs of bugs that simulated runs have found, each with what must hold when it is read again."""
+"""The logs of bugs that simulated runs have source, each with the invariant that must hold when it is replayed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from random import Random
 import numpy as np
 import pytest
 
-from actors import replay, waits
+from actors.cli.log import waits_command
 from actors.generator import Generator
-from actors.logged_history import history_of
-from actors.recovery import Recovery
-from actors.wiring import HEAD, LAUNCHER, ROLLOUT
+from actors.replay import replay
+from actors.replay.logged_history import read_history
+from actors.runtime.recovery import Recovery
+from analysis.what_if.trajectory_replay import replay_trajectory
+from bus.addresses import HEAD, LAUNCHER, ROLLOUT
 from bus.codec import decode, encode
-from bus.event_log import Event, EventLog
-from bus.event_reading import UnusableLog
-from bus.in_process import Hub
+from bus.event_log.reader import UnusableLog
+from bus.event_log.records import Event
+from bus.event_log.writer import EventLog
 from bus.lanes import CONTROL
 from bus.messages import (
     AnyMessage,
@@ -35,21 +37,21 @@ from bus.messages import (
     TurnGenerated,
     TurnRequested,
 )
+from bus.transport.in_process import Hub
 from configs.run_folder import RunFolder
-from policies.arbiter import Arbiter
+from policies.arbiter.arbiter import Arbiter
 from policies.decider import Decider, Send
-from policies.history import course_of
 from policies.recipe import Recipe
 from tests.fakes import TOKENIZER
-from tests.golden.logs import read, world_again
+from tests.golden.logs import read, rebuild_world
 from tests.simulation.clock import run_virtually
 from tests.simulation.engines import SayingEngine, Script
 
 End = TrajectoryFinished | TrajectoryFailed | TrajectoryAborted
 
 
-def decide(decider: Decider, event: Event) -> tuple[AnyMessage, Sequence[Send]]:
-    """An event again, and what came of it: nothing if it is refused."""
+def redecide(decider: Decider, event: Event) -> tuple[AnyMessage, Sequence[Send]]:
+    """Decide on an event again; no effects if it is refused."""
     message = decode(event.frame).message
     try:
         return message, decider.decide(event.time, message)
@@ -57,9 +59,8 @@ def decide(decider: Decider, event: Event) -> tuple[AnyMessage, Sequence[Send]]:
         return message, ()
 
 
-def keep(folder: RunFolder, process: str, events: Sequence[Event], keep_steps: int = 0) -> Path:
-    """The path of an event log of them. One that forgets has a commit for each step and the last events: what is old goes
-    with the commits that come later."""
+def write_log(folder: RunFolder, process: str, events: Sequence[Event], keep_steps: int = 0) -> Path:
+    """Write an event log and return its path. With `keep_steps`, commit at each step, since commits remove old events."""
     path, committed = folder.events / f"{process}.sqlite", SimpleQueue[int]()
     log = EventLog(path, keep_steps=keep_steps)
     log.on_commit = committed.put
@@ -72,38 +73,40 @@ def keep(folder: RunFolder, process: str, events: Sequence[Event], keep_steps: i
     return path
 
 
-def test_acts_that_waited_for_room_are_sent_in_the_next_life() -> None:
-    """The head and the launcher were parted, and the window of 16 was full; then the head was killed. The launcher had
-    heard 36 of the 56 frames that these events caused, and the last 16 were all that the head had kept."""
-    found, events = read("acts_that_waited_for_room")
-    deciders = world_again(found.run).deciders()[HEAD]
+def test_effects_that_waited_for_queue_space_are_sent_after_recovery() -> None:
+    """Head and launcher were partitioned with a full window of 16 when the head was killed.
+
+    The launcher had received 36 of the 56 frames of these events, and the head had kept only the last 16.
+    """
+    source, events = read("effects_that_waited_for_queue_space")
+    deciders = rebuild_world(source.run).deciders()[HEAD]
     started = [decode(event.frame).message for event in events[: len(deciders)]]
     begin = [encode(Envelope(HEAD, f"{HEAD}/{actor}", start)) for actor, start in zip(deciders, started, strict=True)]
-    recovery = Recovery(HEAD, events[0].session, deciders, ("metrics",), found.run.bus.queue_messages)
-    recovery.read([(event, None) for event in events], begin)
-    number, frames = recovery.links()["launcher", CONTROL]
+    recovery = Recovery(HEAD, events[0].epoch, deciders, ("metrics",), source.run.bus.queue_messages)
+    recovery.replay([(event, None) for event in events], begin)
+    number, frames = recovery.build_link_state()["launcher", CONTROL]
     assert number == 56
     assert number - len(frames) <= 36
 
 
-def test_a_turn_that_comes_before_the_weights_waits_for_them() -> None:
-    """An engine had been killed and was back; its weights took longer than the turn that it had been given."""
-    _, events = read("a_turn_before_the_weights")
+def test_a_turn_before_the_first_weights_waits_for_them() -> None:
+    """A restarted engine received a turn before its weights."""
+    _, events = read("turn_before_the_weights")
     messages = [decode(event.frame) for event in events]
-    asked = sum(isinstance(each.message, TurnRequested) for each in messages)
+    num_requested = sum(isinstance(each.message, TurnRequested) for each in messages)
 
     async def scenario() -> list[AnyMessage]:
         hub = Hub()
         rollout, head = hub.join("rollout-0", 100), hub.join(HEAD, 100)
         engine = SayingEngine(Random(0), Script(Random(0)), kv_tokens=65_536)
-        life = max(each.message.life for each in messages if isinstance(each.message, TurnRequested))
-        generator = Generator("generator-0", hub.join("generator-0", 100), engine, f"{HEAD}/arbiter", life)
+        incarnation = max(each.message.incarnation for each in messages if isinstance(each.message, TurnRequested))
+        generator = Generator("generator-0", hub.join("generator-0", 100), engine, f"{HEAD}/arbiter", incarnation)
         running = asyncio.create_task(generator.run())
         for event, envelope in zip(events, messages, strict=True):
             await asyncio.sleep(event.time - asyncio.get_running_loop().time())
             sender = head if envelope.sender.startswith(HEAD) else rollout
             await sender.send("generator-0", envelope.message, envelope.sender)
-        answers = [(await rollout.receive()).message for _ in range(asked)]
+        answers = [(await rollout.receive()).message for _ in range(num_requested)]
         running.cancel()
         return answers
 
@@ -114,82 +117,84 @@ def test_a_turn_that_comes_before_the_weights_waits_for_them() -> None:
         assert (np.frombuffer(answer.versions, np.int32) >= 0).all()
 
 
-def test_a_run_is_over_when_everybody_who_was_to_be_stopped_has_ended() -> None:
-    """Head and rollout process were parted while the last step's leftovers were to be stopped, and the step was trained on
-    meanwhile."""
-    found, events = read("trajectories_that_are_stopped_at_the_end")
-    deciders = world_again(found.run).deciders()[HEAD]
-    under_way, num_finished = set[int](), 0
+def test_a_run_finishes_after_all_aborted_trajectories_have_ended() -> None:
+    """Head and rollout were partitioned while the last step's surplus was aborted and the step was trained."""
+    source, events = read("trajectories_aborted_at_the_end")
+    deciders = rebuild_world(source.run).deciders()[HEAD]
+    in_flight, num_finished = set[int](), 0
     for event in events:
-        message, sends = decide(deciders[event.actor], event)
+        message, sends = redecide(deciders[event.actor], event)
         if event.actor == "buffer" and isinstance(message, End):
-            under_way.remove(message.trajectory_id)
+            in_flight.remove(message.trajectory_id)
         for send in sends:
             if isinstance(send.message, StartGroup):
                 first = send.message.first_trajectory_id
-                under_way.update(range(first, first + send.message.size))
+                in_flight.update(range(first, first + send.message.size))
             if isinstance(send.message, RunFinished) and send.to == LAUNCHER:
-                assert not under_way
+                assert not in_flight
                 num_finished += 1
     assert num_finished == 1
 
 
-def test_who_waits_and_a_state_are_not_made_up_where_events_are_gone(
+def test_waits_and_states_are_refused_for_a_log_with_removed_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All stands still in the third of three steps, and the log keeps one."""
-    found, events = read("trajectories_that_are_stopped_at_the_end")
-    _, of_rollout = read("trajectories_that_are_stopped_at_the_end.rollout")
-    monkeypatch.setattr(waits, "deciders_of", lambda process, run, folder: world_again(run).deciders()[process])  # pyright: ignore
+    """The run stalls in the third of three steps, and the log keeps one step."""
+    source, events = read("trajectories_aborted_at_the_end")
+    _, rollout_events = read("trajectories_aborted_at_the_end.rollout")
+    build = lambda process, run, folder: rebuild_world(run).deciders()[process]  # pyright: ignore # noqa: E731
+    monkeypatch.setattr(waits_command, "build_deciders", build)  # pyright: ignore
     requested = max(event.time for event in events if event.kind == "StepRequested")
     ended = min(event.time for event in events if event.kind == "TrajectoryFinished" and event.time > requested)
-    events, of_rollout = ([each for each in all_ if each.time < ended] for all_ in (events, of_rollout))
+    events, rollout_events = ([each for each in all_ if each.time < ended] for all_ in (events, rollout_events))
     whole, cut = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "cut")
     for folder, keep_steps in ((whole, 0), (cut, 1)):
-        keep(folder, ROLLOUT, of_rollout)
-        log = keep(folder, HEAD, events, keep_steps)
-    assert ("head/buffer", ROLLOUT) in [(wait.who, wait.whom) for wait in waits.waits_of(found.run, whole)]
+        write_log(folder, ROLLOUT, rollout_events)
+        log = write_log(folder, HEAD, events, keep_steps)
+    assert ("head/buffer", ROLLOUT) in [
+        (wait.waiter, wait.awaited) for wait in waits_command.find_waits(source.run, whole)
+    ]
     with pytest.raises(UnusableLog, match=r"log\.keep_steps has removed events up to number"):
-        waits.waits_of(found.run, cut)
+        waits_command.find_waits(source.run, cut)
     with pytest.raises(UnusableLog, match=r"log\.keep_steps has removed events up to number"):
-        replay.replay_before(log, world_again(found.run).deciders()[HEAD], events[-1].time)
+        replay.replay_before(log, rebuild_world(source.run).deciders()[HEAD], events[-1].time)
 
 
-def test_no_turn_is_asked_of_an_engine_that_has_left() -> None:
-    """The word that it has died came before leases that the arbiter had granted there."""
-    found, events = read("grants_on_an_engine_that_has_left")
-    (rollout,) = world_again(found.run).deciders()[ROLLOUT].values()
+def test_no_turn_is_requested_from_a_departed_engine() -> None:
+    """EngineLeft arrived before leases that the arbiter had granted on the engine."""
+    source, events = read("leases_on_a_departed_engine")
+    (rollout,) = rebuild_world(source.run).deciders()[ROLLOUT].values()
     left: dict[str, int] = {}
     granted = 0
     for event in events:
-        message, sends = decide(rollout, event)
+        message, sends = redecide(rollout, event)
         if isinstance(message, EngineLeft):
-            left[message.engine] = message.life
-        granted += isinstance(message, LeaseGranted) and message.life <= left.get(message.engine, 0)
+            left[message.engine] = message.incarnation
+        granted += isinstance(message, LeaseGranted) and message.incarnation <= left.get(message.engine, 0)
         for send in sends:
-            assert not isinstance(send.message, TurnRequested) or send.message.life > left.get(send.to, 0)
+            assert not isinstance(send.message, TurnRequested) or send.message.incarnation > left.get(send.to, 0)
     assert granted == 2
 
 
-def test_a_trajectory_that_began_after_an_engine_had_left_is_found_in_its_log_as_it_went(tmp_path: Path) -> None:
-    """Both leases there were granted to trajectory 3, which began after the word that the engine had died."""
-    found, events = read("grants_on_an_engine_that_has_left")
+def test_a_trajectory_that_started_after_an_engine_left_replays_from_its_log(tmp_path: Path) -> None:
+    """Both leases on it were granted to trajectory 3, which started after EngineLeft."""
+    source, events = read("leases_on_a_departed_engine")
     folder = RunFolder(tmp_path)
-    keep(folder, ROLLOUT, events)
-    (rollout,) = world_again(found.run).deciders()[ROLLOUT].values()
-    ends = [send.message for event in events for send in decide(rollout, event)[1] if isinstance(send.message, End)]
-    assert course_of(world_again(found.run).rules, TOKENIZER, history_of(folder, 3)).end == ends[-1]
+    write_log(folder, ROLLOUT, events)
+    (rollout,) = rebuild_world(source.run).deciders()[ROLLOUT].values()
+    ends = [send.message for event in events for send in redecide(rollout, event)[1] if isinstance(send.message, End)]
+    assert replay_trajectory(rebuild_world(source.run).rules, TOKENIZER, read_history(folder, 3)).end == ends[-1]
     assert ends[-1].trajectory_id == 3
 
 
-def test_the_late_word_that_an_engine_has_left_does_no_harm_to_its_next_life() -> None:
-    """Everybody was killed at once. The next life of generator-0 joined before the launcher's word of the last one came."""
-    found, events = read("a_late_word_of_an_engine")
-    deciders = world_again(found.run).deciders()[HEAD]
+def test_a_stale_engine_left_does_not_affect_the_next_incarnation() -> None:
+    """All processes were killed. The next incarnation of generator-0 joined before EngineLeft of the previous one arrived."""
+    source, events = read("stale_engine_left")
+    deciders = rebuild_world(source.run).deciders()[HEAD]
     for event in events:
-        decide(deciders[event.actor], event)
+        redecide(deciders[event.actor], event)
     arbiter, recipe = deciders["arbiter"], deciders["recipe"]
     assert isinstance(arbiter, Arbiter) and isinstance(recipe, Recipe)
-    lives = {"generator-0": 2, "generator-1": 1}
-    assert {name: engine.life for name, engine in arbiter.ledger.engines.items()} == lives
-    assert {name: engine.life for name, engine in recipe.state.engines.items()} == lives
+    incarnations = {"generator-0": 2, "generator-1": 1}
+    assert {name: engine.incarnation for name, engine in arbiter.ledger.engines.items()} == incarnations
+    assert {name: engine.incarnation for name, engine in recipe.state.engines.items()} == incarnations

@@ -1,4 +1,4 @@
-"""What the suites of the sandbox share: a sandbox of each backend, and how to ask it for things."""
+"""Fixtures of the sandbox's tests: a sandbox of each backend, and a client for it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from bus.messages import AnswerSubmitted, CodeOk, CodeRequested
-from configs.schema import Sandbox as SandboxConfig
-from sandbox.backend import ForkServerSandbox
+from configs.schema import SandboxConfig as SandboxConfig
 from sandbox.contract import CodeResult, Grade, Isolation
-from sandbox.docker_backend import docker_sandbox
-from sandbox.process_backend import process_sandbox
+from sandbox.fork_server_sandbox import ForkServerSandbox
+from sandbox.select_backend import make_docker_sandbox, make_process_sandbox
 from tests.processes import family, is_running
 
-BACKENDS = {"process": process_sandbox, "docker": docker_sandbox}
+BACKENDS = {"process": make_process_sandbox, "docker": make_docker_sandbox}
 PARAMETERS = ["process", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])]
 
 
@@ -39,7 +38,7 @@ class Client:
         return await self.sandbox.run(self._request("jupyter_code", code, "", trajectory))
 
     async def printed(self, code: str, trajectory: int = 0) -> str:
-        """What a cell prints; it must succeed."""
+        """The output of a cell, which must succeed."""
         outcome = (await self.cell(code, trajectory)).outcome
         assert isinstance(outcome, CodeOk), outcome
         return outcome.output.stdout
@@ -54,10 +53,10 @@ Play = Callable[..., None]
 
 @pytest.fixture(params=PARAMETERS)
 def play(request: pytest.FixtureRequest) -> Iterator[Play]:
-    """play(scenario, **limits) runs the scenario on a fresh sandbox, and then finds no process of it left."""
+    """play(scenario, **limits) runs the scenario on a fresh sandbox, which must end completely."""
 
-    def play_one(scenario: Scenario, **limits: Any) -> None:
-        async def whole() -> None:
+    def play_scenario(scenario: Scenario, **limits: Any) -> None:
+        async def play_in_loop() -> None:
             sandbox = BACKENDS[request.param](SandboxConfig(**limits), seed=7)
             client = Client(sandbox, await sandbox.start())
             try:
@@ -68,6 +67,6 @@ def play(request: pytest.FixtureRequest) -> Iterator[Play]:
             assert started, "the sandbox has no processes"
             assert [pid for pid in started if is_running(pid)] == []
 
-        asyncio.run(whole())
+        asyncio.run(play_in_loop())
 
-    yield play_one
+    yield play_scenario

@@ -1,4 +1,4 @@
-"""What every backend does: values, outcomes, limits, notebooks, order and independence of calls."""
+"""The contract of every backend: outcomes, limits, notebooks, order and independence of calls."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ import asyncio
 
 import pytest
 
-from bus.messages import CodeDied, CodeOk, CodeOutcome, CodeOutOfMemory, CodeRaised, CodeRefused, CodeTimedOut, Output
+from bus.messages import (
+    CodeCrashed,
+    CodeOk,
+    CodeOutcome,
+    CodeOutOfMemory,
+    CodeRaised,
+    CodeRefused,
+    CodeTimedOut,
+    Output,
+)
 from sandbox.contract import SandboxFailure
-from sandbox.repeatable import repeatable
+from sandbox.output_scrubbing import scrub_outcome
 from tests.sandbox.conftest import Client, Play
 
 pytestmark = pytest.mark.slow
@@ -23,7 +32,7 @@ def test_a_program_reads_its_input_and_its_output_is_returned(play: Play) -> Non
     play(scenario)
 
 
-def test_a_notebook_keeps_its_names_and_shows_the_last_value(play: Play) -> None:
+def test_a_notebook_keeps_its_variables_and_prints_the_last_value(play: Play) -> None:
     async def scenario(client: Client) -> None:
         assert await client.printed("x = 'a'") == ""
         assert await client.printed("x * 2") == "'aa'\n"
@@ -34,7 +43,7 @@ def test_a_notebook_keeps_its_names_and_shows_the_last_value(play: Play) -> None
     play(scenario)
 
 
-def test_an_exception_is_told_without_the_harness(play: Play) -> None:
+def test_a_traceback_contains_no_frames_of_the_harness(play: Play) -> None:
     async def scenario(client: Client) -> None:
         outcome = (await client.cell("print(gcd(12, 18))")).outcome
         assert outcome == CodeRaised(
@@ -55,7 +64,7 @@ def test_an_exception_is_told_without_the_harness(play: Play) -> None:
     play(scenario)
 
 
-def test_text_that_no_message_can_carry_is_escaped_and_a_call_too_long_is_refused(play: Play) -> None:
+def test_invalid_unicode_is_escaped_and_code_over_the_limit_is_refused(play: Play) -> None:
     async def scenario(client: Client) -> None:
         outcome = (await client.program("import sys\nsys.stdout.buffer.write(b'a\\xff\\x00b')")).outcome
         assert outcome == CodeOk(Output("a\\xff\x00b"))
@@ -67,20 +76,20 @@ def test_text_that_no_message_can_carry_is_escaped_and_a_call_too_long_is_refuse
     play(scenario)
 
 
-def test_each_way_to_end_has_its_outcome(play: Play) -> None:
+def test_every_kind_of_exit_has_its_outcome(play: Play) -> None:
     async def scenario(client: Client) -> None:
-        async def ends(code: str) -> object:
+        async def run(code: str) -> object:
             return (await client.program(code)).outcome
 
-        assert await ends("print(1, end='')\nexit()") == CodeOk(Output("1"))
-        assert await ends("import sys; sys.exit(3)") == CodeDied(Output(), 3)
-        assert await ends("import sys; sys.exit('why')") == CodeDied(Output("", "why\n"), 1)
-        assert await ends("import os; print('x', flush=True); os._exit(0)") == CodeDied(Output("x\n"), 0)
-        assert await ends("import ctypes; ctypes.string_at(0)") == CodeDied(Output(), -11)
-        assert await ends("x = bytearray(1 << 30)") == CodeOutOfMemory(Output(), 128)
-        assert await ends("print('on the way')\nwhile True: pass") == CodeTimedOut(Output("on the way\n"), 0.5)
-        assert await ends("import time; time.sleep(60)") == CodeTimedOut(Output(), 0.5)
-        assert await ends("import atexit; atexit.register(print, 'bye')") == CodeOk(Output("bye\n"))
+        assert await run("print(1, end='')\nexit()") == CodeOk(Output("1"))
+        assert await run("import sys; sys.exit(3)") == CodeCrashed(Output(), 3)
+        assert await run("import sys; sys.exit('why')") == CodeCrashed(Output("", "why\n"), 1)
+        assert await run("import os; print('x', flush=True); os._exit(0)") == CodeCrashed(Output("x\n"), 0)
+        assert await run("import ctypes; ctypes.string_at(0)") == CodeCrashed(Output(), -11)
+        assert await run("x = bytearray(1 << 30)") == CodeOutOfMemory(Output(), 128)
+        assert await run("print('on the way')\nwhile True: pass") == CodeTimedOut(Output("on the way\n"), 0.5)
+        assert await run("import time; time.sleep(60)") == CodeTimedOut(Output(), 0.5)
+        assert await run("import atexit; atexit.register(print, 'bye')") == CodeOk(Output("bye\n"))
 
     play(scenario, time_limit_s=0.5, memory_mib=128)
 
@@ -100,21 +109,23 @@ def test_output_beyond_the_limit_is_drained_and_counted(play: Play) -> None:
     async def scenario(client: Client) -> None:
         outcome = (await client.program("import sys\nprint('x' * 2_000_000)\nprint('e', file=sys.stderr)")).outcome
         assert outcome == CodeOk(Output("x" * 4096, "e\n", 2_000_001 - 4096, 0))
-        outcome = (await client.program("print('\\u20ac' * 5000)")).outcome  # three bytes each: 4096 cuts through one
+        outcome = (
+            await client.program("print('\\u20ac' * 5000)")
+        ).outcome  # three bytes each: the limit of 4096 cuts one of them
         assert outcome == CodeOk(Output("\u20ac" * 1365, "", 15_001 - 4096, 0))
 
     play(scenario, output_kib=4)
 
 
-def test_a_cell_that_ends_its_process_costs_the_notebook_nothing_but_itself(play: Play) -> None:
+def test_a_cell_that_kills_its_process_leaves_the_notebook_as_before(play: Play) -> None:
     async def scenario(client: Client) -> None:
         await client.printed("import random\nx = random.random()\nnames = ['kept']")
         before = await client.printed("x")
         assert isinstance((await client.cell("names.append('lost')\nwhile True: pass")).outcome, CodeTimedOut)
         assert await client.printed("names") == "['kept']\n"
-        assert (await client.cell("names.append('lost')\nexit()")).outcome == CodeDied(Output(), 0)
+        assert (await client.cell("names.append('lost')\nexit()")).outcome == CodeCrashed(Output(), 0)
         assert await client.printed("names") == "['kept']\n"
-        assert (await client.cell("import os; os._exit(5)")).outcome == CodeDied(Output(), 5)
+        assert (await client.cell("import os; os._exit(5)")).outcome == CodeCrashed(Output(), 5)
         assert await client.printed("x") == before
         assert isinstance((await client.cell("y = 1\n1 / 0")).outcome, CodeRaised)
         assert await client.printed("y") == "1\n"
@@ -122,7 +133,7 @@ def test_a_cell_that_ends_its_process_costs_the_notebook_nothing_but_itself(play
     play(scenario, time_limit_s=0.5)
 
 
-def test_cells_of_one_notebook_run_in_the_order_in_which_they_were_asked_for(play: Play) -> None:
+def test_cells_of_one_notebook_run_in_the_order_of_their_requests(play: Play) -> None:
     async def scenario(client: Client) -> None:
         await client.printed("seen = []")
         await asyncio.gather(*[client.printed(f"seen.append({number})") for number in range(50)])
@@ -131,12 +142,12 @@ def test_cells_of_one_notebook_run_in_the_order_in_which_they_were_asked_for(pla
     play(scenario)
 
 
-def test_an_ended_session_is_forgotten_and_what_runs_in_it_is_stopped(play: Play) -> None:
+def test_the_end_of_a_notebook_deletes_its_state_and_stops_its_running_cell(play: Play) -> None:
     async def scenario(client: Client) -> None:
         await client.printed("x = 1")
         running = asyncio.create_task(client.cell("import time; time.sleep(60)"))
         await asyncio.sleep(0)
-        await client.sandbox.end_session(0)
+        await client.sandbox.end_notebook(0)
         with pytest.raises(SandboxFailure, match="the trajectory ended"):
             await running
         assert isinstance((await client.cell("x")).outcome, CodeRaised)
@@ -144,13 +155,13 @@ def test_an_ended_session_is_forgotten_and_what_runs_in_it_is_stopped(play: Play
     play(scenario, time_limit_s=100)
 
 
-def test_random_draws_depend_on_seed_trajectory_and_call_alone(play: Play) -> None:
+def test_random_draws_depend_only_on_seed_trajectory_and_call(play: Play) -> None:
     code = (
         "import random, numpy\n"
         "print(random.random(), numpy.random.rand(), numpy.random.default_rng().random(), {'a', 'b', 'c'})"
     )
 
-    async def drawn(client: Client, trajectory: int) -> str:
+    async def draw(client: Client, trajectory: int) -> str:
         outcome = (await client.program(code, trajectory=trajectory)).outcome
         assert isinstance(outcome, CodeOk)
         return outcome.output.stdout
@@ -158,7 +169,7 @@ def test_random_draws_depend_on_seed_trajectory_and_call_alone(play: Play) -> No
     draws: list[list[str]] = []
 
     async def scenario(client: Client) -> None:
-        draws.append([await drawn(client, 1), await drawn(client, 1), await drawn(client, 2)])
+        draws.append([await draw(client, 1), await draw(client, 1), await draw(client, 2)])
 
     play(scenario)
     play(scenario)
@@ -166,8 +177,8 @@ def test_random_draws_depend_on_seed_trajectory_and_call_alone(play: Play) -> No
     assert len(set(draws[0])) == 3
 
 
-def test_what_a_strict_run_shows_of_objects_and_of_calls_without_an_end_is_the_same_every_time(play: Play) -> None:
-    seen: list[list[CodeOutcome]] = []
+def test_scrubbed_outcomes_of_addresses_and_timeouts_are_the_same_in_every_run(play: Play) -> None:
+    runs: list[list[CodeOutcome]] = []
 
     async def scenario(client: Client) -> None:
         results = [
@@ -176,16 +187,16 @@ def test_what_a_strict_run_shows_of_objects_and_of_calls_without_an_end_is_the_s
             await client.program("n = 0\nwhile True:\n    n += 1\n    print(n)"),
         ]
         assert "at 0x" in str(results[0].outcome)
-        seen.append([repeatable(result.outcome) for result in results])
+        runs.append([scrub_outcome(result.outcome) for result in results])
 
     play(scenario, time_limit_s=0.3)
     play(scenario, time_limit_s=0.3)
-    assert seen[0] == seen[1]
-    assert [type(outcome) for outcome in seen[0]] == [CodeOk, CodeRaised, CodeTimedOut]
+    assert runs[0] == runs[1]
+    assert [type(outcome) for outcome in runs[0]] == [CodeOk, CodeRaised, CodeTimedOut]
 
 
-def test_a_slow_call_delays_no_other(play: Play) -> None:
-    """The fast calls end while 64 slow ones are still waiting for a file that appears after them: never."""
+def test_slow_calls_do_not_delay_other_calls(play: Play) -> None:
+    """The fast calls end while 64 slow ones occupy all slots."""
 
     async def scenario(client: Client) -> None:
         slow = [asyncio.create_task(client.program("import time; time.sleep(600)")) for _ in range(64)]
@@ -195,14 +206,16 @@ def test_a_slow_call_delays_no_other(play: Play) -> None:
         for task in slow:
             task.cancel()
         assert all(
-            isinstance(end, asyncio.CancelledError) for end in await asyncio.gather(*slow, return_exceptions=True)
+            isinstance(error, asyncio.CancelledError) for error in await asyncio.gather(*slow, return_exceptions=True)
         )
 
     play(scenario, time_limit_s=500)
 
 
-def test_the_time_limit_counts_from_the_start_of_a_call_and_not_from_its_arrival(play: Play) -> None:
-    """300 calls of 0.5 s on a server that runs 64 side by side, and few more: the last waits longer than 0.9 s."""
+def test_the_time_limit_counts_from_the_start_of_a_call_without_queueing(play: Play) -> None:
+    """300 calls of 0.5 s on a server that runs little more than 64 concurrently: the last waits
+    longer than 0.9 s.
+    """
 
     async def scenario(client: Client) -> None:
         results = await asyncio.gather(*[client.program("import time; time.sleep(0.5)") for _ in range(300)])
@@ -211,7 +224,7 @@ def test_the_time_limit_counts_from_the_start_of_a_call_and_not_from_its_arrival
     play(scenario, time_limit_s=0.9)
 
 
-def test_a_full_queue_refuses_and_says_so(play: Play) -> None:
+def test_a_full_queue_refuses_calls_with_a_failure(play: Play) -> None:
     async def scenario(client: Client) -> None:
         first = asyncio.create_task(client.program("import time; time.sleep(600)"))
         await asyncio.sleep(0)

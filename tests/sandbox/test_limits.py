@@ -1,4 +1,4 @@
-"""What a call may see, take and change, with namespaces and without; what usual libraries need stays possible."""
+"""Access and resource limits of a call, with and without namespaces; common libraries work."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import textwrap
 import pytest
 
 from bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory, CodeRaised, CodeTimedOut, Output
-from sandbox.inside import landlock
+from sandbox.inside.isolation import landlock
 from tests.sandbox.conftest import Client, Play
 
 pytestmark = pytest.mark.slow
 
-USUAL_LIBRARIES = """
+COMMON_LIBRARIES = """
     import asyncio, ctypes, mmap, multiprocessing, os, sqlite3, subprocess, sys, tempfile, threading
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import shared_memory
@@ -57,24 +57,24 @@ USUAL_LIBRARIES = """
 """
 
 
-async def printed_by(client: Client, code: str, stdin: str = "") -> str:
+async def run_and_read(client: Client, code: str, stdin: str = "") -> str:
     outcome: CodeOutcome = (await client.program(textwrap.dedent(code), stdin)).outcome
     assert isinstance(outcome, CodeOk), outcome
     return outcome.output.stdout
 
 
 @pytest.mark.parametrize("imports", ["", "import numpy, sympy\n"])
-def test_usual_libraries_work(play: Play, imports: str) -> None:
+def test_common_libraries_work(play: Play, imports: str) -> None:
     async def scenario(client: Client) -> None:
-        assert await printed_by(client, imports + textwrap.dedent(USUAL_LIBRARIES), "the input") == "the input"
+        assert await run_and_read(client, imports + textwrap.dedent(COMMON_LIBRARIES), "the input") == "the input"
 
     play(scenario)
 
 
-def test_the_input_is_a_file_of_the_call_alone(play: Play) -> None:
+def test_the_input_is_an_unnamed_file_of_the_call(play: Play) -> None:
     async def scenario(client: Client) -> None:
         code = "import os\nprint(os.fstat(0).st_nlink, os.lseek(0, 0, 2), os.listdir())"
-        assert await printed_by(client, code, "x" * 100_000) == "0 100000 []\n"
+        assert await run_and_read(client, code, "x" * 100_000) == "0 100000 []\n"
         outcome = (await client.program("import os\nos.memfd_create('x')")).outcome
         assert isinstance(outcome, CodeRaised)
         assert outcome.error.startswith("PermissionError")
@@ -82,7 +82,7 @@ def test_the_input_is_a_file_of_the_call_alone(play: Play) -> None:
     play(scenario)
 
 
-def test_without_namespaces_a_call_still_reads_and_writes_nothing_of_the_machine(play: Play) -> None:
+def test_a_call_without_namespaces_cannot_read_or_write_the_machines_files(play: Play) -> None:
     code = """
         import os
         def tries(path, flags):
@@ -100,17 +100,17 @@ def test_without_namespaces_a_call_still_reads_and_writes_nothing_of_the_machine
     """
 
     async def scenario(client: Client) -> None:
-        assert client.isolation.landlock == landlock.version()
-        assert await printed_by(client, code) == "[]\n[]\nTrue ['mine']\n"
+        assert client.isolation.landlock == landlock.get_abi_version()
+        assert await run_and_read(client, code) == "[]\n[]\nTrue ['mine']\n"
         assert await client.printed("open('mine', 'w').write('abc')") == "3\n"
         mine = (await client.printed("import os; print(os.getcwd())")).strip()
         with pytest.raises(AssertionError, match="PermissionError"):
-            await printed_by(client, f"print(open({mine!r} + '/mine').read())")
+            await run_and_read(client, f"print(open({mine!r} + '/mine').read())")
 
     play(scenario, namespaces="off")
 
 
-def test_a_call_ends_its_own_children_and_nobody_elses(play: Play) -> None:
+def test_a_call_can_only_signal_its_own_children(play: Play) -> None:
     code = """
         import os, time
         child = os.fork()
@@ -126,7 +126,7 @@ def test_a_call_ends_its_own_children_and_nobody_elses(play: Play) -> None:
     """
 
     async def scenario(client: Client) -> None:
-        assert await printed_by(client, code) == "-15\n"
+        assert await run_and_read(client, code) == "-15\n"
 
     play(scenario, namespaces="off")
     play(scenario)
@@ -155,11 +155,11 @@ SHARES = """
 """
 
 
-def test_all_processes_of_a_call_together_hold_no_more_than_its_memory(play: Play) -> None:
+def test_the_memory_limit_applies_to_all_processes_of_a_call_together(play: Play) -> None:
     async def scenario(client: Client) -> None:
         outcome = (await client.program(textwrap.dedent(GROWS_IN_MANY))).outcome
         assert isinstance(outcome, CodeOutOfMemory), outcome
-        assert await printed_by(client, SHARES) == "shared\n"
+        assert await run_and_read(client, SHARES) == "shared\n"
         assert await client.printed("x = 5") == ""
         outcome = (await client.cell(textwrap.dedent(GROWS_IN_MANY))).outcome
         assert isinstance(outcome, CodeOutOfMemory), outcome
@@ -168,7 +168,7 @@ def test_all_processes_of_a_call_together_hold_no_more_than_its_memory(play: Pla
     play(scenario, memory_mib=128)
 
 
-def test_many_endless_and_growing_calls_take_turns_and_each_has_its_own_outcome(play: Play) -> None:
+def test_concurrent_endless_and_growing_calls_each_get_their_outcome(play: Play) -> None:
     computes = "n = 0\nfor i in range(3_000_000): n += i\nprint(n)"
     grows = "kept = []\nwhile True: kept.append(bytearray(b'x') * (1 << 20))"
 
@@ -183,7 +183,7 @@ def test_many_endless_and_growing_calls_take_turns_and_each_has_its_own_outcome(
     play(scenario, time_limit_s=2.0, memory_mib=64)
 
 
-def test_a_notebook_goes_on_after_a_cell_that_waited_for_its_turns(play: Play) -> None:
+def test_a_notebook_continues_after_a_cell_that_waited_for_time_slices(play: Play) -> None:
     async def scenario(client: Client) -> None:
         loops = [client.program("while True: pass", trajectory=10 + n) for n in range(3)]
         cell = client.cell("n = 0\nfor i in range(2_000_000): n += i\nprint(n)")

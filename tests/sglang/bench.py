@@ -1,4 +1,4 @@
-"""SGLang engines before real servers, for the cases of the engine's contract. All share a server, which outlives each."""
+"""SGLang engines with shared real servers, for the engine contract's cases."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import torch
 
 from engine.contract import Capacity, Engine
 from engine.sglang.client import SGLangClient
-from engine.sglang.engine import SGLangEngine
-from engine.sglang.fit import Wanted
-from engine.sglang.server import SGLangServer
-from engine.sglang.weights.checksums import Checksums
-from engine.sglang.weights.disk import DiskWeights
-from engine.sglang.weights.published import PublishedLayout
-from engine.weights import WeightsPublisher
+from engine.sglang.server.compatibility import ServerRequirements
+from engine.sglang.server.managed_server import SGLangServer
+from engine.sglang.sglang_engine import SGLangEngine
+from engine.sglang.weights.buckets import PublishedLayout
+from engine.sglang.weights.checksums import ChecksumRegistry
+from engine.sglang.weights.from_disk import DiskTransport
+from engine.weight_transfer.shared_memory import WeightsPublisher
 from tests.engine.contract.bench import Traits
 from tests.sglang.serving import LONGEST
 
@@ -28,16 +28,16 @@ TRAITS = Traits(logprob_error=2e-4, max_running=16, prefix_tokens=PAGE, forgets=
 TRAITS_IN_BFLOAT16 = TRAITS._replace(logprob_error=0.2, prefix_tokens=1)
 
 
-class Shared:
-    """A server that is started when it is first needed, and again after it has died."""
+class SharedServer:
+    """A server that starts when it is first needed, and again after it died."""
 
-    def __init__(self, wanted: Wanted, folder: Path, name: str) -> None:
-        self.wanted, self.log = wanted, folder / f"{name}.log"
-        self.server = SGLangServer(wanted, log=self.log, scratch=folder / name)
+    def __init__(self, requirements: ServerRequirements, folder: Path, name: str) -> None:
+        self.requirements, self.log = requirements, folder / f"{name}.log"
+        self.server = SGLangServer(requirements, log=self.log, scratch=folder / name)
         self._running = False
 
     async def start(self) -> None:
-        if self._running and self.server.died.done():
+        if self._running and self.server.death.done():
             await self.close()
         if not self._running:
             await self.server.start()
@@ -48,10 +48,10 @@ class Shared:
         self._running = False
 
 
-class Lent:
-    """A shared server, as an engine has it: where that closes it, it goes on."""
+class BorrowedServer:
+    """An engine's handle of a shared server; `close` leaves the server running."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: SharedServer) -> None:
         self._shared = shared
 
     async def start(self) -> str:
@@ -59,8 +59,8 @@ class Lent:
         return self._shared.server.url
 
     @property
-    def died(self) -> asyncio.Future[str]:
-        return self._shared.server.died
+    def death(self) -> asyncio.Future[str]:
+        return self._shared.server.death
 
     async def close(self) -> None:
         pass
@@ -69,13 +69,13 @@ class Lent:
 class SGLangBench:
     def __init__(
         self,
-        shared: Shared,
-        scarce: Shared,
+        shared: SharedServer,
+        scarce: SharedServer,
         folder: Path,
         traits: Traits = TRAITS,
         connect: Callable[[str], SGLangClient] = SGLangClient,
     ) -> None:
-        self.model, self.traits, self._connect = shared.wanted.model, traits, connect
+        self.model, self.traits, self._connect = shared.requirements.model, traits, connect
         self.publisher = WeightsPublisher(folder / "slots")
         self._shared, self._scarce, self._folder = shared, scarce, folder
 
@@ -83,7 +83,7 @@ class SGLangBench:
     async def engine(
         self, *, scarce: bool = False, max_pending: int = 100
     ) -> AsyncGenerator[tuple[SGLangEngine, Capacity]]:
-        engine = self._made(self._scarce if scarce else self._shared, max_pending)
+        engine = self._build_engine(self._scarce if scarce else self._shared, max_pending)
         try:
             yield engine, await engine.start()
         finally:
@@ -91,29 +91,29 @@ class SGLangBench:
             await engine.close()
 
     def unstarted(self) -> SGLangEngine:
-        return self._made(self._shared, 100)
+        return self._build_engine(self._shared, 100)
 
     async def end_abruptly(self, engine: Engine) -> None:
         server = self._shared.server
-        victim = next(pid for pid, name in server.processes().items() if "scheduler" in name)
+        victim = next(pid for pid, name in server.list_processes().items() if "scheduler" in name)
         os.kill(victim, signal.SIGKILL)
 
-    def _made(self, shared: Shared, max_pending: int) -> SGLangEngine:
-        layout = PublishedLayout(self.model, getattr(torch, shared.wanted.engine.dtype))
-        checksums = Checksums(self._folder / "checksums", "sglang-0")
-        weights = DiskWeights(layout, checksums, self._folder / "for_server")
+    def _build_engine(self, shared: SharedServer, max_pending: int) -> SGLangEngine:
+        layout = PublishedLayout(self.model, getattr(torch, shared.requirements.engine.dtype))
+        checksums = ChecksumRegistry(self._folder / "checksums", "sglang-0")
+        weights = DiskTransport(layout, checksums, self._folder / "for_server")
         return SGLangEngine(
-            Lent(shared),
+            BorrowedServer(shared),
             weights,
             model=self.model,
             sequence_tokens=LONGEST,
             max_pending=max_pending,
             connect=self._connect,
-            poll_s=0.05,
+            load_poll_s=0.05,
         )
 
 
-def with_client(loop: asyncio.Runner, shared: Shared, scene: Callable[[SGLangClient], Awaitable[None]]) -> None:
+def with_client(loop: asyncio.Runner, shared: SharedServer, scene: Callable[[SGLangClient], Awaitable[None]]) -> None:
     async def play() -> None:
         client = SGLangClient(shared.server.url)
         try:

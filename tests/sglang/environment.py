@@ -1,4 +1,5 @@
-"""Where the SGLang of these tests is. Imports nothing of the project's: every run of tests asks whether it is there."""
+"""Finds the tests' SGLang environment. Imports nothing of the project, because every test run
+imports this module."""
 
 from __future__ import annotations
 
@@ -9,5 +10,5 @@ PYTHON = ROOT / ".venv-sglang" / "bin" / "python"
 
 
 def missing_for_sglang() -> str:
-    """What of it is not there; nothing if all is."""
+    """A message if the environment is missing, otherwise empty."""
     return "" if PYTHON.exists() else f"there is no {PYTHON.relative_to(ROOT)}."

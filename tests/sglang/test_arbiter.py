@@ -1,4 +1,4 @@
-"""The arbiter before a real server whose cache holds less than half of what its trajectories want: who has to be retracted."""
+"""Retractions by a real server with a cache for less than half of its trajectories' demand."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from analysis.simulation.workload import draw
-from benchmarks._scarce_server import LONG, Outcome, longest_of, measure
-from policies.scheduling import PolicyName
-from tests.sglang.bench import Shared
+from analysis.simulation.workload import draw_workload
+from benchmarks.support.sglang.small_cache_server import LONG, ScarceServerOutcome, find_longest, measure
+from policies.arbiter.registry import PolicyName
+from tests.sglang.bench import SharedServer
 from tests.sglang.serving import LONGEST, SCARCE_TOKENS
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
@@ -21,42 +21,44 @@ POLICIES: tuple[PolicyName, ...] = ("least_requests", "kv_lookahead")
 
 
 @pytest.fixture(scope="module")
-def outcomes(loop: asyncio.Runner, servers: tuple[Shared, Shared]) -> dict[PolicyName, tuple[Outcome, int]]:
-    """Of each policy, with how many retractions the server says that it made."""
+def outcomes(
+    loop: asyncio.Runner, servers: tuple[SharedServer, SharedServer]
+) -> dict[PolicyName, tuple[ScarceServerOutcome, int]]:
+    """By policy: the outcome, and the number of retractions in the server's log."""
     scarce = servers[1]
 
-    async def measured(policy: PolicyName) -> tuple[Outcome, int]:
+    async def measure_policy(policy: PolicyName) -> tuple[ScarceServerOutcome, int]:
         await scarce.start()
-        sglang = replace(scarce.wanted.sglang, attach=(scarce.server.url,))
-        before = said(scarce)
-        outcome = await measure(scarce.wanted._replace(sglang=sglang), SHAPE, policy, seed=0)
-        return outcome, said(scarce) - before
+        sglang = replace(scarce.requirements.sglang, external_urls=(scarce.server.url,))
+        before = count_logged_retractions(scarce)
+        outcome = await measure(scarce.requirements._replace(sglang=sglang), SHAPE, policy, seed=0)
+        return outcome, count_logged_retractions(scarce) - before
 
-    return {policy: loop.run(measured(policy)) for policy in POLICIES}
+    return {policy: loop.run(measure_policy(policy)) for policy in POLICIES}
 
 
-def said(shared: Shared) -> int:
+def count_logged_retractions(shared: SharedServer) -> int:
     return sum(map(int, re.findall(r"#retracted_reqs: (\d+)", shared.log.read_text())))
 
 
-def test_the_cache_is_too_small_for_all_and_large_enough_for_each():
-    work = draw(SHAPE, seed=0)
-    assert longest_of(work) <= LONGEST
+def test_the_cache_fits_each_trajectory_but_not_all_of_them():
+    work = draw_workload(SHAPE, seed=0)
+    assert find_longest(work) <= LONGEST
     assert work.demand_tokens > 2 * SCARCE_TOKENS
 
 
-def test_kv_lookahead_needs_no_retraction_where_least_requests_does(
-    outcomes: dict[PolicyName, tuple[Outcome, int]],
+def test_kv_lookahead_avoids_the_retractions_of_least_requests(
+    outcomes: dict[PolicyName, tuple[ScarceServerOutcome, int]],
 ) -> None:
     assert outcomes["least_requests"][0].retractions > 0
     assert outcomes["kv_lookahead"][0].retractions == 0
 
 
-def test_every_retraction_of_the_server_is_counted(outcomes: dict[PolicyName, tuple[Outcome, int]]) -> None:
+def test_every_retraction_of_the_server_is_counted(outcomes: dict[PolicyName, tuple[ScarceServerOutcome, int]]) -> None:
     assert {policy: outcome.retractions for policy, (outcome, _) in outcomes.items()} == {
         policy: retractions for policy, (_, retractions) in outcomes.items()
     }
 
 
-def test_both_come_to_the_same_tokens(outcomes: dict[PolicyName, tuple[Outcome, int]]) -> None:
+def test_both_policies_generate_the_same_tokens(outcomes: dict[PolicyName, tuple[ScarceServerOutcome, int]]) -> None:
     assert len({outcome.digest for outcome, _ in outcomes.values()}) == 1

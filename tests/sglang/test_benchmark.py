@@ -1,4 +1,4 @@
-"""The benchmark of the adapter, in its short form, against a server that runs: no answer of 1,000 is lost or mixed up."""
+"""Runs the short form of the adapter's benchmark against a running server."""
 
 from __future__ import annotations
 
@@ -10,20 +10,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.sglang.bench import Shared
+from tests.sglang.bench import SharedServer
 from tests.sglang.environment import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
 
-WAYS = ("", "_bare", "_streamed")
-RATES = (*(f"tokens_per_s{way}" for way in WAYS), *(f"client_us_per_token{way}" for way in WAYS), "tokens_per_s_1000")
+CLIENTS = ("", "_bare", "_streamed")
+RATES = (
+    *(f"tokens_per_s{client}" for client in CLIENTS),
+    *(f"client_us_per_token{client}" for client in CLIENTS),
+    "tokens_per_s_1000",
+)
 OVERHEADS = ("overhead_64", "overhead_64_low", "overhead_64_high", "overhead_64_streamed")
 CROWD = ("in_flight", "in_flight_at_server", "lost", "mixed_up")
 EVIDENCE = ("told_apart", "own_difference", "neighbours_difference")
 
 
-def test_of_a_thousand_requests_at_once_no_answer_is_lost_or_mixed_up(
-    loop: asyncio.Runner, servers: tuple[Shared, Shared], model: Path
+def test_a_thousand_concurrent_requests_lose_and_swap_no_response(
+    loop: asyncio.Runner, servers: tuple[SharedServer, SharedServer], model: Path
 ):
     roomy, _ = servers
     loop.run(roomy.start())

@@ -1,4 +1,4 @@
-"""The SGLang engine before a real server keeps the contract."""
+"""The SGLang engine with a real server fulfils the engine contract."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A real server that does not answer in time, that is of a version or has a model that is not the run's, and what is said.
+"""A real server with slow responses, an unsupported version or an invalid model.
 
-What is never sent to it is in tests/engine/contract, a full queue in test_scarcity.py, another model in test_server.py, and
-a server's death in test_run.py.
+tests/engine/contract covers refused requests, test_scarcity.py a full queue, test_server.py a
+different model, and test_run_faults.py a server's death.
 """
 
 from __future__ import annotations
@@ -17,44 +17,45 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from actors.doctor_run import find_for_run
+from actors.cli.doctor.configuration_checks import check_run
 from configs.load import load_run
 from engine.contract import EngineFailure
-from engine.sglang import interpreter, protocol
-from engine.sglang.attached import AttachedServer
+from engine.sglang import http_api
 from engine.sglang.client import SGLangClient
-from engine.sglang.errors import ServerSlow, UnknownAnswer
-from engine.sglang.fit import ServerUnusable, Wanted
-from engine.sglang.interpreter import check_interpreter
-from engine.sglang.server import SGLangServer
+from engine.sglang.errors import InvalidResponse, ServerTimeout
+from engine.sglang.server import interpreter_check as interpreter
+from engine.sglang.server.compatibility import ServerRequirements, ServerUnusable
+from engine.sglang.server.external_server import ExternalServer
+from engine.sglang.server.interpreter_check import check_interpreter
+from engine.sglang.server.managed_server import SGLangServer
 from tests.engine.contract.bench import request, tokens, until_generated
-from tests.sglang.bench import TRAITS, SGLangBench, Shared, with_client
+from tests.sglang.bench import TRAITS, SGLangBench, SharedServer, with_client
 from tests.sglang.environment import PYTHON
-from tests.sglang.serving import wanted
+from tests.sglang.serving import make_requirements
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
 
 NO_MODEL_PORT = 31_330
-PATIENCE_S = 3.0
+TIMEOUT_S = 3.0
 LONG = 900
 
 
 @pytest.fixture
-def roomy(servers: tuple[Shared, Shared]) -> Shared:
+def roomy(servers: tuple[SharedServer, SharedServer]) -> SharedServer:
     return servers[0]
 
 
-def attaching(shared: Shared) -> Wanted:
-    given = shared.wanted
-    return given._replace(sglang=replace(given.sglang, attach=(shared.server.url,)))
+def make_external_requirements(shared: SharedServer) -> ServerRequirements:
+    given = shared.requirements
+    return given._replace(sglang=replace(given.sglang, external_urls=(shared.server.url,)))
 
 
-# ---------------------------------------------------------------- a slow answer
+# ---------------------------------------------------------------- slow responses
 
 
 @asynccontextmanager
-async def held_by_another(client: SGLangClient) -> AsyncGenerator[None]:
-    """The server generates nothing meanwhile, and nobody has told the engine."""
+async def pause_externally(client: SGLangClient) -> AsyncGenerator[None]:
+    """Pauses the server without the engine's knowledge."""
     await client.pause("in_place")
     try:
         yield
@@ -62,98 +63,104 @@ async def held_by_another(client: SGLangClient) -> AsyncGenerator[None]:
         await client.resume()
 
 
-async def decode_steps_when_idle(client: SGLangClient) -> float:
-    while (load := (await client.loads())[0]).num_running_reqs:  # noqa: ASYNC110 - the server tells nobody
+async def wait_for_idle_decode_steps(client: SGLangClient) -> float:
+    while (load := (await client.get_loads())[0]).num_running_reqs:  # noqa: ASYNC110 - the server sends no event
         await asyncio.sleep(TRAITS.look_s)
     assert load.decode_moments is not None
     return load.decode_moments[0]
 
 
-def test_a_turn_whose_answer_is_slow_keeps_what_came_and_ends_at_the_server_which_goes_on(
-    loop: asyncio.Runner, bench: SGLangBench, roomy: Shared, tmp_path: Path
+def test_a_turn_that_times_out_keeps_its_tokens_and_is_aborted_on_the_server(
+    loop: asyncio.Runner, bench: SGLangBench, roomy: SharedServer, tmp_path: Path
 ) -> None:
-    impatient = SGLangBench(roomy, roomy, tmp_path, TRAITS, partial(SGLangClient, request_s=PATIENCE_S))
+    short_timeout = SGLangBench(roomy, roomy, tmp_path, TRAITS, partial(SGLangClient, request_timeout_s=TIMEOUT_S))
 
     async def scene(client: SGLangClient) -> None:
-        async with bench.engine() as (engine, _):  # which has the server take the checkpoint's weights
+        async with bench.engine() as (engine, _):  # loads the checkpoint's weights
             whole = await tokens(engine, request(1, LONG))
-        async with impatient.engine() as (engine, _):
-            before = await decode_steps_when_idle(client)
-            begun = asyncio.ensure_future(engine.generate(request(1, LONG)))
-            await until_generated(impatient, engine, 1, begun)
-            async with held_by_another(client):
-                with pytest.raises(ServerSlow, match=r"^/generate: nothing came within 3 s$"):
+        async with short_timeout.engine() as (engine, _):
+            before = await wait_for_idle_decode_steps(client)
+            turn = asyncio.ensure_future(engine.generate(request(1, LONG)))
+            await until_generated(short_timeout, engine, 1, turn)
+            async with pause_externally(client):
+                with pytest.raises(ServerTimeout, match=r"^/generate: no response within 3 s$"):
                     await engine.generate(request(2))
-                part = await begun
-                assert (await client.ready(), await client.answers()) == (False, True)
+                part = await turn
+                assert (await client.is_ready(), await client.is_responsive()) == (False, True)
             count = len(part.token_ids)
             assert (part.finish, part.token_ids.tolist()) == ("abort", whole[:count])
             assert 0 < count < LONG // 2
             assert await tokens(engine, request(3)) == await tokens(engine, request(3))
-            assert await decode_steps_when_idle(client) - before < LONG // 2  # it let go of what nobody waits for
+            # The server aborted the turn.
+            assert await wait_for_idle_decode_steps(client) - before < LONG // 2
 
     with capture_logs() as lines:
         with_client(loop, roomy, scene)
-    broken_off = [line for line in lines if line["event"] == "turn.broken_off"]
-    assert [(line["trajectory_id"], line["cause"]) for line in broken_off] == [
-        (1, "/generate: nothing came within 3 s")
+    truncations = [line for line in lines if line["event"] == "turn.truncated"]
+    assert [(line["trajectory_id"], line["cause"]) for line in truncations] == [
+        (1, "/generate: no response within 3 s")
     ]
 
 
-# ---------------------------------------------------------------- a version that is not known
+# ---------------------------------------------------------------- unsupported version
 
 
 @pytest.fixture
-def other_version_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (protocol, interpreter):
-        monkeypatch.setattr(module, "SUPPORTED", ("9.9.9",))
+def only_other_version_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (http_api, interpreter):
+        monkeypatch.setattr(module, "SUPPORTED_VERSIONS", ("9.9.9",))
 
 
-@pytest.mark.usefixtures("other_version_known")
-def test_a_servers_version_that_is_not_known_is_said_with_those_that_are(loop: asyncio.Runner, roomy: Shared) -> None:
-    said = f"SGLang {roomy.server.info.version} is not known here; known: 9.9.9"
+@pytest.mark.usefixtures("only_other_version_supported")
+def test_an_unsupported_server_version_is_reported_with_the_supported_ones(
+    loop: asyncio.Runner, roomy: SharedServer
+) -> None:
+    message = f"SGLang {roomy.server.info.version} is not supported; supported: 9.9.9"
 
     async def scene(client: SGLangClient) -> None:
-        with pytest.raises(UnknownAnswer) as answer:
-            await client.server_info()
-        assert str(answer.value) == said
+        with pytest.raises(InvalidResponse) as answer:
+            await client.get_server_info()
+        assert str(answer.value) == message
         with pytest.raises(ServerUnusable) as refusal:
-            await AttachedServer(attaching(roomy)).start()
-        assert str(refusal.value) == f"sglang.attach[0] = {client.base_url}: {said}"
-        with pytest.raises(ServerUnusable, match=f": has SGLang {roomy.server.info.version}; known here: 9.9.9$"):
+            await ExternalServer(make_external_requirements(roomy)).start()
+        assert str(refusal.value) == f"sglang.external_urls[0] = {client.base_url}: {message}"
+        with pytest.raises(ServerUnusable, match=f": has SGLang {roomy.server.info.version}; supported: 9.9.9$"):
             await check_interpreter(str(PYTHON), {})
 
     with_client(loop, roomy, scene)
 
 
-# ---------------------------------------------------------------- no model
+# ---------------------------------------------------------------- invalid model
 
 
-def test_a_folder_that_is_no_model_is_a_failure_with_what_the_server_says_of_it(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_fails_with_the_servers_error(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "none"}))
-    given = wanted(tmp_path / "model", NO_MODEL_PORT)
+    given = make_requirements(tmp_path / "model", NO_MODEL_PORT)
     server = SGLangServer(given, log=tmp_path / "sglang-0.log", scratch=tmp_path / "scratch")
     with pytest.raises(EngineFailure) as caught:
         asyncio.run(server.start())
     first, _, last = str(caught.value).partition("\n")
     assert first == "the SGLang server sglang-0 ended with exit code 1:"
     assert "model type `none`" in last
-    assert server.processes() == {}
+    assert server.list_processes() == {}
 
 
-# ---------------------------------------------------------------- what is found before a run
+# ---------------------------------------------------------------- doctor
 
 
-def test_the_doctor_finds_a_server_that_fits_or_what_does_not_and_that_its_port_is_taken(roomy: Shared) -> None:
-    run = load_run(Path("configs/tiny_sglang.toml"), [f"sglang.port={roomy.wanted.sglang.port}"])
-    statuses = {finding.name: finding.status for finding in find_for_run(run)}
+def test_the_doctor_reports_compatible_servers_problems_and_ports_in_use(roomy: SharedServer) -> None:
+    run = load_run(Path("configs/tiny_sglang.toml"), [f"sglang.port={roomy.requirements.sglang.port}"])
+    statuses = {finding.name: finding.status for finding in check_run(run)}
     assert statuses == {"model.checkpoint": "ok", "sglang.python": "ok", "sglang.port": "missing", "GPUs": "ok"}
 
     url = roomy.server.url
-    attached = [f'sglang.attach=["{url}"]', f"model.checkpoint={roomy.wanted.model}"]
-    for kv_tokens, said in ((8192, f"SGLang 0.5.23 at {url}"), (9000, "engine.kv_tokens = 9000: sglang.attach[0] = ")):
+    attached = [f'sglang.external_urls=["{url}"]', f"model.checkpoint={roomy.requirements.model}"]
+    for kv_tokens, message in (
+        (8192, f"SGLang 0.5.23 at {url}"),
+        (9000, "engine.kv_tokens = 9000: sglang.external_urls[0] = "),
+    ):
         run = load_run(Path("configs/tiny_sglang.toml"), [*attached, f"engine.kv_tokens={kv_tokens}"])
-        _, finding = find_for_run(run)
-        assert (finding.name, finding.status) == ("sglang.attach[0]", "ok" if kv_tokens == 8192 else "missing")
-        assert finding.detail.startswith(said)
+        _, finding = check_run(run)
+        assert (finding.name, finding.status) == ("sglang.external_urls[0]", "ok" if kv_tokens == 8192 else "missing")
+        assert finding.detail.startswith(message)

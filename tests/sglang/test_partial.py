@@ -1,9 +1,10 @@
-"""A whole run on a real SGLang server whose rollouts run ahead of the learner: new weights come in the middle of turns.
+"""A whole run on a real SGLang server with rollouts ahead of the learner: weights change during
+turns.
 
-The server says in a log of its own, which the run does not read, which version each token of a request is of.
+The server's request log, which the run does not read, contains the weight version of each token.
 
-That turns are under way when weights come follows from the sizes: a step takes 2 of the 14 groups that are under way, and
-the server runs 16 of their 112 trajectories at a time; the others wait.
+The sizes guarantee running turns at each update: a step uses 2 of the 14 started groups, and the
+server runs 16 of their 112 trajectories at a time; the others wait.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import numpy as np
 import pytest
 
 from bus.codec import decode
-from bus.event_reading import read_events
+from bus.event_log.reader import read_events
 from bus.messages import TrajectoryFinished
 from configs.run_folder import RunFolder
-from tests.actors.running import adds_up, finish, from_cold_start_of, launch, metrics
+from tests.actors.runs.running import adds_up, finish, from_cold_start_of, launch, metrics
 from tests.sglang.runs import OWN_SERVER, PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(2 * PATIENCE_S)]
@@ -31,7 +32,7 @@ ARGUMENTS = (
 )
 STEPS = 3
 AHEAD = (
-    *("rl.max_staleness=1", "rl.leftovers=carry", "rl.oversubscribe=6.0", "rl.prompts=2", "rl.rollouts=8"),
+    *("rl.max_staleness=1", "rl.surplus_groups=carry", "rl.group_oversampling=6.0", "rl.prompts=2", "rl.rollouts=8"),
     f"rl.steps={STEPS}",
     *(f"sglang.arguments={json.dumps(ARGUMENTS)}", "sglang.port=31060"),
 )
@@ -56,7 +57,7 @@ class Span(msgspec.Struct):
 
 
 class Meta(msgspec.Struct):
-    id: str  # LIFE:TRAJECTORY-..., as the engine names its requests
+    id: str  # INSTANCE:TRAJECTORY-..., the engine's request id
     weight_versions: list[Span]
 
     @property
@@ -73,21 +74,22 @@ class Out(msgspec.Struct):
 
 
 class Finished(msgspec.Struct):
-    """What the server logs of a request at its end."""
+    """The server's log entry at a request's end."""
 
     out: Out
 
 
-def said_by_server(folder: RunFolder) -> list[tuple[int, list[int]]]:
-    """Of each request in the order of their ends: its trajectory, and its tokens' versions."""
+def read_server_log(folder: RunFolder) -> list[tuple[int, list[int]]]:
+    """Trajectory and token versions of each request in the server's log, in order of
+    completion."""
     lines = (folder.logs / "sglang-0.log").read_text().splitlines()
     ends = [line[line.index("{") :] for line in lines if '"request.finished"' in line]
     metas = [msgspec.json.decode(end, type=Finished).out.meta_info for end in ends]
     return [(meta.trajectory_id, meta.versions) for meta in metas]
 
 
-def finished(folder: RunFolder) -> dict[int, list[int]]:
-    """By trajectory that ended by itself, the versions of the tokens that were generated, as the event log has them."""
+def read_event_log(folder: RunFolder) -> dict[int, list[int]]:
+    """Versions of the generated tokens in the event log, by finished trajectory."""
     events = read_events(folder.events / "head.sqlite", kinds=["TrajectoryFinished"])
     messages = [decode(event.frame).message for event, _ in events]
     return {
@@ -100,20 +102,20 @@ def finished(folder: RunFolder) -> dict[int, list[int]]:
 
 
 def test_every_tokens_version_in_the_event_log_is_the_servers(folder: RunFolder) -> None:
-    theirs: dict[int, list[int]] = {}
-    for trajectory_id, versions in said_by_server(folder):
-        theirs.setdefault(trajectory_id, []).extend(versions)
-    ours = finished(folder)
-    assert ours == {trajectory_id: theirs[trajectory_id] for trajectory_id in ours}
-    assert {(0, 1), (1, 2)} <= {tuple(sorted(set(versions))) for versions in ours.values()}
+    server_versions: dict[int, list[int]] = {}
+    for trajectory_id, versions in read_server_log(folder):
+        server_versions.setdefault(trajectory_id, []).extend(versions)
+    logged_versions = read_event_log(folder)
+    assert logged_versions == {trajectory_id: server_versions[trajectory_id] for trajectory_id in logged_versions}
+    assert {(0, 1), (1, 2)} <= {tuple(sorted(set(versions))) for versions in logged_versions.values()}
 
 
-def test_requests_go_on_under_new_weights(folder: RunFolder) -> None:
-    mixed = {tuple(sorted(set(versions))) for _, versions in said_by_server(folder)}
+def test_requests_continue_under_new_weights(folder: RunFolder) -> None:
+    mixed = {tuple(sorted(set(versions))) for _, versions in read_server_log(folder)}
     assert {(0, 1), (1, 2)} <= mixed
 
 
-def test_the_run_ends_well_and_replays(folder: RunFolder) -> None:
+def test_the_run_succeeds_and_replays(folder: RunFolder) -> None:
     summary = json.loads(folder.summary.read_text())
     assert adds_up(summary, "aborted")
     assert summary["trajectories_failed"] == summary["trajectories_abandoned"] == 0

@@ -1,4 +1,4 @@
-"""Whole runs of eight RL steps on real SGLang servers: weights reach them each way, numbers add up, nothing is left."""
+"""Whole runs of eight RL steps on real SGLang servers, with each weight transport."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from configs.run_folder import RunFolder
-from tests.actors.running import finish, from_cold_start_of, launch, lives, metrics, until, whole_run
+from tests.actors.runs.running import finish, from_cold_start_of, launch, lives, metrics, until, whole_run
 from tests.processes import family
-from tests.sglang.bench import Shared
+from tests.sglang.bench import SharedServer
 from tests.sglang.runs import (
     OWN_SERVER,
     PATIENCE_S,
-    attached_to,
-    check,
-    check_nothing_is_left,
-    loaded,
-    shared_by,
+    attach_to,
+    check_cleanup,
+    check_run_result,
+    find_shared_memory,
+    get_loaded_versions,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(2 * PATIENCE_S)]
@@ -27,14 +27,14 @@ STEPS = 8
 SMALL = (f"rl.steps={STEPS}", "rl.prompts=2", "rl.rollouts=6")
 
 
-def of_memory(folder: RunFolder) -> list[str]:
-    """What became of the server's memory, and when weights had come."""
+def get_memory_events(folder: RunFolder) -> list[str]:
+    """The server's memory events and weight updates, in order."""
     entries = map(json.loads, (folder.logs / "generator-0.jsonl").read_text().splitlines())
-    told = ("memory.released", "memory.resumed", "weights.loaded")
-    return [entry.get("part", entry["event"]) for entry in entries if entry["event"] in told]
+    names = ("memory.released", "memory.resumed", "weights.loaded")
+    return [entry.get("part", entry["event"]) for entry in entries if entry["event"] in names]
 
 
-def test_a_server_of_the_run_gets_each_version_from_a_folder_gives_its_memory_back_meanwhile_and_ends_with_the_run(
+def test_a_managed_colocated_server_loads_every_version_from_disk_and_stops_with_the_run(
     tmp_path: Path, cold_start: RunFolder
 ) -> None:
     settings = (*SMALL, "sglang.weights=disk", "sglang.colocate=true", "sglang.port=31040")
@@ -42,28 +42,28 @@ def test_a_server_of_the_run_gets_each_version_from_a_folder_gives_its_memory_ba
         folder = RunFolder(tmp_path / "demo")
         try:
             until(lambda: bool(metrics(folder, "step")), process, PATIENCE_S)
-            took_part = family(process.pid)
-            shared = set(shared_by(took_part))
+            processes = family(process.pid)
+            shared = set(find_shared_memory(processes))
             output = finish(process, PATIENCE_S)
         finally:
             process.kill()
     assert process.returncode == 0, output
-    check(folder, STEPS)
-    assert loaded(folder) == list(range(STEPS + 1))
-    assert of_memory(folder) == ["memory.released", "weights", "kv_cache", "weights.loaded"] * (STEPS + 1)
+    check_run_result(folder, STEPS)
+    assert get_loaded_versions(folder) == list(range(STEPS + 1))
+    assert get_memory_events(folder) == ["memory.released", "weights", "kv_cache", "weights.loaded"] * (STEPS + 1)
     assert "sglang-0.log" in {path.name for path in folder.logs.iterdir()}
     assert lives(folder, "generator-0")[1:] == []
-    check_nothing_is_left(folder, took_part, shared)
+    check_cleanup(folder, processes, shared)
 
 
-@pytest.mark.parametrize("way", ["tensor", "group"])
-def test_a_server_that_is_attached_to_gets_each_version_over_the_network(
-    tmp_path: Path, cold_start: RunFolder, servers: tuple[Shared, Shared], way: str
+@pytest.mark.parametrize("transport", ["tensor", "group"])
+def test_an_external_server_loads_every_version_over_the_network(
+    tmp_path: Path, cold_start: RunFolder, servers: tuple[SharedServer, SharedServer], transport: str
 ) -> None:
-    settings = (*SMALL, f"sglang.weights={way}", "sglang.bucket_mib=1")
-    attached = attached_to(servers[0].server.url)
+    settings = (*SMALL, f"sglang.weights={transport}", "sglang.bucket_mib=1")
+    attached = attach_to(servers[0].server.url)
     folder, _ = whole_run(tmp_path, *attached, *settings, *from_cold_start_of(cold_start), patience_s=PATIENCE_S)
-    check(folder, STEPS)
-    assert loaded(folder) == list(range(STEPS + 1))
+    check_run_result(folder, STEPS)
+    assert get_loaded_versions(folder) == list(range(STEPS + 1))
     assert lives(folder, "generator-0")[1:] == []
-    check_nothing_is_left(folder, [], set())
+    check_cleanup(folder, [], set())

@@ -1,6 +1,7 @@
-"""Whole runs whose SGLang server fails in the middle of a step: killed, stopped, and started again by somebody else.
+"""Whole runs with an SGLang server that is killed, suspended or restarted externally during a
+step.
 
-No trajectory is lost to any of it: what was under way is asked for again.
+No trajectory is lost: turns in flight are requested again.
 """
 
 from __future__ import annotations
@@ -16,89 +17,87 @@ from pathlib import Path
 import pytest
 
 from configs.run_folder import RunFolder
-from tests.actors.running import finish, from_cold_start_of, launch, lives, said, until
+from tests.actors.runs.running import finish, from_cold_start_of, launch, lives, said, until
 from tests.processes import family
-from tests.sglang.bench import Shared
+from tests.sglang.bench import SharedServer
 from tests.sglang.runs import (
     OWN_SERVER,
     PATIENCE_S,
-    attached_to,
-    check,
-    check_nothing_is_left,
-    loaded,
-    name_of,
-    shared_by,
+    attach_to,
+    check_cleanup,
+    check_run_result,
+    count_running_turns,
+    find_shared_memory,
+    get_loaded_versions,
+    get_process_name,
     stop_in_a_step,
-    turns_under_way,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(2 * PATIENCE_S)]
 
 SCHEDULER = "sglang::scheduler"
-STOPPED_S = 3.0  # less than the run waits for an answer
+STOPPED_S = 3.0  # less than the run's timeouts
 GROUPS = ("rl.prompts=4", "rl.rollouts=8")
 
 
-def scheduler_of(launcher: subprocess.Popen[str]) -> int:
-    """Of the run's own server. Its process group is the server's."""
-    [scheduler] = [pid for pid in family(launcher.pid) if name_of(pid) == SCHEDULER]
+def find_scheduler(launcher: subprocess.Popen[str]) -> int:
+    """The pid of the managed server's scheduler, in the server's process group."""
+    [scheduler] = [pid for pid in family(launcher.pid) if get_process_name(pid) == SCHEDULER]
     return scheduler
 
 
-def died(folder: RunFolder) -> list[str]:
+def get_deaths(folder: RunFolder) -> list[str]:
     return [entry["how"] for entry in said(folder, "server.died", "generator-0")]
 
 
-def check_faults_cost_nothing(folder: RunFolder, steps: int) -> None:
-    check(folder, steps)
+def check_no_losses(folder: RunFolder, steps: int) -> None:
+    check_run_result(folder, steps)
     assert said(folder, "turn.failed", "generator-0") == []
-    assert set(loaded(folder)) == set(range(steps + 1))
-    assert loaded(folder) == sorted(loaded(folder))
+    assert set(get_loaded_versions(folder)) == set(range(steps + 1))
+    assert get_loaded_versions(folder) == sorted(get_loaded_versions(folder))
 
 
-def test_another_server_takes_the_place_of_one_that_is_killed_and_of_one_that_is_stopped(
-    tmp_path: Path, cold_start: RunFolder
-) -> None:
-    settings = (*GROUPS, "rl.steps=4", "sglang.port=31050", "sglang.ready_s=3")
+def test_killed_and_stopped_servers_are_replaced(tmp_path: Path, cold_start: RunFolder) -> None:
+    settings = (*GROUPS, "rl.steps=4", "sglang.port=31050", "sglang.health_timeout_s=3")
     with launch(tmp_path, *OWN_SERVER, *settings, *from_cold_start_of(cold_start)) as process:
         folder = RunFolder(tmp_path / "demo")
         try:
-            until(lambda: turns_under_way(folder, at_least=1) > 0, process, PATIENCE_S)
-            took_part = family(process.pid)
-            killed = scheduler_of(process)
+            until(lambda: count_running_turns(folder, at_least=1) > 0, process, PATIENCE_S)
+            processes = family(process.pid)
+            killed = find_scheduler(process)
             stop_in_a_step(os.getpgid(killed), folder, 1, process)
-            shared = set(shared_by(took_part))
+            shared = set(find_shared_memory(processes))
             os.kill(killed, signal.SIGKILL)
             until(lambda: len(lives(folder, "generator-0")) == 2, process, PATIENCE_S)
-            until(lambda: 2 in loaded(folder), process, PATIENCE_S)
-            took_part += family(process.pid)
-            stop_in_a_step(os.getpgid(scheduler_of(process)), folder, 2, process)
-            shared |= set(shared_by(took_part))
-            until(lambda: 3 in loaded(folder), process, PATIENCE_S)
-            took_part += family(process.pid)
+            until(lambda: 2 in get_loaded_versions(folder), process, PATIENCE_S)
+            processes += family(process.pid)
+            stop_in_a_step(os.getpgid(find_scheduler(process)), folder, 2, process)
+            shared |= set(find_shared_memory(processes))
+            until(lambda: 3 in get_loaded_versions(folder), process, PATIENCE_S)
+            processes += family(process.pid)
             output = finish(process, PATIENCE_S)
         finally:
             process.kill()
     assert process.returncode == 0, output
-    check_faults_cost_nothing(folder, steps=4)
-    assert died(folder) == [f"lost its process {SCHEDULER}", "does not answer any more"]
+    check_no_losses(folder, steps=4)
+    assert get_deaths(folder) == [f"lost its process {SCHEDULER}", "no longer responds"]
     assert len(lives(folder, "generator-0")) == 3
-    check_nothing_is_left(folder, took_part, shared)
+    check_cleanup(folder, processes, shared)
 
 
-def test_a_server_of_somebody_else_may_stand_still_for_a_while_and_be_started_again(
-    tmp_path: Path, cold_start: RunFolder, servers: tuple[Shared, Shared], loop: asyncio.Runner
+def test_an_external_server_may_be_suspended_and_restarted(
+    tmp_path: Path, cold_start: RunFolder, servers: tuple[SharedServer, SharedServer], loop: asyncio.Runner
 ) -> None:
     shared, _ = servers
-    attached = attached_to(shared.server.url)
-    group = os.getpgid(min(shared.server.processes()))
+    attached = attach_to(shared.server.url)
+    group = os.getpgid(min(shared.server.list_processes()))
     with launch(tmp_path, *attached, *GROUPS, "rl.steps=4", *from_cold_start_of(cold_start)) as process:
         folder = RunFolder(tmp_path / "demo")
         try:
             stop_in_a_step(group, folder, 1, process)
             time.sleep(STOPPED_S)
             os.killpg(group, signal.SIGCONT)
-            until(lambda: 2 in loaded(folder), process, PATIENCE_S)
+            until(lambda: 2 in get_loaded_versions(folder), process, PATIENCE_S)
             assert len(lives(folder, "generator-0")) == 1
             stop_in_a_step(group, folder, 2, process)
             loop.run(shared.close())
@@ -106,9 +105,9 @@ def test_a_server_of_somebody_else_may_stand_still_for_a_while_and_be_started_ag
             output = finish(process, PATIENCE_S)
         finally:
             process.kill()
-            with contextlib.suppress(ProcessLookupError):  # other tests need it
+            with contextlib.suppress(ProcessLookupError):  # other tests use the server
                 os.killpg(group, signal.SIGCONT)
     assert process.returncode == 0, output
-    check_faults_cost_nothing(folder, steps=4)
-    assert died(folder) == ["silent"]
+    check_no_losses(folder, steps=4)
+    assert get_deaths(folder) == ["silent"]
     assert len(lives(folder, "generator-0")) == 2

@@ -1,4 +1,4 @@
-"""New weights for a real SGLang server, each way: what it then holds, and what its cache then finds."""
+"""Weight updates of a real SGLang server with each transport: its checksums and its cache."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ import torch
 from torch import Tensor
 
 from bus.messages import WeightsPublished
-from engine.checkpoint import save_model
 from engine.contract import WeightsRefused
+from engine.model.hf_checkpoint import save_model
 from engine.sglang.client import SGLangClient
-from engine.sglang.memory import ServerMemory
-from engine.sglang.protocol import GenerateAnswer, GenerateRequest, SamplingParams
-from engine.sglang.weights import WeightsWay, extra_key
-from engine.sglang.weights.checksums import Checksums
-from engine.sglang.weights.disk import DiskWeights
-from engine.sglang.weights.group import GroupWeights
-from engine.sglang.weights.published import PublishedLayout
-from engine.sglang.weights.tensor import TensorWeights
-from engine.weights import WeightsPublisher
+from engine.sglang.http_api import GenerateRequest, GenerateResponse, SamplingParams
+from engine.sglang.server_control import ServerMemory
+from engine.sglang.weights import WeightTransport, build_extra_key
+from engine.sglang.weights.buckets import PublishedLayout
+from engine.sglang.weights.checksums import ChecksumRegistry
+from engine.sglang.weights.from_disk import DiskTransport
+from engine.sglang.weights.from_distributed import ProcessGroupTransport
+from engine.sglang.weights.from_tensor import TensorTransport
+from engine.weight_transfer.shared_memory import WeightsPublisher
 from tests.engine.tiny_models import small_config, small_model, write_tokenizer
 from tests.sglang.environment import PYTHON
 
@@ -38,7 +38,7 @@ SHIMS = Path(__file__).parent / "shims"
 PORT = 31_200
 VOCABULARY = 280
 PROMPT = np.random.default_rng(0).integers(0, VOCABULARY, 100).tolist()
-WAYS = ("disk", "tensor", "group")
+TRANSPORTS = ("disk", "tensor", "group")
 BUCKET = 32 * 2**10  # several for the model
 FLAGS = (
     *(
@@ -56,17 +56,17 @@ FLAGS = (
 
 
 class Served(NamedTuple):
-    """A server that was started from a checkpoint with `parameters`, and what it was like before any update."""
+    """A server started from a checkpoint with `parameters`, and its state before any update."""
 
     loop: asyncio.Runner
     client: SGLangClient
-    ways: dict[str, WeightsWay]
+    transports: dict[str, WeightTransport]
     publisher: WeightsPublisher
     parameters: dict[str, Tensor]
     checksums: dict[str, str]
     logprobs: list[float]  # of the tokens that follow PROMPT greedily
 
-    def published(self, version: int, *, noise: float = 0.0) -> WeightsPublished:
+    def publish(self, version: int, *, noise: float = 0.0) -> WeightsPublished:
         generator = torch.Generator().manual_seed(version)
         noisy = {
             name: parameter + noise * torch.randn(parameter.shape, generator=generator)
@@ -85,23 +85,25 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     model = small_model(config=small_config(vocab_size=VOCABULARY, tie_word_embeddings=tied))
     save_model(folder / "model", model.config, model.state_dict(), folder / "tokenizer")
     layout = PublishedLayout(folder / "model", getattr(torch, dtype))
-    checksums = Checksums(folder / "checksums", "sglang-0")
-    ways = {
-        "disk": DiskWeights(layout, checksums, folder / "for_server"),
-        "tensor": TensorWeights(layout, checksums, BUCKET),
-        "group": GroupWeights(layout, checksums, BUCKET, timeout_s=60.0),
+    checksums = ChecksumRegistry(folder / "checksums", "sglang-0")
+    transports = {
+        "disk": DiskTransport(layout, checksums, folder / "for_server"),
+        "tensor": TensorTransport(layout, checksums, BUCKET),
+        "group": ProcessGroupTransport(layout, checksums, BUCKET, timeout_s=60.0),
     }
     process = start(folder, dtype)
     try:
         with asyncio.Runner() as loop:
             client = SGLangClient(f"http://127.0.0.1:{PORT}")
-            loop.run(until_ready(client, process))
-            began_with = dict(loop.run(client.checksums())[0].checksums)
-            logprobs = logprobs_of(loop.run(client.generate(asked(PROMPT, "before"))))
+            loop.run(wait_until_ready(client, process))
+            initial_checksums = dict(loop.run(client.weights.compute_checksums())[0].checksums)
+            logprobs = get_logprobs(loop.run(client.generate(make_request(PROMPT, "before"))))
             publisher = WeightsPublisher(folder / "published")
-            yield Served(loop, client, ways, publisher, dict(model.named_parameters()), began_with, logprobs)
-            for way in ways.values():
-                loop.run(way.close())
+            yield Served(
+                loop, client, transports, publisher, dict(model.named_parameters()), initial_checksums, logprobs
+            )
+            for transport in transports.values():
+                loop.run(transport.close())
             loop.run(client.close())
     finally:
         os.killpg(process.pid, signal.SIGKILL)
@@ -121,13 +123,13 @@ def start(folder: Path, dtype: str) -> subprocess.Popen[bytes]:
         )
 
 
-async def until_ready(client: SGLangClient, process: subprocess.Popen[bytes]) -> None:
-    while not await client.ready():
-        assert process.poll() is None, "the server has ended"
+async def wait_until_ready(client: SGLangClient, process: subprocess.Popen[bytes]) -> None:
+    while not await client.is_ready():
+        assert process.poll() is None, "the server exited"
         await asyncio.sleep(0.5)
 
 
-def asked(ids: list[int], key: str, tokens: int = 4, *, stream: bool = False) -> GenerateRequest:
+def make_request(ids: list[int], key: str, tokens: int = 4, *, stream: bool = False) -> GenerateRequest:
     return GenerateRequest(
         rid=os.urandom(8).hex(),
         input_ids=ids,
@@ -139,49 +141,53 @@ def asked(ids: list[int], key: str, tokens: int = 4, *, stream: bool = False) ->
     )
 
 
-def logprobs_of(answer: GenerateAnswer) -> list[float]:
+def get_logprobs(answer: GenerateResponse) -> list[float]:
     return [logprob for logprob, _, _ in answer.meta_info.output_token_logprobs if logprob is not None]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_server_holds_what_one_that_started_from_these_weights_holds(served: Served, way: str) -> None:
-    first = 10 + 2 * WAYS.index(way)
-    served.loop.run(served.ways[way].update(served.client, served.published(first, noise=0.1)))
-    changed = served.loop.run(served.client.checksums())[0].checksums
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_updated_server_has_the_checksums_of_one_started_from_these_weights(served: Served, transport: str) -> None:
+    first = 10 + 2 * TRANSPORTS.index(transport)
+    served.loop.run(served.transports[transport].update(served.client, served.publish(first, noise=0.1)))
+    changed = served.loop.run(served.client.weights.compute_checksums())[0].checksums
     assert all(changed[name] != checksum for name, checksum in served.checksums.items() if "cos_sin" not in name)
-    served.loop.run(served.ways[way].update(served.client, served.published(first + 1)))
-    assert served.loop.run(served.client.checksums())[0].checksums == served.checksums
-    assert served.loop.run(served.client.model_info()).weight_version == str(first + 1)
+    served.loop.run(served.transports[transport].update(served.client, served.publish(first + 1)))
+    assert served.loop.run(served.client.weights.compute_checksums())[0].checksums == served.checksums
+    assert served.loop.run(served.client.get_model_info()).weight_version == str(first + 1)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_prompt_cached_under_old_weights_is_computed_anew_while_requests_are_held(served: Served, way: str) -> None:
-    first = 20 + 2 * WAYS.index(way)
-    old, new = served.published(first, noise=0.1), served.published(first + 1)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_prompt_cached_under_old_weights_is_recomputed_while_requests_are_paused(
+    served: Served, transport: str
+) -> None:
+    first = 20 + 2 * TRANSPORTS.index(transport)
+    old, new = served.publish(first, noise=0.1), served.publish(first + 1)
 
-    async def run() -> tuple[GenerateAnswer, GenerateAnswer, GenerateAnswer]:
-        client, update = served.client, served.ways[way].update
+    async def run() -> tuple[GenerateResponse, GenerateResponse, GenerateResponse]:
+        client, update = served.client, served.transports[transport].update
         await update(client, old)
-        await client.generate(asked(PROMPT, extra_key(old)))
-        async with aclosing(client.generate_streamed(asked(PROMPT[::-1], extra_key(old), 1000, stream=True))) as held:
-            await anext(held)
+        await client.generate(make_request(PROMPT, build_extra_key(old)))
+        async with aclosing(
+            client.generate_streamed(make_request(PROMPT[::-1], build_extra_key(old), 1000, stream=True))
+        ) as running:
+            await anext(running)
             await update(client, new)
-            assert not await flushed_while_held(client)
-            last = [answer async for answer in held][-1]
-        # Alone again: what shares a batch is rounded otherwise.
-        stale = await client.generate(asked(PROMPT, extra_key(old)))
-        anew = await client.generate(asked(PROMPT, extra_key(new)))
-        return last, stale, anew
+            assert not await flush_while_paused(client)
+            last = [answer async for answer in running][-1]
+        # One request at a time: batching changes the rounding.
+        stale = await client.generate(make_request(PROMPT, build_extra_key(old)))
+        fresh = await client.generate(make_request(PROMPT, build_extra_key(new)))
+        return last, stale, fresh
 
-    last, stale, anew = served.loop.run(run())
+    last, stale, fresh = served.loop.run(run())
     assert [span.version for span in last.meta_info.weight_versions] == [str(first), str(first + 1)]
     assert stale.meta_info.cached_tokens == len(PROMPT) - 1
-    assert anew.meta_info.cached_tokens == 0
-    assert logprobs_of(stale) != served.logprobs
-    assert logprobs_of(anew) == served.logprobs
+    assert fresh.meta_info.cached_tokens == 0
+    assert get_logprobs(stale) != served.logprobs
+    assert get_logprobs(fresh) == served.logprobs
 
 
-async def flushed_while_held(client: SGLangClient) -> bool:
+async def flush_while_paused(client: SGLangClient) -> bool:
     await client.pause("in_place")
     try:
         return await client.flush_cache()
@@ -189,57 +195,57 @@ async def flushed_while_held(client: SGLangClient) -> bool:
         await client.resume()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_where_no_request_is_held_the_cache_is_dropped(served: Served, way: str) -> None:
-    first = 30 + 2 * WAYS.index(way)
-    old, new = served.published(first, noise=0.1), served.published(first + 1)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_without_paused_requests_the_cache_is_flushed(served: Served, transport: str) -> None:
+    first = 30 + 2 * TRANSPORTS.index(transport)
+    old, new = served.publish(first, noise=0.1), served.publish(first + 1)
 
-    async def run() -> GenerateAnswer:
+    async def run() -> GenerateResponse:
         for weights in (old, new):
-            await served.ways[way].update(served.client, weights)
-            answer = await served.client.generate(asked(PROMPT, extra_key(old)))
+            await served.transports[transport].update(served.client, weights)
+            answer = await served.client.generate(make_request(PROMPT, build_extra_key(old)))
         return answer
 
     answer = served.loop.run(run())
     assert answer.meta_info.cached_tokens == 0
-    assert logprobs_of(answer) == served.logprobs
+    assert get_logprobs(answer) == served.logprobs
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_weights_come_when_there_is_memory_for_them_and_before_that_of_the_cache(served: Served, way: str) -> None:
-    """A server on a CPU keeps what it is told to give back: only the order is tested."""
-    first, memory = 50 + 2 * WAYS.index(way), ServerMemory()
-    old, new = served.published(first, noise=0.1), served.published(first + 1)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_released_memory_is_resumed_for_weights_first_and_then_for_the_cache(served: Served, transport: str) -> None:
+    """A server on a CPU releases no memory: only the order is tested."""
+    first, memory = 50 + 2 * TRANSPORTS.index(transport), ServerMemory()
+    old, new = served.publish(first, noise=0.1), served.publish(first + 1)
 
-    async def run() -> GenerateAnswer:
-        client, update = served.client, served.ways[way].update
+    async def run() -> GenerateResponse:
+        client, update = served.client, served.transports[transport].update
         await update(client, old)
-        await client.generate(asked(PROMPT, extra_key(old)))
+        await client.generate(make_request(PROMPT, build_extra_key(old)))
         await memory.release(client)
         await memory.resume(client, "weights")
         await update(client, new)
         await memory.resume(client, "kv_cache")
-        return await client.generate(asked(PROMPT, extra_key(new)))
+        return await client.generate(make_request(PROMPT, build_extra_key(new)))
 
     answer = served.loop.run(run())
     assert {span.version for span in answer.meta_info.weight_versions} == {str(first + 1)}
-    assert logprobs_of(answer) == served.logprobs
+    assert get_logprobs(answer) == served.logprobs
 
 
-def test_a_server_without_the_group_goes_on_as_it_was_and_gets_another(served: Served) -> None:
-    group = served.ways["group"]
-    assert isinstance(group, GroupWeights)
+def test_an_update_with_a_lost_group_is_refused_and_the_next_one_creates_a_group(served: Served) -> None:
+    group = served.transports["group"]
+    assert isinstance(group, ProcessGroupTransport)
 
     async def run() -> None:
-        await group.update(served.client, served.published(40))
+        await group.update(served.client, served.publish(40))
         name = group.group_name
         assert name is not None
-        await served.client.destroy_group(name)
+        await served.client.weights.destroy_group(name)
         with pytest.raises(WeightsRefused, match=name):
-            await group.update(served.client, served.published(41, noise=0.1))
-        assert (await served.client.model_info()).weight_version == "40"
-        assert logprobs_of(await served.client.generate(asked(PROMPT, "41"))) == served.logprobs
-        await group.update(served.client, served.published(42, noise=0.1))
-        assert (await served.client.model_info()).weight_version == "42"
+            await group.update(served.client, served.publish(41, noise=0.1))
+        assert (await served.client.get_model_info()).weight_version == "40"
+        assert get_logprobs(await served.client.generate(make_request(PROMPT, "41"))) == served.logprobs
+        await group.update(served.client, served.publish(42, noise=0.1))
+        assert (await served.client.get_model_info()).weight_version == "42"
 
     served.loop.run(run())

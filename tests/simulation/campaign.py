@@ -1,4 +1,4 @@
-"""Small runs in which anything may happen to anybody, each as its seed says."""
+"""Small runs with faults of every kind in all processes, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -8,31 +8,41 @@ from typing import get_args
 from msgspec.structs import replace
 
 from bus.messages import RunFinished
-from configs.schema import Arbiter, Bus, Dialogue, Engine, Evaluation, Learner, Rl, Run, Sandbox
-from configs.sglang import Sglang
-from policies.scheduling import PolicyName
+from configs.schema import (
+    ArbiterConfig,
+    BusConfig,
+    DialogueConfig,
+    EngineConfig,
+    EvaluationConfig,
+    LearnerConfig,
+    RlConfig,
+    RunConfig,
+    SandboxConfig,
+)
+from configs.sglang_options import SGLangConfig
+from policies.arbiter.registry import PolicyName
 from tests.simulation.clock import run_virtually
 from tests.simulation.invariants import check
 from tests.simulation.world import Faults, World
 
-RUN = Run(
+RUN = RunConfig(
     name="simulated",
-    dialogue=Dialogue(prompt_tokens=16, response_tokens=400, max_calls_per_turn=2),
-    engine=Engine(kv_tokens=1024, num_engines=2),
-    sandbox=Sandbox(executors=2),
-    rl=Rl(steps=2, prompts=2, rollouts=2, refills=1),
+    dialogue=DialogueConfig(prompt_tokens=16, response_tokens=400, max_calls_per_turn=2),
+    engine=EngineConfig(kv_tokens=1024, num_engines=2),
+    sandbox=SandboxConfig(executors=2),
+    rl=RlConfig(steps=2, prompts=2, rollouts=2, max_refill_groups=1),
 )
 RL = (
     RUN.rl,
-    replace(RUN.rl, oversubscribe=1.5),  # what is left over is stopped
-    replace(RUN.rl, max_staleness=1, oversubscribe=1.5, leftovers="carry"),
+    replace(RUN.rl, group_oversampling=1.5),  # surplus groups are aborted
+    replace(RUN.rl, max_staleness=1, group_oversampling=1.5, surplus_groups="carry"),
     replace(RUN.rl, max_staleness=2),
 )
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 
-def plan(seed: int) -> tuple[Run, Faults]:
-    """Each policy with each kind of step in turn; each kind of fault now and then, often, or never."""
+def plan(seed: int) -> tuple[RunConfig, Faults]:
+    """Choose policy and step kind by seed, and draw a rate for each fault."""
     draw = random.Random(seed)
 
     def often(rate: float) -> float:
@@ -52,13 +62,15 @@ def plan(seed: int) -> tuple[Run, Faults]:
         evictions=often(0.03),
     )
     policy, rl = POLICIES[seed % len(POLICIES)], RL[seed % len(RL)]
-    window = draw.choice([65_536, 4 * rl.live_groups * rl.rollouts])  # the least that a run may have
+    window = draw.choice([65_536, 4 * rl.max_groups_in_flight * rl.rollouts])  # or minimal
     run = replace(
-        RUN, evaluation=Evaluation(draw.choice([0, 0, 0, 1])), learner=Learner(checkpoint_every=draw.choice([1, 2]))
+        RUN,
+        evaluation=EvaluationConfig(draw.choice([0, 0, 0, 1])),
+        learner=LearnerConfig(checkpoint_every=draw.choice([1, 2])),
     )
     if not rl.max_staleness and draw.random() < 0.5:
-        run = replace(run, engine=replace(run.engine, kind="sglang"), sglang=Sglang(colocate=True))
-    return replace(run, arbiter=Arbiter(policy), rl=rl, bus=Bus(window)), faults
+        run = replace(run, engine=replace(run.engine, kind="sglang"), sglang=SGLangConfig(colocate=True))
+    return replace(run, arbiter=ArbiterConfig(policy), rl=rl, bus=BusConfig(window)), faults
 
 
 def world_of(seed: int) -> World:
@@ -67,7 +79,7 @@ def world_of(seed: int) -> World:
 
 
 def play(world: World) -> World:
-    """To its end. Raises what breaks an invariant."""
+    """Run the world to its end and check all invariants."""
     assert run_virtually(world.live()) == RunFinished(world.run.rl.steps)
     check(world)
     return world

@@ -1,4 +1,7 @@
-"""An event loop whose clock jumps to the next timer: hours pass in milliseconds, and nothing depends on the machine."""
+"""An event loop with a virtual clock, which jumps to the next timer.
+
+Simulated hours take milliseconds, and runs do not depend on the speed of the machine.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ Result = TypeVar("Result")
 
 
 class Deadlock(Exception):
-    """Nothing is pending: everybody waits for somebody. The message names who waits where."""
+    """All tasks wait and no timer is pending. The message lists each task and its position."""
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Does not wait: it asks the loop to move its clock instead."""
+    """A selector that advances the clock of the loop instead of waiting."""
 
     loop: VirtualLoop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout == 0:  # there is something to do: who asks the kernel each time spends more on it than on the run
+        if timeout == 0:  # callbacks are ready: skip the costly system call
             return []
         ready = super().select(0)
         if not ready and timeout is None:
@@ -45,13 +48,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.now
 
     def call_soon_threadsafe(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:
-        """From this thread without waking the loop, which is awake."""
+        """Skip the wake-up of the loop for calls from its own thread."""
         if threading.get_ident() == self._thread:
             return self.call_soon(callback, *args, context=context)
         return super().call_soon_threadsafe(callback, *args, context=context)
 
 
 def run_virtually(main: Coroutine[Any, Any, Result]) -> Result:
-    """Like asyncio.run, on a clock of its own. Raises Deadlock."""
+    """Run a coroutine like asyncio.run, on a virtual clock. Raises Deadlock."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)

@@ -1,4 +1,7 @@
-"""An engine under a virtual clock: it says what a seed has drawn, as far as leases go, and keeps caches as a real one does."""
+"""A simulated engine under a virtual clock.
+
+The seed determines the generated text. Leases limit its length. Caches behave as in a real engine.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,16 @@ SAYINGS = (CALL, CALL + CALL, ANSWER, "I give up", "<tool_call>{</tool_call>")
 
 
 class Script:
-    """What each trajectory says, whichever engines it says it on."""
+    """The generated text of each trajectory, independent of the engine."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
         self._turns: dict[
             int, tuple[int, list[int]]
-        ] = {}  # by trajectory: where its present turn begins, and what it is
+        ] = {}  # by trajectory: start position and tokens of the current turn
 
     def left(self, trajectory_id: int, position: int) -> list[int]:
-        """What is still unsaid of the turn that goes on at `position`."""
+        """Return the remaining tokens of the turn at `position`, or of a new random turn."""
         began_at, saying = self._turns.get(trajectory_id, (-1, []))
         if not began_at <= position < began_at + len(saying):
             began_at, saying = position, [*TOKENIZER.encode(self._random.choice(SAYINGS), trusted=True), END]
@@ -35,8 +38,11 @@ class Script:
 
 
 class SayingEngine:
-    """Implements engine.contract.Engine. `trouble`: the probability that a turn fails, or ends before its time;
-    `evictions`: the probability that it has given up tokens by itself when it is asked for its load."""
+    """Implements engine.contract.Engine.
+
+    `trouble` is the probability that a turn fails, and also that it aborts early.
+    `evictions` is the probability that a load report counts an evicted token during a request.
+    """
 
     def __init__(
         self,
@@ -50,8 +56,8 @@ class SayingEngine:
         oversold: bool = False,
     ) -> None:
         self.version = version
-        self.running: dict[int, int] = {}  # pages by sequence, with all that its request may add
-        self.cached: OrderedDict[int, int] = OrderedDict()  # pages by sequence that no request is under way for
+        self.running: dict[int, int] = {}  # pages by sequence, including max_new_tokens
+        self.cached: OrderedDict[int, int] = OrderedDict()  # pages by idle sequence
         self._random, self._script = random, script
         self._pages = kv_tokens // PAGE_TOKENS
         self._trouble, self._evictions, self._oversold = trouble, evictions, oversold
@@ -81,8 +87,10 @@ class SayingEngine:
         return new
 
     def _admit(self, sequence: int, tokens: int) -> None:
-        """Leases alone never exceed what it has, unless the policy oversells; caches that were given up, and of which it
-        has not heard yet, go."""
+        """Reserve the pages of a request and evict the oldest caches that no longer fit.
+
+        The running requests alone fit in memory, unless the policy oversells.
+        """
         self.cached.pop(sequence, None)
         self.running[sequence] = self._pages_of(tokens)
         assert self._oversold or sum(self.running.values()) <= self._pages, "its leases exceed what it has"
@@ -112,7 +120,7 @@ class SayingEngine:
         if sequence_id in self._stops:
             self._stops[sequence_id].set()
 
-    def forget(self, sequence_id: int) -> None:
+    def release_cache(self, sequence_id: int) -> None:
         assert sequence_id not in self.running, "it is to forget what it works on"
         self.cached.pop(sequence_id, None)
 
@@ -122,7 +130,7 @@ class SayingEngine:
         await asyncio.sleep(self._random.expovariate(10))
         self.version = weights.version
 
-    def load(self) -> EngineLoad:
+    def get_load(self) -> EngineLoad:
         self._evicted += bool(self.running) and self._random.random() < self._evictions
         cached = sum(self.cached.values()) * PAGE_TOKENS
         return EngineLoad(
@@ -143,7 +151,7 @@ class SayingEngine:
 
     async def resume(self) -> None: ...
 
-    async def release(self) -> None:
+    async def sleep(self) -> None:
         assert not self.running, "it is to give back memory that it works in"
         await asyncio.sleep(self._random.expovariate(10))
         self.released = True

@@ -1,4 +1,4 @@
-"""What must hold after every simulated run, whatever happened in it."""
+"""Invariants of every simulated run, with or without faults."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from actors.decider_loop import REFUSED
-from actors.wiring import HEAD, ROLLOUT
+from actors.runtime.decider_loop import REFUSED_FINGERPRINT
+from bus.addresses import HEAD, ROLLOUT, parse_process
 from bus.codec import decode
-from bus.event_log import Event
-from bus.lanes import lane_of
+from bus.event_log.records import Event
+from bus.lanes import select_lane
 from bus.messages import AnyMessage, RunStarted, StartGroup, TrajectoryAborted, TrajectoryFailed, TrajectoryFinished
-from bus.transport import process_of
-from policies.arbiter import Arbiter
-from policies.group_buffer import GroupBuffer
-from policies.rollout import Rollout
+from policies.arbiter.arbiter import Arbiter
+from policies.groups.group_buffer import GroupBuffer
+from policies.rollout.rollout import Rollout
 from tests.simulation.replaying import replay
 from tests.simulation.world import World
 
@@ -32,15 +31,15 @@ def check(world: World) -> None:
 
 
 def launches(world: World, process: str) -> list[list[Event]]:
-    """The events of the process by launch; left out are those that were refused, and those that nobody lived to decide on."""
+    """Group the events of a process by launch, without refused and undecided events."""
     log, found = world.logs[process], list[list[Event]]()
     sessions: list[int] = []
     for event in log.events:
-        if event.kind == "RunStarted" and event.session not in sessions:
-            sessions.append(event.session)
+        if event.kind == "RunStarted" and event.epoch not in sessions:
+            sessions.append(event.epoch)
             found.append([])
         decision = log.decisions.get(event.seq)
-        if decision is not None and decision.effects != REFUSED:
+        if decision is not None and decision.effects != REFUSED_FINGERPRINT:
             found[-1].append(event)
     return found
 
@@ -50,7 +49,7 @@ def messages(events: Sequence[Event]) -> Iterator[AnyMessage]:
 
 
 def check_that_each_ends_once(world: World) -> None:
-    """In the last launch all that started, in an earlier one, which was killed, none twice."""
+    """In the last launch, each started trajectory ends once; in earlier launches, at most once."""
     started = [list(_started(events)) for events in launches(world, ROLLOUT)]
     heard = [[each for each in messages(events) if isinstance(each, End)] for events in launches(world, HEAD)]
     ended = [Counter(end.trajectory_id for end in ends) for ends in heard]
@@ -58,7 +57,7 @@ def check_that_each_ends_once(world: World) -> None:
     assert Counter(started[-1]) == ended[-1]
     assert len(started[-1]) == len(set(started[-1]))
     ends = [end for ends in heard for end in ends]
-    assert world.run.rl.oversubscribe > 1 or not any(isinstance(end, TrajectoryAborted) for end in ends)
+    assert world.run.rl.group_oversampling > 1 or not any(isinstance(end, TrajectoryAborted) for end in ends)
     assert {end.cause.partition(":")[0] for end in ends if isinstance(end, TrajectoryFailed)} <= CAUSES
 
 
@@ -69,7 +68,7 @@ def _started(events: Sequence[Event]) -> Iterator[int]:
 
 
 def check_the_steps(world: World) -> None:
-    """In their order, each once; nobody is trained on twice."""
+    """Steps are trained in order, each once, and no trajectory is trained on twice."""
     steps = list(range(1, world.run.rl.steps + 1))
     assert [batch.step for batch in world.batches] == steps
     written = [line.step for line in world.metrics if line.kind == "step"]
@@ -81,15 +80,15 @@ def check_the_steps(world: World) -> None:
 
 
 def check_the_links(world: World) -> None:
-    """No message twice, none lost, each lane in its order: the numbers of each link in the log, over all lives."""
+    """In each log, the message numbers of each link are consecutive within each session."""
     if world.faults.echoes:
         return
     for process, log in world.logs.items():
         links: dict[tuple[str, str], list[tuple[int, int]]] = {}
         for event in log.events:
-            if process_of(event.sender) != process:
-                link = (process_of(event.sender), lane_of(event.kind))
-                links.setdefault(link, []).append((event.session, event.number))
+            if parse_process(event.sender) != process:
+                link = (parse_process(event.sender), select_lane(event.kind))
+                links.setdefault(link, []).append((event.epoch, event.number))
         for link, numbers in links.items():
             assert numbers[0][1] == 0, f"{link} to {process} begins with {numbers[0]}"
             for (session, number), following in pairwise(numbers):
@@ -100,30 +99,33 @@ def check_the_links(world: World) -> None:
 
 
 def check_the_replay(world: World) -> None:
-    """Identical, what was refused included; leases are conserved at all times; at the end nobody holds or waits for
-    anything, and engines are in the books with the lives that they have."""
+    """A replay repeats all decisions, refusals included, and conserves leases after each event.
+
+    At the end no trajectory, lease, call or step is open, and the ledger has the current
+    incarnation of each engine.
+    """
     deciders = world.deciders()
     for decider in replay(world, deciders):
         if isinstance(decider, Arbiter) and world.run.arbiter.policy in ("kv", "kv_lookahead"):
-            assert all(0 <= each.leased_pages <= each.pages for each in decider.ledger.engines.values())
+            assert all(0 <= each.leased_pages <= each.total_pages for each in decider.ledger.engines.values())
     rollout, arbiter, buffer = deciders[ROLLOUT][ROLLOUT], deciders[HEAD]["arbiter"], deciders[HEAD]["buffer"]
     assert isinstance(rollout, Rollout) and isinstance(arbiter, Arbiter) and isinstance(buffer, GroupBuffer)
-    assert not rollout.trajectories and not rollout.waiting
+    assert not rollout.trajectories and not rollout.waiting_for_executor
     assert all(load.open_calls == 0 for load in rollout.placement.loads.values())
-    assert not arbiter.ledger.holdings
-    assert {name: engine.life for name, engine in arbiter.ledger.engines.items()} == world.engine_lives
+    assert not arbiter.ledger.accounts
+    assert {name: engine.incarnation for name, engine in arbiter.ledger.engines.items()} == world.engine_lives
     assert all(engine.leased_pages == 0 for engine in arbiter.ledger.engines.values())
-    assert not (buffer.state.steps or buffer.state.stopping or buffer.state.evaluation)
+    assert not (buffer.state.steps or buffer.state.aborting or buffer.state.evaluation)
 
 
 def check_the_engines(world: World) -> None:
-    """None works for anybody, or keeps a cache that nobody will ask for."""
+    """At the end no engine has a running turn or a cached trajectory."""
     for name, engine in world.engines.items():
         assert not engine.running, name
         assert not engine.cached, name
 
 
 def started_anew(world: World) -> int:
-    """How often the run was resumed."""
+    """Count the resumes of the run."""
     heard = [decode(event.frame).message for event in world.logs[HEAD].events if event.actor == "recipe"]
     return sum(isinstance(message, RunStarted) for message in heard) - 1

@@ -1,6 +1,7 @@
-"""The launcher's part under a virtual clock: the real supervisor and book of executors over processes that are tasks.
+"""A simulated launcher under a virtual clock.
 
-As actors.launcher: programs, sessions, who is told that an engine or an executor has left, and in which order all end.
+The supervisor and the executor registry are real. The processes are asyncio tasks. Programs,
+sessions, recipients of exit messages, and shutdown order match actors.launch.launcher.
 """
 
 from __future__ import annotations
@@ -10,33 +11,39 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from actors.children import Child, Children
-from actors.executors import Executors
-from actors.launcher import session_of
-from actors.supervisor import Program, Supervisor
-from actors.wiring import HEAD, LEARNER, ROLLOUT, executors, generators
-from bus.messages import CallsMoved, EngineLeft, ExecutorJoined, ExecutorProved, RunFinished, Shutdown
-from bus.transport import Bus, process_of
+from actors.launch.child_processes import ChildProcess, ChildProcesses
+from actors.launch.executor_registry import ExecutorRegistry
+from actors.launch.launcher import compute_link_epoch
+from actors.launch.supervisor import Program, Supervisor
+from actors.runtime.wiring import list_executors, list_generators
+from bus.addresses import HEAD, LEARNER, ROLLOUT, parse_process
+from bus.bus import Bus
+from bus.messages import CallsRescheduled, EngineLeft, ExecutorHealthy, ExecutorJoined, RunFinished, Shutdown
 from configs.run_folder import RunFolder
-from configs.schema import Run, Supervision
+from configs.schema import RunConfig, SupervisionConfig
 from tests.simulation.processes import SimulatedProcess
 
 _NEVER_S = 1e9
-_SETTINGS = Supervision(  # nobody is silent here, and however often somebody dies, the run goes on
-    restarts=10_000, backoff_s=0.1, settled_s=1e-6, heartbeat_s=_NEVER_S, silent_s=3 * _NEVER_S, start_s=3 * _NEVER_S
+_SETTINGS = SupervisionConfig(  # no heartbeat timeouts and practically unlimited restarts
+    restarts=10_000,
+    backoff_s=0.1,
+    failure_reset_s=1e-6,
+    heartbeat_s=_NEVER_S,
+    heartbeat_timeout_s=3 * _NEVER_S,
+    first_heartbeat_timeout_s=3 * _NEVER_S,
 )
 
-Begin = Callable[[str, int, int], SimulatedProcess]  # name, number of its life, session
+Begin = Callable[[str, int, int], SimulatedProcess]  # arguments: process name, life number, session
 
 
-class SimulatedChildren(Children):
+class SimulatedChildren(ChildProcesses):
     def __init__(self, begin: Begin) -> None:
         super().__init__(RunFolder(Path()))
         self._begin = begin
 
-    async def spawn(self, name: str, argv: Sequence[str], environment: object) -> Child:
+    async def spawn(self, name: str, argv: Sequence[str], environment: object) -> ChildProcess:
         life, session = argv
-        child = Child(name, self._begin(name, int(life), int(session)), Path(name))  # pyright: ignore
+        child = ChildProcess(name, self._begin(name, int(life), int(session)), Path(name))  # pyright: ignore
         self._children[name] = child
         return child
 
@@ -47,16 +54,16 @@ class SimulatedChildren(Children):
 class Launch:
     """One launch of the run."""
 
-    def __init__(self, run: Run, bus: Bus, boot: int, begin: Begin) -> None:
+    def __init__(self, run: RunConfig, bus: Bus, boot: int, begin: Begin) -> None:
         self.bus, self.boot = bus, boot
-        self.moved: list[CallsMoved] = []
+        self.moved: list[CallsRescheduled] = []
         self._finished: asyncio.Future[RunFinished] = asyncio.get_running_loop().create_future()
         self._following: asyncio.Future[None]
         self.children = SimulatedChildren(begin)
-        self.executing = Executors(executors(run), (ROLLOUT,), bus, self._anew)
-        working = {name: Program(partial(self._anew, name), left=self._engine_left) for name in generators(run)}
+        self.executing = ExecutorRegistry(list_executors(run), (ROLLOUT,), bus, self._anew)
+        working = {name: Program(partial(self._anew, name), on_exit=self._engine_left) for name in list_generators(run)}
         programs = {
-            **self.executing.programs(),
+            **self.executing.build_programs(),
             **{name: Program(self._again) for name in (HEAD, ROLLOUT)},
             **working,
             LEARNER: Program(partial(self._anew, LEARNER)),
@@ -64,20 +71,23 @@ class Launch:
         self.supervisor = Supervisor(programs, self.children, _SETTINGS)
 
     def _again(self, life: int) -> Sequence[str]:
-        return str(life), str(session_of(self.boot))
+        return str(life), str(compute_link_epoch(self.boot))
 
     def _anew(self, name: str, life: int) -> Sequence[str]:
-        return str(life), str(session_of(self.boot, life))
+        return str(life), str(compute_link_epoch(self.boot, life))
 
-    async def _engine_left(self, life: int, child: Child) -> None:
+    async def _engine_left(self, life: int, child: ChildProcess) -> None:
         left = EngineLeft(child.name, f"{child.name} was killed", life)
         for told in (f"{HEAD}/arbiter", f"{HEAD}/recipe", ROLLOUT):
             await self.bus.send(told, left)
 
     async def follow(self) -> RunFinished:
-        """Until it hears that the run is finished; then it goes on listening until `stop`."""
+        """Supervise the processes and return the RunFinished message.
+
+        Message handling continues until `stop`.
+        """
         self.supervisor.start()
-        giving_up = asyncio.ensure_future(self.supervisor.until_given_up())
+        giving_up = asyncio.ensure_future(self.supervisor.wait_for_failure())
         self._following = asyncio.ensure_future(self._follow())
         try:
             events = [giving_up, self._following, self._finished]
@@ -96,26 +106,26 @@ class Launch:
                 case RunFinished() as finished:
                     self._finished.set_result(finished)
                 case ExecutorJoined() as event:
-                    await self.executing.joined(event)
-                case ExecutorProved(executor=executor):
-                    self.supervisor.proved(process_of(executor))
-                case CallsMoved() as moved:
+                    await self.executing.on_joined(event)
+                case ExecutorHealthy(executor=executor):
+                    self.supervisor.mark_healthy(parse_process(executor))
+                case CallsRescheduled() as moved:
                     self.moved.append(moved)
                 case _:
                     pass
 
     async def stop(self) -> None:
-        """All but the head at once; then the head."""
+        """Shut down all processes except the head, then the head."""
         await self.die()
         others = [name for name in self.children.names if name != HEAD]
         for names in (others, [HEAD]):
             for name in names:
                 await self.bus.send(name, Shutdown())
             for name in names:
-                await self.children.running(name).wait()
+                await self.children.get_process(name).wait()
         await self.bus.close()
 
     async def die(self) -> None:
-        """Nobody is started any more, and nothing is heard."""
+        """Stop the supervisor and the message handling."""
         self._following.cancel()
         await self.supervisor.stop()

@@ -1,4 +1,4 @@
-"""The learner under a virtual clock: engine.learner without a model. What is on its disk survives its lives."""
+"""A simulation of engine.learner.learner without a model. Its disk survives restarts."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from random import Random
 
 import msgspec
 
+from bus.addresses import RECIPE
+from bus.bus import Bus
 from bus.codec import decode
-from bus.messages import BatchReady, MemoryLent, Row, Shutdown, StepTrained, WeightsPublished
-from bus.transport import Bus
-from engine.batches import check_versions
-from engine.loans import RECIPE, EnginesMemory
+from bus.messages import BatchReady, GpuMemoryGranted, Shutdown, StepTrained, TrainingSample, WeightsPublished
+from engine.learner.learner import EngineGpuMemory
+from engine.learner.minibatches import check_versions
 
 TRAINING_S = 1.0
 
 
 class Disk(msgspec.Struct):
-    """Of the learner."""
+    """The disk of the learner."""
 
     checkpoints: set[int] = set()
     journal: dict[int, bytes] = {}  # frames of batches, by step
-    batches: list[BatchReady] = []  # all that were trained on, in the order in which they first were
+    batches: list[BatchReady] = []  # all trained batches, ordered by first training
 
     def trained(self, batch: BatchReady) -> None:
-        """A step that is made again is made with the same rows."""
+        """Record a trained batch; a repeated step must have the same rows."""
         steps = {each.step: each for each in self.batches}
         if batch.step in steps:
             assert steps[batch.step] == batch, f"step {batch.step} is made again with other rows"
@@ -33,13 +34,13 @@ class Disk(msgspec.Struct):
             self.batches.append(batch)
 
     def go_back_to(self, step: int) -> None:
-        """As actors.launcher."""
+        """Delete all data after a step, like actors.launch.launcher."""
         self.journal.clear()
         self.checkpoints = {each for each in self.checkpoints if each <= step}
         self.batches = [batch for batch in self.batches if batch.step <= step]
 
-    def rows(self) -> list[Row]:
-        return [row for batch in self.batches for row in batch.rows]
+    def rows(self) -> list[TrainingSample]:
+        return [row for batch in self.batches for row in batch.samples]
 
 
 class SimulatedLearner:
@@ -48,14 +49,14 @@ class SimulatedLearner:
         bus: Bus,
         disk: Disk,
         random: Random,
-        memory: EnginesMemory,
+        memory: EngineGpuMemory,
         *,
         steps: int,
         checkpoint_every: int,
         staleness: int,
         computing: Callable[[], None],
     ) -> None:
-        """`computing` is called whenever it begins to, and is about to end."""
+        """`computing` is called at the start and before the end of each computation."""
         self._memory, self._computing = memory, computing
         self._bus, self._disk, self._random = bus, disk, random
         self._steps, self._checkpoint_every, self._staleness = steps, checkpoint_every, staleness
@@ -64,7 +65,7 @@ class SimulatedLearner:
         self._step = 0
 
     async def run(self, resume_step: int | None) -> None:
-        """Until Shutdown. `resume_step` as in engine.learner: None is the newest checkpoint."""
+        """Train until Shutdown. Without `resume_step`, resume from the newest checkpoint."""
         working, listening = asyncio.create_task(self._work(resume_step)), asyncio.create_task(self._listen())
         try:
             done, _ = await asyncio.wait([working, listening], return_when=asyncio.FIRST_COMPLETED)
@@ -90,8 +91,8 @@ class SimulatedLearner:
                     self._bus.acknowledge(delivery)
                     await self._batches.put(batch)
                     continue
-                case MemoryLent() as lent:
-                    self._memory.hear(lent)
+                case GpuMemoryGranted() as lent:
+                    self._memory.on_granted(lent)
                     self._bus.acknowledge(delivery)
                 case BatchReady():
                     self._bus.acknowledge(delivery)
@@ -101,7 +102,7 @@ class SimulatedLearner:
     async def _work(self, resume_step: int | None) -> None:
         disk = self._disk
         given = sorted(disk.journal)
-        await self._memory.take(-1)
+        await self._memory.acquire(-1)
         self._computing()
         begun = self._step = max(disk.checkpoints, default=0) if resume_step is None else resume_step
         await self._moment()
@@ -119,9 +120,9 @@ class SimulatedLearner:
 
     async def _train(self, batch: BatchReady, *, publish: bool) -> None:
         assert batch.step == self._step + 1, f"step {batch.step} cannot be trained after step {self._step}"
-        await self._memory.take(batch.step)
+        await self._memory.acquire(batch.step)
         self._computing()
-        check_versions(batch.rows, batch.step, self._staleness)
+        check_versions(batch.samples, batch.step, self._staleness)
         await asyncio.sleep(TRAINING_S)
         self._computing()
         self._disk.trained(batch)
@@ -137,5 +138,5 @@ class SimulatedLearner:
     async def _announce(self, step: int, metrics: dict[str, float], *, publish: bool) -> None:
         await self._bus.send(RECIPE, StepTrained(step, metrics))
         if publish:
-            self._memory.give_back()
+            self._memory.release()
             await self._bus.send(RECIPE, WeightsPublished(step, "/dev/shm/x", 4, "d"))

@@ -1,5 +1,7 @@
-"""The event log's interface, in memory and under the virtual clock: what is appended is committed a moment later, and a
-kill takes along what is not."""
+"""An in-memory event log under the virtual clock.
+
+Commits follow appends after a random delay; a kill loses all uncommitted records.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +9,21 @@ import asyncio
 from collections.abc import Callable, Iterator
 from random import Random
 
-from bus.event_log import Decision, Event
+from bus.event_log.records import Decision, Event
 
 _COMMITS_PER_S = 100.0
 
 
 class Kept:
-    """What survives: all that was committed, over all lives of a process."""
+    """The committed records of all incarnations of a process."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.decisions: dict[int, Decision] = {}
 
-    def first_of_session(self, session: int) -> int | None:
-        """As bus.event_reading.first_of_session."""
-        numbers = (event.seq for event in self.events if event.kind == "RunStarted" and event.session == session)
+    def find_epoch_start(self, epoch: int) -> int | None:
+        """Same as bus.event_log.reader.find_epoch_start."""
+        numbers = (event.seq for event in self.events if event.kind == "RunStarted" and event.epoch == epoch)
         return next(numbers, None)
 
     def since(self, seq: int) -> Iterator[tuple[Event, Decision | None]]:
@@ -30,9 +32,13 @@ class Kept:
 
 
 class MemoryLog:
-    """Of one life. Implements what actors.decider_loop asks of bus.event_log.EventLog."""
+    """The log of one incarnation.
 
-    full = False
+    It implements the methods of bus.event_log.writer.EventLog that actors.runtime.decider_loop
+    uses.
+    """
+
+    is_full = False
 
     def __init__(self, kept: Kept, random: Random, appended: Callable[[], object] = lambda: None) -> None:
         self._kept, self._random, self._appended = kept, random, appended
@@ -46,26 +52,26 @@ class MemoryLog:
     def kill(self) -> None:
         self._dead = True
 
-    def check(self) -> None:
+    def raise_if_failed(self) -> None:
         pass
 
     def append(
         self,
-        at: float,
+        time: float,
         actor: str,
         sender: str,
         kind: str,
-        trajectory: int | None,
+        trajectories: int | None,
         frame: bytes,
-        session: int = 0,
+        epoch: int = 0,
         number: int = 0,
     ) -> int:
         self._last += 1
-        self._put(Event(self._last, at, actor, sender, session, number, kind, trajectory, frame))
+        self._put(Event(self._last, time, actor, sender, epoch, number, kind, trajectories, frame))
         self._appended()
         return self._last
 
-    def decided(self, seq: int, effects: bytes, state: bytes | None) -> None:
+    def append_decision(self, seq: int, effects: bytes, state: bytes | None) -> None:
         self._put(Decision(seq, effects, state))
 
     def _put(self, record: Event | Decision) -> None:
@@ -74,7 +80,7 @@ class MemoryLog:
             self._loop.call_later(self._random.expovariate(_COMMITS_PER_S), self._commit)
 
     def _commit(self) -> None:
-        """All that is there, or all but the last decision. It is told a moment later."""
+        """Commit all pending records, sometimes without the last decision; schedule `on_commit`."""
         if self._dead:
             return
         records, self._pending = self._pending, []
@@ -90,6 +96,6 @@ class MemoryLog:
         self._loop.call_later(self._random.expovariate(10 * _COMMITS_PER_S), self._tell, len(self._kept.events))
 
     def _tell(self, seq: int) -> None:
-        if not self._dead and seq > self._told:  # one commit after the other
+        if not self._dead and seq > self._told:  # notify each commit once
             self._told = seq
             self.on_commit(seq)

@@ -1,8 +1,9 @@
-"""A network under a virtual clock: the real links of bus.links, over connections that delay, break, repeat and part.
+"""A network under a virtual clock: bus.transport.reliable_transport over faulty connections.
 
-A connection leads from one lane of a process to another process: parcels go one way, acknowledgements the other, each in
-their order. When it breaks, what is under way on it is lost. A parcel or an acknowledgement may come again later, in the
-middle of others. Between two processes that are parted nothing passes. What arrives where nobody lives is lost.
+A connection carries the packets of one lane of a process to another process, in order, and
+returns the acknowledgements, in order. A break loses all packets and acknowledgements in
+transit. Packets and acknowledgements may arrive a second time, out of order. A partition
+between two processes drops all traffic, and so does a dead receiver.
 """
 
 from __future__ import annotations
@@ -15,33 +16,33 @@ from random import Random
 
 import msgspec
 
+from bus.bus import Bus, Delivery, Inbox
 from bus.lanes import Lane
-from bus.links import Limits, Links
-from bus.parcels import Ack, Parcel
-from bus.transport import Bus, Delivery, Inbox
+from bus.transport.packets import Ack, Packet
+from bus.transport.reliable_transport import LinkLimits, ReliableTransport
 
-_APART_S = 1e-9  # between two parcels of a connection: the loop keeps no order among timers of one moment
-_WAITING = 4  # parcels that wait for a reader, before the sender is told that there is no room
-_PER_S = 200.0  # one over the mean delay
+_APART_S = 1e-9  # gap between packets: the loop does not order timers with equal times
+_WAITING = 4  # limit of unread packets per connection
+_PER_S = 200.0  # inverse of the mean delay
 
 
 class Weather(msgspec.Struct, frozen=True):
-    lags: float = 0.0  # share of all parcels and acknowledgements that take a second longer, and with them what follows
-    breaks: float = 0.0  # share of all parcels with which their connection breaks
-    repeats: float = 0.0  # share of all parcels and acknowledgements that come again
-    echoes: float = 0.0  # share of all frames to HEARS_TWICE that are received a second time: no link would do that
+    lags: float = 0.0  # share of packets and acknowledgements with 1 s extra delay
+    breaks: float = 0.0  # share of packets that break their connection
+    repeats: float = 0.0  # share of packets and acknowledgements that arrive twice
+    echoes: float = 0.0  # share of frames to HEARS_TWICE that are duplicated behind the link
 
 
 HEARS_TWICE = (
     "head",
     "rollout-",
     "generator-",
-)  # executors, the learner and the launcher do not look for what comes twice
+)  # executors, the learner and the launcher do not detect duplicates
 ECHO_WITHIN_S = 30.0
 
 
 class CheckedInbox(Inbox):
-    """Frames come once and in the order of their numbers, whatever their connection does. `heard` keeps them, with when."""
+    """An inbox that checks the order of frames and records their arrival times."""
 
     def __init__(self, bound: int, heard: list[tuple[float, Delivery]]) -> None:
         super().__init__(bound)
@@ -50,7 +51,7 @@ class CheckedInbox(Inbox):
 
     def put(self, lane: Lane, deliveries: Sequence[Delivery]) -> None:
         for one in deliveries:
-            link = (one.sender, lane, one.session)
+            link = (one.sender, lane, one.epoch)
             assert one.number == self._next.get(link, one.number), f"{link}: frame {one.number}, not {self._next[link]}"
             self._next[link] = one.number + 1
         now = asyncio.get_running_loop().time()
@@ -62,25 +63,25 @@ class CheckedInbox(Inbox):
 
 
 class Network:
-    def __init__(self, random: Random, weather: Weather, limits: Limits) -> None:
+    def __init__(self, random: Random, weather: Weather, limits: LinkLimits) -> None:
         self.random, self.weather, self.limits = random, weather, limits
-        self.members: dict[str, SimulatedWire] = {}  # those that live
+        self.members: dict[str, SimulatedWire] = {}  # the live processes
         self.happened: Counter[str] = Counter()
         self.heard: dict[
             tuple[str, int], list[tuple[float, Delivery]]
-        ] = {}  # by process and session: what came, and when
-        self._parted: dict[frozenset[str], float] = {}  # until when
+        ] = {}  # deliveries and their times, by process and session
+        self._parted: dict[frozenset[str], float] = {}  # end of each partition
 
     def join(self, process: str, session: int) -> Bus:
         heard = self.heard[process, session] = []
         inbox = CheckedInbox(self.limits.window_messages, heard)
-        links = Links(process, session, inbox, self.limits)
+        links = ReliableTransport(process, session, inbox, self.limits)
         links.wire = self.members[process] = wire = SimulatedWire(self, links)
-        inbox.when_drained = wire.read
+        inbox.on_drained = wire.read
         return Bus(process, inbox, links)
 
     def kill(self, process: str) -> None:
-        """Nothing that it still does reaches anybody."""
+        """Drop all later messages of a process."""
         self.members.pop(process).dead = True
         for member in self.members.values():
             member.carry_on(process)
@@ -90,7 +91,7 @@ class Network:
         self._parted[frozenset((one, other))] = asyncio.get_running_loop().time() + seconds
 
     def heal(self) -> None:
-        """From now on nothing breaks."""
+        """Stop all faults."""
         self._parted.clear()
         self.weather = Weather()
 
@@ -105,33 +106,33 @@ class Network:
 
 
 class SimulatedWire:
-    """Implements bus.links.Wire."""
+    """Implements bus.transport.reliable_transport.Wire."""
 
-    def __init__(self, network: Network, links: Links) -> None:
+    def __init__(self, network: Network, links: ReliableTransport) -> None:
         self.network, self.links = network, links
         self.dead = False
         self.process = links.process
         self._connections: dict[tuple[str, Lane], Connection] = {}
-        self._unread: defaultdict[Lane, deque[tuple[Connection, Parcel]]] = defaultdict(deque)
+        self._unread: defaultdict[Lane, deque[tuple[Connection, Packet]]] = defaultdict(deque)
         self.num_unread: Counter[Connection] = Counter()
 
-    # ---------------------------------------------------------------- what goes out
+    # ---------------------------------------------------------------- outgoing packets
 
-    def carry(self, process: str, lane: Lane, parcel: Parcel) -> bool:
+    def send(self, process: str, lane: Lane, packet: Packet) -> bool:
         if self.dead:
             return True
         connection = self._connections.get((process, lane))
         if connection is None:
             connection = self._connections[process, lane] = Connection(self, process, lane)
-        return connection.carry(parcel)
+        return connection.carry(packet)
 
     def carry_on(self, process: str) -> None:
-        """What waited to be read there has died with it."""
+        """Resume refused connections to a killed process."""
         for (to, _), connection in self._connections.items():
             if to == process:
                 connection.carry_on()
 
-    def part(self, process: str) -> None:
+    def disconnect(self, process: str) -> None:
         for key in [key for key in self._connections if key[0] == process]:
             self._connections.pop(key).break_down()
 
@@ -140,35 +141,35 @@ class SimulatedWire:
         if self.network.members.get(self.process) is self:
             del self.network.members[self.process]
 
-    # ---------------------------------------------------------------- what comes in
+    # ---------------------------------------------------------------- incoming packets
 
-    def arrived(self, connection: Connection, lane: Lane, parcel: Parcel) -> None:
-        if self.links.inbox.full(lane):
+    def arrived(self, connection: Connection, lane: Lane, parcel: Packet) -> None:
+        if self.links.inbox.is_full(lane):
             self._unread[lane].append((connection, parcel))
             self.num_unread[connection] += 1
         else:
             self._take(connection, lane, parcel)
 
-    def _take(self, connection: Connection, lane: Lane, parcel: Parcel) -> None:
-        incoming, weather = self.links.arrived, self.network.weather
+    def _take(self, connection: Connection, lane: Lane, parcel: Packet) -> None:
+        incoming, weather = self.links.on_packet, self.network.weather
         incoming(lane, parcel, partial(connection.answer, connection.num_broken))
         if weather.echoes and self.process.startswith(HEARS_TWICE):
             self._echo(lane, parcel)
 
-    def _echo(self, lane: Lane, parcel: Parcel) -> None:
+    def _echo(self, lane: Lane, parcel: Packet) -> None:
         draw, loop = self.network.random, asyncio.get_running_loop()
         inbox = self.links.inbox
         for number, frame in enumerate(parcel.frames, parcel.first):
             if draw.random() < self.network.weather.echoes and isinstance(inbox, CheckedInbox):
                 self.network.happened["echo"] += 1
-                delivery = Delivery(frame, parcel.sender, lane, parcel.session, number)
+                delivery = Delivery(frame, parcel.sender, lane, parcel.epoch, number)
                 after_s = draw.choice([draw.expovariate(1), draw.uniform(0, ECHO_WITHIN_S)])
                 loop.call_later(after_s, inbox.echo, lane, delivery)
 
     def read(self, lane: Lane) -> None:
-        """The inbox has room again."""
+        """Deliver unread packets while the inbox has room."""
         unread = self._unread[lane]
-        while unread and not self.links.inbox.full(lane):
+        while unread and not self.links.inbox.is_full(lane):
             connection, parcel = unread.popleft()
             self.num_unread[connection] -= 1
             self._take(connection, lane, parcel)
@@ -180,11 +181,11 @@ class Connection:
         self._wire, self._process, self._lane = wire, process, lane
         self._network = wire.network
         self._loop = asyncio.get_running_loop()
-        self._there = self._back = 0.0  # when the last parcel, and the last acknowledgement, arrives
+        self._there = self._back = 0.0  # arrival of the last packet and of the last acknowledgement
         self._refused = False
         self.num_broken = 0
 
-    def carry(self, parcel: Parcel) -> bool:
+    def carry(self, parcel: Packet) -> bool:
         receiver = self._network.members.get(self._process)
         if receiver is not None and receiver.num_unread[self] >= _WAITING:
             self._refused = True
@@ -205,12 +206,12 @@ class Connection:
     def carry_on(self) -> None:
         if self._refused and not self._wire.dead:
             self._refused = False
-            self._loop.call_soon(self._wire.links.carry_on, self._process, self._lane)
+            self._loop.call_soon(self._wire.links.on_writable, self._process, self._lane)
 
     def break_down(self) -> None:
         self.num_broken += 1
 
-    def _arrive(self, num_broken: int, parcel: Parcel) -> None:
+    def _arrive(self, num_broken: int, parcel: Packet) -> None:
         receiver = self._network.members.get(self._process)
         if self._is_lost(num_broken) or receiver is None:
             return
@@ -218,8 +219,8 @@ class Connection:
 
     def answer(self, num_broken: int, ack: Ack) -> None:
         receiver = self._network.members.get(self._process)
-        if num_broken != self.num_broken or receiver is None or receiver.links.session != ack.receiver:
-            return  # who says it is dead
+        if num_broken != self.num_broken or receiver is None or receiver.links.epoch != ack.receiver_epoch:
+            return  # the sender of the acknowledgement is dead
         self._back = at = max(self._back + _APART_S, self._loop.time() + self._network.delay_s())
         self._loop.call_at(at, self._hear, num_broken, ack)
         weather = self._network.weather
@@ -228,7 +229,7 @@ class Connection:
 
     def _hear(self, num_broken: int, ack: Ack) -> None:
         if not self._is_lost(num_broken) and not self._wire.dead:
-            self._wire.links.hear(self._process, self._lane, ack)
+            self._wire.links.on_ack(self._process, self._lane, ack)
 
     def _is_lost(self, num_broken: int) -> bool:
         return num_broken != self.num_broken or self._network.are_parted(

@@ -1,8 +1,8 @@
-"""`python -m tests.simulation.nightly [SEEDS] [--first N] [--kind faults]`: simulated runs over many more seeds than the tests have.
+"""`python -m tests.simulation.nightly [SEEDS] [--first N] [--kind faults]`: run many seeds.
 
-`faults`: anything happens to anybody (tests.simulation.campaign). `repeats`: engines are lost, and what deciders hear comes
-twice (tests.simulation.test_faults). Prints the seed, the history and the complaint of each run that breaks an invariant,
-and ends with exit code 1 if there is one.
+`faults` simulates faults of every kind (tests.simulation.campaign). `repeats` simulates engine
+losses and duplicate messages (tests.simulation.test_faults). For each run that breaks an
+invariant, the output has the seed, the history and the error; the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tests.simulation import campaign, test_faults
 from tests.simulation.world import World
 
 WORLDS = {"faults": campaign.world_of, "repeats": test_faults.world_of}
-_AT_ONCE = 20  # seeds that a process is given
+_AT_ONCE = 20  # seeds per task of a worker process
 
 
 def failure_of(world: World) -> str:
-    """Empty if all is as it should be."""
+    """The traceback of a failed run, or an empty string."""
     try:
         campaign.play(world)
     except Exception:
@@ -38,16 +38,16 @@ def failure_of(world: World) -> str:
 
 
 class Played(NamedTuple):
-    """A few seeds."""
+    """The result of one task."""
 
-    failures: list[tuple[int, str]]  # seed, history and complaint
+    failures: list[tuple[int, str]]  # seed; history and error
     deaths: Counter[str]
     num_events: int
 
 
 def play(kind: str, first: int, count: int) -> Played:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
-    gc.disable()  # what the runs leave is collected at the end, and not in the middle of them
+    gc.disable()  # collect garbage once, after all runs
     played = Played([], Counter(), 0)
     for seed in range(first, first + count):
         world = WORLDS[kind](seed)

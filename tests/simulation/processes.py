@@ -1,4 +1,4 @@
-"""A process that is none: it ends when it is told to."""
+"""A fake process, which exits at a call of `end`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class SimulatedProcess:
-    """As much of asyncio.subprocess.Process as is looked at."""
+    """The used part of asyncio.subprocess.Process."""
 
     def __init__(self) -> None:
         self.returncode: int | None = None
@@ -17,7 +17,7 @@ class SimulatedProcess:
         return self.returncode
 
     def end(self, code: int) -> None:
-        """The first one counts."""
+        """Set the exit code, unless the process has exited."""
         if self.returncode is None:
             self.returncode = code
             self._ended.set()

@@ -1,10 +1,15 @@
-"""The log of a simulated run, fed to deciders again."""
+"""Replay of the logs of a simulated run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from actors.decider_loop import REFUSED, encode_effects, fingerprint, state_fingerprint
+from actors.runtime.decider_loop import (
+    REFUSED_FINGERPRINT,
+    compute_fingerprint,
+    compute_state_fingerprint,
+    encode_effects,
+)
 from bus.codec import decode
 from bus.messages import ProtocolError
 from policies.decider import Decider
@@ -12,8 +17,11 @@ from tests.simulation.world import World
 
 
 def replay(world: World, deciders: Mapping[str, Mapping[str, Decider]]) -> Iterator[Decider]:
-    """Each event's decider, once it has decided as it did in the run: effects, state, or that it refused the event. On the
-    last events before all died, nobody may have decided."""
+    """Replay all events, compare each decision with the log, and yield the decider.
+
+    The comparison covers effects, state and refusals. The last events before a kill may have no
+    logged decision.
+    """
     for process, log in world.logs.items():
         for event in log.events:
             decider, envelope, decision = (
@@ -25,10 +33,10 @@ def replay(world: World, deciders: Mapping[str, Mapping[str, Decider]]) -> Itera
             try:
                 effects = decider.decide(event.time, envelope.message)
             except ProtocolError:
-                assert decision is None or decision.effects == REFUSED, where
+                assert decision is None or decision.effects == REFUSED_FINGERPRINT, where
                 yield decider
                 continue
             if decision is not None:
-                assert fingerprint(encode_effects(envelope.to, effects)) == decision.effects, where
-                assert state_fingerprint(decider.state_after(envelope.message)) == decision.state, where
+                assert compute_fingerprint(encode_effects(envelope.to, effects)) == decision.effects, where
+                assert compute_state_fingerprint(decider.get_state_after(envelope.message)) == decision.state, where
             yield decider

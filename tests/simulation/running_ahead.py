@@ -1,7 +1,8 @@
-"""A run in which rollouts may run ahead of the learner, as a queue of timed messages: the real deciders of head and rollout,
-and engines, executors and a learner that take their time. Links keep their own order; a seed draws all delays.
+"""A run with rollouts ahead of the learner, as a queue of timed messages.
 
-A decider that refuses an event ends the run: nobody here repeats himself.
+The deciders of head and rollout are real; engines, executors and the learner are simulated.
+Each link keeps its order, and a seed determines all delays. The run has no duplicate messages,
+so a refused event ends it with an error.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from actors.decider_loop import state_fingerprint
+from actors.runtime.decider_loop import compute_state_fingerprint
 from bus.messages import (
     AnswerGraded,
     AnswerSubmitted,
@@ -44,15 +45,16 @@ from bus.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from configs.schema import Run
-from engine.batches import check_versions
-from policies.accounting import Recorder
-from policies.arbiter import Arbiter
+from configs.schema import RunConfig
+from engine.learner.minibatches import check_versions
+from policies.arbiter.arbiter import Arbiter
 from policies.decider import Decider, Send
-from policies.group_buffer import GroupBuffer, Problem
+from policies.groups.group_buffer import GroupBuffer
+from policies.groups.group_starter import TokenizedProblem
 from policies.recipe import Recipe
-from policies.record import ids_to_bytes
-from policies.rollout import Rollout
+from policies.rollout.rollout import Rollout
+from policies.rollout.token_record import ids_to_bytes
+from policies.step_metrics import Recorder
 from tests.fakes import ANSWER, CALL, TOKENIZER, generated, rules
 
 SAYINGS = (CALL, *[ANSWER] * 3)
@@ -73,14 +75,16 @@ class Logged(NamedTuple):
     at: float
     event: AnyMessage
     effects: list[Send]
-    state: bytes | None  # its fingerprint
+    state: bytes | None  # fingerprint of the state
 
 
-def deciders_of(run: Run) -> dict[str, Decider]:
-    made = [Problem(f"q:{number}", "2", ids_to_bytes([65, 66, number])) for number in range(9)]
+def deciders_of(run: RunConfig) -> dict[str, Decider]:
+    made = [TokenizedProblem(f"q:{number}", "2", ids_to_bytes([65, 66, number])) for number in range(9)]
     limit = run.dialogue.response_tokens
     return {
-        "head/arbiter": Arbiter("kv_lookahead", limit, holder="rollout-0", completes=run.rl.oversubscribe > 1),
+        "head/arbiter": Arbiter(
+            "kv_lookahead", limit, rollout_address="rollout-0", ends_at_first_groups=run.rl.group_oversampling > 1
+        ),
         "head/buffer": GroupBuffer(run, made, made[:4]),
         "head/recipe": Recipe(run.rl.steps, run.evaluation.questions, 1.0, ENGINES, run.rl.max_staleness),
         "head/recorder": Recorder(run.rl.steps),
@@ -89,8 +93,10 @@ def deciders_of(run: Run) -> dict[str, Decider]:
 
 
 class RunningAhead:
-    def __init__(self, run: Run, seed: int, *, trouble: float = 0.0, training_s: float = 2.0, step: int = 0) -> None:
-        """`trouble` is the probability that a call or a grading fails. `step`: go on after that one, from `cursor`."""
+    def __init__(
+        self, run: RunConfig, seed: int, *, trouble: float = 0.0, training_s: float = 2.0, step: int = 0
+    ) -> None:
+        """`trouble` is the failure probability of calls; `step` is the last finished step."""
         self.run, self.trouble, self.training_s = run, trouble, training_s
         self.random = random.Random(seed)
         self.deciders = deciders_of(run)
@@ -132,7 +138,7 @@ class RunningAhead:
 
     def _decide(self, now: float, actor: str, event: AnyMessage) -> None:
         effects = list(self.deciders[actor].decide(now, event))
-        state = state_fingerprint(self.deciders[actor].state_after(event))
+        state = compute_state_fingerprint(self.deciders[actor].get_state_after(event))
         self.log.append(Logged(actor, now, event, effects, state))
         if actor == "head/buffer" and isinstance(event, TrajectoryFinished | TrajectoryFailed | TrajectoryAborted):
             self.ends[event.trajectory_id].append(event)
@@ -141,7 +147,7 @@ class RunningAhead:
             if isinstance(send.message, StartGroup):
                 self.started.append(send.message)
 
-    # ---------------------------------------------------------------- those who work
+    # ------------------------------------- engines, executors and learner
 
     def _serve(self, now: float, sender: str, to: str, message: AnyMessage) -> None:
         match message:
@@ -156,7 +162,7 @@ class RunningAhead:
                 self._versions[to].append((self._arrival[to, "head/recipe"], version))
             case TurnRequested():
                 self._begin_turn(now, to, sender, message)
-            case Turn():  # its end
+            case Turn():  # end of the turn
                 if self.turns.get(message.request.trajectory_id) is message:
                     self._end_turn(now, to, sender, message, message.finish)
             case TurnAborted(trajectory_id=tid):
@@ -182,7 +188,7 @@ class RunningAhead:
                 pass
 
     def _train(self, now: float, batch: BatchReady) -> None:
-        check_versions(batch.rows, batch.step, self.run.rl.max_staleness)
+        check_versions(batch.samples, batch.step, self.run.rl.max_staleness)
         self.batches.append(batch)
         self._learner_free = max(self._learner_free, now) + self.training_s
         after = self._learner_free - now
@@ -200,7 +206,7 @@ class RunningAhead:
         self._send(sender, engine, turn, now, TOKEN_S * len(text))  # pyright: ignore[reportArgumentType] - to itself
 
     def _end_turn(self, now: float, engine: str, sender: str, turn: Turn, finish: str) -> None:
-        """Each token bears the version that the engine held when it made it."""
+        """Give each token the weight version of the engine at its time."""
         request = turn.request
         del self.turns[request.trajectory_id]
         text = turn.text[: int((now - turn.began) / TOKEN_S)] if finish == "abort" else turn.text

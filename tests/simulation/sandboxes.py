@@ -1,4 +1,4 @@
-"""A sandbox under a virtual clock: a cell's output is its place among those that the notebook remembers."""
+"""A sandbox under a virtual clock. The output of a cell is its number in the notebook."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandbox.contract import CodeResult, Grade, Isolation, SandboxFailure
 
 
 class NotebookSandbox:
-    """Implements sandbox.contract.Sandbox. `trouble` is the probability that a call or a grading fails."""
+    """A sandbox.contract.Sandbox; `trouble` is the failure probability of calls and gradings."""
 
     def __init__(self, random: Random, trouble: float) -> None:
         self._random, self._trouble = random, trouble
@@ -45,15 +45,15 @@ class NotebookSandbox:
             raise SandboxFailure("gone")
         return Grade(self._random.random() < 0.5, 0.01)
 
-    async def until_broken(self) -> NoReturn:
+    async def wait_until_broken(self) -> NoReturn:
         while True:
             await asyncio.Event().wait()
 
-    def restore_session(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None:
+    def restore_notebook(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None:
         assert trajectory_id not in self._notebooks
         self._notebooks[trajectory_id] = [cell.call for cell in cells]
 
-    async def end_session(self, trajectory_id: int) -> None:
+    async def end_notebook(self, trajectory_id: int) -> None:
         self._notebooks.pop(trajectory_id, None)
 
     async def close(self) -> None:

@@ -1,5 +1,4 @@
-"""Engines that die and come back, answers that come late, messages that come twice, and links that overtake each other,
-under a virtual clock."""
+"""Runs with engine restarts, late answers and duplicate messages under a virtual clock."""
 
 from __future__ import annotations
 
@@ -10,35 +9,36 @@ from typing import get_args
 import pytest
 from msgspec.structs import replace
 
-from actors.decider_loop import REFUSED
+from actors.runtime.decider_loop import REFUSED_FINGERPRINT
 from bus.messages import RunFinished
-from configs.schema import Arbiter as ArbiterSection
-from configs.schema import Dialogue, Engine, Evaluation, Rl, Run
-from policies.scheduling import PolicyName
+from configs.schema import ArbiterConfig as ArbiterSection
+from configs.schema import DialogueConfig, EngineConfig, EvaluationConfig, RlConfig, RunConfig
+from policies.arbiter.registry import PolicyName
 from tests.simulation.clock import run_virtually
 from tests.simulation.invariants import check_that_each_ends_once, check_the_engines, check_the_replay, check_the_steps
+from tests.simulation.seeds import select_seeds
 from tests.simulation.world import Faults, World
 
-RUN = Run(
+RUN = RunConfig(
     name="simulated",
-    dialogue=Dialogue(prompt_tokens=16, response_tokens=400, max_calls_per_turn=2),
-    engine=Engine(kv_tokens=1024, num_engines=3),  # room for two trajectories in the worst case, of forty-eight
-    rl=Rl(steps=2, prompts=3, rollouts=4, refills=2),
-    evaluation=Evaluation(questions=2),
+    dialogue=DialogueConfig(prompt_tokens=16, response_tokens=400, max_calls_per_turn=2),
+    engine=EngineConfig(kv_tokens=1024, num_engines=3),  # room for two of 48 trajectories
+    rl=RlConfig(steps=2, prompts=3, rollouts=4, max_refill_groups=2),
+    evaluation=EvaluationConfig(questions=2),
 )
 RL = (
     RUN.rl,
-    replace(RUN.rl, oversubscribe=1.5),  # what is left over is stopped
-    replace(RUN.rl, steps=3, max_staleness=1, oversubscribe=1.5, leftovers="carry"),
-    replace(RUN.rl, steps=4, max_staleness=2, oversubscribe=1.5),
+    replace(RUN.rl, group_oversampling=1.5),  # surplus groups are aborted
+    replace(RUN.rl, steps=3, max_staleness=1, group_oversampling=1.5, surplus_groups="carry"),
+    replace(RUN.rl, steps=4, max_staleness=2, group_oversampling=1.5),
 )
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 FAULTS = Faults(engine_deaths=0.1, echoes=0.05, lags=0.05, evictions=0.1)
-SEEDS = [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 200))]  # a fifth for each policy
+SEEDS = select_seeds(200, fast=range(5), per_change=20)  # a fifth for each policy
 
 
 def world_of(seed: int) -> World:
-    """Each policy with each kind of step in turn."""
+    """Choose policy and step kind by seed."""
     policy, rl = POLICIES[seed % len(POLICIES)], RL[seed % len(RL)]
     run = replace(RUN, arbiter=ArbiterSection(policy), rl=rl)
     return World(run, seed, trouble=0.05, faults=replace(FAULTS, executor_deaths=0.1 * (seed % 2)))
@@ -52,7 +52,7 @@ def live(seed: int) -> World:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_trajectory_ends_once_whatever_engines_do_and_whatever_comes_twice(seed: int) -> None:
+def test_every_trajectory_ends_once_under_engine_faults_and_duplicates(seed: int) -> None:
     check_that_each_ends_once(live(seed))
     check_the_steps(live(seed))
 
@@ -67,7 +67,7 @@ def test_a_replay_with_lost_engines_and_refused_events_is_identical_and_nothing_
     check_the_replay(live(seed))
 
 
-def test_the_seeds_contain_what_they_are_to_test() -> None:
+def test_the_seeds_cover_the_tested_faults() -> None:
     worlds = [live(seed) for seed in range(5)]
     assert sum(world.deaths["generator"] for world in worlds) > 10
     refused = Counter(
@@ -75,9 +75,9 @@ def test_the_seeds_contain_what_they_are_to_test() -> None:
         for world in worlds
         for log in world.logs.values()
         for event in log.events
-        if log.decisions[event.seq].effects == REFUSED
+        if log.decisions[event.seq].effects == REFUSED_FINGERPRINT
     )
-    of_trajectories = ("LeaseRequested", "LeaseGranted", "LeaseParked", "LeaseReleased", "TurnGenerated", "TurnFailed")
+    of_trajectories = ("LeaseRequested", "LeaseGranted", "LeasePaused", "LeaseReleased", "TurnGenerated", "TurnFailed")
     of_lives = ("EngineJoined", "EngineLeft", "EngineLoadReported", "StartGroup")
     assert all(refused[kind] > 0 for kind in (*of_trajectories, *of_lives)), refused
     seen = Counter(event.kind for world in worlds for log in world.logs.values() for event in log.events)

@@ -1,22 +1,22 @@
-"""Who waits for what in a simulated run, by name."""
+"""Descriptions of the pending waits of a simulated run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from actors.wiring import HEAD, ROLLOUT
-from policies.arbiter import Arbiter
-from policies.group_buffer import GroupBuffer
+from bus.addresses import HEAD, ROLLOUT
+from policies.arbiter.arbiter import Arbiter
+from policies.groups.group_buffer import GroupBuffer
 from policies.recipe import Recipe
-from policies.rollout import Rollout
+from policies.rollout.rollout import Rollout
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
 def who_waits(world: World) -> str:
-    """By the states of the deciders that live, and by what their peers have not acknowledged."""
+    """List the waits of live deciders and the unacknowledged messages."""
     return "; ".join(_waits(world)) or "nobody"
 
 
@@ -39,20 +39,20 @@ def _wait_of(decider: object) -> Iterator[str]:
             where = each.engine if each.phase == "generating" else each.executor if each.open_calls else "the arbiter"
             yield f"trajectory {each.trajectory_id} is {each.phase} since {each.since:.3f} s, and waits for {where or 'an executor'}"
     elif isinstance(decider, Arbiter):
-        for holding in decider.ledger.holdings.values():
+        for holding in decider.ledger.accounts.values():
             if holding.state == "waiting":
-                yield f"trajectory {holding.trajectory_id} waits for room since {holding.since:.3f} s"
+                yield f"trajectory {holding.trajectory_id} waits for room since {holding.waiting_since:.3f} s"
     elif isinstance(decider, GroupBuffer):
         for step, collection in decider.state.steps.items():
-            yield f"step {step} waits for the groups {sorted(collection.open)}"
+            yield f"step {step} waits for the groups {sorted(collection.open_groups)}"
         if decider.state.evaluation is not None:
-            yield f"an evaluation waits for the groups {sorted(decider.state.evaluation.open)}"
+            yield f"an evaluation waits for the groups {sorted(decider.state.evaluation.open_groups)}"
     elif isinstance(decider, Recipe):
-        if (loan := decider.state.open_loan) is not None:
+        if (loan := decider.state.open_handover) is not None:
             yield f"the recipe has lent memory, or is to: {loan}"
         newest = decider.state.version
         for name, engine in decider.state.engines.items():
-            if engine.holds < newest:
-                yield f"the recipe waits for {name}/{engine.life} to load version {newest}"
-        if decider.state.held >= decider.state.trained:
-            yield f"the recipe has trained step {decider.state.trained}, and waits for the next or for evaluations {decider.state.evaluations}"
+            if engine.loaded_version < newest:
+                yield f"the recipe waits for {name}/{engine.incarnation} to load version {newest}"
+        if decider.state.synced_version >= decider.state.last_trained_step:
+            yield f"the recipe has trained step {decider.state.last_trained_step}, and waits for the next or for evaluations {decider.state.pending_evaluations}"

@@ -1,10 +1,12 @@
-"""A whole run in one process under a virtual clock: the real deciders, links, receive loops, recovery, generators,
-executors and supervisor, and an unreliable world.
+"""A whole run in one process under a virtual clock, with injected faults.
 
-Frames take a time that a seed draws, over connections that break, repeat and part (tests.simulation.network). Engines and
-sandboxes break now and then. Every process is killed in the middle of its work and comes back as the launcher starts it
-again: who decides from its log, the learner from its checkpoint and journal, the others anew; or all of them are killed
-at once, with or without the launcher, and the run is resumed.
+The deciders, links, receive loops, recovery, generators, executors and supervisor are real.
+
+The seed determines the delay of each frame. Connections break, repeat frames, and partition
+(tests.simulation.network). Engines and sandboxes fail at random. Each process is killed during its
+work, and the launcher restarts it: a decider process recovers from its log, the learner from its
+checkpoint and journal, and the other processes start without state. A disaster kills all processes,
+with or without the launcher; if the launcher is killed, a new launch resumes the run.
 """
 
 from __future__ import annotations
@@ -17,37 +19,38 @@ from typing import Any
 
 import msgspec
 
-from actors.decider_loop import DeciderLoop
-from actors.deciding import go_on
 from actors.executor import Executor
 from actors.generator import Generator
-from actors.head import newest_whole
-from actors.launcher import session_of
-from actors.problems import Problems
-from actors.recovery import Recovery
-from actors.wiring import HEAD, LAUNCHER, LEARNER, ROLLOUT, executors, head_deciders
+from actors.launch.launcher import compute_link_epoch
+from actors.runtime.decider_loop import DeciderLoop
+from actors.runtime.decider_process import resume_from_log
+from actors.runtime.prompts import ProblemSets
+from actors.runtime.recovery import Recovery
+from actors.runtime.resume_point import choose_newest_complete_step
+from actors.runtime.wiring import build_head_deciders, list_executors
+from bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
+from bus.bus import Bus
 from bus.codec import decode, encode
-from bus.links import Limits
 from bus.messages import (
     AnyMessage,
     BatchReady,
     BufferCursor,
-    CallsMoved,
+    CallsRescheduled,
     Envelope,
     MetricsRecorded,
     RunFinished,
     RunStarted,
     StepCollected,
 )
-from bus.transport import Bus
-from configs.schema import Run
-from engine.loans import EnginesMemory
+from bus.transport.reliable_transport import LinkLimits
+from configs.schema import RunConfig
+from engine.learner.learner import EngineGpuMemory
 from policies.decider import Decider
-from policies.group_buffer import Problem
+from policies.groups.group_starter import TokenizedProblem
 from policies.recipe import Recipe
-from policies.record import ids_to_bytes
-from policies.rollout import Rollout
-from policies.trajectory import Rules
+from policies.rollout.rollout import Rollout
+from policies.rollout.token_record import ids_to_bytes
+from policies.rollout.trajectory import Rules
 from tests.fakes import TOKENIZER, rules
 from tests.simulation.engines import SayingEngine, Script
 from tests.simulation.launching import Launch
@@ -58,25 +61,25 @@ from tests.simulation.processes import SimulatedProcess
 from tests.simulation.sandboxes import NotebookSandbox
 from tests.simulation.waiting import who_waits
 
-UNREST_S = 300.0  # virtual, from the beginning: then nobody is killed any more, and nothing breaks
-PATIENCE_S = 600.0  # virtual; a run that takes longer waits for something that never comes
-SETTLE_S = 15.0  # virtual: what was lost is asked for, what was sent twice has come
+UNREST_S = 300.0  # virtual time from the start; all faults end then
+PATIENCE_S = 600.0  # virtual time; a longer run is a deadlock
+SETTLE_S = 15.0  # virtual time for retransmissions and duplicate frames
 _EXECUTOR, _GENERATOR = "executor", "generator"
 
 
 class Faults(Weather, frozen=True):
-    engine_deaths: float = 0.0  # that an engine dies a second; it comes back
+    engine_deaths: float = 0.0  # rate per second and process; the launcher restarts it
     executor_deaths: float = 0.0
     learner_deaths: float = 0.0
-    decider_deaths: float = 0.0  # share of the events of head and rollout at which the process is killed
-    false_starts: float = 0.0  # share of all lives that end as they begin
-    disasters: float = 0.0  # a second: all die at once, every other time with the launcher
-    partitions: float = 0.0  # a second: between two processes nothing passes for a while
-    evictions: float = 0.0  # share of an engine's reports in which it has given up tokens by itself
+    decider_deaths: float = 0.0  # probability of a kill per event of head or rollout
+    false_starts: float = 0.0  # probability of a kill at the start of a life
+    disasters: float = 0.0  # rate per second: all processes die, half the time with the launcher
+    partitions: float = 0.0  # rate per second: two processes lose their connection for some time
+    evictions: float = 0.0  # probability of an eviction per load report of an engine
 
 
 class Life(msgspec.Struct, eq=False):
-    """Of one process, in one launch."""
+    """One life of one process in one launch."""
 
     name: str
     number: int
@@ -88,28 +91,28 @@ class Life(msgspec.Struct, eq=False):
 
 
 class World:
-    def __init__(self, run: Run, seed: int, trouble: float, faults: Faults | None = None) -> None:
-        """`trouble` is the probability that an answer is a failure of infrastructure."""
+    def __init__(self, run: RunConfig, seed: int, trouble: float, faults: Faults | None = None) -> None:
+        """`trouble` is the probability of an infrastructure failure per answer."""
         self.run, self.trouble, self.faults = run, trouble, faults or Faults()
         self.random = random.Random(seed)
         self.network: Network
         self.launch: Launch
-        self.lives: dict[str, Life] = {}  # the present ones
-        self.deaths: Counter[str] = Counter()  # by kind of process
-        self.checked_loans = 0  # engines that had given their memory to a learner that computes
+        self.lives: dict[str, Life] = {}  # current lives by process name
+        self.deaths: Counter[str] = Counter()  # number of kills by kind of process
+        self.checked_loans = 0  # number of engines checked during a memory loan
         self.history: list[str] = []
-        self.settling = False  # nothing happens any more
-        self.first_step = 0  # after which the present launch went on
-        self.without_line: set[int] = set()  # steps that a launch went on from for want of another one that is whole
+        self.settling = False  # no further faults
+        self.first_step = 0  # the current launch resumes after this step
+        self.without_line: set[int] = set()  # steps without a metrics line, up to a resume step
         self.logs = {HEAD: Kept(), ROLLOUT: Kept()}
-        self.present: dict[str, Mapping[str, Decider]] = {}  # deciders of the present lives
-        self.engines: dict[str, SayingEngine] = {}  # those of the present lives
+        self.present: dict[str, Mapping[str, Decider]] = {}  # deciders by process
+        self.engines: dict[str, SayingEngine] = {}  # engines by generator, current lives only
         self.disk = Disk()
         self.metrics: list[MetricsRecorded] = []
-        self.moved: list[CallsMoved] = []
+        self.moved: list[CallsRescheduled] = []
         self.script = Script(self.random)
         self._broken: asyncio.Future[None]
-        self._over: asyncio.Future[None]  # the launcher is dead
+        self._over: asyncio.Future[None]  # done when the launcher is killed
 
     @property
     def batches(self) -> list[BatchReady]:
@@ -119,9 +122,9 @@ class World:
     def engine_lives(self) -> dict[str, int]:
         return {name: life.number for name, life in self.lives.items() if name.startswith(_GENERATOR)}
 
-    def problems(self) -> Problems:
-        made = [Problem(f"q:{number}", "2", ids_to_bytes([65, 66, number])) for number in range(9)]
-        return Problems(made, made[:4])
+    def problems(self) -> ProblemSets:
+        made = [TokenizedProblem(f"q:{number}", "2", ids_to_bytes([65, 66, number])) for number in range(9)]
+        return ProblemSets(made, made[:4])
 
     @property
     def rules(self) -> Rules:
@@ -130,17 +133,20 @@ class World:
 
     def deciders(self) -> dict[str, Mapping[str, Decider]]:
         rollout = Rollout(self.rules, TOKENIZER)
-        return {HEAD: head_deciders(self.run, self.problems()), ROLLOUT: {ROLLOUT: rollout}}
+        return {HEAD: build_head_deciders(self.run, self.problems()), ROLLOUT: {ROLLOUT: rollout}}
 
     # ---------------------------------------------------------------- the run
 
     async def live(self) -> RunFinished:
-        """Until the run is finished, all is quiet, and all processes have ended. Raises Deadlock, and what broke."""
+        """Run until completion, check that the bus is idle, and stop all processes.
+
+        Raises Deadlock, or the first error of any process.
+        """
         loop = asyncio.get_running_loop()
         self._broken = loop.create_future()
         loop.set_exception_handler(lambda _, context: self._break(context.get("exception") or Exception(str(context))))
         self.network = Network(
-            self.random, self.faults, Limits(self.run.bus.queue_messages, acknowledge_after_s=0.1, ask_after_s=1.0)
+            self.random, self.faults, LinkLimits(self.run.bus.queue_messages, ack_delay_s=0.1, probe_after_s=1.0)
         )
         happening = [asyncio.create_task(each) for each in (self._part_some(), self._kill_all())]
         calming = loop.call_at(UNREST_S, self._calm, happening)
@@ -164,12 +170,12 @@ class World:
         self.network.heal()
 
     async def _until_finished(self) -> RunFinished:
-        """Launch after launch."""
+        """Start launches until one finishes the run."""
         for boot in range(1, 1_000):
             self._over = asyncio.get_running_loop().create_future()
             if boot > 1:
                 self._resume()
-            bus = self.network.join(LAUNCHER, session_of(boot))
+            bus = self.network.join(LAUNCHER, compute_link_epoch(boot))
             self.launch = Launch(self.run, bus, boot, self._begin)
             following = asyncio.create_task(self.launch.follow(), name=LAUNCHER)
             events = [following, self._broken, self._over]
@@ -187,25 +193,28 @@ class World:
         raise AssertionError("it never came to its end")
 
     def _resume(self) -> None:
-        """As actors.launcher with --resume."""
+        """Resume the run as actors.launch.launcher does with --resume."""
         known = {0, *self._cursors()}
         written = {line.step for line in self.metrics if line.kind == "step"}
-        self.first_step = newest_whole(known & self.disk.checkpoints, written) or 0
+        self.first_step = choose_newest_complete_step(known & self.disk.checkpoints, written) or 0
         self.without_line |= {*range(1, self.first_step + 1)} - written
         self.disk.go_back_to(self.first_step)
         self.metrics = [line for line in self.metrics if line.step <= self.first_step] if self.first_step else []
 
     def _cursors(self) -> dict[int, BufferCursor]:
-        """As actors.head has them."""
+        """Return the buffer cursor of each collected step, as actors.runtime.resume_point does."""
         collected = [decode(event.frame).message for event in self.logs[HEAD].events if event.kind == "StepCollected"]
         return {message.step: message.cursor for message in collected if isinstance(message, StepCollected)}
 
     def _check_that_all_is_quiet(self) -> None:
-        """Whoever lives; for an executor that is dead just now, something may be held until it is back."""
+        """Check that no live process has unacknowledged or unread messages.
+
+        Messages for a dead executor may remain until its restart.
+        """
         dead = {name for name, life in self.lives.items() if life.bus is None or life.process.returncode is not None}
         for life in self.lives.values():
             if life.name in dead or life.bus is None:
-                assert life.name.startswith(_EXECUTOR)  # its pauses double until it has proved itself
+                assert life.name.startswith(_EXECUTOR)  # long restart backoff
                 continue
             held = {peer: count for peer, count in life.bus.unacknowledged.items() if peer not in dead}
             assert not held, f"{life.name} holds what is not acknowledged: {held}; {who_waits(self)}"
@@ -241,7 +250,7 @@ class World:
         life.process.end(0)
 
     def kill(self, life: Life) -> None:
-        """Unless it is over."""
+        """Kill a process unless it has exited or the faults have ended."""
         if self.settling or life.process.returncode is not None:
             return
         self.deaths[life.name.partition("-")[0]] += 1
@@ -269,12 +278,12 @@ class World:
             return self._decide(life)
         if life.name == LEARNER:
             return self._learn(life)
-        return self._execute(life) if life.name in executors(self.run) else self._generate(life)
+        return self._execute(life) if life.name in list_executors(self.run) else self._generate(life)
 
-    # ---------------------------------------------------------------- what each does
+    # ---------------------------------------------------------------- work of each process
 
     async def _decide(self, life: Life) -> None:
-        """As actors.process and actors.deciding."""
+        """Run deciders as actors.process and actors.runtime.decider_process do."""
         await self._moment()
         name, deciders = life.name, self.deciders()[life.name]
         begin = [
@@ -283,9 +292,9 @@ class World:
         ]
         services = {"metrics": self._note} if name == HEAD else {}
         kept, recovery = self.logs[name], None
-        if (first := kept.first_of_session(life.session)) is not None:
+        if (first := kept.find_epoch_start(life.session)) is not None:
             recovery = Recovery(name, life.session, deciders, services, self.run.bus.queue_messages)
-            recovery.read(kept.since(first), begin)
+            recovery.replay(kept.since(first), begin)
         life.log = log = MemoryLog(kept, self.random, lambda: self._may_kill(life))
         bus = self._join(life)
         self.present[name] = deciders
@@ -293,7 +302,7 @@ class World:
             for frame in begin:
                 await bus.send_frame(name, frame)
         else:
-            await go_on(recovery, log, bus, services)
+            await resume_from_log(recovery, log, bus, services)
         clock = asyncio.get_running_loop().time
         await DeciderLoop(bus, log, deciders, services, clock).run()
 
@@ -302,13 +311,16 @@ class World:
         return RunStarted(self.first_step, cursor)
 
     def _may_kill(self, life: Life) -> None:
-        """While its last events are not in the log, or are there and nobody knows it, or have had consequences."""
+        """Schedule a kill of a decider process at random.
+
+        The kill falls before the log write of the last events, before its confirmation, or later.
+        """
         if self.faults.decider_deaths and self.random.random() < self.faults.decider_deaths:
             after_s = self.random.expovariate(self.random.choice([50.0, 1000.0]))
             asyncio.get_running_loop().call_later(after_s, self.kill, life)
 
     async def _note(self, message: AnyMessage) -> None:
-        """As actors.head.MetricsFile."""
+        """Store one metrics line per subject, as actors.metrics_file.MetricsFile does."""
         assert isinstance(message, MetricsRecorded)
         subject = (message.kind, message.step, message.label)
         same = [line for line in self.metrics if (line.kind, line.step, line.label) == subject]
@@ -337,12 +349,15 @@ class World:
         await Executor(self._join(life), sandbox, address=address, slots=2, launcher=LAUNCHER).run()
 
     async def _learn(self, life: Life) -> None:
-        """As engine.learner: the first life goes on from the step of the launch, a later one from the newest checkpoint."""
+        """Run the learner as engine.learner.learner does.
+
+        The first life starts from the step of the launch, a later life from the newest checkpoint.
+        """
         await self._moment(2.0)
         run = self.run
         every, staleness, bus = run.learner.checkpoint_every, run.rl.max_staleness, self._join(life)
         learner = SimulatedLearner(
-            *(bus, self.disk, self.random, EnginesMemory(bus, life.number, is_lent=run.sglang.colocate)),
+            *(bus, self.disk, self.random, EngineGpuMemory(bus, life.number, is_shared=run.sglang.colocate)),
             steps=run.rl.steps,
             checkpoint_every=every,
             staleness=staleness,
@@ -351,18 +366,18 @@ class World:
         await learner.run(self.first_step if life.number == 1 else None)
 
     def _check_the_loan(self) -> None:
-        """The learner computes: it has been lent the memory, and whoever is in the books as resting has given it back."""
+        """Check that the learner holds a granted loan and each sleeping engine is released."""
         recipe = self.present[HEAD]["recipe"]
         assert isinstance(recipe, Recipe)
-        loan = recipe.state.open_loan
-        assert loan is not None and loan.phase == "lent", "the learner has not been lent any memory"
-        for name, number in loan.resting.items():
+        loan = recipe.state.open_handover
+        assert loan is not None and loan.phase == "granted", "the learner has not been lent any memory"
+        for name, number in loan.sleeping.items():
             life = self.lives[name]
             if life.number == number and life.process.returncode is None:
                 self.checked_loans += 1
                 assert self.engines[name].released, f"{name} keeps the memory that it has lent"
 
-    # ---------------------------------------------------------------- what happens to them
+    # ---------------------------------------------------------------- faults
 
     async def _part_some(self) -> None:
         while self.faults.partitions:

@@ -1,12 +1,14 @@
-"""How new weights reach an SGLang server: through a folder, in the body of a request, or over a process group.
+"""Transports of new weights to an SGLang server: a folder, request bodies, or a process group.
 
-Each way holds the server's requests in place, loads, and lets them go on: their next tokens bear the new version, and
-they keep the keys and values that they have. Those must not serve a request that comes later. While requests are held
-the server cannot drop them (its /flush_cache is a 400, and an update that asks for it is called a failure although the
-weights are loaded), so every request names the weights it was sent under as its `extra_key`: the prefix cache finds
-nothing that was computed under another. Where no request is held, the cache is dropped.
+Each transport pauses the server's requests in place, loads the weights and resumes the requests.
+Their next tokens have the new version; they keep their KV cache, which later requests must not
+reuse. While requests are paused, the server cannot flush its cache: /flush_cache returns 400, and
+an update with `flush_cache` is reported as failed although the weights are loaded. So every
+request has an `extra_key` that names its weights, and the prefix cache matches only requests with
+the same key. If no request is paused, the cache is flushed.
 
-Before they go on the server has to say that it holds the version, and the checksum of what it holds (checksums.py).
+Before requests resume, the server must confirm the version, and its checksums must match
+(checksums.py).
 """
 
 from __future__ import annotations
@@ -15,23 +17,27 @@ from typing import Protocol
 
 from bus.messages import WeightsPublished
 from engine.sglang.client import SGLangClient
-from engine.sglang.protocol import ServerInfo
+from engine.sglang.http_api import ServerInfo
 
 
-class WeightsWay(Protocol):
+class WeightTransport(Protocol):
     def check(self, server: ServerInfo) -> None:
-        """Raises UnusableInput, which names the configuration's keys, where this server takes no weights this way."""
+        """Raises UnusableInput, which names the configuration keys, if the server does not support
+        this transport."""
         ...
 
     async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
-        """Raises WeightsRefused, and the server goes on with the weights that it has; or another EngineFailure where it
-        cannot: some are loaded, or it does not answer. Then its requests stay held: it has to be started again, or to
-        be given whole weights and resumed."""
+        """Raises WeightsRefused if the server keeps its old weights and resumes.
+
+        Raises another EngineFailure if the weights are partially loaded or the server does not
+        respond. Its requests stay paused until it is restarted, or until a complete update and a
+        resume.
+        """
         ...
 
     async def close(self) -> None: ...
 
 
-def extra_key(weights: WeightsPublished) -> str:
-    """Of requests that are sent under these weights, from the moment at which their update has succeeded."""
+def build_extra_key(weights: WeightsPublished) -> str:
+    """The key of requests that are sent after an update to these weights."""
     return f"{weights.version}-{weights.digest}"

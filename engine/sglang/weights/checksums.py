@@ -1,8 +1,8 @@
-"""Whether the servers of a machine hold the same after they were given the same weights, by their own checksums.
+"""Compares the checksums of servers that loaded the same weights.
 
-What a server hashes is what it computes with: fused, cut for its ranks, padded to what its kernels like. So nothing but
-another server can say what the checksum has to be: another copy of the model behind it, another engine's, or an earlier
-life's of this one.
+A server hashes the parameters that it computes with: fused, sharded and padded for its kernels. So
+the expected checksum can only come from another server: another replica, another engine on this
+machine, or an earlier incarnation of this one.
 """
 
 from __future__ import annotations
@@ -15,40 +15,43 @@ from pathlib import Path
 
 from bus.messages import WeightsPublished
 from engine.contract import EngineFailure
-from engine.sglang.protocol import RankChecksums, ServerInfo
+from engine.sglang.http_api import RankChecksums, ServerInfo
 
 
-class Checksums:
-    """Noted in a folder that the engines of a machine share: a file for each version, by who held it first."""
+class ChecksumRegistry:
+    """A folder shared by the engines of a machine: one file per version, written by the first
+    engine that loads it."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """`name` is this engine's."""
+        """`name`: this engine's."""
         self._folder, self._name = folder, name
 
-    def compare(self, weights: WeightsPublished, server: ServerInfo, ranks: Sequence[RankChecksums]) -> None:
-        """Raises EngineFailure, which names who differs."""
-        parts: dict[tuple[int, int], str] = {}
+    def verify(self, weights: WeightsPublished, server: ServerInfo, ranks: Sequence[RankChecksums]) -> None:
+        """Raises EngineFailure, which names the ranks or engines that differ."""
+        checksum_by_shard: dict[tuple[int, int], str] = {}
         for number, rank in enumerate(ranks):
-            if parts.setdefault(rank.part, rank.per_gpu_checksum) != rank.per_gpu_checksum:
+            if checksum_by_shard.setdefault(rank.model_shard, rank.per_gpu_checksum) != rank.per_gpu_checksum:
                 raise EngineFailure(
-                    f"the copies of the model behind one server differ after version {weights.version}: rank {number} of "
-                    f"{len(ranks)} has not what others have"
+                    f"the model replicas of one server differ after version {weights.version}: rank {number} of "
+                    f"{len(ranks)} has a different checksum"
                 )
-        found = hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()[:16]
-        holder, held = self._first(f"{weights.version}-{weights.digest[:16]}-{server.device}-{server.tp_size}", found)
-        if held != found:
+        checksum = hashlib.sha256(repr(sorted(checksum_by_shard.items())).encode()).hexdigest()[:16]
+        first_engine, expected = self._record_first(
+            f"{weights.version}-{weights.digest[:16]}-{server.device}-{server.tp_size}", checksum
+        )
+        if expected != checksum:
             raise EngineFailure(
-                f"{holder} and {self._name} were given the same version {weights.version} and hold different weights: "
-                f"their checksums are {held} and {found}"
+                f"{first_engine} and {self._name} loaded the same version {weights.version} but hold different "
+                f"weights: their checksums are {expected} and {checksum}"
             )
 
-    def _first(self, key: str, found: str) -> tuple[str, str]:
-        """Who noted a checksum first, and which."""
+    def _record_first(self, key: str, checksum: str) -> tuple[str, str]:
+        """The first engine that recorded a checksum under `key`, and this checksum."""
         file, mine = self._folder / key, self._folder / f"{key}.{self._name}"
         self._folder.mkdir(parents=True, exist_ok=True)
-        mine.write_text(f"{self._name} {found}")
+        mine.write_text(f"{self._name} {checksum}")
         with suppress(FileExistsError):
             os.link(mine, file)
         mine.unlink()
-        holder, held = file.read_text().split()
-        return holder, held
+        first_engine, expected = file.read_text().split()
+        return first_engine, expected

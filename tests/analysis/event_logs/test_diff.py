@@ -1,4 +1,4 @@
-"""Two runs part where their contents do, not where their times, their order of arrival or their leases do."""
+"""Runs diverge by contents, not by times, order of arrival or leases."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from actors import log_diff
-from actors.log_diff import compare_runs
-from analysis.event_logs.diff import differing, exact_parting, parting
-from analysis.event_logs.telling import Words
+from actors.cli.log import diff_command
+from actors.cli.log.diff_command import compare_runs
+from analysis.event_logs.describe import TextContext
+from analysis.event_logs.diff import find_first_divergence, find_first_divergence_exact, list_differing_fields
 from bus.codec import encode
-from bus.event_log import EventLog
+from bus.event_log.writer import EventLog
 from bus.messages import (
     AnyMessage,
     CodeFinished,
@@ -26,11 +26,11 @@ from bus.messages import (
     WeightsPublished,
 )
 from configs.run_folder import RunFolder
-from configs.schema import Dialogue
+from configs.schema import DialogueConfig
 from tests.fakes import PROMPT, TOKENIZER, generated
 from tests.recorded import small_run
 
-Said = tuple[str, AnyMessage]  # actor, message
+Received = tuple[str, AnyMessage]  # actor, message
 
 START = StartGroup(0, "train", "q:1", "2", PROMPT, 2, 7, 1.0, 5)
 
@@ -39,10 +39,10 @@ def finished(call: int, output: str, duration_s: float = 0.01) -> CodeFinished:
     return CodeFinished(7, call, CodeOk(Output(output)), duration_s, "executor-0/1")
 
 
-def a_run(path: Path, *said: Said, tick_s: float = 1.0) -> RunFolder:
+def a_run(path: Path, *received: Received, tick_s: float = 1.0) -> RunFolder:
     folder = RunFolder(path)
     log = EventLog(folder.events / "head.sqlite")
-    for number, (actor, message) in enumerate(said):
+    for number, (actor, message) in enumerate(received):
         frame = encode(Envelope("x", f"head/{actor}", message))
         about = getattr(message, "trajectory_id", None)
         log.append(10.0 + number * tick_s, actor, "x", type(message).__name__, about, frame)
@@ -50,102 +50,102 @@ def a_run(path: Path, *said: Said, tick_s: float = 1.0) -> RunFolder:
     return folder
 
 
-def test_the_same_run_at_another_pace_does_not_part(tmp_path: Path) -> None:
+def test_timing_is_not_a_divergence(tmp_path: Path) -> None:
     a, b = small_run(RunFolder(tmp_path / "a")), small_run(RunFolder(tmp_path / "b"), tick_s=0.5)
-    assert parting(a, b) is None
+    assert find_first_divergence(a, b) is None
     assert compare_runs(a, b, exact=False, console=Console(quiet=True)) == 0
 
 
-def test_the_order_of_arrival_is_no_difference_but_an_exact_one(tmp_path: Path) -> None:
-    said = [("r", START), ("r", generated(7, 0, "a")), ("r", generated(8, 0, "b"))]
+def test_the_order_of_arrival_is_only_an_exact_divergence(tmp_path: Path) -> None:
+    messages = [("r", START), ("r", generated(7, 0, "a")), ("r", generated(8, 0, "b"))]
     calls = [("r", finished(0, "x")), ("r", finished(1, "y"))]
-    a = a_run(tmp_path / "a", *said, *calls)
-    b = a_run(tmp_path / "b", said[0], said[2], said[1], *reversed(calls))
-    assert parting(a, b) is None
-    found = exact_parting(a, b)
+    a = a_run(tmp_path / "a", *messages, *calls)
+    b = a_run(tmp_path / "b", messages[0], messages[2], messages[1], *reversed(calls))
+    assert find_first_divergence(a, b) is None
+    found = find_first_divergence_exact(a, b)
     assert found is not None
     assert found.a is not None
-    assert (found.of, found.a.logged, found.a.what) == ("head", "head:2", "TurnGenerated from x to head/r")
+    assert (found.stream, found.a.source, found.a.label) == ("head", "head:2", "TurnGenerated from x to head/r")
 
 
-def test_a_turn_counts_as_a_whole_however_many_leases_it_took(tmp_path: Path) -> None:
+def test_a_turn_over_several_leases_is_compared_as_one(tmp_path: Path) -> None:
     whole = generated(7, 0, "abcdef")
     first, second = generated(7, 0, "abc", finish="length"), generated(7, 0, "def", lease=2)
     a = a_run(tmp_path / "a", ("r", START), ("r", whole))
-    assert parting(a, a_run(tmp_path / "b", ("r", START), ("r", first), ("r", second))) is None
+    assert find_first_divergence(a, a_run(tmp_path / "b", ("r", START), ("r", first), ("r", second))) is None
     other = generated(7, 0, "dex", lease=2)
-    found = parting(a, a_run(tmp_path / "c", ("r", START), ("r", first), ("r", other)))
+    found = find_first_divergence(a, a_run(tmp_path / "c", ("r", START), ("r", first), ("r", other)))
     assert found is not None
-    assert differing(found) == ["token_ids"]
+    assert list_differing_fields(found) == ["token_ids"]
 
 
-def test_the_first_parting_in_the_time_of_run_a_is_told(tmp_path: Path) -> None:
+def test_the_first_divergence_in_run_as_time_is_found(tmp_path: Path) -> None:
     begin = [("r", START), ("r", generated(8, 0, "b")), ("r", generated(7, 0, "a"))]
     late = finished(0, "4")
     a = a_run(tmp_path / "a", *begin, ("r", late), ("recipe", StepTrained(1, {"loss": 0.5, "train_s": 1.0})))
     b = a_run(
         tmp_path / "b", *begin, ("r", finished(0, "5", 3.0)), ("recipe", StepTrained(1, {"loss": 0.25, "train_s": 9.0}))
     )
-    found = parting(a, b)
+    found = find_first_divergence(a, b)
     assert found is not None
-    assert (found.of, found.at, differing(found)) == ("trajectory 7", 3.0, ["outcome"])
+    assert (found.stream, found.at_s, list_differing_fields(found)) == ("trajectory 7", 3.0, ["outcome"])
     c = a_run(tmp_path / "c", *begin, ("r", late), ("recipe", StepTrained(1, {"loss": 0.25, "train_s": 9.0})))
-    found = parting(a, c)
+    found = find_first_divergence(a, c)
     assert found is not None
-    assert (found.of, found.at, differing(found)) == ("step 1", 4.0, ["metrics"])
+    assert (found.stream, found.at_s, list_differing_fields(found)) == ("step 1", 4.0, ["metrics"])
 
 
-def test_what_only_one_run_has_parts_them(tmp_path: Path) -> None:
+def test_an_event_of_only_one_run_is_a_divergence(tmp_path: Path) -> None:
     a = a_run(tmp_path / "a", ("r", START), ("r", generated(7, 0, "a")))
     b = a_run(tmp_path / "b", ("r", START))
     for one, other in ((a, b), (b, a)):
-        found = parting(one, other)
+        found = find_first_divergence(one, other)
         assert found is not None
-        assert found.of == "trajectory 7"
+        assert found.stream == "trajectory 7"
         assert (found.a is None) == (one is b)
 
 
-def test_a_trajectory_that_a_resumed_run_started_again_is_another_one(tmp_path: Path) -> None:
+def test_a_trajectory_restarted_by_a_resumed_run_has_its_own_stream(tmp_path: Path) -> None:
     a = a_run(tmp_path / "a", ("r", START), ("r", generated(7, 0, "a")), ("r", START), ("r", generated(7, 0, "a")))
     b = a_run(tmp_path / "b", ("r", START), ("r", generated(7, 0, "a")), ("r", START), ("r", generated(7, 0, "b")))
-    found = parting(a, b)
+    found = find_first_divergence(a, b)
     assert found is not None
-    assert found.of == "trajectory 7, start 2"
+    assert found.stream == "trajectory 7, start 2"
 
 
 def test_the_metrics_file_is_compared_without_its_times(tmp_path: Path) -> None:
     runs = [a_run(tmp_path / name, ("recipe", StepTrained(1, {}))) for name in "abc"]
     for run, reward, step_s in zip(runs, (0.5, 0.5, 0.25), (1.0, 2.0, 1.0), strict=True):
         run.metrics.write_text(json.dumps({"kind": "step", "step": 1, "reward": reward, "step_s": step_s}) + "\n")
-    assert parting(runs[0], runs[1]) is None
-    found = parting(runs[0], runs[2])
+    assert find_first_divergence(runs[0], runs[1]) is None
+    found = find_first_divergence(runs[0], runs[2])
     assert found is not None
-    assert (found.of, differing(found)) == ("metrics, step 1", ["reward"])
+    assert (found.stream, list_differing_fields(found)) == ("metrics, step 1", ["reward"])
 
 
-def test_an_exact_comparison_leaves_out_times_and_where_weights_lie_and_nothing_else(tmp_path: Path) -> None:
+def test_an_exact_comparison_ignores_only_times_and_weight_paths(tmp_path: Path) -> None:
     a = a_run(tmp_path / "a", ("r", finished(0, "4", 1.0)), ("recipe", WeightsPublished(1, "/dev/shm/a", 5, "d")))
     b = a_run(
         tmp_path / "b", ("r", finished(0, "4", 2.0)), ("recipe", WeightsPublished(1, "/dev/shm/b", 5, "d")), tick_s=9
     )
-    assert exact_parting(a, b) is None
+    assert find_first_divergence_exact(a, b) is None
     c = a_run(tmp_path / "c", ("r", finished(0, "4", 2.0)), ("recipe", WeightsPublished(1, "/dev/shm/b", 5, "e")))
-    found = exact_parting(a, c)
+    found = find_first_divergence_exact(a, c)
     assert found is not None
-    assert differing(found) == ["digest"]
+    assert list_differing_fields(found) == ["digest"]
 
 
 def test_both_sides_are_shown_from_the_first_token_that_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_diff, "words_of", lambda _: Words(TOKENIZER, Dialogue()))
+    monkeypatch.setattr(diff_command, "load_text_context", lambda _: TextContext(TOKENIZER, DialogueConfig()))
     turns: list[TurnGenerated] = [generated(7, 0, "the same, then this"), generated(7, 0, "the same, then that")]
     a, b = (a_run(tmp_path / name, ("r", START), ("r", turn)) for name, turn in zip("ab", turns, strict=True))
     console = Console(width=200)
     with console.capture() as captured:
         assert compare_runs(a, b, exact=False, console=console) == 1
     text = captured.get()
-    assert "the runs part at trajectory 7, 1.0000 s after the beginning" in text
-    assert "token_ids from place 17 on" in text
+    assert "the runs diverge at trajectory 7, 1.0000 s after the start" in text
+    assert "token_ids from index 17" in text
     assert "3 tokens: is<|im_end|>" in text
     assert "3 tokens: at<|im_end|>" in text

@@ -1,4 +1,4 @@
-"""Exported tables hold what the logs hold; exported traces are ones that Perfetto can draw."""
+"""Exported Parquet tables are complete, and exported traces are valid for Perfetto."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.event_logs import tables
-from analysis.event_logs.chrome import write_chrome
-from analysis.event_logs.merging import merged
-from analysis.event_logs.slices import LEARNER, STEPS, Slice, of_step, slices_of
-from analysis.event_logs.tables import write_parquet
+from analysis.event_logs import parquet_tables
+from analysis.event_logs.merged_events import merge_events
+from analysis.event_logs.parquet_tables import write_parquet
+from analysis.event_logs.perfetto import write_chrome_trace
+from analysis.event_logs.spans import LEARNER, STEPS, TraceSpan, build_spans, select_step
 from bus.messages import (
     CodeOk,
     StartGroup,
@@ -29,7 +29,7 @@ from bus.messages import (
 from bus.messages.run import BufferCursor
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
-from policies.record import bytes_to_ids
+from policies.rollout.token_record import bytes_to_ids
 from tests.fakes import CALL, PROMPT
 from tests.recorded import Recording, small_run
 from tests.traces import checked_slices
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture(scope="module")
 def stepped(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Two steps of one group each; the second's trajectories are under way when the log ends."""
+    """Two steps of one group each; the log ends before the second step's trajectories."""
     folder = RunFolder(tmp_path_factory.mktemp("run") / "stepped")
     recording = Recording(folder)
     recording.begin()
@@ -63,14 +63,14 @@ def stepped(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 # ---------------------------------------------------------------- parquet
 
 
-def test_the_events_table_has_a_row_an_event_with_the_message_as_json(
+def test_the_events_table_has_one_row_per_event(
     folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "EVENTS_A_PART", 7)
+    monkeypatch.setattr(parquet_tables, "EVENTS_PER_PART", 7)
     rows = write_parquet(folder, tmp_path)
     assert len(list((tmp_path / "events").glob("*.parquet"))) > 1
     events = pl.read_parquet(tmp_path / "events")
-    logged = list(merged(folder))
+    logged = list(merge_events(folder))
     assert rows["events"] == events.height == len(logged)
     assert events["seq"].to_list() == [each.event.seq for each in logged]
     assert events["process"].to_list() == [each.process for each in logged]
@@ -82,10 +82,10 @@ def test_the_events_table_has_a_row_an_event_with_the_message_as_json(
     assert "token_ids" not in "".join(events["message"])
 
 
-def test_the_trajectories_table_has_their_tokens_and_how_they_ended(folder: RunFolder, tmp_path: Path) -> None:
+def test_the_trajectories_table_has_tokens_and_ends(folder: RunFolder, tmp_path: Path) -> None:
     write_parquet(folder, tmp_path)
     rows = {row["trajectory_id"]: row for row in pl.read_parquet(tmp_path / "trajectories").iter_rows(named=True)}
-    ends = [each.envelope.message for each in merged(folder) if each.event.kind == "TrajectoryFinished"]
+    ends = [each.envelope.message for each in merge_events(folder) if each.event.kind == "TrajectoryFinished"]
     assert sorted(rows) == [7, 8]
     for end in ends:
         assert isinstance(end, TrajectoryFinished)
@@ -99,7 +99,7 @@ def test_the_trajectories_table_has_their_tokens_and_how_they_ended(folder: RunF
     assert (rows[7]["calls"], rows[8]["calls"]) == (1, 0)
 
 
-def test_one_that_infrastructure_lost_has_a_cause_and_no_tokens(tmp_path: Path) -> None:
+def test_a_failed_trajectory_has_a_cause_and_no_tokens(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     recording = Recording(folder)
     recording.tell("head/buffer", TrajectoryFailed(7, 0, "sandbox: gone"), "rollout-0")
@@ -109,7 +109,7 @@ def test_one_that_infrastructure_lost_has_a_cause_and_no_tokens(tmp_path: Path) 
     assert (row["ended"], row["cause"], row["token_ids"], row["reward"]) == ("failed", "sandbox: gone", None, None)
 
 
-def test_tables_that_are_written_again_replace_the_former_ones(folder: RunFolder, tmp_path: Path) -> None:
+def test_existing_tables_are_replaced(folder: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "events").mkdir()
     pl.DataFrame({"other": [1]}).write_parquet(tmp_path / "events" / "00007.parquet")
     rows = write_parquet(folder, tmp_path)
@@ -119,8 +119,8 @@ def test_tables_that_are_written_again_replace_the_former_ones(folder: RunFolder
 # ---------------------------------------------------------------- traces
 
 
-def test_a_trajectory_has_a_track_with_its_phases_in_it(folder: RunFolder, tmp_path: Path) -> None:
-    write_chrome(slices_of(folder), tmp_path / "trace.json")
+def test_a_trajectorys_track_contains_its_phases(folder: RunFolder, tmp_path: Path) -> None:
+    write_chrome_trace(build_spans(folder), tmp_path / "trace.json")
     tracks = checked_slices(tmp_path / "trace.json")
     track = sorted(tracks["trajectories/trajectory 7"], key=lambda each: each[1:])
     phases = [name for name, _, _, depth in track if depth == 1]
@@ -132,8 +132,8 @@ def test_a_trajectory_has_a_track_with_its_phases_in_it(folder: RunFolder, tmp_p
     assert inside[0][1] == whole[1]
 
 
-def test_turns_and_calls_are_on_the_tracks_of_who_did_them(folder: RunFolder, tmp_path: Path) -> None:
-    write_chrome(slices_of(folder), tmp_path / "trace.json")
+def test_turns_and_calls_are_on_the_tracks_of_their_workers(folder: RunFolder, tmp_path: Path) -> None:
+    write_chrome_trace(build_spans(folder), tmp_path / "trace.json")
     tracks = checked_slices(tmp_path / "trace.json")
     turns = [name for track, each in tracks.items() if track.startswith("generator-0/") for name, *_ in each]
     assert sorted(turns) == ["trajectory 7, turn 0", "trajectory 7, turn 1", "trajectory 8, turn 0"]
@@ -141,36 +141,38 @@ def test_turns_and_calls_are_on_the_tracks_of_who_did_them(folder: RunFolder, tm
     assert sorted(calls) == ["trajectory 7, call 0", "trajectory 7, grading", "trajectory 8, grading"]
 
 
-def test_steps_and_the_learner_have_tracks_and_a_step_can_be_cut_out(stepped: RunFolder, tmp_path: Path) -> None:
-    slices = slices_of(stepped)
+def test_a_trace_can_be_limited_to_one_step(stepped: RunFolder, tmp_path: Path) -> None:
+    slices = build_spans(stepped)
     (step,) = [each for each in slices if each.track == STEPS]
     (learner,) = [each for each in slices if each.track == LEARNER]
     assert (step.name, learner.name) == ("step 1", "step 1")
-    assert step.begin < learner.begin < learner.end < step.end
-    cut = of_step(slices, 1)
+    assert step.start_s < learner.start_s < learner.end_s < step.end_s
+    cut = select_step(slices, 1)
     assert {each.trajectory for each in cut} == {None, 10, 11}
     assert {each.trajectory for each in slices} == {None, 10, 11, 20, 21}
-    write_chrome(cut, tmp_path / "trace.json")
+    write_chrome_trace(cut, tmp_path / "trace.json")
     assert "steps/steps #0" in checked_slices(tmp_path / "trace.json")
-    with pytest.raises(UnusableInput, match="no step 2 that has come to its end"):
-        of_step(slices, 2)
+    with pytest.raises(UnusableInput, match="no completed step 2"):
+        select_step(slices, 2)
 
 
-def test_what_is_under_way_ends_with_the_log(stepped: RunFolder) -> None:
-    last = max(each.end for each in slices_of(stepped))
-    under_way = [each for each in slices_of(stepped) if each.name.endswith("under way")]
-    assert {each.trajectory for each in under_way} == {20, 21}
-    assert all(each.end == last for each in under_way)
+def test_unfinished_trajectories_end_with_the_log(stepped: RunFolder) -> None:
+    last = max(each.end_s for each in build_spans(stepped))
+    unfinished = [each for each in build_spans(stepped) if each.name.endswith("unfinished")]
+    assert {each.trajectory for each in unfinished} == {20, 21}
+    assert all(each.end_s == last for each in unfinished)
 
 
-slices = st.lists(st.builds(lambda a, long, n: Slice("generator-0", a, a + long, f"s{n}"), *[st.integers(1, 30)] * 3))
+slices = st.lists(
+    st.builds(lambda a, long, n: TraceSpan("generator-0", a, a + long, f"s{n}"), *[st.integers(1, 30)] * 3)
+)
 
 
 @given(slices)
-def test_slices_that_overlap_come_to_lie_on_tracks_of_their_own(
-    tmp_path_factory: pytest.TempPathFactory, slices: list[Slice]
+def test_overlapping_spans_are_on_different_tracks(
+    tmp_path_factory: pytest.TempPathFactory, slices: list[TraceSpan]
 ) -> None:
     file = tmp_path_factory.mktemp("trace") / "trace.json"
-    write_chrome(slices, file)
+    write_chrome_trace(slices, file)
     drawn = [each for track in checked_slices(file).values() for each in track]
-    assert sorted(drawn) == sorted((each.name, each.begin * 1e6, each.end * 1e6, 0) for each in slices)
+    assert sorted(drawn) == sorted((each.name, each.start_s * 1e6, each.end_s * 1e6, 0) for each in slices)

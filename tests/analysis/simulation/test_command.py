@@ -10,24 +10,24 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from actors.report_command import report_run
-from actors.simulate_command import Options, simulate_workload
-from analysis.simulation.workloads import SHAPES
+from actors.cli.report_command import report_run
+from actors.cli.simulate_command import SimulateOptions, simulate_workload
+from analysis.simulation.workload_presets import SHAPES
 from configs.errors import UnusableInput
 from configs.load import write_resolved
 from configs.run_folder import RunFolder
-from configs.schema import Run
+from configs.schema import RunConfig
 
 
 def simulated(policies: str, workload: str = "report", **changes: Any) -> str:
     console = Console(width=140, file=StringIO())
     settings = {"scale": 0.01} if workload in SHAPES else {}
-    simulate_workload(Options(workload, policies, **{**settings, **changes}), console)
+    simulate_workload(SimulateOptions(workload, policies, **{**settings, **changes}), console)
     return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.slow
-def test_policies_stand_side_by_side_and_all_figures_are_written(tmp_path: Path) -> None:
+def test_simulate_compares_policies_and_writes_table_json_and_figure(tmp_path: Path) -> None:
     said = simulated("static,kv_lookahead,static", json_file=tmp_path / "step.json", picture=tmp_path / "step.png")
     assert "static" in said
     figures = json.loads((tmp_path / "step.json").read_bytes())
@@ -42,14 +42,14 @@ def test_policies_stand_side_by_side_and_all_figures_are_written(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_the_report_draws_what_a_simulation_has_left_of_each_policy(tmp_path: Path) -> None:
+def test_the_report_reads_the_logs_of_each_simulated_policy(tmp_path: Path) -> None:
     said = simulated("static,kv_lookahead", run=tmp_path / "a[b]c")
     for policy in ("static", "kv_lookahead"):
         folder = RunFolder(tmp_path / "a[b]c" / policy)
         assert f"asterism report {folder.path}" in said
         report_run(folder.path, json=False, console=(console := Console(file=StringIO())))
-        assert f"utilization: {folder.utilization}\npicture: {folder.utilization_picture}\n" in console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-        assert folder.utilization_picture.read_bytes().startswith(b"\x89PNG")
+        assert f"utilization: {folder.utilization}\npicture: {folder.utilization_plot}\n" in console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+        assert folder.utilization_plot.read_bytes().startswith(b"\x89PNG")
         assert json.loads(folder.utilization.read_bytes())["trajectories"]["ended"] == 8 * 32
     simulated("kv", run=tmp_path / "alone")
     assert RunFolder(tmp_path / "alone").logs.is_dir()
@@ -58,31 +58,33 @@ def test_the_report_draws_what_a_simulation_has_left_of_each_policy(tmp_path: Pa
 @pytest.mark.parametrize(
     ("policies", "changes", "complaint"),
     [
-        ("static,fifo", {}, "--policies: no policy 'fifo'; there are static, round_robin"),
-        ("", {}, "--policies: no policy ''"),
-        ("static", {"cluster": "9xh100"}, "--cluster: no cluster '9xh100'; there are 8xh100"),
-        ("static", {"step": 2}, "--step: report is drawn"),
-        ("static", {"workload": "reprot"}, "reprot: neither a run's folder nor a workload; there are report, one_node"),
+        ("static,fifo", {}, "--policies: unknown policy 'fifo'; known are static, round_robin"),
+        ("", {}, "--policies: unknown policy ''"),
+        ("static", {"cluster": "9xh100"}, "--cluster 9xh100: unknown cluster; known are 8xh100"),
+        ("static", {"step": 2}, "--step: only a recorded run has steps"),
+        (
+            "static",
+            {"workload": "reprot"},
+            "reprot: neither a run folder nor a workload; workloads are report, one_node",
+        ),
     ],
 )
-def test_what_it_does_not_know_is_refused_with_what_it_knows(
-    policies: str, changes: dict[str, Any], complaint: str
-) -> None:
+def test_unknown_names_are_refused_with_the_known_ones(policies: str, changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(UnusableInput, match=complaint):
         simulated(policies, **changes)
 
 
-def test_a_recorded_run_is_not_drawn_and_not_overwritten(tmp_path: Path) -> None:
-    write_resolved(Run(name="real"), RunFolder(tmp_path).config)
-    with pytest.raises(UnusableInput, match="--scale: nothing is drawn"):
+def test_a_recorded_run_has_no_scale_or_seed_and_is_not_overwritten(tmp_path: Path) -> None:
+    write_resolved(RunConfig(name="real"), RunFolder(tmp_path).config)
+    with pytest.raises(UnusableInput, match="--scale: only for generated workloads"):
         simulated("static", workload=str(tmp_path), scale=0.5)
-    with pytest.raises(UnusableInput, match="--seed: nothing is drawn"):
+    with pytest.raises(UnusableInput, match="--seed: only for generated workloads"):
         simulated("static", workload=str(tmp_path), seed=3)
-    with pytest.raises(UnusableInput, match="a real run lies there"):
+    with pytest.raises(UnusableInput, match="is the folder of a real run"):
         simulated("static", run=tmp_path)
 
 
-def test_where_nothing_can_be_written_the_file_is_named(tmp_path: Path) -> None:
+def test_an_unwritable_output_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
-    with pytest.raises(UnusableInput, match=r"taken: is no folder"):
+    with pytest.raises(UnusableInput, match=r"taken: is not a folder"):
         simulated("static", run=tmp_path / "taken")

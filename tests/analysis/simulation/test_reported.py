@@ -1,4 +1,4 @@
-"""A simulated step's logs: the report on them says what the simulation itself measured."""
+"""A simulated step's logs: the report on them matches the simulation's own measurements."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from analysis.simulation.model import H100, QWEN3_14B, cluster_of
-from analysis.simulation.outcome import Outcome, Policy
-from analysis.simulation.run import simulate
-from analysis.simulation.workload import Shape, draw
-from analysis.utilization.recording import Recording
-from analysis.utilization.report import Utilization, utilization_of
+from analysis.simulation.cluster_model import H100, QWEN3_14B, build_cluster
+from analysis.simulation.log_recorder import LogRecorder
+from analysis.simulation.outcome import SimulatedPolicy, SimulationOutcome
+from analysis.simulation.simulate import simulate
+from analysis.simulation.workload import WorkloadShape, draw_workload
+from analysis.utilization.report import Utilization, compute_utilization
 
-SHAPE = Shape("test", 4, 6, 500.0, 0.5, 0.5, 1.5, prompt_tokens=90.0, response_tokens=1500, result_tokens=40.0)
-WORKLOAD = draw(SHAPE, 7)
-CLUSTER = replace(cluster_of(QWEN3_14B, H100, 2), kv_tokens=2600)
+SHAPE = WorkloadShape("test", 4, 6, 500.0, 0.5, 0.5, 1.5, prompt_tokens=90.0, response_tokens=1500, result_tokens=40.0)
+WORKLOAD = draw_workload(SHAPE, 7)
+CLUSTER = replace(build_cluster(QWEN3_14B, H100, 2), kv_tokens=2600)
 
 
 class Reported(NamedTuple):
-    outcome: Outcome
+    outcome: SimulationOutcome
     use: Utilization
 
 
 @pytest.fixture(scope="module", params=["kv_lookahead", "static"])
 def reported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reported]:
     """Of the two, the second makes the engines evict."""
-    policy: Policy = request.param
+    policy: SimulatedPolicy = request.param
     logs: Path = tmp_path_factory.mktemp(policy) / "logs"
-    yield Reported(simulate(WORKLOAD, CLUSTER, policy, recording=Recording(logs)), utilization_of(logs))
+    yield Reported(simulate(WORKLOAD, CLUSTER, policy, recording=LogRecorder(logs)), compute_utilization(logs))
 
 
 def about(figure: float) -> object:
     return pytest.approx(figure, rel=0.01)
 
 
-def test_the_engines_counters_are_told(reported: Reported) -> None:
+def test_the_report_has_the_engines_counters(reported: Reported) -> None:
     outcome, engines = reported.outcome, reported.use.engines
     assert sum(each.generated_tokens for each in engines) == outcome.generated_tokens
     assert sum(each.prefilled_tokens for each in engines) == outcome.prefilled_tokens
@@ -48,7 +48,7 @@ def test_the_engines_counters_are_told(reported: Reported) -> None:
     assert {each.kv_tokens for each in engines} == {CLUSTER.kv_tokens // 16 * 16}
 
 
-def test_trajectories_and_their_waits_are_told(reported: Reported) -> None:
+def test_the_report_has_the_trajectories_and_their_waits(reported: Reported) -> None:
     outcome, told = reported.outcome, reported.use.trajectories
     waits = {name: wait.total_s for name, wait in told.waits.items()}
     assert (told.started, told.ended, told.failed) == (outcome.trajectories, outcome.trajectories, 0)
@@ -63,7 +63,7 @@ def test_trajectories_and_their_waits_are_told(reported: Reported) -> None:
     assert waits["lease_wait_s"] == about(sum(outcome.waits_s[each] for each in leases) + latency_s)
 
 
-def test_the_step_and_what_was_used_over_time_are_told(reported: Reported) -> None:
+def test_the_report_has_the_step_and_the_utilization_over_time(reported: Reported) -> None:
     outcome, use = reported.outcome, reported.use
     (step,) = use.steps
     assert step.step_s == about(outcome.makespan_s)

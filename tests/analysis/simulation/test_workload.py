@@ -1,4 +1,4 @@
-"""Workloads: what is drawn is what is stated, and a plan is what a trajectory's rules make of its turns."""
+"""Workloads: drawn lengths match the stated distributions, and plans follow the limits."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from analysis.simulation.workload import Shape, Turn, Workload, draw, median_at_limit, plan_of
-from analysis.simulation.workloads import SHAPES, named
+from analysis.simulation.workload import (
+    PlannedTurn,
+    Workload,
+    WorkloadShape,
+    build_plan,
+    compute_median_for_limit,
+    draw_workload,
+)
+from analysis.simulation.workload_presets import SHAPES, draw_named_workload
 from configs.errors import UnusableInput
 
-SHAPE = Shape("test", prompts=100, siblings=8, median_tokens=900, group_sigma=0.5, own_sigma=0.3, mean_calls=2.0)
+SHAPE = WorkloadShape(
+    "test", prompts=100, siblings=8, median_tokens=900, group_sigma=0.5, own_sigma=0.3, mean_calls=2.0
+)
 
 
 def lengths(workload: Workload) -> np.ndarray:
@@ -19,67 +28,69 @@ def lengths(workload: Workload) -> np.ndarray:
     return np.array(flat, dtype=float).reshape(SHAPE.prompts, SHAPE.siblings)
 
 
-def test_the_same_seed_draws_the_same_step_and_another_one_draws_another() -> None:
+def test_a_seed_determines_the_workload() -> None:
     small = replace(SHAPE, prompts=10)
-    assert draw(small, 1) == draw(small, 1)
-    assert draw(small, 1) != draw(small, 2)
+    assert draw_workload(small, 1) == draw_workload(small, 1)
+    assert draw_workload(small, 1) != draw_workload(small, 2)
 
 
-def test_lengths_have_their_median_and_siblings_are_alike() -> None:
-    logs = np.log(lengths(draw(replace(SHAPE, mean_calls=0.0, response_tokens=100_000), 0)))
+def test_lengths_have_the_stated_median_and_siblings_correlate() -> None:
+    logs = np.log(lengths(draw_workload(replace(SHAPE, mean_calls=0.0, response_tokens=100_000), 0)))
     assert np.exp(np.median(logs)) == pytest.approx(900, rel=0.15)
     assert logs.mean(axis=1).std() == pytest.approx((0.5**2 + 0.3**2 / 8) ** 0.5, rel=0.15)
     assert (logs - logs.mean(axis=1, keepdims=True)).std() == pytest.approx(0.3, rel=0.15)
 
 
-def test_siblings_share_their_prompt_and_no_two_trajectories_a_number() -> None:
-    plans = draw(SHAPE, 0).plans
+def test_siblings_share_a_prompt_and_trajectory_ids_are_unique() -> None:
+    plans = draw_workload(SHAPE, 0).plans
     assert [plan.trajectory_id for plan in plans] == list(range(800))
     assert len({(plan.group_id, plan.prompt_tokens) for plan in plans}) == SHAPE.prompts
 
 
 def test_the_stated_share_of_a_heavy_tail_reaches_the_limit() -> None:
-    shape = Shape("tail", 200, 8, median_at_limit(0.1, 4000, 1.0), group_sigma=0.6, own_sigma=0.8, mean_calls=0.0)
-    plans = draw(replace(shape, response_tokens=4000), 0).plans
+    shape = WorkloadShape(
+        "tail", 200, 8, compute_median_for_limit(0.1, 4000, 1.0), group_sigma=0.6, own_sigma=0.8, mean_calls=0.0
+    )
+    plans = draw_workload(replace(shape, response_tokens=4000), 0).plans
     at_limit = [plan.ends[-1] > plan.final_tokens for plan in plans]
     assert np.mean(at_limit) == pytest.approx(0.1, abs=0.03)
 
 
-def test_the_stated_share_of_calls_takes_all_of_its_time() -> None:
-    workload = draw(Shape("tools", 100, 8, 900, 0.5, 0.3, mean_calls=3.0, time_out_share=0.1), 0)
+def test_the_stated_share_of_calls_times_out() -> None:
+    workload = draw_workload(WorkloadShape("tools", 100, 8, 900, 0.5, 0.3, mean_calls=3.0, time_out_share=0.1), 0)
     latencies = [turn.tool_s for plan in workload.plans for turn in plan.turns if turn.result_tokens]
     assert np.mean(np.array(latencies) == 4.0) == pytest.approx(0.1, abs=0.03)
     assert np.median(latencies) == pytest.approx(0.3, rel=0.1)
 
 
 def test_a_turn_beyond_the_limit_is_cut_there() -> None:
-    plan = plan_of(0, 0, 10, [Turn(50, 0.1, 20), Turn(40), Turn(9)], 100)
+    plan = build_plan(0, 0, 10, [PlannedTurn(50, 0.1, 20), PlannedTurn(40), PlannedTurn(9)], 100)
     assert (plan.ends, plan.final_tokens, plan.generated_tokens) == ((60, 120), 110, 80)
 
 
 def test_a_result_that_leaves_no_room_ends_the_trajectory_without_it() -> None:
-    plan = plan_of(0, 0, 10, [Turn(50, 0.1, 50), Turn(40)], 100)
+    plan = build_plan(0, 0, 10, [PlannedTurn(50, 0.1, 50), PlannedTurn(40)], 100)
     assert (plan.ends, plan.final_tokens, plan.generated_tokens) == ((60,), 60, 50)
 
 
-def test_an_answer_that_ends_at_the_limit_is_whole() -> None:
-    plan = plan_of(0, 0, 10, [Turn(50, 0.1, 20), Turn(30)], 100)
+def test_an_answer_that_ends_at_the_limit_is_complete() -> None:
+    plan = build_plan(0, 0, 10, [PlannedTurn(50, 0.1, 20), PlannedTurn(30)], 100)
     assert (plan.ends, plan.final_tokens, plan.generated_tokens) == ((60, 110), 110, 80)
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_named_workload_fits_its_cluster_at_any_scale(name: str) -> None:
-    workload, cluster = named(name, 0, scale=0.01)
+    workload, cluster = draw_named_workload(name, 0, scale=0.01)
     longest = max(plan.prompt_tokens for plan in workload.plans) + workload.response_tokens
     assert cluster.kv_tokens > longest
     assert cluster.engines == 1
 
 
 def test_one_nodes_caches_hold_a_third_of_the_demand() -> None:
-    workload, cluster = named("one_node", 0, scale=0.125)
+    workload, cluster = draw_named_workload("one_node", 0, scale=0.125)
     assert cluster.kv_tokens * cluster.engines == pytest.approx(workload.demand_tokens / 3, abs=1)
 
 
-def test_an_unknown_workload_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(UnusableInput, match="there are report, one_node, heavy_tail, tool_bound"):
-        named("reprot", 0)
+def test_an_unknown_workload_is_refused_with_the_known_names() -> None:
+    with pytest.raises(UnusableInput, match="workloads: report, one_node, heavy_tail, tool_bound"):
+        draw_named_workload("reprot", 0)

@@ -1,4 +1,4 @@
-"""The contract of engine.contract.Engine as cases, each a coroutine that takes a Bench: any engine has to pass them all."""
+"""Cases that every implementation of engine.contract.Engine must pass; each is a coroutine that takes a Bench."""
 
 from __future__ import annotations
 

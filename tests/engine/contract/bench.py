@@ -1,4 +1,4 @@
-"""An engine under the contract's cases: how one is made, and in what engines may differ."""
+"""An engine under the contract's cases: how to create one, and the traits in which engines differ."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import numpy as np
 import torch
 
 from bus.messages import WeightsPublished
-from engine.checkpoint import load_model
 from engine.contract import Capacity, Engine, EngineLoad, Generation, GenerationRequest
-from engine.qwen3 import Qwen3
-from engine.weights import WeightsPublisher
+from engine.model.hf_checkpoint import load_model
+from engine.model.qwen3 import Qwen3
+from engine.weight_transfer.shared_memory import WeightsPublisher
 
 ORDINARY = 250  # ids below are in the vocabulary of every model here
 
 
 class Traits(NamedTuple):
-    """What the contract leaves to an engine."""
+    """Properties in which engines may differ."""
 
     logprob_error: float  # of its logprobs from those of the learner's model, which computes in float32
     max_running: int
-    prefix_tokens: int  # a sequence's own prefix is found in units of so many
-    forgets: bool  # what a forgotten sequence held is free at once; else as soon as somebody needs the room
-    long_turn: int  # new tokens of a turn in whose middle something happens
-    look_s: float  # from one look at its load to the next
+    prefix_tokens: int  # granularity of a sequence's cached prefix
+    forgets: bool  # a released sequence's pages are free immediately; if false, when another sequence needs them
+    long_turn: int  # new tokens of a turn that a case interrupts
+    look_s: float  # between reads of the engine's load
 
 
 class Bench(Protocol):
@@ -40,14 +40,16 @@ class Bench(Protocol):
     def engine(
         self, *, scarce: bool = False, max_pending: int = 100
     ) -> AbstractAsyncContextManager[tuple[Engine, Capacity]]:
-        """A started one with the weights of `model` as version 0, closed at the end. `scarce`: with room for two or three
-        sequences alone, and in any precision."""
+        """A started engine with the weights of `model` as version 0, closed at the end.
+
+        `scarce`: the cache holds only two or three sequences; any precision.
+        """
         ...
 
     def unstarted(self) -> Engine: ...
 
     async def end_abruptly(self, engine: Engine) -> None:
-        """What computes for the engine dies. `bench.engine()` makes another in its place."""
+        """Kill the thread or processes that compute. `bench.engine()` creates a replacement."""
         ...
 
 
@@ -72,26 +74,26 @@ async def tokens(engine: Engine, asked: GenerationRequest) -> list[int]:
 async def until(
     bench: Bench, engine: Engine, condition: Callable[[EngineLoad], bool], *calls: asyncio.Future[Generation]
 ) -> None:
-    """While one of these calls at least is under way."""
-    while not condition(engine.load()):
+    """Wait for the condition; fails if all of these calls end before."""
+    while not condition(engine.get_load()):
         assert not all(call.done() for call in calls)
         await asyncio.sleep(bench.traits.look_s)
 
 
 async def until_generated(bench: Bench, engine: Engine, count: int, *calls: asyncio.Future[Generation]) -> None:
-    """So many tokens since the engine's start."""
+    """Wait until the engine has generated `count` tokens since its start."""
     await until(bench, engine, lambda load: load.generated_tokens >= count, *calls)
 
 
 async def posted(call: asyncio.Future[Any]) -> None:
-    """The call has come as far as it can while the engine is paused."""
+    """Wait until the call is queued in the paused engine."""
     for _ in range(10):
         await asyncio.sleep(0)
     assert not call.done()
 
 
 def changed_model(bench: Bench, seed: int = 1) -> Qwen3:
-    """Other weights, of the same shape."""
+    """A model of the same shape with other weights."""
     model = load_model(bench.model, torch.float32)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -105,8 +107,8 @@ def publish(bench: Bench, version: int, model: Qwen3) -> WeightsPublished:
 
 
 def learners_logprobs(model: Qwen3, asked: GenerationRequest, found: Generation) -> torch.Tensor:
-    """Of every token of the vocabulary at the place of each new one, [N, V]; greedy: at temperature 1."""
+    """Logprobs of all tokens at the position of each new token, [N, V]; greedy: at temperature 1."""
     ids = torch.from_numpy(np.concatenate((asked.token_ids, found.token_ids))).long()
     with torch.no_grad():
-        logits = model.logits(model(ids[None])[0, len(asked.token_ids) - 1 : -1])
+        logits = model.compute_logits(model(ids[None])[0, len(asked.token_ids) - 1 : -1])
     return (logits / (asked.temperature or 1.0)).log_softmax(-1)

@@ -1,4 +1,4 @@
-"""Cases of engine.contract.Engine: abort, pause and continue, weights, and what comes after an end."""
+"""Cases of engine.contract.Engine: abort, pause and resume, weights, memory, ends and restarts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bus.messages import WeightsPublished
-from engine.checkpoint import load_model
 from engine.contract import EngineFailure, WeightsRefused
+from engine.model.hf_checkpoint import load_model
 from tests.engine.contract.bench import (
     Bench,
     as_sequence,
@@ -26,7 +26,7 @@ from tests.engine.contract.bench import (
 # ---------------------------------------------------------------- abort
 
 
-async def an_abort_gives_what_there_is_and_the_turn_can_be_gone_on_with(bench: Bench) -> None:
+async def an_abort_returns_the_generated_tokens_and_the_turn_can_be_continued(bench: Bench) -> None:
     long = bench.traits.long_turn
     async with bench.engine() as (engine, _):
         whole = await tokens(engine, request(5, long))
@@ -45,17 +45,17 @@ async def an_abort_gives_what_there_is_and_the_turn_can_be_gone_on_with(bench: B
         assert (await other).token_ids.tolist() == whole
 
 
-async def an_abort_where_nothing_is_pending_has_no_effect(bench: Bench) -> None:
+async def an_abort_without_a_pending_request_has_no_effect(bench: Bench) -> None:
     async with bench.engine() as (engine, _):
         engine.abort(1)
-        engine.forget(1)
+        engine.release_cache(1)
         first = await engine.generate(request(1))
         engine.abort(1)
         assert first.finish == "length"
         assert await tokens(engine, request(1)) == first.token_ids.tolist()
 
 
-async def a_cancelled_call_is_aborted_and_may_be_made_again(bench: Bench) -> None:
+async def a_cancelled_call_is_aborted_and_can_be_repeated(bench: Bench) -> None:
     async with bench.engine() as (engine, _):
         before = await tokens(engine, request(1, bench.traits.long_turn))
         call = asyncio.ensure_future(engine.generate(request(1, bench.traits.long_turn)))
@@ -66,10 +66,10 @@ async def a_cancelled_call_is_aborted_and_may_be_made_again(bench: Bench) -> Non
         assert await tokens(engine, request(1, bench.traits.long_turn)) == before
 
 
-# ---------------------------------------------------------------- pause and continue
+# ---------------------------------------------------------------- pause and resume
 
 
-async def while_paused_nothing_is_begun_and_an_abort_answers_at_once(bench: Bench) -> None:
+async def a_paused_engine_starts_no_request_and_answers_aborts_immediately(bench: Bench) -> None:
     async with bench.engine() as (engine, _):
         await engine.pause()
         await engine.pause()
@@ -77,14 +77,14 @@ async def while_paused_nothing_is_begun_and_an_abort_answers_at_once(bench: Benc
         await posted(second)
         engine.abort(1)
         aborted = await first
-        assert (aborted.finish, len(aborted.token_ids), engine.load().generated_tokens) == ("abort", 0, 0)
+        assert (aborted.finish, len(aborted.token_ids), engine.get_load().generated_tokens) == ("abort", 0, 0)
         await engine.resume()
         assert (await second).token_ids.tolist() == await tokens(engine, request(2))
         await engine.resume()
         assert len(await tokens(engine, request(3))) == 24
 
 
-async def a_pause_keeps_what_runs_and_an_abort_meanwhile_answers_at_once(bench: Bench) -> None:
+async def a_pause_keeps_running_requests_and_aborts_return_immediately(bench: Bench) -> None:
     long = bench.traits.long_turn
     async with bench.engine() as (engine, _):
         whole = await tokens(engine, request(6, long))
@@ -105,7 +105,7 @@ async def a_pause_keeps_what_runs_and_an_abort_meanwhile_answers_at_once(bench: 
 # ---------------------------------------------------------------- weights
 
 
-async def weights_in_the_middle_of_a_turn_give_its_later_tokens_their_version(bench: Bench) -> None:
+async def weights_loaded_during_a_turn_give_its_later_tokens_their_version(bench: Bench) -> None:
     long = bench.traits.long_turn
     published = publish(bench, 4, changed_model(bench))
     async with bench.engine() as (engine, _):
@@ -124,7 +124,7 @@ async def weights_in_the_middle_of_a_turn_give_its_later_tokens_their_version(be
         assert found.token_ids.tolist() != old
 
 
-async def what_was_cached_under_old_weights_is_computed_anew_under_new_ones(bench: Bench) -> None:
+async def new_weights_invalidate_cached_prefixes(bench: Bench) -> None:
     asked = request(2, 10, 40)
     published = publish(bench, 5, changed_model(bench))
     async with bench.engine() as (engine, _):
@@ -133,11 +133,11 @@ async def what_was_cached_under_old_weights_is_computed_anew_under_new_ones(benc
         await engine.load_weights(published)
         later = await engine.generate(turn)
         assert (later.cached_tokens, set(later.versions.tolist())) == (0, {5})
-        assert engine.load().recomputed_tokens == 0  # nothing could have kept it
+        assert engine.get_load().recomputed_tokens == 0  # new weights invalidate it
         assert (await engine.generate(turn)).cached_tokens > 0
 
 
-async def weights_that_come_while_paused_leave_the_engine_paused(bench: Bench) -> None:
+async def loading_weights_leaves_a_paused_engine_paused(bench: Bench) -> None:
     published = publish(bench, 6, changed_model(bench))
     async with bench.engine() as (engine, _):
         await engine.pause()
@@ -145,12 +145,12 @@ async def weights_that_come_while_paused_leave_the_engine_paused(bench: Bench) -
         await posted(call)
         await engine.load_weights(published)
         await posted(call)
-        assert engine.load().generated_tokens == 0
+        assert engine.get_load().generated_tokens == 0
         await engine.resume()
         assert set((await call).versions.tolist()) == {6}
 
 
-async def damaged_weights_are_refused_and_the_old_ones_stay_in_force(bench: Bench) -> None:
+async def damaged_weights_are_refused_and_the_engine_keeps_its_weights(bench: Bench) -> None:
     published = publish(bench, 7, changed_model(bench))
     damaged = WeightsPublished(published.version, published.path, published.num_bytes, "0" * 32)
     missing = msgspec.structs.replace(published, path=published.path + "-none")
@@ -168,7 +168,7 @@ async def damaged_weights_are_refused_and_the_old_ones_stay_in_force(bench: Benc
 # ---------------------------------------------------------------- memory
 
 
-async def what_was_released_comes_back_with_weights_and_requests_wait_for_them(bench: Bench) -> None:
+async def a_sleeping_engine_wakes_with_new_weights_and_requests_wait_for_them(bench: Bench) -> None:
     asked = request(1, temperature=0.0)
     same, other = publish(bench, 0, load_model(bench.model, torch.float32)), publish(bench, 9, changed_model(bench))
     damaged = msgspec.structs.replace(same, digest="0" * 32)
@@ -177,11 +177,11 @@ async def what_was_released_comes_back_with_weights_and_requests_wait_for_them(b
         pending = asyncio.ensure_future(engine.generate(request(2, bench.traits.long_turn)))
         await until_generated(bench, engine, 32, pending)
         with pytest.raises(EngineFailure, match="1 requests are pending"):
-            await engine.release()
+            await engine.sleep()
         engine.abort(2)
         await pending
-        await engine.release()
-        await engine.release()
+        await engine.sleep()
+        await engine.sleep()
         waiting, aborted = (asyncio.ensure_future(engine.generate(as_sequence(number, asked))) for number in (1, 3))
         await posted(waiting)
         engine.abort(3)
@@ -191,7 +191,7 @@ async def what_was_released_comes_back_with_weights_and_requests_wait_for_them(b
         await posted(waiting)
         await engine.load_weights(same)
         assert (await waiting).token_ids.tolist() == before
-        await engine.release()
+        await engine.sleep()
         await engine.load_weights(other)
         after = await engine.generate(asked)
         assert (after.cached_tokens, set(after.versions.tolist())) == (0, {9})
@@ -201,14 +201,14 @@ async def what_was_released_comes_back_with_weights_and_requests_wait_for_them(b
 # ---------------------------------------------------------------- ends and restarts
 
 
-async def an_engine_that_has_not_been_started_answers_nobody(bench: Bench) -> None:
+async def an_engine_that_has_not_been_started_fails_every_call(bench: Bench) -> None:
     engine = bench.unstarted()
     with pytest.raises(EngineFailure, match="the engine has not been started"):
         await engine.generate(request(1))
     await engine.close()
 
 
-async def closing_fails_what_is_pending_and_all_that_follows(bench: Bench) -> None:
+async def closing_fails_pending_and_later_calls(bench: Bench) -> None:
     async with bench.engine() as (engine, _):
         running = asyncio.ensure_future(engine.generate(request(1, bench.traits.long_turn)))
         await until_generated(bench, engine, 16, running)
@@ -221,7 +221,7 @@ async def closing_fails_what_is_pending_and_all_that_follows(bench: Bench) -> No
                 await call
 
 
-async def one_that_was_closed_while_paused_with_other_weights_starts_again_as_if_it_had_never_been(
+async def an_engine_closed_while_paused_restarts_with_its_initial_state(
     bench: Bench,
 ) -> None:
     async with bench.engine() as (engine, capacity):
@@ -237,10 +237,10 @@ async def one_that_was_closed_while_paused_with_other_weights_starts_again_as_if
         after = await engine.generate(request(1))
         assert (again, after.token_ids.tolist()) == (capacity, before.token_ids.tolist())
         assert (engine.version, set(after.versions.tolist())) == (0, {0})
-        assert engine.load().generated_tokens == 24
+        assert engine.get_load().generated_tokens == 24
 
 
-async def when_what_computes_dies_all_fails_and_another_engine_goes_on_with_the_same_tokens(bench: Bench) -> None:
+async def an_engine_that_dies_fails_all_calls_and_its_replacement_generates_the_same_tokens(bench: Bench) -> None:
     long = bench.traits.long_turn
     async with bench.engine() as (engine, _):
         whole = await tokens(engine, request(1, long))
@@ -257,18 +257,18 @@ async def when_what_computes_dies_all_fails_and_another_engine_goes_on_with_the_
 
 
 CONTROL = (
-    an_abort_gives_what_there_is_and_the_turn_can_be_gone_on_with,
-    an_abort_where_nothing_is_pending_has_no_effect,
-    a_cancelled_call_is_aborted_and_may_be_made_again,
-    while_paused_nothing_is_begun_and_an_abort_answers_at_once,
-    a_pause_keeps_what_runs_and_an_abort_meanwhile_answers_at_once,
-    weights_in_the_middle_of_a_turn_give_its_later_tokens_their_version,
-    what_was_cached_under_old_weights_is_computed_anew_under_new_ones,
-    weights_that_come_while_paused_leave_the_engine_paused,
-    damaged_weights_are_refused_and_the_old_ones_stay_in_force,
-    what_was_released_comes_back_with_weights_and_requests_wait_for_them,
-    an_engine_that_has_not_been_started_answers_nobody,
-    closing_fails_what_is_pending_and_all_that_follows,
-    one_that_was_closed_while_paused_with_other_weights_starts_again_as_if_it_had_never_been,
-    when_what_computes_dies_all_fails_and_another_engine_goes_on_with_the_same_tokens,
+    an_abort_returns_the_generated_tokens_and_the_turn_can_be_continued,
+    an_abort_without_a_pending_request_has_no_effect,
+    a_cancelled_call_is_aborted_and_can_be_repeated,
+    a_paused_engine_starts_no_request_and_answers_aborts_immediately,
+    a_pause_keeps_running_requests_and_aborts_return_immediately,
+    weights_loaded_during_a_turn_give_its_later_tokens_their_version,
+    new_weights_invalidate_cached_prefixes,
+    loading_weights_leaves_a_paused_engine_paused,
+    damaged_weights_are_refused_and_the_engine_keeps_its_weights,
+    a_sleeping_engine_wakes_with_new_weights_and_requests_wait_for_them,
+    an_engine_that_has_not_been_started_fails_every_call,
+    closing_fails_pending_and_later_calls,
+    an_engine_closed_while_paused_restarts_with_its_initial_state,
+    an_engine_that_dies_fails_all_calls_and_its_replacement_generates_the_same_tokens,
 )

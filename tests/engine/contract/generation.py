@@ -11,9 +11,9 @@ import pytest
 import structlog
 import torch
 
-from engine.checkpoint import load_model
 from engine.contract import EngineFailure, Generation, GenerationRequest, RequestRefused
-from engine.qwen3 import Qwen3
+from engine.model.hf_checkpoint import load_model
+from engine.model.qwen3 import Qwen3
 from tests.engine.contract.bench import (
     Bench,
     as_sequence,
@@ -39,7 +39,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 # ---------------------------------------------------------------- ids and logprobs
 
 
-async def tokens_and_logprobs_are_those_of_the_learners_model(bench: Bench) -> None:
+async def tokens_and_logprobs_match_the_learners_model(bench: Bench) -> None:
     model = load_model(bench.model, torch.float32)
     async with bench.engine() as (engine, _):
         asked = [request(number, 40, **settings) for number, settings in enumerate(SETTINGS)]
@@ -49,7 +49,7 @@ async def tokens_and_logprobs_are_those_of_the_learners_model(bench: Bench) -> N
             assert (generation.finish, set(generation.versions.tolist())) == ("length", {0})
 
 
-async def after_new_weights_they_are_those_of_the_learners_new_model(bench: Bench) -> None:
+async def tokens_and_logprobs_match_the_learners_model_after_new_weights(bench: Bench) -> None:
     model = changed_model(bench)
     async with bench.engine() as (engine, _):
         await engine.load_weights(publish(bench, 3, model))
@@ -61,7 +61,7 @@ async def after_new_weights_they_are_those_of_the_learners_new_model(bench: Benc
 
 
 def _check(bench: Bench, model: Qwen3, asked: GenerationRequest, found: Generation) -> None:
-    """A token may be as much less likely than those that it was preferred to as two logprobs may be wrong."""
+    """A greedy token may be less likely than another token by twice the logprob error."""
     counts = len(found.token_ids), len(found.logprobs), len(found.versions)
     assert counts == (asked.max_new_tokens,) * 3
     wanted = learners_logprobs(model, asked, found)
@@ -77,13 +77,13 @@ def _check(bench: Bench, model: Qwen3, asked: GenerationRequest, found: Generati
     assert float((wanted.exp() * better).sum(-1).max()) < asked.top_p
 
 
-async def calls_that_come_together_get_what_each_would_get_alone(bench: Bench) -> None:
+async def concurrent_calls_get_the_same_tokens_as_single_calls(bench: Bench) -> None:
     async with bench.engine() as (engine, _):
         together = await asyncio.gather(*(tokens(engine, request(number)) for number in range(4)))
         assert together == [await tokens(engine, request(number)) for number in range(4)]
 
 
-async def a_turn_goes_on_from_its_cached_prefix_with_the_tokens_that_it_would_have_had(bench: Bench) -> None:
+async def a_turn_continues_from_its_cached_prefix_with_the_same_tokens(bench: Bench) -> None:
     asked = request(1, 30, 40)
     async with bench.engine() as (engine, _):
         whole = await engine.generate(as_sequence(2, asked))
@@ -91,14 +91,14 @@ async def a_turn_goes_on_from_its_cached_prefix_with_the_tokens_that_it_would_ha
         rest = await engine.generate(continued(asked, first, 20))
         assert first + rest.token_ids.tolist() == whole.token_ids.tolist()
         np.testing.assert_allclose(rest.logprobs, whole.logprobs[10:], rtol=0, atol=bench.traits.logprob_error)
-        had = 40 + 10 - 1  # of the last token nothing is computed before it is asked for
+        had = 40 + 10 - 1  # the last token is computed in the next turn
         assert rest.cached_tokens == had // bench.traits.prefix_tokens * bench.traits.prefix_tokens
 
 
 # ---------------------------------------------------------------- seeds
 
 
-async def a_seed_gives_its_tokens_again_and_another_gives_others_whichever_of_its_bits_differs(bench: Bench) -> None:
+async def a_seed_repeats_its_tokens_and_seeds_that_differ_in_any_bit_give_others(bench: Bench) -> None:
     seeds = (5, 6, 5 + 2**32, 5 + 2**63)
     async with bench.engine() as (engine, _):
         drawn = [await tokens(engine, request(1, seed=seed)) for seed in seeds]
@@ -106,7 +106,7 @@ async def a_seed_gives_its_tokens_again_and_another_gives_others_whichever_of_it
         assert await tokens(engine, request(1, seed=5)) == drawn[0]
 
 
-async def siblings_that_share_a_prompt_draw_their_own_tokens(bench: Bench) -> None:
+async def siblings_that_share_a_prompt_draw_different_tokens(bench: Bench) -> None:
     async with bench.engine() as (engine, _):
         siblings = [as_sequence(number, request(1, seed=number)) for number in range(4)]
         drawn = await asyncio.gather(*(tokens(engine, sibling) for sibling in siblings))
@@ -116,7 +116,7 @@ async def siblings_that_share_a_prompt_draw_their_own_tokens(bench: Bench) -> No
 # ---------------------------------------------------------------- stops and limits
 
 
-async def a_turn_ends_at_its_stop_token_which_it_keeps_and_not_at_the_models_own(bench: Bench) -> None:
+async def a_turn_ends_at_its_stop_token_and_not_at_the_models_end_token(bench: Bench) -> None:
     end = msgspec.json.decode((bench.model / "config.json").read_bytes())["eos_token_id"]
 
     def hot(seed: int, **settings: Any) -> GenerationRequest:
@@ -134,17 +134,17 @@ async def a_turn_ends_at_its_stop_token_which_it_keeps_and_not_at_the_models_own
         assert (ended.token_ids.tolist(), ended.finish) == (ids[: ids.index(end) + 1], "stop")
 
 
-async def a_sequence_grows_to_its_last_token_and_no_further(bench: Bench) -> None:
+async def a_sequence_grows_to_the_capacity_and_no_further(bench: Bench) -> None:
     async with bench.engine() as (engine, capacity):
         longest = capacity.sequence_tokens
         for prompt_tokens in (longest - 1, longest - 40):
             found = await engine.generate(request(1, longest - prompt_tokens, prompt_tokens))
             assert (len(found.token_ids), found.finish) == (longest - prompt_tokens, "length")
-        with pytest.raises(RequestRefused, match=f"are beyond the {longest} of a sequence"):
+        with pytest.raises(RequestRefused, match=f"exceed the limit of {longest} tokens per sequence"):
             await engine.generate(request(1, 2, longest - 1))
 
 
-async def what_can_never_be_served_is_refused_and_the_engine_goes_on(bench: Bench) -> None:
+async def unservable_requests_are_refused_and_the_engine_keeps_running(bench: Bench) -> None:
     vocabulary = msgspec.json.decode((bench.model / "config.json").read_bytes())["vocab_size"]
     outside = f"at position 1 is outside the vocabulary of {vocabulary}"
     refused = [
@@ -165,7 +165,7 @@ async def what_can_never_be_served_is_refused_and_the_engine_goes_on(bench: Benc
         assert len(await tokens(engine, request(9))) == 24
 
 
-async def a_sequence_is_generated_once_at_a_time(bench: Bench) -> None:
+async def a_sequence_has_at_most_one_pending_request(bench: Bench) -> None:
     async with bench.engine() as (engine, _):
         await engine.pause()
         pending = asyncio.ensure_future(engine.generate(request(1)))
@@ -176,7 +176,7 @@ async def a_sequence_is_generated_once_at_a_time(bench: Bench) -> None:
         assert len((await pending).token_ids) == 24
 
 
-async def calls_beyond_the_bound_fail_and_those_within_it_are_answered(bench: Bench) -> None:
+async def calls_beyond_max_pending_fail_and_the_others_are_answered(bench: Bench) -> None:
     async with bench.engine(max_pending=2) as (engine, _):
         calls = (engine.generate(request(number)) for number in range(3))
         found = await asyncio.gather(*calls, return_exceptions=True)
@@ -185,18 +185,18 @@ async def calls_beyond_the_bound_fail_and_those_within_it_are_answered(bench: Be
 
 
 LOGPROBS = (
-    tokens_and_logprobs_are_those_of_the_learners_model,
-    after_new_weights_they_are_those_of_the_learners_new_model,
+    tokens_and_logprobs_match_the_learners_model,
+    tokens_and_logprobs_match_the_learners_model_after_new_weights,
 )
 GENERATION = (
     *LOGPROBS,
-    calls_that_come_together_get_what_each_would_get_alone,
-    a_turn_goes_on_from_its_cached_prefix_with_the_tokens_that_it_would_have_had,
-    a_seed_gives_its_tokens_again_and_another_gives_others_whichever_of_its_bits_differs,
-    siblings_that_share_a_prompt_draw_their_own_tokens,
-    a_turn_ends_at_its_stop_token_which_it_keeps_and_not_at_the_models_own,
-    a_sequence_grows_to_its_last_token_and_no_further,
-    what_can_never_be_served_is_refused_and_the_engine_goes_on,
-    a_sequence_is_generated_once_at_a_time,
-    calls_beyond_the_bound_fail_and_those_within_it_are_answered,
+    concurrent_calls_get_the_same_tokens_as_single_calls,
+    a_turn_continues_from_its_cached_prefix_with_the_same_tokens,
+    a_seed_repeats_its_tokens_and_seeds_that_differ_in_any_bit_give_others,
+    siblings_that_share_a_prompt_draw_different_tokens,
+    a_turn_ends_at_its_stop_token_and_not_at_the_models_end_token,
+    a_sequence_grows_to_the_capacity_and_no_further,
+    unservable_requests_are_refused_and_the_engine_keeps_running,
+    a_sequence_has_at_most_one_pending_request,
+    calls_beyond_max_pending_fail_and_the_others_are_answered,
 )

@@ -1,4 +1,4 @@
-"""The embedded engine keeps the contract."""
+"""The embedded engine passes the engine contract."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.checkpoint import save_model
 from engine.contract import Capacity, Engine
-from engine.embedded import EmbeddedEngine
-from engine.weights import WeightsPublisher
+from engine.inference.embedded import EmbeddedEngine
+from engine.model.hf_checkpoint import save_model
+from engine.weight_transfer.shared_memory import WeightsPublisher
 from tests.engine.contract import CASES, IN_LOW_PRECISION, Case, sentence
 from tests.engine.contract.bench import Traits
 from tests.engine.tiny_models import small_config, small_model, write_tokenizer

@@ -1,4 +1,4 @@
-"""The model of the stand-in; and no thread of a process group outlives its test."""
+"""The fake server's model folder, and a check that no process group's thread outlives its test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.engine.sglang.scenes import VOCABULARY
 
-PATIENCE_S = 30.0
+JOIN_TIMEOUT_S = 30.0
 
 
 @pytest.fixture
@@ -21,10 +21,10 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    """One that waits for a group's other members as Python ends would end the process with SIGABRT."""
+def check_threads() -> Iterator[None]:
+    """A thread blocked in a collective when Python exits would abort the process with SIGABRT."""
     yield
     for thread in threading.enumerate():
         if thread.name.startswith("weights "):
-            thread.join(PATIENCE_S)
+            thread.join(JOIN_TIMEOUT_S)
             assert not thread.is_alive()

@@ -1,4 +1,4 @@
-"""Scenes on an SGLang engine before a stand-in of its server."""
+"""Runs a test's scene with an SGLang engine and a fake server."""
 
 from __future__ import annotations
 
@@ -13,44 +13,45 @@ from structlog.testing import capture_logs
 from bus.messages import WeightsPublished
 from engine.contract import EngineFailure, GenerationRequest
 from engine.sglang.client import SGLangClient
-from engine.sglang.engine import SGLangEngine
-from engine.sglang.protocol import ServerInfo
-from tests.engine.sglang.stand_in import LENGTH, StandIn, answer
+from engine.sglang.http_api import ServerInfo
+from engine.sglang.sglang_engine import SGLangEngine
+from tests.engine.sglang.fake_server import LENGTH, FakeServer, make_response
 
 VOCABULARY = 20
 
 
-class Attached:
+class FakeServerHandle:
     def __init__(self, url: str) -> None:
         self._url = url
-        self._died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.closed = False
 
     async def start(self) -> str:
         return self._url
 
     @property
-    def died(self) -> asyncio.Future[str]:
-        return self._died
+    def death(self) -> asyncio.Future[str]:
+        return self._death
 
     async def close(self) -> None:
         self.closed = True
 
 
-class Way:
-    """Takes weights as `update` says."""
+class FakeTransport:
+    """A weight transport with an update that waits for `may_finish` and then fails with `failure`,
+    if set."""
 
     def __init__(self, failure: EngineFailure | None = None) -> None:
         self._failure = failure
-        self.begun, self.go_on = asyncio.Event(), asyncio.Event()
-        self.go_on.set()
+        self.update_started, self.may_finish = asyncio.Event(), asyncio.Event()
+        self.may_finish.set()
 
     def check(self, server: ServerInfo) -> None:
         pass
 
     async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
-        self.begun.set()
-        await self.go_on.wait()
+        self.update_started.set()
+        await self.may_finish.wait()
         if self._failure is not None:
             raise self._failure
 
@@ -58,29 +59,29 @@ class Way:
         pass
 
 
-Scene = Callable[[SGLangEngine, Attached, Way], Awaitable[None]]
+Scene = Callable[[SGLangEngine, FakeServerHandle, FakeTransport], Awaitable[None]]
 
 
-def connected(base: str) -> SGLangClient:
-    return SGLangClient(base, back_off_s=(0.0,))
+def connect_client(base: str) -> SGLangClient:
+    return SGLangClient(base, retry_delays_s=(0.0,))
 
 
-def serve(
+def run_scene(
     model: Path,
-    server: StandIn,
+    server: FakeServer,
     scene: Scene,
     failure: EngineFailure | None = None,
-    connect: Callable[[str], SGLangClient] = connected,
+    connect: Callable[[str], SGLangClient] = connect_client,
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """The log's lines."""
+    """The engine's log entries."""
 
     async def play() -> None:
         async with server.serving() as url:
-            attached, way = Attached(url), Way(failure)
+            handle, transport = FakeServerHandle(url), FakeTransport(failure)
             engine = SGLangEngine(
-                attached,
-                way,
+                handle,
+                transport,
                 model=model,
                 version=2,
                 connect=connect,
@@ -88,26 +89,28 @@ def serve(
             )
             await engine.start()
             try:
-                await scene(engine, attached, way)
+                await scene(engine, handle, transport)
             finally:
                 await engine.close()
                 await engine.close()
-            assert attached.closed
+            assert handle.closed
 
     with capture_logs() as lines:
         asyncio.run(play())
     return [dict(line) for line in lines]
 
 
-def request(number: int = 1, *token_ids: int, new_tokens: int = 3, stop: tuple[int, ...] = ()) -> GenerationRequest:
+def make_request(
+    number: int = 1, *token_ids: int, new_tokens: int = 3, stop: tuple[int, ...] = ()
+) -> GenerationRequest:
     ids = np.array(token_ids or (1, 2, 3), np.int32)
     return GenerationRequest(number, ids, new_tokens, stop_token_ids=stop, seed=2**63 + number)
 
 
-def whole(body: dict[str, Any]) -> dict[str, Any]:
-    return answer(body, [4, 5, 6], LENGTH)
+def make_full_response(body: dict[str, Any]) -> dict[str, Any]:
+    return make_response(body, [4, 5, 6], LENGTH)
 
 
-async def until_tokens(engine: SGLangEngine, count: int) -> None:
-    while engine.load().generated_tokens < count:  # noqa: ASYNC110
+async def wait_for_tokens(engine: SGLangEngine, count: int) -> None:
+    while engine.get_load().generated_tokens < count:  # noqa: ASYNC110
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The wire to an SGLang server: what is tried again, what is not, and what each failure is called."""
+"""The HTTP client of an SGLang server: retries and exceptions."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from typing import Any
 import pytest
 
 from engine.sglang.client import SGLangClient
-from engine.sglang.errors import ServerRefused, ServerSlow, ServerUnreachable, UnknownAnswer, UpdateRefused
-from engine.sglang.protocol import Finished, GenerateAnswer, GenerateRequest, SamplingParams
-from tests.engine.sglang.stand_in import ABORTED, LENGTH, StandIn, answer, broken, refusing, streaming
+from engine.sglang.errors import InvalidResponse, ServerStatusError, ServerTimeout, ServerUnreachable, UpdateRefused
+from engine.sglang.http_api import FinishedByLength, GenerateRequest, GenerateResponse, SamplingParams
+from tests.engine.sglang.fake_server import ABORTED, LENGTH, FakeServer, broken, make_response, refusing, streaming
 
 REQUEST = GenerateRequest("1;", [1, 2, 3], SamplingParams(max_new_tokens=3), stream=True)
 FULL = {"type": "abort", "message": "The request queue is full.", "status_code": 503}
 
 
-def whole(body: dict[str, Any]) -> dict[str, Any]:
-    return answer(body, [4, 5, 6], LENGTH)
+def make_full_response(body: dict[str, Any]) -> dict[str, Any]:
+    return make_response(body, [4, 5, 6], LENGTH)
 
 
-def meet(server: StandIn, scene: Callable[[SGLangClient], Awaitable[None]], *, request_s: float = 600.0) -> None:
+def run_scene(
+    server: FakeServer, scene: Callable[[SGLangClient], Awaitable[None]], *, request_timeout_s: float = 600.0
+) -> None:
     async def play() -> None:
         async with server.serving() as url:
-            client = SGLangClient(url, request_s=request_s, back_off_s=(0.0, 0.0))
+            client = SGLangClient(url, request_timeout_s=request_timeout_s, retry_delays_s=(0.0, 0.0))
             try:
                 await scene(client)
             finally:
@@ -34,209 +36,211 @@ def meet(server: StandIn, scene: Callable[[SGLangClient], Awaitable[None]], *, r
     asyncio.run(play())
 
 
-async def collected(client: SGLangClient) -> list[GenerateAnswer]:
+async def collect(client: SGLangClient) -> list[GenerateResponse]:
     return [each async for each in client.generate_streamed(REQUEST)]
 
 
-def test_a_stream_gives_its_answers_one_after_the_other_up_to_the_last() -> None:
-    server = StandIn(streaming(lambda body: answer(body, [4]), whole))
+def test_a_stream_yields_its_responses_in_order_up_to_the_last() -> None:
+    server = FakeServer(streaming(lambda body: make_response(body, [4]), make_full_response))
 
     async def scene(client: SGLangClient) -> None:
-        answers = await collected(client)
+        answers = await collect(client)
         assert [each.output_ids for each in answers] == [[4], [4, 5, 6]]
-        assert [each.meta_info.finish_reason for each in answers] == [None, Finished()]
+        assert [each.meta_info.finish_reason for each in answers] == [None, FinishedByLength()]
 
-    meet(server, scene)
-    [body] = server.bodies("/generate")
+    run_scene(server, scene)
+    [body] = server.get_bodies("/generate")
     assert (body["input_ids"], body["sampling_params"]["top_k"], body["stream"]) == ([1, 2, 3], -1, True)
     assert "priority" not in body
 
 
-def test_a_stream_that_came_to_its_end_leaves_its_connection_to_the_next() -> None:
-    server = StandIn(streaming(whole))
+def test_a_completed_stream_leaves_its_connection_for_reuse() -> None:
+    server = FakeServer(streaming(make_full_response))
 
     async def scene(client: SGLangClient) -> None:
         for _ in range(3):
-            await collected(client)
+            await collect(client)
 
-    meet(server, scene)
+    run_scene(server, scene)
     assert len(server.connections) == 1
 
 
-def test_an_answer_larger_than_a_read_is_put_together() -> None:
+def test_a_response_larger_than_one_read_is_reassembled() -> None:
     ids = [7] * 20_000
 
     async def scene(client: SGLangClient) -> None:
-        assert [each.output_ids for each in await collected(client)] == [ids]
+        assert [each.output_ids for each in await collect(client)] == [ids]
 
-    meet(StandIn(streaming(lambda body: answer(body, ids, LENGTH))), scene)
+    run_scene(FakeServer(streaming(lambda body: make_response(body, ids, LENGTH))), scene)
 
 
-def test_a_full_queue_is_asked_again_whichever_way_it_says_so() -> None:
+def test_a_full_queue_is_retried_for_every_form_of_its_error() -> None:
     refused = refusing(503, {"object": "error", "message": "full", "type": "503", "code": 503})
-    server = StandIn(refused, streaming(lambda body: answer(body, [], FULL)), streaming(whole))
+    server = FakeServer(refused, streaming(lambda body: make_response(body, [], FULL)), streaming(make_full_response))
 
     async def scene(client: SGLangClient) -> None:
-        assert (await collected(client))[-1].output_ids == [4, 5, 6]
+        assert (await collect(client))[-1].output_ids == [4, 5, 6]
 
-    meet(server, scene)
-    rids = [body["rid"] for body in server.bodies("/generate")]
+    run_scene(server, scene)
+    rids = [body["rid"] for body in server.get_bodies("/generate")]
     assert len(set(rids)) == len(rids) == 3
 
 
-def test_a_queue_that_stays_full_is_a_refusal() -> None:
-    server = StandIn(refusing(503, {"error": {"message": "The request queue is full."}}))
+def test_a_queue_that_stays_full_raises_a_status_error() -> None:
+    server = FakeServer(refusing(503, {"error": {"message": "The request queue is full."}}))
 
     async def scene(client: SGLangClient) -> None:
-        with pytest.raises(ServerRefused, match=r"refused /generate: 503 The request queue is full\."):
-            await collected(client)
+        with pytest.raises(ServerStatusError, match=r"refused /generate: 503 The request queue is full\."):
+            await collect(client)
 
-    meet(server, scene)
-    assert len(server.bodies("/generate")) == 3
+    run_scene(server, scene)
+    assert len(server.get_bodies("/generate")) == 3
 
 
-def test_a_bad_request_is_refused_once_with_what_the_server_says() -> None:
-    server = StandIn(refusing(400, {"error": "unknown field `sampling_params.beams`"}))
+def test_a_bad_request_is_not_retried_and_shows_the_servers_message() -> None:
+    server = FakeServer(refusing(400, {"error": "unknown field `sampling_params.beams`"}))
 
     async def scene(client: SGLangClient) -> None:
-        with pytest.raises(ServerRefused, match=r"400 unknown field `sampling_params\.beams`") as refusal:
-            await collected(client)
+        with pytest.raises(ServerStatusError, match=r"400 unknown field `sampling_params\.beams`") as refusal:
+            await collect(client)
         assert refusal.value.status == 400
 
-    meet(server, scene)
-    assert len(server.bodies("/generate")) == 1
+    run_scene(server, scene)
+    assert len(server.get_bodies("/generate")) == 1
 
 
-def test_an_error_within_a_stream_is_a_refusal_too() -> None:
-    said = {"error": {"message": "too long", "type": "invalid_request_error", "code": 400, "retryable": False}}
+def test_an_error_within_a_stream_raises_a_status_error() -> None:
+    error = {"error": {"message": "too long", "type": "invalid_request_error", "code": 400, "retryable": False}}
 
     async def scene(client: SGLangClient) -> None:
-        with pytest.raises(ServerRefused, match="400 too long"):
-            await collected(client)
+        with pytest.raises(ServerStatusError, match="400 too long"):
+            await collect(client)
 
-    meet(StandIn(streaming(lambda body: said)), scene)
+    run_scene(FakeServer(streaming(lambda body: error)), scene)
 
 
-def test_where_nobody_listens_nothing_was_sent() -> None:
+def test_a_refused_connection_means_that_no_request_was_sent() -> None:
     async def scene() -> None:
         with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))  # bound, and nobody listens
-            client = SGLangClient(f"http://127.0.0.1:{free.getsockname()[1]}", back_off_s=(0.0,))
+            free.bind(("127.0.0.1", 0))  # bound, but not listening
+            client = SGLangClient(f"http://127.0.0.1:{free.getsockname()[1]}", retry_delays_s=(0.0,))
             with pytest.raises(ServerUnreachable) as failure:
-                await collected(client)
-            assert not failure.value.sent
-            assert not await client.ready()
-            assert not await client.answers()
+                await collect(client)
+            assert not failure.value.request_sent
+            assert not await client.is_ready()
+            assert not await client.is_responsive()
             await client.close()
 
     asyncio.run(scene())
 
 
 @pytest.mark.parametrize("then", ["broken", "cut"])
-def test_a_stream_that_breaks_off_is_not_asked_for_again(then: str) -> None:
-    server = StandIn(streaming(lambda body: answer(body, [4]), then=then))
+def test_an_interrupted_stream_is_not_retried(then: str) -> None:
+    server = FakeServer(streaming(lambda body: make_response(body, [4]), then=then))
 
     async def scene(client: SGLangClient) -> None:
-        came: list[GenerateAnswer] = []
+        received: list[GenerateResponse] = []
         with pytest.raises(ServerUnreachable) as failure:
             async for each in client.generate_streamed(REQUEST):
-                came.append(each)
-        assert ([each.output_ids for each in came], failure.value.sent) == ([[4]], True)
+                received.append(each)
+        assert ([each.output_ids for each in received], failure.value.request_sent) == ([[4]], True)
 
-    meet(server, scene)
-    assert len(server.bodies("/generate")) == 1
+    run_scene(server, scene)
+    assert len(server.get_bodies("/generate")) == 1
 
 
-def test_a_connection_that_breaks_after_the_request_was_sent_is_not_tried_again_for_tokens() -> None:
-    server = StandIn(broken)
+def test_a_generation_is_not_retried_if_the_connection_breaks_after_sending() -> None:
+    server = FakeServer(broken)
 
     async def scene(client: SGLangClient) -> None:
         with pytest.raises(ServerUnreachable) as failure:
-            await collected(client)
-        assert failure.value.sent
+            await collect(client)
+        assert failure.value.request_sent
 
-    meet(server, scene)
-    assert len(server.bodies("/generate")) == 1
+    run_scene(server, scene)
+    assert len(server.get_bodies("/generate")) == 1
 
 
-def test_what_is_merely_asked_is_asked_again_when_the_connection_breaks() -> None:
-    server = StandIn()
-    server.refused = 2
+def test_reads_are_retried_when_the_connection_breaks() -> None:
+    server = FakeServer()
+    server.num_broken_requests = 2
 
     async def scene(client: SGLangClient) -> None:
-        assert (await client.server_info()).max_req_input_len == 250
+        assert (await client.get_server_info()).max_req_input_len == 250
 
-    meet(server, scene)
-    assert len(server.bodies("/server_info")) == 3
+    run_scene(server, scene)
+    assert len(server.get_bodies("/server_info")) == 3
 
 
-def test_a_silent_server_is_a_slow_one() -> None:
+def test_a_server_without_a_response_times_out() -> None:
     async def scene(client: SGLangClient) -> None:
-        with pytest.raises(ServerSlow, match=r"/generate: nothing came within 0\.05 s"):
-            await collected(client)
+        with pytest.raises(ServerTimeout, match=r"/generate: no response within 0\.05 s"):
+            await collect(client)
 
-    meet(StandIn(streaming(lambda body: answer(body, [4]), then="silent")), scene, request_s=0.05)
+    run_scene(
+        FakeServer(streaming(lambda body: make_response(body, [4]), then="silent")), scene, request_timeout_s=0.05
+    )
 
 
-def test_a_version_that_is_not_known_is_refused_by_name() -> None:
-    server = StandIn()
+def test_an_unsupported_version_is_refused_by_name() -> None:
+    server = FakeServer()
     server.info["version"] = "0.6.0"
     del server.info["page_size"]
 
     async def scene(client: SGLangClient) -> None:
-        with pytest.raises(UnknownAnswer, match=r"SGLang 0\.6\.0 is not known here; known: 0\.5\.23"):
-            await client.server_info()
+        with pytest.raises(InvalidResponse, match=r"SGLang 0\.6\.0 is not supported; supported: 0\.5\.23"):
+            await client.get_server_info()
 
-    meet(server, scene)
+    run_scene(server, scene)
 
 
-def test_a_missing_field_is_named_with_the_servers_version() -> None:
-    server = StandIn(streaming(lambda body: answer(body, [4], without=["weight_version"])))
+def test_a_missing_field_is_reported_with_the_servers_version() -> None:
+    server = FakeServer(streaming(lambda body: make_response(body, [4], without=["weight_version"])))
     del server.info["page_size"]
 
     async def scene(client: SGLangClient) -> None:
-        with pytest.raises(UnknownAnswer, match=r"SGLang 0\.5\.23 gave no ServerInfo: .*`page_size`"):
-            await client.server_info()
+        with pytest.raises(InvalidResponse, match=r"SGLang 0\.5\.23 sent an invalid ServerInfo: .*`page_size`"):
+            await client.get_server_info()
         with pytest.raises(
-            UnknownAnswer, match=r"SGLang 0\.5\.23 gave no GenerateAnswer: .*`weight_version`.*meta_info"
+            InvalidResponse, match=r"SGLang 0\.5\.23 sent an invalid GenerateResponse: .*`weight_version`.*meta_info"
         ):
-            await collected(client)
+            await collect(client)
 
-    meet(server, scene)
+    run_scene(server, scene)
 
 
-def test_a_request_that_was_aborted_before_it_began_says_less_of_itself() -> None:
-    unsaid = ("prompt_tokens", "cached_tokens", "num_retractions", "weight_versions", "dp_rank")
+def test_a_request_aborted_before_its_start_may_omit_fields() -> None:
+    omitted = ("prompt_tokens", "cached_tokens", "num_retractions", "weight_versions", "dp_rank")
 
     async def scene(client: SGLangClient) -> None:
-        [only] = await collected(client)
+        [only] = await collect(client)
         assert only.output_ids == []
 
-    meet(StandIn(streaming(lambda body: answer(body, [], ABORTED, without=unsaid))), scene)
+    run_scene(FakeServer(streaming(lambda body: make_response(body, [], ABORTED, without=omitted))), scene)
 
 
-def test_weights_that_a_server_does_not_take_are_an_update_refused() -> None:
+def test_a_rejected_weight_update_raises_update_refused() -> None:
     async def act(client: SGLangClient) -> None:
         with pytest.raises(UpdateRefused, match="/begin_weight_update: no such session"):
-            await client.begin_update()
+            await client.weights.begin_update()
 
-    class Refusing(StandIn):
-        async def _take(self, request: Any) -> Any:
+    class Refusing(FakeServer):
+        async def _handle(self, request: Any) -> Any:
             return await refusing(400, {"success": False, "message": "no such session"})(request, {})
 
-    meet(Refusing(), act)
+    run_scene(Refusing(), act)
 
 
-def test_no_more_generations_are_under_way_than_connections() -> None:
-    server = StandIn(streaming(then="silent"))
+def test_concurrent_generations_are_limited_by_max_in_flight() -> None:
+    server = FakeServer(streaming(then="silent"))
 
     async def play() -> None:
         async with server.serving() as url:
-            client = SGLangClient(url, connections=1)
+            client = SGLangClient(url, max_in_flight=1)
             calls = [asyncio.ensure_future(client.generate(REQUEST)) for _ in range(2)]
-            await server.came.wait()
-            assert len(await client.loads()) == 1  # a control call has a connection all the same
-            assert len(server.bodies("/generate")) == 1
+            await server.generation_received.wait()
+            assert len(await client.get_loads()) == 1  # control calls are not limited
+            assert len(server.get_bodies("/generate")) == 1
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The SGLang engine before a server that says that it is ready, and generates nothing: as one whose scheduler is stopped."""
+"""The SGLang engine with a server that reports that it is ready but generates nothing."""
 
 from __future__ import annotations
 
@@ -10,100 +10,101 @@ import pytest
 
 from engine.contract import EngineFailure
 from engine.sglang.client import SGLangClient
-from engine.sglang.engine import SGLangEngine
-from engine.sglang.errors import ServerSlow
-from engine.sglang.protocol import GenerateAnswer, GenerateRequest
-from tests.engine.sglang.scenes import Attached, Way, request, serve, whole
-from tests.engine.sglang.stand_in import StandIn, streaming
+from engine.sglang.errors import ServerTimeout
+from engine.sglang.http_api import GenerateRequest, GenerateResponse
+from engine.sglang.sglang_engine import SGLangEngine
+from tests.engine.sglang.fake_server import FakeServer, streaming
+from tests.engine.sglang.scenes import FakeServerHandle, FakeTransport, make_full_response, make_request, run_scene
 
-SLOW = "nothing came within 600 s"
-HANGS = 19  # prompts with this token get no answer
+SLOW = "no response within 600 s"
+HANGS = 19  # prompts with this token get no response
 
 
-class Waited:
-    """Makes clients that find a request slow when they are told to, and say then that it was for `waited_s`."""
+class SlowClients:
+    """Makes clients that raise ServerTimeout with `waited_s` for prompts with HANGS, once
+    `may_time_out` is set."""
 
     def __init__(self, waited_s: float) -> None:
         self._waited_s = waited_s
-        self.asked, self.over = asyncio.Event(), asyncio.Event()
+        self.request_sent, self.may_time_out = asyncio.Event(), asyncio.Event()
 
     def client(self, base: str) -> SGLangClient:
-        waited = self
+        slow = self
 
         class Client(SGLangClient):
-            def generate_streamed(self, request: GenerateRequest) -> AsyncGenerator[GenerateAnswer, None]:
-                return waited.slow() if HANGS in request.input_ids else super().generate_streamed(request)
+            def generate_streamed(self, request: GenerateRequest) -> AsyncGenerator[GenerateResponse, None]:
+                return slow.time_out() if HANGS in request.input_ids else super().generate_streamed(request)
 
         return Client(base)
 
-    async def slow(self) -> AsyncGenerator[GenerateAnswer, None]:
-        self.asked.set()
-        await self.over.wait()
-        raise ServerSlow(SLOW, self._waited_s)
+    async def time_out(self) -> AsyncGenerator[GenerateResponse, None]:
+        self.request_sent.set()
+        await self.may_time_out.wait()
+        raise ServerTimeout(SLOW, self._waited_s)
         yield
 
 
-def test_a_server_that_generates_for_nobody_any_more_is_lost(model: Path):
-    waited, lost = Waited(0.0), list[str]()
+def test_a_server_that_generates_for_no_request_is_lost(model: Path):
+    slow, lost = SlowClients(0.0), list[str]()
 
     async def scene(engine: SGLangEngine, *_: object) -> None:
-        await engine.generate(request(0))
-        calls = [asyncio.ensure_future(engine.generate(request(number, 1, HANGS))) for number in (1, 2)]
-        await waited.asked.wait()
-        waited.over.set()
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        assert [str(each) for each in found] == [f"the server generates nothing any more: {SLOW}"] * 2
-        with pytest.raises(EngineFailure, match="the server generates nothing any more"):
-            await engine.generate(request(3))
+        await engine.generate(make_request(0))
+        calls = [asyncio.ensure_future(engine.generate(make_request(number, 1, HANGS))) for number in (1, 2)]
+        await slow.request_sent.wait()
+        slow.may_time_out.set()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [str(each) for each in results] == [f"the server no longer generates tokens: {SLOW}"] * 2
+        with pytest.raises(EngineFailure, match="the server no longer generates tokens"):
+            await engine.generate(make_request(3))
 
-    serve(model, StandIn(streaming(whole)), scene, connect=waited.client, lost=lost.append)
-    assert lost == [f"the server generates nothing any more: {SLOW}"]
+    run_scene(model, FakeServer(streaming(make_full_response)), scene, connect=slow.client, on_engine_lost=lost.append)
+    assert lost == [f"the server no longer generates tokens: {SLOW}"]
 
 
-def test_a_turn_that_gets_nothing_while_another_is_answered_fails_alone(model: Path):
-    waited, lost = Waited(600.0), list[str]()
+def test_only_the_turn_without_tokens_fails_while_another_gets_tokens(model: Path):
+    slow, lost = SlowClients(600.0), list[str]()
 
     async def scene(engine: SGLangEngine, *_: object) -> None:
-        call = asyncio.ensure_future(engine.generate(request(1, 1, HANGS)))
-        await waited.asked.wait()
-        await engine.generate(request(2))
-        waited.over.set()
-        with pytest.raises(ServerSlow):
+        call = asyncio.ensure_future(engine.generate(make_request(1, 1, HANGS)))
+        await slow.request_sent.wait()
+        await engine.generate(make_request(2))
+        slow.may_time_out.set()
+        with pytest.raises(ServerTimeout):
             await call
-        await engine.generate(request(3))
+        await engine.generate(make_request(3))
 
-    serve(model, StandIn(streaming(whole)), scene, connect=waited.client, lost=lost.append)
+    run_scene(model, FakeServer(streaming(make_full_response)), scene, connect=slow.client, on_engine_lost=lost.append)
     assert lost == []
 
 
-def test_a_server_that_is_paused_is_not_lost_though_it_generates_nothing(model: Path):
-    waited, lost = Waited(0.0), list[str]()
+def test_a_paused_server_is_not_lost(model: Path):
+    slow, lost = SlowClients(0.0), list[str]()
 
-    async def scene(engine: SGLangEngine, attached: Attached, way: Way) -> None:
-        call = asyncio.ensure_future(engine.generate(request(1, 1, HANGS)))
-        await waited.asked.wait()
+    async def scene(engine: SGLangEngine, handle: FakeServerHandle, transport: FakeTransport) -> None:
+        call = asyncio.ensure_future(engine.generate(make_request(1, 1, HANGS)))
+        await slow.request_sent.wait()
         await engine.pause()
-        waited.over.set()
-        with pytest.raises(ServerSlow):
+        slow.may_time_out.set()
+        with pytest.raises(ServerTimeout):
             await call
         await engine.resume()
-        await engine.generate(request(2))
+        await engine.generate(make_request(2))
 
-    serve(model, StandIn(streaming(whole)), scene, connect=waited.client, lost=lost.append)
+    run_scene(model, FakeServer(streaming(make_full_response)), scene, connect=slow.client, on_engine_lost=lost.append)
     assert lost == []
 
 
-def test_a_server_that_somebody_else_has_paused_is_not_lost(model: Path):
-    waited, lost, server = Waited(0.0), list[str](), StandIn(streaming(whole))
+def test_a_server_paused_by_another_client_is_not_lost(model: Path):
+    slow, lost, server = SlowClients(0.0), list[str](), FakeServer(streaming(make_full_response))
 
     async def scene(engine: SGLangEngine, *_: object) -> None:
-        call = asyncio.ensure_future(engine.generate(request(1, 1, HANGS)))
-        await waited.asked.wait()
+        call = asyncio.ensure_future(engine.generate(make_request(1, 1, HANGS)))
+        await slow.request_sent.wait()
         server.paused = True
-        waited.over.set()
-        with pytest.raises(ServerSlow):
+        slow.may_time_out.set()
+        with pytest.raises(ServerTimeout):
             await call
-        await engine.generate(request(2))
+        await engine.generate(make_request(2))
 
-    serve(model, server, scene, connect=waited.client, lost=lost.append)
+    run_scene(model, server, scene, connect=slow.client, on_engine_lost=lost.append)
     assert lost == []

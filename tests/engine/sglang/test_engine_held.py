@@ -1,4 +1,4 @@
-"""The SGLang engine while turns are aborted, held, or under other weights, and what it counts of them."""
+"""The SGLang engine: aborts, pauses, weight updates, memory release, and its counters."""
 
 from __future__ import annotations
 
@@ -10,182 +10,197 @@ import pytest
 
 from bus.messages import WeightsPublished
 from engine.contract import EngineFailure, WeightsRefused
-from engine.sglang.engine import SGLangEngine
-from tests.engine.sglang.scenes import Attached, Way, request, serve, until_tokens, whole
-from tests.engine.sglang.stand_in import ABORTED, LENGTH, StandIn, answer, streaming
+from engine.sglang.sglang_engine import SGLangEngine
+from tests.engine.sglang.fake_server import ABORTED, LENGTH, FakeServer, make_response, streaming
+from tests.engine.sglang.scenes import (
+    FakeServerHandle,
+    FakeTransport,
+    make_full_response,
+    make_request,
+    run_scene,
+    wait_for_tokens,
+)
 
 PUBLISHED = WeightsPublished(5, "/weights", 4, "d" * 32)
 
 
-def test_an_abort_tells_the_server_and_gives_what_it_answers(model: Path):
-    server = StandIn()
-    one, two = (lambda body: answer(body, [4])), (lambda body: answer(body, [4, 5], ABORTED))
-    server.generations.append(streaming(one, server.told_to_abort, two))
+def test_an_abort_returns_the_tokens_of_the_servers_last_response(model: Path):
+    server = FakeServer()
+    one, two = (lambda body: make_response(body, [4])), (lambda body: make_response(body, [4, 5], ABORTED))
+    server.generations.append(streaming(one, server.abort_received, two))
 
     async def scene(engine: SGLangEngine, *_: Any) -> None:
-        call = asyncio.ensure_future(engine.generate(request()))
-        await until_tokens(engine, 1)
+        call = asyncio.ensure_future(engine.generate(make_request()))
+        await wait_for_tokens(engine, 1)
         engine.abort(1)
         generation = await call
         assert (generation.token_ids.tolist(), generation.finish) == ([4, 5], "abort")
 
-    serve(model, server, scene)
-    [told], [body] = server.bodies("/abort_request"), server.bodies("/generate")
-    assert told == {"rid": body["rid"]}
+    run_scene(model, server, scene)
+    [abort], [body] = server.get_bodies("/abort_request"), server.get_bodies("/generate")
+    assert abort == {"rid": body["rid"]}
 
 
-def test_an_abort_that_the_server_does_not_answer_gives_what_has_come(model: Path):
-    server = StandIn(streaming(lambda body: answer(body, [4, 5]), then="silent"))
+def test_an_abort_without_a_response_returns_the_tokens_so_far(model: Path):
+    server = FakeServer(streaming(lambda body: make_response(body, [4, 5]), then="silent"))
 
     async def scene(engine: SGLangEngine, *_: Any) -> None:
-        call = asyncio.ensure_future(engine.generate(request()))
-        await until_tokens(engine, 2)
+        call = asyncio.ensure_future(engine.generate(make_request()))
+        await wait_for_tokens(engine, 2)
         engine.abort(1)
         generation = await call
         assert (generation.token_ids.tolist(), generation.finish) == ([4, 5], "abort")
         engine.abort(1)  # nothing is pending
 
-    serve(model, server, scene, abort_s=0.0)
+    run_scene(model, server, scene, abort_timeout_s=0.0)
 
 
 def test_an_abort_before_the_first_token_closes_the_stream(model: Path):
-    """Told to abort a request that its scheduler does not have yet, a server forgets about it."""
-    server = StandIn(streaming(then="silent"))
+    """A server ignores the abort of a request that has not reached its scheduler."""
+    server = FakeServer(streaming(then="silent"))
 
     async def scene(engine: SGLangEngine, *_: Any) -> None:
-        call = asyncio.ensure_future(engine.generate(request()))
-        await server.came.wait()
+        call = asyncio.ensure_future(engine.generate(make_request()))
+        await server.generation_received.wait()
         engine.abort(1)
         assert (await call).finish == "abort"
 
-    serve(model, server, scene)
-    assert server.bodies("/abort_request") == []
+    run_scene(model, server, scene)
+    assert server.get_bodies("/abort_request") == []
 
 
-def test_while_paused_turns_wait_on_this_side(model: Path):
-    server = StandIn(streaming(whole))
+def test_while_paused_turns_wait_in_the_engine(model: Path):
+    server = FakeServer(streaming(make_full_response))
 
     async def scene(engine: SGLangEngine, *_: Any) -> None:
         await engine.pause()
-        held, aborted = (asyncio.ensure_future(engine.generate(request(number))) for number in (1, 2))
+        waiting, aborted = (asyncio.ensure_future(engine.generate(make_request(number))) for number in (1, 2))
         await asyncio.sleep(0)
-        assert (engine.load().waiting, server.bodies("/generate")) == (2, [])
+        assert (engine.get_load().waiting, server.get_bodies("/generate")) == (2, [])
         engine.abort(2)
         assert (await aborted).finish == "abort"
         await engine.resume()
-        assert (await held).token_ids.tolist() == [4, 5, 6]
+        assert (await waiting).token_ids.tolist() == [4, 5, 6]
 
-    serve(model, server, scene)
-    assert server.bodies("/pause_generation") == [{"mode": "in_place"}]
-    assert len(server.bodies("/generate")) == 1
+    run_scene(model, server, scene)
+    assert server.get_bodies("/pause_generation") == [{"mode": "in_place"}]
+    assert len(server.get_bodies("/generate")) == 1
 
 
-def test_a_pause_that_the_server_refuses_is_none(model: Path):
-    server = StandIn(streaming(whole))
-    server.pauses = False
+def test_a_refused_pause_leaves_the_engine_running(model: Path):
+    server = FakeServer(streaming(make_full_response))
+    server.accepts_pause = False
 
     async def scene(engine: SGLangEngine, *_: Any) -> None:
         with pytest.raises(EngineFailure, match="500 not now"):
             await engine.pause()
-        assert (await engine.generate(request())).finish == "length"
+        assert (await engine.generate(make_request())).finish == "length"
 
-    serve(model, server, scene)
+    run_scene(model, server, scene)
 
 
-def test_weights_while_paused_leave_the_engine_paused(model: Path):
-    server = StandIn(streaming(lambda body: answer(body, [4], LENGTH, versions=[("5", 0, 1)])))
+def test_loading_weights_while_paused_leaves_the_engine_paused(model: Path):
+    server = FakeServer(streaming(lambda body: make_response(body, [4], LENGTH, versions=[("5", 0, 1)])))
 
     async def scene(engine: SGLangEngine, *_: Any) -> None:
         await engine.pause()
         await engine.load_weights(PUBLISHED)
-        held = asyncio.ensure_future(engine.generate(request(new_tokens=1)))
+        waiting = asyncio.ensure_future(engine.generate(make_request(new_tokens=1)))
         await asyncio.sleep(0)
-        assert engine.load().waiting == 1
+        assert engine.get_load().waiting == 1
         await engine.resume()
-        assert (await held).versions.tolist() == [5]
+        assert (await waiting).versions.tolist() == [5]
 
-    serve(model, server, scene)
-    assert server.bodies("/pause_generation") == [{"mode": "in_place"}] * 2  # a way resumes when it has loaded
+    run_scene(model, server, scene)
+    # Twice, because the transport resumes after loading.
+    assert server.get_bodies("/pause_generation") == [{"mode": "in_place"}] * 2
 
 
-def test_new_weights_give_turns_that_follow_a_cache_of_their_own(model: Path):
-    server = StandIn(streaming(lambda body: answer(body, [4], LENGTH, versions=[("5", 0, 1)])))
+def test_new_weights_change_the_cache_key_of_later_turns(model: Path):
+    server = FakeServer(streaming(lambda body: make_response(body, [4], LENGTH, versions=[("5", 0, 1)])))
 
-    async def scene(engine: SGLangEngine, _: Attached, way: Way) -> None:
-        way.go_on.clear()
+    async def scene(engine: SGLangEngine, _: FakeServerHandle, transport: FakeTransport) -> None:
+        transport.may_finish.clear()
         loading = asyncio.ensure_future(engine.load_weights(PUBLISHED))
-        await way.begun.wait()
-        meanwhile = asyncio.ensure_future(engine.generate(request(new_tokens=1)))
+        await transport.update_started.wait()
+        meanwhile = asyncio.ensure_future(engine.generate(make_request(new_tokens=1)))
         await asyncio.sleep(0)
-        assert (engine.version, server.bodies("/generate")) == (2, [])
-        way.go_on.set()
+        assert (engine.version, server.get_bodies("/generate")) == (2, [])
+        transport.may_finish.set()
         await loading
         assert engine.version == 5
         assert (await meanwhile).versions.tolist() == [5]
 
-    serve(model, server, scene)
-    assert [body["extra_key"] for body in server.bodies("/generate")] == ["5-" + "d" * 32]
+    run_scene(model, server, scene)
+    assert [body["extra_key"] for body in server.get_bodies("/generate")] == ["5-" + "d" * 32]
 
 
-def test_refused_weights_leave_the_engine_as_it_was(model: Path):
+def test_refused_weights_leave_the_engine_unchanged(model: Path):
     async def scene(engine: SGLangEngine, *_: Any) -> None:
         with pytest.raises(WeightsRefused):
             await engine.load_weights(PUBLISHED)
         assert engine.version == 2
-        assert (await engine.generate(request())).versions.tolist() == [2, 2, 2]
+        assert (await engine.generate(make_request())).versions.tolist() == [2, 2, 2]
 
-    serve(model, StandIn(streaming(whole)), scene, WeightsRefused("damaged"))
+    run_scene(model, FakeServer(streaming(make_full_response)), scene, WeightsRefused("damaged"))
 
 
-def test_weights_that_are_not_whole_are_the_engines_end(model: Path):
+def test_partially_loaded_weights_fail_the_engine(model: Path):
     async def scene(engine: SGLangEngine, *_: Any) -> None:
         with pytest.raises(EngineFailure):
             await engine.load_weights(PUBLISHED)
-        with pytest.raises(EngineFailure, match="the server's weights are not whole: half of them"):
-            await engine.generate(request())
+        with pytest.raises(EngineFailure, match="the server's weights are incomplete: half of them"):
+            await engine.generate(make_request())
 
-    serve(model, StandIn(streaming(whole)), scene, EngineFailure("half of them"))
+    run_scene(model, FakeServer(streaming(make_full_response)), scene, EngineFailure("half of them"))
 
 
-def test_a_prefix_that_is_gone_is_counted_and_said_once(model: Path):
-    server = StandIn(streaming(whole), streaming(lambda body: answer(body, [4, 5, 6], LENGTH, cached_tokens=2)))
+def test_an_evicted_prefix_is_counted_and_logged_once(model: Path):
+    server = FakeServer(
+        streaming(make_full_response), streaming(lambda body: make_response(body, [4, 5, 6], LENGTH, cached_tokens=2))
+    )
 
     async def scene(engine: SGLangEngine, *_: Any) -> None:
-        await engine.generate(request())
-        assert engine.load().cached_tokens == 5  # the last token of the six has not been computed
-        await engine.generate(request(1, 1, 2, 3, 4, 5, 6, 8))
-        load = engine.load()
+        await engine.generate(make_request())
+        # The last of the six tokens is not in the cache.
+        assert engine.get_load().cached_tokens == 5
+        await engine.generate(make_request(1, 1, 2, 3, 4, 5, 6, 8))
+        load = engine.get_load()
         assert (load.prefilled_tokens, load.recomputed_tokens, load.evicted_tokens) == (3 + 5, 3, 3)
 
-    lines = [line for line in serve(model, server, scene) if line["event"] == "engine.evicted"]
+    lines = [line for line in run_scene(model, server, scene) if line["event"] == "engine.evicted"]
     assert [(line["had_tokens"], line["cached_tokens"]) for line in lines] == [(5, 2)]
 
 
-def test_what_was_forgotten_is_computed_again_and_not_called_evicted(model: Path):
+def test_a_released_prefix_is_counted_as_recomputed_but_not_as_evicted(model: Path):
     async def scene(engine: SGLangEngine, *_: Any) -> None:
-        await engine.generate(request())
-        engine.forget(1)
-        await engine.generate(request(1, 1, 2, 3, 4, 5, 6, 8))
-        assert (engine.load().recomputed_tokens, engine.load().evicted_tokens) == (5, 0)
+        await engine.generate(make_request())
+        engine.release_cache(1)
+        await engine.generate(make_request(1, 1, 2, 3, 4, 5, 6, 8))
+        assert (engine.get_load().recomputed_tokens, engine.get_load().evicted_tokens) == (5, 0)
 
-    assert [line for line in serve(model, StandIn(streaming(whole)), scene) if line["event"] == "engine.evicted"] == []
+    assert [
+        line
+        for line in run_scene(model, FakeServer(streaming(make_full_response)), scene)
+        if line["event"] == "engine.evicted"
+    ] == []
 
 
-def test_a_retraction_is_counted_and_said_once(model: Path):
-    server = StandIn(
+def test_a_retraction_is_counted_and_logged_once(model: Path):
+    server = FakeServer(
         streaming(
-            lambda body: answer(body, [4]),
-            lambda body: answer(body, [4, 5], num_retractions=1),
-            lambda body: answer(body, [4, 5, 6], LENGTH, num_retractions=1),
+            lambda body: make_response(body, [4]),
+            lambda body: make_response(body, [4, 5], num_retractions=1),
+            lambda body: make_response(body, [4, 5, 6], LENGTH, num_retractions=1),
         )
     )
 
     async def scene(engine: SGLangEngine, *_: Any) -> None:
-        await engine.generate(request())
-        load = engine.load()
+        await engine.generate(make_request())
+        load = engine.get_load()
         assert (load.preempted, load.generated_tokens, load.recomputed_tokens) == (1, 3, 5)
 
-    lines = [line for line in serve(model, server, scene) if line["event"] == "engine.retracted"]
+    lines = [line for line in run_scene(model, server, scene) if line["event"] == "engine.retracted"]
     assert [(line["trajectory_id"], line["tokens"]) for line in lines] == [(1, 5)]
 
 
@@ -193,23 +208,23 @@ MEMORY = ("/flush_cache", "/pause_generation", "/release_memory_occupation", "/r
 
 
 def test_memory_is_released_by_an_idle_server_and_resumed_around_the_weights(model: Path):
-    """A server that is not idle, or has not released what it is to resume, dies of it."""
-    server = StandIn(streaming(lambda body: answer(body, [4], LENGTH, versions=[("5", 0, 1)])))
+    """A server crashes if it is busy, or if memory to resume was not released."""
+    server = FakeServer(streaming(lambda body: make_response(body, [4], LENGTH, versions=[("5", 0, 1)])))
 
-    async def scene(engine: SGLangEngine, _: Attached, way: Way) -> None:
-        await engine.release()
-        await engine.release()
-        way.go_on.clear()
+    async def scene(engine: SGLangEngine, _: FakeServerHandle, transport: FakeTransport) -> None:
+        await engine.sleep()
+        await engine.sleep()
+        transport.may_finish.clear()
         loading = asyncio.ensure_future(engine.load_weights(PUBLISHED))
-        await way.begun.wait()
-        assert server.bodies("/resume_memory_occupation") == [{"tags": ["weights"]}]
-        way.go_on.set()
+        await transport.update_started.wait()
+        assert server.get_bodies("/resume_memory_occupation") == [{"tags": ["weights"]}]
+        transport.may_finish.set()
         await loading
-        assert (await engine.generate(request(new_tokens=1))).versions.tolist() == [5]
+        assert (await engine.generate(make_request(new_tokens=1))).versions.tolist() == [5]
         await engine.load_weights(PUBLISHED)
 
-    lines = serve(model, server, scene)
-    assert [(path, body.get("tags")) for path, body in server.asked if path in MEMORY] == [
+    lines = run_scene(model, server, scene)
+    assert [(path, body.get("tags")) for path, body in server.requests if path in MEMORY] == [
         ("/flush_cache", None),
         ("/pause_generation", None),
         ("/release_memory_occupation", ["kv_cache", "weights"]),
@@ -222,33 +237,33 @@ def test_memory_is_released_by_an_idle_server_and_resumed_around_the_weights(mod
     ]
 
 
-def test_a_server_that_does_not_come_to_rest_keeps_its_memory(model: Path):
-    server = StandIn(streaming(whole))
+def test_a_server_that_stays_busy_keeps_its_memory(model: Path):
+    server = FakeServer(streaming(make_full_response))
     server.idle = False
 
     async def scene(engine: SGLangEngine, *_: Any) -> None:
         with pytest.raises(EngineFailure, match="the server was not idle within 60 s"):
-            await engine.release()
-        assert (await engine.generate(request())).finish == "length"
+            await engine.sleep()
+        assert (await engine.generate(make_request())).finish == "length"
 
-    serve(model, server, scene)
-    assert server.bodies("/release_memory_occupation") == []
+    run_scene(model, server, scene)
+    assert server.get_bodies("/release_memory_occupation") == []
 
 
-def test_weights_that_are_refused_leave_the_rest_of_the_memory_released(model: Path):
-    server = StandIn(streaming(whole))
+def test_refused_weights_leave_the_other_memory_released(model: Path):
+    server = FakeServer(streaming(make_full_response))
 
     async def scene(engine: SGLangEngine, *_: Any) -> None:
-        await engine.release()
+        await engine.sleep()
         with pytest.raises(WeightsRefused):
             await engine.load_weights(PUBLISHED)
-        held = asyncio.ensure_future(engine.generate(request()))
+        waiting = asyncio.ensure_future(engine.generate(make_request()))
         await asyncio.sleep(0)
-        assert (engine.load().waiting, server.bodies("/generate")) == (1, [])
+        assert (engine.get_load().waiting, server.get_bodies("/generate")) == (1, [])
         engine.abort(1)
-        await held
-        await engine.release()
+        await waiting
+        await engine.sleep()
 
-    serve(model, server, scene, WeightsRefused("damaged"))
-    released = [body["tags"] for body in server.bodies("/release_memory_occupation")]
+    run_scene(model, server, scene, WeightsRefused("damaged"))
+    released = [body["tags"] for body in server.get_bodies("/release_memory_occupation")]
     assert released == [["kv_cache", "weights"], ["weights"]]

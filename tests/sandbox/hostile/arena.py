@@ -1,4 +1,4 @@
-"""A running sandbox in which hostile programs meet neighbours, one program after the other."""
+"""A running sandbox in which hostile programs run next to neighbours, one program at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bus.messages import CodeOutcome
-from configs.schema import Sandbox as SandboxConfig
+from configs.schema import SandboxConfig
 from sandbox.contract import SandboxFailure
 from tests.sandbox.conftest import BACKENDS, Client
 from tests.sandbox.hostile import footprint, record
@@ -24,10 +24,10 @@ LIMITS: dict[str, Any] = {
     "output_kib": 64,
     "fork_servers": 1,
     "container_memory_mib": 2048,
-    "session_memory_share": 1.0,  # no notebook is evicted, however full the machine is
+    "notebook_memory_share": 1.0,  # no notebook is evicted, even on a full machine
 }
-_NEIGHBOUR = 1  # its trajectory
-_SETTLE_S = 20.0  # until what a call left has gone; a sandbox that leaves something fails then
+_NEIGHBOUR = 1  # trajectory id
+_SETTLE_S = 20.0  # for the removal of a call's leftovers; later ones fail the test
 _MARKER = "secret of a neighbour"
 
 _OPEN_NEIGHBOUR = f"""
@@ -36,7 +36,7 @@ token = os.urandom(8).hex()
 marker = {_MARKER!r}
 open('mine', 'w').write('abc')
 """
-# What its own process, its folder, and whoever may reach them from outside would change.
+# Prints state that a hostile program could change in the neighbour's process or folder.
 _ASK_NEIGHBOUR = "print(token, open('mine').read(), os.listdir(), len(os.sched_getaffinity(0)))"
 _PROGRAM = f"""
 import json, os, random, string
@@ -46,14 +46,14 @@ total = sum(range(200_000))
 """
 
 
-class Met(NamedTuple):
-    """What came of a hostile program and of those beside it. A failure of infrastructure is none of the outcomes."""
+class Encounter(NamedTuple):
+    """The results of a hostile program and of its neighbours."""
 
     outcomes: dict[Form, CodeOutcome | SandboxFailure]
     later: CodeOutcome | SandboxFailure | None  # of a later cell of the hostile notebook
-    neighbours: list[str]  # what each of the neighbour's calls said
-    unharmed: list[str]  # what it says when nobody harms it
-    left: dict[str, Any]  # that was not there before
+    neighbours: list[str]  # outcome of each call of the neighbour
+    unharmed: list[str]  # the same without a hostile program
+    leftovers: dict[str, Any]
 
 
 class Arena:
@@ -68,7 +68,7 @@ class Arena:
         self._runner = asyncio.Runner()
 
     def open(self) -> None:
-        """The executor's environment holds the secret from here on, and so does a file that everybody may read."""
+        """Puts a secret into the executor's environment and into a world-readable file."""
         os.environ["ASTERISM_HOSTILE_TEST"] = f"asterism_executor {self.secret}"
         self._secret_file.write_text(self.secret)
         self._secret_file.chmod(0o644)
@@ -83,17 +83,17 @@ class Arena:
     def has_namespaces(self) -> bool:
         return bool(self.client.isolation.namespaces)
 
-    def meet(self, hostile: Hostile) -> Met:
+    def meet(self, hostile: Hostile) -> Encounter:
         return self._runner.run(asyncio.wait_for(self._meet(hostile), 120))
 
-    def look_around(self) -> tuple[list[str], dict[str, Any]]:
-        """(what the neighbours say now, what is left that was not there before)"""
+    def inspect_state(self) -> tuple[list[str], dict[str, Any]]:
+        """(outcomes of the neighbours' calls, leftovers)"""
 
-        async def look() -> tuple[list[str], dict[str, Any]]:
-            said = [await self._ask_notebook(), await self._ask_program()]
-            return said * 2, footprint.left_over(self._before, await self._settled(self._before))
+        async def inspect() -> tuple[list[str], dict[str, Any]]:
+            outcomes = [await self._ask_notebook(), await self._ask_program()]
+            return outcomes * 2, footprint.find_leftovers(self._before, await self._wait_until_settled(self._before))
 
-        return self.run(look())
+        return self.run(inspect())
 
     def run(self, scenario: Any) -> Any:
         return self._runner.run(asyncio.wait_for(scenario, 120))
@@ -104,32 +104,32 @@ class Arena:
         sandbox = BACKENDS[self.backend](SandboxConfig(namespaces=self.namespaces, **LIMITS), seed=7)  # pyright: ignore
         self.client = Client(sandbox, await sandbox.start())
         await self.client.printed(_OPEN_NEIGHBOUR, _NEIGHBOUR)
-        await self.client.program("import numpy")  # the scientific servers start when they are asked for
+        await self.client.program("import numpy")  # starts the scientific servers
         await self.client.grade("x+1", "1+x")
-        self._before = await self._settled(None)
-        self.secrets = [self.secret, *footprint.container_secrets(self.client)]
+        self._before = await self._wait_until_settled(None)
+        self.secrets = [self.secret, *footprint.read_container_secrets(self.client)]
         self.unharmed = [await self._ask_notebook(), await self._ask_program()] * 2
 
-    async def _meet(self, hostile: Hostile) -> Met:
+    async def _meet(self, hostile: Hostile) -> Encounter:
         trajectory = next(self._trajectories)
-        code = self._with_what_is_known(hostile.code)
+        code = self._fill_placeholders(hostile.code)
         await self.client.printed("kept = ['kept']", trajectory)
         forms: list[Form] = [form for form in hostile.forms if form == "program"]
         runs = [self._outcome(self.client.program(code, hostile.stdin, trajectory)) for _ in forms]
         if "cell" in hostile.forms:
             forms.append("cell")
             runs.append(self._outcome(self.client.cell(code if hostile.shows else code + "\nNone", trajectory)))
-        beside = asyncio.gather(self._ask_notebook(), self._ask_program())
+        concurrent = asyncio.gather(self._ask_notebook(), self._ask_program())
         outcomes = dict(zip(forms, await asyncio.gather(*runs), strict=True))
-        neighbours = list(await beside)
+        neighbours = list(await concurrent)
         later = await self._outcome(self.client.cell("kept", trajectory)) if "cell" in forms else None
         neighbours += [await self._ask_notebook(), await self._ask_program()]
-        await self.client.sandbox.end_session(trajectory)
-        after = await self._settled(self._before)
-        met = Met(outcomes, later, neighbours, self.unharmed, footprint.left_over(self._before, after))
-        if met.left or neighbours != self.unharmed:  # the next program is not to blame
+        await self.client.sandbox.end_notebook(trajectory)
+        after = await self._wait_until_settled(self._before)
+        encounter = Encounter(outcomes, later, neighbours, self.unharmed, footprint.find_leftovers(self._before, after))
+        if encounter.leftovers or neighbours != self.unharmed:  # the next program is not to blame
             self._before, self.unharmed = after, [await self._ask_notebook(), await self._ask_program()] * 2
-        return met
+        return encounter
 
     async def _outcome(self, result: Any) -> CodeOutcome | SandboxFailure:
         try:
@@ -143,20 +143,20 @@ class Arena:
     async def _ask_program(self) -> str:
         return repr(await self._outcome(self.client.program(_PROGRAM, f'"{_MARKER}"\n', _NEIGHBOUR)))
 
-    async def _settled(self, before: Footprint | None) -> Footprint:
-        """Once nothing is left over, or too late; without `before` once nothing changes any more."""
+    async def _wait_until_settled(self, before: Footprint | None) -> Footprint:
+        """Waits until there are no leftovers; without `before`, until there are no changes."""
         deadline = asyncio.get_running_loop().time() + _SETTLE_S
         last = None
         while True:
             now = footprint.take(self.client)
-            calm = now == last if before is None else not footprint.left_over(before, now)
+            calm = now == last if before is None else not footprint.find_leftovers(before, now)
             if calm or asyncio.get_running_loop().time() > deadline:
                 return now
             last = now
             await asyncio.sleep(0.02 if before else 0.3)
 
-    def _with_what_is_known(self, code: str) -> str:
-        neighbours = footprint.owners_of(self.client, "mine")
+    def _fill_placeholders(self, code: str) -> str:
+        neighbours = footprint.find_owners(self.client, "mine")
         pids = [*neighbours, *self._before.servers, os.getpid(), os.getppid()]
         folders = [
             folder for pid in neighbours for folder in (f"/proc/{pid}/cwd", str(Path(f"/proc/{pid}/cwd").readlink()))

@@ -1,4 +1,4 @@
-"""The arenas: one sandbox of each kind for all hostile programs."""
+"""The arenas: one sandbox of each kind, shared by all hostile programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.sandbox.hostile.arena import Arena
-from tests.sandbox.hostile.everyones_python import everyones_python
+from tests.sandbox.hostile.public_interpreter import public_interpreter
 
 ARENAS = {
     "process": ("process", "auto"),
@@ -23,7 +23,7 @@ PARAMETERS = [pytest.param(name, marks=[pytest.mark.docker] if name == "docker" 
 def arena(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
     folder: Path = tmp_path_factory.mktemp("executor")
     running = Arena(*ARENAS[request.param], folder)
-    with contextlib.nullcontext() if running.namespaces != "off" else everyones_python():
+    with contextlib.nullcontext() if running.namespaces != "off" else public_interpreter():
         running.open()
         yield running
         running.close()

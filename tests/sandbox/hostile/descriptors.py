@@ -1,11 +1,26 @@
-"""The descriptors that a call inherits: its pipes, and the socket by which the harness answers for it."""
+"""The descriptors of a call: its pipes, and the harness's socket for answers."""
 
 from __future__ import annotations
 
 from tests.sandbox.hostile.record import any_outcome, died, hostile, ok, printed, raised, timed_out
 
-# "a", bytes of the outcome's text, nonce, cells; then the outcome's text. See sandbox.inside.calls.
+# "a", bytes of the outcome's text, nonce, cells; then the outcome's text. See sandbox.inside.wire.call_wire.
 _ANSWER = "import os, struct\ndef answer(text, nonce): return struct.pack('<cIQI', b'a', len(text), nonce, 1) + text\n"
+
+_FORGE = (
+    _ANSWER
+    + """
+import sys
+frame = sys._getframe()
+while frame:
+    for value in list(frame.f_locals.values()):
+        nonce = getattr(value, 'nonce', None)
+        if isinstance(nonce, int):
+            for text in {texts}: os.write(3, answer(text, nonce))
+            while {repeats}: pass
+    frame = frame.f_back
+"""
+)
 
 DESCRIPTORS = [
     hostile(
@@ -32,7 +47,7 @@ DESCRIPTORS = [
                 except OSError: pass
         print('mine')
         """,
-        died(),  # and not with what it forged
+        died(),
     ),
     hostile(
         "says hello as a fork server does",
@@ -45,7 +60,7 @@ DESCRIPTORS = [
         "answers with guessed nonces",
         _ANSWER + "for nonce in range(2000): os.write(3, answer(b'ok', nonce))",
         died(-9),
-        timed_out(""),  # a program's answer is read when it has ended
+        timed_out(""),  # a program's answer is read after its end
     ),
     hostile("answers with half a frame and hangs", _ANSWER + "os.write(3, b'a\\x10')\nwhile True: pass", timed_out("")),
     hostile(
@@ -54,80 +69,48 @@ DESCRIPTORS = [
         timed_out(""),
     ),
     hostile(
-        "writes garbage where answers go",
+        "writes garbage to the harness's socket",
         "import os\nfor _ in range(1600): os.write(3, b'\\xa5' * 65536)",
         died(-9),
         timed_out(""),
     ),
     hostile(
-        "writes zeros where answers go",
+        "writes zeros to the harness's socket",
         "import os\nwhile True: os.write(3, bytes(65536))",
         died(-9),
         timed_out(""),
     ),
     hostile(
         "finds the harness and answers for itself",
-        """
-        import os, struct, sys
-        frame = sys._getframe()
-        while frame:
-            for value in list(frame.f_locals.values()):
-                nonce = getattr(value, 'nonce', None)
-                if isinstance(nonce, int):
-                    text = b'ok'
-                    os.write(3, struct.pack('<cIQI', b'a', len(text), nonce, 1) + text)
-                    while True: pass
-            frame = frame.f_back
-        """,
-        *any_outcome(),  # it harms its own result and no other
-        spares_its_notebook=False,
+        _FORGE.format(texts="[b'ok']", repeats=True),
+        *any_outcome(),  # harms only its own result
+        keeps_notebook=False,
     ),
     hostile(
         "finds the harness and answers twice",
-        """
-        import os, struct, sys
-        frame = sys._getframe()
-        while frame:
-            for value in list(frame.f_locals.values()):
-                nonce = getattr(value, 'nonce', None)
-                if isinstance(nonce, int):
-                    for text in (b'ok', b'exit\\x000'):
-                        os.write(3, struct.pack('<cIQI', b'a', len(text), nonce, 1) + text)
-            frame = frame.f_back
-        """,
+        _FORGE.format(texts="(b'ok', b'exit\\x000')", repeats=False),
         *any_outcome(),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     *[
         hostile(
-            f"finds the harness and answers {what}",
-            f"""
-            import os, struct, sys
-            frame = sys._getframe()
-            while frame:
-                for value in list(frame.f_locals.values()):
-                    nonce = getattr(value, 'nonce', None)
-                    if isinstance(nonce, int):
-                        text = {text}
-                        os.write(3, struct.pack('<cIQI', b'a', len(text), nonce, 1) + text)
-                frame = frame.f_back
-            while True: pass
-            """,
+            f"finds the harness and answers {manner}",
+            _FORGE.format(texts=f"[{text}]", repeats=False) + "while True: pass",
             died(-9),
             timed_out(),
         )
-        for what, text in {
+        for manner, text in {
             "with an exit code of a thousand digits": "b'exit\\x00' + b'9' * 1000",
-            "with an exit code that is none": "b'exit\\x00-1'",
+            "with an invalid exit code": "b'exit\\x00-1'",
             "with an exit code in other digits": "'exit\\x00\\u0663'.encode()",
-            "with an outcome that nobody knows": "b'timeout'",
+            "with an unknown outcome": "b'timeout'",
             "with an infrastructure failure": "b'lost'",
             "with too many parts": "b'raised' + b'\\x00x' * 50",
             "with nothing": "b''",
         }.items()
     ],
     hostile(
-        "raises what looks like an answer",
+        "raises an exception that looks like an answer",
         "raise ValueError('x\\0ok\\0exit\\0' + '\\ud800' + chr(0x10ffff) * 100_000)",
         raised("ValueError: x\\x00ok\\x00exit\\x00\\ud800"),
     ),
@@ -155,13 +138,13 @@ DESCRIPTORS = [
         "exchanges its output and its errors",
         "import os, sys\na, b = os.dup(1), os.dup(2)\nos.dup2(a, 2)\nos.dup2(b, 1)\nprint('x', file=sys.stderr)",
         printed("x\n"),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     hostile(
         "makes every descriptor refuse to wait",
         "import os\nfor fd in range(4): os.set_blocking(fd, False)\nos.write(1, b'x')",
         *any_outcome(),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     hostile(
         "passes descriptors to the harness",
@@ -175,15 +158,15 @@ DESCRIPTORS = [
         *any_outcome(),
     ),
     hostile(
-        "reads what the harness reads",
+        "reads from the harness's socket",
         "import os\nprint(len(os.read(3, 1 << 20)))",
         timed_out(""),
     ),
     hostile(
-        "lets a thread read what the harness reads",
+        "lets a thread read from the harness's socket",
         "import os, threading\nthreading.Thread(target=lambda: [os.read(3, 1 << 20) for _ in range(99)], daemon=True).start()",
         ok(),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     hostile(
         "waits on standard input",
@@ -204,13 +187,13 @@ DESCRIPTORS = [
         "import sys\nsys.stdout.close()\nprint('x')",
         raised("ValueError: I/O operation on closed file"),
         as_cell=(raised("ValueError: I/O operation on closed file"),),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     hostile(
         "closes its output's descriptor",
         "import os\nos.close(1)\nprint('x')",
         raised("OSError: [Errno 9]"),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     hostile(
         "asks for signals when the harness writes",
@@ -225,6 +208,6 @@ DESCRIPTORS = [
         print('x')
         """,
         *any_outcome(),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
 ]

@@ -1,7 +1,8 @@
-"""The folder of a call: how much lies in it, what links point out of it, and how it can be made hard to remove."""
+"""The folder of a call: its size, links out of it, and trees that are hard to remove."""
 
 from __future__ import annotations
 
+from sandbox.inside.call import run_code
 from tests.sandbox.hostile.record import NEIGHBOUR_FOLDERS, hostile, ok, printed, raised, timed_out
 
 FILES = [
@@ -17,7 +18,7 @@ FILES = [
     ),
     hostile("writes a huge file", "open('f', 'wb').write(b'x' * (9 << 20))", raised("OSError: [Errno 27]")),
     hostile(
-        "makes files without number",
+        "creates files without end",
         """
         made = 0
         try:
@@ -42,7 +43,7 @@ FILES = [
         printed("[27, 27]\n"),
     ),
     hostile(
-        "keeps files that have no name",
+        "keeps unlinked files",
         """
         import os
         fds = []
@@ -88,7 +89,7 @@ FILES = [
         printed(""),
     ),
     hostile(
-        "changes what all calls share",
+        "changes files that all calls share",
         """
         import os, sys
         for attempt in (
@@ -131,7 +132,7 @@ FILES = [
         printed(""),
     ),
     hostile(
-        "links to what is not its own",
+        "links to files outside its folder",
         """
         import os
         for number, target in enumerate(('/etc/passwd', '/', '..', '/proc/self/mem', '/dev/shm/../..')):
@@ -190,7 +191,7 @@ FILES = [
         ok(),
     ),
     hostile(
-        "gives files names that are no text",
+        "creates files with invalid names",
         r"""
         import os
         for name in (b'\xff\xfe', b'a\nb', b'\x1b[2J', b'-rf *', b' ', b'\xed\xa0\x80', b'"\\', b'x' * 255):
@@ -201,7 +202,7 @@ FILES = [
         printed("16\n"),
     ),
     hostile(
-        "waits for a pipe with a name that nobody opens",
+        "waits for a named pipe without a writer",
         "import os\nos.mkfifo('p')\nopen('p').read()",
         timed_out(""),
     ),
@@ -221,7 +222,7 @@ FILES = [
         timed_out(""),
     ),
     hostile(
-        "holds locks and leases on what all calls share",
+        "holds locks and leases on files that all calls share",
         """
         import fcntl, os, sys, time
         files = [open(path, 'rb') for path in (os.__file__, sys.executable, '/dev/null')]
@@ -239,20 +240,21 @@ FILES = [
     ),
     hostile(
         "leaves modules named like the harness's and the library's",
-        """
+        f"""
         import os
         evil = "import os\\nos.write(1, b'evil ran')\\nraise SystemExit(9)"
-        os.makedirs('sandbox/inside')
+        os.makedirs('sandbox/inside/call')
         os.mkdir('encodings')
         names = 'json random os sys io re struct numpy sitecustomize usercustomize encodings/__init__ sandbox/__init__'
-        for name in (names + ' sandbox/inside/__init__ sandbox/inside/program traceback linecache string').split():
-            open(f'{name}.py', 'w').write(evil)
+        names += ' sandbox/inside/__init__ sandbox/inside/call/__init__ {run_code.__name__.replace(".", "/")}'
+        for name in (names + ' traceback linecache string').split():
+            open(f'{{name}}.py', 'w').write(evil)
         open('evil.pth', 'w').write("import os; os.write(1, b'evil ran')")
         """,
         printed(""),
     ),
     hostile(
-        "leaves itself where Python looks when it starts",
+        "leaves start-up files for Python",
         """
         import os, subprocess, sys
         version = f'python{sys.version_info[0]}.{sys.version_info[1]}'

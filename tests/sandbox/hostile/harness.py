@@ -1,49 +1,74 @@
-"""The harness in the call's own process: what a program changes there it changes for itself alone."""
+"""The harness in the call's own process: a program's changes there affect only its own call."""
 
 from __future__ import annotations
 
+from sandbox.inside.call.call_process import CallIsolation
+from sandbox.inside.call.notebook_process import NotebookProcess
+from sandbox.inside.isolation.landlock import LandlockRules
+from sandbox.inside.isolation.seccomp import SeccompFilter
+from sandbox.inside.server.call_process_handle import CallProcess, NotebookProcesses
+from sandbox.inside.server.fork_server import ForkServer
+from sandbox.inside.server.warm_processes import WarmProcesses
+from sandbox.inside.wire.call_wire import CallRequest
+from sandbox.inside.wire.server_settings import ServerSettings
 from tests.sandbox.hostile.record import any_outcome, died, hostile, ok, printed, raised, timed_out
+
+# The attributes of the harness that attacks use, by class. tests/sandbox/test_hostile_catalogue.py checks them.
+ATTACKED: dict[type, tuple[str, ...]] = {
+    ForkServer: ("_executor", "_poll", "_processes_by_fd", "_processes_by_call"),
+    WarmProcesses: ("_waiting",),
+    NotebookProcesses: ("_processes",),
+    CallProcess: ("control", "pidfd"),
+    CallRequest: ("nonce", "cells"),
+    NotebookProcess: ("_shared", "_write_shared", "_checkpoint", "serve", "_pid", "_num_cells"),
+}
+_KINDS = tuple(
+    kind.__name__
+    for kind in (*ATTACKED, ServerSettings, CallIsolation, SeccompFilter, LandlockRules)
+    if kind is not NotebookProcess
+)
+_RESOURCES = (*ATTACKED[ForkServer], *ATTACKED[WarmProcesses], *ATTACKED[NotebookProcesses], *ATTACKED[CallProcess])
 
 HARNESS = [
     hostile(
-        "replaces print, exit and what shows values",
+        "replaces print, exit and the display hook",
         """
         import builtins, sys
         builtins.print = builtins.repr = builtins.exit = builtins.input = None
         sys.displayhook = None
         """,
         printed(""),
-        spares_its_notebook=False,  # its own `print` is gone
+        keeps_notebook=False,  # `print` no longer works
     ),
     hostile(
         "replaces every builtin",
         "import builtins\nfor name in dir(builtins):\n    if name[0] != '_': setattr(builtins, name, None)",
         *any_outcome(),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     hostile(
         "replaces compile and exec for later cells",
         "import builtins\nbuiltins.compile = builtins.exec = builtins.eval = lambda *_, **__: print('forged')",
         *any_outcome(),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     hostile(
         "breaks the harness's tools",
         "import os, json, sys\nsys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = None\nos._exit = os.write = json.dumps = None",
         *any_outcome(),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     hostile(
-        "never writes its answer",
+        "replaces os.write",
         "import os\nos.write = lambda fd, data: 0",
         timed_out(),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     hostile(
-        "never leaves",
+        "replaces os._exit",
         "import os, time\nos._exit = lambda code: time.sleep(60)\nprint('x')",
-        ok(),  # its answer counts, and its process is ended
-        spares_its_notebook=False,
+        ok(),  # its answer counts, and its process is killed
+        keeps_notebook=False,
     ),
     hostile(
         "puts streams of its own in place of the output",
@@ -55,15 +80,15 @@ HARNESS = [
         sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = Stream()
         """,
         *any_outcome(),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     hostile(
         "puts a stream that hangs in place of the output",
         "import sys, time\nclass Stream:\n    def flush(self): time.sleep(60)\nsys.stdout = sys.__stdout__ = Stream()",
         timed_out(),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
-    hostile("forgets all modules", "import sys\nsys.modules.clear()", *any_outcome(), spares_its_notebook=False),
+    hostile("forgets all modules", "import sys\nsys.modules.clear()", *any_outcome(), keeps_notebook=False),
     hostile(
         "puts modules of its own in place of the library's",
         """
@@ -73,7 +98,7 @@ HARNESS = [
         for name in list(sys.modules): sys.modules[name] = evil
         """,
         *any_outcome(),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     hostile(
         "traces all that the harness does",
@@ -86,19 +111,19 @@ HARNESS = [
         threading.setprofile(trace)
         """,
         *any_outcome(),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     hostile(
-        "leaves when the harness calls anything",
+        "exits when the harness calls a function",
         "import os, sys\nsys.setprofile(lambda *_: os._exit(0))",
         died(0),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     hostile(
         "audits all that the harness does",
         "import sys\ndef hook(name, _):\n    if name in ('compile', 'exec', 'open', 'import'): raise ValueError('audited')\nsys.addaudithook(hook)",
         *any_outcome(),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     hostile(
         "changes the harness's functions by walking up the frames",
@@ -112,15 +137,15 @@ HARNESS = [
             frame = frame.f_back
         """,
         *any_outcome(),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     hostile(
-        "finds the harness's objects by the collector of garbage",
-        """
+        "closes the harness's objects, found by the garbage collector",
+        f"""
         import gc
         for thing in gc.get_objects():
-            if type(thing).__name__ in ('Settings', 'Isolating', 'ForkServer', 'Child', 'Call', 'Filter', 'Landlock'):
-                for name in ('_executor', '_poll', '_warm', '_sessions', '_by_fd', 'control', 'pidfd'):
+            if type(thing).__name__ in {_KINDS}:
+                for name in {_RESOURCES}:
                     other = getattr(thing, name, None)
                     for attempt in ('close', 'clear'):
                         try: getattr(other, attempt)()
@@ -132,24 +157,24 @@ HARNESS = [
         "unfreezes and collects all garbage",
         "import gc\ngc.unfreeze()\ngc.collect()\ngc.set_threshold(1)\nprint(gc.callbacks)\ngc.callbacks.append(lambda *_: 1 / 0)",
         ok(),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     hostile(
         "seeds and breaks the random generators",
         "import random\nrandom.seed = None\nrandom.Random.random = lambda self: 4",
         printed(""),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     hostile(
-        "changes what time it is",
+        "changes the clock",
         "import time\ntime.monotonic = lambda: float('inf')",
         printed(""),
     ),
     hostile(
-        "changes who it is",
+        "changes its process id",
         "import os\nos.getpid = lambda: 12345",
         *any_outcome(),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     hostile(
         "puts hooks in the way of imports",
@@ -166,7 +191,7 @@ HARNESS = [
         printed(""),
     ),
     hostile(
-        "unpickles what does things",
+        "unpickles code",
         r"""
         import pickle
         pickle.loads(b"cos\nwrite\n(I3\nVok\n\x85R.") if False else None
@@ -183,7 +208,7 @@ HARNESS = [
         *any_outcome(),
     ),
     hostile(
-        "shows a value that lies about itself",
+        "shows a value with a huge repr",
         "class C:\n    def __repr__(self): return 'x' * 100_000_000\n    __str__ = __repr__\nC()",
         *any_outcome(),
         shows=True,
@@ -196,7 +221,7 @@ HARNESS = [
         shows=True,
     ),
     hostile(
-        "shows a value that is no text",
+        "shows a value whose repr is not a string",
         "class C:\n    def __repr__(self): return 5\nC()",
         printed(""),
         as_cell=(raised("TypeError"),),
@@ -208,7 +233,7 @@ HARNESS = [
         "import os, threading\nthreading.Timer(0.005, os._exit, (9,)).start()",
         died(9),
         as_cell=(ok(), died(9)),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     hostile(
         "lets a thread run between two cells",
@@ -221,10 +246,10 @@ HARNESS = [
         threading.Thread(target=spin, daemon=True).start()
         """,
         ok(),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     hostile(
-        "lets a child answer later cells",
+        "lets a child forge answers of later cells",
         """
         import os, struct, time
         if not os.fork():
@@ -233,34 +258,34 @@ HARNESS = [
                 os.write(3, struct.pack('<cIQI', b'a', 2, 0, 1) + b'ok')
         """,
         *any_outcome(),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     *[
         hostile(
-            f"finds what its notebook's processes share and {what}",
+            f"finds the shared state of its notebook and {what}",
             f"""
             import os, signal, sys, time
             frame, found = sys._getframe(), None
             while frame:
                 for value in list(frame.f_locals.values()):
-                    if type(value).__name__ == 'SessionProcess': found = value
+                    if type(value).__name__ == {NotebookProcess.__name__!r}: found = value
                 frame = frame.f_back
             if found: {doing}
             """,
             *any_outcome(),
-            spares_its_notebook=False,
+            keeps_notebook=False,
         )
         for what, doing in {
             "fills it with zeros": "found._shared[:] = bytes(len(found._shared))",
             "fills it with ones": "found._shared[:] = b'\\xff' * len(found._shared)",
-            "names other processes": "found._set_turn(1, 1, 1)",
-            "names itself as its checkpoint": "found._set_turn(os.getpid(), os.getpid(), 0); os._exit(3)",
+            "names other processes": "found._write_shared(1, 1, 1)",
+            "names itself as its checkpoint": "found._write_shared(os.getpid(), os.getpid(), 0); os._exit(3)",
             "ends its checkpoint and itself": "os.kill(found._checkpoint or 2, 9); os._exit(3)",
             "wakes its checkpoint": "os.kill(found._checkpoint or 2, signal.SIGCONT)",
             "stops its checkpoint for good": "os.kill(found._checkpoint or 2, 9)",
             "goes back to it": "found.serve.__func__(found, type('C', (), dict(cells=0, nonce=0))())",
             "has two workers answer": "os.fork(); os.getpid = lambda: found._pid",
-            "lies about the number of its cells": "found._cells = 5",
+            "lies about the number of its cells": "found._num_cells = 5",
         }.items()
     ],
 ]

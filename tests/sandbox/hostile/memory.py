@@ -1,4 +1,4 @@
-"""Memory and what else costs some: blocks, maps, pipes, numbers, patterns."""
+"""Memory and CPU: blocks, maps, pipes, sockets, large numbers, patterns."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MEMORY = [
         printed("12 True\n"),
     ),
     hostile(
-        "keeps memory in files without a name",
+        "keeps memory in memfds",
         """
         import ctypes, os
         held = 0
@@ -98,7 +98,7 @@ MEMORY = [
         printed("-1 -1\n"),
     ),
     hostile(
-        "has shared memory of System V and message queues",
+        "creates System V shared memory and message queues",
         "import ctypes\nlibc = ctypes.CDLL(None)\n"
         "print(libc.shmget(1, 4096, 0o1777), libc.semget(1, 1, 0o1777), libc.msgget(1, 0o1777), libc.mq_open(b'/hostile', 66, 0o777, None))",
         printed("-1 -1 -1 -1\n"),
@@ -141,15 +141,15 @@ MEMORY = [
         "import sys\nsys.set_int_max_str_digits(0)\nprint(len(str(7 ** 10_000_000)))",
         timed_out(""),
     ),
-    hostile("matches a pattern for ever", "import re\nre.match('(a+)+$', 'a' * 60 + 'b')", timed_out("")),
-    hostile("formats for ever", "'%1000000000d' % 1", out_of_memory(), timed_out("")),
+    hostile("matches a pattern with exponential cost", "import re\nre.match('(a+)+$', 'a' * 60 + 'b')", timed_out("")),
+    hostile("formats a huge string", "'%1000000000d' % 1", out_of_memory(), timed_out("")),
     hostile(
         "grows by unpickling",
         "import pickle\npickle.loads(b'\\x8c\\x01x' + b'2\\x86' * 100_000 + b'.')",
         *any_outcome(),
     ),
     hostile(
-        "makes a tree of references that is deep, and lets go of it",
+        "frees a deep chain of references",
         "chain = None\nfor _ in range(300_000): chain = (chain,)\ndel chain\nprint('ok')",
         printed("ok\n"),
     ),
@@ -158,5 +158,5 @@ MEMORY = [
         "import os\nfor _ in range(3): os.fork()\nwhile True: pass",
         timed_out(""),
     ),
-    hostile("runs for as long as it may and ends well", "import time\ntime.sleep(0.2)\nprint('ok')", ok()),
+    hostile("runs almost up to the limit", "import time\ntime.sleep(0.2)\nprint('ok')", ok()),
 ]

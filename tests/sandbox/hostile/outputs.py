@@ -1,4 +1,4 @@
-"""What a call writes: much of it, no text, or text that imitates what the service and the trainer write."""
+"""Output: too much, invalid text, and text that imitates the protocol or the prompt."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _IMITATION = (
 OUTPUTS = [
     hostile("imitates results and the marks of tools", f"print({_IMITATION!r}, end='')", printed(_IMITATION)),
     hostile(
-        "prints what a terminal obeys",
+        "prints control sequences of terminals",
         r"print('\x1b[2J\x1b]0;owned\x07\x9b31m\b\b\r\x00\u202e', end='')",
         printed("\x1b[2J\x1b]0;owned\x07\x9b31m\b\b\r\x00\u202e"),
     ),
     hostile(
-        "prints bytes that are no text",
+        "prints invalid UTF-8",
         r"import os; os.write(1, b'\xff\xfe\x00\xc3(\xed\xa0\x80\xf4\x90\x80\x80')",
         printed("\\xff\\xfe\x00\\xc3(\\xed\\xa0\\x80\\xf4\\x90\\x80\\x80"),
     ),
@@ -52,7 +52,7 @@ OUTPUTS = [
         timed_out(),
         raised("RuntimeError: can't start new thread"),
         as_cell=(ok(), raised("RuntimeError: can't start new thread")),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     hostile(
         "lets its output wait until it ends",

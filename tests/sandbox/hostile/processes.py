@@ -1,4 +1,4 @@
-"""Processes and threads: too many, too long, other programs than Python, and more rights than it has."""
+"""Processes and threads: fork bombs, daemons, other programs, and privilege escalation."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ PROCESSES = [
         died(),
         raised(),
         timed_out(),
-        spares_its_notebook=False,  # its children are over the limit in the next cell, too
+        keeps_notebook=False,  # its children still exceed the limit in the next cell
     ),
     hostile(
         "leaves a daemon that holds its output",
@@ -85,7 +85,7 @@ PROCESSES = [
         printed("done\n"),
     ),
     hostile(
-        "leaves a daemon that goes on writing",
+        "leaves a daemon that keeps writing",
         """
         import os, signal
         if os.fork() == 0:
@@ -95,7 +95,7 @@ PROCESSES = [
             while True: os.write(1, b'daemon ' * 1000)
         """,
         ok(),
-        spares_its_notebook=False,  # what its daemon writes is its own output
+        keeps_notebook=False,  # the daemon writes to the notebook's output
     ),
     hostile(
         "leaves a daemon that lets go of its output",
@@ -103,7 +103,7 @@ PROCESSES = [
         import ctypes, os, time
         if os.fork() == 0:
             os.setsid()
-            ctypes.CDLL(None).prctl(1, 0)  # not to end with its parent
+            ctypes.CDLL(None).prctl(1, 0)  # survives its parent
             if os.fork(): os._exit(0)
             os.closerange(0, 256)
             time.sleep(600)
@@ -116,7 +116,7 @@ PROCESSES = [
         ok(),
     ),
     hostile(
-        "ends while threads run that nobody waits for",
+        "ends while daemon threads run",
         """
         import threading
         def spin():
@@ -124,10 +124,10 @@ PROCESSES = [
         threading.Thread(target=spin, daemon=True).start()
         """,
         ok(),
-        spares_its_notebook=False,  # what its thread writes is its own output
+        keeps_notebook=False,  # the thread writes to the notebook's output
     ),
     hostile(
-        "ends while threads run that a program waits for",
+        "ends while non-daemon threads run",
         "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()",
         timed_out(""),
         as_cell=(ok(),),
@@ -176,7 +176,7 @@ PROCESSES = [
         "import ctypes\nctypes.CDLL(None).vfork()\nwhile True: pass",
         timed_out(),
         died(),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     hostile(
         "becomes root",
@@ -243,7 +243,7 @@ PROCESSES = [
         import colorsys
         """,
         *any_outcome(),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
     hostile(
         "lets a thread keep the lock of its output",

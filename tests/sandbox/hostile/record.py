@@ -1,26 +1,26 @@
-"""A hostile program: its name, its code, and what must come of it."""
+"""A hostile program: its name, its code, and its expected outcomes."""
 
 from __future__ import annotations
 
 import textwrap
 from typing import Literal, NamedTuple
 
-from bus.messages import CodeDied, CodeOk, CodeOutcome, CodeOutOfMemory, CodeRaised, CodeTimedOut, Output
+from bus.messages import CodeCrashed, CodeOk, CodeOutcome, CodeOutOfMemory, CodeRaised, CodeTimedOut, Output
 
 Form = Literal["program", "cell"]  # a stateless call, or a cell of a notebook that holds `kept`
 
-# Stand in a code for what the arena knows when it runs.
-SECRET_FILE = "@SECRET_FILE@"  # readable by everybody on this machine
-NEIGHBOURS = "@NEIGHBOURS@"  # process ids, as this machine numbers them: the neighbour's notebook, servers, the test
+# Placeholders in the code, which the arena fills in.
+SECRET_FILE = "@SECRET_FILE@"  # a world-readable file
+NEIGHBOURS = "@NEIGHBOURS@"  # pids of this machine: the neighbour's notebook, servers, the test
 NEIGHBOUR_FOLDERS = "@NEIGHBOUR_FOLDERS@"  # paths
 
 
 class Ending(NamedTuple):
-    """What a call may come to. None: anything."""
+    """An allowed outcome. A field that is not set allows any value."""
 
     kind: type[CodeOutcome]
-    stdout: str | None = None  # all of it
-    detail: str | int | None = None  # how the error begins, or the exit code
+    stdout: str | None = None
+    detail: str | int | None = None  # prefix of the error, or the exit code
     cut: int | None = None  # bytes of stdout beyond the limit
 
     def fits(self, outcome: CodeOutcome) -> bool:
@@ -34,14 +34,14 @@ class Ending(NamedTuple):
         match outcome:
             case CodeRaised() if self.detail is not None:
                 return outcome.error.startswith(str(self.detail))
-            case CodeDied() if self.detail is not None:
+            case CodeCrashed() if self.detail is not None:
                 return outcome.exit_code == self.detail
             case _:
                 return True
 
 
 def printed(stdout: str) -> Ending:
-    """It ends well, and this is all that it wrote."""
+    """Success, with exactly this output."""
     return Ending(CodeOk, stdout)
 
 
@@ -62,19 +62,19 @@ def out_of_memory() -> Ending:
 
 
 def died(exit_code: int | None = None, stdout: str | None = None) -> Ending:
-    return Ending(CodeDied, stdout, exit_code)
+    return Ending(CodeCrashed, stdout, exit_code)
 
 
 class Hostile(NamedTuple):
     name: str
     code: str
-    ends: tuple[Ending, ...]  # one of them
-    ends_as_cell: tuple[Ending, ...]  # the same unless said
+    ends: tuple[Ending, ...]  # the allowed outcomes
+    ends_as_cell: tuple[Ending, ...]
     forms: tuple[Form, ...]
     stdin: str
-    spares_its_notebook: bool  # a later cell finds `kept`; else it may have harmed itself, and nobody else
-    shows: bool  # a cell's last value; else nothing but what it prints
-    signals_others: bool  # dangerous where calls are neither in a pid namespace nor users of their own
+    keeps_notebook: bool  # a later cell finds `kept`; False: the program may harm its own notebook
+    shows: bool  # the cell prints the value of its last expression
+    signals_others: bool  # dangerous without pid namespaces and separate users
 
 
 def hostile(
@@ -84,14 +84,14 @@ def hostile(
     as_cell: tuple[Ending, ...] = (),
     forms: tuple[Form, ...] = ("program", "cell"),
     stdin: str = "",
-    spares_its_notebook: bool = True,
+    keeps_notebook: bool = True,
     shows: bool = False,
     signals_others: bool = False,
 ) -> Hostile:
     code = textwrap.dedent(code).strip("\n")
-    return Hostile(name, code, ends, as_cell or ends, forms, stdin, spares_its_notebook, shows, signals_others)
+    return Hostile(name, code, ends, as_cell or ends, forms, stdin, keeps_notebook, shows, signals_others)
 
 
 def any_outcome() -> tuple[Ending, ...]:
-    """For a program that can only harm itself, in ways that differ between interpreters."""
+    """For a program that can harm only itself, in ways that depend on the interpreter."""
     return (ok(), raised(), timed_out(), out_of_memory(), died())

@@ -1,4 +1,4 @@
-"""Signals, timers and priorities: those of the deadline, its own, and the neighbours'."""
+"""Signals, timers, limits and priorities, of the program itself and of its neighbours."""
 
 from __future__ import annotations
 
@@ -40,13 +40,12 @@ SIGNALS = [
             except BaseException: pass
         """,
         timed_out(""),
-        raised("RuntimeError"),  # a signal may come just outside of its own nets
-        raised("RuntimeError"),  # of a signal that came between two of its nets
+        raised("RuntimeError"),  # a signal may arrive between two `except` blocks
     ),
     hostile(
         "stops itself",
         "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\nprint('still here')",
-        printed("still here\n"),  # process 1 of a namespace cannot
+        printed("still here\n"),  # as process 1 of a namespace
         timed_out(""),
     ),
     hostile(
@@ -127,7 +126,7 @@ SIGNALS = [
         signals_others=True,
     ),
     hostile(
-        "changes the limits and priorities of all that is its user's",
+        "changes the limits and priorities of all processes of its user",
         """
         import ctypes, os, resource
         changed = []
@@ -180,7 +179,7 @@ SIGNALS = [
         printed(""),
     ),
     hostile(
-        "is limited in what matters",
+        "has a hard limit for each critical resource",
         """
         import resource
         names = 'AS CORE CPU FSIZE MEMLOCK MSGQUEUE NOFILE NPROC SIGPENDING'
@@ -221,6 +220,6 @@ SIGNALS = [
         """,
         ok(),
         raised("ZeroDivisionError"),
-        spares_its_notebook=False,
+        keeps_notebook=False,
     ),
 ]

@@ -1,16 +1,20 @@
-"""Reading what is not its own: the executor's environment, /proc, /sys, the machine's files, other calls' data.
+"""Reading foreign data: environment, /proc, /sys, the machine's files, other calls' data.
 
-The arena looks for the executor's secrets in whatever any program prints.
+The arena searches the output of every program for the executor's secrets.
 """
 
 from __future__ import annotations
 
+from sandbox.inside.server.call_process_handle import CallProcess, OutputPipe
+from sandbox.inside.server.fork_server import ForkServer
+from sandbox.inside.wire.frames import FrameReader
 from tests.sandbox.hostile.record import NEIGHBOUR_FOLDERS, NEIGHBOURS, SECRET_FILE, hostile, printed, timed_out
 
 _EXPECTED_ENVIRONMENT = (
     "['HOME', 'LC_ALL', 'MKL_NUM_THREADS', 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'PATH', 'PYTHONHASHSEED', "
     "'PYTHONUTF8', 'TMPDIR']\n"
 )
+_CONTAINERS = tuple(kind.__name__ for kind in (CallProcess, ForkServer, OutputPipe, FrameReader))
 
 SNOOPING = [
     hostile(
@@ -101,7 +105,7 @@ SNOOPING = [
         printed("[]\n"),
     ),
     hostile(
-        "looks for its neighbours' folders",
+        "searches for its neighbours' folders",
         """
         import os
         found = []
@@ -113,7 +117,7 @@ SNOOPING = [
         printed("[]\n"),
     ),
     hostile(
-        "asks who else is there",
+        "searches for other processes",
         """
         import os
         found = []
@@ -126,13 +130,13 @@ SNOOPING = [
         print(sorted(set(found) - {os.getpid()}))
         """,
         printed("[]\n"),
-        forms=("program",),  # a cell sees the other processes of its notebook
+        forms=("program",),  # a cell finds the other processes of its notebook
     ),
     hostile(
-        "reads other calls from the memory that it was forked with",
-        """
+        "reads other calls' data from inherited objects",
+        f"""
         import gc, sys
-        marker = ' '.join(['secret', 'of', 'a', 'neighbour'])  # what the neighbour's code, input and output hold
+        marker = ' '.join(['secret', 'of', 'a', 'neighbour'])  # part of the neighbour's code, input and output
         seen, found, todo = set(), [], [*gc.get_objects(), *sys.modules.values()]
         frame = sys._getframe()
         while frame: todo += [frame.f_locals, frame.f_globals]; frame = frame.f_back
@@ -143,26 +147,26 @@ SNOOPING = [
             if isinstance(thing, (str, bytes, bytearray)):
                 text = thing if isinstance(thing, str) else bytes(thing).decode('latin-1')
                 if marker in text and thing is not marker: found.append(text[:100])
-            elif type(thing) in (list, tuple, dict, set) or type(thing).__name__ in ('Child', 'ForkServer', 'Captured', 'FrameReader', 'deque'):
+            elif type(thing) in (list, tuple, dict, set) or type(thing).__name__ in ('deque', *{_CONTAINERS}):
                 todo += gc.get_referents(thing)
         print(found)
         """,
         printed("[]\n"),
     ),
     hostile(
-        "reads other calls from the bytes of the memory that it was forked with",
+        "reads other calls' data from inherited memory",
         """
         import ctypes, os, re
         libc = ctypes.CDLL(None)
         libc.sbrk.restype = ctypes.c_void_p
         libc.write.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
-        secret = re.compile(rb'secre[t] of a neighbou[r]')  # so that it does not find itself
+        secret = re.compile(rb'secre[t] of a neighbou[r]')  # does not match its own source
         read, write = os.pipe()
         found, pages = [], 0
         for middle in (libc.sbrk(0), id(object()), id(bytes(1 << 10))):
             first = middle // 4096 * 4096 - (8 << 20)
             for page in range(first, first + (16 << 20), 4096):
-                if libc.write(write, page, 4096) == 4096:  # what is not mapped cannot be written
+                if libc.write(write, page, 4096) == 4096:  # fails for unmapped pages
                     pages += 1
                     found += secret.findall(os.read(read, 4096))
         print(found, pages > 500)

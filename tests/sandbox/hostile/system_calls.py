@@ -1,10 +1,10 @@
-"""System calls that no call may make: each is asked for on its own, and each is refused with EPERM."""
+"""Denied system calls: one program per system call, which must fail with EPERM."""
 
 from __future__ import annotations
 
 from tests.sandbox.hostile.record import Hostile, died, hostile, printed
 
-# name: (number on x86-64, on arm64, arguments that would do something if it were let through)
+# name: (number on x86-64, on arm64, arguments with an effect if it were allowed)
 _REFUSED = {
     "ptrace": (101, 117, "0, 0, 0, 0"),  # PTRACE_TRACEME
     "process_vm_readv": (310, 270, "1, vector, 1, vector, 1, 0"),
@@ -29,7 +29,7 @@ _REFUSED = {
     "finit_module": (313, 273, "0, b'', 0"),
     "delete_module": (176, 106, "b'hostile', 0"),
     "kexec_load": (246, 104, "0, 0, 0, 0"),
-    "reboot": (169, 142, "0xfee1dead, 672274793, 0, 0"),  # CAD_OFF: harmless if it came through
+    "reboot": (169, 142, "0xfee1dead, 672274793, 0, 0"),  # CAD_OFF: harmless if allowed
     "syslog": (103, 116, "3, block, 64"),
     "acct": (163, 89, "0"),
     "swapon": (167, 224, "b'hostile', 0"),
@@ -43,14 +43,14 @@ _REFUSED = {
     "a user namespace": (272, 97, "0x10000000"),
     "a pid namespace": (272, 97, "0x20000000"),
     "a mount namespace": (272, 97, "0x20000"),
-    "a network of its own": (272, 97, "0x40000000"),
-    "a table of files of its own": (272, 97, "0x400"),
+    "a network namespace": (272, 97, "0x40000000"),
+    "an unshared file table": (272, 97, "0x400"),
     "setns": (308, 268, "0, 0"),
     "a clone in a user namespace": (56, 220, "0x10000011, 0, 0, 0, 0"),
     "a clone in a pid namespace": (56, 220, "0x20000011, 0, 0, 0, 0"),
     "a clone in a control group's namespace": (56, 220, "0x2000011, 0, 0, 0, 0"),
     "a mount": (165, 40, "b'none', b'.', b'tmpfs', 0, 0"),
-    "a mount with other rights": (165, 40, "b'none', b'/', 0, 32, 0"),
+    "a remount": (165, 40, "b'none', b'/', 0, 32, 0"),
     "umount2": (166, 39, "b'.', 2"),
     "pivot_root": (155, 41, "b'.', b'.'"),
     "chroot": (161, 51, "b'.'"),
@@ -61,7 +61,7 @@ _REFUSED = {
     "mount_setattr": (442, 442, "-100, b'/', 0, block, 32"),
     "memfd_secret": (447, 447, "0"),
     "socket": (41, 198, "1, 1, 0"),
-    "a socket by the 32-bit way in": (0x4000_0029, 198, "1, 1, 0"),
+    "a socket through the x32 ABI": (0x4000_0029, 198, "1, 1, 0"),
 }
 
 _CODE = """
@@ -78,7 +78,7 @@ def _refused(name: str, x86: int, arm: int, arguments: str) -> Hostile:
     code = _CODE.format(x86=x86, arm=arm, arguments=arguments)
     ends = [printed("-1 1\n")]
     if x86 >= 1 << 30:
-        ends.append(died(-31))  # a container's own filter ends whoever comes that way
+        ends.append(died(-31))  # a container's filter kills the process
     return hostile(f"asks the kernel for {name}", code, *ends, forms=("program",))
 
 
@@ -87,7 +87,7 @@ SYSTEM_CALLS = [
     hostile(
         "asks for clone3",
         "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\nprint(libc.syscall(435, 0, 0), ctypes.get_errno())",
-        printed("-1 38\n"),  # so that libc takes clone, whose flags can be read
+        printed("-1 38\n"),  # libc then falls back to clone: a filter can read its flags
     ),
     hostile(
         "opens sockets of every family",
@@ -142,7 +142,7 @@ SYSTEM_CALLS = [
                         elif name[0] == '\\0': pair[0].bind(name + kind.name)
                         else: continue
                         pair[1].setblocking(False)
-                        if attempt in ('send', 'sendmsg') and pair[1].recv(1): continue  # its own pair and nobody else
+                        if attempt in ('send', 'sendmsg') and pair[1].recv(1): continue  # its own pair
                         reached.append((kind.name, attempt))
                     except FileNotFoundError: reached.append((kind.name, 'may ' + attempt))
                     except OSError: pass

@@ -1,4 +1,4 @@
-"""Hostile programs together, in a row, and in other places than a call's code: the service stays as it is."""
+"""Hostile programs concurrently, in sequence, and as graded answers do not harm the service."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bus.messages import CodeDied, CodeOk, CodeRaised, CodeTimedOut, Output
-from configs.schema import Sandbox as SandboxConfig
+from bus.messages import CodeCrashed, CodeOk, CodeRaised, CodeTimedOut, Output
+from configs.schema import SandboxConfig
 from sandbox.contract import CodeResult, SandboxFailure
 from tests.processes import family, is_running
 from tests.sandbox.conftest import BACKENDS, Client, Scenario
@@ -19,17 +19,17 @@ from tests.sandbox.hostile import footprint
 from tests.sandbox.hostile.arena import LIMITS, Arena
 from tests.sandbox.hostile.catalogue import HOSTILE
 from tests.sandbox.hostile.conftest import ARENAS, PARAMETERS
-from tests.sandbox.hostile.without_namespaces import GETS_THROUGH, NOT_RUN
+from tests.sandbox.hostile.without_namespaces import KNOWN_ESCAPES, NOT_RUN
 
 pytestmark = pytest.mark.slow
 
-_AT_ONCE = 48
+_NUM_CONCURRENT = 48
 
 
-def test_many_hostile_programs_at_once_harm_nobody(arena: Arena) -> None:
+def test_concurrent_hostile_programs_harm_no_neighbour(arena: Arena) -> None:
     names = [name for name, hostile in HOSTILE.items() if not hostile.signals_others]
-    names = [name for name in names if name not in {**GETS_THROUGH, **NOT_RUN}]
-    chosen = random.Random(3).sample(names, _AT_ONCE)
+    names = [name for name in names if name not in {**KNOWN_ESCAPES, **NOT_RUN}]
+    chosen = random.Random(3).sample(names, _NUM_CONCURRENT)
 
     async def scenario(client: Client) -> None:
         hostile = [asyncio.create_task(client.program(HOSTILE[name].code, trajectory=50)) for name in chosen]
@@ -40,7 +40,7 @@ def test_many_hostile_programs_at_once_harm_nobody(arena: Arena) -> None:
     _play(arena, scenario)
 
 
-def test_long_texts_at_once_do_not_take_down_their_fork_server(arena: Arena) -> None:
+def test_concurrent_long_codes_and_inputs_do_not_kill_the_fork_server(arena: Arena) -> None:
     async def scenario(client: Client) -> None:
         code = "import sys\nprint(len(sys.stdin.read()))\n#" + "x" * 1_000_000
         calls = [client.program(code, "y" * 1_000_000) for _ in range(100)]
@@ -49,18 +49,18 @@ def test_long_texts_at_once_do_not_take_down_their_fork_server(arena: Arena) -> 
         assert {repr(result.outcome) for result in ends[:100]} == {repr(CodeOk(Output("1000000\n")))}
         assert {repr(result.outcome) for result in ends[100:]} == {repr(CodeOk(Output("1\n")))}
         for number in range(8):
-            await client.sandbox.end_session(60 + number)
+            await client.sandbox.end_notebook(60 + number)
 
     _play(arena, scenario)
 
 
-def test_a_notebook_that_changes_its_clock_gets_no_more_time(arena: Arena) -> None:
+def test_a_notebook_with_a_patched_clock_gets_no_more_time(arena: Arena) -> None:
     async def scenario(client: Client) -> None:
         await client.printed("import time\nnow = time.monotonic", 70)
         for fake in ("float('inf')", "float('nan')", "-1e300", "now() + 60", "now() - 60"):
             await client.printed(f"time.monotonic = lambda: {fake}", 70)
             assert isinstance((await client.cell("time.sleep(600)", 70)).outcome, CodeTimedOut)
-        await client.sandbox.end_session(70)
+        await client.sandbox.end_notebook(70)
 
     _play(arena, scenario)
 
@@ -68,15 +68,15 @@ def test_a_notebook_that_changes_its_clock_gets_no_more_time(arena: Arena) -> No
 def test_a_cell_cannot_answer_a_later_cell(arena: Arena) -> None:
     async def scenario(client: Client) -> None:
         forged = "import os, struct\nx = 1\nos.write(3, struct.pack('<cIQI', b'a', 2, 0, 2) + b'ok')"
-        assert isinstance((await client.cell(forged, 71)).outcome, CodeDied)
+        assert isinstance((await client.cell(forged, 71)).outcome, CodeCrashed)
         assert isinstance((await client.cell("x", 71)).outcome, CodeRaised)
-        await client.sandbox.end_session(71)
+        await client.sandbox.end_notebook(71)
 
     _play(arena, scenario)
 
 
-def test_a_notebook_that_runs_otherwise_the_second_time_has_itself_to_blame(arena: Arena) -> None:
-    """It is its own outcome, so that no code can pass for broken infrastructure; and it goes on from before that cell."""
+def test_a_cell_that_dies_only_in_its_replay_is_a_crash_of_the_code(arena: Arena) -> None:
+    """Code must not be able to fake an infrastructure failure."""
 
     async def scenario(client: Client) -> None:
         await client.printed("x = 1", 72)
@@ -85,11 +85,11 @@ def test_a_notebook_that_runs_otherwise_the_second_time_has_itself_to_blame(aren
         while time.time() <= turn:
             await client.printed("y", 72)
         lost = await client.cell("os.write(3, b'x' * 100)", 72)
-        assert isinstance(lost.outcome, CodeDied)
-        assert (await client.cell("y", 72)).outcome == CodeDied(Output(), 3)
+        assert isinstance(lost.outcome, CodeCrashed)
+        assert (await client.cell("y", 72)).outcome == CodeCrashed(Output(), 3)
         assert await client.printed("x", 72) == "1\n"
         assert isinstance((await client.cell("y", 72)).outcome, CodeRaised)
-        await client.sandbox.end_session(72)
+        await client.sandbox.end_notebook(72)
 
     _play(arena, scenario)
 
@@ -121,48 +121,47 @@ def test_an_answer_that_is_code_is_graded_as_text(arena: Arena, answer: str) -> 
     _play(arena, scenario)
 
 
-def test_an_arena_is_what_its_name_says(arena: Arena) -> None:
-    """So that no suite passes without the protections that it is about."""
+def test_each_arena_has_its_protections(arena: Arena) -> None:
     assert arena.has_namespaces == (arena.namespaces == "auto"), arena.client.isolation.missing
     assert arena.client.isolation.seccomp
     assert arena.client.isolation.backend == arena.backend
 
 
-def test_the_doctor_warns_exactly_where_programs_get_through(arena: Arena) -> None:
+def test_the_doctor_warns_of_every_known_escape(arena: Arena) -> None:
     warnings = [sentence for sentence in arena.client.isolation.missing if sentence.startswith("No namespaces")]
     assert (warnings == []) == arena.has_namespaces
     if not arena.has_namespaces:
-        for through in GETS_THROUGH.values():
-            if arena.client.isolation.landlock >= through.stopped_by_landlock:
+        for escape in KNOWN_ESCAPES.values():
+            if arena.client.isolation.landlock >= escape.landlock_stops_since:
                 continue
-            assert any(through.warning in sentence for sentence in arena.client.isolation.missing)
+            assert any(escape.warning in sentence for sentence in arena.client.isolation.missing)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_nothing_is_left_when_a_sandbox_closes_among_hostile_programs(name: str) -> None:
+def test_a_sandbox_that_closes_during_hostile_programs_leaves_no_processes(name: str) -> None:
     async def scenario() -> None:
         backend, namespaces = ARENAS[name]
         sandbox = BACKENDS[backend](SandboxConfig(namespaces=namespaces, **LIMITS), seed=7)  # pyright: ignore
         client = Client(sandbox, await sandbox.start())
         await client.printed(HOSTILE["leaves a daemon that lets go of its output"].code, 80)
-        under_way = [asyncio.create_task(client.program(HOSTILE["forks without end"].code)) for _ in range(3)]
-        under_way.append(asyncio.create_task(client.cell(HOSTILE["blocks all signals and spins"].code, 81)))
+        calls = [asyncio.create_task(client.program(HOSTILE["forks without end"].code)) for _ in range(3)]
+        calls.append(asyncio.create_task(client.cell(HOSTILE["blocks all signals and spins"].code, 81)))
         await client.printed("1", 82)
-        started = family(*sandbox.server_pids, *footprint.container_pids(client))
+        started = family(*sandbox.server_pids, *footprint.list_container_pids(client))
         await sandbox.close()
-        ends = await asyncio.gather(*under_way, return_exceptions=True)
+        ends = await asyncio.gather(*calls, return_exceptions=True)
         assert all(isinstance(end, CodeResult | SandboxFailure) for end in ends), ends
         assert len(started) > 5
         assert [pid for pid in started if is_running(pid)] == []
 
-    before = list(Path("/tmp").glob(f"asterism-sandbox-{os.getpid()}-*"))  # of the arena of this process
+    before = list(Path("/tmp").glob(f"asterism-sandbox-{os.getpid()}-*"))  # of the current arena
     asyncio.run(scenario())
     assert list(Path("/tmp").glob(f"asterism-sandbox-{os.getpid()}-*")) == before
 
 
 def _play(arena: Arena, scenario: Scenario) -> None:
-    """And then asks the neighbours, and looks for what is left."""
+    """Runs the scenario, then checks the neighbours and leftovers."""
     arena.run(scenario(arena.client))
-    neighbours, left = arena.look_around()
+    neighbours, leftovers = arena.inspect_state()
     assert neighbours == arena.unharmed
-    assert left == {}
+    assert leftovers == {}

@@ -1,6 +1,6 @@
-"""Which programs the process backend cannot stop where it has no user namespaces; `doctor` warns of each.
+"""Programs that the process backend cannot stop without user namespaces; `doctor` warns of each.
 
-With Landlock fewer get through; versions are those of its interface (sandbox.inside.landlock).
+Landlock stops some of them; versions are ABI versions (sandbox.inside.isolation.landlock).
 """
 
 from __future__ import annotations
@@ -12,47 +12,45 @@ from tests.sandbox.hostile.record import Ending, ok, printed, timed_out
 _NEVER = 1_000
 
 
-class Through(NamedTuple):
+class KnownEscape(NamedTuple):
     reason: str
-    warning: str  # what `doctor` says of it
-    ends: tuple[Ending, ...]  # what it comes to then
-    stopped_by_landlock: int = _NEVER  # from this version on
+    warning: str  # part of `doctor`'s warning
+    ends: tuple[Ending, ...]  # its outcomes without namespaces
+    landlock_stops_since: int = _NEVER
 
 
 class NotRun(NamedTuple):
-    """It would get through and leave something behind, or end the tests."""
+    """A program that would escape and leave files or kill the tests."""
 
     reason: str
-    stopped_by_landlock: int = _NEVER
+    landlock_stops_since: int = _NEVER
 
 
-_DISK = "its folder lies on the machine's disk"
-_FILES = "users may read these files"
+_DISK = "its folder is on the machine's disk"
+_FILES = "these files are world-readable"
 
-GETS_THROUGH = {
-    "fills the disk": Through(_DISK, "fill the disk", (printed(""), timed_out(""))),
-    "keeps files that have no name": Through(_DISK, "fill the disk", (printed(""), timed_out(""))),
-    "asks which of the machine's files exist": Through(
-        "Landlock does not count it as reading to ask for a file's kind and size", "files", (ok(),)
-    ),
-    "asks who else is there": Through("process ids are the machine's", "processes", (ok(),)),
-    "links to what is not its own": Through(_FILES, "files", (ok(),), stopped_by_landlock=1),
-    "reads the machine's files": Through(_FILES, "files", (ok(),), stopped_by_landlock=1),
-    "reads the kernel's files": Through(_FILES, "files", (ok(), timed_out()), stopped_by_landlock=1),
-    "reads the environment, arguments and memory of processes": Through(
-        "users may read all processes' arguments, and root's calls those of each other", "processes", (ok(),), 1
+KNOWN_ESCAPES = {
+    "fills the disk": KnownEscape(_DISK, "fill the disk", (printed(""), timed_out(""))),
+    "keeps unlinked files": KnownEscape(_DISK, "fill the disk", (printed(""), timed_out(""))),
+    "asks which of the machine's files exist": KnownEscape("Landlock does not restrict stat", "files", (ok(),)),
+    "searches for other processes": KnownEscape("process ids are the machine's", "processes", (ok(),)),
+    "links to files outside its folder": KnownEscape(_FILES, "files", (ok(),), landlock_stops_since=1),
+    "reads the machine's files": KnownEscape(_FILES, "files", (ok(),), landlock_stops_since=1),
+    "reads the kernel's files": KnownEscape(_FILES, "files", (ok(), timed_out()), landlock_stops_since=1),
+    "reads the environment, arguments and memory of processes": KnownEscape(
+        "/proc shows all processes' arguments", "processes", (ok(),), 1
     ),
 }
 
 NOT_RUN = {
-    "makes files without number": NotRun("the machine's disk has inodes for all of them"),
-    "writes outside its folder": NotRun("everybody may write to the machine's temporary folders", 1),
-    "writes to the machine's temporary folders": NotRun("everybody may write to them", 1),
+    "creates files without end": NotRun("the machine's disk has enough inodes"),
+    "writes outside its folder": NotRun("the machine's temporary folders are world-writable", 1),
+    "writes to the machine's temporary folders": NotRun("these folders are world-writable", 1),
 }
-_SIGNALS = NotRun("where calls are not users of their own, it would end the tests", 6)
+_SIGNALS = NotRun("it would kill the tests, which run as the same user", 6)
 
 
-def reason_not_to_run(name: str, signals_others: bool, calls_are_users: bool, landlock: int) -> str:
-    """Empty: run it."""
+def get_skip_reason(name: str, signals_others: bool, calls_are_users: bool, landlock: int) -> str:
+    """Empty if the program can run."""
     not_run = NOT_RUN.get(name) or (_SIGNALS if signals_others and not calls_are_users else None)
-    return not_run.reason if not_run is not None and landlock < not_run.stopped_by_landlock else ""
+    return not_run.reason if not_run is not None and landlock < not_run.landlock_stops_since else ""

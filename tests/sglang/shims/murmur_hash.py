@@ -1,4 +1,5 @@
-"""The hash by which SGLang makes a token's noise of a seed, a position and a column: MurmurHash3 of 32 bits, in torch."""
+"""MurmurHash3 (32 bits) in torch, with which SGLang derives sampling noise from seed, position and
+column."""
 
 from __future__ import annotations
 
@@ -8,7 +9,10 @@ _LOW = 0xFFFFFFFF
 
 
 def murmur_hash32(seed: torch.Tensor, positions: torch.Tensor, col_indices: torch.Tensor) -> torch.Tensor:
-    """Of four blocks: the seed's lower and upper half [n], the position [n], the column [m]. int64 [n, m], below 2**32."""
+    """Hashes four blocks: the seed's lower and upper half [n], the position [n], the column [m].
+
+    Returns int64 [n, m], below 2**32.
+    """
     seed, position = seed.to(torch.int64)[:, None], positions.to(torch.int64)[:, None]
     mixed = torch.zeros_like(seed)
     for block in (seed & _LOW, (seed >> 32) & _LOW, position & _LOW, col_indices.to(torch.int64)[None]):

@@ -1,13 +1,14 @@
-"""On PYTHONPATH of an SGLang server on a machine without CUDA: fills the gaps that keep the unmodified server from running there.
+"""Patches an unmodified SGLang server to run without CUDA; put its folder on the server's
+PYTHONPATH.
 
-Python imports this file in every process of the server, before anything else. It changes a module right after it was
-imported, and nothing where the server does not import it:
+Python imports this file first in every process of the server. It patches these modules after their
+import:
 
-    torchvision.extension           torchvision's library for CUDA does not load, so two operators are declared, never called
-    sglang.srt.arg_groups.choices   --enable-deterministic-inference takes attention in plain torch, with the prefix cache:
-                                    it is what makes a request's `sampling_seed` count
-    sglang.srt.batch_invariant_ops  that option's kernels are for GPUs; without them a token's last bits depend on its batch
-    sglang.kernels.ops.sampling.murmur_hash    the seeds' hash, which is else in a library of its own
+    torchvision.extension           declares two operators of the CUDA library, which are never called
+    sglang.srt.arg_groups.choices   lets --enable-deterministic-inference, which `sampling_seed` needs, use
+                                    attention in plain torch with the prefix cache
+    sglang.srt.batch_invariant_ops  disables that option's GPU kernels, so a token's last bits depend on its batch
+    sglang.kernels.ops.sampling.murmur_hash    provides the seeds' hash, otherwise in a separate library
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
-_KEPT: list[object] = []  # a library's operators live as long as it does
+_LIBRARIES: list[object] = []  # operators are removed with their library
 
 
 def _declare_operators(extension: ModuleType) -> None:
@@ -29,7 +30,7 @@ def _declare_operators(extension: ModuleType) -> None:
     library = Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _KEPT.append(library)
+    _LIBRARIES.append(library)
 
 
 def _allow_plain_attention(choices: ModuleType) -> None:

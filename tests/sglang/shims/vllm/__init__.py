@@ -1,1 +1,1 @@
-"""In place of a package that SGLang takes its kernel for rotary embeddings from, where there is no CUDA."""
+"""Replaces the package from which SGLang imports its rotary-embedding kernel without CUDA."""

@@ -1,4 +1,4 @@
-"""The one operator that SGLang asks for, in torch."""
+"""The one operator that SGLang imports, in torch."""
 
 from __future__ import annotations
 

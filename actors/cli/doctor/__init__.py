@@ -1,0 +1,1 @@
+"""`asterism doctor`: checks of the machine and of one configuration."""

@@ -1,0 +1,228 @@
+"""`asterism doctor --config FILE`: checks what the run of one configuration needs, by key.
+
+The run makes the same checks at its start, except those of GPU count and memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from actors.cli.doctor.finding import GIB, DoctorFinding, run_check
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from engine.contract import EngineFailure
+from engine.inference.embedded import select_device
+from engine.model.hf_checkpoint import load_model_config
+from engine.sglang.client import SGLangClient
+from engine.sglang.http_api import SUPPORTED_VERSIONS
+from engine.sglang.server.compatibility import ServerRequirements, ServerUnusable, check_compatibility
+from engine.sglang.server.external_server import fetch_server_info, format_config_key
+from engine.sglang.server.gpu_check import VisibleGpu, check_gpu_count, check_memory_budget, query_gpu_inventory
+from engine.sglang.server.interpreter_check import check_interpreter, wait_for_free_port
+from engine.sglang.server.server_arguments import HOST, build_environment, compute_port
+
+EXTERNAL_SERVER_TIMEOUT_S = 10.0
+LOCAL_SGLANG_PYTHON = Path(".venv-sglang/bin/python")  # created by `make sglang-environment`
+
+
+def check_sglang(folder: Path) -> DoctorFinding:
+    """Without a run: checks for SGLang in this interpreter and in the Makefile's environment."""
+    return run_check("SGLang", lambda: _find_sglang((sys.executable, str(folder / LOCAL_SGLANG_PYTHON))))
+
+
+def check_run(run: RunConfig) -> list[DoctorFinding]:
+    """Never raises."""
+    findings = [run_check("model.checkpoint", lambda: check_checkpoint(run))]
+    if run.engine.kind == "embedded":
+        return [*findings, run_check("engine.device", lambda: check_device(run))]
+    if run.sglang.external_urls:
+        places = range(len(run.sglang.external_urls))
+        findings += [
+            run_check(f"sglang.external_urls[{place}]", partial(check_external_server, run, place)) for place in places
+        ]
+    else:
+        findings += _check_servers(run)
+    if run.sglang.group_backend == "nccl" and run.sglang.weights == "group":
+        findings.append(run_check("sglang.group_backend", check_nccl))
+    return findings
+
+
+# ---------------------------------------------------------------- any run
+
+
+def check_checkpoint(run: RunConfig) -> DoctorFinding:
+    name, folder = "model.checkpoint", resolve_checkpoint(run)
+    if folder is None:
+        return DoctorFinding(name, "ok", f"{run.model.checkpoint} will be created by the run ([tiny])")
+    try:
+        config = load_model_config(folder)
+    except UnusableInput as error:
+        return DoctorFinding(
+            name, "missing", str(error), f"Set {name} to the folder of a model with the Qwen3 architecture."
+        )
+    return DoctorFinding(name, "ok", f"{folder}: {config.num_layers} layers of width {config.hidden_size}")
+
+
+def resolve_checkpoint(run: RunConfig) -> Path | None:
+    """None if the run itself creates the checkpoint and has not done so yet."""
+    folder = RunFolder(Path(run.runs_folder) / run.name).expand_path(run.model.checkpoint)
+    return None if run.tiny is not None and not folder.exists() else folder
+
+
+def check_device(run: RunConfig) -> DoctorFinding:
+    name = "engine.device"
+    try:
+        devices = {str(select_device(run.engine.device, number)) for number in range(run.engine.num_engines)}
+    except UnusableInput as error:
+        return DoctorFinding(
+            name, "missing", str(error), f'Set {name} to "cpu", or follow the remedy for the GPU above.'
+        )
+    return DoctorFinding(name, "ok", f"{run.engine.num_engines} engines on {', '.join(sorted(devices))}")
+
+
+# ---------------------------------------------------------------- managed servers
+
+
+def _check_servers(run: RunConfig) -> list[DoctorFinding]:
+    python = run.sglang.python or sys.executable
+    variables = {**os.environ, **build_environment(run.engine, run.sglang, Path(tempfile.gettempdir()))}
+    gpus: list[VisibleGpu] = []
+    findings = [
+        run_check("sglang.python", lambda: check_sglang_python(python, variables)),
+        run_check("sglang.port", lambda: check_ports(run)),
+        run_check("GPUs", lambda: check_gpus(run, python, variables, gpus)),
+    ]
+    if gpus:
+        findings.append(run_check("GPU memory", lambda: check_gpu_memory(run, gpus)))
+    return findings
+
+
+def check_sglang_python(python: str, variables: Mapping[str, str]) -> DoctorFinding:
+    name = "sglang.python"
+    try:
+        version = asyncio.run(check_interpreter(python, variables))
+    except ServerUnusable as error:
+        versions = " or ".join(SUPPORTED_VERSIONS)
+        remedy = f"Set {name} to the Python of an environment with SGLang {versions}: see docs/sglang.md."
+        return DoctorFinding(name, "missing", str(error), remedy)
+    return DoctorFinding(name, "ok", f"SGLang {version} in {python}")
+
+
+def check_ports(run: RunConfig) -> DoctorFinding:
+    name, taken = "sglang.port", list[str]()
+    ports = [compute_port(run.sglang, index) for index in range(run.engine.num_engines)]
+    for port in ports:
+        try:
+            asyncio.run(wait_for_free_port(HOST, port, timeout_s=0))
+        except ServerUnusable as error:
+            taken.append(str(error))
+    if taken:
+        remedy = f"Set {name} so that it and every tenth port after it are free, one per engine (engine.num_engines)."
+        return DoctorFinding(name, "missing", "\n".join(taken), remedy)
+    return DoctorFinding(name, "ok", f"{', '.join(map(str, ports))}: free")
+
+
+def check_gpus(run: RunConfig, python: str, variables: Mapping[str, str], gpus: list[VisibleGpu]) -> DoctorFinding:
+    """Appends the GPUs that the servers would use to `gpus`."""
+    name = "GPUs"
+    if run.engine.device == "cpu":
+        return DoctorFinding(name, "ok", 'engine.device = "cpu" needs none')
+    try:
+        seen = asyncio.run(query_gpu_inventory(python, variables))
+        gpus += check_gpu_count(seen, run.engine, run.sglang)
+    except ServerUnusable as error:
+        remedy = (
+            "Lower engine.num_engines, sglang.tensor_parallel or sglang.data_parallel, or make more GPUs visible"
+            ' (driver, CUDA_VISIBLE_DEVICES, a CUDA torch in sglang.python); engine.device = "cpu" needs none.'
+        )
+        return DoctorFinding(name, "missing", str(error), remedy)
+    return DoctorFinding(name, "ok", "; ".join(f"{gpu.name}, {gpu.total_bytes / GIB:.0f} GiB" for gpu in gpus))
+
+
+def check_gpu_memory(run: RunConfig, gpus: list[VisibleGpu]) -> DoctorFinding:
+    name, checkpoint = "GPU memory", resolve_checkpoint(run)
+    if checkpoint is None:
+        return DoctorFinding(name, "ok", "enough for the model of [tiny]")
+    try:
+        room = check_memory_budget(gpus, _get_server_requirements(run, checkpoint))
+    except UnusableInput as error:
+        remedy = (
+            "Stop other programs on the GPUs, lower engine.kv_tokens or dialogue.response_tokens, raise"
+            " sglang.memory_share or sglang.tensor_parallel, or use a smaller model.checkpoint."
+        )
+        return DoctorFinding(name, "missing", str(error), remedy)
+    weights, cache = room.weights_bytes / GIB, room.free_bytes / GIB
+    return DoctorFinding(
+        name,
+        "ok",
+        f"{weights:.2f} GiB of weights; the other {cache:.1f} GiB hold {room.max_cache_tokens} tokens",
+    )
+
+
+def check_nccl() -> DoctorFinding:
+    name = "sglang.group_backend"
+    try:
+        device = select_device("cuda", 0)
+    except UnusableInput:
+        detail, remedy = '"nccl" needs a GPU for the generator, but its torch finds none', f'Set {name} to "gloo".'
+        return DoctorFinding(name, "missing", detail, remedy)
+    return DoctorFinding(name, "ok", f'"nccl", and {device} for the generator; the server must not use the same GPU')
+
+
+# ---------------------------------------------------------------- external servers
+
+
+def check_external_server(run: RunConfig, index: int) -> DoctorFinding:
+    key = format_config_key(run.sglang, index)
+    name = key.partition(" ")[0]
+    try:
+        return asyncio.run(_probe_external_server(run, index, key))
+    except (ServerUnusable, EngineFailure) as error:
+        versions = " or ".join(SUPPORTED_VERSIONS)
+        remedy = f"Start SGLang {versions} there as in docs/sglang.md, or change the keys named above."
+        return DoctorFinding(name, "missing", str(error), remedy)
+
+
+async def _probe_external_server(run: RunConfig, index: int, key: str) -> DoctorFinding:
+    name, _, url = key.partition(" = ")
+    client = SGLangClient(
+        url, max_in_flight=1, request_timeout_s=min(run.sglang.request_timeout_s, EXTERNAL_SERVER_TIMEOUT_S)
+    )
+    try:
+        info = await fetch_server_info(client, key)
+    finally:
+        await client.close()
+    # A checkpoint that the run has yet to create cannot differ from the server's model.
+    model = resolve_checkpoint(run) or Path(info.model_path)
+    check_compatibility(info, _get_server_requirements(run, model), key)
+    room = info.max_total_num_tokens * info.dp_size
+    return DoctorFinding(name, "ok", f"SGLang {info.version} at {url}, with a KV cache of {room} tokens")
+
+
+def _get_server_requirements(run: RunConfig, model: Path) -> ServerRequirements:
+    return ServerRequirements(run.engine, run.sglang, model, run.dialogue.sequence_tokens)
+
+
+# ---------------------------------------------------------------- without a run
+
+
+def _find_sglang(pythons: tuple[str, ...]) -> DoctorFinding:
+    for python in pythons:
+        try:
+            version = asyncio.run(check_interpreter(python, os.environ))
+        except ServerUnusable:
+            continue
+        return DoctorFinding("SGLang", "ok", f"{version} in {python}")
+    remedy = (
+        'For engine.kind = "sglang", set sglang.python to an interpreter with SGLang (see docs/sglang.md);'
+        " on a machine without a GPU `make sglang-environment` installs it."
+    )
+    detail = f"no version {' or '.join(SUPPORTED_VERSIONS)} in {' or '.join(pythons)}"
+    return DoctorFinding("SGLang", "warning", detail, remedy)

@@ -1,0 +1,73 @@
+"""`asterism join`: adds this machine to a run that another machine started."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import uvloop
+from rich.console import Console
+from rich.markup import escape
+
+from actors.launch.child_processes import ProcessDied
+from actors.launch.display import Display, PlainDisplay
+from actors.launch.host_address import find_host_address
+from actors.launch.join_handshake import JoinOptions
+from actors.launch.membership import PORTS_PER_NODE
+from actors.launch.node_agent import join_once
+from bus.transport.address_book import TcpAddress
+from configs.errors import UnusableInput
+
+EXIT_INTERRUPTED = 130  # as a shell reports ^C
+
+
+def parse_endpoint(endpoint: str) -> TcpAddress:
+    """Parses `tcp://HOST:PORT` or `HOST:PORT`. Raises UnusableInput."""
+    host, colon, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if not (colon and host and port.isdecimal() and 0 < int(port) < 65_536):
+        raise UnusableInput(f"{endpoint}: not an endpoint; use tcp://HOST:PORT, as the run prints at its start")
+    return TcpAddress(host, int(port))
+
+
+def choose_own_address(run_address: TcpAddress, host: str, port: int) -> TcpAddress:
+    """Address at which this node's processes listen.
+
+    An empty host is detected, and port 0 means the run's port. Raises UnusableInput.
+    """
+    if port and not 1024 <= port <= 65_535 - PORTS_PER_NODE:
+        raise UnusableInput(
+            f"--port {port}: must be between 1024 and {65_535 - PORTS_PER_NODE}; the 99 ports after it are used too"
+        )
+    return TcpAddress(host or find_host_address(run_address.host, run_address.port), port or run_address.port)
+
+
+def join_run(joining: JoinOptions, console: Console) -> int:
+    """Returns the exit code: 0 the run is over, 1 a process died for good, 130 interrupted.
+
+    Raises UnusableInput.
+    """
+    display = PlainDisplay(console)
+    try:
+        return uvloop.run(_join(joining, display))
+    except ProcessDied as error:
+        console.print(f"[bold red]failed:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        return 1
+
+
+async def _join(joining: JoinOptions, display: Display) -> int:
+    interrupted = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
+    at = joining.head_address.format_endpoint("control")
+    display.print_line(f"joining the run at {at} from {joining.own_address.host}:{joining.own_address.port}")
+    while (ending := await join_once(joining, display.print_line, interrupted)) == "lost":
+        display.print_line(f"{at} stopped answering; joining again")
+    if ending == "interrupted":
+        return EXIT_INTERRUPTED
+    if ending == "unanswered":
+        raise UnusableInput(
+            f"{at} has not answered for {joining.join_timeout_s:g} s: check that the run is up, that its port "
+            f"is open, and that {joining.key_file} is the run's key"
+        )
+    display.print_line("the run is over")
+    return 0

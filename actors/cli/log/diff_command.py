@@ -1,0 +1,75 @@
+"""`asterism log diff`: prints both sides of the first divergence between two runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from actors.cli.log.story_command import load_text_context
+from analysis.event_logs.comparable_events import ComparableEvent
+from analysis.event_logs.describe import make_excerpt
+from analysis.event_logs.diff import (
+    RunDivergence,
+    find_first_divergence,
+    find_first_divergence_exact,
+    list_differing_fields,
+)
+from analysis.event_logs.pretty import pretty_format
+from configs.run_folder import RunFolder
+from policies.rollout.token_record import bytes_to_ids
+
+_ELEMENT_BYTES = {"token_ids": 4, "prompt_ids": 4, "logprobs": 4, "versions": 4, "loss_mask": 1}
+
+
+def compare_runs(a: RunFolder, b: RunFolder, *, exact: bool, console: Console) -> int:
+    """Returns the exit code: 1 if the runs differ."""
+    found = find_first_divergence_exact(a, b) if exact else find_first_divergence(a, b)
+    if found is None:
+        same = "every event of every process" if exact else "every trajectory and every step"
+        console.print(f"identical, apart from times: {same}")
+        return 0
+    console.print(f"the runs diverge at {found.stream}, {found.at_s:.4f} s after the start", highlight=False)
+    console.print(_build_sides_table(found, a, b))
+    return 1
+
+
+def _build_sides_table(divergence: RunDivergence, a: RunFolder, b: RunFolder) -> Table:
+    table = Table("", *(escape(str(_shorten_path(folder.path))) for folder in (a, b)), show_lines=True)
+    table.add_row("event", *(event.label if event else "no event" for event in (divergence.a, divergence.b)))
+    table.add_row(
+        "logged",
+        *(f"{event.source}, {event.at_s:.4f} s" if event else "" for event in (divergence.a, divergence.b)),
+    )
+    for name in list_differing_fields(divergence):
+        first = _find_first_difference(name, divergence)
+        label = f"{name} from index {first}" if first is not None else name
+        sides = ((divergence.a, a), (divergence.b, b))
+        table.add_row(label, *(escape(_format_side(name, first, event, folder)) for event, folder in sides))
+    return table
+
+
+def _shorten_path(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _find_first_difference(name: str, divergence: RunDivergence) -> int | None:
+    """Index of the first array element that differs; None if the field is not an array."""
+    a, b = (event.contents.get(name) if event is not None else None for event in (divergence.a, divergence.b))
+    if name not in _ELEMENT_BYTES or not isinstance(a, bytes) or not isinstance(b, bytes):
+        return None
+    shorter = min(len(a), len(b))
+    place = next((place for place in range(shorter) if a[place] != b[place]), shorter)
+    return place // _ELEMENT_BYTES[name]
+
+
+def _format_side(name: str, first: int | None, event: ComparableEvent | None, folder: RunFolder) -> str:
+    if event is None or name not in event.contents:
+        return ""
+    value = event.contents[name]
+    if not isinstance(value, bytes) or name not in ("token_ids", "prompt_ids"):
+        return pretty_format(value, name).removeprefix(f"{name} ")
+    ids = bytes_to_ids(value)[first or 0 :]
+    return f"{len(ids)} tokens: {make_excerpt(load_text_context(folder).tokenizer.decode(ids))}"

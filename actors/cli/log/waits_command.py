@@ -1,0 +1,160 @@
+"""`asterism log waits`: lists what each process and trajectory waits for and since when.
+
+The waits follow from the deciders' states after a replay of their logs. For a stalled run, the
+launcher starts `python -m actors.cli.log.waits_command RUN`, so that the replay does not block it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from actors.replay.replay import find_first_complete_seq, list_batches, redecide_all
+from actors.runtime.redecide import Redecision
+from actors.runtime.wiring import build_deciders
+from bus.addresses import ARBITER, BUFFER, HEAD, LEARNER, RECIPE, ROLLOUT
+from bus.event_log.reader import check_complete
+from bus.messages import GpuMemoryRequested, RunStarted, StepRequested, WeightsPublished
+from configs.errors import UnusableInput
+from configs.load import load_resolved
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from policies.decider import Decider
+from policies.groups.group_buffer import GroupBuffer
+from policies.recipe import Recipe
+from policies.rollout.rollout import Rollout
+from policies.rollout.trajectory import Trajectory
+
+_MAX_IDS_SHOWN = 5  # trajectories in one line
+
+
+class PendingWait(msgspec.Struct, frozen=True):
+    waiter: str
+    awaited: str
+    reason: str
+    since: float  # seconds since the epoch
+
+    def describe(self, now: float) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(self.since))
+        verb = "wait" if self.waiter.startswith("trajectories") else "waits"
+        return f"{self.waiter} {verb} for {self.awaited}: {self.reason}, since {clock} ({now - self.since:.1f} s)"
+
+
+def find_waits(run: RunConfig, folder: RunFolder) -> list[PendingWait]:
+    """The longest wait first. Raises UnusableInput if there is no log."""
+    waits = [*_find_trajectory_waits(run, folder), *_find_head_waits(run, folder)]
+    return sorted(waits, key=lambda wait: wait.since)
+
+
+# ---------------------------------------------------------------- trajectories
+
+
+def _find_trajectory_waits(run: RunConfig, folder: RunFolder) -> Iterator[PendingWait]:
+    deciders = build_deciders(ROLLOUT, run, folder)
+    rollout = deciders[ROLLOUT]
+    assert isinstance(rollout, Rollout)
+    for _ in _redecide_log(ROLLOUT, folder, deciders):
+        pass
+    waiting: defaultdict[tuple[str, str], list[Trajectory]] = defaultdict(list)
+    for trajectory in rollout.trajectories.values():
+        waiting[_describe_awaited(trajectory)].append(trajectory)
+    for (awaited, reason), trajectories in waiting.items():
+        trajectories.sort(key=lambda trajectory: trajectory.since)
+        yield PendingWait(_format_trajectory_ids(trajectories), awaited, reason, trajectories[0].since)
+
+
+def _describe_awaited(trajectory: Trajectory) -> tuple[str, str]:
+    """The process that the trajectory waits for, and the reason."""
+    match trajectory.phase:
+        case "leasing":
+            return ARBITER, "a lease"
+        case "generating":
+            return trajectory.engine, "a turn"
+        case "calling":
+            return trajectory.executor or "an executor to join", "a tool call"
+        case _:
+            return trajectory.executor or "an executor to join", "a grading"
+
+
+def _format_trajectory_ids(trajectories: list[Trajectory]) -> str:
+    numbers = [str(trajectory.trajectory_id) for trajectory in trajectories[:_MAX_IDS_SHOWN]]
+    more = f" and {len(trajectories) - _MAX_IDS_SHOWN} more" if len(trajectories) > _MAX_IDS_SHOWN else ""
+    return f"trajectories {', '.join(numbers)}{more}"
+
+
+# ---------------------------------------------------------------- the head
+
+
+def _find_head_waits(run: RunConfig, folder: RunFolder) -> Iterator[PendingWait]:
+    deciders = build_deciders(HEAD, run, folder)
+    buffer, recipe = deciders["buffer"], deciders["recipe"]
+    assert isinstance(buffer, GroupBuffer)
+    assert isinstance(recipe, Recipe)
+    published, started, wanted = 0.0, 0.0, 0.0
+    requested: dict[int, float] = {}  # by step
+    batches: dict[int, float] = {}  # by step: time at which the learner received it
+    for at, done in _redecide_log(HEAD, folder, deciders):
+        if isinstance(done.message, RunStarted):
+            published = started = at
+            batches.clear()
+        elif isinstance(done.message, WeightsPublished):
+            published = at
+        elif isinstance(done.message, StepRequested):
+            requested[done.message.step] = at
+        elif isinstance(done.message, GpuMemoryRequested):
+            wanted = at
+        batches.update({batch.step: at for batch in list_batches(done)})
+    for name in recipe.state.awake_engines:
+        yield PendingWait(LEARNER, name, "the release of its GPU memory", wanted)
+    version = recipe.state.version
+    for name, engine in recipe.state.engines.items():
+        if engine.loaded_version < version:
+            yield PendingWait(RECIPE, name, f"weights of version {version}", published)
+    if not recipe.state.engines:
+        yield PendingWait(RECIPE, "a generator", "none has joined", published)
+    if version < 0:
+        yield PendingWait(RECIPE, LEARNER, "the cold start, or its checkpoint", started)
+    for step, at in batches.items():
+        if step > recipe.state.last_trained_step:
+            yield PendingWait(RECIPE, LEARNER, f"step {step}", at)
+    for collection in buffer.state.steps.values():
+        missing = sum(group.start.size for group in collection.open_groups.values())
+        ended = sum(len(group.finished) + len(group.failed) for group in collection.open_groups.values())
+        if collection.open_groups:
+            reason = f"{len(collection.open_groups)} groups of step {collection.step}, {missing - ended} trajectories"
+            yield PendingWait(BUFFER, ROLLOUT, reason, requested.get(collection.step, started))
+
+
+def _redecide_log(
+    process: str, folder: RunFolder, deciders: Mapping[str, Decider]
+) -> Iterator[tuple[float, Redecision]]:
+    """Times and decisions.
+
+    Raises UnusableInput if there is no log or log.keep_steps has removed its beginning.
+    """
+    path = folder.events / f"{process}.sqlite"
+    if not path.exists():
+        raise UnusableInput(f"{path}: no event log; the run may have had log.events = false")
+    num_decided = 0
+    for event, _, done in redecide_all(path, deciders, since=find_first_complete_seq(path)):
+        num_decided += 1
+        yield event.time, done
+    if not num_decided:
+        check_complete(path, since_seq=1)
+
+
+def print_waits(folder: RunFolder) -> None:
+    for wait in find_waits(load_resolved(folder.config), folder):
+        sys.stdout.write(wait.describe(time.time()) + "\n")
+
+
+if __name__ == "__main__":
+    try:
+        print_waits(RunFolder(Path(sys.argv[1])))
+    except UnusableInput as error:
+        sys.exit(str(error))

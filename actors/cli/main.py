@@ -1,0 +1,271 @@
+"""The `asterism` command: the arguments and help texts of its subcommands."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from actors.cli.log.subcommands import JsonOption, RunArgument, SetOption, log_app
+from configs.errors import EXIT_UNUSABLE, UnusableInput
+from sandbox.contract import SandboxFailure
+
+app = typer.Typer(
+    help="Train language models to reason with a Python tool: event-driven GRPO-RoC.",
+    epilog="Each run has one folder, runs/NAME: configuration, logs, event logs, metrics, checkpoints, figures.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+app.add_typer(log_app, name="log")
+sandbox_app = typer.Typer(
+    help="Use the code sandbox without a run: serve it, try it, measure it, check it.", no_args_is_help=True
+)
+app.add_typer(sandbox_app, name="sandbox")
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Configuration file in TOML (default: built-in defaults)."),
+]
+AtOption = Annotated[
+    Path | None,
+    typer.Option("--at", metavar="FOLDER", help="Use the sandbox served in this folder (default: start one)."),
+]
+
+WorkloadArgument = Annotated[
+    str,
+    typer.Argument(
+        help="Workload (report, one_node, heavy_tail, tool_bound) or the folder of a recorded run.",
+        metavar="WORKLOAD|RUN",
+    ),
+]
+PoliciesOption = Annotated[
+    str,
+    typer.Option("--policies", help='Comma-separated policies to compare, or "all" ("oracle" knows the true lengths).'),
+]
+LogsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--run",
+        metavar="FOLDER",
+        help="Write logs for `asterism report` here, with several policies to a subfolder each.",
+    ),
+]
+
+
+def _make_console(*, stderr: bool = False) -> Console:
+    """A console that prints paths and messages verbatim: no emoji replaces `:100:` in them."""
+    return Console(emoji=False, stderr=stderr)
+
+
+@app.command()
+def run(
+    config: Annotated[
+        Path, typer.Argument(help="Configuration file in TOML, such as configs/tiny.toml.", metavar="CONFIG")
+    ],
+    override: SetOption = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run from its last checkpoint.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Delete an existing run of this name and start over.")
+    ] = False,
+) -> None:
+    """Run the full recipe of CONFIG: cold start, RL steps, evaluation.
+
+    Ctrl-C stops all processes in order; `--resume` continues the run later.
+    """
+    from actors.cli.run_command import run_recipe
+
+    raise typer.Exit(run_recipe(config, override or [], resume=resume, overwrite=overwrite, console=_make_console()))
+
+
+@app.command()
+def join(
+    endpoint: Annotated[
+        str,
+        typer.Argument(help="The run's endpoint, tcp://HOST:PORT, as it prints at its start.", metavar="ENDPOINT"),
+    ],
+    key: Annotated[Path, typer.Option("--key", metavar="FILE", help="The cluster's key, created by `asterism keys`.")],
+    generators: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="Number of engines on this node (default: the run's configuration)."),
+    ] = None,
+    executors: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="Number of executors on this node (default: the run's configuration)."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option("--host", help="Address at which other nodes reach this one (default: detected).")
+    ] = "",
+    port: Annotated[
+        int, typer.Option("--port", show_default=False, help="First of 100 ports to listen on (default: the run's).")
+    ] = 0,
+    run_folder: Annotated[
+        Path | None,
+        typer.Option("--run-folder", metavar="FOLDER", help="The run's folder, if its path differs on this node."),
+    ] = None,
+    patience: Annotated[
+        float, typer.Option("--patience", min=0, help="Seconds to wait for an answer of the run before giving up.")
+    ] = 300,
+) -> None:
+    """Add this machine's engines and executors to the run at ENDPOINT until the run ends.
+
+    Ctrl-C leaves the run, which continues without this node.
+    """
+    from actors.cli.join_command import choose_own_address, join_run, parse_endpoint
+    from actors.launch.join_handshake import JoinOptions
+
+    at = parse_endpoint(endpoint)
+    num_generators, num_executors = (-1 if number is None else number for number in (generators, executors))
+    own = choose_own_address(at, host, port)
+    joining = JoinOptions(at, own, key, num_generators, num_executors, run_folder, patience)
+    raise typer.Exit(join_run(joining, _make_console()))
+
+
+@app.command()
+def report(
+    run: RunArgument,
+    json: Annotated[bool, typer.Option("--json", help="Print the utilization as JSON and nothing else.")] = False,
+) -> None:
+    """Print a run's summary, redraw its curves, and show where its time went.
+
+    The report covers engines, tools, waits and stragglers.
+    """
+    from actors.cli.report_command import report_run
+
+    report_run(run, json=json, console=_make_console())
+
+
+@app.command()
+def doctor(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", metavar="FILE", help="Also check what this configuration needs: servers, ports, GPUs."
+        ),
+    ] = None,
+    override: SetOption = None,
+) -> None:
+    """Check this machine and print a remedy for each problem.
+
+    Exit with 1 if a requirement is missing.
+    """
+    from actors.cli.doctor.finding import build_findings_table
+    from actors.cli.doctor.machine_checks import examine
+    from actors.cli.sandbox_commands import load_config_or_defaults, suppress_logs
+
+    run = load_config_or_defaults(config, override or []) if config or override else None
+    suppress_logs()
+    findings = examine(run=run)
+    _make_console().print(build_findings_table(findings))
+    raise typer.Exit(int(any(finding.status == "missing" for finding in findings)))
+
+
+@app.command()
+def keys(
+    folder: Annotated[
+        Path, typer.Argument(help="Folder in which to create cluster.key; each node needs a copy.", metavar="FOLDER")
+    ],
+) -> None:
+    """Create the key with which processes of a cluster authenticate and encrypt messages."""
+    from bus.transport.curve_auth import generate_key, load_key
+
+    path = generate_key(folder)
+    console = _make_console()
+    console.print(f"{escape(str(path))}: copy it to every node and keep it secret", soft_wrap=True)
+    console.print(f"public key: {escape(load_key(path).public.decode())}", soft_wrap=True)
+
+
+@app.command()
+def simulate(
+    workload: WorkloadArgument,
+    policies: PoliciesOption = "static,kv,kv_lookahead",
+    seed: Annotated[int, typer.Option("--seed", help="Random seed of the workload.")] = 0,
+    scale: Annotated[float, typer.Option(min=0.01, help="Scale the workload and the cluster by this factor.")] = 1.0,
+    step: Annotated[
+        int | None, typer.Option("--step", min=1, help="Step of a recorded run to simulate (default: its last).")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", help="8xh100, 8xh200 or 64xmi300x (default: the workload's own).")
+    ] = None,
+    json_file: JsonOption = None,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE", help="Write a figure of the results.")
+    ] = None,
+    run: LogsOption = None,
+) -> None:
+    """Simulate the rollouts of one step under several policies.
+
+    The table shows makespan, utilization, waits and two lower bounds.
+    """
+    from actors.cli.simulate_command import SimulateOptions, simulate_workload
+
+    options = SimulateOptions(workload, policies, seed, scale, step, cluster, json_file, picture, run)
+    simulate_workload(options, _make_console())
+
+
+@sandbox_app.command()
+def serve(
+    at: Annotated[Path, typer.Option("--at", metavar="FOLDER", help="Folder for the sandbox's socket.")] = Path(
+        "/tmp/asterism-sandbox"
+    ),
+    config: ConfigOption = None,
+    override: SetOption = None,
+) -> None:
+    """Serve sandbox calls to local processes with access to the folder, until Ctrl-C."""
+    from actors.cli.sandbox_commands import load_config_or_defaults, serve_sandbox
+
+    serve_sandbox(load_config_or_defaults(config, override or []), at, _make_console())
+
+
+@sandbox_app.command()
+def shell(at: AtOption = None, config: ConfigOption = None, override: SetOption = None) -> None:
+    """Open a notebook in the sandbox and show the output as a model reads it. Ctrl-D exits."""
+    from actors.cli.sandbox_commands import load_config_or_defaults, open_shell, suppress_logs
+
+    suppress_logs()
+    open_shell(load_config_or_defaults(config, override or []), at, _make_console())
+
+
+@sandbox_app.command(name="bench")
+def bench_sandbox(
+    at: AtOption = None,
+    seconds: Annotated[float, typer.Option(min=1, help="Approximate duration of the benchmark.")] = 20,
+    config: ConfigOption = None,
+    override: SetOption = None,
+) -> None:
+    """Measure calls per second and latencies.
+
+    The last line of the output has the figures as JSON.
+    """
+    import json
+
+    from actors.cli.sandbox_commands import load_config_or_defaults, run_benchmark, suppress_logs
+
+    suppress_logs()
+    typer.echo(json.dumps(run_benchmark(load_config_or_defaults(config, override or []), at, seconds, _make_console())))
+
+
+@sandbox_app.command(name="doctor")
+def diagnose_sandbox(config: ConfigOption = None, override: SetOption = None) -> None:
+    """Run code that tries to escape and report the result. Exit with 1 if an attempt succeeds."""
+    from actors.cli.sandbox_commands import examine_sandbox, load_config_or_defaults, suppress_logs
+
+    suppress_logs()
+    raise typer.Exit(0 if examine_sandbox(load_config_or_defaults(config, override or []), _make_console()) else 1)
+
+
+def main() -> None:
+    try:
+        app()
+    except (UnusableInput, SandboxFailure) as error:
+        _make_console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(EXIT_UNUSABLE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""`asterism report`: prints a run's summary, curves and utilization."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from analysis.metrics import read_metrics
+from analysis.summary_table import build_summary_table, read_summary
+from analysis.utilization.report import compute_utilization, to_json
+from analysis.utilization.report_tables import build_tables
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+
+
+def report_run(path: Path, *, json: bool, console: Console) -> None:
+    """Writes the JSON and the figures into the run's folder; with `json`, prints only the JSON.
+
+    An unfinished run has no summary and a simulated run no metrics; the report omits them. Raises
+    UnusableInput if the folder does not exist or has no logs.
+    """
+    folder = RunFolder(path)
+    if not path.is_dir():
+        raise UnusableInput(f"{path}: no such folder")
+    if not json:
+        _show_results(folder, console)
+    use = compute_utilization(folder.logs)
+    encoded = to_json(use)
+    folder.utilization.write_bytes(encoded)
+    from analysis.utilization.utilization_figure import draw_utilization  # matplotlib is slow to import
+
+    picture = draw_utilization(use, f"Utilization of {path.resolve().name}", folder.utilization_plot)
+    if json:
+        console.out(encoded.decode(), end="", highlight=False)
+        return
+    for table in build_tables(use):
+        console.print(table)
+    console.print(f"utilization: {folder.utilization}\npicture: {picture}", markup=False, soft_wrap=True)
+
+
+def _show_results(folder: RunFolder, console: Console) -> None:
+    if folder.summary.exists():
+        console.print(build_summary_table(read_summary(folder.path)))
+    if folder.metrics.exists() and read_metrics(folder.path).steps.height:
+        from analysis.curves import draw_curves
+
+        console.print(f"curves: {draw_curves(folder.path)}", markup=False, soft_wrap=True)

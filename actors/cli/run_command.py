@@ -1,0 +1,87 @@
+"""`asterism run`: runs a configuration and prints the summary of the finished run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import uvloop
+from rich.console import Console
+from rich.markup import escape
+
+from actors.cli.join_command import EXIT_INTERRUPTED, join_run
+from actors.launch.claim_run_folder import claimed_run_folder, increment_launch_count
+from actors.launch.display import Display, make_display
+from actors.launch.job_environment import configure_head, configure_worker, read_placement
+from actors.launch.launcher import Launcher, LogWriteFailure, ProcessDied, RunEnding
+from actors.replay.replay import replay_run
+from analysis.summary import summarize
+from analysis.summary_table import build_summary_table
+from bus.addresses import LAUNCHER
+from bus.process.structured_log import configure_logging
+from configs.atomic_write import DiskError, raising_disk_errors, write_atomically
+from configs.load import load_run
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+
+
+def run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwrite: bool, console: Console) -> int:
+    """Returns the exit code: 0 finished, 1 a process died or the disk is full, 130 interrupted.
+
+    Raises UnusableInput.
+    """
+    run, place = load_run(config, overrides), read_placement(os.environ)
+    if place is not None and place.rank > 0:
+        return join_run(configure_worker(run, place), console)
+    run = configure_head(run, place)
+    with claimed_run_folder(run, resume=resume, overwrite=overwrite) as folder:
+        refusal = LogWriteFailure()
+        configure_logging(folder, LAUNCHER, run.log.level, refusal.record)
+        display = make_display(console)
+        began = time.monotonic()
+        display.print_line(f"run {run.name}, seed {run.seed}, in {folder.path}")
+        try:
+            with raising_disk_errors(folder.path):
+                try:
+                    ending = uvloop.run(
+                        Launcher(run, folder, display, increment_launch_count(folder), refusal).launch()
+                    )
+                finally:
+                    display.close()
+                return _finish_run(ending, run, folder, display, console, time.monotonic() - began)
+        except ProcessDied as error:
+            cause = str(error)
+        except DiskError as error:
+            cause = f"{error}\n(free some space, then resume from the last checkpoint with --resume)"
+        console.print(f"[bold red]failed:[/] {escape(cause)}", highlight=False, soft_wrap=True)
+        return 1
+
+
+def _finish_run(
+    ending: RunEnding, run: RunConfig, folder: RunFolder, display: Display, console: Console, wall_s: float
+) -> int:
+    if ending == "interrupted":
+        display.print_line(
+            f"interrupted; `asterism run ... --resume` continues from the last checkpoint in {folder.checkpoints}"
+        )
+        return EXIT_INTERRUPTED
+    identical = None
+    if run.log.events:
+        display.print_line("replaying the event logs")
+        identical = replay_run(run, folder).identical
+    summary = summarize(run, folder, wall_s=wall_s, replay_identical=identical)
+    write_atomically(folder.summary, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+    console.print(build_summary_table(summary))
+    if summary["prompts_skipped"]:
+        display.print_line(
+            f"{summary['prompts_skipped']} prompts longer than dialogue.prompt_tokens were skipped (see logs/head.jsonl)"
+        )
+    if summary["steps"]:
+        from analysis.curves import draw_curves  # matplotlib is slow to import
+
+        display.print_line(f"curves: {draw_curves(folder.path)}")
+    display.print_line(f"summary: {folder.summary}")
+    return 0

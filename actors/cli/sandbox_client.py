@@ -1,0 +1,125 @@
+"""Client of a sandbox that `asterism sandbox serve` runs in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from pathlib import Path
+from types import TracebackType
+
+from bus.addresses import EXECUTOR
+from bus.codec import MalformedFrame
+from bus.lanes import LANES
+from bus.messages import AnswerGraded, AnswerSubmitted, CallFailed, CodeFinished, CodeRequested, SessionEnded
+from bus.transport.zeromq import get_socket_path, open_zmq_bus
+from configs.errors import UnusableInput
+from sandbox.contract import CodeResult, Grade, SandboxFailure
+
+SERVED_ADDRESS = EXECUTOR  # bus address of a served sandbox
+_QUEUE_MESSAGES = 65_536
+_GRADING_CALL = -1
+_POLL_INTERVAL_S = 1.0
+_SERVER_ENDED = "the sandbox server has ended"
+
+
+def is_served(folder: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(get_socket_path(folder, SERVED_ADDRESS)))
+        except OSError:
+            return False
+    return True
+
+
+class SandboxClient:
+    """Sends calls to the sandbox served in `folder`. An asynchronous context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        if not is_served(folder):
+            raise UnusableInput(
+                f"--at {folder}: no sandbox is served there; start one with `asterism sandbox serve --at {folder}`"
+            )
+        self._name = f"client-{os.getpid()}"
+        epoch = time.time_ns()  # an earlier client may have had the same process id and name
+        self._bus = open_zmq_bus(self._name, folder, _QUEUE_MESSAGES, epoch)
+        self._pending: dict[tuple[int, int], asyncio.Future[CodeResult | Grade]] = {}
+        self._folder = folder
+        loop = asyncio.get_running_loop()
+        self._receive_task, self._watch_task = loop.create_task(self._receive()), loop.create_task(self._watch_server())
+
+    async def __aenter__(self) -> SandboxClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        tasks = self._receive_task, self._watch_task
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._bus.close()
+        for lane in LANES:
+            get_socket_path(self._folder, self._name, lane).unlink(missing_ok=True)
+
+    async def run(self, call: CodeRequested) -> CodeResult:
+        """Raises SandboxFailure."""
+        result = await self._request((call.trajectory_id, call.call), call)
+        assert isinstance(result, CodeResult)
+        return result
+
+    async def grade(self, submission: AnswerSubmitted) -> Grade:
+        """Raises SandboxFailure."""
+        grade = await self._request((submission.trajectory_id, _GRADING_CALL), submission)
+        assert isinstance(grade, Grade)
+        return grade
+
+    async def end_notebook(self, trajectory_id: int) -> None:
+        await self._bus.send(SERVED_ADDRESS, SessionEnded(trajectory_id))
+
+    async def _request(self, key: tuple[int, int], message: CodeRequested | AnswerSubmitted) -> CodeResult | Grade:
+        if self._watch_task.done():
+            raise SandboxFailure(_SERVER_ENDED)
+        if key in self._pending:
+            raise ValueError(f"trajectory {key[0]}: the same request is already in flight")
+        answer = self._pending[key] = asyncio.get_running_loop().create_future()
+        try:
+            await self._bus.send(SERVED_ADDRESS, message)
+            return await answer
+        finally:
+            del self._pending[key]
+
+    async def _watch_server(self) -> None:
+        """Waits until the server has ended, then fails all pending requests."""
+        while is_served(self._folder):  # noqa: ASYNC110 - no event announces the server's end
+            await asyncio.sleep(_POLL_INTERVAL_S)
+        for key in list(self._pending):
+            self._resolve(key, SandboxFailure(_SERVER_ENDED))
+
+    async def _receive(self) -> None:
+        """Receives results; drops malformed frames, which a sandbox never sends."""
+        while True:
+            with contextlib.suppress(MalformedFrame):
+                await self._receive_one()
+
+    async def _receive_one(self) -> None:
+        match (await self._bus.receive()).message:
+            case CodeFinished(trajectory_id=trajectory, call=call, outcome=outcome, duration_s=duration_s):
+                self._resolve((trajectory, call), CodeResult(outcome, duration_s))
+            case AnswerGraded(trajectory_id=trajectory, correct=correct, duration_s=duration_s):
+                self._resolve((trajectory, _GRADING_CALL), Grade(correct, duration_s))
+            case CallFailed(trajectory_id=trajectory, call=call, cause=cause):
+                self._resolve((trajectory, call), SandboxFailure(cause))
+            case _:
+                pass  # a message for rollout processes only
+
+    def _resolve(self, key: tuple[int, int], result: CodeResult | Grade | SandboxFailure) -> None:
+        waiting = self._pending.get(key)
+        if waiting is None or waiting.done():
+            return
+        if isinstance(result, SandboxFailure):
+            waiting.set_exception(result)
+        else:
+            waiting.set_result(result)

@@ -1,0 +1,175 @@
+"""`asterism sandbox serve | bench | shell | doctor`: uses the code sandbox without a run."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from itertools import count, product
+from pathlib import Path
+
+import structlog
+import uvloop
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from actors.cli.sandbox_client import SERVED_ADDRESS, SandboxClient, is_served
+from actors.cli.sandbox_shell import run_shell
+from actors.executor import Executor
+from bus.lanes import LANES
+from bus.messages import Shutdown
+from bus.transport.zeromq import get_socket_path, open_zmq_bus
+from configs.errors import UnusableInput
+from configs.load import load_run
+from configs.schema import RunConfig
+from sandbox.checks.escape_test import EscapeFinding, run_escape_attempts
+from sandbox.checks.load_test import (
+    NUMPY,
+    PRINT,
+    SYMPY,
+    LoadFigures,
+    limit_duration,
+    make_program_probes,
+    run_closed_loop,
+)
+from sandbox.contract import Isolation
+from sandbox.fork_server_sandbox import ForkServerSandbox
+from sandbox.isolation import format_isolation
+from sandbox.select_backend import make_sandbox
+
+_BENCHMARK_CALLS = (PRINT, NUMPY, SYMPY)
+_IN_FLIGHT = (1, 16, 256)
+
+
+def suppress_logs() -> None:
+    """Hides the sandbox's log entries below the level "error"."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+
+
+def load_config_or_defaults(config: Path | None, overrides: Sequence[str]) -> RunConfig:
+    """The configuration of a file, or the defaults. Raises ConfigError."""
+    return load_run(config, overrides if config else ["name=sandbox", *overrides])
+
+
+# ---------------------------------------------------------------- serve
+
+
+def serve_sandbox(run: RunConfig, folder: Path, console: Console) -> None:
+    """Serves until ^C or SIGTERM.
+
+    Raises UnusableInput if the path is too long for a socket or a sandbox is already served there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if len(str(folder.resolve())) >= 85:
+        raise UnusableInput(f"--at {folder}: too long for a socket; use a path below 85 characters")
+    if is_served(folder):
+        raise UnusableInput(f"--at {folder}: a sandbox is served there already")
+    uvloop.run(_serve(run, folder, console))
+
+
+async def _serve(run: RunConfig, folder: Path, console: Console) -> None:
+    sandbox = make_sandbox(run.sandbox, run.seed, run.name)
+    bus = open_zmq_bus(SERVED_ADDRESS, folder, run.bus.queue_messages)
+    stopper = open_zmq_bus("stopper", folder, run.bus.queue_messages)
+
+    def stop() -> None:
+        asyncio.get_running_loop().create_task(stopper.send(SERVED_ADDRESS, Shutdown()))
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    console.print(f"serving in {folder}; stop with Ctrl-C", markup=False, soft_wrap=True)
+    try:
+        await Executor(bus, sandbox).run()
+    finally:
+        await bus.close()
+        await stopper.close()
+        for name, lane in product((SERVED_ADDRESS, "stopper"), LANES):
+            get_socket_path(folder, name, lane).unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------- shell, bench
+
+
+@asynccontextmanager
+async def _open_sandbox(run: RunConfig, at: Path | None) -> AsyncGenerator[SandboxClient | ForkServerSandbox]:
+    """Connects to the sandbox served in the folder `at`, or starts one."""
+    if at is not None:
+        async with SandboxClient(at) as client:
+            yield client
+        return
+    sandbox = make_sandbox(run.sandbox, run.seed, run.name)
+    await sandbox.start()
+    try:
+        yield sandbox
+    finally:
+        await sandbox.close()
+
+
+def open_shell(run: RunConfig, at: Path | None, console: Console) -> None:
+    """Raises SandboxFailure if no sandbox is available."""
+
+    async def open_and_run() -> None:
+        async with _open_sandbox(run, at) as sandbox:
+            await run_shell(sandbox, console)
+
+    uvloop.run(open_and_run())
+
+
+def run_benchmark(run: RunConfig, at: Path | None, seconds: float, console: Console) -> dict[str, float]:
+    """Runs load for about `seconds`; other work on this machine lowers the figures."""
+    return uvloop.run(_run_benchmark(run, at, seconds / (len(_BENCHMARK_CALLS) * len(_IN_FLIGHT)), console))
+
+
+async def _run_benchmark(
+    run: RunConfig, at: Path | None, seconds_per_case: float, console: Console
+) -> dict[str, float]:
+    table = Table("call", "in flight", "calls/s", "p50, ms", "p99, ms", "failed", box=None)
+    figures: dict[str, float] = {}
+    async with _open_sandbox(run, at) as sandbox:
+        for kind in _BENCHMARK_CALLS:
+            # Warm-up: fork servers start with the first call.
+            await run_closed_loop(sandbox, make_program_probes(kind, range(8)), 8)
+            for in_flight in _IN_FLIGHT:
+                tally = await run_closed_loop(
+                    sandbox, limit_duration(make_program_probes(kind, count()), seconds_per_case), in_flight
+                )
+                seen = tally.compute_figures()
+                table.add_row(kind, str(in_flight), *_format_cells(seen))
+                name = f"{kind}_{in_flight}"
+                figures |= {f"{name}_per_s": seen.per_s, f"{name}_p50_ms": seen.p50_ms, f"{name}_p99_ms": seen.p99_ms}
+    console.print(table)
+    return {name: round(value, 3) for name, value in figures.items()}
+
+
+def _format_cells(figures: LoadFigures) -> tuple[str, str, str, str]:
+    failed = ", ".join(f"{cause}: {number}" for cause, number in figures.failures.items())
+    return f"{figures.per_s:.0f}", f"{figures.p50_ms:.1f}", f"{figures.p99_ms:.1f}", failed or "0"
+
+
+# ---------------------------------------------------------------- doctor
+
+
+def examine_sandbox(run: RunConfig, console: Console) -> bool:
+    """Whether the sandbox contained every escape attempt. Raises SandboxFailure."""
+    isolation, findings = uvloop.run(_examine(run))
+    console.print(f"backend: {format_isolation(isolation)}", highlight=False, soft_wrap=True)
+    for sentence in isolation.missing:
+        console.print(f"[yellow]missing[/] {escape(sentence)}", highlight=False, soft_wrap=True)
+    table = Table("", "attempt", "result", box=None)
+    for finding in findings:
+        table.add_row(
+            "[green]contained[/]" if finding.contained else "[bold red]ESCAPED[/]", finding.name, escape(finding.detail)
+        )
+    console.print(table)
+    return all(finding.contained for finding in findings)
+
+
+async def _examine(run: RunConfig) -> tuple[Isolation, list[EscapeFinding]]:
+    sandbox = make_sandbox(run.sandbox, run.seed, run.name)
+    isolation = await sandbox.start()
+    try:
+        return isolation, await run_escape_attempts(sandbox)
+    finally:
+        await sandbox.close()

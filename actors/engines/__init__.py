@@ -1,0 +1,1 @@
+"""Builds the inference engine of a generator from the run's configuration."""

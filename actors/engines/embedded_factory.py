@@ -1,0 +1,31 @@
+"""Builds the embedded engine from the run's configuration. Imports torch, so only generators
+import this module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from configs.schema import RunConfig
+from engine.contract import Capacity
+from engine.inference.embedded import EmbeddedEngine, select_device
+
+
+def build_embedded_engine(
+    run: RunConfig, checkpoint: Path, *, kv_tokens: int, index: int = 0, version: int = 0
+) -> EmbeddedEngine:
+    """`index`: the engine's index on its machine. `version`: of the checkpoint's weights."""
+    engine = run.engine
+    return EmbeddedEngine(
+        checkpoint,
+        Capacity(kv_tokens, engine.page_tokens, run.dialogue.sequence_tokens),
+        threads=engine.threads,
+        prefill_tokens=engine.prefill_tokens,
+        max_running=engine.max_running,
+        dtype=getattr(torch, engine.dtype),
+        device=select_device(engine.device, index),
+        cuda_graphs=engine.cuda_graphs,
+        version=version,
+        strict=run.determinism == "strict",
+    )

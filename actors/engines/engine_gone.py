@@ -1,0 +1,55 @@
+"""Ends a generator immediately, without further messages, when its engine is lost for good.
+
+The launcher then reports that the engine has left, and each of its turns is requested again once.
+Failures reported by the generator would count in addition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from engine.contract import EngineFailure
+
+
+class EngineGoneSignal:
+    """Cancels the task that creates it."""
+
+    def __init__(self) -> None:
+        self._task = asyncio.current_task()
+        self._cause: str | None = None
+
+    def cancel_task(self, cause: str) -> None:
+        """The task runs only its cleanup from now on."""
+        assert self._task is not None, "EngineGoneSignal must be created in a task"
+        if self._cause is None:
+            self._cause = cause
+            self._task.cancel()
+
+    @contextmanager
+    def raising_engine_failure(self) -> Generator[None]:
+        """Turns a cancellation by `cancel_task`, or an ExceptionGroup of only EngineFailures, into
+        one EngineFailure."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._cause is None or self._task is None or self._task.uncancel():
+                raise
+            raise EngineFailure(self._cause) from None
+        except ExceptionGroup as group:
+            if self._cause is not None:
+                raise EngineFailure(self._cause) from group
+            failures, others = group.split(EngineFailure)
+            if failures is None or others is not None:
+                raise
+            raise EngineFailure("; ".join(_collect_messages(failures))) from group
+
+
+def _collect_messages(group: ExceptionGroup[EngineFailure]) -> list[str]:
+    """The distinct messages, in order."""
+    messages: dict[str, None] = {}
+    for error in group.exceptions:
+        for message in _collect_messages(error) if isinstance(error, ExceptionGroup) else [str(error)]:
+            messages[message] = None
+    return list(messages)

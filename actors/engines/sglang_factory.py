@@ -1,0 +1,92 @@
+"""Builds the SGLang engine from the run's configuration: its server and weight transport. Imports
+torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import assert_never
+
+import torch
+
+from bus.addresses import parse_generator_index
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from configs.sglang_options import SGLangConfig
+from engine.sglang.client import SGLangClient
+from engine.sglang.server.compatibility import ServerRequirements
+from engine.sglang.server.external_server import ExternalServer
+from engine.sglang.server.managed_server import SGLangServer
+from engine.sglang.sglang_engine import LONG_STREAM_INTERVAL, SHORT_STREAM_INTERVAL, ServerHandle, SGLangEngine
+from engine.sglang.weights import WeightTransport
+from engine.sglang.weights.buckets import PublishedLayout
+from engine.sglang.weights.checksums import ChecksumRegistry
+from engine.sglang.weights.from_disk import DiskTransport
+from engine.sglang.weights.from_distributed import ProcessGroupTransport
+from engine.sglang.weights.from_tensor import TensorTransport
+
+MAX_PENDING = 65_536  # turns; the arbiter's leases keep them below this bound
+
+
+def build_sglang_engine(
+    run: RunConfig,
+    checkpoint: Path,
+    folder: RunFolder,
+    process: str,
+    *,
+    version: int,
+    on_engine_lost: Callable[[str], object],
+    incarnation: int = 1,
+) -> SGLangEngine:
+    """The engine of the generator `process`; the server of `generator-N` is named `sglang-N`.
+
+    `version`: of the checkpoint's weights. `incarnation`: counts the generator's starts.
+    """
+    name, index = process.replace("generator", "sglang", 1), parse_generator_index(process)
+    layout = PublishedLayout(checkpoint, getattr(torch, run.engine.dtype))
+    checksums = ChecksumRegistry(folder.shared_memory / "checksums", name)
+    return SGLangEngine(
+        _build_server(run, checkpoint, folder, name, index, version, incarnation),
+        _build_transport(run.sglang, layout, checksums, folder.shared_memory / name),
+        model=checkpoint,
+        sequence_tokens=run.dialogue.sequence_tokens,
+        version=version,
+        max_pending=MAX_PENDING,
+        stream_interval=SHORT_STREAM_INTERVAL if _may_interrupt_generation(run) else LONG_STREAM_INTERVAL,
+        connect=partial(SGLangClient, request_timeout_s=run.sglang.request_timeout_s),
+        on_engine_lost=on_engine_lost,
+    )
+
+
+def _may_interrupt_generation(run: RunConfig) -> bool:
+    """Whether new weights or the end of a step can interrupt turns, which then keep their
+    tokens."""
+    return run.rl.max_staleness > 0 or run.rl.group_oversampling > 1
+
+
+def _build_server(
+    run: RunConfig, checkpoint: Path, folder: RunFolder, name: str, index: int, version: int, incarnation: int
+) -> ServerHandle:
+    requirements = ServerRequirements(run.engine, run.sglang, checkpoint, run.dialogue.sequence_tokens)
+    if run.sglang.external_urls:
+        return ExternalServer(requirements, index=index, is_restart=incarnation > 1)
+    log, scratch = folder.logs / f"{name}.log", folder.sockets / name
+    return SGLangServer(requirements, log=log, scratch=scratch, index=index, version=version)
+
+
+def _build_transport(
+    sglang: SGLangConfig, layout: PublishedLayout, checksums: ChecksumRegistry, scratch: Path
+) -> WeightTransport:
+    """`scratch`: a folder in memory, used only by this engine."""
+    match sglang.weights:
+        case "disk":
+            return DiskTransport(layout, checksums, scratch)
+        case "tensor":
+            return TensorTransport(layout, checksums, sglang.bucket_mib << 20)
+        case "group":
+            return ProcessGroupTransport(
+                layout, checksums, sglang.bucket_mib << 20, sglang.group_backend, timeout_s=sglang.request_timeout_s
+            )
+        case _:
+            assert_never(sglang.weights)

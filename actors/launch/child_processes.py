@@ -1,0 +1,150 @@
+"""The processes that a launcher starts, monitors and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from bus.bus import Bus
+from bus.messages import Shutdown
+from bus.process.exit_reason import exit_reason_path
+from bus.process.parent_death import PARENT_PID_VARIABLE
+from configs.run_folder import RunFolder
+
+
+class ProcessDied(Exception):
+    """A child ended before the run did. `str(error)` has its name and its last output."""
+
+
+class ChildProcess(NamedTuple):
+    name: str
+    process: asyncio.subprocess.Process
+    output_path: Path  # stdout and stderr
+    exit_reason_path: Path | None = None  # on a tmpfs (bus.process.exit_reason)
+
+
+class ChildProcesses:
+    """Each child runs in a separate session, so that a terminal's ^C reaches only the launcher, and dies with it."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._children: dict[str, ChildProcess] = {}
+        self._logger = structlog.get_logger()
+
+    async def spawn(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> ChildProcess:
+        """If cancelled, the child is started nevertheless, so that it can be stopped with the others."""
+        starting = asyncio.ensure_future(self._start(name, argv, environment))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await starting
+            raise
+
+    async def _start(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> ChildProcess:
+        output, reason_path = self._folder.logs / f"{name}.out", exit_reason_path(self._folder, name)
+        reason_path.unlink(missing_ok=True)
+        with output.open("ab") as stream:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "bus.process.parent_death", *argv),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                env={**os.environ, **environment, PARENT_PID_VARIABLE: str(os.getpid())},
+                start_new_session=True,
+            )
+        self._children[name] = child = ChildProcess(name, process, output, reason_path)
+        self._logger.info("process.started", name=name, pid=process.pid)
+        return child
+
+    def get_process(self, name: str) -> asyncio.subprocess.Process:
+        return self._children[name].process
+
+    def remove(self, name: str) -> None:
+        """Forget a child that has ended as expected."""
+        del self._children[name]
+
+    async def wait_for_exit(self, name: str, timeout_s: float) -> bool:
+        """Whether the child ends within `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._children[name].process.wait(), timeout_s)
+        return self._children[name].process.returncode is not None
+
+    async def kill(self, name: str) -> None:
+        """Kill the child and its process group."""
+        process = self._children[name].process
+        if process.returncode is None:
+            self._logger.warning("process.killed", name=name, pid=process.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+    async def shut_down(self, bus: Bus, name: str, timeout_s: float) -> None:
+        """Send Shutdown, and kill the child if it does not end within `timeout_s`."""
+        with contextlib.suppress(asyncio.TimeoutError):  # if its queue is full, it is killed below
+            await asyncio.wait_for(bus.send(name, Shutdown()), timeout=0.5)
+        await self.kill_after(name, timeout_s)
+
+    async def terminate(self, name: str, timeout_s: float) -> None:
+        """Send SIGTERM to a child that is not on the bus, and kill it if it does not end within `timeout_s`."""
+        with contextlib.suppress(ProcessLookupError):
+            self._children[name].process.terminate()
+        await self.kill_after(name, timeout_s)
+
+    async def kill_after(self, name: str, timeout_s: float) -> None:
+        """Kill the child if it does not end within `timeout_s`."""
+        if not await self.wait_for_exit(name, timeout_s):
+            await self.kill(name)
+
+    def list_failed(self) -> list[ChildProcess]:
+        return [child for child in self._children.values() if child.process.returncode]
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._children)
+
+
+def read_exit_reason(child: ChildProcess, max_lines: int = 12) -> str:
+    """The end of the child's output, or its exit reason file if a full disk lost the output."""
+    text = child.output_path.read_text(errors="replace").rstrip() if child.output_path.exists() else ""
+    printed = "\n".join(text.splitlines()[-max_lines:])
+    reason = read_exit_reason_file(child)
+    return printed if reason in printed else reason
+
+
+def read_exit_reason_file(child: ChildProcess) -> str:
+    """The reason that the child wrote to its file on a tmpfs, which a full disk does not affect; empty if none."""
+    return (
+        child.exit_reason_path.read_text().rstrip()
+        if child.exit_reason_path is not None and child.exit_reason_path.exists()
+        else ""
+    )
+
+
+def describe_exit(child: ChildProcess) -> str:
+    return f"{child.name} ended with exit code {child.process.returncode}"
+
+
+def build_process_died_error(child: ChildProcess, how: str = "") -> ProcessDied:
+    """The error for a child that ended unexpectedly."""
+    return ProcessDied(
+        f"{child.name} ended {how}with exit code {child.process.returncode}:\n{read_exit_reason(child)}\n"
+        f"({child.output_path}; --resume continues from the last checkpoint)"
+    )
+
+
+def build_thread_environment(count: int) -> Mapping[str, str]:
+    """Waiting threads sleep instead of spinning, since there are more processes than cores."""
+    return {
+        "OMP_NUM_THREADS": str(count),
+        "OPENBLAS_NUM_THREADS": str(count),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONUNBUFFERED": "1",
+    }

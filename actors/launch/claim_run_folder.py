@@ -1,0 +1,144 @@
+"""Claims a run's folder for one launch: a new one, one to resume, or one to overwrite."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from actors.launch.host_address import check_port_free
+from bus.transport.curve_auth import load_key
+from configs.errors import UnusableInput
+from configs.load import list_resume_conflicts, load_resolved, write_resolved
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+
+MIN_FREE_MIB = 64
+
+
+class RunFolderError(UnusableInput):
+    """The run cannot use its folder. `str(error)` has the reason and the flag that helps."""
+
+
+@contextmanager
+def claimed_run_folder(run: RunConfig, *, resume: bool, overwrite: bool) -> Generator[RunFolder]:
+    """The run's folder with its resolved configuration, locked for this process.
+
+    Raises RunFolderError, and UnusableInput for an unusable cluster key or address.
+    """
+    if resume and overwrite:
+        raise RunFolderError("--resume continues a run and --overwrite deletes it; use only one of them")
+    folder = RunFolder(Path(run.runs_folder) / run.name)
+    with ExitStack() as exit_stack:
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            lock = exit_stack.enter_context(folder.lock.open("a+"))
+            _acquire_lock(lock.fileno(), folder)
+            _check_cluster(run)
+            _prepare_folder(run, folder, resume=resume, overwrite=overwrite)
+            _check_disk_space(folder)
+            write_resolved(run, folder.config)
+            for scratch in (folder.sockets, folder.shared_memory):
+                shutil.rmtree(scratch, ignore_errors=True)
+                scratch.mkdir(mode=0o700)
+                exit_stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        except OSError as error:
+            raise RunFolderError(f"{error.filename or folder.path}: {error.strerror}") from error
+        yield folder
+
+
+def increment_launch_count(folder: RunFolder) -> int:
+    """The number of this launch in the folder, from 1."""
+    return increment_counter(folder.launch_counter)
+
+
+def _acquire_lock(lock_fd: int, folder: RunFolder) -> None:
+    """The kernel releases the lock when this process ends, also after a kill."""
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = folder.lock.read_text().strip()
+        raise RunFolderError(
+            f"{folder.path}: a run is using this folder (process {holder}); choose another with --set name=..."
+        ) from None
+    os.ftruncate(lock_fd, 0)
+    os.write(lock_fd, f"{os.getpid()}\n".encode())
+
+
+def _check_cluster(run: RunConfig) -> None:
+    """Check key and port before anything is deleted or written. Raises UnusableInput."""
+    if run.cluster.key:
+        load_key(Path(run.cluster.key))
+        if run.cluster.host:
+            check_port_free(
+                run.cluster.host, run.cluster.port, "set another address with cluster.host and cluster.port"
+            )
+
+
+def _prepare_folder(run: RunConfig, folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
+    if not folder.config.exists():
+        if resume:
+            raise RunFolderError(f"{folder.path}: there is no run to resume")
+        if foreign := sorted(path.name for path in folder.path.iterdir() if path != folder.lock):
+            raise RunFolderError(
+                f"{folder.path}: not a run folder, since it contains {foreign[0]}; choose another with --set name=..."
+            )
+        return
+    if overwrite:
+        # The configuration is deleted last: it marks the folder as a run's.
+        for path in sorted(folder.path.iterdir(), key=lambda path: path == folder.config):
+            if path != folder.lock:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return
+    changed = list_resume_conflicts(load_resolved(folder.config), run)
+    if changed:
+        listed = "\n  ".join(changed)
+        raise RunFolderError(
+            f"{folder.path}: this run exists with another configuration:\n  {listed}\n"
+            "To --resume it, restore these keys; --overwrite deletes it and starts a new run"
+        )
+    if not resume:
+        state = "is finished" if folder.summary.exists() else "was not finished"
+        raise RunFolderError(
+            f"{folder.path}: this run exists and {state}; --resume continues it, --overwrite deletes it"
+        )
+
+
+def _check_disk_space(folder: RunFolder) -> None:
+    free_mib = shutil.disk_usage(folder.path).free >> 20
+    if free_mib < MIN_FREE_MIB:
+        raise RunFolderError(f"{folder.path}: {free_mib} MiB free on this disk; a run needs at least {MIN_FREE_MIB}")
+
+
+def increment_counter(path: Path) -> int:
+    """The new count, from 1. The write is atomic, also across a power failure.
+
+    Raises UnusableInput if the file holds no number, and OSError.
+    """
+    number = _read_counter(path) + 1
+    new = path.with_name(f"{path.name}.new")
+    with new.open("w") as file:
+        file.write(f"{number}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return number
+
+
+def _read_counter(path: Path) -> int:
+    if not path.exists():
+        return 0
+    text = path.read_bytes().strip()
+    if not text.isdigit():
+        raise UnusableInput(
+            f"{path}: not a number: {text[:40]!r}; replace it with a number higher than any earlier one"
+        )
+    return int(text)

@@ -1,0 +1,96 @@
+"""Builds the command lines of a node's processes."""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+from bus.transport.address_book import TcpAddress
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+
+WEIGHT_SERVER_PORT_OFFSET = 88  # from a node's first port; processes on the bus use the ports below
+RENDEZVOUS_PORT_OFFSET, NUM_RENDEZVOUS_PORTS = 90, 10
+_INCARNATIONS_PER_LAUNCH = 1 << 20  # bound for one process
+
+
+def compute_link_epoch(launch: int, incarnation: int = 0) -> int:
+    """The epoch of a process's links: a later incarnation has a higher epoch."""
+    return launch * _INCARNATIONS_PER_LAUNCH + incarnation
+
+
+class Rendezvous(NamedTuple):
+    """Where the ranks of one learner incarnation meet, if they run on several nodes."""
+
+    address: TcpAddress
+    node_rank: int
+    num_nodes: int
+
+
+class CommandLines:
+    def __init__(self, run: RunConfig, folder: RunFolder, launch: int) -> None:
+        """`launch` counts the launches of the run, from 1."""
+        self._run = run
+        self._folder = folder
+        self._launch = launch
+
+    def build_prepare_argv(self) -> list[str]:
+        return self._build_argv("tasks.tiny.prepare")
+
+    def build_worker_argv(self, name: str, incarnation: int) -> list[str]:
+        return self._build_argv(
+            "actors.process",
+            name,
+            *self._build_incarnation_flags(incarnation, compute_link_epoch(self._launch, incarnation)),
+        )
+
+    def build_decider_argv(self, name: str, step: int, incarnation: int) -> list[str]:
+        """All incarnations share the launch's epoch, since a decider resumes where the killed one stopped."""
+        flags = self._build_incarnation_flags(incarnation, compute_link_epoch(self._launch))
+        return self._build_argv("actors.process", name, "--step", str(step), *flags)
+
+    def build_weight_server_argv(self, incarnation: int) -> list[str]:
+        cluster = self._run.cluster
+        port = str(cluster.port + WEIGHT_SERVER_PORT_OFFSET)
+        flags = ("--host", cluster.host, "--port", port, "--key", cluster.key, "--incarnation", str(incarnation))
+        return self._build_argv("engine.weight_transfer.weight_server", *flags)
+
+    def build_learner_argv(self, step: int, incarnation: int, rendezvous: Rendezvous | None = None) -> list[str]:
+        """The first incarnation resumes from the launch's step, a later one from the newest checkpoint."""
+        first = ("--resume-step", str(step)) if incarnation == 1 else ()
+        return self._build_argv(
+            *(
+                "torch.distributed.run",
+                "--nproc-per-node",
+                str(self._run.learner.ranks),
+                *_build_rendezvous_flags(rendezvous),
+            ),
+            # Without --log-dir torchrun leaves a folder in the system's temporary folder.
+            *("--log-dir", str(self._folder.sockets / "torchrun")),
+            # Each rank dies with torchrun's agent.
+            *("--no-python", sys.executable, "-m", "bus.process.parent_death"),
+            *(
+                sys.executable,
+                "-m",
+                "engine.learner",
+                *first,
+                *self._build_incarnation_flags(incarnation, compute_link_epoch(self._launch, incarnation)),
+            ),
+        )
+
+    def _build_incarnation_flags(self, incarnation: int, epoch: int) -> tuple[str, ...]:
+        return "--incarnation", str(incarnation), "--epoch", str(epoch)
+
+    def _build_argv(self, module: str, *arguments: str) -> list[str]:
+        folder = ("--run-folder", str(self._folder.path))
+        scratch = ("--scratch", self._folder.scratch) if self._folder.scratch else ()
+        return [sys.executable, "-m", module, *arguments, *folder, *scratch]
+
+
+def _build_rendezvous_flags(rendezvous: Rendezvous | None) -> tuple[str, ...]:
+    if rendezvous is None:  # without --local-addr torchrun uses the host's name, which may not resolve to this host
+        return "--standalone", "--local-addr", "127.0.0.1"
+    return (
+        *("--nnodes", str(rendezvous.num_nodes), "--node-rank", str(rendezvous.node_rank)),
+        *("--master-addr", rendezvous.address.host, "--master-port", str(rendezvous.address.port)),
+    )

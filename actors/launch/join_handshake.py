@@ -1,0 +1,131 @@
+"""The handshake by which a node joins a run: the address book it starts with, its request, and the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import NamedTuple
+
+from actors.launch.membership import build_address_book
+from bus.addresses import LAUNCHER
+from bus.bus import Bus
+from bus.messages import JoinAccepted, JoinRequested, Listener, MembershipChanged
+from bus.transport.address_book import TcpAddress, write_address_book, write_key_location
+from configs.errors import UnusableInput
+from configs.load import load_resolved
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+
+PrintLine = Callable[[str], None]
+
+_WAIT_NOTICE_INTERVAL_S = 10.0  # between two lines that report the missing answer
+
+
+class JoinOptions(NamedTuple):
+    """The node, and the run that it joins."""
+
+    head_address: TcpAddress  # where the run's launcher listens
+    own_address: TcpAddress
+    key_file: Path
+    num_generators: int = -1  # -1: as many as in the run's configuration
+    num_executors: int = -1
+    run_folder: Path | None = None  # the run's folder on this node, if its path differs from node 0's
+    join_timeout_s: float = 300.0  # for the answer to the join request
+
+    @property
+    def own_folder(self) -> RunFolder:
+        """Sockets and memory of this node, separate from those of other nodes of the same machine."""
+        return RunFolder(
+            Path(), f"{self.own_address.format_endpoint('control')} of {self.head_address.format_endpoint('control')}"
+        )
+
+
+class NodeAddressBook:
+    """The addresses of all processes, as node 0 sent them to this node."""
+
+    def __init__(self, options: JoinOptions, name: str) -> None:
+        self._sockets = options.own_folder.sockets
+        self._listeners = [
+            Listener(LAUNCHER, 0, options.head_address.host, options.head_address.port),
+            Listener(name, -1, options.own_address.host, options.own_address.port),
+        ]
+        self._departed: list[str] = []
+        self._node_number = -1
+        self._launch = 0
+        self._write_address_book()
+        write_key_location(self._sockets, options.key_file)
+
+    def on_join_accepted(self, accepted: JoinAccepted) -> None:
+        self._node_number, self._launch = accepted.node_number, accepted.launch
+        self._listeners = list(accepted.listeners)
+        self._write_address_book()
+
+    def on_membership_changed(self, change: MembershipChanged) -> None:
+        self._listeners = [each for each in (*self._listeners, *change.joined) if each.process not in change.departed]
+        self._departed += change.departed
+        self._write_address_book()
+
+    def _write_address_book(self) -> None:
+        write_address_book(
+            self._sockets, build_address_book(self._node_number, self._listeners, self._departed, self._launch)
+        )
+
+
+@contextlib.contextmanager
+def scratch_folders(folder: RunFolder) -> Generator[None]:
+    """Empty folders for sockets and shared memory, removed at the end."""
+    both = (folder.sockets, folder.shared_memory)
+    for path in both:
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(mode=0o700)
+    try:
+        yield
+    finally:
+        for path in both:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+async def request_join(
+    name: str, bus: Bus, options: JoinOptions, print_line: PrintLine, interrupted: asyncio.Event
+) -> JoinAccepted | None:
+    """None if the wait was interrupted or timed out."""
+    own = options.own_address
+    await bus.send(LAUNCHER, JoinRequested(name, own.host, own.port, options.num_generators, options.num_executors))
+    at, reply = options.head_address.format_endpoint("control"), asyncio.ensure_future(bus.receive())
+    stop = asyncio.ensure_future(interrupted.wait())
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + options.join_timeout_s
+    try:
+        while not (reply.done() or stop.done()) and loop.time() < deadline:
+            await asyncio.wait(
+                (reply, stop),
+                timeout=min(_WAIT_NOTICE_INTERVAL_S, deadline - loop.time()),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not (reply.done() or stop.done()):
+                print_line(
+                    f"no answer yet from {at}: no launcher listens there, or it has another key than {options.key_file}"
+                )
+        if not reply.done():
+            return None
+        message = reply.result().message
+        assert isinstance(message, JoinAccepted), f"{type(message).__name__} arrived before JoinAccepted"
+        return message
+    finally:
+        reply.cancel()
+        stop.cancel()
+
+
+def open_run_folder(accepted: JoinAccepted, options: JoinOptions) -> tuple[RunConfig, RunFolder]:
+    """The run's folder as this node sees it. Raises UnusableInput if it belongs to another run."""
+    folder = RunFolder(options.run_folder or Path(accepted.run_folder), options.own_folder.scratch)
+    launch = folder.launch_counter.read_text().strip() if folder.launch_counter.exists() else ""
+    if launch != str(accepted.launch):
+        raise UnusableInput(
+            f"{folder.path}: not the folder of the run at {options.head_address.format_endpoint('control')}. "
+            "All nodes need the run's folder on a shared file system; set its path on this node with --run-folder"
+        )
+    return load_resolved(folder.config), folder

@@ -1,0 +1,318 @@
+"""The launcher: starts a run's processes, supervises them, shows progress, and stops them in order.
+
+Consumes heartbeats (bus.process.heartbeat), Progress, RunFinished, and messages about executors; waits for the end of the
+run, a process that cannot be kept alive (actors.launch.supervisor), or SIGINT. No process outlives it: children die with
+it, even after `kill -9`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal, NoReturn
+
+import structlog
+from msgspec.structs import replace
+
+from actors.launch.child_processes import (
+    ChildProcess,
+    ChildProcesses,
+    ProcessDied,
+    build_thread_environment,
+    describe_exit,
+    read_exit_reason,
+)
+from actors.launch.command_lines import CommandLines, Rendezvous, compute_link_epoch
+from actors.launch.display import Display
+from actors.launch.executor_registry import ExecutorRegistry
+from actors.launch.host_address import build_rendezvous_environment
+from actors.launch.membership import ClusterMembership, assign_head_ports, build_address_book
+from actors.launch.stall_watchdog import StallWatchdog
+from actors.launch.supervisor import Program, Supervisor, is_unusable_exit
+from actors.metrics_file import MetricsFile
+from actors.runtime.resume_point import find_resume_step
+from actors.runtime.wiring import get_stop_timeout_s, list_executors, list_generators, send_engine_left
+from bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT, WEIGHT_SERVER, parse_process
+from bus.bus import Bus
+from bus.messages import (
+    CallsRescheduled,
+    ClusterMessage,
+    EngineLeft,
+    ExecutorHealthy,
+    ExecutorJoined,
+    LedgerReported,
+    Listener,
+    Progress,
+    RunFinished,
+)
+from bus.process.heartbeat import receiving_heartbeats
+from bus.transport.address_book import load_network, write_address_book, write_key_location
+from bus.transport.zeromq import open_zmq_bus
+from configs.atomic_write import DiskError
+from configs.errors import EXIT_UNUSABLE
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from engine.learner.batch_journal import BatchJournal
+from engine.learner.checkpoints import delete_checkpoints_after
+
+RunEnding = Literal["finished", "interrupted"]
+
+HEAD_STOP_TIMEOUT_S = 1.2
+NODE_STOP_MARGIN_S = 2.0  # after the slowest of their processes
+
+
+def roll_back_to(folder: RunFolder, step: int) -> None:
+    """Delete the results of earlier launches after `step`. Runs before any process is started."""
+    delete_checkpoints_after(folder.checkpoints, step)
+    BatchJournal(folder.batches).clear()
+    MetricsFile(folder.metrics).truncate_after(step)
+
+
+class Launcher:
+    def __init__(
+        self, run: RunConfig, folder: RunFolder, display: Display, launch: int, log_failure: LogWriteFailure
+    ) -> None:
+        """`launch` counts the launches in this folder. `log_failure` records write errors of this process's log."""
+        self._log_failure = log_failure
+        self._run = run
+        self._folder = folder
+        self._display = display
+        self._launch = launch
+        self._command_lines = CommandLines(run, folder, launch)
+        self._children = ChildProcesses(folder)
+        self._cluster: ClusterMembership | None = None
+        self._rendezvous: Rendezvous | None = None  # of the learner's ranks, if on several nodes
+        self._logger = structlog.get_logger()
+
+    async def launch(self) -> RunEnding:
+        """Raises ProcessDied and DiskError."""
+        interrupted = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, interrupted.set)
+        listeners = self._open_cluster()
+        network = load_network(self._folder.sockets)
+        bus = open_zmq_bus(
+            LAUNCHER, self._folder.sockets, self._run.bus.queue_messages, compute_link_epoch(self._launch), network
+        )
+        executor_registry = ExecutorRegistry(
+            list_executors(self._run), (ROLLOUT,), bus, self._command_lines.build_worker_argv
+        )
+        if listeners:
+            self._cluster = self._build_membership(bus, listeners, executor_registry)
+        supervisor: Supervisor | None = None
+        ending: RunEnding = "interrupted"
+        try:
+            if self._run.tiny is not None and not self._folder.checkpoints.joinpath("init").exists():  # written last
+                await self._prepare(interrupted)
+            if not interrupted.is_set():
+                supervisor = self._start(bus, executor_registry)
+                with receiving_heartbeats(self._folder.sockets, supervisor.on_heartbeat):
+                    ending = await self._wait_for_ending(bus, supervisor, executor_registry, interrupted)
+        finally:
+            if supervisor is not None:
+                await supervisor.stop()
+            await self._stop(bus)
+            await bus.close()
+        if ending == "finished":
+            self._check_logs_complete()
+        return ending
+
+    def _build_membership(
+        self, bus: Bus, listeners: Sequence[Listener], registry: ExecutorRegistry
+    ) -> ClusterMembership:
+        kill, display = self._kill_learner, self._display
+        return ClusterMembership(self._run, self._folder, self._launch, bus, listeners, registry, kill, display)
+
+    def _open_cluster(self) -> Sequence[Listener]:
+        """The addresses of this node's processes, if other nodes can join. Raises UnusableInput."""
+        cluster = self._run.cluster
+        if not cluster.key:
+            return ()
+        processes = (HEAD, ROLLOUT, *list_generators(self._run), *list_executors(self._run), LEARNER)
+        listeners = assign_head_ports(self._run, processes)
+        write_address_book(self._folder.sockets, build_address_book(0, listeners, (), self._launch))
+        write_key_location(self._folder.sockets, Path(cluster.key))
+        self._display.print_line(
+            f"other nodes can join: asterism join tcp://{cluster.host}:{cluster.port} --key {cluster.key}"
+        )
+        return listeners
+
+    # ---------------------------------------------------------------- starting
+
+    async def _prepare(self, interrupted: asyncio.Event) -> None:
+        """Make the data, tokenizer and model of the tiny task."""
+        began = time.monotonic()
+        self._display.print_line("making the tiny task: questions, cold-start dialogues, tokenizer, model")
+        child = await self._children.spawn(
+            "prepare", self._command_lines.build_prepare_argv(), build_thread_environment(1)
+        )
+        exit_, stop = asyncio.ensure_future(child.process.wait()), asyncio.ensure_future(interrupted.wait())
+        await asyncio.wait((exit_, stop), return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if not exit_.done():
+            exit_.cancel()
+            return
+        if child.process.returncode != 0:
+            raise ProcessDied(f"preparing failed:\n{read_exit_reason(child)}")
+        self._children.remove(child.name)
+        self._logger.info("task.prepared", prepare_s=time.monotonic() - began)
+
+    def _start(self, bus: Bus, executor_registry: ExecutorRegistry) -> Supervisor:
+        """Start in dependency order; messages to processes that are not up yet are queued."""
+        step = find_resume_step(self._folder)
+        if step is not None:
+            self._display.print_line(f"resuming after step {step}")
+        step = step or 0
+        roll_back_to(self._folder, step)
+        supervisor = Supervisor(
+            self._build_programs(step, bus, executor_registry), self._children, self._run.supervision
+        )
+        self._logger.info("run.started", step=step, seed=self._run.seed, launch=self._launch)
+        supervisor.start()
+        return supervisor
+
+    def _build_programs(self, step: int, bus: Bus, executor_registry: ExecutorRegistry) -> Mapping[str, Program]:
+        run, commands = self._run, self._command_lines
+        deciding = {
+            name: Program(partial(commands.build_decider_argv, name, step), is_fatal_exit=self._is_fatal_decider_exit)
+            for name in (HEAD, ROLLOUT)
+        }
+        generating = {
+            name: Program(
+                partial(commands.build_worker_argv, name),
+                run.engine.threads,
+                on_exit=partial(self._on_engine_exit, bus),
+                startup_allowance_s=run.engine_startup_allowance_s,
+            )
+            for name in list_generators(run)
+        }
+        learner = Program(
+            lambda incarnation: commands.build_learner_argv(step, incarnation, self._rendezvous), run.learner.threads
+        )
+        if self._cluster is None:
+            return {**executor_registry.build_programs(), **deciding, **generating, LEARNER: learner}
+        meeting = build_rendezvous_environment(run.cluster.host) if run.cluster.learner_nodes > 1 else {}
+        learner = replace(learner, wait_before_start=partial(self._wait_for_learner_nodes, step), environment=meeting)
+        weights = Program(commands.build_weight_server_argv)
+        return {
+            **executor_registry.build_programs(),
+            WEIGHT_SERVER: weights,
+            **deciding,
+            **generating,
+            LEARNER: learner,
+        }
+
+    async def _wait_for_learner_nodes(self, step: int, incarnation: int) -> None:
+        assert self._cluster is not None
+        self._rendezvous = await self._cluster.wait_for_learner_nodes(step, incarnation)
+
+    async def _kill_learner(self) -> None:
+        """Its next incarnation starts ranks on the nodes that are present then."""
+        if LEARNER in self._children.names:
+            await self._children.kill(LEARNER)
+
+    def _is_fatal_decider_exit(self, incarnation: int, child: ChildProcess) -> bool:
+        """Without a log a decider cannot recover."""
+        return not self._run.log.events or is_unusable_exit(incarnation, child)
+
+    # ---------------------------------------------------------------- watching
+
+    async def _on_engine_exit(self, bus: Bus, incarnation: int, child: ChildProcess) -> None:
+        await send_engine_left(bus, EngineLeft(child.name, describe_exit(child), incarnation))
+
+    async def _wait_for_ending(
+        self, bus: Bus, supervisor: Supervisor, executor_registry: ExecutorRegistry, interrupted: asyncio.Event
+    ) -> RunEnding:
+        stall_watchdog = StallWatchdog(self._folder, self._run.supervision.stall_report_s, self._display)
+        watching = asyncio.ensure_future(stall_watchdog.watch())
+        receiving = asyncio.ensure_future(self._receive_messages(bus, supervisor, executor_registry, stall_watchdog))
+        failing = asyncio.ensure_future(supervisor.wait_for_failure())
+        heartbeats = () if self._cluster is None else (asyncio.ensure_future(self._cluster.monitor_heartbeats()),)
+        stopping = asyncio.ensure_future(interrupted.wait())
+        log_failing = asyncio.ensure_future(self._log_failure.wait())
+        ends = (receiving, failing, stopping, log_failing, *heartbeats)
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if stopping.done():
+                return "interrupted"
+            if receiving.done():
+                receiving.result()
+                return "finished"
+            for end in ends:
+                if end.done():
+                    end.result()
+            raise AssertionError("the other tasks end only with an exception")
+        finally:
+            for task in (*ends, watching):
+                task.cancel()
+
+    async def _receive_messages(
+        self, bus: Bus, supervisor: Supervisor, executor_registry: ExecutorRegistry, stall_watchdog: StallWatchdog
+    ) -> None:
+        while True:
+            envelope = await bus.receive()
+            match envelope.message:
+                case Progress() as progress:
+                    stall_watchdog.on_progress()
+                    self._display.show_progress(progress)
+                case ExecutorJoined() as event:
+                    await executor_registry.on_joined(event)
+                case ExecutorHealthy(executor=executor) if parse_process(executor) in supervisor.names:
+                    supervisor.mark_healthy(parse_process(executor))
+                case CallsRescheduled(executor=executor, sent=sent, waiting=waiting, lost=lost):
+                    self._logger.info("calls.rescheduled", executor=executor, sent=sent, waiting=waiting, lost=lost)
+                case LedgerReported() as report:
+                    fields = {name: getattr(report, name) for name in report.__struct_fields__}
+                    self._logger.info("ledger.reported", **fields)
+                case RunFinished(steps=steps):
+                    self._logger.info("run.finished", step=steps)
+                    return
+                case message if self._cluster is not None and isinstance(message, ClusterMessage | ExecutorHealthy):
+                    await self._cluster.handle_message(envelope.sender, message)
+                case other:
+                    self._logger.error("message.misdirected", kind=type(other).__name__)
+
+    # ---------------------------------------------------------------- ending
+
+    async def _stop(self, bus: Bus) -> None:
+        """Stop all processes except the head concurrently, then the head, so that its log is complete."""
+        began = time.monotonic()
+        others = [name for name in self._children.names if name not in (HEAD, WEIGHT_SERVER)]
+        ending = [self._children.shut_down(bus, name, get_stop_timeout_s(self._run, name)) for name in others]
+        if WEIGHT_SERVER in self._children.names:
+            ending.append(self._children.terminate(WEIGHT_SERVER, get_stop_timeout_s(self._run, WEIGHT_SERVER)))
+        if self._cluster is not None:
+            slowest_s = max(get_stop_timeout_s(self._run, name) for name in list_generators(self._run))
+            ending.append(self._cluster.shut_down(slowest_s + NODE_STOP_MARGIN_S))
+        await asyncio.gather(*ending)
+        if HEAD in self._children.names:
+            await self._children.shut_down(bus, HEAD, HEAD_STOP_TIMEOUT_S)
+        self._logger.info("processes.stopped", stop_s=time.monotonic() - began)
+
+    def _check_logs_complete(self) -> None:
+        """Raises ProcessDied if a decider could not write its log. A kill at the end loses no logged effect."""
+        for child in self._children.list_failed():
+            if child.name in (HEAD, ROLLOUT) and child.process.returncode == EXIT_UNUSABLE:
+                raise ProcessDied(f"{child.name} ended with exit code {EXIT_UNUSABLE}:\n{read_exit_reason(child)}")
+
+
+class LogWriteFailure:
+    def __init__(self) -> None:
+        self._first_error: DiskError | None = None
+        self._recorded = asyncio.Event()
+
+    def record(self, error: DiskError) -> None:
+        """On the event loop's thread."""
+        self._first_error = self._first_error or error
+        self._recorded.set()
+
+    async def wait(self) -> NoReturn:
+        """Raises DiskError after the first write error."""
+        await self._recorded.wait()
+        assert self._first_error is not None
+        raise self._first_error

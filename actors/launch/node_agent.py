@@ -1,0 +1,237 @@
+"""The launcher of nodes 1 and up: joins a run, supervises its processes on this node, and stops them with the run.
+
+It exchanges messages only with node 0 (actors.launch.membership). After `supervision.heartbeat_timeout_s` without a
+message from node 0, which removes this node after the same time, it stops its processes; it may then join again as a
+new node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from functools import partial
+from typing import Literal
+
+import structlog
+
+from actors.launch.child_processes import ChildProcess, ChildProcesses, build_thread_environment, read_exit_reason
+from actors.launch.command_lines import CommandLines, Rendezvous
+from actors.launch.host_address import build_rendezvous_environment, check_port_free
+from actors.launch.join_handshake import (
+    JoinOptions,
+    NodeAddressBook,
+    PrintLine,
+    open_run_folder,
+    request_join,
+    scratch_folders,
+)
+from actors.launch.launcher import LogWriteFailure
+from actors.launch.supervisor import Program, Supervisor
+from actors.runtime.wiring import get_stop_timeout_s
+from bus.addresses import LAUNCHER, LEARNER, parse_process
+from bus.bus import Bus
+from bus.messages import (
+    ExecutorHealthy,
+    JoinAccepted,
+    LearnerRanksRequested,
+    MembershipChanged,
+    NodeHeartbeat,
+    NodeLeft,
+    ProcessEnded,
+    Shutdown,
+)
+from bus.process.heartbeat import receiving_heartbeats
+from bus.process.structured_log import configure_logging
+from bus.transport.address_book import TcpAddress, load_network
+from bus.transport.zeromq import open_zmq_bus
+from configs.errors import EXIT_UNUSABLE
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+
+NodeEnding = Literal["over", "interrupted", "lost", "unanswered"]
+
+_QUEUE_MESSAGES = 65_536
+
+
+async def join_once(options: JoinOptions, print_line: PrintLine, interrupted: asyncio.Event) -> NodeEnding:
+    """Join the run and take part until this membership ends. Raises UnusableInput and ProcessDied."""
+    name = f"node@{secrets.token_hex(4)}"
+    # Checked first: a running node at this address uses the scratch folders that are cleared below.
+    check_port_free(options.own_address.host, options.own_address.port, "set another address with --host and --port")
+    with scratch_folders(options.own_folder):
+        address_book = NodeAddressBook(options, name)
+        bus = open_zmq_bus(
+            name, options.own_folder.sockets, _QUEUE_MESSAGES, 0, load_network(options.own_folder.sockets)
+        )
+        try:
+            accepted = await request_join(name, bus, options, print_line, interrupted)
+            if accepted is None:
+                return "interrupted" if interrupted.is_set() else "unanswered"
+            address_book.on_join_accepted(accepted)
+            run, folder = open_run_folder(accepted, options)
+            return await NodeAgent(run, folder, accepted, bus, address_book, options.own_address.host).run_until_end(
+                print_line, interrupted
+            )
+        finally:
+            await bus.close()
+
+
+class NodeAgent:
+    """A node of the run after its join was accepted."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        folder: RunFolder,
+        accepted: JoinAccepted,
+        bus: Bus,
+        address_book: NodeAddressBook,
+        host: str,
+    ) -> None:
+        self._run = run
+        self._accepted = accepted
+        self._bus = bus
+        self._address_book = address_book
+        self._host = host
+        self._folder = folder
+        self._command_lines = CommandLines(run, folder, accepted.launch)
+        self._children = ChildProcesses(folder)
+        self._last_message_at = asyncio.get_running_loop().time()
+        self._learner_ranks_task: asyncio.Task[None] | None = None
+        self._log_failure = LogWriteFailure()
+        configure_logging(folder, f"{LAUNCHER}@{accepted.node_number}", run.log.level, self._log_failure.record)
+        self._logger = structlog.get_logger()
+
+    async def run_until_end(self, print_line: PrintLine, interrupted: asyncio.Event) -> NodeEnding:
+        """Until the run ends, the node is interrupted, or node 0 times out. Raises ProcessDied and DiskError."""
+        accepted = self._accepted
+        processes = (*accepted.generators, *accepted.executors)
+        print_line(
+            f"node {accepted.node_number} of the run in {accepted.run_folder}: {', '.join(processes) or 'ready to train'}"
+        )
+        self._logger.info(
+            "node.join_accepted", node=accepted.node_number, launch=accepted.launch, processes=list(processes)
+        )
+        programs = {name: self._build_program(name) for name in processes}
+        supervisor = Supervisor(programs, self._children, self._run.supervision)
+        supervisor.start()
+        cause = "the node failed"
+        try:
+            with receiving_heartbeats(self._folder.sockets, supervisor.on_heartbeat):
+                ending = await self._wait_for_ending(supervisor, interrupted)
+            cause = {"over": "the run is over", "interrupted": "interrupted", "lost": "no message from node 0"}[ending]
+        finally:
+            await supervisor.stop()
+            await self._shut_down(cause)
+        return ending
+
+    def _build_program(self, name: str) -> Program:
+        generates = name in self._accepted.generators
+        return Program(
+            partial(self._command_lines.build_worker_argv, name),
+            self._run.engine.threads if generates else 1,
+            resets_failures=generates,
+            startup_allowance_s=self._run.engine_startup_allowance_s,
+            on_exit=self._on_exit,
+            is_fatal_exit=_is_fatal_exit,
+        )
+
+    async def _wait_for_ending(
+        self, supervisor: Supervisor, interrupted: asyncio.Event
+    ) -> Literal["over", "interrupted", "lost"]:
+        receiving = asyncio.ensure_future(self._receive_messages(supervisor))
+        heartbeats = asyncio.ensure_future(self._send_heartbeats_until_timeout())
+        stopping = asyncio.ensure_future(interrupted.wait())
+        ends = [receiving, heartbeats, stopping, asyncio.ensure_future(self._log_failure.wait())]
+        if supervisor.names:
+            ends.append(asyncio.ensure_future(supervisor.wait_for_failure()))
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for end in ends:
+                if end.done():
+                    end.result()
+            return "interrupted" if stopping.done() else "over" if receiving.done() else "lost"
+        finally:
+            for end in ends:
+                end.cancel()
+
+    async def _receive_messages(self, supervisor: Supervisor) -> None:
+        """Until node 0 sends Shutdown."""
+        loop = asyncio.get_running_loop()
+        while True:
+            message = (await self._bus.receive()).message
+            self._last_message_at = loop.time()
+            match message:
+                case NodeHeartbeat():
+                    pass
+                case MembershipChanged() as change:
+                    self._address_book.on_membership_changed(change)
+                case LearnerRanksRequested() as request:
+                    await self._start_learner_ranks(request)
+                case ExecutorHealthy(executor=executor):
+                    supervisor.mark_healthy(parse_process(executor))
+                case Shutdown():
+                    return
+                case other:
+                    self._logger.error("message.misdirected", kind=type(other).__name__)
+
+    async def _send_heartbeats_until_timeout(self) -> None:
+        loop, settings = asyncio.get_running_loop(), self._run.supervision
+        last_check = loop.time()
+        while loop.time() - self._last_message_at <= settings.heartbeat_timeout_s:
+            await self._bus.send(LAUNCHER, NodeHeartbeat())
+            await asyncio.sleep(settings.heartbeat_s)
+            now = loop.time()
+            if now - last_check > 3 * settings.heartbeat_s:  # this process was suspended
+                self._last_message_at = now
+            last_check = now
+        self._logger.error("node.disconnected", silent_s=round(loop.time() - self._last_message_at, 1))
+
+    async def _on_exit(self, incarnation: int, child: ChildProcess) -> None:
+        cause = f"{child.name} ended with exit code {child.process.returncode}"
+        await self._bus.send(LAUNCHER, ProcessEnded(child.name, incarnation, cause))
+
+    # ---------------------------------------------------------------- ranks of the learner
+
+    async def _start_learner_ranks(self, request: LearnerRanksRequested) -> None:
+        name = f"{LEARNER}@{self._accepted.node_number}"
+        if self._learner_ranks_task is not None:
+            self._learner_ranks_task.cancel()
+            await self._children.kill(name)
+        rendezvous = Rendezvous(TcpAddress(request.host, request.port), request.node_rank, request.num_nodes)
+        argv = self._command_lines.build_learner_argv(request.step, request.incarnation, rendezvous)
+        environment = {
+            **build_thread_environment(self._run.learner.threads),
+            **build_rendezvous_environment(self._host),
+        }
+        child = await self._children.spawn(name, argv, environment)
+        self._learner_ranks_task = asyncio.create_task(self._watch_learner_ranks(child, request.incarnation))
+
+    async def _watch_learner_ranks(self, child: ChildProcess, incarnation: int) -> None:
+        if await child.process.wait() != 0:
+            self._logger.error(
+                "process.died", name=child.name, incarnation=incarnation, exit_code=child.process.returncode
+            )
+            cause = f"{child.name} ended with exit code {child.process.returncode}: {read_exit_reason(child, 1)}"
+            await self._bus.send(LAUNCHER, ProcessEnded(child.name, incarnation, cause))
+
+    # ---------------------------------------------------------------- ending
+
+    async def _shut_down(self, cause: str) -> None:
+        if self._learner_ranks_task is not None:
+            self._learner_ranks_task.cancel()
+        children, on_bus = self._children, (*self._accepted.generators, *self._accepted.executors)
+        ending = [
+            children.shut_down(self._bus, name, get_stop_timeout_s(self._run, name))
+            if name in on_bus
+            else children.kill_after(name, get_stop_timeout_s(self._run, name))
+            for name in children.names
+        ]
+        await asyncio.gather(*ending)
+        await self._bus.send(LAUNCHER, NodeLeft(cause))
+        self._logger.info("node.ended", node=self._accepted.node_number, cause=cause)
+
+
+def _is_fatal_exit(incarnation: int, child: ChildProcess) -> bool:
+    """Input that the first incarnation cannot use is unusable for every later one."""
+    return incarnation == 1 and child.process.returncode == EXIT_UNUSABLE

@@ -1,0 +1,63 @@
+"""The metrics file of a run: one JSON line for each step and each evaluation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from bus.messages import AnyMessage, MetricsRecorded
+from configs.atomic_write import raising_disk_errors, write_atomically
+
+
+class MetricsFile:
+    """Appends a line once per step and evaluation; duplicates are ignored. Writes run off the event loop."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.touch()
+        self._written = {_parse_key(line) for line in self._read_lines()}
+
+    def truncate_after(self, step: int) -> None:
+        """Remove the lines of an earlier launch about steps after the checkpoint that this launch resumes from."""
+        lines = [line for line in self._read_lines() if _parse_key(line)[1] <= step] if step else []
+        self._rewrite(lines)
+        self._written = {_parse_key(line) for line in lines}
+
+    async def write(self, message: AnyMessage) -> None:
+        if isinstance(message, MetricsRecorded):
+            label = {"label": message.label} if message.label else {}
+            line = msgspec.json.encode({"kind": message.kind, "step": message.step, **label, **message.values})
+            if _parse_key(line) not in self._written:
+                self._written.add(_parse_key(line))
+                await asyncio.to_thread(self._append, line)
+
+    def _read_lines(self) -> list[bytes]:
+        """The complete lines. A partial last line, left by a kill, is removed from the file."""
+        lines = self._path.read_bytes().splitlines(keepends=True)
+        complete = [line for line in lines if line.endswith(b"\n")]
+        if len(complete) < len(lines):
+            self._rewrite(complete)
+        return complete
+
+    def _rewrite(self, lines: Sequence[bytes]) -> None:
+        write_atomically(self._path, b"".join(lines))
+
+    def _append(self, line: bytes) -> None:
+        with raising_disk_errors(self._path), self._path.open("ab") as file:
+            file.write(line + b"\n")
+
+
+def read_steps_written(metrics: Path) -> set[int]:
+    """The steps that have a complete line."""
+    lines = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
+    keys = (_parse_key(line) for line in lines if line.endswith(b"\n"))
+    return {step for kind, step, _ in keys if kind == "step"}
+
+
+def _parse_key(line: bytes) -> tuple[str, int, str]:
+    """The kind, step and label of a line."""
+    values = msgspec.json.decode(line)
+    return values["kind"], values["step"], values.get("label", "")

@@ -1,0 +1,1 @@
+"""Replays deciders from the event logs of a run."""

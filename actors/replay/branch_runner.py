@@ -1,0 +1,99 @@
+"""Continues trajectories from a given state, with the actors of a run in one process and without training."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from actors.executor import Executor
+from actors.generator import Generator
+from actors.runtime.clock import Clock, make_steady_clock
+from analysis.what_if.trajectory_replay import TrajectoryEnd
+from bus.addresses import EXECUTOR, GENERATOR
+from bus.bus import Bus
+from bus.messages import Envelope, ExecutorJoined, Shutdown, TrajectoryAborted, TrajectoryFailed, TrajectoryFinished
+from bus.transport.in_process import Hub
+from engine.contract import Engine
+from policies.arbiter.arbiter import Arbiter
+from policies.decider import Decider
+from policies.dialogue.chat_format import TextTokenizer
+from policies.rollout.rollout import Rollout
+from policies.rollout.trajectory import Rules, Trajectory
+from sandbox.contract import Sandbox
+
+PROCESS = "fork"
+_ROLLOUT, _ARBITER, _BUFFER, _OBSERVER = (
+    f"{PROCESS}/{actor}" for actor in ("rollout", "arbiter", "buffer", "observer")
+)
+_EXECUTOR_ADDRESS = f"{EXECUTOR}/1"
+_QUEUE_MESSAGES = 65_536
+
+
+class EndedTrajectory(NamedTuple):
+    trajectory: Trajectory
+    end: TrajectoryEnd
+
+
+async def continue_trajectories(
+    rules: Rules,
+    tokenizer: TextTokenizer,
+    engine: Engine,
+    sandbox: Sandbox,
+    trajectories: Sequence[Trajectory],
+    *,
+    strict: bool = False,
+) -> list[EndedTrajectory]:
+    """Run each trajectory to its end, and return the ends in the same order. All must be at the start of a turn.
+
+    Starts and closes engine and sandbox; their start-up errors are raised in an ExceptionGroup. `strict`: see Executor.
+    """
+    hub = Hub()
+    bus, generator_bus, executor_bus = (hub.join(name, _QUEUE_MESSAGES) for name in (PROCESS, GENERATOR, EXECUTOR))
+    fork = _ForkRunner(bus, rules, tokenizer, make_steady_clock())
+    async with asyncio.TaskGroup() as group:
+        group.create_task(Generator(GENERATOR, generator_bus, engine, _ARBITER).run())
+        group.create_task(Executor(executor_bus, sandbox, address=_EXECUTOR_ADDRESS, strict=strict).run())
+        ended = await fork.run(trajectories)
+        for worker in (GENERATOR, EXECUTOR):
+            await bus.send(worker, Shutdown())
+    return [ended[trajectory.trajectory_id] for trajectory in trajectories]
+
+
+class _ForkRunner:
+    def __init__(self, bus: Bus, rules: Rules, tokenizer: TextTokenizer, clock: Clock) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._rollout = Rollout(replace(rules, arbiter=_ARBITER, buffer=_BUFFER, launcher=_OBSERVER), tokenizer)
+        arbiter = Arbiter(
+            "kv", rules.response_tokens, rollout_address=_ROLLOUT, address=_ARBITER, observer_address=_OBSERVER
+        )
+        self._deciders: Mapping[str, Decider] = {_ROLLOUT: self._rollout, _ARBITER: arbiter}
+        self._running: dict[int, Trajectory] = {}
+        self._ended: dict[int, EndedTrajectory] = {}
+
+    async def run(self, trajectories: Sequence[Trajectory]) -> Mapping[int, EndedTrajectory]:
+        self._rollout.decide(self._clock(), ExecutorJoined(_EXECUTOR_ADDRESS, slots=1))
+        for trajectory in trajectories:
+            self._running[trajectory.trajectory_id] = trajectory
+            for effect in self._rollout.adopt(self._clock(), trajectory):
+                await self._bus.send(effect.to, effect.message, sender=_ROLLOUT)
+        while len(self._ended) < len(trajectories):
+            await self._handle_message(await self._bus.receive())
+        return self._ended
+
+    async def _handle_message(self, envelope: Envelope) -> None:
+        message = envelope.message
+        if isinstance(message, TrajectoryFinished | TrajectoryFailed | TrajectoryAborted):
+            self._ended[message.trajectory_id] = EndedTrajectory(self._running.pop(message.trajectory_id), message)
+        decider = self._deciders.get(envelope.to)
+        if decider is None:
+            return
+        effects = decider.decide(self._clock(), message)
+        changed = self._rollout.get_state_after(message) if decider is self._rollout else None
+        if isinstance(changed, Trajectory):
+            self._running[changed.trajectory_id] = changed
+        for effect in effects:
+            await self._bus.send(effect.to, effect.message, sender=envelope.to)

@@ -1,0 +1,143 @@
+"""Replay: decides again on every logged event and compares the effects and states with the log.
+
+The loop is that of actors/runtime/decider_loop.py, without acting.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from actors.runtime.redecide import Redecision, redecide
+from actors.runtime.wiring import build_deciders
+from bus.addresses import HEAD, ROLLOUT
+from bus.event_log.reader import check_complete, decode_event, list_removed_events, read_events
+from bus.event_log.records import Decision, Event
+from bus.messages import BatchReady, RunStarted
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from policies.decider import Decider, Send
+
+DECIDING_PROCESSES = (HEAD, ROLLOUT)
+
+
+class SentCounts(msgspec.Struct):
+    """Messages that an actor has sent in this launch of the run, by receiver and kind."""
+
+    since: float
+    messages: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter[tuple[str, str]])
+
+
+class ReplayDifference(msgspec.Struct, frozen=True):
+    """The first event at which replay and log differ."""
+
+    process: str
+    event: Event
+    what: str  # "effects" or "state"
+    effects: Sequence[Send] | str  # of the replay; or the reason for which it refuses the event
+    state: msgspec.Struct | None  # of the replay, if the decider reports one
+    sent: SentCounts  # before the event
+    fingerprint: bytes  # of the run's effects
+
+
+class ReplayResult(msgspec.Struct, frozen=True):
+    num_events: int
+    difference: ReplayDifference | None
+    num_skipped: int = 0  # events of launches of which log.keep_steps has removed a part
+
+    @property
+    def identical(self) -> bool | None:
+        """None if nothing differs but some events could not be replayed."""
+        if self.difference is not None:
+            return False
+        return None if self.num_skipped else True
+
+
+def replay_run(run: RunConfig, folder: RunFolder) -> ReplayResult:
+    """Replay each deciding process. Raises UnusableInput if a log is missing."""
+    num_events, num_skipped = 0, 0
+    for process in DECIDING_PROCESSES:
+        path = folder.events / f"{process}.sqlite"
+        if not path.exists():
+            raise UnusableInput(f"{path}: there is no event log; was the run started with log.events = false?")
+        replay = replay_process(process, path, build_deciders(process, run, folder))
+        num_events, num_skipped = num_events + replay.num_events, num_skipped + replay.num_skipped
+        if replay.difference is not None:
+            return ReplayResult(num_events, replay.difference, num_skipped)
+    return ReplayResult(num_events, None, num_skipped)
+
+
+def replay_process(process: str, path: Path, deciders: Mapping[str, Decider]) -> ReplayResult:
+    """From the first launch of the run of which the log still has every event."""
+    count = 0
+    sent: dict[str, SentCounts] = {}
+    since = find_first_complete_seq(path)
+    num_skipped = sum(1 for event, _ in read_events(path) if event.seq < since) if since > 1 else 0
+    for event, decision, redecision in redecide_all(path, deciders, since=since):
+        count += 1
+        before = sent.setdefault(event.actor, SentCounts(event.time))
+        if event.kind == RunStarted.__name__:
+            before = sent[event.actor] = SentCounts(event.time)
+        what = redecision.find_difference(decision)
+        if what and decision is not None:
+            difference = ReplayDifference(
+                process, event, what, redecision.effects, redecision.state, before, decision.effects
+            )
+            return ReplayResult(count, difference, num_skipped)
+        if not isinstance(redecision.effects, str):
+            before.messages.update((effect.to, type(effect.message).__name__) for effect in redecision.effects)
+    return ReplayResult(count, None, num_skipped)
+
+
+def find_first_complete_seq(path: Path) -> int:
+    """The first event of the first launch of which the log still has every event.
+
+    1 if nothing was removed; a number past the log's end if every launch lacks events.
+    """
+    last = max((each.last for each in list_removed_events(path)), default=0)
+    if not last:
+        return 1
+    launches = read_events(path, kinds=[RunStarted.__name__], since_seq=last + 1)
+    return next((started.seq for started, _ in launches), sys.maxsize)
+
+
+def replay_until(path: Path, deciders: Mapping[str, Decider], seq: int) -> Event:
+    """Bring the deciders to their state after event `seq`. Raises UnusableInput if there is no such event."""
+    since = find_first_complete_seq(path)
+    if seq < since:
+        check_complete(path, since_seq=1)
+    for event, _, _ in redecide_all(path, deciders, since=since):
+        if event.seq == seq:
+            return event
+    raise UnusableInput(f"{path}: there is no event {seq}")
+
+
+def replay_before(path: Path, deciders: Mapping[str, Decider], until: float) -> None:
+    """Bring the deciders to their state at `until`, in seconds since the epoch.
+
+    Raises UnusableLog if log.keep_steps has removed the events that this state follows from.
+    """
+    decided = redecide_all(path, deciders, since=find_first_complete_seq(path), until=until)
+    if not sum(1 for _ in decided):
+        check_complete(path, since_seq=1)
+
+
+def redecide_all(
+    path: Path, deciders: Mapping[str, Decider], *, since: int, until: float | None = None
+) -> Iterator[tuple[Event, Decision | None, Redecision]]:
+    """From event number `since`, up to the time `until` (seconds since the epoch) if it is given."""
+    for event, decision in read_events(path, since_seq=since):
+        if until is not None and event.time > until:
+            return
+        yield event, decision, redecide(deciders[event.actor], decode_event(path, event), event.time)
+
+
+def list_batches(redecision: Redecision) -> list[BatchReady]:
+    """The batches that this decision sends to the learner."""
+    sends = () if isinstance(redecision.effects, str) else redecision.effects
+    return [send.message for send in sends if isinstance(send.message, BatchReady)]

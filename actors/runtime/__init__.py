@@ -1,0 +1,1 @@
+"""Runs inside each process of a run: receive loops, recovery, clock, wiring."""

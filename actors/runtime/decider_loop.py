@@ -1,0 +1,224 @@
+"""The receive loop of all deciders: log the event, decide, and act after the log has committed the event.
+
+Until the event is committed, none of its effects leaves the process or reaches its files, and its frame is not
+acknowledged. An event that is lost in a kill therefore had no visible effect, and actors/runtime/recovery.py, which
+decides on the log again, resumes in the state that the peers expect. Replay (actors/replay/replay.py) is the same loop
+without acting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+import structlog
+
+from actors.runtime.clock import Clock
+from bus.bus import Bus, Delivery
+from bus.codec import MalformedFrame, decode, encode
+from bus.event_log.writer import EventLog
+from bus.messages import AnyMessage, Envelope, GroupAborted, ProtocolError, Shutdown, StartGroup
+from policies.decider import Decider, Send
+
+FINGERPRINT_BYTES = 8
+REFUSED_FINGERPRINT = b"refused"  # of an event that the decider refused
+_EVENTS_PER_YIELD = 64  # decisions between two yields to the event loop, which sends the frames
+MAX_PENDING_EFFECTS = 16_384  # events that wait for the log; the loop stops receiving at this bound
+
+Service = Callable[[AnyMessage], Awaitable[None]]
+_state_encoder = msgspec.msgpack.Encoder(order="deterministic")
+
+
+class Observer(Protocol):
+    """Writes lines to the structured log. It decides nothing, and replay runs without it.
+
+    A line may precede the commit of its event, so a process that recovers from a kill may write it a second time.
+    """
+
+    quiet: bool  # follow decisions without writing: an earlier incarnation of the process has written the lines
+
+    def on_decision(self, now: float, event: AnyMessage, effects: Sequence[Send]) -> None:
+        """Called after each decision."""
+        ...
+
+
+def get_trajectory_ids(message: AnyMessage) -> int | range | None:
+    """The trajectory or the trajectories that a message is about."""
+    if isinstance(message, StartGroup | GroupAborted):
+        return range(message.first_trajectory_id, message.first_trajectory_id + message.size)
+    return getattr(message, "trajectory_id", None)
+
+
+def encode_effects(sender: str, effects: Sequence[Send]) -> list[bytes]:
+    return [encode(Envelope(sender, effect.to, effect.message)) for effect in effects]
+
+
+def compute_fingerprint(parts: Sequence[bytes]) -> bytes:
+    digest = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
+
+
+def compute_state_fingerprint(state: msgspec.Struct | None) -> bytes | None:
+    return None if state is None else compute_fingerprint([_state_encoder.encode(state)])
+
+
+class PendingEffects(NamedTuple):
+    """The effects of an event outside this process, or on its services."""
+
+    seq: int  # of the event, or of the last logged event before it if it was not logged
+    delivery: Delivery
+    frames: Sequence[tuple[str, bytes]]  # (receiver, frame)
+
+
+class DeciderLoop:
+    """Consumes the process's frames; ends after Shutdown, when all earlier frames are decided and acted on.
+
+    `services` are actors of the same process that decide nothing, such as the metrics file; their messages are not
+    logged. Without a log, effects are applied immediately.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        log: EventLog | None,
+        deciders: Mapping[str, Decider],
+        services: Mapping[str, Service],
+        clock: Clock,
+        observer: Observer | None = None,
+    ) -> None:
+        self._bus = bus
+        self._log = log
+        self._deciders = deciders
+        self._services = services
+        self._clock = clock
+        self._observer = observer
+        self._logger = structlog.get_logger()
+        self._shutting_down = False
+        self._num_refused = 0
+        self._pending_effects: deque[PendingEffects] = deque()
+        self._last_logged_seq = 0
+        self._committed_seq = 0
+        self._work_available = asyncio.Event()  # a commit, or new pending effects
+        self._effects_applied = asyncio.Event()
+        if log is not None:
+            loop = asyncio.get_running_loop()
+            log.on_commit = lambda seq: loop.call_soon_threadsafe(self._on_commit, seq)
+
+    async def run(self) -> None:
+        """Raises EventLogFailure."""
+        tasks = [asyncio.create_task(self._apply_committed_effects()), asyncio.create_task(self._receive_and_decide())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    # ---------------------------------------------------------------- deciding
+
+    async def _receive_and_decide(self) -> None:
+        num_received = 0
+        while not (self._shutting_down and self._bus.waiting == 0):
+            delivery = await self._bus.receive_delivery()
+            num_received += 1
+            if num_received % _EVENTS_PER_YIELD == 0:
+                await asyncio.sleep(0)
+            pending = await self._handle_delivery(delivery)
+            self._pending_effects.append(pending or PendingEffects(self._last_logged_seq, delivery, ()))
+            self._work_available.set()
+            if len(self._pending_effects) > MAX_PENDING_EFFECTS:
+                await self._wait_for_effects(MAX_PENDING_EFFECTS // 2)
+            if self._log is not None and self._log.is_full:
+                self._logger.warning("event_log.filled")
+                await asyncio.to_thread(self._log.wait_for_space)
+            if self._shutting_down and self._bus.waiting == 0:
+                await self._wait_for_effects(0)  # they may include messages to a service
+
+    async def _handle_delivery(self, delivery: Delivery) -> PendingEffects | None:
+        try:
+            envelope = decode(delivery.frame)
+        except MalformedFrame as error:
+            self._logger.error("frame.dropped", cause=str(error), num_bytes=len(delivery.frame))
+            return None
+        actor = envelope.to.rpartition("/")[2]
+        if isinstance(envelope.message, Shutdown):
+            self._shutting_down = True
+        elif actor in self._services:
+            await self._services[actor](envelope.message)
+        elif actor in self._deciders:
+            return await self._decide(actor, self._deciders[actor], envelope, delivery)
+        else:
+            self._logger.error("message.misdirected", to=envelope.to, kind=type(envelope.message).__name__)
+        return None
+
+    async def _decide(self, actor: str, decider: Decider, envelope: Envelope, delivery: Delivery) -> PendingEffects:
+        event, now = envelope.message, self._clock()
+        self._log_event(now, actor, envelope, delivery)
+        try:
+            effects = decider.decide(now, event)
+        except ProtocolError as error:
+            self._num_refused += 1
+            kind = type(event).__name__
+            self._logger.error("event.refused", actor=actor, kind=kind, cause=str(error), num_refused=self._num_refused)
+            if self._log is not None:
+                self._log.append_decision(self._last_logged_seq, REFUSED_FINGERPRINT, None)
+            return PendingEffects(self._last_logged_seq, delivery, ())
+        frames = encode_effects(envelope.to, effects)
+        if self._log is not None:
+            self._log.append_decision(
+                self._last_logged_seq,
+                compute_fingerprint(frames),
+                compute_state_fingerprint(decider.get_state_after(event)),
+            )
+        if self._observer is not None:
+            self._observer.on_decision(now, event, effects)
+        outward: list[tuple[str, bytes]] = []
+        for effect, frame in zip(effects, frames, strict=True):
+            process, _, actor = effect.to.partition("/")
+            if process == self._bus.process and actor not in self._services:
+                await self._bus.send_frame(effect.to, frame)  # the event that it becomes is logged after this one
+            else:
+                outward.append((effect.to, frame))
+        return PendingEffects(self._last_logged_seq, delivery, outward)
+
+    def _log_event(self, now: float, actor: str, envelope: Envelope, delivery: Delivery) -> None:
+        if self._log is not None:
+            event = envelope.message
+            self._last_logged_seq = self._log.append(
+                *(now, actor, envelope.sender, type(event).__name__, get_trajectory_ids(event), delivery.frame),
+                epoch=delivery.epoch,
+                number=delivery.number,
+            )
+
+    # ---------------------------------------------------------------- acting
+
+    def _on_commit(self, seq: int) -> None:
+        self._committed_seq = seq
+        self._work_available.set()
+
+    async def _apply_committed_effects(self) -> None:
+        """Until cancelled."""
+        while True:
+            while self._pending_effects and (self._log is None or self._pending_effects[0].seq <= self._committed_seq):
+                pending = self._pending_effects.popleft()
+                for to, frame in pending.frames:
+                    await self._bus.send_frame(to, frame)
+                self._bus.acknowledge(pending.delivery)
+            self._effects_applied.set()
+            if self._log is not None:
+                self._log.raise_if_failed()
+            self._work_available.clear()
+            await self._work_available.wait()
+
+    async def _wait_for_effects(self, max_pending: int) -> None:
+        """Until at most `max_pending` events wait."""
+        while len(self._pending_effects) > max_pending:
+            self._effects_applied.clear()
+            await self._effects_applied.wait()

@@ -1,0 +1,179 @@
+"""Recovery of a killed deciding process: decide again on all events of this epoch in its log, and continue.
+
+No effect leaves a process before its event is in the log (actors/runtime/decider_loop.py), so peers only see a pause:
+recovered frames have their old numbers, and peers still hold the frames that the killed process did not acknowledge.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from actors.runtime.decider_loop import MAX_PENDING_EFFECTS, Observer
+from actors.runtime.redecide import redecide
+from bus.addresses import parse_process
+from bus.codec import MalformedFrame, decode
+from bus.event_log.reader import check_complete, find_epoch_start, read_events
+from bus.event_log.records import Decision, Event
+from bus.lanes import Lane, select_frame_lane, select_lane
+from bus.messages import AnyMessage
+from configs.errors import UnusableInput
+from policies.decider import Decider, Send
+
+PeerLane = tuple[str, Lane]
+
+
+class NotRecoverable(UnusableInput):
+    """The log is damaged, or the code decides differently; `--resume` restarts from the last checkpoint."""
+
+
+class SentFrames(msgspec.Struct):
+    """The last frames to one peer in one lane: possibly unacknowledged ones, then possibly unsent ones.
+
+    Frames may be unsent because effects (actors/runtime/decider_loop.py) wait for the log and for queue space.
+    """
+
+    frames: deque[bytes]
+    possibly_unsent: deque[tuple[int, bytes]] = msgspec.field(default_factory=deque)  # (number of events before, frame)
+    next_number: int = 0
+
+    def add(self, frame: bytes, num_events: int) -> None:
+        self.possibly_unsent.append((num_events, frame))
+        self.next_number += 1
+        while self.possibly_unsent[0][0] < num_events - MAX_PENDING_EFFECTS - 1:
+            self.frames.append(self.possibly_unsent.popleft()[1])
+
+    def pop_first(self) -> bytes | None:
+        if self.frames:
+            return self.frames.popleft()
+        return self.possibly_unsent.popleft()[1] if self.possibly_unsent else None
+
+    def list_frames(self) -> tuple[bytes, ...]:
+        return (*self.frames, *(frame for _, frame in self.possibly_unsent))
+
+
+class Recovery:
+    """The state of one process at the end of its log, for one epoch: deciders, links and undelivered messages."""
+
+    def __init__(
+        self,
+        process: str,
+        epoch: int,
+        deciders: Mapping[str, Decider],
+        services: Collection[str],
+        window: int,
+        observer: Observer | None = None,
+    ) -> None:
+        """`window` bounds the frames that a peer may not have acknowledged. `observer` follows the logged decisions."""
+        self._observer = observer
+        self._process = process
+        self._epoch = epoch
+        self._deciders = deciders
+        self._services = services
+        self.num_events = 0
+        self.last_event_time = 0.0
+        self.recovery_s = 0.0
+        self._window = window
+        self.sent: dict[PeerLane, SentFrames] = {}
+        self.received: dict[PeerLane, tuple[int, int]] = {}  # (epoch, next number)
+        self.service_messages: list[tuple[str, AnyMessage]] = []  # (service, message)
+        self.undecided: list[Decision] = []  # on events that a kill left undecided
+
+    def replay(self, logged: Iterable[tuple[Event, Decision | None]], start_frames: Sequence[bytes]) -> None:
+        """Decide on all events of this epoch. `start_frames` are the frames that the process sent itself at its start.
+
+        Raises NotRecoverable.
+        """
+        began = time.monotonic()
+        for frame in start_frames:
+            self._get_sent(self._process, select_frame_lane(frame)).add(frame, 0)
+        for event, decision in logged:
+            self._record_receipt(event)
+            if self._observer is not None:
+                self._observer.quiet = decision is not None
+            new_decision = self._decide(event)
+            if decision is None:
+                self.undecided.append(new_decision)
+            elif decision != new_decision:
+                raise NotRecoverable(
+                    f"event {event.seq} of {self._process} ({event.actor}, {event.kind}): the decision differs from the "
+                    "logged one; --resume restarts from the last checkpoint"
+                )
+            self.num_events += 1
+            self.last_event_time = event.time
+        if self._observer is not None:
+            self._observer.quiet = False
+        self.recovery_s = time.monotonic() - began
+
+    def _get_sent(self, process: str, lane: Lane) -> SentFrames:
+        if (process, lane) not in self.sent:
+            bound = None if process == self._process else self._window
+            self.sent[process, lane] = SentFrames(deque(maxlen=bound))
+        return self.sent[process, lane]
+
+    def _record_receipt(self, event: Event) -> None:
+        sender, lane = parse_process(event.sender), select_lane(event.kind)
+        if sender == self._process:
+            if self._get_sent(sender, lane).pop_first() != event.frame:
+                raise NotRecoverable(
+                    f"event {event.seq} ({event.kind}): {sender} sent it to itself in the log, but not in recovery"
+                )
+            return
+        known = self.received.get((sender, lane), (-1, 0))
+        self.received[sender, lane] = max(known, (event.epoch, event.number + 1))
+
+    def _decide(self, event: Event) -> Decision:
+        try:
+            envelope = decode(event.frame)
+        except MalformedFrame as error:
+            raise NotRecoverable(
+                f"event {event.seq} of {self._process} ({event.actor}, {event.kind}) is damaged ({error}); "
+                "--resume restarts from the last checkpoint"
+            ) from error
+        redecision = redecide(self._deciders[event.actor], envelope, event.time)
+        if not isinstance(redecision.effects, str):
+            if self._observer is not None:
+                self._observer.on_decision(event.time, redecision.message, redecision.effects)
+            for effect, frame in zip(redecision.effects, redecision.frames, strict=True):
+                self._record_effect(effect, frame)
+        return Decision(event.seq, *redecision.fingerprints)
+
+    def _record_effect(self, effect: Send, frame: bytes) -> None:
+        process, _, actor = effect.to.partition("/")
+        if process == self._process and actor in self._services:
+            self.service_messages.append((actor, effect.message))
+        else:
+            self._get_sent(process, select_lane(type(effect.message).__name__)).add(frame, self.num_events)
+
+    def build_link_state(self) -> dict[PeerLane, tuple[int, Sequence[bytes]]]:
+        """For bus.bus.Bus.restore."""
+        return {peer: (sent.next_number, sent.list_frames()) for peer, sent in self.sent.items()}
+
+
+def recover(
+    path: Path,
+    process: str,
+    epoch: int,
+    deciders: Mapping[str, Decider],
+    services: Collection[str],
+    window: int,
+    start_frames: Sequence[bytes],
+    observer: Observer | None = None,
+) -> Recovery | None:
+    """None if the log has no event of this epoch, which means that the process starts.
+
+    Raises NotRecoverable, and UnusableLog if log.keep_steps has removed events that recovery needs.
+    """
+    first = find_epoch_start(path, epoch)
+    if first is None:
+        return None
+    check_complete(path, since_seq=first)
+    recovery = Recovery(process, epoch, deciders, services, window, observer)
+    with closing(read_events(path, since_seq=first)) as logged:  # closed on this thread, also after NotRecoverable
+        recovery.replay(logged, start_frames)
+    return recovery

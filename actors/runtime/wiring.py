@@ -1,0 +1,83 @@
+"""Builds the deciders of each process from the run's folder only, for live processes, recovery and replay."""
+
+from __future__ import annotations
+
+from actors.runtime.prompts import ProblemSets, load_problem_sets
+from bus.addresses import ARBITER, BUFFER, HEAD, LAUNCHER, RECIPE, ROLLOUT, is_generator, name_executor, name_generator
+from bus.bus import Bus
+from bus.messages import EngineLeft
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from engine.model.tokenizer import FastTokenizer, load_tokenizer
+from policies.arbiter.arbiter import Arbiter
+from policies.decider import Decider
+from policies.groups.group_buffer import GroupBuffer
+from policies.recipe import Recipe
+from policies.rollout.rollout import Rollout
+from policies.rollout.trajectory import Rules
+from policies.step_metrics import Recorder
+
+STOP_TIMEOUT_S = 2.0
+SERVER_STOP_TIMEOUT_S = 4.0
+
+
+def list_executors(run: RunConfig) -> tuple[str, ...]:
+    return tuple(name_executor(index) for index in range(run.sandbox.executors))
+
+
+def list_generators(run: RunConfig) -> tuple[str, ...]:
+    return tuple(name_generator(index) for index in range(run.engine.num_engines))
+
+
+def get_stop_timeout_s(run: RunConfig, process: str) -> float:
+    """Time from Shutdown to the kill. A generator that stops an SGLang server gets more."""
+    serves = run.engine.kind == "sglang" and is_generator(process)
+    return STOP_TIMEOUT_S + (SERVER_STOP_TIMEOUT_S if serves else 0.0)
+
+
+async def send_engine_left(bus: Bus, left: EngineLeft) -> None:
+    for address in (ARBITER, RECIPE, ROLLOUT):
+        await bus.send(address, left)
+
+
+def build_rules(run: RunConfig, tokenizer: FastTokenizer) -> Rules:
+    dialogue = run.dialogue
+    return Rules(
+        tools=dialogue.tools,
+        response_tokens=dialogue.response_tokens,
+        max_turns=dialogue.max_turns,
+        max_calls_per_turn=dialogue.max_calls_per_turn,
+        result_characters=dialogue.result_characters,
+        top_p=run.sampling.top_p,
+        top_k=run.sampling.top_k,
+        stop_token_ids=(tokenizer.end_of_turn_id,),
+        result_format=dialogue.result_format,
+        arbiter=ARBITER,
+        buffer=BUFFER,
+        launcher=LAUNCHER,
+    )
+
+
+def build_head_deciders(run: RunConfig, problems: ProblemSets) -> dict[str, Decider]:
+    engines = list_generators(run)
+    return {
+        "arbiter": Arbiter(
+            run.arbiter.policy,
+            run.dialogue.response_tokens,
+            rollout_address=ROLLOUT,
+            ends_at_first_groups=run.rl.group_oversampling > 1,
+        ),
+        "buffer": GroupBuffer(run, problems.train, problems.test, (ROLLOUT,)),
+        "recipe": Recipe(
+            run.rl.steps, run.evaluation.questions, run.sampling.temperature, engines, run.rl.max_staleness
+        ),
+        "recorder": Recorder(run.rl.steps),
+    }
+
+
+def build_deciders(process: str, run: RunConfig, folder: RunFolder) -> dict[str, Decider]:
+    """The deciders of a process by name. Raises engine.data.datasets.DatasetError and tokenizer errors."""
+    tokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
+    if process == HEAD:
+        return build_head_deciders(run, load_problem_sets(run, folder, tokenizer))
+    return {process: Rollout(build_rules(run, tokenizer), tokenizer)}

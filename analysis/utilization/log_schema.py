@@ -1,0 +1,255 @@
+"""Read the lines of the structured logs that the report needs. Other lines are ignored.
+
+A truncated line, or a line without a required field, is left out, counted and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import polars as pl
+
+from analysis.metrics import AnalysisError, read_bytes
+
+MAX_NAMED_UNUSABLE = 3  # unusable lines that are named; the others are only counted
+# Events that occur once per launch and value of this field.
+# A process that restarts after a kill may repeat them.
+_UNIQUE_BY = {
+    "trajectory.ended": "trajectory_id",
+    "group.started": "group_id",
+    "step.requested": "name",
+    "step.ended": "name",
+}
+
+
+class LogLine(msgspec.Struct, frozen=True, kw_only=True):
+    timestamp: datetime  # with a time zone
+    process: str = ""  # default: the file's name
+
+
+class RunStartedLine(LogLine, frozen=True, kw_only=True):
+    step: int = 0  # the last completed step
+
+
+class EngineStartedLine(LogLine, frozen=True, kw_only=True):
+    kv_tokens: int
+    page_tokens: int
+
+
+class EngineLoadLine(LogLine, frozen=True, kw_only=True):
+    """As bus.messages.EngineLoadReported. Counters since the engine's start."""
+
+    engine: str = ""  # default: the process
+    running: int
+    waiting: int
+    used_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    prefilled_tokens: int
+    recomputed_tokens: int
+    evicted_tokens: int
+    preempted: int
+    decode_steps: int
+    busy_s: float
+
+
+class WeightsLoadedLine(LogLine, frozen=True, kw_only=True):
+    version: int
+    load_s: float
+
+
+class LedgerReportedLine(LogLine, frozen=True, kw_only=True):
+    """As bus.messages.LedgerReported."""
+
+    engine: str
+    leased_tokens: int
+    usable_tokens: int
+
+
+class ExecutorLoadLine(LogLine, frozen=True, kw_only=True):
+    """As sandbox.load_gauge.SandboxLoad. Counters since the executor's start."""
+
+    executor: str  # this incarnation
+    slots: int
+    running: int
+    queued: int
+    done: int
+    busy_s: float
+    running_s: float
+    queued_s: float
+
+
+class TrajectoriesCountedLine(LogLine, frozen=True, kw_only=True):
+    """Live trajectories of a rollout process, by phase."""
+
+    leasing: int
+    generating: int
+    calling: int
+    grading: int
+    engines: dict[str, int]  # generating trajectories by engine; zeros may be left out
+
+
+class TrajectoryEndedLine(LogLine, frozen=True, kw_only=True):
+    trajectory_id: int
+    group_id: int
+    purpose: str = ""
+    ending: str
+    cause: str = ""
+    turns: int
+    calls: int
+    tokens: int
+    generated_tokens: int
+    migrations: int = 0
+    lease_wait_s: float
+    generation_s: float
+    tools_s: float
+    grading_s: float
+
+
+class StepRequestedLine(LogLine, frozen=True, kw_only=True):
+    name: str  # "step 3", "evaluation start_greedy"
+
+
+class GroupStartedLine(LogLine, frozen=True, kw_only=True):
+    name: str  # of the step
+    group_id: int
+    size: int
+
+
+class StepEndedLine(LogLine, frozen=True, kw_only=True):
+    """The parts of a step are consecutive; an evaluation has none."""
+
+    name: str
+    step_s: float | None = None
+    rollout_s: float | None = None
+    train_s: float | None = None
+    weights_s: float | None = None
+
+
+LINE_TYPES: Mapping[str, type[LogLine]] = {
+    "run.started": RunStartedLine,
+    "engine.started": EngineStartedLine,
+    "engine.load": EngineLoadLine,
+    "weights.loaded": WeightsLoadedLine,
+    "ledger.reported": LedgerReportedLine,
+    "executor.load": ExecutorLoadLine,
+    "trajectories.counted": TrajectoriesCountedLine,
+    "trajectory.ended": TrajectoryEndedLine,
+    "step.requested": StepRequestedLine,
+    "group.started": GroupStartedLine,
+    "step.ended": StepEndedLine,
+}
+
+_COLUMNS: Mapping[Any, Any] = {
+    int: pl.Int64,
+    float: pl.Float64,
+    str: pl.String,
+    float | None: pl.Float64,
+    dict[str, int]: pl.List(pl.Struct({"engine": pl.String, "asked": pl.Int64})),
+}
+
+
+_SCHEMAS: Mapping[str, dict[str, Any]] = {
+    event: {
+        **{field.name: _COLUMNS[field.type] for field in msgspec.structs.fields(kind) if field.name != "timestamp"},
+        "t": pl.Float64,
+    }
+    for event, kind in LINE_TYPES.items()
+}
+
+
+class _EventName(msgspec.Struct, frozen=True):
+    event: str = ""
+
+
+class LogTables(NamedTuple):
+    """`frames` has a table for each of LINE_TYPES, sorted by `t`: seconds since `began_at`."""
+
+    frames: Mapping[str, pl.DataFrame]
+    began_at: datetime | None  # of the earliest line
+    end_s: float  # time of the latest line
+    launch_ends_s: Sequence[float]  # the last line of each launch except the last launch
+    num_lines: int
+    num_unusable: int
+    unusable: Sequence[str]  # the first ones: file, line, cause
+
+
+def read_log_tables(logs: Path) -> LogTables:
+    """Reads all `*.jsonl` of a folder. Raises AnalysisError if it has no such file."""
+    paths = sorted(logs.glob("*.jsonl"))
+    if not paths:
+        raise AnalysisError(f"{logs}: no logs (*.jsonl) to report on; is {logs.parent} a run folder?")
+    reader = _LogReader()
+    for path in paths:
+        reader.read(path)
+    return reader.build_tables()
+
+
+class _LogReader:
+    def __init__(self) -> None:
+        self._decoders = {event: msgspec.json.Decoder(kind) for event, kind in LINE_TYPES.items()}
+        self._name_decoder = msgspec.json.Decoder(_EventName)
+        self._frames: dict[str, list[pl.DataFrame]] = {event: [] for event in LINE_TYPES}
+        self._num_lines = 0
+        self._unusable: list[str] = []
+
+    def read(self, path: Path) -> None:
+        lines_by_event: dict[str, list[LogLine]] = {event: [] for event in LINE_TYPES}
+        for number, text in enumerate(read_bytes(path).splitlines(), start=1):
+            self._num_lines += 1
+            try:
+                event = self._name_decoder.decode(text).event
+                if event in lines_by_event:
+                    lines_by_event[event].append(self._decode_line(event, text))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                self._unusable.append(f"{path}, line {number}: {error}")
+        for event, lines in lines_by_event.items():
+            if lines:
+                self._frames[event].append(_build_table(event, lines, path.stem))
+
+    def _decode_line(self, event: str, text: bytes) -> LogLine:
+        line = self._decoders[event].decode(text)
+        if line.timestamp.tzinfo is None:
+            raise msgspec.ValidationError("the timestamp has no time zone")
+        return line
+
+    def build_tables(self) -> LogTables:
+        full = {
+            event: pl.concat(parts).sort("at", maintain_order=True) for event, parts in self._frames.items() if parts
+        }
+        began_at = min((frame["at"][0] for frame in full.values()), default=None)
+        since = (pl.col("at") - began_at).dt.total_microseconds() / 1e6
+        frames = {event: pl.DataFrame(schema=schema) for event, schema in _SCHEMAS.items()}
+        frames |= {event: frame.with_columns(t=since).drop("at") for event, frame in full.items()}
+        launches = frames["run.started"]["t"].to_list()[1:]
+        launch = pl.sum_horizontal(pl.lit(0), *(pl.col("t") >= begin for begin in launches)).alias("launch")
+        for event, field in _UNIQUE_BY.items():
+            unique = frames[event].with_columns(launch).unique(["launch", field], keep="first", maintain_order=True)
+            frames[event] = unique.drop("launch")
+        end_s = max((float(frames[event]["t"][-1]) for event in full), default=0.0)
+        unusable = len(self._unusable), self._unusable[:MAX_NAMED_UNUSABLE]
+        return LogTables(frames, began_at, end_s, _find_launch_ends(frames), self._num_lines, *unusable)
+
+
+def _find_launch_ends(frames: Mapping[str, pl.DataFrame]) -> Sequence[float]:
+    begins = frames["run.started"]["t"].to_list()[1:]
+    times = pl.concat([frame["t"] for event, frame in frames.items() if event != "run.started"])
+    last_times = [times.filter(times < begin).max() for begin in begins]
+    return [float(last) for last in last_times if isinstance(last, float)]
+
+
+def _build_table(event: str, lines: Sequence[LogLine], process: str) -> pl.DataFrame:
+    """The lines as a table with the time `at`; `process` replaces empty names."""
+    schema = {name: dtype for name, dtype in _SCHEMAS[event].items() if name != "t"}
+    columns: dict[str, list[Any]] = {name: [getattr(line, name) for line in lines] for name in schema}
+    for name in columns.keys() & {"process", "engine"}:
+        columns[name] = [value or process for value in columns[name]]
+    if "engines" in columns:
+        pairs = (each.items() for each in columns["engines"])
+        columns["engines"] = [[{"engine": engine, "asked": count} for engine, count in each] for each in pairs]
+    at = pl.Series("at", [line.timestamp for line in lines], dtype=pl.Datetime("us", "UTC"))
+    return pl.DataFrame(columns, schema=schema).with_columns(at)

@@ -1,0 +1,198 @@
+"""Print the utilization report in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from analysis.utilization.engine_time import EngineUtilization
+from analysis.utilization.idle import CAUSES
+from analysis.utilization.report import Utilization
+from analysis.utilization.trajectory_time import WAITS, TrajectorySummary
+
+_MAX_ROWS = 12  # engines or steps; the JSON has all
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_WIDTH = 56  # of a curve, in characters
+
+
+def build_tables(use: Utilization) -> Iterator[RenderableType]:
+    """Each table fits into 80 columns."""
+    if use.engines:
+        yield _build_engine_table(use)
+        yield _build_token_table(use)
+        yield _build_idle_table(use)
+    yield _build_timeline_table(use)
+    if use.executors:
+        yield _build_executor_table(use)
+    if use.trajectories.ended:
+        yield _format_counts(use)
+        yield _build_wait_table(use)
+        yield _build_longest_table(use.trajectories.longest)
+    if use.steps:
+        yield _build_step_table(use)
+        yield _build_last_table(use)
+    for doubt in use.doubts:
+        yield Text.from_markup(f"[yellow]doubt:[/] {escape(doubt)}")
+
+
+def _new_table(title: str, first: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _build_engine_table(use: Utilization) -> Table:
+    """Means over each engine's time with weights; KV tokens as a share of its capacity."""
+    columns = ("busy", "running", "peak", "leased", "used", "cached", "peak")
+    table = _new_table("Engines: running sequences; KV tokens as a share of the capacity", "", *columns)
+    for engine in use.engines[:_MAX_ROWS]:
+        table.add_row(
+            engine.engine,
+            _format_share(engine.busy_s, engine.active_s),
+            f"{engine.running_mean:.1f}",
+            f"{engine.running_peak:.0f}",
+            _format_share(engine.leased_tokens_mean, engine.kv_tokens),
+            _format_share(engine.used_tokens_mean, engine.kv_tokens),
+            _format_share(engine.cached_tokens_mean, engine.kv_tokens),
+            _format_share(engine.used_tokens_peak, engine.kv_tokens),
+        )
+    return _add_cut_caption(table, len(use.engines), "engines")
+
+
+def _build_token_table(use: Utilization) -> Table:
+    table = _new_table("Tokens", "", "generated", "prefilled", "recomputed", "evicted", "preempted")
+    for engine in use.engines[:_MAX_ROWS]:
+        done = (engine.generated_tokens, engine.prefilled_tokens, engine.recomputed_tokens, engine.evicted_tokens)
+        table.add_row(engine.engine, *(f"{count:,}" for count in (*done, engine.preempted)))
+    return _add_cut_caption(table, len(use.engines), "engines")
+
+
+def _build_idle_table(use: Utilization) -> Table:
+    """Seconds, as the mean over all engines."""
+    table = _new_table("Idle time, mean over engines", "cause", "s", "of its time")
+    active_s = sum(engine.active_s for engine in use.engines) / len(use.engines)
+    for cause, meaning in CAUSES.items():
+        seconds = sum(engine.idle_by_cause_s.get(cause, 0.0) for engine in use.engines) / len(use.engines)
+        if seconds >= 0.005:  # smaller values would be shown as 0.00
+            table.add_row(meaning, f"{seconds:.2f}", _format_share(seconds, active_s))
+    table.add_row(
+        "[bold]total[/]",
+        f"{_compute_mean_idle_s(use.engines):.2f}",
+        _format_share(_compute_mean_idle_s(use.engines), active_s),
+    )
+    return table
+
+
+def _compute_mean_idle_s(engines: Sequence[EngineUtilization]) -> float:
+    return sum(engine.idle_s for engine in engines) / len(engines)
+
+
+def _build_timeline_table(use: Utilization) -> Table:
+    bins = use.timeline.trajectories["leasing"]
+    table = _new_table(f"Over {len(bins) * use.timeline.bin_s:.1f} s, each row against its own peak", "", "")
+    for engine in use.engines[:_MAX_ROWS]:
+        bins = use.timeline.engines[engine.engine]
+        table.add_row(f"{engine.engine} slots", _format_sparkline(bins["running"]))
+        table.add_row(f"{engine.engine} KV", _format_sparkline(bins["used"]))
+    for phase, what in (("leasing", "wait for a lease"), ("calling", "wait for tools")):
+        table.add_row(what, _format_sparkline(use.timeline.trajectories[phase]))
+    return table
+
+
+def _format_sparkline(values: Sequence[float]) -> str:
+    chunk = -(-len(values) // _WIDTH)
+    means = [sum(values[at : at + chunk]) / len(values[at : at + chunk]) for at in range(0, len(values), chunk)]
+    peak = max(means, default=0.0) or 1.0
+    return "".join(_BLOCKS[min(8, -int(-8 * max(0.0, mean) // peak))] for mean in means)
+
+
+def _build_executor_table(use: Utilization) -> Table:
+    columns = ("slots", "busy", "running", "peak", "queued", "peak", "calls", "s queued")
+    table = _new_table("Executors: means over the run; queue seconds per call", "", *columns)
+    for executor in use.executors:
+        table.add_row(
+            executor.executor,
+            str(executor.slots),
+            _format_share(executor.busy_s, executor.span_s),
+            f"{executor.running_mean:.1f}",
+            f"{executor.running_peak:.0f}",
+            f"{executor.queued_mean:.1f}",
+            f"{executor.queued_peak:.0f}",
+            f"{executor.calls:,}",
+            f"{executor.queued_s_per_call:.3f}",
+        )
+    return table
+
+
+def _format_counts(use: Utilization) -> Text:
+    totals = use.trajectories
+    aborted = f" and {totals.aborted:,} were aborted" if totals.aborted else ""
+    return Text(
+        f"{totals.ended:,} trajectories ended, {totals.failed:,} of them failed{aborted}: {totals.turns:,} turns, {totals.calls:,} calls, "
+        f"{totals.generated_tokens:,} generated tokens, {totals.migrations:,} migrations\n"
+    )
+
+
+def _build_wait_table(use: Utilization) -> Table:
+    totals = use.trajectories
+    table = _new_table("Time of trajectories", "", "total s", "of it", "mean s", "p50", "p99", "longest")
+    whole = sum(wait.total_s for wait in totals.waits.values())
+    for name, what in WAITS.items():
+        wait = totals.waits[name]
+        figures = (wait.mean_s, wait.p50_s, wait.p99_s, wait.max_s)
+        table.add_row(
+            what, f"{wait.total_s:,.1f}", _format_share(wait.total_s, whole), *(f"{each:.3f}" for each in figures)
+        )
+    return table
+
+
+def _build_longest_table(longest: Sequence[TrajectorySummary]) -> Table:
+    table = _new_table(
+        "The ten longest trajectories", "", "step", "ending", "s", "lease", "gener.", "tools", "grade", "tokens"
+    )
+    for each in longest:
+        seconds = (each.lived_s, each.lease_wait_s, each.generation_s, each.tools_s, each.grading_s)
+        figures = (*(f"{s:.2f}" for s in seconds), f"{each.tokens:,}")
+        table.add_row(str(each.trajectory_id), _shorten_step(each.step), each.ending, *figures)
+    return table
+
+
+def _build_step_table(use: Utilization) -> Table:
+    """`tail`: from the end of nine tenths of the step's trajectories to the end of the last one."""
+    table = _new_table("Steps", "", "s", "rollout", "train", "weights", "trajectories", "tail")
+    for step in use.steps[-_MAX_ROWS:]:
+        parts = ("-" if part is None else f"{part:.2f}" for part in (step.step_s, step.rollout_s, step.train_s))
+        weights = "-" if step.weights_s is None else f"{step.weights_s:.2f}"
+        ended = f"{step.trajectories} ({step.aborted} aborted)" if step.aborted else str(step.trajectories)
+        table.add_row(_shorten_step(step.name), *parts, weights, ended, f"{step.tail_s:.2f}")
+    return _add_cut_caption(table, len(use.steps), "steps, the last")
+
+
+def _build_last_table(use: Utilization) -> Table:
+    table = _new_table("Last trajectory of each step", "", "trajectory")
+    table.add_column("why")
+    for step in use.steps[-_MAX_ROWS:]:
+        if step.last is not None:
+            table.add_row(_shorten_step(step.name), str(step.last.trajectory_id), step.why)
+    return table
+
+
+def _shorten_step(step: str) -> str:
+    return step.removeprefix("evaluation ")
+
+
+def _add_cut_caption(table: Table, count: int, what: str) -> Table:
+    if count > _MAX_ROWS:
+        table.caption = f"{_MAX_ROWS} of {count} {what}; the JSON has all"
+    return table
+
+
+def _format_share(part: float | None, whole: float | None) -> str:
+    return f"{part / whole:.1%}" if part is not None and whole else "-"

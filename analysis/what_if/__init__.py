@@ -1,0 +1,1 @@
+"""Recomputes decisions of a finished run: other RoC filters, trajectory branches."""

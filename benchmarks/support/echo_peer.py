@@ -1,0 +1,76 @@
+"""`python -m benchmarks.support.echo_peer FOLDER`: the second process of benchmarks.bus.
+
+The process echoes each bus message. An input line `bus N` or `asyncio N` makes it send N messages
+over that transport; `memory` makes it print its resident MiB. The process exits at the end of its
+input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import uvloop
+import zmq
+import zmq.asyncio
+
+from benchmarks.support.process_memory import read_resident_mib
+from bus.bus import Bus
+from bus.codec import encode
+from bus.messages import Envelope, StartGroup
+from bus.transport.zeromq import open_zmq_bus
+from configs.schema import BusConfig as BusConfig
+
+PEER, MEASURER = "peer", "measurer"
+MESSAGE = StartGroup(  # 64 ids and 200 characters
+    group_id=7,
+    purpose="train",
+    problem="p" * 198,
+    ground_truth="42",
+    prompt_ids=bytes(range(256)),
+    size=32,
+    first_trajectory_id=70_000,
+    temperature=1.0,
+    seed=5,
+)
+
+
+def plain_endpoint(folder: Path) -> str:
+    return f"ipc://{folder / 'plain'}"
+
+
+async def echo(bus: Bus) -> None:
+    while True:
+        envelope = await bus.receive()
+        await bus.send(envelope.sender, envelope.message)
+
+
+async def serve_commands(bus: Bus, socket: zmq.asyncio.Socket) -> None:
+    lines = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    while line := (await lines.readline()).decode().split():
+        if line[0] == "memory":
+            print(read_resident_mib(os.getpid()), flush=True)
+            continue
+        for _ in range(int(line[1])):
+            if line[0] == "bus":
+                await bus.send(MEASURER, MESSAGE)
+            else:
+                await socket.send(encode(Envelope(PEER, MEASURER, MESSAGE)))
+
+
+async def run_peer(folder: Path) -> None:
+    bus = open_zmq_bus(PEER, folder, BusConfig().queue_messages)
+    with zmq.asyncio.Context() as context, context.socket(zmq.PUSH) as socket:
+        socket.connect(plain_endpoint(folder))
+        echoing = asyncio.create_task(echo(bus))
+        await serve_commands(bus, socket)
+        echoing.cancel()
+    await bus.close()
+
+
+if __name__ == "__main__":
+    uvloop.run(run_peer(Path(sys.argv[1])))

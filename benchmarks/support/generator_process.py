@@ -1,0 +1,62 @@
+"""`python -m benchmarks.support.generator_process SETUP`: a generator with planned turn lengths.
+
+The generator runs on a bus, as in a run. At Shutdown, the process prints its engine's counts as
+one JSON line and exits.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import msgspec
+import structlog
+import torch
+import uvloop
+
+from actors.generator import Generator
+from analysis.simulation.workload import WorkloadShape, draw_workload
+from benchmarks.support.planned_lengths import PlannedEngine
+from bus.transport.zeromq import open_zmq_bus
+from configs.schema import BusConfig
+from engine.contract import Capacity
+from engine.inference.embedded import EmbeddedEngine
+
+
+class EngineSetup(msgspec.Struct, frozen=True):
+    """The setup of one engine process; JSON on the command line."""
+
+    name: str
+    arbiter: str
+    folder: str  # of the sockets
+    checkpoint: str
+    capacity: Capacity
+    threads: int
+    shape: WorkloadShape  # of the workload
+    seed: int
+
+
+async def run_engine(setup: EngineSetup) -> None:
+    plans = {plan.trajectory_id: plan for plan in draw_workload(setup.shape, setup.seed).plans}
+    engine = PlannedEngine(EmbeddedEngine(setup.checkpoint, setup.capacity, threads=setup.threads), plans)
+    bus = open_zmq_bus(setup.name, Path(setup.folder), BusConfig().queue_messages)
+    try:
+        await Generator(setup.name, bus, engine, setup.arbiter).run()
+    finally:
+        await bus.close()
+    print(msgspec.json.encode(engine.counts).decode(), flush=True)
+
+
+def main() -> None:
+    setup = msgspec.json.decode(sys.argv[1], type=EngineSetup)
+    torch.set_num_threads(setup.threads)
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    uvloop.run(run_engine(setup))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""A run in one process: the actors of a run, on one event loop and the in-process bus.
+
+    head, rollout: decide on the loop     generator, learner: one thread each
+    executor: fork servers                launcher: below
+
+The bus encodes, numbers and acknowledges messages as over ZeroMQ, without sockets. All threads
+share one interpreter lock.
+
+`python -m benchmarks.support.in_process_run RUN_FOLDER` runs all steps of the configuration there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from actors.process import build_process_coroutine
+from actors.runtime.decider_process import ProcessIncarnation
+from actors.runtime.wiring import list_executors, list_generators
+from bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
+from bus.bus import Bus
+from bus.messages import ExecutorJoined, RunFinished, Shutdown
+from bus.process.structured_log import configure_logging
+from bus.transport.in_process import Hub, make_in_process_bus_factory
+from configs.load import load_resolved
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from engine.learner import learner
+from engine.learner.distributed import RankGroup
+
+
+async def run_in_one_process(run: RunConfig, folder: RunFolder) -> None:
+    """Run all actors until they end. An actor's exception cancels all actors: ExceptionGroup."""
+    join = make_in_process_bus_factory(run, Hub())
+    bus, works = join(LAUNCHER, 0), dict[str, asyncio.Task[None]]()
+    async with asyncio.TaskGroup() as group:
+        for name in (HEAD, ROLLOUT, *list_generators(run), *list_executors(run)):
+            works[name] = group.create_task(
+                build_process_coroutine(ProcessIncarnation(name, 0), run, folder, 0, join), name=name
+            )
+        learning = learner.run_leader(run, folder, RankGroup(), learner.LearnerIncarnation(1, 0, 0), join)
+        works[LEARNER] = group.create_task(learning, name=LEARNER)
+        await _wait_until_finished(bus)
+        others = works.keys() - {HEAD}
+        for name in others:
+            await bus.send(name, Shutdown())
+        await asyncio.wait([works[name] for name in others])
+        await bus.send(HEAD, Shutdown())
+    await bus.close()
+
+
+async def _wait_until_finished(bus: Bus) -> None:
+    """Replace the launcher in a run without failures."""
+    while not isinstance(message := (await bus.receive()).message, RunFinished):
+        if isinstance(message, ExecutorJoined):
+            await bus.send(ROLLOUT, message)
+
+
+def main() -> None:
+    folder = RunFolder(Path(sys.argv[1]))
+    run = load_resolved(folder.config)
+    configure_logging(folder, "all", run.log.level)
+    structlog.get_logger().info("run.started", step=0, seed=run.seed)
+    uvloop.run(run_in_one_process(run, folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Memory of processes, from /proc. A process that exits during the measurement counts as zero."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def list_descendants(ancestors: Iterable[int]) -> list[int]:
+    """Return the ancestors and all their descendants."""
+    found: list[int] = []
+    new = list(ancestors)
+    while new:
+        found += new
+        new = [child for pid in new for child in _list_children(pid)]
+    return found
+
+
+def _list_children(pid: int) -> list[int]:
+    text = ""
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            text += (task / "children").read_text()
+    return [int(child) for child in text.split()]
+
+
+def read_private_mib(pids: Iterable[int]) -> float:
+    """Return the sum of the processes' private pages."""
+    return sum(_read_kib(pid, ("Private_Clean", "Private_Dirty")) for pid in pids) / 1024
+
+
+def read_proportional_mib(pids: Iterable[int]) -> float:
+    """Return the total memory: each page, divided among the processes that share it."""
+    return sum(_read_kib(pid, ("Pss",)) for pid in pids) / 1024
+
+
+def read_resident_mib(pid: int) -> float:
+    return _read_kib(pid, ("Rss",)) / 1024
+
+
+def read_peak_resident_mib(pid: int) -> float:
+    """Return the maximum resident memory so far."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def _read_kib(pid: int, names: tuple[str, ...]) -> int:
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+        return sum(int(line.split()[1]) for line in lines if line.partition(":")[0] in names)
+    return 0

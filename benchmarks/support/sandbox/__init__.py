@@ -1,0 +1,1 @@
+"""Setups and measurements of the sandbox benchmark."""

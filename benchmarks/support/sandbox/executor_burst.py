@@ -1,0 +1,141 @@
+"""Sends a step's calls at once over ZeroMQ to an executor process, and counts each answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from asyncio.subprocess import PIPE, Process
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.support.process_memory import list_descendants, read_proportional_mib, read_resident_mib
+from benchmarks.support.sandbox.executor_process import EXECUTOR
+from bus.addresses import ROLLOUT
+from bus.bus import Bus
+from bus.messages import CallFailed, CodeFinished, Shutdown
+from bus.transport.zeromq import open_zmq_bus
+from configs.schema import BusConfig as BusConfig
+from sandbox.checks.load_test import CallTally, LoadFigures, make_numbered_probes
+
+_CLIENT = ROLLOUT
+_ANSWER_TIMEOUT_S = 60.0  # maximum time between two answers
+
+
+class ExecutorUnresponsive(Exception):
+    """The executor exited or sent no answer within the timeout."""
+
+
+class BurstMemory(msgspec.Struct, frozen=True):
+    """Memory in MiB of the executor, and of its fork servers with their descendants."""
+
+    executor: float
+    servers: float
+
+
+class BurstResult(msgspec.Struct, frozen=True):
+    figures: LoadFigures
+    start: BurstMemory  # after the first call
+    middle: BurstMemory  # after half of the answers
+    end: BurstMemory
+
+
+async def send_burst(backend: str, core: int, calls: int) -> BurstResult:
+    """Send `calls` calls to an executor on `core`. This process keeps its own cores."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        command = [sys.executable, "-m", "benchmarks.support.sandbox.executor_process", backend, str(core), name]
+        executor = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+        bus = open_zmq_bus(_CLIENT, folder, BusConfig().queue_messages)
+        try:
+            return await _send_burst(bus, executor, calls)
+        finally:
+            if executor.returncode is None:
+                executor.terminate()
+            await executor.wait()
+            await bus.close()
+
+
+async def _send_burst(bus: Bus, executor: Process, calls: int) -> BurstResult:
+    tally = CallTally()
+    await _send(bus, tally, range(-1, 0))  # the first call's answer shows that the servers run
+    await _receive(bus, executor, tally, down_to=0)
+    servers = await _query_servers(executor)
+    start = _measure_memory(executor.pid, servers)
+    tally = CallTally()
+    await _send(bus, tally, range(calls))
+    await _receive(bus, executor, tally, down_to=calls // 2)
+    middle = _measure_memory(executor.pid, servers)
+    await _receive(bus, executor, tally, down_to=0)
+    end = _measure_memory(executor.pid, servers)
+    await bus.send(EXECUTOR, Shutdown())
+    await executor.wait()
+    while bus.waiting:  # surplus answers
+        await _receive_one(bus, tally)
+    return BurstResult(tally.compute_figures(), start, middle, end)
+
+
+async def _query_servers(executor: Process) -> list[int]:
+    assert executor.stdin is not None
+    assert executor.stdout is not None
+    executor.stdin.write(b"\n")
+    return json.loads(await executor.stdout.readline())
+
+
+async def _send(bus: Bus, tally: CallTally, numbers: range) -> None:
+    for probe in make_numbered_probes(numbers):
+        tally.record_request(probe, time.perf_counter())
+        await bus.send(EXECUTOR, probe.call)
+
+
+async def _receive(bus: Bus, executor: Process, tally: CallTally, down_to: int) -> None:
+    """Receive until at most `down_to` calls lack an answer. Raises ExecutorUnresponsive."""
+
+    async def receive() -> None:
+        while tally.unanswered > down_to:
+            await _receive_one(bus, tally)
+
+    receiving, ending = asyncio.create_task(receive()), asyncio.create_task(executor.wait())
+    before = tally.unanswered + 1
+    try:
+        while not receiving.done():
+            if ending.done() or tally.unanswered == before:
+                raise ExecutorUnresponsive(
+                    f"{tally.unanswered} calls have no answer; the executor's exit code is {executor.returncode}"
+                )
+            before = tally.unanswered
+            await asyncio.wait({receiving, ending}, timeout=_ANSWER_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (receiving, ending):
+            task.cancel()
+        await asyncio.gather(receiving, ending, return_exceptions=True)
+    receiving.result()
+
+
+async def _receive_one(bus: Bus, tally: CallTally) -> None:
+    match (await bus.receive()).message:
+        case CodeFinished() as answer:
+            tally.record_outcome((answer.trajectory_id, answer.call), answer.outcome, time.perf_counter())
+        case CallFailed() as answer:
+            tally.record_failure((answer.trajectory_id, answer.call), answer.cause, time.perf_counter())
+        case other:
+            raise AssertionError(f"the executor sent {type(other).__name__}")
+
+
+def _measure_memory(executor: int, servers: list[int]) -> BurstMemory:
+    return BurstMemory(read_resident_mib(executor), read_proportional_mib(list_descendants(servers)))
+
+
+def run_burst(backend: str, core: int, calls: int) -> BurstResult:
+    """Run the burst, with this process off `core` if it has another core."""
+    before = os.sched_getaffinity(0)
+    others = set(range(os.cpu_count() or 1)) - {core}
+    os.sched_setaffinity(0, others or before)
+    try:
+        return asyncio.run(send_burst(backend, core, calls))
+    finally:
+        os.sched_setaffinity(0, before)

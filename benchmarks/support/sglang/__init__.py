@@ -1,0 +1,1 @@
+"""Servers, clients and measurements of the SGLang benchmarks."""

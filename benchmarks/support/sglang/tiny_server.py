@@ -1,0 +1,51 @@
+"""An SGLang server of the tiny model with random weights, on a CPU (configs/tiny_sglang.toml)."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from configs.load import load_run
+from configs.run_folder import RunFolder
+from configs.schema import DialogueConfig, RunConfig, TinyConfig
+from engine.sglang.server.compatibility import ServerRequirements
+from tasks.tiny.prepare import prepare
+
+ROOT = Path(__file__).parents[3]
+CONFIG = ROOT / "configs" / "tiny_sglang.toml"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--python", help="interpreter that has SGLang; .venv-sglang/bin/python")
+    parser.add_argument("--port", type=int, help="of the server that is started")
+
+
+def configure_tiny_server(
+    options: argparse.Namespace,
+    folder: Path,
+    arguments: Sequence[str],
+    *,
+    kv_tokens: int,
+    max_running: int,
+    sequence_tokens: int,
+) -> ServerRequirements:
+    """Configure a server, with the model in `folder` and `kv_tokens` rounded down to whole pages.
+
+    `arguments` are the server's only arguments besides those of the configuration's other keys.
+    """
+    files, run = RunFolder(folder), load_run(CONFIG)
+    tiny = TinyConfig(num_train_questions=1, num_test_questions=1, num_sft_dialogues=200)
+    prepare(RunConfig(name="tiny", tiny=tiny, dialogue=DialogueConfig(tools=("jupyter_code",))), files)
+    sglang = replace(
+        run.sglang,
+        python=options.python or str(ROOT / run.sglang.python),
+        port=options.port or run.sglang.port,
+        arguments=tuple(arguments),
+        environment={name: str(ROOT / path) for name, path in run.sglang.environment.items()},
+    )
+    page = run.engine.page_tokens
+    engine = replace(run.engine, kv_tokens=kv_tokens // page * page, max_running=max_running)
+    return ServerRequirements(engine, sglang, files.checkpoints / "init", sequence_tokens)

@@ -1,0 +1,107 @@
+"""Runs for benchmarks, from a checkpoint: in processes, in one process or in a plain loop."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+from msgspec.structs import replace
+from rich.console import Console
+
+from actors.launch.claim_run_folder import claimed_run_folder, increment_launch_count
+from actors.launch.display import make_display
+from actors.launch.launcher import Launcher, LogWriteFailure
+from bus.addresses import LAUNCHER
+from bus.process.structured_log import configure_logging
+from configs.load import load_run
+from configs.run_folder import RunFolder
+from configs.schema import DataConfig, EvaluationConfig, ModelConfig, RunConfig
+
+
+class RunUnfinished(Exception):
+    """The run ended before its last step. `str(error)` has the reason."""
+
+
+def run_cold_start(config: Path, settings: Sequence[str], runs: Path) -> Path:
+    """Run the cold start of `config` in a new folder below `runs`; return its checkpoint.
+
+    Raises ProcessDied.
+    """
+    run = load_run(config, [*settings, "rl.steps=0", "evaluation.questions=0", "name=cold"])
+    launch(replace(run, runs_folder=str(runs)))
+    return RunFolder(runs / "cold").get_checkpoint_path(0)
+
+
+def from_checkpoint(config: Path, settings: Sequence[str], checkpoint: Path, steps: int) -> RunConfig:
+    """Return `config` without cold start and evaluation, on the questions of the checkpoint's run.
+
+    Measure no last step: it saves a checkpoint.
+    """
+    data = RunFolder(checkpoint.parents[1].resolve()).data
+    run = load_run(config, [*settings, "sft.steps=0", f"rl.steps={steps}"])
+    return replace(
+        run,
+        tiny=None,  # its outputs exist already
+        model=ModelConfig(checkpoint=str(checkpoint.resolve())),
+        data=DataConfig(train=str(data / "train.jsonl"), test=str(data / "test.jsonl")),
+        evaluation=EvaluationConfig(questions=0),
+        learner=replace(run.learner, checkpoint_every=steps),
+    )
+
+
+def launch(run: RunConfig) -> RunFolder:
+    """Run the processes to their end. Raises RunUnfinished, actors.launch.launcher.ProcessDied."""
+    with claimed_run_folder(run, resume=False, overwrite=True) as folder:
+        configure_logging(folder, LAUNCHER, run.log.level)
+        display = make_display(Console(stderr=True))
+        try:
+            ending = uvloop.run(
+                Launcher(run, folder, display, increment_launch_count(folder), LogWriteFailure()).launch()
+            )
+        finally:
+            display.close()
+    if ending != "finished":
+        raise RunUnfinished(f"the run was {ending}")
+    return folder
+
+
+def run_over_processes(run: RunConfig) -> list[dict[str, float]]:
+    """Return every step's metrics, as the run records them."""
+    return _read_steps(launch(run))
+
+
+def run_in_process(run: RunConfig) -> list[dict[str, float]]:
+    """Return every step's metrics of the run in one process (benchmarks.support.in_process_run)."""
+    with claimed_run_folder(run, resume=False, overwrite=True) as folder:
+        _run_in_new_process("benchmarks.support.in_process_run", folder)
+        return _read_steps(folder)
+
+
+def run_in_plain_loop(folder: RunFolder) -> list[dict[str, float]]:
+    """Return every step's metrics of the run in `folder` (benchmarks.support.single_loop_run)."""
+    return json.loads(_run_in_new_process("benchmarks.support.single_loop_run", folder).splitlines()[-1])
+
+
+def _read_steps(folder: RunFolder) -> list[dict[str, float]]:
+    return [line for line in map(json.loads, folder.metrics.read_text().splitlines()) if line["kind"] == "step"]
+
+
+def _run_in_new_process(module: str, folder: RunFolder) -> str:
+    """Return the output of `module` for the run in `folder`.
+
+    The new process has threads that sleep while they wait, as in a run. Two spinning threads train
+    far more slowly when another process needs a core.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", module, str(folder.path)],
+        env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout

@@ -1,0 +1,53 @@
+"""Encoding of frames in an event log: plain, or compressed if that is shorter. The first byte is a
+marker.
+
+Elements of token arrays have four bytes and resemble each other byte by byte: high bytes of ids,
+exponents of logprobs, all bytes of versions. A byte shuffle therefore groups every fourth byte
+before DEFLATE. On the long frames of a simulated step (benchmarks/event_log.py) level 1 leaves
+0.35 of the bytes, 0.39 without the shuffle. Level 6 leaves 0.33 and takes a third more time;
+higher levels cost more than they save.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+MIN_COMPRESSED_BYTES = 512  # shorter frames stay plain: they are many, and compression saves little
+_PLAIN, _DEFLATED, _SHUFFLED = b"\x00", b"\x01", b"\x02"
+_LEVEL = 1
+_ZERO_BYTE_RATIO = 8  # a frame contains arrays if more than 1/8 of its bytes are zero; text has no zero bytes
+
+
+def compress_frame(frame: bytes) -> bytes:
+    """At most one byte longer than the frame."""
+    if len(frame) < MIN_COMPRESSED_BYTES:
+        return store_uncompressed(frame)
+    if frame.count(0) * _ZERO_BYTE_RATIO > len(frame):
+        packed = _SHUFFLED + zlib.compress(b"".join(frame[offset::4] for offset in range(4)), _LEVEL)
+    else:
+        packed = _DEFLATED + zlib.compress(frame, _LEVEL)
+    return packed if len(packed) < len(frame) else store_uncompressed(frame)
+
+
+def store_uncompressed(frame: bytes) -> bytes:
+    """The frame, with a marker only if its first byte equals one."""
+    return _PLAIN + frame if frame[:1] in (_PLAIN, _DEFLATED, _SHUFFLED) else frame
+
+
+def decompress_frame(stored: bytes) -> bytes:
+    """Raises zlib.error for damaged data."""
+    marker = stored[:1]
+    if marker == _PLAIN:
+        return stored[1:]
+    if marker == _DEFLATED:
+        return zlib.decompress(stored[1:])
+    if marker != _SHUFFLED:
+        return stored
+    planes = zlib.decompress(stored[1:])
+    frame = bytearray(len(planes))
+    start = 0
+    for offset in range(4):
+        length = len(frame[offset::4])
+        frame[offset::4] = planes[start : start + length]
+        start += length
+    return bytes(frame)

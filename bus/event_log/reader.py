@@ -1,0 +1,135 @@
+"""Reading of event logs, including those of a running process."""
+
+from __future__ import annotations
+
+import sqlite3
+import zlib
+from collections.abc import Generator, Sequence
+from contextlib import closing, contextmanager
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from bus.codec import MalformedFrame, decode
+from bus.event_log.compression import decompress_frame
+from bus.event_log.records import SCHEMA_VERSION, Decision, Event, RemovedEvents
+from bus.messages import Envelope
+from configs.errors import UnusableInput
+
+_COLUMNS = "e.seq, time, actor, sender, session, number, kind, trajectory, frame, effects, state"
+_IN_TRAJECTORY_OR_GROUP = (
+    "e.seq IN (SELECT seq FROM events WHERE trajectory = ? UNION SELECT seq FROM groups WHERE first <= ? AND last >= ?)"
+)
+
+
+class UnusableLog(UnusableInput):
+    """A file that cannot be read as an event log; the message names it."""
+
+
+def read_events(
+    path: Path,
+    *,
+    trajectory: int | None = None,
+    with_group: bool = False,
+    kinds: Sequence[str] = (),
+    actor: str | None = None,
+    since_seq: int = 0,
+    time_range: tuple[float, float] = (-inf, inf),
+) -> Generator[tuple[Event, Decision | None]]:
+    """Events in order, each with its decision, or None if the process died before it decided.
+
+    Filters: the number is at least `since_seq`; the event concerns `trajectory` (`with_group`: or
+    its group); it has one of `kinds`; `actor` received it; its time is within the half-open
+    `time_range`. Raises UnusableLog.
+    """
+    conditions: list[tuple[str, Sequence[Any]]] = [("e.seq >= ?", (since_seq,))]
+    if trajectory is not None and with_group:
+        conditions.append((_IN_TRAJECTORY_OR_GROUP, [trajectory] * 3))
+    elif trajectory is not None:
+        conditions.append(("trajectory = ?", (trajectory,)))
+    if kinds:
+        conditions.append((f"kind IN ({', '.join('?' * len(kinds))})", kinds))
+    if actor is not None:
+        conditions.append(("actor = ?", (actor,)))
+    if time_range != (-inf, inf):
+        conditions.append(("time >= ? AND time < ?", time_range))
+    where = " AND ".join(condition for condition, _ in conditions)
+    query = f"SELECT {_COLUMNS} FROM events e LEFT JOIN decisions d ON e.seq = d.seq WHERE {where} ORDER BY e.seq"
+    with _open_log(path) as connection:
+        if _is_empty(path, connection):
+            return
+        for row in connection.execute(query, [value for _, values in conditions for value in values]):
+            decision = None if row[9] is None else Decision(row[0], row[9], row[10])
+            yield Event(*row[:9])._replace(frame=_decompress(path, row[0], row[8])), decision
+
+
+def decode_event(log: Path, event: Event) -> Envelope:
+    """Raises UnusableLog for a damaged frame."""
+    try:
+        return decode(event.frame)
+    except MalformedFrame as error:
+        raise UnusableLog(f"{log}: event {event.seq} is damaged: {error}") from error
+
+
+def _decompress(log: Path, seq: int, stored: bytes) -> bytes:
+    try:
+        return decompress_frame(stored)
+    except zlib.error as error:
+        raise UnusableLog(f"{log}: event {seq} is damaged: {error}") from error
+
+
+def read_first_time(path: Path) -> float | None:
+    """Time of the first event; None for an empty log."""
+    with _open_log(path) as connection:
+        if _is_empty(path, connection):
+            return None
+        row = connection.execute("SELECT time FROM events ORDER BY seq LIMIT 1").fetchone()
+        return None if row is None else row[0]
+
+
+def find_epoch_start(path: Path, epoch: int) -> int | None:
+    """Number of the process's RunStarted in this epoch, or None."""
+    if not path.exists():
+        return None
+    with _open_log(path) as connection:
+        if _is_empty(path, connection):
+            return None
+        query = "SELECT min(seq) FROM events WHERE kind = 'RunStarted' AND session = ?"
+        return connection.execute(query, (epoch,)).fetchone()[0]
+
+
+def list_removed_events(path: Path) -> list[RemovedEvents]:
+    with _open_log(path) as connection:
+        if _is_empty(path, connection):
+            return []
+        return [RemovedEvents(*row) for row in connection.execute("SELECT * FROM gone ORDER BY first, kind")]
+
+
+def check_complete(path: Path, since_seq: int) -> None:
+    """Raises UnusableLog if an event from `since_seq` on was removed, so that no decider can be
+    rebuilt from there."""
+    last = max((removed.last for removed in list_removed_events(path)), default=0)
+    if last >= since_seq:
+        raise UnusableLog(
+            f"{path}: log.keep_steps has removed events up to number {last}; events from number {since_seq} on are needed"
+        )
+
+
+@contextmanager
+def _open_log(path: Path) -> Generator[sqlite3.Connection]:
+    """Raises UnusableLog for a damaged file."""
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            yield connection
+    except sqlite3.Error as error:
+        raise UnusableLog(f"{path}: cannot be read as an event log: {error}") from error
+
+
+def _is_empty(path: Path, connection: sqlite3.Connection) -> bool:
+    """Whether the log has no tables yet. Raises UnusableLog for another schema version."""
+    if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        return True
+    found = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+    if found is not None and int(found[0]) != SCHEMA_VERSION:
+        raise UnusableLog(f"{path}: event log of schema version {found[0]}, this program reads {SCHEMA_VERSION}")
+    return found is None

@@ -1,0 +1,82 @@
+"""Records and tables of an event log."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+SCHEMA_VERSION = 4
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS events (
+    seq INTEGER PRIMARY KEY,
+    time REAL NOT NULL,           -- Unix time in seconds, by the process's monotonic clock
+    actor TEXT NOT NULL,          -- receiver
+    sender TEXT NOT NULL,
+    session INTEGER NOT NULL,     -- epoch of the sender's process
+    number INTEGER NOT NULL,      -- in the sender's lane: bus.transport.reliable_stream
+    kind TEXT NOT NULL,           -- class of the message
+    trajectory INTEGER,           -- NULL if the message concerns none or several
+    frame BLOB NOT NULL           -- envelope as received: bus.event_log.compression
+);
+CREATE INDEX IF NOT EXISTS events_trajectory ON events (trajectory) WHERE trajectory IS NOT NULL;
+CREATE TABLE IF NOT EXISTS groups (
+    seq INTEGER PRIMARY KEY,      -- event that concerns several trajectories
+    first INTEGER NOT NULL,       -- first trajectory
+    last INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS groups_first ON groups (first, last);
+CREATE TABLE IF NOT EXISTS decisions (
+    seq INTEGER PRIMARY KEY,      -- event
+    effects BLOB NOT NULL,        -- fingerprint of the effects, in order
+    state BLOB                    -- fingerprint of the decider's next state; NULL if it has none
+);
+CREATE TABLE IF NOT EXISTS steps (
+    step INTEGER PRIMARY KEY,     -- finished step; recorded only if old events are removed
+    seq INTEGER NOT NULL          -- first event that reports it
+);
+CREATE TABLE IF NOT EXISTS gone (
+    first INTEGER NOT NULL,       -- events with numbers from first to last were removed
+    last INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    events INTEGER NOT NULL,      -- number of removed events of this kind
+    PRIMARY KEY (first, kind)
+);
+"""
+
+
+class Event(NamedTuple):
+    seq: int
+    time: float
+    actor: str
+    sender: str
+    epoch: int
+    number: int
+    kind: str
+    trajectory: int | None
+    frame: bytes
+
+
+class Decision(NamedTuple):
+    seq: int
+    effects: bytes
+    state: bytes | None
+
+
+class TrajectoryRange(NamedTuple):
+    """Trajectories of an event that concerns several."""
+
+    seq: int
+    first: int
+    last: int
+
+
+class RemovedEvents(NamedTuple):
+    """Removed events of one kind, numbered from `first` to `last`."""
+
+    first: int
+    last: int
+    kind: str
+    events: int
+
+
+Record = Event | Decision | TrajectoryRange

@@ -1,0 +1,164 @@
+"""The event log of a process: every event that a decider receives, before it decides, and a
+fingerprint of its decision.
+
+One SQLite file per process, in WAL mode. A writer thread commits in groups, so that the event loop
+never waits for the disk, and reports each commit. A kill loses only records of unreported commits;
+no record is torn.
+"""
+
+from __future__ import annotations
+
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bus.event_log.compression import compress_frame, store_uncompressed
+from bus.event_log.records import SCHEMA, SCHEMA_VERSION, Decision, Event, Record, TrajectoryRange
+from bus.event_log.retention import Retention
+
+MAX_QUEUED_RECORDS = 200_000  # for the writer thread; beyond it `is_full` makes the owner stop receiving
+_GROUP_COMMIT_S = 0.001  # from a group's first record to its commit; the effects of an event wait for it
+_INSERT_BATCH_SIZES = (256, 32, 4, 1)
+
+
+class EventLogFailure(Exception):
+    """The log cannot be written: full disk, read-only folder. The run must stop, since unlogged
+    events are lost."""
+
+
+class EventLog:
+    """Appends from one thread; `close` commits everything that was appended."""
+
+    def __init__(self, path: Path, *, compress: bool = False, keep_steps: int = 0) -> None:
+        """`compress` applies to long frames; `keep_steps` finished steps keep their events, 0: all."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = _open(path)
+            self._retention = Retention(self._connection, keep_steps) if keep_steps else None
+        except (OSError, sqlite3.Error) as error:
+            raise EventLogFailure(f"{path}: {error}") from error
+        self._path = path
+        # Called on the writer thread with the number of the last committed event.
+        self.on_commit: Callable[[int], object] = lambda seq: None
+        self._encode_frame = compress_frame if compress else store_uncompressed
+        self._last_seq = int(self._connection.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
+        self._committed_seq = self._last_seq
+        self._records: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
+        self._space_available = threading.Event()
+        self._closing = threading.Event()
+        self._failure: EventLogFailure | None = None
+        self._thread = threading.Thread(target=self._write, name="event-log", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_full(self) -> bool:
+        return self._records.qsize() > MAX_QUEUED_RECORDS
+
+    def wait_for_space(self) -> None:
+        """Blocks until the writer thread has caught up. Raises EventLogFailure if it cannot."""
+        while self.is_full:
+            self.raise_if_failed()
+            self._space_available.clear()
+            self._space_available.wait(timeout=1.0)
+
+    def append(
+        self,
+        time: float,
+        actor: str,
+        sender: str,
+        kind: str,
+        trajectories: int | range | None,
+        frame: bytes,
+        epoch: int = 0,
+        number: int = 0,
+    ) -> int:
+        """Returns the event's number. Raises EventLogFailure if an earlier write failed."""
+        self.raise_if_failed()
+        self._last_seq += 1
+        trajectory = trajectories if isinstance(trajectories, int) else None
+        self._records.put(Event(self._last_seq, time, actor, sender, epoch, number, kind, trajectory, frame))
+        if isinstance(trajectories, range) and trajectories:
+            self._records.put(TrajectoryRange(self._last_seq, trajectories[0], trajectories[-1]))
+        return self._last_seq
+
+    def append_decision(self, seq: int, effects: bytes, state: bytes | None) -> None:
+        self._records.put(Decision(seq, effects, state))
+
+    def close(self) -> None:
+        self._records.put(None)
+        self._closing.set()
+        self._thread.join()
+        self._connection.close()
+        self.raise_if_failed()
+
+    def raise_if_failed(self) -> None:
+        """Raises EventLogFailure if a record could not be written; the writer thread called
+        `on_commit` then, too."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _write(self) -> None:
+        is_open = True
+        while is_open:
+            group, is_open = self._collect_group()
+            try:
+                self._commit(group)
+            except Exception as error:  # edge of the thread: whatever waits for a commit must receive the error
+                self._failure = EventLogFailure(f"{self._path}: {error}")
+                self._failure.__cause__ = error
+                self.on_commit(self._committed_seq)
+                return
+            finally:
+                self._space_available.set()
+
+    def _collect_group(self) -> tuple[list[Record], bool]:
+        """Records that arrive within one group's time, and whether the log is still open."""
+        group: list[Record] = []
+        record = self._records.get()
+        self._closing.wait(_GROUP_COMMIT_S)  # waking up for each record would cost the event loop time
+        while record is not None:
+            group.append(record)
+            try:
+                record = self._records.get_nowait()
+            except queue.Empty:
+                return group, True
+        return group, False
+
+    def _commit(self, group: list[Record]) -> None:
+        events = [record for record in group if isinstance(record, Event)]
+        rows = [(*event[:-1], self._encode_frame(event.frame)) for event in events]
+        with self._connection:
+            _insert(self._connection, "events", rows)
+            _insert(self._connection, "decisions", [record for record in group if isinstance(record, Decision)])
+            _insert(self._connection, "groups", [record for record in group if isinstance(record, TrajectoryRange)])
+            if self._retention is not None:
+                self._retention.apply(self._connection, events)
+        if events:
+            self._committed_seq = events[-1].seq
+            self.on_commit(self._committed_seq)
+
+
+def _insert(connection: sqlite3.Connection, table: str, rows: Sequence[tuple[object, ...]]) -> None:
+    """Insert many rows per statement: each statement releases the GIL and reacquires it."""
+    start = 0
+    for count in _INSERT_BATCH_SIZES:
+        while len(rows) - start >= count:
+            batch = rows[start : start + count]
+            places = ", ".join(["(" + ", ".join("?" * len(batch[0])) + ")"] * count)
+            connection.execute(f"INSERT INTO {table} VALUES {places}", [value for row in batch for value in row])
+            start += count
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, check_same_thread=False)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.executescript(SCHEMA)
+    with connection:
+        connection.execute("INSERT OR IGNORE INTO meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
+    found = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()[0]
+    if int(found) != SCHEMA_VERSION:
+        raise sqlite3.DatabaseError(f"event log of schema version {found}, this program reads {SCHEMA_VERSION}")
+    return connection

@@ -1,0 +1,30 @@
+"""`python -m bus.process.parent_death ARGV...`: execute ARGV so that it is killed when its parent
+process dies.
+
+With it, `kill -9` of the launcher leaves no process, whatever programs its children execute. The
+parent passes its process id in the environment, and so does the executed program: the learner's
+ranks die with torchrun's agent, which dies with the launcher.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+PARENT_PID_VARIABLE = "ASTERISM_PARENT"
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the process `parent`, which started it, dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # the parent died before the call above
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    die_with_parent(int(os.environ[PARENT_PID_VARIABLE]))  # the setting survives exec
+    os.environ[PARENT_PID_VARIABLE] = str(os.getpid())
+    os.execvp(sys.argv[1], sys.argv[1:])

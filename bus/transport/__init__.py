@@ -1,0 +1,1 @@
+"""How messages travel between processes: addresses, authentication, reliable streams, ZeroMQ."""

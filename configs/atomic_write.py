@@ -1,0 +1,45 @@
+"""Atomic writes of files, and errors that name the file when a disk refuses a write."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from configs.errors import UnusableInput
+
+DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+
+
+class DiskError(UnusableInput):
+    """A file that cannot be written: the disk is full, over its quota, read-only, or broken."""
+
+    def __init__(self, path: Path | str, error_number: int) -> None:
+        super().__init__(f"{path}: {os.strerror(error_number)}")
+
+
+@contextmanager
+def raising_disk_errors(path: Path) -> Generator[None]:
+    """Raise DiskError for disk errors; it names the OSError's file, or `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_ERRNOS:
+            raise
+        raise DiskError(error.filename or path, error.errno) from error
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """A reader sees the complete old content or the complete new one. Raises DiskError."""
+    new = path.with_name(f"{path.name}.new")
+    try:
+        with raising_disk_errors(new):
+            new.write_bytes(content)
+            new.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise

@@ -1,0 +1,101 @@
+"""Error messages for a configuration: layer, key, expected value and actual value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast, get_args
+
+import tomli_w
+
+from configs.schema import RunConfig
+from configs.schema_tree import find_annotation, find_section
+
+_TOML_TYPE_NAMES = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "true or false",
+    "object": "a table",
+    "array": "an array",
+}
+
+
+class ConfigLayer(NamedTuple):
+    source: str  # path of the file, or the flag as typed
+    table: dict[str, Any]
+
+
+def explain_validation_error(message: str, merged: Mapping[str, Any], layers: Sequence[ConfigLayer], file: Path) -> str:
+    """Translate msgspec's message into TOML's terms and add the value and the layer that set it.
+
+    >>> # "Expected `int`, got `str` - at `$.rl.steps`"
+    >>> # "configs/tiny.toml: `rl.steps` must be an integer, got \"many\""
+    """
+    problem, _, location = message.partition(" - at `$")
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`", problem):
+        return f"{file}: the key `{missing[1]}` is missing"
+    key_path = location.strip("`").removeprefix(".")
+    keys = re.sub(r"\[.*?\]", "", key_path).split(".") if key_path else []
+    where = f"`{key_path}`"
+    source = _find_sources(keys, layers) or str(file)
+    if problem.startswith(("Expected", "Invalid enum value")):
+        return f"{source}: {where} must be {_describe_expected(problem, keys)}, got {_describe_actual(problem, key_path, merged)}"
+    return f"{source}: {where}: {problem}" if key_path else f"{source}: {problem}"
+
+
+def _find_sources(keys: Sequence[str], layers: Sequence[ConfigLayer]) -> str:
+    """The last layer that set the key; for a table, all layers that set any of its keys."""
+    sources = [layer.source for layer in layers if _contains_key(layer.table, keys)]
+    is_table = find_section(find_annotation(RunConfig, keys)) is not None
+    return " with ".join(sources if is_table else sources[-1:])
+
+
+def _contains_key(table: Any, keys: Sequence[str]) -> bool:
+    for key in keys:
+        if not isinstance(table, dict) or key not in table:
+            return False
+        table = cast("dict[str, Any]", table)[key]
+    return True
+
+
+def _describe_expected(problem: str, keys: Sequence[str]) -> str:
+    if problem.startswith("Invalid enum value"):
+        return "one of " + ", ".join(format_value(choice) for choice in _list_choices(find_annotation(RunConfig, keys)))
+    wanted = re.match(r"Expected `([^`]*)`(.*?)(, got .*)?$", problem)
+    if wanted is None:
+        return problem.removeprefix("Expected ").partition(", got ")[0]
+    types = [_TOML_TYPE_NAMES.get(name, name) for name in wanted[1].split(" | ") if name != "null"]
+    return " or ".join(types) + wanted[2]
+
+
+def _list_choices(annotation: object) -> list[Any]:
+    """The values of a Literal, or of a Literal that is the element of a tuple."""
+    arguments = [argument for argument in get_args(annotation) if argument is not ...]
+    return [choice for argument in arguments for choice in (_list_choices(argument) or [argument])]
+
+
+def _describe_actual(problem: str, key_path: str, merged: Mapping[str, Any]) -> str:
+    """The value; only its type if msgspec does not name the key, as in sglang.environment."""
+    kind = re.search(r", got `(\w+)`$", problem)
+    if kind and key_path.endswith("[...]"):
+        return _TOML_TYPE_NAMES.get(kind[1], kind[1])
+    return format_value(_find_value(key_path, merged))
+
+
+def _find_value(key_path: str, table: Any) -> object:
+    for key, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", key_path):
+        table = table[int(index)] if index else table[key]
+    return table
+
+
+def format_value(value: object) -> str:
+    """The value in TOML syntax."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, dict):
+        return "a table"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(format_value(item) for item in cast("list[object]", value)) + "]"
+    return tomli_w.dumps({"value": value}).removeprefix("value = ").strip()

@@ -1,0 +1,83 @@
+"""Tables of the configuration: base class, checks, and access to keys by path."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+
+PRESET_KEY = "preset"  # a key of the file, not of the schema
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the TOML file; unknown keys are errors."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ValueError(message) unless `condition` holds; the loader adds the table's path."""
+    if not condition:
+        raise ValueError(message)
+
+
+def require_positive(section: Section, *keys: str) -> None:
+    for key in keys:
+        require(getattr(section, key) > 0, f"{key} must be positive")
+
+
+def find_section(annotation: object) -> type[msgspec.Struct] | None:
+    """The Struct in `Struct` or `Struct | None`; None for the annotation of a value."""
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, msgspec.Struct):
+            return candidate
+    return None
+
+
+@functools.cache  # msgspec recompiles the annotations on each call
+def get_field_types(section: type[msgspec.Struct]) -> Mapping[str, Any]:
+    """Key -> annotation, in the schema's order."""
+    return {field.encode_name: field.type for field in msgspec.structs.fields(section)}
+
+
+def find_annotation(root: type[Section], path: Sequence[str]) -> object | None:
+    """The annotation of the key at `path` below `root`; None for an unknown key."""
+    annotation: object | None = root
+    for key in path:
+        if get_origin(annotation) is dict:  # a table with arbitrary keys, such as sglang.environment
+            annotation = get_args(annotation)[1]
+            continue
+        section = find_section(annotation)
+        annotation = get_field_types(section).get(key) if section else None
+    return annotation
+
+
+def is_string(annotation: object) -> bool:
+    """Whether the key takes a string, possibly restricted to a few values."""
+    return annotation is str or (get_origin(annotation) is Literal and isinstance(get_args(annotation)[0], str))
+
+
+def find_nearest_keys(root: type[Section], path: Sequence[str]) -> list[str]:
+    """Full paths of the valid keys that are most similar to `path`; several if tables share the
+    key's name.
+
+    A similar key of the same table takes precedence over similar keys of other tables.
+    """
+    *parents, name = path
+    section = find_section(find_annotation(root, parents))
+    siblings = [*get_field_types(section), *([] if parents else [PRESET_KEY])] if section else []
+    if close := difflib.get_close_matches(name, siblings, n=1):
+        return [".".join([*parents, close[0]])]
+    by_name: dict[str, list[str]] = {}
+    for key in _iter_keys(root):
+        by_name.setdefault(key.rpartition(".")[2], []).append(key)
+    nearest = difflib.get_close_matches(name, by_name, n=1)  # an equal name is nearest
+    return by_name[nearest[0]] if nearest else []
+
+
+def _iter_keys(section: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:
+    for key, annotation in get_field_types(section).items():
+        yield prefix + key
+        if inner := find_section(annotation):
+            yield from _iter_keys(inner, f"{prefix}{key}.")

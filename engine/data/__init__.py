@@ -1,0 +1,1 @@
+"""Data sets: problems for RL and dialogues for the cold start."""

@@ -1,0 +1,172 @@
+"""Tokenizes cold-start dialogues as a rollout does, with a loss mask over the assistant's tokens.
+
+Both encode the segments of policies/dialogue/chat_format.py one by one, so that training and
+generation use the same token ids.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from engine.data.datasets import DatasetError, DatasetRow, read_rows
+from policies.dialogue.chat_format import (
+    PREFILL,
+    TURN_END,
+    TURN_START,
+    USER_INSTRUCTION,
+    TextSegment,
+    TextTokenizer,
+    ToolName,
+    build_prompt_segments,
+    build_tool_turn_segments,
+    encode_segments,
+    format_tool_call,
+)
+
+
+class TokenizedDialogue(NamedTuple):
+    token_ids: list[int]  # [T]
+    loss_mask: list[int]  # [T]; 1 for tokens that the assistant generates, its end of turn included
+
+
+class _DatasetLocation(NamedTuple):
+    """A place in a data file, for error messages."""
+
+    path: Path
+    row: int
+    field: str
+
+    def build_error(self, problem: str, inner: str = "") -> DatasetError:
+        return DatasetError(self.path, problem, row=self.row, field=f"{self.field}.{inner}" if inner else self.field)
+
+
+class _DialogueMessage(NamedTuple):
+    role: str
+    fields: DatasetRow
+    location: _DatasetLocation
+
+    def get_text(self) -> str:
+        value = self.fields.get("content")
+        if not isinstance(value, str):
+            raise self.location.build_error("expected a string", "content")
+        return value
+
+
+class _TokenSpan(NamedTuple):
+    token_ids: list[int]
+    generated: bool
+
+
+def read_sft_dialogues(path: Path, tokenizer: TextTokenizer, tools: Sequence[ToolName]) -> list[TokenizedDialogue]:
+    """One sequence per row, from its `messages`. Raises DatasetError with file, row and field.
+
+    The run's own system message replaces the row's, so that the prompt equals that of the
+    rollouts.
+    """
+    return [_tokenize_dialogue(_parse_messages(path, number, row), tokenizer, tools) for number, row in read_rows(path)]
+
+
+def _parse_messages(path: Path, number: int, row: DatasetRow) -> list[_DialogueMessage]:
+    """The row's messages without the system message. Checks roles against `_ALLOWED_NEXT_ROLES`."""
+    here = _DatasetLocation(path, number, "messages")
+    value = row.get("messages")
+    if not isinstance(value, list) or not value:
+        raise here.build_error("expected a list of messages")
+    messages: list[_DialogueMessage] = []
+    for position, fields in enumerate(cast(list[Any], value)):
+        location = here._replace(field=f"messages[{position}]")
+        if not isinstance(fields, dict):
+            raise location.build_error("expected an object with `role` and `content`")
+        message = _DialogueMessage(str(cast(DatasetRow, fields).get("role")), cast(DatasetRow, fields), location)
+        if message.role == "system" and position == 0:
+            continue
+        before = messages[-1].role if messages else "nothing"
+        if message.role not in _ALLOWED_NEXT_ROLES[before]:
+            raise location.build_error(f"{message.role!r} cannot follow {before}", "role")
+        messages.append(message)
+    if not messages or messages[-1].role != "assistant":
+        raise here.build_error("the last message must be the assistant's")
+    return messages
+
+
+_ALLOWED_NEXT_ROLES = {
+    "nothing": ("user",),
+    "user": ("assistant",),
+    "assistant": ("user", "tool"),
+    "tool": ("tool", "assistant"),
+}
+
+
+def _tokenize_dialogue(
+    messages: list[_DialogueMessage], tokenizer: TextTokenizer, tools: Sequence[ToolName]
+) -> TokenizedDialogue:
+    token_ids: list[int] = []
+    loss_mask: list[int] = []
+    for span in _tokenize_turns(messages, tokenizer, tools):
+        token_ids += span.token_ids
+        loss_mask += [int(span.generated)] * len(span.token_ids)
+    return TokenizedDialogue(token_ids, loss_mask)
+
+
+def _tokenize_turns(
+    messages: list[_DialogueMessage], tokenizer: TextTokenizer, tools: Sequence[ToolName]
+) -> Iterator[_TokenSpan]:
+    for first, (role, group) in enumerate(groupby(messages, key=lambda message: message.role)):
+        turn = list(group)
+        match role:
+            case "assistant":
+                text = _format_assistant_text(turn[0], tools)
+                yield _TokenSpan(tokenizer.encode(text, trusted=True), True)
+            case "tool":
+                segments = build_tool_turn_segments([message.get_text() for message in turn])
+                yield _TokenSpan(encode_segments(tokenizer, segments), False)
+            case _:
+                segments = _build_user_segments(turn[0], tools, first=first == 0)
+                yield _TokenSpan(encode_segments(tokenizer, segments), False)
+
+
+def _build_user_segments(message: _DialogueMessage, tools: Sequence[ToolName], *, first: bool) -> list[TextSegment]:
+    """The first user turn includes the system message and the instruction; later ones do not."""
+    text = message.get_text()
+    head, _, tail = build_prompt_segments("", tools)
+    if first:
+        return [head, TextSegment(text.removeprefix(USER_INSTRUCTION), False), tail]
+    return [TextSegment(f"\n{TURN_START}user\n", True), TextSegment(text, False), tail]
+
+
+def _format_assistant_text(message: _DialogueMessage, tools: Sequence[ToolName]) -> str:
+    """The generated text of an assistant's turn: without the prefill, with the end of turn."""
+    content = message.get_text()
+    if not content.startswith(PREFILL):
+        raise message.location.build_error(f"must start with {PREFILL}, the prefill of the rollouts", "content")
+    text = content.removeprefix(PREFILL)
+    calls = message.fields.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise message.location.build_error("expected a list of calls", "tool_calls")
+    for number, call in enumerate(cast(list[Any], calls)):
+        location = message.location._replace(field=f"{message.location.field}.tool_calls[{number}]")
+        text += ("" if text.endswith("\n") else "\n") + _format_tool_call(call, location, tools)
+    return text + TURN_END
+
+
+def _format_tool_call(call: object, location: _DatasetLocation, tools: Sequence[ToolName]) -> str:
+    """Accepts `{"name", "arguments"}` or that inside `function`; arguments as an object or JSON."""
+    fields = cast(DatasetRow, call) if isinstance(call, dict) else {}
+    function = cast(DatasetRow, fields["function"]) if isinstance(fields.get("function"), dict) else fields
+    name, arguments = function.get("name"), function.get("arguments")
+    if name not in tools:
+        raise location.build_error(f"unknown function {name!r}; this run's tools: {', '.join(tools)}", "name")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError as error:
+            raise location.build_error(f"not JSON: {error}", "arguments") from error
+    if not isinstance(arguments, dict):
+        raise location.build_error("expected an object or its JSON text", "arguments")
+    # parquet fills absent keys with null
+    given = {key: value for key, value in cast(DatasetRow, arguments).items() if value is not None}
+    return format_tool_call(cast(ToolName, name), given)

@@ -1,0 +1,1 @@
+"""The embedded inference engine: continuous batching on one device, CPU or GPU."""

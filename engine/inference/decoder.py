@@ -1,0 +1,105 @@
+"""Qwen3 for generation: the same mathematics as engine/model/qwen3.py, on fused weights and a paged KV cache.
+
+One pass reads tokens of any sequences: one token of each running sequence, and chunks of prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.inference.fused_weights import FusedWeights
+from engine.inference.kernels.attention import AttentionPlan, PagedAttention, RowBlock
+from engine.inference.kernels.matmul import MIN_ROWS, PLAIN, Matmul
+from engine.inference.kv.kv_cache import KvCache
+from engine.model.qwen3 import compute_rope_tables
+
+
+class ForwardBatch(NamedTuple):
+    """N tokens to read, one per row; the pass returns logits of the first B.
+
+    Rows may be in any order: each layer writes all keys and values before it reads any.
+    """
+
+    token_ids: Tensor  # int64 [N]
+    positions: Tensor  # int64 [N]
+    slots: Tensor  # int64 [N], where keys and values are written: page * page_tokens + offset in the page
+    decode_blocks: Sequence[RowBlock]  # of the rows [0, B)
+    prefill_blocks: Sequence[RowBlock]  # of the rows [B, N)
+
+
+class Decoder:
+    def __init__(
+        self,
+        weights: FusedWeights,
+        cache: KvCache,
+        attention: PagedAttention,
+        max_sequence_tokens: int,
+        matmul: Matmul = PLAIN,
+    ) -> None:
+        config, embedding = weights.config, weights.embedding
+        self.config, self._weights = config, weights
+        self._cache, self._attention = cache, attention
+        self._mm, self._add_mm = matmul.mm, matmul.add_mm
+        self._num_queries = config.num_heads
+        self._num_rotated = config.num_heads + config.num_kv_heads
+        positions = torch.arange(max_sequence_tokens, device=embedding.device)
+        cos, sin = compute_rope_tables(positions, config.head_dim, config.rope_theta)
+        sin[:, : config.head_dim // 2] *= -1  # the sign of apply_rope; a roll then swaps the halves
+        self._cos, self._sin = (table.to(embedding.dtype).unsqueeze(1) for table in (cos, sin))
+
+    def forward(self, batch: ForwardBatch) -> Tensor | None:
+        """Logits float32 [B, V] of the first B rows, None if B is 0. Writes keys and values of all rows to the cache."""
+        config, eps, width = self.config, self.config.rms_norm_eps, (self.config.hidden_size,)
+        queries, rotated, size = self._num_queries, self._num_rotated, self.config.head_dim
+        num_decode_rows, blocks = (
+            len(batch.decode_blocks) and batch.decode_blocks[-1].end,
+            [*batch.decode_blocks, *batch.prefill_blocks],
+        )
+        token_ids, positions, slots = self._pad_inputs(batch)
+        cos, sin = self._cos[positions], self._sin[positions]
+        addresses, plans = self._cache.compute_addresses(slots), self._attention.plan(positions, blocks)
+        x = functional.embedding(token_ids, self._weights.embedding)
+        for number, layer in enumerate(self._weights.layers):
+            qkv = self._mm(functional.rms_norm(x, width, layer.input_norm, eps), layer.qkv)
+            heads = qkv.view(-1, rotated + config.num_kv_heads, size)
+            qk = functional.rms_norm(heads[:, :rotated], (size,), None, eps) * layer.qk_norm
+            qk = torch.addcmul(qk * cos, qk.roll(size // 2, -1), sin)
+            new = torch.cat((qk[:, queries:], heads[:, rotated:]), 1)
+            self._cache.write(number, addresses, new)
+            if number == len(self._weights.layers) - 1:  # of the other rows only keys and values are needed
+                if not num_decode_rows:
+                    return None
+                blocks, x, qk = (
+                    batch.decode_blocks,
+                    x[: max(num_decode_rows, MIN_ROWS)],
+                    qk[: max(num_decode_rows, MIN_ROWS)],
+                )
+            x = self._add_mm(x, self._attend(number, qk[:, :queries], new, plans, blocks), layer.out)
+            gate, up = self._mm(functional.rms_norm(x, width, layer.mlp_norm, eps), layer.gate_up).chunk(2, -1)
+            x = self._add_mm(x, functional.silu(gate).mul_(up), layer.down)
+        return self._mm(functional.rms_norm(x, width, self._weights.norm, eps), self._weights.lm_head)[
+            :num_decode_rows
+        ].float()
+
+    def _pad_inputs(self, batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Token ids, positions and slots, padded to at least MIN_ROWS rows."""
+        missing = MIN_ROWS - len(batch.token_ids)
+        if missing <= 0:
+            return batch.token_ids, batch.positions, batch.slots
+        padding = batch.slots.new_full((missing,), self._cache.padding_page * self._cache.page_tokens)
+        zeros = torch.zeros_like(padding)
+        token_ids, positions = (torch.cat((part, zeros)) for part in (batch.token_ids, batch.positions))
+        return token_ids, positions, torch.cat((batch.slots, padding))
+
+    def _attend(
+        self, layer: int, q_NHD: Tensor, new_NJD: Tensor, plans: Sequence[AttentionPlan], blocks: Sequence[RowBlock]
+    ) -> Tensor:
+        """[N, H * D]; zeros in padding rows, which no block covers."""
+        seen = self._attention(layer, q_NHD, new_NJD, plans, blocks)
+        missing = len(q_NHD) - len(seen)
+        return functional.pad(seen, (0, 0, 0, missing)) if missing else seen

@@ -1,0 +1,225 @@
+"""The embedded engine: continuous batching in this process, on a separate thread. Implements engine.contract.Engine.
+
+This module is the event loop's side: it checks requests, posts commands to the thread and waits for futures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from bus.messages import WeightsPublished
+from configs.errors import UnusableInput
+from engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest
+from engine.inference.cuda_graphs import CudaGraphCapture
+from engine.inference.engine_core import EngineCore
+from engine.inference.engine_thread import EngineThread, FutureResolution
+from engine.inference.kernels.attention_kernels import select_kernels
+from engine.inference.kernels.batch_invariance import NotBatchInvariant, check_attention, find_batch_invariant_matmul
+from engine.inference.kernels.matmul import PLAIN, Matmul
+from engine.model.hf_checkpoint import load_model
+from engine.model.qwen3 import Qwen3Config
+from engine.model.tokenizer import check_vocabulary, load_tokenizer
+from engine.request_checks import check_request
+from engine.weight_transfer.shared_memory import load_published
+
+Result = TypeVar("Result")
+
+
+class DeviceMissing(UnusableInput):
+    """This machine, or this build of torch, has no such device."""
+
+
+def select_device(kind: Literal["cpu", "cuda"], engine_index: int) -> torch.device:
+    """The device of engine `engine_index` of this machine; engines share GPUs if there are fewer of them.
+
+    Raises DeviceMissing.
+    """
+    if kind == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        raise DeviceMissing(f"engine.device is cuda, but torch {torch.__version__} finds no GPU: run `asterism doctor`")
+    return torch.device("cuda", engine_index % count)
+
+
+class EmbeddedEngine:
+    """`threads`: torch's threads for the engine's thread. At most `max_pending` calls wait; more raise EngineFailure.
+
+    A step prefills at most `prefill_tokens` and runs at most `max_running` sequences. With `strict` a token's bits
+    depend only on its own sequence, or the engine does not start.
+    """
+
+    def __init__(
+        self,
+        checkpoint_folder: Path | str,
+        capacity: Capacity,
+        *,
+        threads: int = 1,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        cuda_graphs: bool = True,
+        version: int = 0,
+        max_pending: int = 65_536,
+        prefill_tokens: int = 512,
+        max_running: int = 256,
+        strict: bool = False,
+    ) -> None:
+        self._checkpoint_folder, self._requested_capacity = Path(checkpoint_folder), capacity
+        self._num_threads, self._dtype, self._device = threads, dtype, torch.device(device)
+        self._cuda_graphs = cuda_graphs and self._device.type == "cuda"
+        self._version, self._max_pending = version, max_pending
+        self._prefill_tokens, self._max_running, self._strict = prefill_tokens, max_running, strict
+        self._pending: set[asyncio.Future[Any]] = set()
+        self._failure: EngineFailure | None = EngineFailure("the engine has not been started")
+        self._thread: EngineThread | None = None
+
+    async def start(self) -> Capacity:
+        """Load the checkpoint and allocate the cache; returns the capacity, rounded down to whole pages.
+
+        Raises the errors of engine.model.hf_checkpoint and engine.model.tokenizer for the folder, ValueError for the
+        capacity, and NotBatchInvariant.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._started: asyncio.Future[None] = self._loop.create_future()
+        self._thread = EngineThread(self._build_core, self._num_threads, self._post_resolutions, self._post_thread_end)
+        self._thread.post(lambda: self._post_resolutions([(self._started, None)]))
+        await self._started
+        self._failure = None
+        self._core = self._thread.core
+        return self._core.capacity
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        thread = self._require_thread()
+        check_request(request, self._core.vocab_size, self._core.capacity.sequence_tokens)
+        future: asyncio.Future[Generation] = self._loop.create_future()
+        try:
+            return await self._post_and_wait(future, lambda: thread.submit(request, future))
+        except asyncio.CancelledError:
+            self.abort(request.sequence_id)
+            raise
+
+    def abort(self, sequence_id: int) -> None:
+        if (thread := self._thread) is not None:  # None: the engine is closed
+            thread.post(lambda: thread.abort(sequence_id))
+
+    def release_cache(self, sequence_id: int) -> None:
+        if (thread := self._thread) is not None:
+            thread.post(lambda: thread.release_cache(sequence_id))
+
+    async def load_weights(self, weights: WeightsPublished) -> None:
+        """Raises WeightsRefused if the published bytes are wrong; the engine then keeps its weights."""
+        thread = self._require_thread()
+        future: asyncio.Future[int] = self._loop.create_future()
+
+        def write(core: EngineCore) -> int:
+            load_published(weights, core.get_parameters())
+            return weights.version
+
+        self._version = await self._post_and_wait(future, lambda: thread.load_weights(write, future))
+
+    async def pause(self) -> None:
+        await self._set_paused(True)
+
+    async def resume(self) -> None:
+        await self._set_paused(False)
+
+    async def sleep(self) -> None:
+        """Stop generating until load_weights. This engine keeps its memory."""
+        thread = self._require_thread()
+        future: asyncio.Future[None] = self._loop.create_future()
+        await self._post_and_wait(future, lambda: thread.sleep(future))
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def get_load(self) -> EngineLoad:
+        """Read while the engine's thread runs: each counter is exact, but two of them may be a step apart."""
+        self._require_thread()
+        return self._core.get_load()
+
+    async def close(self) -> None:
+        """Fail pending calls and wait for the thread to end. A second call does nothing."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.stop()
+            await asyncio.to_thread(thread.join)
+            self._fail_pending(EngineFailure("the engine is closed"))
+
+    # ------------------------------------------------------------ between loop and thread
+
+    def _require_thread(self) -> EngineThread:
+        if self._failure is not None or self._thread is None:
+            raise EngineFailure(str(self._failure))
+        return self._thread
+
+    async def _set_paused(self, paused: bool) -> None:
+        thread = self._require_thread()
+        future: asyncio.Future[None] = self._loop.create_future()
+        await self._post_and_wait(future, lambda: thread.set_paused(paused, future))
+
+    async def _post_and_wait(self, future: asyncio.Future[Result], command: Callable[[], None]) -> Result:
+        """Post the command and wait until the thread resolves the future."""
+        if len(self._pending) >= self._max_pending:
+            raise EngineFailure(f"{self._max_pending} calls are pending, the engine takes no more")
+        self._pending.add(future)
+        try:
+            self._require_thread().post(command)
+            return await future
+        finally:
+            self._pending.discard(future)
+
+    def _resolve_futures(self, resolutions: list[FutureResolution]) -> None:
+        for future, result in resolutions:
+            if future.done():  # its caller was cancelled
+                continue
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+    def _fail_pending(self, failure: EngineFailure) -> None:
+        self._failure = failure
+        self._resolve_futures([(future, EngineFailure(str(failure))) for future in self._pending])
+
+    # ------------------------------------------------------------ on the engine's thread
+
+    def _build_core(self) -> EngineCore:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # of this thread: graphs are captured on the current device
+        model = load_model(self._checkpoint_folder, self._dtype)
+        if (self._checkpoint_folder / "tokenizer.json").exists():
+            check_vocabulary(model.config, load_tokenizer(self._checkpoint_folder))
+        return EngineCore(
+            model,
+            self._requested_capacity,
+            self._version,
+            prefill_tokens=self._prefill_tokens,
+            max_running=self._max_running,
+            capture=CudaGraphCapture() if self._cuda_graphs else None,
+            matmul=self._find_matmul(model.config) if self._strict else PLAIN,
+            device=self._device,
+        )
+
+    def _find_matmul(self, config: Qwen3Config) -> Matmul:
+        if self._device.type != "cpu" or self._dtype != torch.float32:
+            raise NotBatchInvariant(f"an engine on {self._device} in {self._dtype} cannot be strict")
+        check_attention(select_kernels(self._device), config, self._requested_capacity.sequence_tokens)
+        return find_batch_invariant_matmul(config, self._prefill_tokens + self._max_running, self._max_running)
+
+    def _post_resolutions(self, resolutions: list[FutureResolution]) -> None:
+        self._loop.call_soon_threadsafe(self._resolve_futures, resolutions)
+
+    def _post_thread_end(self, error: Exception | None) -> None:
+        self._loop.call_soon_threadsafe(self._on_thread_end, error)
+
+    def _on_thread_end(self, error: Exception | None) -> None:
+        if error is not None and not self._started.done():
+            self._started.set_exception(error)
+        elif error is not None:
+            self._fail_pending(EngineFailure(f"the engine broke: {type(error).__name__}: {error}"))

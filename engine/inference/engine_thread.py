@@ -1,0 +1,125 @@
+"""The thread that owns the embedded engine's model: it runs commands between steps, and steps while there is work.
+
+Consumes commands from any thread; produces resolutions (a future and its result), one list per step. Blocks without
+work, and while the engine is paused or asleep; a command unblocks it. Ends at `stop` or with an error; `on_end` is its
+last call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from engine.contract import EngineFailure, Generation, GenerationRequest, RequestRefused
+from engine.inference.engine_core import EngineCore
+from engine.inference.sequence import SequenceOutcome
+
+FutureResolution = tuple[asyncio.Future[Any], object]  # the future and its exception or result
+
+
+class EngineThread:
+    """Calls `resolve_futures` and `on_end` on the engine's thread. The caller bounds the command queue."""
+
+    def __init__(
+        self,
+        build_core: Callable[[], EngineCore],
+        num_threads: int,
+        resolve_futures: Callable[[list[FutureResolution]], None],
+        on_end: Callable[[Exception | None], None],
+    ) -> None:
+        self._build_core, self._num_threads = build_core, num_threads
+        self._resolve_futures, self._on_end = resolve_futures, on_end
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._resolutions: list[FutureResolution] = []
+        self._generate_futures: dict[int, asyncio.Future[Generation]] = {}  # by sequence_id
+        self._paused = False
+        self._asleep = False  # until weights are loaded
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="embedded-engine", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------ on any thread
+
+    def post(self, command: Callable[[], None]) -> None:
+        """Run the command on the engine's thread, after all earlier ones."""
+        self._commands.put(command)
+
+    def stop(self) -> None:
+        self.post(self._mark_stopped)
+
+    def join(self) -> None:
+        self._thread.join()
+
+    # ------------------------------------------------------------ commands: on the engine's thread, through `post`
+
+    def submit(self, request: GenerationRequest, future: asyncio.Future[Generation]) -> None:
+        try:
+            self.core.submit(request)
+        except RequestRefused as refusal:
+            self._resolutions.append((future, refusal))
+        else:
+            self._generate_futures[request.sequence_id] = future
+
+    def abort(self, sequence_id: int) -> None:
+        self._add_resolutions(self.core.abort(sequence_id))
+
+    def release_cache(self, sequence_id: int) -> None:
+        self._add_resolutions(self.core.release_cache(sequence_id))
+
+    def set_paused(self, paused: bool, future: asyncio.Future[None]) -> None:
+        self._paused = paused
+        self._resolutions.append((future, None))
+
+    def sleep(self, future: asyncio.Future[None]) -> None:
+        if self._generate_futures:
+            self._resolutions.append((future, EngineFailure(f"{len(self._generate_futures)} requests are pending")))
+        else:
+            self._asleep = True
+            self._resolutions.append((future, None))
+
+    def load_weights(self, write_weights: Callable[[EngineCore], int], future: asyncio.Future[int]) -> None:
+        """`write_weights` overwrites the model's weights and returns their version, or raises and changes nothing."""
+        try:
+            version = write_weights(self.core)
+        except EngineFailure as failure:
+            self._resolutions.append((future, failure))
+        else:
+            self.core.on_weights_changed(version)
+            self._asleep = False
+            self._resolutions.append((future, version))
+
+    # ------------------------------------------------------------ the loop
+
+    def _run(self) -> None:
+        try:
+            torch.set_num_threads(self._num_threads)
+            self.core = self._build_core()
+            self._run_loop()
+        except Exception as error:  # the top of this thread: pending calls must fail with the error
+            self._on_end(error)
+        else:
+            self._on_end(None)
+
+    def _run_loop(self) -> None:
+        while not self._stopped:
+            if self._paused or self._asleep or not self.core.has_work:
+                self._commands.get()()
+            while not self._stopped and not self._commands.empty():
+                self._commands.get()()
+            if not self._paused and not self._asleep and not self._stopped:
+                self._add_resolutions(self.core.step())
+            if self._resolutions:
+                resolutions, self._resolutions = self._resolutions, []
+                self._resolve_futures(resolutions)
+
+    def _mark_stopped(self) -> None:
+        self._stopped = True
+
+    def _add_resolutions(self, outcomes: list[SequenceOutcome]) -> None:
+        for sequence_id, result in outcomes:
+            self._resolutions.append((self._generate_futures.pop(sequence_id), result))

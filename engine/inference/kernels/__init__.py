@@ -1,0 +1,1 @@
+"""Attention and matrix products of the embedded engine, and their batch invariance."""

@@ -1,0 +1,148 @@
+"""Paged attention: each row is one token's queries, which attend to their own sequence's keys up to their position.
+
+On a CPU in float32 the bits of a row do not depend on the other rows, nor on whether its token was prefilled or decoded.
+Every row is a separate product of the same shape except for its width; the width's padding adds exact zeros
+(engine/inference/kernels/attention_kernels.py), and widths are multiples of a step (engine/inference/kv/kv_cache.py).
+
+Gathered rows of running sequences are kept between steps (engine/inference/kv/contiguous_kv.py); those of prompts are
+gathered in each pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.inference.kernels.attention_kernels import select_kernels
+from engine.inference.kv.contiguous_kv import DenseKvBlock, DenseKvCache
+from engine.inference.kv.kv_cache import KvCache
+
+MAX_GATHER_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}  # of keys and values of one layer, in one block
+MAX_ROWWISE_TOKENS = 16  # a prefill chunk of at most this size is read row by row: pages are gathered for each row
+
+
+class RowBlock(NamedTuple):
+    """The rows [first, end), which are computed together. Each has its own pages, or all share the same pages."""
+
+    first: int
+    end: int
+    width: int  # tokens per row, with padding
+    page_index: Tensor | None  # the index of KvCache.gather; None with a dense block
+    dense_block: DenseKvBlock | None = None
+    is_shared: bool = False
+
+
+class AttentionPlan(NamedTuple):
+    """The mask of a block, for all layers of a pass."""
+
+    mask_R1W: Tensor  # 0 and -inf
+    addresses: Tensor | None  # where the dense block stores the new tokens
+
+
+class PagedAttention:
+    def __init__(self, cache: KvCache, max_sequence_tokens: int) -> None:
+        self._cache = cache
+        memory = cache.memory
+        self._kernels = select_kernels(memory.device)
+        self.max_pages = cache.count_padded_pages(max_sequence_tokens)
+        widest = self.max_pages * cache.page_tokens
+        limit = MAX_GATHER_BYTES.get(memory.device.type, MAX_GATHER_BYTES["cuda"])
+        self._max_block_tokens = max(limit // cache.token_bytes, widest)
+        size = self._max_block_tokens * 2 * cache.num_kv_heads * cache.head_dim
+        self._buffer = torch.empty(size, dtype=memory.dtype, device=memory.device)
+        self._positions = torch.arange(widest, device=memory.device)
+        self._masked, self._unmasked = (self._buffer.new_tensor(value) for value in (float("-inf"), 0.0))
+        self._dense_cache = DenseKvCache(cache, self._buffer)
+
+    # ------------------------------------------------------------ blocks
+
+    def build_row_blocks(self, first: int, tokens_R: Sequence[int], tables_RN: Tensor) -> list[RowBlock]:
+        """Blocks for the rows from `first` on, with pages to gather in each pass.
+
+        `tokens_R`: tokens that each row may attend to; sorted lengths need less padding. `tables_RN` has
+        `count_padded_pages` of the largest as its width.
+        """
+        blocks: list[RowBlock] = []
+        start = 0
+        while start < len(tokens_R):
+            end, pages = start, 0
+            while end < len(tokens_R):
+                wider = max(pages, self._cache.count_padded_pages(tokens_R[end]))
+                if end > start and (end + 1 - start) * wider * self._cache.page_tokens > self._max_block_tokens:
+                    break
+                end, pages = end + 1, wider
+            index = self._cache.build_page_index(tables_RN[start:end, :pages])
+            blocks.append(RowBlock(first + start, first + end, pages * self._cache.page_tokens, index))
+            start = end
+        return blocks
+
+    def build_chunk_block(self, first: int, count: int, table_N: Tensor) -> RowBlock:
+        """One block for the rows [first, first + count), which belong to one sequence."""
+        width = len(table_N) * self._cache.page_tokens
+        return RowBlock(first, first + count, width, self._cache.build_page_index(table_N[None]), is_shared=True)
+
+    def order_by_length(self, join_ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
+        """See DenseKvCache.order_by_length."""
+        return self._dense_cache.order_by_length(join_ids, tokens)
+
+    def build_decode_blocks(
+        self, join_ids: Sequence[int], tokens_B: Sequence[int], tables_BN: Tensor
+    ) -> list[RowBlock]:
+        """Blocks for running sequences, in the order of `order_by_length`.
+
+        A join id identifies one request of a sequence; while it keeps its row of a block, nothing is gathered. Tables
+        are as wide as that of the longest possible sequence.
+        """
+        blocks: list[RowBlock] = []
+        first = 0
+        for dense_block in self._dense_cache.assign_blocks(join_ids, tokens_B, tables_BN):
+            end = first + dense_block.num_rows
+            width = self._cache.count_padded_pages(max(tokens_B[first:end])) * self._cache.page_tokens
+            blocks.append(RowBlock(first, end, width, None, dense_block))
+            first = end
+        return blocks + self.build_row_blocks(first, tokens_B[first:], tables_BN[first:])
+
+    def clear_dense_cache(self) -> None:
+        """For keys or values that are not finite."""
+        self._dense_cache.clear()
+
+    # ------------------------------------------------------------ one pass
+
+    def plan(self, positions_N: Tensor, blocks: Sequence[RowBlock]) -> list[AttentionPlan]:
+        """One plan per block."""
+        return [self._plan_block(positions_N[block.first : block.end], block) for block in blocks]
+
+    def _plan_block(self, positions_R: Tensor, block: RowBlock) -> AttentionPlan:
+        masked_R1W = self._positions[: block.width] > positions_R[:, None, None]
+        mask_R1W = torch.where(masked_R1W, self._masked, self._unmasked)
+        return AttentionPlan(
+            mask_R1W, None if block.dense_block is None else block.dense_block.compute_addresses(positions_R)
+        )
+
+    def __call__(
+        self, layer: int, q_NHD: Tensor, new_NJD: Tensor, plans: Sequence[AttentionPlan], blocks: Sequence[RowBlock]
+    ) -> Tensor:
+        """[M, H * D] for the M <= N rows that the blocks cover, without a gap. Queries are already scaled.
+
+        `new_NJD`: the keys and values of the pass, already in the cache; J = 2 * K. `plans` may have more entries than
+        `blocks`.
+        """
+        count, size, heads = blocks[-1].end, q_NHD.shape[-1], self._cache.num_kv_heads
+        q_XGD = q_NHD[:count].reshape(count * heads, -1, size)
+        out_XGD = torch.empty_like(q_XGD)
+        for block, plan in zip(blocks, plans, strict=False):
+            rows = slice(block.first * heads, block.end * heads)
+            q, out = q_XGD[rows], out_XGD[rows]
+            if block.dense_block is not None and plan.addresses is not None:
+                keys, values = block.dense_block.update(layer, plan.addresses, new_NJD[block.first : block.end])
+                self._kernels.attend_per_row(q, keys, values, plan.mask_R1W, out)
+            elif block.page_index is not None:
+                both = self._cache.gather(layer, block.page_index, self._buffer)
+                keys, values = both.view(2, -1, block.width, size).unbind(0)
+                (self._kernels.attend_shared if block.is_shared else self._kernels.attend_per_row)(
+                    q, keys, values, plan.mask_R1W, out
+                )
+        return out_XGD.view(count, -1)

@@ -1,0 +1,92 @@
+"""Attention kernels: batch-invariant products for a CPU, torch's scaled_dot_product_attention for CUDA.
+
+R rows, K key/value heads, X = R * K, G queries per key/value head, W tokens. Queries are already scaled. A mask is 0 or
+-inf, and leaves each row at least one token.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_QUERIES_PER_BMM = 2  # at most this many queries in one product have the same bits in every batch
+
+
+class AttentionKernels(Protocol):
+    def attend_per_row(
+        self, q_XGD: Tensor, keys_XWD: Tensor, values_XWD: Tensor, mask_R1W: Tensor, out_XGD: Tensor
+    ) -> None:
+        """Every row has separate keys and values."""
+        ...
+
+    def attend_shared(
+        self, q_XGD: Tensor, keys_KWD: Tensor, values_KWD: Tensor, mask_R1W: Tensor, out_XGD: Tensor
+    ) -> None:
+        """All rows share the same keys and values."""
+        ...
+
+
+def select_kernels(device: torch.device) -> AttentionKernels:
+    return BatchInvariantKernels() if device.type == "cpu" else SdpaKernels()
+
+
+class BatchInvariantKernels:
+    """On a CPU in float32 a row's bits do not depend on other rows: all products have the same shape except for W."""
+
+    def attend_per_row(
+        self, q_XGD: Tensor, keys_XWD: Tensor, values_XWD: Tensor, mask_R1W: Tensor, out_XGD: Tensor
+    ) -> None:
+        group = q_XGD.shape[1]
+        for line in range(0, group, _QUERIES_PER_BMM):
+            lines = slice(line, line + _QUERIES_PER_BMM)
+            scores = torch.bmm(q_XGD[:, lines], keys_XWD.transpose(1, 2))
+            scores.view(len(mask_R1W), -1, scores.shape[-1]).add_(mask_R1W)
+            if group <= _QUERIES_PER_BMM:
+                torch.bmm(scores.softmax(-1), values_XWD, out=out_XGD)
+            else:
+                out_XGD[:, lines] = torch.bmm(scores.softmax(-1), values_XWD)
+
+    def attend_shared(
+        self, q_XGD: Tensor, keys_KWD: Tensor, values_KWD: Tensor, mask_R1W: Tensor, out_XGD: Tensor
+    ) -> None:
+        rows = len(mask_R1W)
+        q_RKGD, out_RKGD = (part.unflatten(0, (rows, -1)) for part in (q_XGD, out_XGD))
+        for head, (keys_WD, values_WD) in enumerate(zip(keys_KWD, values_KWD, strict=True)):
+            keys_RDW, values_RWD = keys_WD.t().expand(rows, -1, -1), values_WD.expand(rows, -1, -1)
+            for line in range(0, q_XGD.shape[1], _QUERIES_PER_BMM):
+                lines = slice(line, line + _QUERIES_PER_BMM)
+                scores = torch.bmm(q_RKGD[:, head, lines], keys_RDW).add_(mask_R1W)
+                out_RKGD[:, head, lines] = torch.bmm(scores.softmax(-1), values_RWD)
+
+
+class SdpaKernels:
+    """For CUDA: one fused kernel; its order of summation depends on the batch.
+
+    The G queries of a head take the sequence dimension, so that their keys and values are not repeated.
+    """
+
+    def attend_per_row(
+        self, q_XGD: Tensor, keys_XWD: Tensor, values_XWD: Tensor, mask_R1W: Tensor, out_XGD: Tensor
+    ) -> None:
+        shape = (len(mask_R1W), -1)
+        q_RKGD, keys_RKWD, values_RKWD, out_RKGD = (
+            part.unflatten(0, shape) for part in (q_XGD, keys_XWD, values_XWD, out_XGD)
+        )
+        out_RKGD.copy_(_attend(q_RKGD, keys_RKWD, values_RKWD, mask_R1W[:, None]))
+
+    def attend_shared(
+        self, q_XGD: Tensor, keys_KWD: Tensor, values_KWD: Tensor, mask_R1W: Tensor, out_XGD: Tensor
+    ) -> None:
+        shape = (len(mask_R1W), -1)
+        q_KGRD, out_KGRD = (part.unflatten(0, shape).permute(1, 2, 0, 3) for part in (q_XGD, out_XGD))
+        for line in range(q_XGD.shape[1]):
+            out_KGRD[:, line] = _attend(
+                q_KGRD[None, :, line], keys_KWD[None], values_KWD[None], mask_R1W[None, None, :, 0]
+            )[0]
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(q, keys, values, mask, scale=1.0)

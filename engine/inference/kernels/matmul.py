@@ -1,0 +1,47 @@
+"""Matrix products of a pass: of all its rows together, or in tiles of a fixed number of rows.
+
+One product of all rows is faster. Whether a row's bits then depend on the number of rows depends on the machine's
+library: engine/inference/kernels/batch_invariance.py tests it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+# A pass of fewer rows is padded: with fewer, a matrix product sums in another order, and last bits would differ.
+MIN_ROWS = 4
+
+
+class Matmul(NamedTuple):
+    """N rows of K, by a matrix [K, F]."""
+
+    mm: Callable[[Tensor, Tensor], Tensor]  # x_NK, weights_KF -> [N, F]
+    add_mm: Callable[[Tensor, Tensor, Tensor], Tensor]  # to_NF, x_NK, weights_KF -> [N, F]
+    tile_rows: int = 0  # 0: all rows in one product
+
+
+PLAIN = Matmul(torch.mm, torch.addmm)
+
+
+def build_tiled(tile_rows: int) -> Matmul:
+    """Every product has `tile_rows` rows; the last tile of a pass is padded with zeros."""
+
+    def mm(x_NK: Tensor, weights_KF: Tensor) -> Tensor:
+        count = len(x_NK)
+        missing = -count % tile_rows
+        if missing:
+            x_NK = functional.pad(x_NK, (0, 0, 0, missing))
+        out = x_NK.new_empty((count + missing, weights_KF.shape[1]))
+        for tile, into in zip(x_NK.split(tile_rows), out.split(tile_rows), strict=True):
+            torch.mm(tile, weights_KF, out=into)
+        return out[:count]
+
+    def add_mm(to_NF: Tensor, x_NK: Tensor, weights_KF: Tensor) -> Tensor:
+        return to_NF + mm(x_NK, weights_KF)
+
+    return Matmul(mm, add_mm, tile_rows)

@@ -1,0 +1,1 @@
+"""The KV cache of the embedded engine: pages, allocation, eviction, prefix reuse."""

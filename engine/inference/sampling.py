@@ -1,0 +1,101 @@
+"""Sampling tokens from logits: inverse CDF with one uniform per token, which depends only on seed and position."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class SamplingTensors(NamedTuple):
+    """Sampling parameters of B rows; all [B]."""
+
+    temperature: Tensor  # float32; 0 is greedy
+    top_p: Tensor  # float32; 1: no filter
+    top_k: Tensor  # int64; 0: no filter
+    seed: Tensor  # int64, any bits
+
+
+class SamplingFlags(NamedTuple):
+    """Which operations no row needs; computed whenever the rows change."""
+
+    all_temperature_one: bool
+    any_greedy: bool
+    any_filtered: bool  # by top-p or top-k
+
+    @classmethod
+    def from_tensors(cls, sampling: SamplingTensors) -> SamplingFlags:
+        return cls(
+            all_temperature_one=bool((sampling.temperature == 1).all()),
+            any_greedy=bool((sampling.temperature == 0).any()),
+            any_filtered=bool(((sampling.top_p < 1) | (sampling.top_k > 0)).any()),
+        )
+
+
+def sample(
+    logits_BV: Tensor, positions_B: Tensor, sampling: SamplingTensors, flags: SamplingFlags | None = None
+) -> tuple[Tensor, Tensor]:
+    """The tokens at `positions_B`, int64 [B], and their logprobs, float32 [B].
+
+    Logprobs are those of softmax(logits / temperature) before top-p and top-k; of greedy tokens, at temperature 1.
+    """
+    flags = flags or SamplingFlags.from_tensors(sampling)
+    if not flags.all_temperature_one:
+        divisor = torch.where(sampling.temperature == 0, 1.0, sampling.temperature)
+        logits_BV = logits_BV / divisor[:, None]
+    logprobs_BV = logits_BV.log_softmax(-1)
+    weights_BV = logprobs_BV.exp()
+    if flags.any_filtered:
+        weights_BV = _filter_top_p_top_k(weights_BV, sampling.top_p, sampling.top_k)
+    tokens_B = inverse_cdf(weights_BV, draw_uniform(sampling.seed, positions_B))
+    if flags.any_greedy:
+        tokens_B = torch.where(sampling.temperature == 0, logits_BV.argmax(-1), tokens_B)
+    return tokens_B, logprobs_BV.gather(-1, tokens_B[:, None]).squeeze(-1)
+
+
+def inverse_cdf(weights_BV: Tensor, uniform_B: Tensor) -> Tensor:
+    """The first token with a cumulative weight above uniform * total: never a token of weight 0, never V."""
+    sums_BV = weights_BV.cumsum(-1)
+    total_B = sums_BV[:, -1]
+    share_B = torch.minimum(uniform_B * total_B, torch.nextafter(total_B, torch.zeros_like(total_B)))
+    tokens_B = torch.searchsorted(sums_BV, share_B[:, None], right=True).squeeze(-1)
+    return tokens_B.clamp_(max=weights_BV.shape[-1] - 1)  # only NaN reaches V, and the caller reports NaN
+
+
+def _filter_top_p_top_k(weights_BV: Tensor, top_p_B: Tensor, top_k_B: Tensor) -> Tensor:
+    """Zero the weights outside the k heaviest, then those outside the smallest set that holds top_p of the rest."""
+    ordered_BV, order_BV = torch.sort(weights_BV, dim=-1, descending=True, stable=True)
+    ranks_V = torch.arange(weights_BV.shape[-1], device=weights_BV.device)
+    limit_B = torch.where(top_k_B > 0, top_k_B, weights_BV.shape[-1])
+    ordered_BV = ordered_BV.masked_fill(ranks_V >= limit_B[:, None], 0.0)
+    sums_BV = ordered_BV.cumsum(-1)
+    before_BV = sums_BV - ordered_BV
+    outside_BV = (before_BV >= top_p_B[:, None] * sums_BV[:, -1:]) & (top_p_B < 1)[:, None] & (ranks_V > 0)
+    return torch.zeros_like(weights_BV).scatter_(-1, order_BV, ordered_BV.masked_fill(outside_BV, 0.0))
+
+
+def _to_int64(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_GOLDEN_GAMMA = _to_int64(0x9E3779B97F4A7C15)
+_MIX_FACTOR_1 = _to_int64(0xBF58476D1CE4E5B9)
+_MIX_FACTOR_2 = _to_int64(0x94D049BB133111EB)
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def draw_uniform(seed_B: Tensor, positions_B: Tensor) -> Tensor:
+    """float32 in [0, 1), 24 bits of splitmix64 (Steele et al. 2014) over seed, then position. Wrapping int64."""
+    x = _mix(_mix(seed_B + _GOLDEN_GAMMA) + (positions_B + 1) * _GOLDEN_GAMMA)
+    return _shift_right(x, 40).to(torch.float32) * 2.0**-24
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift_right(x, 30)) * _MIX_FACTOR_1
+    x = (x ^ _shift_right(x, 27)) * _MIX_FACTOR_2
+    return x ^ _shift_right(x, 31)

@@ -1,0 +1,215 @@
+"""The embedded engine's scheduler: decides which sequences prefill, run, wait, and keep their cached tokens. No tensors.
+
+A request waits until its tokens have pages. Then the engine prefills its tokens, at most `prefill_tokens` of all
+requests in one step, first come, first served. Then the sequence runs in a row of the batch, one token per step. After
+its request it is idle: its cached tokens stay until its next request, or until another sequence needs the pages. If a
+running sequence needs a page and none is free, the newest request is preempted: it loses its pages, and resumes from
+its tokens once there is room.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from engine.contract import Capacity, EngineLoad, GenerationRequest, RequestRefused
+from engine.inference.kv.kv_manager import KvCacheManager
+from engine.inference.running_batch import RunningBatch
+from engine.inference.sequence import PrefillChunk, Sequence, SequenceOutcome
+from engine.prefix_tracker import PrefixTracker
+
+
+class Scheduler:
+    """One step is `schedule_step`, the model's pass, and `on_tokens_generated`; other calls come between steps."""
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        batch: RunningBatch,
+        prefill_tokens: int,
+        version: int,
+        clear_pages: Callable[[list[int]], None],
+    ) -> None:
+        """`capacity`: whole pages. `clear_pages` zeroes pages with keys or values that are not finite."""
+        self.batch = batch
+        self.version = version
+        self._page_tokens = capacity.page_tokens
+        self._prefill_tokens = prefill_tokens
+        self._clear_pages = clear_pages
+        self._kv_manager = KvCacheManager(capacity.kv_tokens // capacity.page_tokens, capacity.page_tokens)
+        self._sequences: dict[int, Sequence] = {}  # until release_cache
+        self._prefix_tracker = PrefixTracker()
+        # Requests of preempted and of idle sequences go before those of new sequences. The caller bounds both queues.
+        self._priority_waiting: deque[Sequence] = deque()
+        self._waiting: deque[Sequence] = deque()
+        self._prefilling: Sequence | None = None  # it has pages, but not all of its tokens are cached
+        self._num_arrivals = 0
+        self._decode_steps = self._generated_tokens = self._num_preempted = 0
+        self._prefilled_tokens = self._recomputed_tokens = 0
+
+    # ------------------------------------------------------------ between steps
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything. Without running sequences any request has room."""
+        return bool(self.batch.sequences or self._prefilling or self._priority_waiting or self._waiting)
+
+    def submit(self, request: GenerationRequest) -> None:
+        """The request has passed check_request. Raises RequestRefused if its sequence already has a request."""
+        sequence = self._sequences.get(request.sequence_id)
+        if sequence is not None and sequence.request is not None:
+            raise RequestRefused(f"sequence {request.sequence_id} is being generated already")
+        if sequence is None:
+            prefix = self._prefix_tracker.pop_matching(request.sequence_id, request.token_ids)
+            sequence = self._sequences[request.sequence_id] = Sequence(request.sequence_id)
+            sequence.token_ids, sequence.computed_tokens = request.token_ids, prefix.num_tokens if prefix else 0
+            self._waiting.append(sequence)
+        else:
+            self._priority_waiting.append(sequence)
+        self._num_arrivals += 1
+        sequence.start_request(request, self._num_arrivals)
+        self._kv_manager.touch(sequence)
+
+    def abort(self, sequence_id: int) -> list[SequenceOutcome]:
+        """The tokens that the pending request has generated; empty without a pending request."""
+        sequence = self._sequences.get(sequence_id)
+        if sequence is None or sequence.request is None:
+            return []
+        if sequence.row >= 0:
+            return self._finish([sequence], "abort")
+        if sequence is self._prefilling:
+            self._prefilling = None
+            self._kv_manager.mark_idle(sequence)
+        else:
+            (self._priority_waiting if sequence in self._priority_waiting else self._waiting).remove(sequence)
+        return [sequence.finish_request("abort")]
+
+    def release_cache(self, sequence_id: int) -> list[SequenceOutcome]:
+        """Drop the cached tokens of the sequence. A pending request is aborted."""
+        outcomes = self.abort(sequence_id)
+        sequence = self._sequences.pop(sequence_id, None)
+        if sequence is not None:
+            self._kv_manager.free(sequence)
+            self._prefix_tracker.record(sequence_id, sequence.token_ids[: sequence.computed_tokens])
+        return outcomes
+
+    def on_weights_changed(self, version: int) -> None:
+        """Later tokens have this version. Idle sequences lose their cached tokens.
+
+        Running sequences keep their KV cache, which is no longer shared; a sequence in prefill restarts.
+        """
+        self.version = version
+        self._kv_manager.free_idle()
+        self._prefix_tracker.clear()
+        for sequence, position in zip(self.batch.sequences, self.batch.positions.tolist(), strict=True):
+            sequence.record_version(position + 1, version)
+            sequence.stale = True
+        if self._prefilling is not None:
+            sequence, self._prefilling = self._prefilling, None
+            self._kv_manager.free(sequence)
+            sequence.computed_tokens = 0
+            self._priority_waiting.appendleft(sequence)
+
+    def get_load(self, busy_s: float) -> EngineLoad:
+        page_tokens, pool = self._page_tokens, self._kv_manager.pool
+        return EngineLoad(
+            running=len(self.batch.sequences) + (self._prefilling is not None),
+            waiting=len(self._priority_waiting) + len(self._waiting),
+            used_tokens=pool.num_used * page_tokens,
+            cached_tokens=pool.num_cached * page_tokens,
+            decode_steps=self._decode_steps,
+            generated_tokens=self._generated_tokens,
+            prefilled_tokens=self._prefilled_tokens,
+            recomputed_tokens=self._recomputed_tokens,
+            evicted_tokens=self._kv_manager.evicted_pages * page_tokens,
+            preempted=self._num_preempted,
+            busy_s=busy_s,
+        )
+
+    # ------------------------------------------------------------ one step
+
+    def schedule_step(self) -> list[PrefillChunk]:
+        """Give the running sequences pages for their next token; returns the prompt tokens of this step.
+
+        A sequence joins the batch in the step that prefills its last tokens.
+        """
+        self._allocate_decode_pages()
+        return self._schedule_prefill()
+
+    def on_tokens_generated(self, finished: list[int]) -> list[SequenceOutcome]:
+        """Each running sequence has one more token; those at the indices `finished` of the batch end with it."""
+        self.batch.advance()
+        self._decode_steps += 1
+        self._generated_tokens += len(self.batch.sequences)
+        return self._finish([self.batch.sequences[index] for index in finished], None) if finished else []
+
+    def _finish(self, finished: list[Sequence], reason: Literal["abort"] | None) -> list[SequenceOutcome]:
+        """Take these sequences out of the batch and keep their cached tokens."""
+        self.batch.remove(finished)
+        outcomes: list[SequenceOutcome] = []
+        for sequence in finished:
+            outcomes.append(sequence.finish_request(reason))
+            if np.isfinite(sequence.logprobs).all():
+                self._kv_manager.mark_idle(sequence)
+            else:
+                self._clear_pages(self._kv_manager.free(sequence))
+        return outcomes
+
+    # ------------------------------------------------------------ pages and prefill
+
+    def _allocate_decode_pages(self) -> None:
+        for sequence in self.batch.list_short_of_pages():
+            while sequence.row >= 0 and not self._kv_manager.append_page(sequence):
+                self._preempt()
+            if sequence.row >= 0:
+                self.batch.on_page_appended(sequence)
+
+    def _preempt(self) -> None:
+        """Free the pages of the newest request, which waits at the head of the queue."""
+        candidates = [*self.batch.sequences, *([self._prefilling] if self._prefilling else [])]
+        newest = max(candidates, key=lambda sequence: sequence.arrival)
+        if newest is self._prefilling:
+            self._prefilling = None
+        else:
+            self.batch.remove([newest])
+        self._kv_manager.free(newest)
+        self._priority_waiting.appendleft(newest)
+        self._num_preempted += 1
+
+    def _schedule_prefill(self) -> list[PrefillChunk]:
+        chunks: list[PrefillChunk] = []
+        joining: list[Sequence] = []
+        tokens_left = self._prefill_tokens
+        while tokens_left > 0 and (sequence := self._select_prefill(len(joining))) is not None:
+            start, last = sequence.cached_tokens, len(sequence.token_ids) - 1
+            end = min(last, start + tokens_left)
+            if start < end:
+                chunks.append(PrefillChunk(sequence, start, end))
+                self._kv_manager.record_prefill(chunks[-1])
+                self._count_prefilled(sequence, start, end)
+            tokens_left -= end - start
+            if end == last:
+                self._prefilling = None
+                self._count_prefilled(sequence, last, last + 1)
+                joining.append(sequence)
+        if joining:
+            self.batch.join(joining, self.version)
+        return chunks
+
+    def _select_prefill(self, num_joining: int) -> Sequence | None:
+        """The sequence in prefill; else the first waiting sequence, if it has a row and pages."""
+        if self._prefilling is None and self.batch.num_free_rows > num_joining:
+            queue = self._priority_waiting or self._waiting
+            if queue and self._kv_manager.allocate(queue[0]):
+                self._prefilling = queue.popleft()
+                self._prefilling.record_cache_hit()
+        return self._prefilling
+
+    def _count_prefilled(self, sequence: Sequence, start: int, end: int) -> None:
+        """This step computes the tokens [start, end) of the sequence."""
+        self._prefilled_tokens += end - start
+        self._recomputed_tokens += max(min(end, sequence.computed_tokens) - start, 0)
+        sequence.computed_tokens = max(sequence.computed_tokens, end)

@@ -1,0 +1,1 @@
+"""The learner: minibatches, training steps, checkpoints. Started by torchrun -m engine.learner."""

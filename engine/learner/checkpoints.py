@@ -1,0 +1,105 @@
+"""Checkpoints of a run: a transformers folder with `trainer/` inside; a folder with a final name is complete.
+
+step_000010/
+    config.json, model.safetensors, tokenizer files
+    trainer/
+        state.json              stage, step (which is the data position too), ranks, seed
+        random_0.pt             random state of each rank
+        optimizer/              torch.distributed.checkpoint; absent at the start of a stage
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from configs.atomic_write import DISK_ERRNOS, DiskError, raising_disk_errors
+
+CHECKPOINT_NAME = re.compile(r"step_(\d{6,})")
+_OS_ERROR = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")
+PARTIAL_SUFFIX = ".building"  # suffix of the hidden name of an incomplete folder
+
+
+class TrainerState(msgspec.Struct, frozen=True):
+    stage: Literal["sft", "rl"]
+    step: int  # finished steps of the stage
+    ranks: int
+    seed: int
+
+
+def get_trainer_folder(checkpoint: Path) -> Path:
+    return checkpoint / "trainer"
+
+
+def write_trainer_state(checkpoint: Path, state: TrainerState) -> None:
+    (get_trainer_folder(checkpoint) / "state.json").write_bytes(msgspec.json.encode(state))
+
+
+def read_trainer_state(checkpoint: Path) -> TrainerState:
+    """Raises OSError if the checkpoint has no trainer state."""
+    return msgspec.json.decode((get_trainer_folder(checkpoint) / "state.json").read_bytes(), type=TrainerState)
+
+
+def is_resumable(checkpoint: Path) -> bool:
+    return (get_trainer_folder(checkpoint) / "state.json").exists()
+
+
+def get_partial_path(checkpoint: Path) -> Path:
+    """Where a checkpoint is written before it gets its final name."""
+    return checkpoint.with_name(f".{checkpoint.name}{PARTIAL_SUFFIX}")
+
+
+@contextmanager
+def naming_disk_errors(folder: Path) -> Generator[None]:
+    """Raises DiskError if the disk refuses a file of a checkpoint, also for the error types of safetensors and torch."""
+    try:
+        with raising_disk_errors(folder):
+            yield
+    except DiskError:
+        raise
+    except BaseException as error:  # torch's CheckpointException is not an Exception
+        errno_matches = _OS_ERROR.findall(str(error))
+        number = int("".join(errno_matches[-1])) if errno_matches else 0
+        if number not in DISK_ERRNOS:
+            raise
+        raise DiskError(folder, number) from error
+
+
+def commit_checkpoint(checkpoint: Path) -> None:
+    """Give the finished folder its final name. A checkpoint of an earlier attempt at the step is replaced."""
+    replaced = checkpoint.with_name(f".{checkpoint.name}.replaced{PARTIAL_SUFFIX}")
+    if checkpoint.exists():
+        checkpoint.rename(replaced)
+    get_partial_path(checkpoint).rename(checkpoint)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def list_saved_steps(checkpoints: Path) -> list[int]:
+    """Steps that training can resume from, in ascending order."""
+    names = (CHECKPOINT_NAME.fullmatch(path.name) for path in checkpoints.glob("step_*") if is_resumable(path))
+    return sorted(int(name[1]) for name in names if name)
+
+
+def prune_checkpoints(checkpoints: Path, keep: int) -> list[Path]:
+    """Delete all but step 0 and the newest `keep`, and leftovers of killed saves; returns the deleted checkpoints."""
+    numbered = [
+        (int(name[1]), path) for path in checkpoints.iterdir() if (name := CHECKPOINT_NAME.fullmatch(path.name))
+    ]
+    newest_last = sorted(numbered)
+    stale = [path for step, path in newest_last[: len(newest_last) - max(1, keep)] if step != 0]
+    for path in [*stale, *checkpoints.glob(f".*{PARTIAL_SUFFIX}")]:
+        shutil.rmtree(path)
+    return stale
+
+
+def delete_checkpoints_after(checkpoints: Path, step: int) -> None:
+    """Delete the checkpoints of later steps: the run resumes from `step`, and will write them again."""
+    for later in list_saved_steps(checkpoints):
+        if later > step:
+            shutil.rmtree(checkpoints / f"step_{later:06d}")

@@ -1,0 +1,260 @@
+"""`python -m torch.distributed.run --nproc-per-node RANKS -m engine.learner --run-folder FOLDER`: the learner's process.
+
+Without torchrun there is a single rank. Rank 0 joins the bus as "learner" and broadcasts each piece of work to the other
+ranks. It consumes BatchReady and produces StepTrained, then WeightsPublished: once at the start and once per batch. It
+waits only for its worker thread, and for the memory of engines that share its GPUs. Shutdown or SIGTERM ends it
+immediately: an unfinished step is abandoned, the last checkpoint remains.
+
+A later incarnation (`--incarnation`) first repeats the journal's steps after that checkpoint. It sends their StepTrained again,
+but publishes only the last weights: the earlier ones may be in the slot of the current ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+import torch
+import uvloop
+
+from bus.addresses import LAUNCHER, LEARNER, RECIPE
+from bus.bus import Bus, BusFactory
+from bus.codec import decode
+from bus.messages import BatchReady, GpuMemoryGranted, GpuMemoryRequested, Progress, Shutdown, StepTrained
+from bus.process.exit_reason import exit_unusable
+from bus.process.heartbeat import sending_heartbeats
+from bus.process.structured_log import configure_logging
+from bus.transport.zeromq import make_zeromq_bus_factory
+from configs.errors import EXIT_UNUSABLE, UnusableInput
+from configs.load import load_resolved
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from engine.learner.batch_journal import BatchJournal
+from engine.learner.distributed import RankGroup, broadcast_object, join_ranks, leave_ranks
+from engine.learner.learner_rank import LearnerRank, TrainStepResult
+
+# Plus one for each step that may be collected ahead; the bus delays further batches.
+MAX_PENDING_BATCHES = 2
+
+
+class Learner:
+    """The leading rank's event loop. One worker thread does all training, so that the loop never blocks and torch keeps
+    one thread pool."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        run: RunConfig,
+        rank: LearnerRank,
+        ranks: RankGroup,
+        worker: ThreadPoolExecutor,
+        journal: BatchJournal,
+        incarnation: int = 1,
+    ) -> None:
+        self._bus = bus
+        self._gpu_memory = EngineGpuMemory(bus, incarnation, is_shared=run.sglang.colocate)
+        self._journal = journal
+        self._last_received_step = max(journal.list_steps(), default=-1)
+        self._sft_steps = run.sft.steps
+        self._rank = rank
+        self._ranks = ranks
+        self._worker = worker
+        self._batches: asyncio.Queue[BatchReady] = asyncio.Queue(MAX_PENDING_BATCHES + run.rl.max_staleness)
+        self._progress_send: asyncio.Task[None] | None = None
+        self._logger = structlog.get_logger()
+        self._in_flight: Future[TrainStepResult] | None = None
+        self.stop = asyncio.Event()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the worker is running a task."""
+        return self._in_flight is not None and not self._in_flight.done()
+
+    async def run(self, resume_step: int | None) -> None:
+        """Run until Shutdown, or until `stop` is set. Raises the worker's exceptions."""
+        working = asyncio.create_task(self._run_training(resume_step))
+        tasks = (working, asyncio.create_task(self._receive_messages()), asyncio.create_task(self.stop.wait()))
+        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        for task in done:
+            task.result()
+        self._logger.info("learner.stopped", abandoned=self.is_busy)
+
+    async def _receive_messages(self) -> None:
+        while True:
+            delivery = await self._bus.receive_delivery()
+            match decode(delivery.frame).message:
+                case Shutdown():
+                    return
+                case BatchReady(step=step) as batch if step > self._last_received_step:
+                    self._last_received_step = step
+                    await asyncio.to_thread(self._journal.write, step, delivery.frame)
+                    self._bus.acknowledge(delivery)
+                    await self._batches.put(batch)
+                    continue
+                case GpuMemoryGranted() as granted:
+                    self._gpu_memory.on_granted(granted)
+                case BatchReady():
+                    pass  # an earlier incarnation has journaled it, but could not acknowledge it
+                case other:
+                    self._logger.error("message.misdirected", kind=type(other).__name__)
+            self._bus.acknowledge(delivery)
+
+    async def _run_training(self, resume_step: int | None) -> None:
+        loop = asyncio.get_running_loop()
+
+        def report(step: int, values: dict[str, float]) -> None:
+            loop.call_soon_threadsafe(self._send_progress, Progress("sft", step, self._sft_steps, values))
+
+        journaled_steps = self._journal.list_steps()  # before any wait: later batches are written to the journal too
+        await self._gpu_memory.acquire(-1)
+        started = await self._run_in_worker(lambda: self._rank.start(resume_step, report, journaled_steps))
+        await self._send_result(started)
+        for step in journaled_steps:
+            if step > started.step:
+                batch = await asyncio.to_thread(self._journal.read, step)
+                await self._run_step(batch, publish=step == journaled_steps[-1])
+        while True:
+            batch = await self._batches.get()
+            if batch.step > started.step:  # earlier incarnations have trained on the others
+                await self._run_step(batch, publish=True)
+
+    async def _run_step(self, batch: BatchReady, *, publish: bool) -> None:
+        await self._gpu_memory.acquire(batch.step)
+        await self._send_result(await self._run_in_worker(lambda: self._broadcast_and_train(batch, publish)))
+
+    def _broadcast_and_train(self, batch: BatchReady, publish: bool) -> TrainStepResult:
+        broadcast_object(self._ranks, (batch, publish))
+        return self._rank.train(batch.step, batch.samples, publish=publish)
+
+    async def _run_in_worker(self, work: Callable[[], TrainStepResult]) -> TrainStepResult:
+        self._in_flight = self._worker.submit(work)
+        return await asyncio.wrap_future(self._in_flight)
+
+    async def _send_result(self, trained: TrainStepResult) -> None:
+        await self._bus.send(RECIPE, StepTrained(trained.step, trained.metrics))
+        if trained.published is not None:
+            self._gpu_memory.release()
+            await self._bus.send(RECIPE, trained.published)
+
+    def _send_progress(self, progress: Progress) -> None:
+        """Only for the display: dropped while the previous one is being sent."""
+        if self._progress_send is None or self._progress_send.done():
+            self._progress_send = asyncio.create_task(self._bus.send(LAUNCHER, progress))
+
+
+class LearnerIncarnation(NamedTuple):
+    """One start of the learner, as the launcher numbers it."""
+
+    number: int
+    epoch: int
+    resume_step: int | None
+
+
+async def run_leader(
+    run: RunConfig, folder: RunFolder, ranks: RankGroup, incarnation: LearnerIncarnation, join: BusFactory
+) -> None:
+    loop = asyncio.get_running_loop()
+    journal = BatchJournal(folder.batches)
+    bus = join(LEARNER, incarnation.epoch)
+    worker = ThreadPoolExecutor(1, "training", torch.set_num_threads, (run.learner.threads,))
+    rank = LearnerRank(run, folder, ranks, journal)
+    learner = Learner(bus, run, rank, ranks, worker, journal, incarnation.number)
+    loop.add_signal_handler(signal.SIGTERM, learner.stop.set)
+    try:
+        async with sending_heartbeats(
+            LEARNER, incarnation.number, run.supervision.heartbeat_s, folder.sockets, lambda: bus
+        ):
+            await learner.run(incarnation.resume_step)
+    finally:
+        await bus.close()
+        rank.close()
+    if learner.is_busy:
+        os._exit(0)  # the worker cannot be interrupted, and its result is not needed
+    await loop.run_in_executor(worker, broadcast_object, ranks, None)
+    worker.shutdown()
+
+
+def run_follower(run: RunConfig, folder: RunFolder, ranks: RankGroup, resume_step: int | None) -> None:
+    """Run the leader's work on another rank, in the order of the leader's broadcasts."""
+    rank = LearnerRank(run, folder, ranks)
+    rank.start(resume_step, lambda _step, _values: None)
+    while (work := broadcast_object(ranks)) is not None:
+        batch, publish = work
+        rank.train(batch.step, batch.samples, publish=publish)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="engine.learner", description="Trains the policy of a run.")
+    parser.add_argument("--run-folder", type=Path, required=True, help="run folder, with config.toml")
+    parser.add_argument("--resume-step", type=int, help="step of the checkpoint to resume from (default: the newest)")
+    parser.add_argument(
+        "--incarnation", type=int, default=1, help="number of this start of the learner within the launch"
+    )
+    parser.add_argument("--epoch", type=int, default=0, help="epoch of the learner's bus connections")
+    parser.add_argument("--scratch", default="", help="scratch folder (see configs.run_folder.RunFolder)")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles a terminal's ^C and sends Shutdown
+    folder = RunFolder(arguments.run_folder, arguments.scratch)
+    try:
+        run_process(folder, LearnerIncarnation(arguments.incarnation, arguments.epoch, arguments.resume_step))
+    except UnusableInput as error:
+        return exit_unusable(folder, LEARNER, error)
+    except OSError as error:
+        structlog.get_logger().exception("process.failed")
+        sys.stderr.write(f"{error}\n")
+        return EXIT_UNUSABLE
+    return 0
+
+
+def run_process(folder: RunFolder, incarnation: LearnerIncarnation) -> None:
+    """Raises UnusableInput for problems that a user can fix."""
+    run = load_resolved(folder.config)
+    ranks = join_ranks()
+    configure_logging(folder, LEARNER if ranks.is_leader else f"{LEARNER}-{ranks.rank}", run.log.level)
+    torch.set_num_threads(run.learner.threads)
+    if run.determinism == "strict":
+        torch.use_deterministic_algorithms(True)  # other algorithms raise
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue] - slow
+    if ranks.is_leader:
+        uvloop.run(run_leader(run, folder, ranks, incarnation, make_zeromq_bus_factory(run, folder)))
+    else:
+        run_follower(run, folder, ranks, incarnation.resume_step)
+    leave_ranks(ranks)
+
+
+class EngineGpuMemory:
+    def __init__(self, bus: Bus, incarnation: int, *, is_shared: bool) -> None:
+        """`incarnation` counts the learner's starts. Unless `is_shared`, acquire and release do nothing."""
+        self._bus, self._incarnation, self._is_shared = bus, incarnation, is_shared
+        self._requested_version: int | None = None  # of the current loan
+        self._granted = asyncio.Event()
+
+    async def acquire(self, version: int) -> None:
+        """Wait until every engine has freed its memory.
+
+        Until the next call the learner publishes no weights older than `version`; -1: the version is not known yet.
+        """
+        if not self._is_shared or self._requested_version is not None:
+            return
+        self._requested_version = version
+        self._granted.clear()
+        await self._bus.send(RECIPE, GpuMemoryRequested(self._incarnation, version))
+        await self._granted.wait()
+
+    def on_granted(self, granted: GpuMemoryGranted) -> None:
+        """Ignores grants of requests by an earlier incarnation."""
+        if (granted.learner_incarnation, granted.version) == (self._incarnation, self._requested_version):
+            self._granted.set()
+
+    def release(self) -> None:
+        self._requested_version = None

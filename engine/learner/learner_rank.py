@@ -1,0 +1,199 @@
+"""One rank of the learner: the cold start or resuming, then one RL step at a time. All ranks make the same calls.
+
+This module does not use the bus. Only the leading rank publishes weights and reports progress.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from bus.messages import ProtocolError, TrainingSample, WeightsPublished
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from engine.data.sft_dialogues import read_sft_dialogues
+from engine.learner.batch_journal import BatchJournal
+from engine.learner.checkpoints import is_resumable, list_saved_steps, prune_checkpoints
+from engine.learner.distributed import RankGroup, broadcast_object, gather_full_parameters
+from engine.learner.minibatches import SftSampler, TrainingSequence, build_sft_sequence, check_versions
+from engine.learner.trainer import Trainer
+from engine.model.hf_checkpoint import load_model
+from engine.model.tokenizer import check_vocabulary, load_tokenizer
+from engine.weight_transfer.shared_memory import WeightsPublisher
+
+SFT_SAVE_EVERY = 100  # a killed learner repeats at most this many steps of the cold start
+
+SftProgressCallback = Callable[[int, dict[str, float]], None]  # step of the cold start, its metrics
+
+
+class CheckpointNotFound(UnusableInput):
+    """The run has no checkpoint of the step to resume from."""
+
+
+class TrainStepResult(NamedTuple):
+    """The result of a step, for the leading rank to report."""
+
+    step: int
+    metrics: dict[str, float]
+    published: WeightsPublished | None  # None on other ranks, and if newer weights follow immediately
+
+
+class LearnerRank:
+    def __init__(
+        self, run: RunConfig, folder: RunFolder, ranks: RankGroup, journal: BatchJournal | None = None
+    ) -> None:
+        """`journal`: on the leading rank; a checkpoint deletes its batches up to that step."""
+        self._run = run
+        self._journal = journal
+        self._folder = folder
+        self._ranks = ranks
+        self._initial_checkpoint = folder.expand_path(run.model.checkpoint)
+        self._partial_sft_checkpoint = folder.checkpoints / "sft_partial"
+        # The learner trains a step that was collected ahead while engines load the weights of earlier steps.
+        slots = max(2, run.rl.max_staleness + 1)
+        self._publisher = WeightsPublisher(folder.shared_memory, slots) if ranks.is_leader else None
+        self._trainer: Trainer | None = None
+        self._logger = structlog.get_logger()
+
+    # ---------------------------------------------------------------- start
+
+    def start(
+        self, resume_step: int | None, report: SftProgressCallback, journaled_steps: Sequence[int] = ()
+    ) -> TrainStepResult:
+        """Resume from `resume_step`, by default from the newest checkpoint; without a checkpoint, start training.
+
+        If the leader's journal has batches of later steps, nothing is published before the last of them is trained.
+        Raises UnusableInput for an unusable checkpoint, tokenizer or data file, and OSError for disk errors.
+        """
+        step = broadcast_object(self._ranks, self._choose_resume_step(resume_step))
+        metrics = self._start_training(report) if step is None else self._resume_training(step)
+        has_later_batches = broadcast_object(self._ranks, any(each > self._step for each in journaled_steps))
+        return TrainStepResult(self._step, metrics, None if has_later_batches else self._publish_weights())
+
+    def _choose_resume_step(self, requested_step: int | None) -> int | None:
+        saved = list_saved_steps(self._folder.checkpoints)
+        if requested_step in saved or (requested_step is None and saved):
+            return saved[-1] if requested_step is None else requested_step
+        if requested_step:
+            raise CheckpointNotFound(
+                f"{self._folder.get_checkpoint_path(requested_step)}: no checkpoint to resume from"
+            )
+        return None
+
+    def _resume_training(self, step: int) -> dict[str, float]:
+        self._trainer = self._load_trainer(self._folder.get_checkpoint_path(step), resume=True)
+        self._logger.info("training.resumed", step=step, rank=self._ranks.rank)
+        return {}
+
+    def _start_training(self, report: SftProgressCallback) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        if self._run.sft.steps:
+            metrics = self._run_cold_start(report)
+        else:
+            self._trainer = self._load_trainer(self._initial_checkpoint)
+        self._loaded_trainer.start_stage("rl")
+        self._save_checkpoint(self._folder.get_checkpoint_path(0))
+        if self._ranks.is_leader:
+            shutil.rmtree(self._partial_sft_checkpoint, ignore_errors=True)
+        return metrics
+
+    def _load_trainer(self, checkpoint: Path, *, resume: bool = False) -> Trainer:
+        model = load_model(checkpoint)
+        check_vocabulary(model.config, load_tokenizer(checkpoint))
+        trainer = Trainer(model, self._run, self._ranks)
+        if resume:
+            trainer.load(checkpoint)
+        return trainer
+
+    # ---------------------------------------------------------------- the cold start
+
+    def _run_cold_start(self, report: SftProgressCallback) -> dict[str, float]:
+        """Returns loss (of the last step), sft_s and sft_steps, of this process only."""
+        sft, began = self._run.sft, time.monotonic()
+        sequences = self._read_sft_sequences()
+        order = SftSampler(len(sequences), sft.batch_size, self._run.seed)
+        is_resuming = broadcast_object(self._ranks, is_resumable(self._partial_sft_checkpoint))
+        trainer = self._trainer = self._load_trainer(
+            self._partial_sft_checkpoint if is_resuming else self._initial_checkpoint, resume=is_resuming
+        )
+        first, loss = trainer.step, 0.0
+        while trainer.step < sft.steps:
+            loss = self._run_sft_step(trainer, [sequences[index] for index in order.get_batch(trainer.step)], report)
+            if trainer.step % SFT_SAVE_EVERY == 0 and trainer.step < sft.steps:
+                self._save_checkpoint(self._partial_sft_checkpoint)
+        sft_s = time.monotonic() - began
+        self._logger.info("cold_start.finished", steps=trainer.step - first, loss=loss, sft_s=sft_s)
+        return {"loss": loss, "sft_s": sft_s, "sft_steps": float(trainer.step - first)}
+
+    def _read_sft_sequences(self) -> list[TrainingSequence]:
+        path = self._folder.expand_path(self._run.sft.data)
+        dialogues = read_sft_dialogues(path, load_tokenizer(self._initial_checkpoint), self._run.dialogue.tools)
+        return [build_sft_sequence(dialogue.token_ids, dialogue.loss_mask) for dialogue in dialogues]
+
+    def _run_sft_step(
+        self, trainer: Trainer, sequences: Sequence[TrainingSequence], report: SftProgressCallback
+    ) -> float:
+        began = time.monotonic()
+        metrics = trainer.run_sft_step(sequences)
+        num_tokens = sum(len(sequence.token_ids) for sequence in sequences)
+        tokens_per_s = num_tokens / (time.monotonic() - began)
+        if self._ranks.is_leader:
+            report(trainer.step, {**metrics, "tokens_per_s": tokens_per_s})
+        return metrics["loss"]
+
+    # ---------------------------------------------------------------- reinforcement learning
+
+    def train(self, step: int, rows: Sequence[TrainingSample], *, publish: bool = True) -> TrainStepResult:
+        """One RL step; without rows the weights do not change, but get a new version.
+
+        Raises ProtocolError for any step except the next one and for tokens of versions that the step may not train on,
+        and ValueError for invalid rows.
+        """
+        if step != self._step + 1:
+            raise ProtocolError(f"step {step} cannot be trained after step {self._step}")
+        check_versions(rows, step, self._run.rl.max_staleness)
+        began = time.monotonic()
+        metrics = self._loaded_trainer.run_rl_step(rows)
+        trained = time.monotonic()
+        due = step % self._run.learner.checkpoint_every == 0 or step == self._run.rl.steps
+        if due:
+            self._save_checkpoint(self._folder.get_checkpoint_path(step))
+            if self._journal is not None:
+                self._journal.delete_up_to(step)
+        saved = time.monotonic()
+        published = self._publish_weights() if publish else None
+        metrics["train_s"] = trained - began
+        metrics["checkpoint_s"] = saved - trained
+        metrics["publish_s"] = time.monotonic() - saved
+        self._logger.info("step.trained", step=step, rank=self._ranks.rank, **metrics)
+        return TrainStepResult(step, metrics, published)
+
+    def close(self) -> None:
+        """Remove the published weights."""
+        if self._publisher is not None:
+            self._publisher.close()
+
+    @property
+    def _loaded_trainer(self) -> Trainer:
+        assert self._trainer is not None, "call start() first"
+        return self._trainer
+
+    @property
+    def _step(self) -> int:
+        return self._loaded_trainer.step
+
+    def _publish_weights(self) -> WeightsPublished | None:
+        parameters = gather_full_parameters(self._loaded_trainer.model)
+        return self._publisher.publish(self._step, parameters) if self._publisher is not None else None
+
+    def _save_checkpoint(self, checkpoint: Path) -> None:
+        self._loaded_trainer.save(checkpoint, self._initial_checkpoint)
+        if self._ranks.is_leader:
+            stale = prune_checkpoints(self._folder.checkpoints, self._run.learner.keep_checkpoints)
+            self._logger.info("checkpoint.saved", path=str(checkpoint), pruned=len(stale))

@@ -1,0 +1,187 @@
+"""Builds training sequences, minibatches and padded micro batches; all ranks together train on the same tokens.
+
+A minibatch (one optimizer update) is dealt to the ranks by length, and each rank splits its share into micro batches
+(one forward and backward pass). The result does not depend on the order in which rows arrived; no row is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bus.messages import ProtocolError, TrainingSample
+from policies.groups.staleness import compute_oldest_version
+from policies.seeded_random import shuffle_range
+
+
+class TrainingSequence(NamedTuple):
+    """T tokens, prompt included."""
+
+    token_ids: NDArray[np.int32]  # [T]; the last token is in the loss
+    loss_mask: NDArray[np.bool_]  # [T]; false for the first token, which has no prediction
+    logprobs: NDArray[np.float32]  # [T], under the policy that generated the token; zeros in the cold start
+    advantage: float
+
+    @property
+    def num_loss_tokens(self) -> int:
+        return int(self.loss_mask.sum())
+
+
+def build_training_sequence(
+    token_ids: NDArray[np.int32], loss_mask: NDArray[np.bool_], logprobs: NDArray[np.float32], advantage: float
+) -> TrainingSequence:
+    """Drops the tokens after the last token in the loss. Raises ValueError if the arrays differ in length."""
+    if not len(token_ids) == len(loss_mask) == len(logprobs):
+        raise ValueError(f"{len(token_ids)} token ids, {len(loss_mask)} mask entries, {len(logprobs)} logprobs")
+    counted = loss_mask.copy()
+    counted[:1] = False
+    end = int(np.flatnonzero(counted)[-1]) + 1 if counted.any() else 0
+    return TrainingSequence(token_ids[:end], counted[:end], logprobs[:end], advantage)
+
+
+def build_sft_sequence(token_ids: Iterable[int], loss_mask: Iterable[int | bool]) -> TrainingSequence:
+    ids = np.fromiter(token_ids, np.int32)
+    return build_training_sequence(ids, np.fromiter(loss_mask, np.bool_), np.zeros(len(ids), np.float32), 1.0)
+
+
+def build_rl_sequence(row: TrainingSample) -> TrainingSequence:
+    """Raises ValueError, naming the trajectory, if the row's arrays differ in length."""
+    try:
+        return build_training_sequence(
+            np.frombuffer(row.token_ids, "<i4"),
+            np.frombuffer(row.loss_mask, np.uint8).astype(np.bool_),
+            np.frombuffer(row.logprobs, "<f4"),
+            row.advantage,
+        )
+    except ValueError as error:
+        raise ValueError(f"trajectory {row.trajectory_id}: {error}") from error
+
+
+def check_versions(rows: Iterable[TrainingSample], step: int, max_staleness: int) -> None:
+    """Raises ProtocolError, naming the first trajectory with a token in the loss that `step` may not train on.
+
+    Its version is too old, or newer than the version that the step updates.
+    """
+    oldest, newest = compute_oldest_version(step, max_staleness), step - 1
+    for row in rows:
+        counted = np.frombuffer(row.loss_mask, np.uint8).astype(np.bool_)
+        versions = np.frombuffer(row.versions, "<i4")[counted]
+        outside = versions[(versions < oldest) | (versions > newest)]
+        if len(outside):
+            allowed = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
+            raise ProtocolError(
+                f"trajectory {row.trajectory_id} has {len(outside)} tokens of version {outside[0]} to train on: "
+                f"step {step} takes {allowed} (rl.max_staleness = {max_staleness})"
+            )
+
+
+def build_rl_minibatches(
+    rows: Sequence[TrainingSample], num_minibatches: int, seed: int, step: int
+) -> list[list[TrainingSequence]]:
+    """At most `num_minibatches` minibatches of whole groups, with numbers of groups as equal as possible.
+
+    The order of the groups depends only on seed and step.
+    """
+    groups: defaultdict[int, list[TrainingSample]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: (row.group_id, row.trajectory_id)):
+        groups[row.group_id].append(row)
+    in_order = list(groups.values())
+    shuffled = [in_order[index] for index in shuffle_range(len(in_order), seed, step)]
+    parts = min(num_minibatches, len(shuffled))
+    cuts = [len(shuffled) * part // parts for part in range(parts + 1)] if parts else []
+    return [[build_rl_sequence(row) for group in shuffled[start:end] for row in group] for start, end in pairwise(cuts)]
+
+
+class SftSampler:
+    """The sequences of each step of the cold start: one permutation per epoch; a batch may span two epochs."""
+
+    def __init__(self, num_sequences: int, batch_size: int, seed: int) -> None:
+        if num_sequences == 0:
+            raise ValueError("the cold start has no sequence to train on")
+        self._num_sequences = num_sequences
+        self._batch_size = batch_size
+        self._seed = seed
+        self._epoch = -1
+        self._order: list[int] = []
+
+    def get_batch(self, step: int) -> list[int]:
+        """Indices of the sequences of `step`, counted from 0: a function of seed and step."""
+        first = step * self._batch_size
+        return [self._get_index(position) for position in range(first, first + self._batch_size)]
+
+    def _get_index(self, position: int) -> int:
+        epoch, offset = divmod(position, self._num_sequences)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, shuffle_range(self._num_sequences, self._seed, epoch)
+        return self._order[offset]
+
+
+def split_micro_batches(
+    sequences: Sequence[TrainingSequence], num_ranks: int, micro_batch_tokens: int
+) -> list[list[list[int]]]:
+    """For each rank its micro batches, as lists of indices; every rank has the same number of them, at least one.
+
+    A micro batch has at most `micro_batch_tokens` padded tokens; a longer sequence gets its own. Some may be empty.
+    Sequences without a token in the loss are left out.
+    """
+    counted = [index for index, sequence in enumerate(sequences) if sequence.num_loss_tokens]
+    longest_first = sorted(counted, key=lambda index: (-len(sequences[index].token_ids), index))
+    lengths = [len(sequence.token_ids) - 1 for sequence in sequences]
+    by_rank = [
+        _pack_micro_batches(longest_first[rank::num_ranks], lengths, micro_batch_tokens) for rank in range(num_ranks)
+    ]
+    most = max(1, *(len(micro_batches) for micro_batches in by_rank))
+    return [micro_batches + [[]] * (most - len(micro_batches)) for micro_batches in by_rank]
+
+
+def _pack_micro_batches(longest_first: list[int], lengths: list[int], micro_batch_tokens: int) -> list[list[int]]:
+    micro_batches: list[list[int]] = []
+    width = 0
+    for index in longest_first:
+        if not micro_batches or (len(micro_batches[-1]) + 1) * width > micro_batch_tokens:
+            micro_batches.append([])
+            width = lengths[index]
+        micro_batches[-1].append(index)
+    return micro_batches
+
+
+class MicroBatch(NamedTuple):
+    """B sequences without their last token, padded on the right to T; N tokens in the loss."""
+
+    token_ids_BT: Tensor  # int64
+    positions_N: Tensor  # int64, indices into the flattened [B * T] of the hidden states that predict the tokens
+    targets_N: Tensor  # int64
+    logprobs_N: Tensor
+    advantages_N: Tensor
+
+
+def build_micro_batch(sequences: Sequence[TrainingSequence]) -> MicroBatch:
+    """Pad and gather. Without sequences the result has one padding token and no loss, so that a rank without work can
+    take part in the step's collectives."""
+    width = max((len(sequence.token_ids) - 1 for sequence in sequences), default=1)
+    token_ids_BT = np.zeros((max(1, len(sequences)), width), np.int64)
+    positions: list[NDArray[np.int64]] = []
+    for row, sequence in enumerate(sequences):
+        token_ids_BT[row, : len(sequence.token_ids) - 1] = sequence.token_ids[:-1]
+        positions.append(np.flatnonzero(sequence.loss_mask) - 1 + row * width)
+    targets = [sequence.token_ids[sequence.loss_mask] for sequence in sequences]
+    logprobs = [sequence.logprobs[sequence.loss_mask] for sequence in sequences]
+    advantages = [np.full(sequence.num_loss_tokens, sequence.advantage, np.float32) for sequence in sequences]
+    return MicroBatch(
+        torch.from_numpy(token_ids_BT),
+        _concatenate(positions, np.int64),
+        _concatenate(targets, np.int64),
+        _concatenate(logprobs, np.float32),
+        _concatenate(advantages, np.float32),
+    )
+
+
+def _concatenate(parts: Sequence[NDArray[np.generic]], dtype: type[np.generic]) -> Tensor:
+    return torch.from_numpy(np.concatenate([*parts, np.zeros(0, dtype)], dtype=dtype))

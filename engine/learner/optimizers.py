@@ -1,0 +1,132 @@
+"""Optimizers (Muon for matrices, AdamW for the other parameters) and learning rate schedules.
+
+torch.optim.Muon is not used: it processes one matrix at a time, and its Newton-Schulz iteration runs in bfloat16. That
+rounding turns a difference of 1e-8 between the gradients of one and of two ranks into one of 1e-3 between their updates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import AdamW, Optimizer
+
+from configs.schema import LearnerConfig, SftConfig
+from engine.learner.distributed import gather_full
+
+MOMENTUM = 0.95
+NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_STEPS = 5
+
+
+class Muon(Optimizer):
+    """Nesterov momentum, orthogonalization, scaled by sqrt(max(1, rows / columns)).
+
+    Every rank gathers sharded matrices and orthogonalizes them whole: the update equals that of a single rank.
+    """
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": MOMENTUM})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            for parameters in _group_by_shape(group["params"]).values():
+                self._step_same_shape(parameters, group["lr"], group["weight_decay"], group["momentum"])
+        return loss
+
+    def _step_same_shape(self, parameters: list[nn.Parameter], lr: float, weight_decay: float, momentum: float) -> None:
+        """Update matrices of one shape together: a batched product is much faster than many small products."""
+        directions = [self._apply_momentum(parameter, momentum) for parameter in parameters]
+        updates_KRC = orthogonalize(torch.stack([gather_full(direction) for direction in directions]))
+        scale = math.sqrt(max(1.0, updates_KRC.shape[-2] / updates_KRC.shape[-1]))
+        for parameter, update_RC in zip(parameters, updates_KRC, strict=True):
+            parameter.mul_(1.0 - lr * weight_decay)
+            parameter.add_(_shard_like(update_RC, parameter), alpha=-lr * scale)
+
+    def _apply_momentum(self, parameter: nn.Parameter, momentum: float) -> Tensor:
+        gradient = parameter.grad
+        assert gradient is not None
+        state = self.state[parameter]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(gradient)
+        velocity = state["momentum"].lerp_(gradient, 1.0 - momentum)
+        return gradient.lerp(velocity, momentum)
+
+
+def orthogonalize(matrices_KRC: Tensor) -> Tensor:
+    """Each of K matrices [R, C] with its singular values moved to about 1 (0.7 to 1.2), by five quintic Newton-Schulz
+    steps.
+
+    Source: https://kellerjordan.github.io/posts/muon/
+    """
+    a, b, c = NEWTON_SCHULZ_COEFFICIENTS
+    tall = matrices_KRC.shape[-2] > matrices_KRC.shape[-1]
+    x = matrices_KRC.mT if tall else matrices_KRC
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+def _group_by_shape(parameters: list[nn.Parameter]) -> dict[torch.Size, list[nn.Parameter]]:
+    by_shape: defaultdict[torch.Size, list[nn.Parameter]] = defaultdict(list)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            by_shape[parameter.shape].append(parameter)
+    return by_shape
+
+
+def _shard_like(update: Tensor, parameter: Tensor) -> Tensor:
+    """This rank's part of an update that every rank has whole."""
+    if not isinstance(parameter, DTensor):
+        return update
+    replicated = DTensor.from_local(update, parameter.device_mesh, run_check=False)
+    return replicated.redistribute(placements=parameter.placements)
+
+
+def build_sft_optimizers(model: nn.Module, sft: SftConfig) -> list[Optimizer]:
+    """Muon for the layers' matrices; AdamW for embeddings and norms."""
+    matrices, others = _split_parameters(model)
+    return [
+        Muon(matrices, lr=sft.muon_lr, weight_decay=sft.weight_decay),
+        AdamW(others, lr=sft.lr, betas=(0.9, 0.95), weight_decay=sft.weight_decay, foreach=True),
+    ]
+
+
+def build_rl_optimizers(model: nn.Module, learner: LearnerConfig) -> list[Optimizer]:
+    """AdamW for all parameters: Muon's full-rank updates are too coarse for the small changes of RL."""
+    return [
+        AdamW(model.parameters(), lr=learner.lr, betas=learner.betas, weight_decay=learner.weight_decay, foreach=True)
+    ]
+
+
+def _split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        hidden = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
+        (matrices if hidden else others).append(parameter)
+    return matrices, others
+
+
+def cosine_schedule(step: int, steps: int, warmup_steps: int) -> float:
+    """Fraction of the full rate at `step` (from 0): linear warm-up, then half a cosine towards 0."""
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    passed = (step - warmup_steps) / max(1, steps - warmup_steps)
+    return 0.5 * (1.0 + math.cos(math.pi * min(1.0, passed)))
+
+
+def linear_schedule(step: int, steps: int, warmup_steps: int, final_fraction: float) -> float:
+    """Fraction of the full rate at `step` (from 0): linear warm-up, then linear decay to `final_fraction`."""
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    passed = (step - warmup_steps) / max(1, steps - 1 - warmup_steps)
+    return 1.0 + (final_fraction - 1.0) * min(1.0, passed)

@@ -1,0 +1,1 @@
+"""The model architecture, its tokenizer and the transformers checkpoint format."""

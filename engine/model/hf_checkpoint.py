@@ -1,0 +1,149 @@
+"""Loads and saves models as transformers folders: config.json, safetensors, tokenizer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from configs.errors import UnusableInput
+from engine.model.qwen3 import Qwen3, Qwen3Config
+from engine.model.tokenizer import load_tokenizer
+from policies.dialogue.chat_format import TURN_END
+
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "chat_template.jinja"),
+)
+_DEFAULT_TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+
+
+class CheckpointError(UnusableInput):
+    """A folder without a usable model. The message names the file and the problem."""
+
+
+def load_model_config(folder: Path | str) -> Qwen3Config:
+    path = Path(folder) / "config.json"
+    return Qwen3Config.from_hf(_read_json(path), path)
+
+
+def load_model(folder: Path | str, dtype: torch.dtype = torch.float32) -> Qwen3:
+    """Raises CheckpointError or UnsupportedModel with the missing or invalid file."""
+    folder = Path(folder)
+    config = load_model_config(folder)
+    with torch.device("meta"):
+        model = Qwen3(config)
+    expected_shapes = {name: parameter.shape for name, parameter in model.state_dict().items()}
+    tensors: dict[str, Tensor] = {}
+    for file in _list_weight_files(folder):
+        tensors |= _read_weights(file, expected_shapes, dtype)
+    missing = sorted(expected_shapes.keys() - tensors.keys())
+    if missing:
+        raise CheckpointError(f"{folder}: {len(missing)} tensors are missing, the first is {missing[0]}")
+    model.load_state_dict(tensors, assign=True)
+    return model
+
+
+def _list_weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        return [folder / name for name in sorted(set(_read_json(index)["weight_map"].values()))]
+    return [folder / "model.safetensors"]
+
+
+def _read_weights(file: Path, expected_shapes: Mapping[str, torch.Size], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The expected tensors of one file, cast. Ignores others, such as lm_head in a tied model.
+
+    Copies the tensors: their alignment in the file depends on its header's length, and alignment
+    may change the summation order of a matrix product.
+    """
+    tensors: dict[str, Tensor] = {}
+    try:
+        with safe_open(file, framework="pt") as weights:
+            for name in weights.keys() & expected_shapes.keys():
+                tensor = weights.get_tensor(name)
+                if tensor.shape != expected_shapes[name]:
+                    shapes = f"{list(tensor.shape)}; config.json requires {list(expected_shapes[name])}"
+                    raise CheckpointError(f"{file}: {name} has shape {shapes}")
+                tensors[name] = tensor.to(dtype, copy=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"{file}: no such file") from None
+    except SafetensorError as error:
+        raise CheckpointError(f"{file}: {error}") from error
+    return tensors
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def save_model(
+    folder: Path | str, model_config: Qwen3Config, state_dict: Mapping[str, Tensor], tokenizer_folder: Path | str
+) -> None:
+    """Writes a folder for AutoModelForCausalLM and AutoTokenizer. Raises OSError on disk errors.
+
+    Replaces an existing folder. If the process is killed, the folder is complete or missing. A
+    kill between the two renames leaves the complete new folder under the name `.NAME.partial`.
+    """
+    folder, source = Path(folder), Path(tokenizer_folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial, replaced = folder.with_name(f".{folder.name}.partial"), folder.with_name(f".{folder.name}.replaced")
+    for leftover in (partial, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        partial.mkdir()
+        _write_files(partial, model_config, state_dict, source)
+        _fsync_folder(partial)
+        if folder.exists():
+            folder.rename(replaced)
+        partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _write_files(folder: Path, config: Qwen3Config, state_dict: Mapping[str, Tensor], source: Path) -> None:
+    dropped = {"lm_head.weight"} if config.tie_word_embeddings else set[str]()
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state_dict.items() if name not in dropped}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    end_of_turn = load_tokenizer(source).end_of_turn_id
+    _write_json(folder / "config.json", {**config.to_hf(), "eos_token_id": end_of_turn, "dtype": dtype})
+    for name in TOKENIZER_FILES:
+        if (source / name).exists():
+            shutil.copyfile(source / name, folder / name)
+    if not (source / "tokenizer_config.json").exists():  # transformers would assume Qwen2's
+        _write_json(folder / "tokenizer_config.json", {**_DEFAULT_TOKENIZER_CONFIG, "eos_token": TURN_END})
+    generation = source / "generation_config.json"
+    if generation.exists():
+        shutil.copyfile(generation, folder / generation.name)
+    else:
+        _write_json(folder / generation.name, {"do_sample": True, "eos_token_id": end_of_turn})
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _fsync_folder(folder: Path) -> None:
+    """Before the rename, so that a power failure cannot leave empty files in the final folder."""
+    for path in (*folder.iterdir(), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,89 @@
+"""Encodes and decodes text with `tokenizers` only: importing transformers takes seconds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer
+
+from configs.errors import UnusableInput
+from policies.dialogue.chat_format import TURN_END
+
+if TYPE_CHECKING:  # importing torch takes seconds, and the head and the rollouts do not need it
+    from engine.model.qwen3 import Qwen3Config
+
+
+class UnusableTokenizer(UnusableInput):
+    """A missing or invalid tokenizer, or one of another model. The message names the files."""
+
+
+class FastTokenizer:
+    """Implements policies.dialogue.chat_format.TextTokenizer on a tokenizer.json."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            content = path.read_text(encoding="utf-8")
+            self._trusted = Tokenizer.from_str(content)
+            self._untrusted = Tokenizer.from_str(_mark_tags_special(content))
+        except FileNotFoundError:
+            raise UnusableTokenizer(f"{path}: no such file") from None
+        except Exception as error:  # tokenizers raises bare Exception
+            raise UnusableTokenizer(f"{path}: {error}") from error
+        self._untrusted.encode_special_tokens = True  # special tokens become ordinary text
+        self.vocab_size = 1 + max(self._trusted.get_vocab(with_added_tokens=True).values())
+
+    def encode(self, text: str, *, trusted: bool) -> list[int]:
+        tokenizer = self._trusted if trusted else self._untrusted
+        return tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Includes special tokens. Invalid UTF-8 becomes U+FFFD."""
+        return self._trusted.decode(list(token_ids), skip_special_tokens=False)
+
+    def get_token_id(self, text: str) -> int:
+        """The id of one token. Raises UnusableTokenizer if the vocabulary does not contain it."""
+        token_id = self._trusted.token_to_id(text)
+        if token_id is None:
+            raise UnusableTokenizer(f"{self.path}: the vocabulary has no token {text!r}")
+        return token_id
+
+    def check_same_vocabulary(self, other: FastTokenizer) -> None:
+        """Raises UnusableTokenizer if the vocabularies differ."""
+        mine, others = (each._trusted.get_vocab(with_added_tokens=True) for each in (self, other))
+        if mine != others:
+            differing = len({*mine.items()} ^ {*others.items()})
+            raise UnusableTokenizer(f"{self.path}: vocabulary differs from {other.path} in {differing} entries")
+
+    @property
+    def end_of_turn_id(self) -> int:
+        return self.get_token_id(TURN_END)
+
+
+def _mark_tags_special(content: str) -> str:
+    """Marks every added token of the form `<...>` as special.
+
+    Qwen's files do not mark `<tool_call>` and others, so that a question could contain these
+    tokens.
+    """
+    fields: dict[str, Any] = json.loads(content)
+    for token in fields.get("added_tokens", ()):
+        token["special"] = token["special"] or (token["content"].startswith("<") and token["content"].endswith(">"))
+    return json.dumps(fields, ensure_ascii=False)
+
+
+def load_tokenizer(folder: Path | str) -> FastTokenizer:
+    return FastTokenizer(Path(folder) / "tokenizer.json")
+
+
+def check_vocabulary(model_config: Qwen3Config, tokenizer: FastTokenizer) -> None:
+    """Raises UnusableTokenizer if the model has no embedding for some token ids."""
+    if tokenizer.vocab_size > model_config.vocab_size:
+        raise UnusableTokenizer(
+            f"{tokenizer.path} has token ids up to {tokenizer.vocab_size - 1}, "
+            f"but {tokenizer.path.parent / 'config.json'} has vocab_size {model_config.vocab_size}: "
+            "the tokenizer belongs to another model"
+        )

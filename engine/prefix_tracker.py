@@ -1,0 +1,71 @@
+"""Which prefix each recent sequence had in the KV cache, to count the tokens that are recomputed
+when it returns.
+
+Each entry holds the number of the sequence's first tokens and their digest: about 20 MiB in all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_TRACKED = 65_536  # sequences; beyond that the least recently recorded one is dropped
+
+
+class CachedPrefix(NamedTuple):
+    num_tokens: int
+    digest: bytes
+    is_active: bool  # False: no further request of the sequence is expected
+
+
+class PrefixTracker:
+    def __init__(self) -> None:
+        self._prefixes: OrderedDict[int, CachedPrefix] = OrderedDict()  # by sequence_id
+        self._num_tokens = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Sum over all sequences, as if no prefix were shared or evicted."""
+        return self._num_tokens
+
+    def record(self, sequence_id: int, token_ids: NDArray[np.int32]) -> None:
+        """The sequence's KV cache holds these tokens."""
+        self._remove(sequence_id)
+        self._prefixes[sequence_id] = CachedPrefix(len(token_ids), _compute_digest(token_ids), is_active=True)
+        self._num_tokens += len(token_ids)
+        if len(self._prefixes) > MAX_TRACKED:
+            self._remove(next(iter(self._prefixes)))
+
+    def mark_inactive(self, sequence_id: int) -> None:
+        if (prefix := self._prefixes.get(sequence_id)) is not None:
+            self._prefixes[sequence_id] = prefix._replace(is_active=False)
+
+    def pop_matching(self, sequence_id: int, token_ids: NDArray[np.int32]) -> CachedPrefix | None:
+        """The sequence's recorded prefix; None if `token_ids` does not start with all of it."""
+        prefix = self._remove(sequence_id)
+        if (
+            prefix is None
+            or len(token_ids) < prefix.num_tokens
+            or _compute_digest(token_ids[: prefix.num_tokens]) != prefix.digest
+        ):
+            return None
+        return prefix
+
+    def clear(self) -> None:
+        """For new weights, under which every prefix must be recomputed."""
+        self._prefixes.clear()
+        self._num_tokens = 0
+
+    def _remove(self, sequence_id: int) -> CachedPrefix | None:
+        prefix = self._prefixes.pop(sequence_id, None)
+        if prefix is not None:
+            self._num_tokens -= prefix.num_tokens
+        return prefix
+
+
+def _compute_digest(token_ids: NDArray[np.int32]) -> bytes:
+    return hashlib.blake2b(np.ascontiguousarray(token_ids, np.int32).tobytes(), digest_size=16).digest()

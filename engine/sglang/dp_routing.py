@@ -1,0 +1,59 @@
+"""Routes each sequence to the data-parallel rank that caches its prefix."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, OrderedDict
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Key = TypeVar("Key", int, bytes)
+
+MAX_TRACKED = 65_536  # sequences, and prompts
+MAX_IMBALANCE = 8  # requests in flight that a prompt's rank may have more than the least busy rank
+
+
+class DataParallelRouter:
+    """A sequence stays on the rank of its first request.
+
+    All sequences of one prompt go to the same rank, unless it is busier than the least busy rank
+    by more than MAX_IMBALANCE requests; then the next one goes to the least busy rank.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._in_flight: Counter[int] = Counter()
+        self._rank_by_sequence: OrderedDict[int, int] = OrderedDict()
+        self._rank_by_prompt: OrderedDict[bytes, int] = OrderedDict()
+
+    def assign(self, sequence_id: int, token_ids: NDArray[np.int32]) -> int | None:
+        """None if the server has only one rank."""
+        if self._num_ranks == 1:
+            return None
+        rank = self._rank_by_sequence.get(sequence_id)
+        if rank is None:
+            rank = self._choose_for_prompt(hashlib.blake2b(token_ids.tobytes(), digest_size=16).digest())
+        _record_recent(self._rank_by_sequence, sequence_id, rank)
+        self._in_flight[rank] += 1
+        return rank
+
+    def release(self, rank: int | None) -> None:
+        if rank is not None:
+            self._in_flight[rank] -= 1
+
+    def _choose_for_prompt(self, prompt: bytes) -> int:
+        least_busy = min(range(self._num_ranks), key=lambda rank: (self._in_flight[rank], rank))
+        rank = self._rank_by_prompt.get(prompt, least_busy)
+        if self._in_flight[rank] > self._in_flight[least_busy] + MAX_IMBALANCE:
+            rank = least_busy
+        _record_recent(self._rank_by_prompt, prompt, rank)
+        return rank
+
+
+def _record_recent(ranks: OrderedDict[Key, int], key: Key, rank: int) -> None:
+    ranks[key] = rank
+    ranks.move_to_end(key)
+    if len(ranks) > MAX_TRACKED:
+        ranks.popitem(last=False)

@@ -1,0 +1,87 @@
+"""One call of `generate`: usually one request to the server, and another after each unrequested
+stop.
+
+The server stops at the model's own end tokens whenever it stops at any token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.contract import EngineFailure, Generation, GenerationRequest
+from engine.sglang.http_api import GenerateRequest
+from engine.sglang.request_mapping import build_sampling_params
+from engine.sglang.responses import Finish, RequestOutput, build_generation
+
+
+class PendingGeneration:
+    def __init__(self, request: GenerationRequest, rid_prefix: str, stream_interval: int) -> None:
+        """`rid_prefix`: unique on this server. `stream_interval`: tokens per piece of the
+        stream."""
+        self.request, self._rid_prefix, self._stream_interval = request, rid_prefix, stream_interval
+        self.result: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        self.waiting_to_send = True  # the server does not have the request yet
+        self.abort_requested = False
+        self._outputs: list[RequestOutput] = []
+
+    @property
+    def rid(self) -> str | None:
+        """The newest request's id on the server, once the server has responded to it."""
+        meta = self._outputs[-1].meta if self._outputs else None
+        return meta.id if meta else None
+
+    @property
+    def num_new_tokens(self) -> int:
+        return sum(len(output.token_ids) for output in self._outputs)
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        return self.request.max_new_tokens - self.num_new_tokens
+
+    def build_prompt(self) -> NDArray[np.int32]:
+        """The call's prompt and all tokens generated so far."""
+        new = [token for output in self._outputs for token in output.token_ids]
+        return np.concatenate((self.request.token_ids, np.array(new, np.int32)))
+
+    def build_request(
+        self, prompt: NDArray[np.int32], *, extra_key: str | None, dp_rank: int | None, use_priority: bool
+    ) -> GenerateRequest:
+        """The request for the remaining tokens; call `start_output` first.
+
+        No rid is a prefix of another, because an abort applies to every rid with its prefix. No
+        rid is reused, because the server aborts the rid of a stream again two seconds after this
+        stream ended. Longer prompts have a higher priority, because more of their KV cache is lost
+        while they wait.
+        """
+        return GenerateRequest(
+            rid=f"{self._rid_prefix}-{len(self._outputs)};",
+            input_ids=prompt.tolist(),
+            sampling_params=build_sampling_params(self.request, self.num_remaining_tokens, self._stream_interval),
+            return_logprob=True,
+            logprob_start_len=-1,
+            stream=True,
+            extra_key=extra_key,
+            priority=len(prompt) if use_priority else None,
+            routed_dp_rank=dp_rank,
+        )
+
+    def start_output(self, vocab_size: int) -> RequestOutput:
+        output = RequestOutput(vocab_size)
+        self._outputs.append(output)
+        return output
+
+    def complete(self, finish: Finish) -> None:
+        """Ends the call with the tokens received so far."""
+        if not self.result.done():
+            try:
+                self.result.set_result(build_generation(self._outputs, finish))
+            except EngineFailure as failure:
+                self.result.set_exception(failure)
+
+    def fail(self, failure: EngineFailure) -> None:
+        if not self.result.done():
+            self.result.set_exception(failure)
+            self.result.exception()  # mark as retrieved: a cancelled call never reads it

@@ -1,0 +1,220 @@
+"""Requests and responses of SGLang's HTTP API, and the supported SGLang versions.
+
+Unknown fields of a response are ignored; a missing or ill-typed field raises InvalidResponse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from engine.sglang.errors import InvalidResponse
+
+SUPPORTED_VERSIONS = ("0.5.23",)
+
+Answer = TypeVar("Answer")
+
+
+# ---------------------------------------------------------------- requests
+
+
+class SamplingParams(msgspec.Struct, frozen=True):
+    """All fields are sent: the server fills omitted ones from its --preferred-sampling-params."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1  # all
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False  # True also ignores stop_token_ids
+    # Signed, 64 bits; used only with --enable-deterministic-inference.
+    sampling_seed: int | None = None
+    stream_interval: int | None = None  # tokens per response of a stream
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    rid: str
+    input_ids: list[int]
+    sampling_params: SamplingParams
+    return_logprob: bool = False
+    logprob_start_len: int = 0  # -1: only of new tokens; 0 bypasses the prefix cache
+    stream: bool = False
+    extra_key: str | None = None  # prefix-cache hits only among requests with the same key
+    priority: int | None = None  # larger first, with --enable-priority-scheduling
+    routed_dp_rank: int | None = None
+
+
+# ---------------------------------------------------------------- responses
+
+
+class FinishedByLength(msgspec.Struct, frozen=True, tag_field="type", tag="length"):
+    """max_new_tokens reached, or the server's limit."""
+
+
+class FinishedByStop(msgspec.Struct, frozen=True, tag_field="type", tag="stop"):
+    matched: int | str | None = None
+
+
+class FinishedByAbort(msgspec.Struct, frozen=True, tag_field="type", tag="abort"):
+    message: str = ""
+    status_code: int | None = None  # None: aborted on request
+
+
+FinishReason = FinishedByLength | FinishedByStop | FinishedByAbort
+
+
+class VersionSpan(msgspec.Struct, frozen=True):
+    version: str
+    start: int
+    end: int
+
+
+class MetaInfo(msgspec.Struct, frozen=True):
+    """UNSET fields are missing only if the request was aborted before it started."""
+
+    id: str
+    completion_tokens: int  # so far
+    weight_version: str
+    # Of `output_ids`: of all tokens so far, or of the new ones.
+    output_token_logprobs: list[tuple[float | None, int, str | None]]
+    finish_reason: FinishReason | None = None  # None: the request is running
+    weight_versions: list[VersionSpan] = []  # of all tokens so far
+    prompt_tokens: int | UnsetType = UNSET
+    cached_tokens: int | UnsetType = UNSET
+    num_retractions: int | UnsetType = UNSET
+    dp_rank: int | None = None
+
+
+class GenerateResponse(msgspec.Struct, frozen=True):
+    output_ids: list[int]
+    meta_info: MetaInfo
+
+
+class ServerInfo(msgspec.Struct, frozen=True):
+    version: str
+    model_path: str
+    max_total_num_tokens: int  # per rank
+    max_req_input_len: int  # exclusive bound of the prompt's length
+    context_length: int | None
+    page_size: int
+    dp_size: int
+    tp_size: int
+    device: str
+    enable_deterministic_inference: bool
+    enable_priority_scheduling: bool
+    incremental_streaming_output: bool
+    disable_radix_cache: bool
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    model_path: str
+    weight_version: str
+
+
+class QueueCounts(msgspec.Struct, frozen=True):
+    waiting: int
+    paused: int
+    retracted: int
+
+
+class RankLoad(msgspec.Struct, frozen=True):
+    """A snapshot, up to a few steps old."""
+
+    dp_rank: int
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_used_tokens: int  # of running requests; excludes tokens that are only cached
+    max_total_num_tokens: int
+    # [0]: decode steps since the server's start, without steps that include a prefill.
+    decode_moments: list[float] | None
+    queues: QueueCounts | None = None
+
+
+class LoadsResponse(msgspec.Struct, frozen=True):
+    version: str
+    loads: list[RankLoad]
+
+
+class UpdateResponse(msgspec.Struct, frozen=True):
+    success: bool
+    message: str = ""
+
+
+class ParallelismInfo(msgspec.Struct, frozen=True):
+    tp_rank: int
+    pp_rank: int
+
+
+class RankChecksums(msgspec.Struct, frozen=True):
+    checksums: Mapping[str, str]  # by parameter, after the server's fusing
+    per_gpu_checksum: str  # of all parameters
+    parallelism_info: list[ParallelismInfo]  # [0] is the model's, the rest are draft models'
+
+    @property
+    def model_shard(self) -> tuple[int, int]:
+        """Ranks with the same shard hold the same parameters."""
+        return self.parallelism_info[0].tp_rank, self.parallelism_info[0].pp_rank
+
+
+class ChecksumsResponse(msgspec.Struct, frozen=True):
+    ranks: list[RankChecksums]
+
+
+class _OptionalVersion(msgspec.Struct):
+    version: str = ""
+
+
+class _ErrorDetail(msgspec.Struct):
+    message: str = ""
+    code: int | None = None
+
+
+class _ErrorResponse(msgspec.Struct):
+    """SGLang's three error formats: {"error": {...}}, {"error": "..."} and {"message": ...}."""
+
+    error: _ErrorDetail | str | None = None
+    message: str = ""
+
+
+def parse_response(content: bytes | bytearray, kind: type[Answer], version: str = "") -> Answer:
+    """Raises InvalidResponse, which names the field and the server's version, if known."""
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.DecodeError as error:
+        raise InvalidResponse(
+            f"SGLang {version or _parse_version(content)} sent an invalid {kind.__name__}: {error}"
+        ) from error
+
+
+def check_version(version: str) -> None:
+    if version not in SUPPORTED_VERSIONS:
+        raise InvalidResponse(f"SGLang {version} is not supported; supported: {', '.join(SUPPORTED_VERSIONS)}")
+
+
+def parse_error(content: bytes | bytearray) -> tuple[int | None, str] | None:
+    """The error's status, if included, and its message; None if the content is not an error."""
+    try:
+        response = msgspec.json.decode(content, type=_ErrorResponse)
+    except msgspec.DecodeError:
+        return None
+    match response.error:
+        case _ErrorDetail(message=message, code=code):
+            return code, message
+        case str(message):
+            return None, message
+        case None:
+            return (None, response.message) if response.message else None
+
+
+def _parse_version(content: bytes | bytearray) -> str:
+    try:
+        return msgspec.json.decode(content, type=_OptionalVersion).version or "(version unknown)"
+    except msgspec.DecodeError:
+        return "(version unknown)"

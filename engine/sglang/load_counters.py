@@ -1,0 +1,168 @@
+"""The engine's load, from the server's snapshots and from the metadata of its responses.
+
+running, waiting, used   from the server's newest snapshot (/v1/loads), a few steps old; 0 if no request is in flight
+cached                   prefixes that the server should still cache, up to the capacity that running requests leave
+decode_steps             the server's own count, of its busiest rank; excludes steps with a prefill
+generated, prefilled     completion_tokens, and prompt_tokens - cached_tokens, of the responses
+evicted, recomputed      tokens of a sequence's prefix that cached_tokens lacks; all tokens after a retraction
+preempted                num_retractions of the responses
+busy_s                   time with a request in flight
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import structlog
+from msgspec import UNSET
+from numpy.typing import NDArray
+
+from engine.contract import Capacity, EngineFailure, EngineLoad, GenerationRequest
+from engine.prefix_tracker import PrefixTracker
+from engine.sglang.client import SGLangClient
+from engine.sglang.http_api import MetaInfo, RankLoad
+from engine.sglang.responses import RequestOutput
+
+POLL_INTERVAL_S = 0.5  # each poll costs engine and server about 2 ms of work
+
+
+class LoadCounters:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._logger = structlog.get_logger()
+        self._prefixes = PrefixTracker()
+        self._num_in_flight = 0
+        self._busy_since = 0.0
+        self._busy_s = 0.0
+        self._rank_loads: Sequence[RankLoad] = ()
+        self._initial_steps: dict[int, int] = {}  # by rank, its count in the first snapshot
+        self._generated = self._prefilled = self._recomputed = self._evicted = self._preempted = 0
+        self.capacity = Capacity(0, 1, 0)
+
+    @property
+    def num_in_flight(self) -> int:
+        return self._num_in_flight
+
+    def start_request(self) -> None:
+        if not self._num_in_flight:
+            self._busy_since = self._clock()
+        self._num_in_flight += 1
+
+    def end_request(self) -> None:
+        self._num_in_flight -= 1
+        if not self._num_in_flight:
+            self._busy_s += self._clock() - self._busy_since
+
+    def record_response(
+        self, request: GenerationRequest, prompt: NDArray[np.int32], previous: MetaInfo | None, output: RequestOutput
+    ) -> None:
+        """`output` has a new response; `previous` is the metadata of the response before it, if
+        any."""
+        meta = output.meta
+        if meta is None or meta.prompt_tokens is UNSET or meta.cached_tokens is UNSET or meta.num_retractions is UNSET:
+            return
+        if previous is None:
+            self._prefilled += meta.prompt_tokens - meta.cached_tokens
+            self._record_cache_miss(request.sequence_id, prompt, meta.cached_tokens)
+        self._generated += meta.completion_tokens - (previous.completion_tokens if previous else 0)
+        known = previous.num_retractions if previous and previous.num_retractions is not UNSET else 0
+        if meta.num_retractions > known:
+            self._record_retractions(
+                request.sequence_id, meta.num_retractions - known, len(prompt) + len(output.token_ids)
+            )
+
+    def record_computed(self, request: GenerationRequest, prompt: NDArray[np.int32], output: RequestOutput) -> None:
+        """The request has ended: the cache holds all tokens except the last one."""
+        if output.token_ids:
+            token_ids = np.concatenate((prompt, np.array(output.token_ids[:-1], np.int32)))
+            self._prefixes.record(request.sequence_id, token_ids)
+
+    def mark_inactive(self, sequence_id: int) -> None:
+        self._prefixes.mark_inactive(sequence_id)
+
+    def on_weights_changed(self) -> None:
+        self._prefixes.clear()
+
+    def record_rank_loads(self, rank_loads: Sequence[RankLoad]) -> None:
+        self._rank_loads = rank_loads
+        for rank in rank_loads:
+            self._initial_steps.setdefault(rank.dp_rank, _get_decode_steps(rank))
+
+    def get_load(self, num_waiting_to_send: int) -> EngineLoad:
+        """`num_waiting_to_send`: requests that the engine has not sent yet."""
+        busy = self._num_in_flight > num_waiting_to_send
+        running_tokens = sum(rank.num_used_tokens for rank in self._rank_loads) if busy else 0
+        cached = min(self._prefixes.num_tokens, max(0, self.capacity.kv_tokens - running_tokens))
+        current_busy_s = self._clock() - self._busy_since if self._num_in_flight else 0.0
+        return EngineLoad(
+            running=sum(rank.num_running_reqs for rank in self._rank_loads) if busy else 0,
+            waiting=num_waiting_to_send + (sum(rank.num_waiting_reqs for rank in self._rank_loads) if busy else 0),
+            used_tokens=running_tokens + cached,
+            cached_tokens=cached,
+            decode_steps=max(
+                (_get_decode_steps(rank) - self._initial_steps[rank.dp_rank] for rank in self._rank_loads), default=0
+            ),
+            generated_tokens=self._generated,
+            prefilled_tokens=self._prefilled,
+            recomputed_tokens=self._recomputed,
+            evicted_tokens=self._evicted,
+            preempted=self._preempted,
+            busy_s=self._busy_s + current_busy_s,
+        )
+
+    def _record_cache_miss(self, sequence_id: int, prompt: NDArray[np.int32], cached_tokens: int) -> None:
+        prefix = self._prefixes.pop_matching(sequence_id, prompt)
+        if prefix is None:
+            return
+        page = self.capacity.page_tokens
+        # Whole pages only, and the last token is always computed.
+        had_tokens = min(prefix.num_tokens, len(prompt) - 1) // page * page
+        lost = had_tokens - cached_tokens
+        if lost > 0:
+            self._recomputed += lost
+            if prefix.is_active:
+                self._evicted += lost
+                self._logger.warning(
+                    "engine.evicted", trajectory_id=sequence_id, had_tokens=had_tokens, cached_tokens=cached_tokens
+                )
+
+    def _record_retractions(self, sequence_id: int, times: int, tokens: int) -> None:
+        self._preempted += times
+        self._prefilled += times * tokens
+        self._recomputed += times * tokens
+        self._logger.warning("engine.retracted", trajectory_id=sequence_id, times=times, tokens=tokens)
+
+
+class LoadPoller:
+    def __init__(self, counters: LoadCounters, interval_s: float = POLL_INTERVAL_S) -> None:
+        self._counters = counters
+        self._interval_s = interval_s
+        self._needed = asyncio.Event()
+        self._logger = structlog.get_logger()
+
+    def wake(self) -> None:
+        """A request is in flight."""
+        self._needed.set()
+
+    async def run(self, client: SGLangClient) -> None:
+        """Polls until it is cancelled. Logs only the first of several failures in a row."""
+        reachable = True
+        while True:
+            await self._needed.wait()
+            if not self._counters.num_in_flight:
+                self._needed.clear()  # after one final poll
+            try:
+                self._counters.record_rank_loads(await client.get_loads())
+                reachable = True
+            except EngineFailure as failure:
+                if reachable:
+                    self._logger.warning("engine.load_poll_failed", cause=str(failure))
+                reachable = False
+            await asyncio.sleep(self._interval_s)
+
+
+def _get_decode_steps(rank: RankLoad) -> int:
+    return int(rank.decode_moments[0]) if rank.decode_moments else 0

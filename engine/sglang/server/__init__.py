@@ -1,0 +1,1 @@
+"""SGLang server processes: command line, start-up checks, liveness probes, shutdown."""

@@ -1,0 +1,76 @@
+"""Checks that a server's context length, KV capacity and model fit the run. Errors name the key to
+change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from configs.errors import UnusableInput
+from configs.schema import EngineConfig
+from configs.sglang_options import SPARE_TOKENS, SGLangConfig
+from engine.model.hf_checkpoint import load_model_config
+from engine.sglang.http_api import ServerInfo
+
+
+class ServerUnusable(UnusableInput):
+    """The configured server is missing or unsuitable; the message starts with the configuration
+    key."""
+
+
+class ServerRequirements(NamedTuple):
+    engine: EngineConfig
+    sglang: SGLangConfig
+    model: Path  # the run's checkpoint
+    sequence_tokens: int  # longest trajectory
+
+
+def check_compatibility(info: ServerInfo, requirements: ServerRequirements, server_name: str) -> None:
+    """Raises ServerUnusable, which lists all problems. `server_name` appears in the messages."""
+    problems = [
+        *_find_capacity_problems(info, requirements, server_name),
+        *_find_model_problems(info, requirements, server_name),
+        *_find_transport_problems(info, requirements, server_name),
+    ]
+    if problems:
+        raise ServerUnusable("\n".join(problems))
+
+
+def _find_capacity_problems(info: ServerInfo, requirements: ServerRequirements, server_name: str) -> list[str]:
+    need, kv_tokens = requirements.sequence_tokens, requirements.engine.kv_tokens
+    has = info.max_total_num_tokens * info.dp_size
+    problems: list[str] = []
+    if info.max_req_input_len < need:
+        problems.append(
+            f"dialogue.prompt_tokens + response_tokens = {need}: {server_name} accepts at most "
+            f"{info.max_req_input_len} (its --context-length is {info.context_length}; {need + SPARE_TOKENS} is enough)"
+        )
+    if kv_tokens > has:
+        problems.append(f"engine.kv_tokens = {kv_tokens}: {server_name} has room for {has}; 0 uses all of it")
+    return problems
+
+
+def _find_model_problems(info: ServerInfo, requirements: ServerRequirements, server_name: str) -> list[str]:
+    """A model of the same shape is enough: the server loads this run's weights before it
+    generates."""
+    server_model = Path(info.model_path)
+    if server_model.resolve() == requirements.model.resolve():
+        return []
+    try:
+        same = load_model_config(server_model) == load_model_config(requirements.model)
+    except UnusableInput:  # not readable from this machine
+        same = False
+    return (
+        []
+        if same
+        else [f"model.checkpoint = {requirements.model}: {server_name} has a different model, {server_model}"]
+    )
+
+
+def _find_transport_problems(info: ServerInfo, requirements: ServerRequirements, server_name: str) -> list[str]:
+    transport = requirements.sglang.weights
+    if info.dp_size == 1 or transport == "disk":
+        return []
+    return [
+        f'sglang.weights = "{transport}": {server_name} has {info.dp_size} model replicas; set sglang.weights = "disk"'
+    ]

@@ -1,0 +1,109 @@
+"""Checks that the GPUs visible to a server's interpreter suffice for all servers of one machine.
+
+Weights and KV cache of a server may use a share of memory_share of each GPU's free memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from configs.schema import EngineConfig
+from configs.sglang_options import SPARE_TOKENS, SGLangConfig
+from engine.model.hf_checkpoint import load_model_config
+from engine.model.qwen3 import Qwen3, Qwen3Config
+from engine.sglang.server.compatibility import ServerRequirements, ServerUnusable
+from engine.sglang.server.interpreter_check import extract_last_line, run_python
+
+_GPU_QUERY_PROGRAM = """
+import json, torch
+cuda = torch.cuda
+seen = [(cuda.get_device_name(number), *cuda.mem_get_info(number)) for number in range(cuda.device_count())]
+print(json.dumps([torch.__version__, seen]))
+"""
+_GIB = 2**30
+
+
+class VisibleGpu(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    free_bytes: int
+    total_bytes: int
+
+
+class GpuInventory(msgspec.Struct, frozen=True, array_like=True):
+    torch_version: str
+    gpus: list[VisibleGpu]
+
+
+class GpuMemoryBudget(NamedTuple):
+    """Per GPU."""
+
+    weights_bytes: int
+    min_cache_tokens: int
+    kv_bytes_per_token: int
+    free_bytes: int  # for weights and cache, of the GPU with the least free memory
+
+    @property
+    def max_cache_tokens(self) -> int:
+        return max(0, self.free_bytes - self.weights_bytes) // self.kv_bytes_per_token
+
+
+async def query_gpu_inventory(python: str, variables: Mapping[str, str]) -> GpuInventory:
+    """Raises ServerUnusable if the interpreter's torch cannot list the GPUs."""
+    code, output, errors = await run_python(python, _GPU_QUERY_PROGRAM, variables)
+    if code != 0:
+        raise ServerUnusable(f"sglang.python = {python}: its torch cannot list the GPUs: {extract_last_line(errors)}")
+    return msgspec.json.decode(extract_last_line(output), type=GpuInventory)
+
+
+def check_gpu_count(inventory: GpuInventory, engine: EngineConfig, sglang: SGLangConfig) -> Sequence[VisibleGpu]:
+    """The GPUs that the servers use. Raises ServerUnusable if there are too few."""
+    count = engine.num_engines * sglang.tensor_parallel * sglang.data_parallel
+    if len(inventory.gpus) < count:
+        raise ServerUnusable(
+            f"engine.num_engines = {engine.num_engines}, sglang.tensor_parallel = {sglang.tensor_parallel} and "
+            f"sglang.data_parallel = {sglang.data_parallel} need {count} GPUs, but torch {inventory.torch_version} of "
+            f"the server's interpreter sees {len(inventory.gpus) or 'none'}"
+        )
+    return inventory.gpus[:count]
+
+
+def check_memory_budget(gpus: Sequence[VisibleGpu], requirements: ServerRequirements) -> GpuMemoryBudget:
+    """Raises ServerUnusable if weights and KV cache exceed the free memory. Ignores a server's
+    other memory."""
+    budget = _compute_memory_budget(gpus, requirements, load_model_config(requirements.model))
+    if budget.max_cache_tokens < budget.min_cache_tokens:
+        engine, share = requirements.engine, requirements.sglang.memory_share
+        cache_bytes = budget.min_cache_tokens * budget.kv_bytes_per_token
+        key = f"engine.kv_tokens = {engine.kv_tokens}" if engine.kv_tokens else f"sglang.memory_share = {share:g}"
+        raise ServerUnusable(
+            f"{key}: each GPU needs {_format_gib(budget.weights_bytes)} for weights and {_format_gib(cache_bytes)} "
+            f"for a cache of {budget.min_cache_tokens} tokens, but one has only {_format_gib(budget.free_bytes)}"
+        )
+    return budget
+
+
+def _compute_memory_budget(
+    gpus: Sequence[VisibleGpu], requirements: ServerRequirements, config: Qwen3Config
+) -> GpuMemoryBudget:
+    engine, sglang = requirements.engine, requirements.sglang
+    dtype: torch.dtype = getattr(torch, engine.dtype)
+    with torch.device("meta"):
+        parameters = sum(parameter.numel() for parameter in Qwen3(config).parameters())
+    # With more GPUs than KV heads, several GPUs hold the same head.
+    heads = -(-config.num_kv_heads // sglang.tensor_parallel)
+    token_bytes = 2 * config.num_layers * heads * config.head_dim * dtype.itemsize
+    free = min(gpu.free_bytes for gpu in gpus)
+    return GpuMemoryBudget(
+        weights_bytes=parameters * dtype.itemsize // sglang.tensor_parallel,
+        min_cache_tokens=engine.kv_tokens // sglang.data_parallel or requirements.sequence_tokens + SPARE_TOKENS,
+        kv_bytes_per_token=token_bytes,
+        free_bytes=free if engine.kv_tokens else int(free * sglang.memory_share),
+    )
+
+
+def _format_gib(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.2f} GiB"

@@ -1,0 +1,76 @@
+"""Checks before a server starts: the interpreter's SGLang version and the port."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import time
+from collections.abc import Mapping
+
+from engine.sglang.http_api import SUPPORTED_VERSIONS
+from engine.sglang.server.compatibility import ServerUnusable
+
+_VERSION_PROGRAM = "import importlib.metadata as metadata; print(metadata.version('sglang'))"
+_PORT_TIMEOUT_S = 30.0  # for the killed server of an earlier incarnation to free the port
+_PORT_POLL_S = 0.2
+
+
+async def check_interpreter(python: str, variables: Mapping[str, str]) -> str:
+    """The interpreter's SGLang version. Raises ServerUnusable if `python` cannot be run or its
+    SGLang is missing or unsupported."""
+    code, output, errors = await run_python(python, _VERSION_PROGRAM, variables)
+    if code != 0:
+        raise ServerUnusable(
+            f"sglang.python = {python}: has no SGLang {' or '.join(SUPPORTED_VERSIONS)} "
+            f"({extract_last_line(errors)}); see docs/sglang.md"
+        )
+    version = output.strip()
+    if version not in SUPPORTED_VERSIONS:
+        raise ServerUnusable(
+            f"sglang.python = {python}: has SGLang {version}; supported: {', '.join(SUPPORTED_VERSIONS)}"
+        )
+    return version
+
+
+async def run_python(python: str, program: str, variables: Mapping[str, str]) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the program. Raises ServerUnusable if `python` cannot be
+    run."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            python, "-c", program, env=variables, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+    except OSError as error:
+        raise ServerUnusable(f"sglang.python = {python}: cannot be run: {error.strerror}") from None
+    try:
+        output, errors = await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        await process.wait()
+        raise
+    return await process.wait(), output.decode(errors="replace"), errors.decode(errors="replace")
+
+
+def extract_last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]
+
+
+async def wait_for_free_port(host: str, port: int, timeout_s: float = _PORT_TIMEOUT_S) -> None:
+    """Raises ServerUnusable if the port stays in use for longer than `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not _is_free(host, port):
+        if time.monotonic() > deadline:
+            raise ServerUnusable(f"sglang.port: port {port} is in use; choose another, or set sglang.external_urls")
+        await asyncio.sleep(_PORT_POLL_S)
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise
+    return True

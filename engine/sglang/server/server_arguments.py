@@ -1,0 +1,78 @@
+"""Builds the command line and environment of one SGLang server from [engine] and [sglang]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from configs.schema import EngineConfig
+from configs.sglang_options import PORTS_PER_SERVER, SPARE_TOKENS, SGLangConfig
+
+HOST = "127.0.0.1"
+_COMMON_ARGUMENTS = (
+    # Queued requests are scheduled by priority; running ones are never preempted.
+    *("--enable-priority-scheduling", "--disable-priority-preemption"),
+    # Otherwise each piece of a stream repeats all earlier tokens.
+    "--incremental-streaming-output",
+    *("--log-level-http", "warning"),  # otherwise every load poll writes a log line
+    "--sleep-on-idle",  # otherwise an idle scheduler uses a full core
+)
+# The implementations that work without a GPU.
+_CPU_ARGUMENTS = (
+    *("--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
+    *("--disable-cuda-graph", "--disable-overlap-schedule"),
+)
+
+
+def compute_port(sglang: SGLangConfig, index: int) -> int:
+    return sglang.port + PORTS_PER_SERVER * index
+
+
+def build_argv(
+    engine: EngineConfig, sglang: SGLangConfig, *, model: Path, sequence_tokens: int, index: int, version: int
+) -> list[str]:
+    """Arguments of the interpreter. `version`: of the model's weights. `sequence_tokens`: the
+    longest sequence; the server must be able to generate its last token."""
+    return [
+        *("-m", "sglang.launch_server", "--model-path", str(model)),
+        *("--host", HOST, "--port", str(compute_port(sglang, index)), f"--weight-version={version}"),
+        *("--device", engine.device, "--dtype", engine.dtype),
+        *("--tp-size", str(sglang.tensor_parallel), "--dp-size", str(sglang.data_parallel)),
+        *("--context-length", str(sequence_tokens + SPARE_TOKENS)),
+        *("--page-size", str(engine.page_tokens), "--chunked-prefill-size", str(engine.prefill_tokens)),
+        *("--max-running-requests", str(engine.max_running), *_build_cache_arguments(engine, sglang)),
+        # No request uses constrained output.
+        *("--grammar-backend", "none", "--skip-server-warmup", *_COMMON_ARGUMENTS),
+        *(_CPU_ARGUMENTS if engine.device == "cpu" else _build_cuda_arguments(engine, index, sglang)),
+        *sglang.arguments,
+    ]
+
+
+def build_environment(engine: EngineConfig, sglang: SGLangConfig, scratch: Path) -> Mapping[str, str]:
+    """Variables to add to the run's environment. `scratch`: the folder for temporary files."""
+    # Compiling the few compiled functions would take a minute.
+    cpu_variables = {"TORCHDYNAMO_DISABLE": "1"} if engine.device == "cpu" else {}
+    return {
+        "OMP_NUM_THREADS": str(engine.threads),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONSAFEPATH": "1",  # do not import from the working directory
+        # Otherwise a server waits a minute after its scheduler died.
+        "SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS": "0",
+        "TMPDIR": str(scratch),
+        **cpu_variables,
+        **sglang.environment,
+    }
+
+
+def _build_cache_arguments(engine: EngineConfig, sglang: SGLangConfig) -> tuple[str, str]:
+    if engine.kv_tokens == 0:
+        return "--mem-fraction-static", str(sglang.memory_share)
+    tokens = engine.kv_tokens // sglang.data_parallel  # per model replica
+    return "--max-total-tokens", str(tokens // engine.page_tokens * engine.page_tokens)
+
+
+def _build_cuda_arguments(engine: EngineConfig, index: int, sglang: SGLangConfig) -> tuple[str, ...]:
+    """The servers of one machine use consecutive GPUs."""
+    first = ("--base-gpu-id", str(index * sglang.tensor_parallel * sglang.data_parallel))
+    graphs = () if engine.cuda_graphs else ("--disable-cuda-graph",)
+    return (*first, *graphs, *(("--enable-memory-saver",) if sglang.colocate else ()))

@@ -1,0 +1,104 @@
+"""The process group of one server, and the tail of its log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+_TAIL_BYTES = 16_384
+# Process titles of schedulers and detokenizers; a server without one of them is dead.
+_WORKER_PREFIX = "sglang::"
+_SHM_FOLDER = Path("/dev/shm")
+# A mapping's inode identifies it, because semaphores are renamed after they are mapped.
+_SHM_MAPPING = re.compile(rf"(\d+) +{_SHM_FOLDER}/(?:sglang_|sem\.)")
+
+
+class ProcessGroup:
+    def __init__(self, leader: asyncio.subprocess.Process) -> None:
+        self.leader = leader
+        # Inodes of named shared memory, which killed processes leave in /dev/shm.
+        self._shared_memory_inodes: set[int] = set()
+
+    def list_members(self) -> Iterator[int]:
+        """Pids of the live processes."""
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                state, _, group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+                if int(group) == self.leader.pid and state not in "ZX":
+                    yield int(entry.name)
+
+    def get_process_names(self) -> dict[int, str]:
+        """The first argument of each live process's command line, by pid."""
+        found: dict[int, str] = {}
+        for pid in sorted(self.list_members()):
+            with contextlib.suppress(OSError):
+                line = Path(f"/proc/{pid}/cmdline").read_bytes()
+                found[pid] = line.partition(b"\0")[0].decode(errors="replace").strip()
+        return found
+
+    def find_workers(self) -> dict[int, str]:
+        """Names of schedulers and detokenizers, by pid. Also records shared memory for cleanup."""
+        self._record_shared_memory()
+        return {pid: name for pid, name in self.get_process_names().items() if name.startswith(_WORKER_PREFIX)}
+
+    async def wait_for_exit(self, pid: int) -> None:
+        """Returns immediately if the process does not exist."""
+        loop = asyncio.get_running_loop()
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        exited = loop.create_future()
+        try:
+            loop.add_reader(pidfd, lambda: exited.done() or exited.set_result(None))
+            await exited
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signals all processes of the group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.leader.pid, number)
+
+    async def terminate(self, grace_s: float) -> bool:
+        """Whether the leader exited within `grace_s` after SIGTERM. No process is left when this
+        returns."""
+        self._record_shared_memory()
+        with contextlib.suppress(ProcessLookupError):
+            self.leader.send_signal(signal.SIGTERM)
+        exited_in_time = True
+        try:
+            await asyncio.wait_for(self.leader.wait(), grace_s)
+        except TimeoutError:
+            exited_in_time = False
+        remaining = list(self.list_members())
+        self.send_signal(signal.SIGKILL)
+        await asyncio.gather(self.leader.wait(), *map(self.wait_for_exit, remaining))
+        self._unlink_shared_memory()
+        return exited_in_time
+
+    def _record_shared_memory(self) -> None:
+        for pid in self.list_members():
+            with contextlib.suppress(OSError):
+                self._shared_memory_inodes |= {
+                    int(inode) for inode in _SHM_MAPPING.findall(Path(f"/proc/{pid}/maps").read_text())
+                }
+
+    def _unlink_shared_memory(self) -> None:
+        for file in (*_SHM_FOLDER.glob("sglang_*"), *_SHM_FOLDER.glob("sem.*")):
+            with contextlib.suppress(FileNotFoundError):
+                if file.stat().st_ino in self._shared_memory_inodes:
+                    file.unlink()
+
+
+def read_log_tail(log: Path, lines: int = 12) -> str:
+    """Raises OSError."""
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+        return "\n".join(stream.read().decode(errors="replace").rstrip().splitlines()[-lines:])

@@ -1,0 +1,112 @@
+"""Pauses, weight updates and GPU memory of one server: one operation at a time, and no request is
+sent meanwhile.
+
+A server can release its GPU memory and allocate it again; the weights and the KV cache in it are
+lost. The server must be idle for that, because a busy one crashes: so the engine first waits until
+it is idle, then pauses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sized
+from typing import Literal
+
+import structlog
+
+from bus.messages import WeightsPublished
+from engine.contract import EngineFailure
+from engine.sglang.client import SGLangClient
+from engine.sglang.weights import WeightTransport
+
+IDLE_TIMEOUT_S = 60.0  # for requests that were aborted to end on the server
+MemoryTag = Literal["weights", "kv_cache"]
+_MEMORY_TAGS: tuple[MemoryTag, ...] = ("kv_cache", "weights")
+
+
+class ServerControl:
+    def __init__(self, transport: WeightTransport) -> None:
+        self.sending_allowed = asyncio.Event()  # requests may be sent to the server
+        # Loop time of the last response, or of the last change that may have delayed responses.
+        self.last_activity_at = 0.0
+        self._transport = transport
+        self._memory = ServerMemory()
+        self._paused = False
+        self._lock = asyncio.Lock()
+
+    async def load_weights(self, client: SGLangClient, weights: WeightsPublished) -> None:
+        """Raises WeightsRefused if the server keeps its old weights, another EngineFailure if they
+        are incomplete."""
+        async with self._lock:
+            self.sending_allowed.clear()
+            try:
+                await self._memory.resume(client, "weights")
+                await self._transport.update(client, weights)
+                await self._memory.resume(client, "kv_cache")
+                if self._paused:
+                    await client.pause("in_place")
+            finally:
+                self.update_sending_allowed()
+
+    async def pause(self, client: SGLangClient) -> None:
+        """In place: running requests keep their KV cache."""
+        async with self._lock:
+            self._paused = True
+            self.update_sending_allowed()
+            try:
+                await client.pause("in_place")
+            except EngineFailure:
+                self._paused = False
+                self.update_sending_allowed()
+                raise
+
+    async def resume(self, client: SGLangClient) -> None:
+        async with self._lock:
+            await client.resume()
+            self._paused = False
+            self.update_sending_allowed()
+
+    async def release_memory(self, client: SGLangClient, pending: Sized) -> None:
+        """Raises EngineFailure if a request is pending or the server does not become idle."""
+        async with self._lock:
+            if pending:
+                raise EngineFailure(f"{len(pending)} requests are pending")
+            self.sending_allowed.clear()
+            try:
+                await self._memory.release(client)
+            finally:
+                self.update_sending_allowed()
+
+    def update_sending_allowed(self) -> None:
+        self.last_activity_at = asyncio.get_running_loop().time()
+        if self._paused or self._memory.released:
+            self.sending_allowed.clear()
+        else:
+            self.sending_allowed.set()
+
+
+class ServerMemory:
+    def __init__(self) -> None:
+        self.released: set[MemoryTag] = set()
+        self._logger = structlog.get_logger()
+
+    async def release(self, client: SGLangClient) -> None:
+        """Releases weights and KV cache. Raises EngineFailure if the server does not become
+        idle."""
+        tags: list[MemoryTag] = [tag for tag in _MEMORY_TAGS if tag not in self.released]
+        if not tags:
+            return
+        if not await client.flush_cache(IDLE_TIMEOUT_S):
+            raise EngineFailure(f"the server was not idle within {IDLE_TIMEOUT_S:g} s")
+        await client.pause("in_place")
+        await client.release_memory(tags)
+        self.released.update(tags)
+        self._logger.info("memory.released", parts=tags)
+
+    async def resume(self, client: SGLangClient, tag: MemoryTag) -> None:
+        """Resume the weights before an update and the KV cache after it. Does nothing for memory
+        that is not released."""
+        if tag in self.released:
+            await client.resume_memory([tag])
+            self.released.discard(tag)
+            self._logger.info("memory.resumed", part=tag)

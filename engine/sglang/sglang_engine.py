@@ -1,0 +1,346 @@
+"""An SGLang server behind engine.contract.Engine.
+
+Every turn is a stream: the engine receives each generated token at most `stream_interval` tokens
+later. So a turn keeps its tokens if it is aborted while the server is paused, or if its connection
+breaks while the server lives. Each piece of the stream costs the server about as much as two
+tokens.
+
+    turn          waits while the engine is paused, has released its memory or loads weights; then it is one streamed
+                  request
+    abort         the engine asks the server to abort, and the server responds with the tokens so far; if it cannot
+                  (paused, request not started, no response within ABORT_TIMEOUT_S), the engine closes the stream, which
+                  aborts on the server too
+    server death  all pending and later turns fail immediately. The engine also declares the server dead if a turn times
+                  out, no turn has received anything for half of that timeout, and the server reports that it is ready
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from itertools import count
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from bus.messages import WeightsPublished
+from engine.contract import (
+    Capacity,
+    EngineFailure,
+    EngineLoad,
+    Generation,
+    GenerationRequest,
+    RequestRefused,
+    WeightsRefused,
+)
+from engine.request_checks import check_request
+from engine.sglang.client import SGLangClient
+from engine.sglang.dp_routing import DataParallelRouter
+from engine.sglang.errors import ServerTimeout, ServerUnreachable
+from engine.sglang.generate import PendingGeneration
+from engine.sglang.http_api import FinishedByAbort, ServerInfo
+from engine.sglang.load_counters import POLL_INTERVAL_S, LoadCounters, LoadPoller
+from engine.sglang.request_mapping import read_limits
+from engine.sglang.responses import to_engine_failure
+from engine.sglang.server_control import ServerControl
+from engine.sglang.weights import WeightTransport, build_extra_key
+
+SHORT_STREAM_INTERVAL, LONG_STREAM_INTERVAL = 16, 256  # tokens of a turn per piece of its stream
+ABORT_TIMEOUT_S = 5.0
+DEATH_TIMEOUT_S = 10.0  # for the process watcher to confirm that an unresponsive server died
+# Version of a server that was started without --weight-version and never updated.
+DEFAULT_WEIGHT_VERSION = "default"
+
+
+class ServerHandle(Protocol):
+    async def start(self) -> str:
+        """The base URL, once the server is ready."""
+        ...
+
+    @property
+    def death(self) -> asyncio.Future[str]:
+        """The cause of death, once the server is dead."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class SGLangEngine:
+    """Implements engine.contract.Engine. Accepts at most `max_pending` concurrent calls; further
+    ones fail."""
+
+    def __init__(
+        self,
+        server: ServerHandle,
+        transport: WeightTransport,
+        *,
+        model: Path,
+        sequence_tokens: int,
+        version: int = 0,
+        max_pending: int = 1024,
+        stream_interval: int = SHORT_STREAM_INTERVAL,
+        connect: Callable[[str], SGLangClient] = SGLangClient,
+        abort_timeout_s: float = ABORT_TIMEOUT_S,
+        load_poll_s: float = POLL_INTERVAL_S,
+        death_timeout_s: float = DEATH_TIMEOUT_S,
+        on_engine_lost: Callable[[str], object] = bool,
+    ) -> None:
+        """`model`: the server's checkpoint folder, with weights of `version`. `on_engine_lost` is
+        called once with the cause when the engine is lost for good, before any turn fails."""
+        self._server, self._transport, self._connect = server, transport, connect
+        self._death_timeout_s, self._on_engine_lost = death_timeout_s, on_engine_lost
+        self._model, self._sequence_tokens, self._version = model, sequence_tokens, version
+        self._stream_interval = stream_interval
+        self._max_pending, self._abort_timeout_s = max_pending, abort_timeout_s
+        self._client: SGLangClient | None = None
+        self._failure: EngineFailure | None = EngineFailure("the engine has not been started")
+        self._pending: dict[int, PendingGeneration] = {}  # by sequence_id
+        self._request_numbers = count(1)
+        # Unique, because an external server may still run requests of an earlier incarnation.
+        self._instance_id = uuid.uuid4().hex[:8]
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._extra_key: str | None = None  # of the prefix cache
+        self._control = ServerControl(transport)
+        self._counters = LoadCounters()
+        self._load_poller = LoadPoller(self._counters, load_poll_s)
+        self._logger = structlog.get_logger()
+
+    async def start(self) -> Capacity:
+        """Raises the exceptions of the server's start; RequestRefused, InvalidResponse or
+        UpdateRefused if the server is unsuitable."""
+        try:
+            client = self._client = self._connect(await self._server.start())
+            self._info = await client.get_server_info()
+            self._transport.check(self._info)
+            self._limits = read_limits(self._model, self._sequence_tokens, self._info)
+            await client.resume()  # its previous engine may have left it paused
+            if await _sync_weight_version(client, self._model, self._version):
+                self._extra_key = self._instance_id
+            self._counters.record_rank_loads(await client.get_loads())
+        except BaseException:
+            await self.close()
+            raise
+        if not self._info.enable_deterministic_inference:
+            self._logger.warning("engine.seeds_ignored", cause="the server has no --enable-deterministic-inference")
+        if self._info.disable_radix_cache:
+            self._logger.warning("engine.prefix_cache_disabled", cause="the server's disable_radix_cache is set")
+        self._counters.capacity = _compute_capacity(self._info, self._limits.sequence_tokens)
+        self._router = DataParallelRouter(self._info.dp_size)
+        self._failure = None
+        self._control.sending_allowed.set()
+        self._server.death.add_done_callback(self._on_server_death)
+        self._spawn(self._load_poller.run(client))
+        return self._counters.capacity
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        client = self._require_client()
+        check_request(request, self._limits.vocab_size, self._limits.sequence_tokens)
+        if request.sequence_id in self._pending:
+            raise RequestRefused(f"sequence {request.sequence_id} is being generated already")
+        if len(self._pending) >= self._max_pending:
+            raise EngineFailure(f"{self._max_pending} calls are pending, the engine takes no more")
+        pending = PendingGeneration(
+            request, f"{self._instance_id}:{request.sequence_id}-{next(self._request_numbers)}", self._stream_interval
+        )
+        self._pending[request.sequence_id] = pending
+        self._counters.start_request()
+        self._load_poller.wake()
+        running = self._spawn(self._run_generation(client, pending))
+        try:
+            await asyncio.wait({running, pending.result}, return_when=asyncio.FIRST_COMPLETED)
+            if not pending.result.done():
+                running.result()  # raises its exception
+            return pending.result.result()
+        finally:
+            running.cancel()
+            del self._pending[request.sequence_id]
+            self._counters.end_request()
+
+    def abort(self, sequence_id: int) -> None:
+        pending = self._pending.get(sequence_id)
+        if pending is None or pending.abort_requested:
+            return
+        pending.abort_requested = True
+        if (rid := pending.rid) is not None and self._control.sending_allowed.is_set():
+            self._spawn(self._abort_on_server(self._require_client(), pending, rid))
+        else:
+            pending.complete("abort")
+
+    def release_cache(self, sequence_id: int) -> None:
+        """Sends nothing: the server evicts its least recently used prefixes."""
+        self._counters.mark_inactive(sequence_id)
+
+    async def load_weights(self, weights: WeightsPublished) -> None:
+        client = self._require_client()
+        try:
+            await self._control.load_weights(client, weights)
+        except WeightsRefused:
+            raise
+        except EngineFailure as failure:
+            self._mark_lost(f"the server's weights are incomplete: {failure}")
+            raise
+        self._version, self._extra_key = weights.version, build_extra_key(weights)
+        self._counters.on_weights_changed()
+
+    async def pause(self) -> None:
+        """In place: running requests keep their KV cache."""
+        await self._control.pause(self._require_client())
+
+    async def resume(self) -> None:
+        await self._control.resume(self._require_client())
+
+    async def sleep(self) -> None:
+        await self._control.release_memory(self._require_client(), self._pending)
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def get_load(self) -> EngineLoad:
+        self._require_client()
+        return self._counters.get_load(sum(turn.waiting_to_send for turn in self._pending.values()))
+
+    async def close(self) -> None:
+        """Fails all pending turns. A second call does nothing."""
+        client, self._client = self._client, None
+        self._fail_all(EngineFailure("the engine is closed"))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if client is not None:
+            await self._transport.close()
+            await client.close()
+        await self._server.close()
+
+    # ---------------------------------------------------------------- one turn
+
+    async def _run_generation(self, client: SGLangClient, pending: PendingGeneration) -> None:
+        rank = self._router.assign(pending.request.sequence_id, pending.request.token_ids)
+        try:
+            while not pending.result.done():
+                await self._run_request(client, pending, rank)
+        except EngineFailure as failure:
+            await self._handle_failure(client, pending, failure)
+        finally:
+            self._router.release(rank)
+
+    async def _run_request(self, client: SGLangClient, pending: PendingGeneration, rank: int | None) -> None:
+        pending.waiting_to_send = True
+        await self._control.sending_allowed.wait()
+        pending.waiting_to_send = False
+        prompt, request = pending.build_prompt(), pending.request
+        output = pending.start_output(self._limits.vocab_size)
+        server_request = pending.build_request(
+            prompt, extra_key=self._extra_key, dp_rank=rank, use_priority=self._info.enable_priority_scheduling
+        )
+        try:
+            async with aclosing(client.generate_streamed(server_request)) as responses:
+                async for response in responses:
+                    self._control.last_activity_at = asyncio.get_running_loop().time()
+                    previous = output.meta
+                    output.add_response(response)
+                    self._counters.record_response(request, prompt, previous, output)
+        except ServerTimeout as failure:
+            unresponsive_s = asyncio.get_running_loop().time() - self._control.last_activity_at
+            if (
+                unresponsive_s < failure.waited_s / 2
+                or not self._control.sending_allowed.is_set()
+                or not await client.is_ready()
+            ):
+                raise
+            self._mark_lost(f"the server no longer generates tokens: {failure}")
+        finally:
+            self._counters.record_computed(request, prompt, output)
+        finish = output.get_finish(request.stop_token_ids)
+        if finish == "abort" and not pending.abort_requested and not pending.num_new_tokens:
+            raise EngineFailure(
+                f"the server aborted the request: {_get_abort_message(output.meta and output.meta.finish_reason)}"
+            )
+        if finish is not None:
+            pending.complete(finish)
+        elif pending.abort_requested:
+            pending.complete("abort")
+        elif pending.num_remaining_tokens == 0:
+            pending.complete("length")
+
+    async def _handle_failure(self, client: SGLangClient, pending: PendingGeneration, failure: EngineFailure) -> None:
+        """Keeps the tokens received so far if the server is alive or an abort was requested."""
+        connection_lost = isinstance(failure, (ServerUnreachable, ServerTimeout)) and not pending.abort_requested
+        server_alive = connection_lost and await client.is_responsive()
+        if connection_lost and not server_alive:
+            # If the server died, all turns fail with that cause.
+            await asyncio.wait({self._server.death}, timeout=self._death_timeout_s)
+        if pending.abort_requested or (server_alive and pending.num_new_tokens):
+            self._logger.warning(
+                "turn.truncated",
+                trajectory_id=pending.request.sequence_id,
+                tokens=pending.num_new_tokens,
+                cause=str(failure),
+            )
+            pending.complete("abort")
+        else:
+            pending.fail(to_engine_failure(failure, pending.request.sequence_id))
+
+    async def _abort_on_server(self, client: SGLangClient, pending: PendingGeneration, rid: str) -> None:
+        try:
+            async with asyncio.timeout(self._abort_timeout_s):
+                await client.abort(rid)
+                await asyncio.wait({pending.result})
+        except (EngineFailure, TimeoutError):
+            pending.complete("abort")
+
+    # ---------------------------------------------------------------- the engine
+
+    def _require_client(self) -> SGLangClient:
+        if self._failure is not None or self._client is None:
+            raise EngineFailure(str(self._failure))
+        return self._client
+
+    def _on_server_death(self, death: asyncio.Future[str]) -> None:
+        if not death.cancelled():
+            self._mark_lost(f"the server ended: {death.result()}")
+
+    def _mark_lost(self, cause: str) -> None:
+        if self._failure is None:
+            self._on_engine_lost(cause)
+            self._fail_all(EngineFailure(cause))
+
+    def _fail_all(self, failure: EngineFailure) -> None:
+        self._failure = failure
+        for pending in self._pending.values():
+            pending.fail(EngineFailure(str(failure)))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def _sync_weight_version(client: SGLangClient, model: Path, version: int) -> bool:
+    """Makes the server serve the checkpoint's weights under `version`.
+
+    True if the server had other weights: it cannot flush their cache while requests of its
+    previous engine run, so the caller must hide that cache with a new extra_key.
+    """
+    loaded_version = (await client.get_model_info()).weight_version
+    if loaded_version == str(version):
+        return False
+    if loaded_version == DEFAULT_WEIGHT_VERSION:
+        await client.weights.set_weight_version(str(version))
+        return False
+    await client.weights.update_from_disk(model, str(version), flush_cache=False)
+    await client.flush_cache()
+    return True
+
+
+def _compute_capacity(info: ServerInfo, sequence_tokens: int) -> Capacity:
+    pages = info.max_total_num_tokens // info.page_size
+    return Capacity(info.dp_size * pages * info.page_size, info.page_size, sequence_tokens)
+
+
+def _get_abort_message(reason: object) -> str:
+    return reason.message if isinstance(reason, FinishedByAbort) else "(no cause given)"

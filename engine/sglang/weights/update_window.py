@@ -1,0 +1,86 @@
+"""Shared by all transports: pauses requests, opens and closes an update, classifies failures."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+
+from bus.messages import WeightsPublished
+from configs.errors import UnusableInput
+from engine.contract import EngineFailure, WeightsRefused
+from engine.sglang.client import SGLangClient
+from engine.sglang.errors import ServerStatusError, UpdateRefused
+from engine.sglang.http_api import ServerInfo
+from engine.sglang.weights.checksums import ChecksumRegistry
+
+# Texts in a server's refusal that mean that it had started to write.
+_PARTIAL_UPDATE_MARKERS = ("partially updated", "Rolling back")
+
+
+class UpdateProgress:
+    """How much of one version the server has loaded."""
+
+    def __init__(self) -> None:
+        self.any_loaded = False
+
+
+@asynccontextmanager
+async def generation_paused(
+    client: SGLangClient, weights: WeightsPublished, checksums: ChecksumRegistry
+) -> AsyncGenerator[UpdateProgress]:
+    """Pauses requests in place, and resumes them after a successful or refused update.
+
+    A refusal by the server becomes WeightsRefused; if some weights are loaded, or wrong ones, it
+    becomes EngineFailure and requests stay paused.
+    """
+    progress = UpdateProgress()
+    await client.pause("in_place")
+    try:
+        yield progress
+        progress.any_loaded = True
+        await client.flush_cache()
+        await _verify_loaded(client, weights, checksums)
+    except (UpdateRefused, ServerStatusError, WeightsRefused) as refusal:
+        if progress.any_loaded or any(marker in str(refusal) for marker in _PARTIAL_UPDATE_MARKERS):
+            raise EngineFailure(f"weights of version {weights.version} are partially loaded: {refusal}") from refusal
+        await client.resume()
+        raise WeightsRefused(f"the server refused version {weights.version}: {refusal}") from refusal
+    await client.resume()
+
+
+async def _verify_loaded(client: SGLangClient, weights: WeightsPublished, checksums: ChecksumRegistry) -> None:
+    loaded_version = (await client.get_model_info()).weight_version
+    if loaded_version != str(weights.version):
+        raise EngineFailure(f"the server reports version {loaded_version} after an update to {weights.version}")
+    checksums.verify(weights, await client.get_server_info(), await client.weights.compute_checksums())
+
+
+@asynccontextmanager
+async def update_open(client: SGLangClient) -> AsyncGenerator[None]:
+    """Wraps begin_update and end_update. Closes an update that an earlier process left open."""
+    try:
+        await client.weights.begin_update()
+    except UpdateRefused as refusal:
+        if "already open" not in str(refusal):
+            raise
+        await client.weights.end_update()
+        await client.weights.begin_update()
+    try:
+        yield
+    except (UpdateRefused, ServerStatusError):
+        await client.weights.end_update()
+        raise
+    await client.weights.end_update()
+
+
+def check_single_replica(transport: str, server: ServerInfo) -> None:
+    if server.dp_size > 1:
+        raise UnusableInput(
+            f'sglang.weights = "{transport}" does not work with sglang.data_parallel = {server.dp_size}: SGLang '
+            'supports it only with one model replica; set sglang.weights = "disk" or sglang.data_parallel = 1'
+        )
+
+
+def get_bucket_version(bucket_index: int, buckets: Sequence[object], weights: WeightsPublished) -> str | None:
+    """The version for the last bucket, which completes the update; None for earlier buckets."""
+    return str(weights.version) if bucket_index == len(buckets) - 1 else None

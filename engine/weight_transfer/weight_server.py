@@ -1,0 +1,208 @@
+"""`python -m engine.weight_transfer.weight_server --run-folder FOLDER --host HOST --port PORT --key FILE`: the process `weights`.
+
+It serves weights from this machine's shared memory to the other nodes of a cluster. It consumes requests for chunks and
+answers each. It waits only for the disk, never for a node: answers that a node does not receive are bounded by its
+outstanding requests. SIGTERM ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+import structlog
+import uvloop
+import zmq
+
+from bus.process.exit_reason import exit_unusable
+from bus.process.heartbeat import sending_heartbeats
+from bus.process.structured_log import configure_logging
+from bus.transport.curve_auth import ClusterKey, ZapAuthenticator, load_key, secure_server_socket
+from configs.errors import UnusableInput
+from configs.load import load_resolved
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from engine.weight_transfer.slot_file import (
+    CHUNK_BYTES,
+    MAX_REQUEST_BYTES,
+    WINDOW_CHUNKS,
+    decode_request,
+    read_chunk,
+)
+
+PROCESS_NAME = "weights"
+REPORT_S = 10.0  # between log lines, if the counts have changed
+_READERS = 4  # concurrent reads from the slots
+_IO_THREADS = 4  # of ZeroMQ: each encrypts for a part of the connections
+_MAX_QUEUED_ANSWERS = 2 * WINDOW_CHUNKS  # per connection; twice, because ZeroMQ updates its count after half of them
+_MAX_QUEUED_REQUESTS = 64  # per connection
+
+Socket = zmq.Socket[bytes]
+
+
+class WeightServerCounts(msgspec.Struct):
+    """Since the start."""
+
+    chunks: int = 0
+    bytes: int = 0
+    absent: int = 0  # requests for weights that no slot holds
+    malformed: int = 0  # requests
+    unanswered: int = 0  # answers to nodes that had disconnected, or did not receive them
+    refused: int = 0  # connections without the cluster key
+
+
+class WeightServer:
+    def __init__(self, folder: Path, host: str, port: int, key: ClusterKey) -> None:
+        """Serves the slots in `folder`. Port 0: any free port. Needs a running event loop.
+
+        Raises UnusableInput if it cannot listen at host and port.
+        """
+        self.counts = WeightServerCounts()
+        self._folder = folder
+        self._logger = structlog.get_logger()
+        self._loop = asyncio.get_running_loop()
+        self._readable = asyncio.Event()  # there may be requests
+        self._context = zmq.Context[Socket](_IO_THREADS)
+        self._authenticator = ZapAuthenticator(self._context, key, self._count_refused)
+        self._router: Socket = self._context.socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.LINGER, 0)
+        self._router.setsockopt(zmq.SNDHWM, _MAX_QUEUED_ANSWERS)
+        self._router.setsockopt(zmq.RCVHWM, _MAX_QUEUED_REQUESTS)
+        self._router.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an answer that cannot be sent raises, and is counted
+        secure_server_socket(self._router, key)
+        self._authenticator.monitor_handshakes(self._router)
+        try:
+            self._router.bind(f"tcp://{host}:{port}")
+        except zmq.ZMQError as error:
+            self.close()
+            raise UnusableInput(f"weights cannot be served at {host}:{port}: {error.strerror}") from error
+        self.port = int(self._router.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        self._loop.add_reader(self._router.fileno(), self._readable.set)
+        self._readable.set()
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._report_periodically())
+            for _ in range(_READERS):
+                group.create_task(self._serve_requests())
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._router.fileno())
+        self._authenticator.close()
+        self._router.close()
+        self._context.term()
+
+    def _count_refused(self) -> None:
+        self.counts.refused += 1
+
+    async def _serve_requests(self) -> None:
+        while True:
+            route, *frames = await self._receive()
+            try:
+                (frame,) = frames
+                request = decode_request(frame)
+            except ValueError:  # includes msgspec.DecodeError
+                self.counts.malformed += 1
+                continue
+            chunk = await asyncio.to_thread(read_chunk, self._folder, request)
+            self._send_answer([route, frame] if chunk is None else [route, frame, chunk])
+
+    async def _receive(self) -> list[bytes]:
+        """The descriptor reports a change only once, so each receiver wakes the next after every message."""
+        while True:
+            try:
+                parts = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                self._readable.clear()
+                await self._readable.wait()
+            else:
+                self._readable.set()
+                return parts
+
+    def _send_answer(self, frames: list[bytes]) -> None:
+        try:
+            self._router.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError:
+            self.counts.unanswered += 1
+        else:
+            self._count_answer(frames)
+        self._readable.set()  # the descriptor may not report a request that arrived during the send
+
+    def _count_answer(self, frames: list[bytes]) -> None:
+        if len(frames) == 2:
+            self.counts.absent += 1
+        else:
+            self.counts.chunks += 1
+            self.counts.bytes += len(frames[2])
+
+    async def _report_periodically(self) -> None:
+        """Log the counts until cancelled, and a last time then."""
+        last_logged = WeightServerCounts()
+        try:
+            while True:
+                await asyncio.sleep(REPORT_S)
+                last_logged = self._log_counts(last_logged)
+        finally:
+            self._log_counts(last_logged)
+
+    def _log_counts(self, last_logged: WeightServerCounts) -> WeightServerCounts:
+        if self.counts == last_logged:
+            return last_logged
+        self._logger.info("weights.served", **msgspec.structs.asdict(self.counts))
+        return msgspec.structs.replace(self.counts)
+
+
+async def serve(run: RunConfig, folder: RunFolder, host: str, port: int, key: ClusterKey, incarnation: int) -> None:
+    """Run until SIGTERM."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    server = WeightServer(folder.shared_memory, host, port, key)
+    structlog.get_logger().info("weight_server.started", host=host, port=server.port, chunk_bytes=CHUNK_BYTES)
+    try:
+        async with sending_heartbeats(
+            PROCESS_NAME, incarnation, run.supervision.heartbeat_s, folder.sockets, lambda: None
+        ):
+            serving = asyncio.create_task(server.run())
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+            for task in (serving, stopping):
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
+    finally:
+        server.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="engine.weight_transfer.weight_server", description="Serves a run's weights to other nodes."
+    )
+    parser.add_argument("--run-folder", type=Path, required=True, help="run folder, with config.toml")
+    parser.add_argument("--host", required=True, help="address of this machine to listen on")
+    parser.add_argument("--port", type=int, required=True, help="port to listen on (0: any free port)")
+    parser.add_argument("--key", type=Path, required=True, help="file of the cluster key (see asterism keys)")
+    parser.add_argument(
+        "--incarnation", type=int, default=1, help="number of this start of the server within the launch"
+    )
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher stops its processes, in order
+    folder = RunFolder(arguments.run_folder)
+    try:
+        run = load_resolved(folder.config)
+        configure_logging(folder, PROCESS_NAME, run.log.level)
+        key = load_key(arguments.key)
+        uvloop.run(serve(run, folder, arguments.host, arguments.port, key, arguments.incarnation))
+    except UnusableInput as error:
+        return exit_unusable(folder, PROCESS_NAME, error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

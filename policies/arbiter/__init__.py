@@ -1,0 +1,1 @@
+"""The arbiter: grants trajectories KV cache on engines."""

@@ -1,0 +1,122 @@
+"""The baseline policies: an engine router, and a queue in order of arrival.
+
+    static          a fixed engine for each group, whatever happens (the report's baseline)
+    round_robin     the next engine for each request
+    least_requests  the engine with the fewest running trajectories
+    kv              first come, first served, to the engine with the most free KV tokens; the lease
+                    covers the worst case and is kept until the trajectory ends, so that nothing is
+                    ever evicted (the report's scheduler)
+
+The first three grant every request immediately: engines that overflow evict and recompute.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import chain
+from typing import Protocol
+
+from policies.arbiter.kv_ledger import EngineAccount, KvAccount, Ledger
+from policies.arbiter.policy import Grant, Preemption
+
+
+class FcfsPolicy:
+    """First come, first served: the first request waits until the router finds an engine.
+
+    A lease covers the worst case. Trajectories with a cached prefix go first; others may be
+    waiting for the pages that they hold.
+    """
+
+    batches_arrivals = False
+
+    def __init__(self, ledger: Ledger, choose_engine: EngineRouter, *, may_oversell: bool) -> None:
+        self.may_oversell = may_oversell
+        self._ledger = ledger
+        self._choose_engine = choose_engine
+        self._waiting_with_cache: OrderedDict[int, KvAccount] = OrderedDict()
+        self._waiting: OrderedDict[int, KvAccount] = OrderedDict()
+
+    def on_waiting(self, account: KvAccount) -> None:
+        self._waiting_with_cache.pop(account.trajectory_id, None)  # its engine may have left
+        queue = self._waiting if account.engine is None else self._waiting_with_cache
+        queue[account.trajectory_id] = account
+
+    def on_withdrawn(self, account: KvAccount) -> None:
+        self._waiting_with_cache.pop(account.trajectory_id, None)
+        self._waiting.pop(account.trajectory_id, None)
+
+    def on_load_reported(self, engine: EngineAccount) -> None: ...
+
+    def on_capacity_changed(self, engine: EngineAccount) -> None: ...
+
+    def on_leased(self, account: KvAccount) -> None: ...
+
+    def on_pages_released(self, account: KvAccount, engine: EngineAccount) -> None: ...
+
+    def on_ended(self, account: KvAccount) -> None: ...
+
+    def on_engine_left(self, engine: EngineAccount) -> None: ...
+
+    def decide_next(self, now: float) -> Grant | Preemption | None:
+        account = next(chain(self._waiting_with_cache.values(), self._waiting.values()), None)
+        if account is None or not self._ledger.engines:
+            return None
+        tokens = account.tokens + account.request.max_new_tokens
+        engine = self._choose_engine(self._ledger, account, tokens)
+        return None if engine is None else Grant(account, engine, tokens, self._choose_engine.reason)
+
+    def get_wait_reason(self, account: KvAccount) -> str:
+        if not self._ledger.engines:
+            return "no engine has joined"
+        num_ahead = len(self._waiting_with_cache) + (len(self._waiting) if account.engine is None else 0) - 1
+        return f"no engine has room for {'it' if num_ahead == 0 else f'the first of {num_ahead} requests ahead of it'}"
+
+
+class EngineRouter(Protocol):
+    """Returns an engine for the request, or None if the request has to wait."""
+
+    reason: str
+
+    def __call__(self, ledger: Ledger, account: KvAccount, tokens: int) -> EngineAccount | None: ...
+
+
+class StaticRouter:
+    reason = "its group's engine"
+
+    def __call__(self, ledger: Ledger, account: KvAccount, tokens: int) -> EngineAccount | None:
+        engines = list(ledger.engines.values())
+        return account.engine or engines[account.group_id % len(engines)]
+
+
+class RoundRobinRouter:
+    reason = "the next engine in round-robin order"
+
+    def __init__(self) -> None:
+        self._next_index = 0
+
+    def __call__(self, ledger: Ledger, account: KvAccount, tokens: int) -> EngineAccount | None:
+        self._next_index += 1
+        engines = list(ledger.engines.values())
+        return engines[self._next_index % len(engines)]
+
+
+class LeastRequestsRouter:
+    reason = "the fewest trajectories run there"
+
+    def __call__(self, ledger: Ledger, account: KvAccount, tokens: int) -> EngineAccount | None:
+        return min(ledger.engines.values(), key=lambda engine: engine.running)
+
+
+class MostFreeKvRouter:
+    """A trajectory stays on the engine of its first lease, which covers its worst case."""
+
+    reason = "the most KV tokens are free there"
+
+    def __call__(self, ledger: Ledger, account: KvAccount, tokens: int) -> EngineAccount | None:
+        engines = ledger.engines.values() if account.engine is None else (account.engine,)
+        fitting = [
+            engine
+            for engine in engines
+            if ledger.count_missing_pages(account, engine, tokens) <= engine.count_free_pages_for(account)
+        ]
+        return max(fitting, key=lambda engine: engine.free_pages * engine.page_tokens, default=None)

@@ -1,0 +1,63 @@
+"""Engine costs: seconds for a decode step, for a cached token that it reads, and for a prefilled
+token.
+
+Least squares over load reports. The busy time of an engine between two reports is
+
+    step * decode steps + read * (steps * cached tokens of running trajectories) + prefill *
+    prefilled tokens
+
+Older reports count less. All costs are 0 until enough reports have arrived.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from bus.messages import EngineLoadReported
+
+_DECAY = 0.9999  # factor of a report's weight with each newer report
+_SCALE = np.array([1.0, 1e5, 1e2, 1.0])  # brings the columns to similar magnitudes
+_RIDGE = 1e-6  # share of the trace: a column that has not varied yet gets a cost of about 0
+_SOLVE_EVERY = 16  # reports
+
+
+class CostCoefficients(NamedTuple):
+    """Seconds."""
+
+    step: float
+    read: float
+    prefill: float
+
+
+class DecodeCostModel:
+    def __init__(self) -> None:
+        self._squares = np.zeros((4, 4))
+        self._last_reports: dict[str, EngineLoadReported] = {}  # by engine
+        self._num_reports = 0
+        self.costs = CostCoefficients(0.0, 0.0, 0.0)
+
+    def add_report(self, report: EngineLoadReported) -> None:
+        last = self._last_reports.get(report.engine)
+        self._last_reports[report.engine] = report
+        if last is None:
+            return
+        steps = report.decode_steps - last.decode_steps
+        cached = (report.used_tokens - report.cached_tokens + last.used_tokens - last.cached_tokens) / 2
+        row = (steps, steps * cached, report.prefilled_tokens - last.prefilled_tokens, report.busy_s - last.busy_s)
+        scaled = np.array(row) / _SCALE
+        self._squares = self._squares * _DECAY + np.outer(scaled, scaled)
+        self._num_reports += 1
+        if self._num_reports % _SOLVE_EVERY == 0:
+            self.costs = self._solve()
+
+    def remove_engine(self, engine: str) -> None:
+        """The engine has left; its counters restart from 0 if it rejoins."""
+        self._last_reports.pop(engine, None)
+
+    def _solve(self) -> CostCoefficients:
+        squares, products = self._squares[:3, :3], self._squares[:3, 3]
+        ridge = _RIDGE * max(float(np.trace(squares)), 1e-12) * np.eye(3)
+        step, read, prefill = (np.linalg.solve(squares + ridge, products) / _SCALE[:3]).tolist()
+        return CostCoefficients(max(step, 0.0), max(read, 0.0), max(prefill, 0.0))

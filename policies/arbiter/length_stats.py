@@ -1,0 +1,135 @@
+"""Length statistics of turns and trajectories, learned from the run.
+
+Lengths are counted in bins, so that the cost of an estimate does not grow with the run. Weights
+halve every `_HALF_LIFE` trajectories, because response lengths change as the policy learns.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.arbiter.kaplan_meier import KaplanMeierEstimator
+
+_BINS = 64
+_HALF_LIFE = 4096.0  # trajectories
+_PRIOR_WEIGHT = 1.0  # total weight of the prior, which is uniform up to the limit
+# Of a bin, relative to a new length's 1: lengths not seen for long stay possible.
+_MIN_WEIGHT = 1e-12
+_MAX_TURN_HISTOGRAMS = 8  # later turns share the last one
+_MAX_GROUPS = 8192  # the newest ones are kept
+_GROUP_PRIOR_MEMBERS = 2.0  # weight, in members, of the typical length in a group's mean
+
+
+class LengthHistogram:
+    """Lengths in [0, limit]; newer ones count more. Cumulative sums lag a few additions."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._width = -(-limit // _BINS)
+        self._weights = [_PRIOR_WEIGHT / _BINS] * _BINS
+        # Weight of the next length; it grows instead of all others shrinking.
+        self._unit_weight = 1.0
+        self._num_added = 0
+        self._next_sum_at = 1
+        self._update_cumulative()
+
+    def add(self, tokens: int) -> None:
+        self._weights[min(tokens // self._width, _BINS - 1)] += self._unit_weight
+        self._unit_weight *= 2 ** (1 / _HALF_LIFE)
+        if self._unit_weight > 1e12:
+            self._weights = [max(weight / self._unit_weight, _MIN_WEIGHT) for weight in self._weights]
+            self._unit_weight = 1.0
+        self._num_added += 1
+        if self._num_added >= self._next_sum_at:
+            self._next_sum_at = self._num_added + min(self._num_added // 50 + 1, 64)
+            self._update_cumulative()
+
+    def _update_cumulative(self) -> None:
+        self._cumulative = list(accumulate(self._weights))
+
+    def estimate_quantile_beyond(self, tokens: int, quantile: float) -> int:
+        """The `quantile` of the lengths above `tokens`, rounded up to the end of a bin."""
+        cumulative, first = self._cumulative, tokens // self._width
+        if first >= _BINS:
+            return self._limit
+        below = cumulative[first - 1] if first else 0.0
+        number = bisect_left(cumulative, below + quantile * (cumulative[-1] - below), first, _BINS - 1)
+        end = (number + 1) * self._width
+        return end if end < self._limit else self._limit
+
+
+class _GroupLengths:
+    def __init__(self) -> None:
+        self.members = 0  # that have begun
+        self.tokens = 0.0  # sum of their final lengths, expected ones for running members
+
+
+class LengthStats:
+    """Response lengths of trajectories, and of turns by turn number."""
+
+    def __init__(self, response_tokens: int) -> None:
+        """`response_tokens`: the length limit of a trajectory, without its prompt."""
+        self.limit = response_tokens
+        self._survival = KaplanMeierEstimator(response_tokens)
+        self._turns = [LengthHistogram(response_tokens) for _ in range(_MAX_TURN_HISTOGRAMS)]
+        self._groups: OrderedDict[int, _GroupLengths] = OrderedDict()
+
+    def add_turn(self, turn: int, tokens: int) -> None:
+        self._turns[turn if turn < _MAX_TURN_HISTOGRAMS else -1].add(tokens)
+
+    def assume_alive(self, before: int, until: int) -> None:
+        """See KaplanMeierEstimator.assume_alive; response tokens."""
+        self._survival.assume_alive(before, until)
+
+    def add_trajectory(self, assumed_until: int, final_tokens: int) -> None:
+        self._survival.add_ended(assumed_until, final_tokens)
+
+    def update_expected_tokens(self, group_id: int, previous_tokens: float | None, expected_tokens: float) -> None:
+        """Change the expected length of a group's member; None as `previous_tokens`: a new
+        member.
+
+        Running members count with their expected length; finished ones by themselves would make a
+        group look short until its long members end.
+        """
+        group = self._groups.get(group_id)
+        if group is None:
+            if previous_tokens is not None:  # the group was dropped as too old
+                return
+            group = self._groups[group_id] = _GroupLengths()
+            if len(self._groups) > _MAX_GROUPS:
+                self._groups.popitem(last=False)
+        if previous_tokens is None:
+            group.members += 1
+            group.tokens += expected_tokens
+        else:
+            group.tokens += expected_tokens - previous_tokens
+
+    def estimate_unconditional(self, tokens: int) -> float:
+        """The expected length of a trajectory with `tokens` response tokens, whatever its group."""
+        return self._survival.compute_mean_beyond(tokens)
+
+    def estimate_turn_tokens(self, turn: int, tokens: int, quantile: float) -> int:
+        """The `quantile` of the final length of a turn that has `tokens` tokens now."""
+        return self._turns[turn if turn < _MAX_TURN_HISTOGRAMS else -1].estimate_quantile_beyond(tokens, quantile)
+
+    def estimate_final_tokens(self, group_id: int, tokens: int) -> float:
+        """The expected length at `tokens` tokens, its remainder scaled by the group."""
+        remaining_tokens = (self._survival.compute_mean_beyond(tokens) - tokens) * self._compute_group_factor(group_id)
+        return min(tokens + max(remaining_tokens, 1.0), float(self.limit))
+
+    def survival_curve(self, group_id: int, tokens: int) -> NDArray[np.float64]:
+        """See KaplanMeierEstimator.survival_curve."""
+        return self._survival.survival_curve(tokens, self._compute_group_factor(group_id))
+
+    def _compute_group_factor(self, group_id: int) -> float:
+        """The group's mean length, shrunk towards the typical one, over the typical one."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return 1.0
+        typical = self._survival.mean
+        return (group.tokens + _GROUP_PRIOR_MEMBERS * typical) / (group.members + _GROUP_PRIOR_MEMBERS) / typical

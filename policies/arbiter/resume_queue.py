@@ -1,0 +1,62 @@
+"""Trajectories that have begun and wait for a lease: by engine those with a cache there, and the
+evicted ones.
+
+Heaps with lazy deletion: entries that a later push or a withdrawal made stale are dropped when
+they reach the top.
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+
+from policies.arbiter.kv_ledger import KvAccount
+
+
+class ResumeQueue:
+    def __init__(self) -> None:
+        # By engine; extensions of a turn first, then by age.
+        self._cached: dict[str, list[tuple[int, int, int, KvAccount]]] = {}
+        self._evicted: list[tuple[int, int, KvAccount]] = []
+        # By trajectory: the push number of its valid entry.
+        self._valid_pushes: dict[int, int] = {}
+        self._push_numbers = count()
+
+    def push(self, account: KvAccount) -> None:
+        number = self._valid_pushes[account.trajectory_id] = next(self._push_numbers)
+        if account.engine is None:
+            heapq.heappush(self._evicted, (account.arrival, number, account))
+        else:
+            entry = (not account.is_extension, account.arrival, number, account)
+            heapq.heappush(self._cached.setdefault(account.engine.name, []), entry)
+
+    def discard(self, trajectory_id: int) -> None:
+        self._valid_pushes.pop(trajectory_id, None)
+
+    def remove_engine(self, engine: str) -> None:
+        self._cached.pop(engine, None)
+
+    def peek_cached(self, engine: str) -> KvAccount | None:
+        heap = self._cached.get(engine)
+        while heap:
+            _, _, number, account = heap[0]
+            if self._valid_pushes.get(account.trajectory_id) == number:
+                return account
+            heapq.heappop(heap)
+        return None
+
+    def list_cached(self, engine: str) -> list[KvAccount]:
+        return [
+            account
+            for _, _, number, account in self._cached.get(engine, ())
+            if self._valid_pushes.get(account.trajectory_id) == number
+        ]
+
+    def peek_evicted(self) -> KvAccount | None:
+        """The oldest trajectory without a cache."""
+        while self._evicted:
+            _, number, account = self._evicted[0]
+            if self._valid_pushes.get(account.trajectory_id) == number:
+                return account
+            heapq.heappop(self._evicted)
+        return None

@@ -1,0 +1,1 @@
+"""The text of a dialogue: chat format, tool calls, tool results."""

@@ -1,0 +1,1 @@
+"""Groups of trajectories: collection, rejection, RoC, advantages, staleness."""

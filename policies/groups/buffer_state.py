@@ -1,0 +1,98 @@
+"""The group buffer's state: open groups, and the collections to which they belong."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+from msgspec.structs import replace
+
+from bus.messages import (
+    BufferCursor,
+    EvaluationRequested,
+    GroupAborted,
+    RunFinished,
+    StalenessCounts,
+    StartGroup,
+    StepCounts,
+    StepRequested,
+    TrainingSample,
+    TrajectoryAborted,
+    TrajectoryFailed,
+    TrajectoryFinished,
+)
+from policies.groups.counts import StepLengths, TrajectoryEnd, add_to_step_counts, parse_failed_component
+
+STEP_ENDED = "the step ended without it"
+
+
+class OpenGroup(msgspec.Struct):
+    start: StartGroup
+    started_for_step: int  # 0: an evaluation
+    rollout_address: str
+    position: int  # of its problem in the sequence of problems
+    finished: list[TrajectoryFinished] = []
+    failed: list[int] = []  # ids of trajectories lost to infrastructure failures
+    aborted: list[int] = []
+
+    def has_ended(self, trajectory_id: int) -> bool:
+        finished = (trajectory.trajectory_id for trajectory in self.finished)
+        return trajectory_id in self.failed or trajectory_id in self.aborted or trajectory_id in finished
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.finished) + len(self.failed) + len(self.aborted) == self.start.size
+
+    def record_end(self, event: TrajectoryEnd) -> None:
+        match event:
+            case TrajectoryFinished():
+                self.finished.append(event)
+            case TrajectoryFailed(trajectory_id=trajectory_id):
+                self.failed.append(trajectory_id)
+            case TrajectoryAborted(trajectory_id=trajectory_id):
+                self.aborted.append(trajectory_id)
+
+    def build_abort_message(self) -> GroupAborted:
+        start = self.start
+        return GroupAborted(start.group_id, start.first_trajectory_id, start.size, STEP_ENDED)
+
+
+class GroupCollection(msgspec.Struct):
+    """The groups of a step, or the trajectories of an evaluation."""
+
+    step: int  # 0: an evaluation
+    request: StepRequested | EvaluationRequested | None = None  # None: only carried groups so far
+    open_groups: dict[int, OpenGroup] = {}
+    rows: dict[int, list[TrainingSample]] = {}  # of accepted groups
+    num_planned_groups: int = 0  # started or carried over; a refill replaces a planned group
+    positions: list[int] = []  # of all started or carried groups
+    num_refills: int = 0
+    counts: StepCounts = StepCounts()
+    failures: dict[str, int] = {}
+    staleness: StalenessCounts = StalenessCounts()
+    is_complete: bool = False  # but possibly waiting for earlier steps
+
+    def count(self, event: TrajectoryFinished | TrajectoryFailed) -> None:
+        if isinstance(event, TrajectoryFinished):
+            self.counts = add_to_step_counts(self.counts, event)
+        else:
+            self.counts = replace(self.counts, trajectories_failed=self.counts.trajectories_failed + 1)
+            self.failures = dict(Counter(self.failures) + Counter([parse_failed_component(event.cause)]))
+
+
+class BufferState(msgspec.Struct):
+    cursor: BufferCursor = BufferCursor()
+    evaluation: GroupCollection | None = None
+    steps: dict[int, GroupCollection] = {}  # in order; at most the last one is not requested yet
+    aborting: dict[int, OpenGroup] = {}  # aborted groups with live trajectories
+    lengths: dict[int, StepLengths] = {}  # by step
+    # Held back until the aborted groups have ended.
+    pending_run_finished: RunFinished | None = None
+
+    def list_collections(self) -> list[GroupCollection]:
+        return [*self.steps.values(), *([self.evaluation] if self.evaluation is not None else [])]
+
+    def build_resume_cursor(self) -> BufferCursor:
+        """A resumed run restarts the groups of later steps: their positions are pending."""
+        positions = (position for each in self.steps.values() for position in each.positions)
+        return replace(self.cursor, pending=tuple(sorted({*self.cursor.pending, *positions})))

@@ -1,0 +1,97 @@
+"""Counters over a step's trajectories: outcomes, failures, lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from msgspec.structs import replace
+
+from bus.messages import (
+    EvaluationFinished,
+    LengthCounts,
+    LengthsMeasured,
+    StepCounts,
+    TrajectoryAborted,
+    TrajectoryFailed,
+    TrajectoryFinished,
+)
+
+TrajectoryEnd = TrajectoryFinished | TrajectoryFailed | TrajectoryAborted
+
+
+def add_to_step_counts(counts: StepCounts, trajectory: TrajectoryFinished) -> StepCounts:
+    positive = trajectory.reward > 0
+    return replace(
+        counts,
+        trajectories=counts.trajectories + 1,
+        correct=counts.correct + positive,
+        overlong=counts.overlong + (trajectory.ending == "length"),
+        calls=counts.calls + trajectory.calls,
+        calls_failed=counts.calls_failed + trajectory.calls_failed,
+        positive_calls=counts.positive_calls + (trajectory.calls if positive else 0),
+        positive_calls_failed=counts.positive_calls_failed + (trajectory.calls_failed if positive else 0),
+        generated_tokens=counts.generated_tokens + sum(trajectory.loss_mask),
+        response_tokens=counts.response_tokens + len(trajectory.loss_mask) - trajectory.prompt_tokens,
+        lease_wait_s=counts.lease_wait_s + trajectory.lease_wait_s,
+        generation_s=counts.generation_s + trajectory.generation_s,
+        tools_s=counts.tools_s + trajectory.tools_s,
+        grading_s=counts.grading_s + trajectory.grading_s,
+    )
+
+
+def build_evaluation_finished(label: str, counts: StepCounts) -> EvaluationFinished:
+    return EvaluationFinished(
+        label=label,
+        questions=counts.trajectories + counts.trajectories_failed,
+        correct=counts.correct,
+        failed=counts.trajectories_failed,
+        response_tokens=counts.response_tokens,
+    )
+
+
+def parse_failed_component(cause: str) -> str:
+    """The infrastructure component that failed: the part of the cause before the colon."""
+    return cause.partition(":")[0]
+
+
+def _add_to_length_counts(counts: LengthCounts, trajectory: TrajectoryFinished) -> LengthCounts:
+    return LengthCounts(
+        trajectories=counts.trajectories + 1,
+        response_tokens=counts.response_tokens + len(trajectory.loss_mask) - trajectory.prompt_tokens,
+        overlong=counts.overlong + (trajectory.ending == "length"),
+    )
+
+
+class StepLengths(msgspec.Struct):
+    """Lengths of the groups that one step started, until all of their trajectories have ended."""
+
+    num_open_groups: int = 0
+    step_ended: bool = False
+    taken: LengthCounts = LengthCounts()
+    started: LengthCounts = LengthCounts()
+    aborted: int = 0
+    late: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        return self.step_ended and not self.num_open_groups
+
+    def on_trajectory_ended(self, event: TrajectoryEnd, *, late: bool) -> None:
+        self.late += late and not isinstance(event, TrajectoryAborted)
+        if isinstance(event, TrajectoryFinished):
+            self.started = _add_to_length_counts(self.started, event)
+        elif isinstance(event, TrajectoryAborted):
+            self.aborted += 1
+            self.started = replace(
+                self.started,
+                trajectories=self.started.trajectories + 1,
+                response_tokens=self.started.response_tokens + event.response_tokens,
+            )
+
+    def add_taken_group(self, finished: Iterable[TrajectoryFinished]) -> None:
+        for trajectory in finished:
+            self.taken = _add_to_length_counts(self.taken, trajectory)
+
+    def to_message(self, step: int) -> LengthsMeasured:
+        return LengthsMeasured(step, self.taken, self.started, self.aborted, self.late)

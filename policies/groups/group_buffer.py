@@ -1,0 +1,292 @@
+"""The group buffer: starts groups, collects their trajectories, and sends each step's batch to the
+learner.
+
+A group with equal rewards has no gradient: it is rejected and replaced by a group on another
+problem, up to `rl.max_refill_groups` times in a step. Trajectories lost to infrastructure failures
+are not answers; a group with too few others is lost, counted, and replaced as well.
+
+Several steps may be collected at the same time (`rl.max_staleness`), each from the groups started
+for it; batches are sent in the order of the steps. A step may start more groups than it needs
+(`rl.group_oversampling`); it ends with its first complete groups, and the others are carried to
+the next step or aborted. docs/staleness.md states the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from bus.addresses import LAUNCHER, LEARNER, RECIPE, RECORDER, ROLLOUT
+from bus.messages import (
+    AnyMessage,
+    BatchReady,
+    BufferCursor,
+    EvaluationRequested,
+    ProtocolError,
+    RunFinished,
+    RunStarted,
+    StepCollected,
+    StepCounts,
+    StepRequested,
+    TrajectoryAborted,
+    TrajectoryFailed,
+    TrajectoryFinished,
+)
+from configs.schema import RunConfig
+from policies.decider import Send
+from policies.groups.buffer_state import BufferState, GroupCollection, OpenGroup
+from policies.groups.counts import StepLengths, TrajectoryEnd, build_evaluation_finished
+from policies.groups.group_starter import GroupStarter, TokenizedProblem
+from policies.groups.selection import build_training_rows, compute_keep_count, judge_group, select_fresh_trajectories
+from policies.groups.staleness import add_staleness, count_masked_tokens
+
+
+class BufferStateSummary(msgspec.Struct, frozen=True):
+    cursor: BufferCursor
+    num_open: int
+    num_aborting: int
+    num_rows: int
+    counts: StepCounts  # of the earliest collection
+
+
+class GroupBuffer:
+    """A decider (policies.decider.Decider)."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        train_problems: Sequence[TokenizedProblem],
+        test_problems: Sequence[TokenizedProblem],
+        rollout_addresses: tuple[str, ...] = (ROLLOUT,),
+    ) -> None:
+        self._rl, self._roc = run.rl, run.roc
+        self._keep_count = compute_keep_count(run)
+        self._starter = GroupStarter(run, train_problems, test_problems, rollout_addresses)
+        self._observers = (RECORDER, RECIPE)  # the recorder first: the recipe continues the run
+        self.state = BufferState()
+
+    def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
+        match event:
+            case RunStarted(cursor=cursor):
+                self.state = BufferState(cursor=cursor)
+                return []
+            case StepRequested():
+                return self._start_step(event)
+            case EvaluationRequested():
+                return self._start_evaluation(event)
+            case TrajectoryFinished() | TrajectoryFailed() | TrajectoryAborted():
+                return self._on_trajectory_ended(event)
+            case RunFinished():
+                self.state.pending_run_finished = event
+                return self._finish_run_if_drained()
+            case _:
+                raise ProtocolError(f"the group buffer does not accept {type(event).__name__}")
+
+    def get_state_after(self, event: AnyMessage) -> msgspec.Struct | None:
+        collections = self.state.list_collections()
+        if not collections and not self.state.aborting:
+            return self.state.cursor
+        return BufferStateSummary(
+            cursor=self.state.cursor,
+            num_open=sum(len(each.open_groups) for each in collections),
+            num_aborting=len(self.state.aborting),
+            num_rows=sum(len(rows) for each in collections for rows in each.rows.values()),
+            counts=collections[0].counts if collections else StepCounts(),
+        )
+
+    # ---------------------------------------------------------------- starting
+
+    def _start_step(self, request: StepRequested) -> list[Send]:
+        collection = self.state.steps[request.step] = self._get_or_create_collection(request)
+        collection.request = request
+        self.state.lengths[request.step] = StepLengths()
+        effects = [self._start_training_group(collection) for _ in range(self._count_groups_to_start())]
+        collection.num_planned_groups += len(effects)
+        for group in [group for group in collection.open_groups.values() if group.is_complete]:
+            if group.start.group_id in collection.open_groups:  # carried over and already complete
+                effects += self._close_group(collection, group)
+        return effects
+
+    def _get_or_create_collection(self, request: StepRequested) -> GroupCollection:
+        """An empty collection, or the one with the groups carried over from the previous step."""
+        steps = list(self.state.steps.values())
+        requested = sum(each.request is not None for each in steps)
+        if self.state.evaluation is not None or requested > self._rl.max_staleness:
+            raise ProtocolError("StepRequested while earlier steps are still being collected")
+        if not steps:
+            return GroupCollection(request.step)
+        has_carried_groups = steps[-1].request is None
+        if request.step != steps[-1].step + (not has_carried_groups):
+            raise ProtocolError(f"step {request.step} does not follow step {steps[-1].step}")
+        return steps[-1] if has_carried_groups else GroupCollection(request.step)
+
+    def _count_groups_to_start(self) -> int:
+        """If surplus groups are carried over, the steps in flight share the spares of one step."""
+        rl = self._rl
+        if rl.surplus_groups == "abort":
+            return rl.started_groups
+        steps = self.state.steps.values()
+        num_spare = rl.started_groups - rl.prompts
+        return max(0, len(steps) * rl.prompts + num_spare - sum(each.num_planned_groups for each in steps))
+
+    def _start_evaluation(self, request: EvaluationRequested) -> list[Send]:
+        if self.state.list_collections():
+            raise ProtocolError("EvaluationRequested while a step or an evaluation is still being collected")
+        collection = self.state.evaluation = GroupCollection(0, request)
+        effects: list[Send] = []
+        for index in range(self._starter.count_questions(request.questions)):
+            self.state.cursor, group = self._starter.start_question(self.state.cursor, index, request.temperature)
+            effects.append(self._open_group(collection, group))
+        return effects or self._end_evaluation(collection, request)
+
+    def _start_training_group(self, collection: GroupCollection) -> Send:
+        self.state.cursor, group = self._starter.start_training_group(self.state.cursor, collection.step)
+        collection.positions.append(group.position)
+        self.state.lengths[collection.step].num_open_groups += 1
+        return self._open_group(collection, group)
+
+    def _open_group(self, collection: GroupCollection, group: OpenGroup) -> Send:
+        collection.open_groups[group.start.group_id] = group
+        return Send(group.rollout_address, group.start)
+
+    # ---------------------------------------------------------------- collecting
+
+    def _on_trajectory_ended(self, event: TrajectoryEnd) -> list[Send]:
+        collection = next((each for each in self.state.list_collections() if event.group_id in each.open_groups), None)
+        groups = self.state.aborting if collection is None else collection.open_groups
+        group = groups.get(event.group_id)
+        if group is None:
+            raise ProtocolError(f"trajectory {event.trajectory_id} belongs to no open group")
+        if group.has_ended(event.trajectory_id):
+            raise ProtocolError(f"trajectory {event.trajectory_id} ended twice")
+        if isinstance(event, TrajectoryAborted):
+            if collection is not None:
+                raise ProtocolError(f"trajectory {event.trajectory_id} was aborted without a request")
+        elif collection is not None:
+            collection.count(event)
+        group.record_end(event)
+        self._record_length(group, event, late=collection is None)
+        if not group.is_complete:
+            return []
+        if collection is None:
+            del self.state.aborting[event.group_id]
+            return [*self._report_lengths_if_complete(group.started_for_step), *self._finish_run_if_drained()]
+        return [*self._close_group(collection, group), *self._report_lengths_if_complete(group.started_for_step)]
+
+    def _close_group(self, collection: GroupCollection, group: OpenGroup) -> list[Send]:
+        """All trajectories of the group have ended."""
+        request = collection.request
+        if request is None:
+            return []  # judged when its new step is requested
+        del collection.open_groups[group.start.group_id]
+        if isinstance(request, EvaluationRequested):
+            return [] if collection.open_groups else self._end_evaluation(collection, request)
+        if collection.step == group.started_for_step:
+            self.state.lengths[collection.step].add_taken_group(group.finished)
+        return [*self._judge_group(collection, group), *self._end_complete_steps(collection)]
+
+    def _judge_group(self, collection: GroupCollection, group: OpenGroup) -> list[Send]:
+        """Accept the group, or start a replacement."""
+        fresh = select_fresh_trajectories(group.finished, collection.step, self._rl)
+        dropped = collection.staleness.trajectories_dropped + len(group.finished) - len(fresh)
+        collection.staleness = replace(collection.staleness, trajectories_dropped=dropped)
+        verdict = judge_group(fresh, self._keep_count)
+        counts = collection.counts
+        collection.counts = replace(
+            counts,
+            groups=counts.groups + 1,
+            groups_lost=counts.groups_lost + (verdict == "lost"),
+            groups_rejected=counts.groups_rejected + (verdict == "equal"),
+        )
+        if verdict == "accepted":
+            self._accept_group(collection, group, fresh)
+            return []
+        if collection.num_refills >= self._rl.max_refill_groups:
+            return []
+        collection.num_refills += 1
+        return [self._start_training_group(collection)]
+
+    def _accept_group(self, collection: GroupCollection, group: OpenGroup, fresh: list[TrajectoryFinished]) -> None:
+        rows = build_training_rows(fresh, self._keep_count, self._roc, group.start.seed)
+        collection.rows[group.start.group_id] = rows
+        if not self._rl.max_staleness:
+            return
+        unmasked = {trajectory.trajectory_id: trajectory for trajectory in group.finished}
+        masked = sum(count_masked_tokens(unmasked[row.trajectory_id], row) for row in rows)
+        staleness = add_staleness(collection.staleness, rows, collection.step - 1)
+        collection.staleness = replace(staleness, tokens_masked=staleness.tokens_masked + masked)
+
+    # ---------------------------------------------------------------- ending
+
+    def _end_complete_steps(self, collection: GroupCollection) -> list[Send]:
+        """A step ends with enough accepted groups or without open ones; batches keep step order."""
+        enough = len(collection.rows) >= self._rl.prompts
+        if collection.is_complete or (collection.open_groups and not enough):
+            return []
+        collection.is_complete = True
+        effects = self._carry_or_abort_open_groups(collection)
+        collection.num_planned_groups = self._rl.prompts
+        self.state.lengths[collection.step].step_ended = True
+        effects += self._report_lengths_if_complete(collection.step)
+        for step in list(self.state.steps):
+            if not self.state.steps[step].is_complete:
+                break
+            effects += self._end_step(self.state.steps.pop(step))
+        return effects
+
+    def _finish_run_if_drained(self) -> list[Send]:
+        """The run finishes after the end of the last aborted trajectory."""
+        finished = self.state.pending_run_finished
+        if finished is None or self.state.aborting:
+            return []
+        self.state.pending_run_finished = None
+        return [Send(LAUNCHER, finished)]
+
+    def _carry_or_abort_open_groups(self, collection: GroupCollection) -> list[Send]:
+        """Carry open groups to the next step, or abort them; after the last step, abort all."""
+        surplus, collection.open_groups = collection.open_groups, {}
+        following = [step for step, each in self.state.steps.items() if step > collection.step and not each.is_complete]
+        step = following[0] if following else next(reversed(self.state.steps)) + 1
+        if surplus and self._rl.surplus_groups == "carry" and step <= self._rl.steps:
+            next_collection = self.state.steps.setdefault(step, GroupCollection(step))
+            next_collection.open_groups.update(surplus)
+            next_collection.num_planned_groups += len(surplus)
+            next_collection.positions += [group.position for group in surplus.values()]
+            return []
+        unfinished = {group_id: group for group_id, group in surplus.items() if not group.is_complete}
+        self.state.aborting.update(unfinished)
+        return [Send(group.rollout_address, group.build_abort_message()) for group in unfinished.values()]
+
+    def _end_step(self, collection: GroupCollection) -> list[Send]:
+        """Rows are sorted by group, so that a batch does not depend on completion order."""
+        rows = tuple(row for group_id in sorted(collection.rows) for row in collection.rows[group_id])
+        staleness = collection.staleness if self._rl.max_staleness else None
+        cursor = self.state.build_resume_cursor()
+        collected = StepCollected(collection.step, len(rows), collection.counts, collection.failures, cursor, staleness)
+        batch = Send(LEARNER, BatchReady(collection.step, rows))
+        return [batch, *(Send(observer, collected) for observer in self._observers)]
+
+    def _end_evaluation(self, collection: GroupCollection, request: EvaluationRequested) -> list[Send]:
+        finished = build_evaluation_finished(request.label, collection.counts)
+        self.state.evaluation = None
+        return [Send(observer, finished) for observer in self._observers]
+
+    # ---------------------------------------------------------------- lengths
+
+    def _record_length(self, group: OpenGroup, event: TrajectoryEnd, *, late: bool) -> None:
+        if group.started_for_step:
+            lengths = self.state.lengths[group.started_for_step]
+            lengths.on_trajectory_ended(event, late=late)
+            lengths.num_open_groups -= group.is_complete
+
+    def _report_lengths_if_complete(self, step: int) -> list[Send]:
+        """Only for a step that started more groups than it needs, once all of them have ended."""
+        lengths = self.state.lengths.get(step)
+        if lengths is None or not lengths.is_complete:
+            return []
+        del self.state.lengths[step]
+        if self._rl.started_groups == self._rl.prompts:
+            return []
+        return [Send(RECORDER, lengths.to_message(step))]

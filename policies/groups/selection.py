@@ -1,0 +1,65 @@
+"""Selects the rows of a complete group: staleness bound, verdict, resampling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from bus.messages import TrainingSample, TrajectoryFinished
+from configs.schema import RlConfig, RocConfig, RunConfig
+from policies.groups.advantages import group_advantages
+from policies.groups.roc import resample
+from policies.groups.staleness import apply_staleness_bound, compute_oldest_version
+
+# lost: too few trajectories are left; equal: equal rewards, and so no gradient.
+Verdict = Literal["accepted", "lost", "equal"]
+
+
+def compute_keep_count(run: RunConfig) -> int:
+    """Trajectories of a group that are kept: half of the rollouts (G of 2G).
+
+    Plain GRPO keeps all of them; the result is then the minimum size of a group.
+    """
+    return run.rl.rollouts // 2 if run.roc.enabled else 2
+
+
+def select_fresh_trajectories(
+    finished: Iterable[TrajectoryFinished], step: int, rl: RlConfig
+) -> list[TrajectoryFinished]:
+    """The trajectories within the staleness bound of `step`, sorted by id.
+
+    Without staleness (`max_staleness` 0) all of them; then only the learner checks versions.
+    """
+    ordered = sorted(finished, key=lambda trajectory: trajectory.trajectory_id)
+    if not rl.max_staleness:
+        return ordered
+    oldest = compute_oldest_version(step, rl.max_staleness)
+    aged = (apply_staleness_bound(trajectory, oldest, rl.stale_tokens) for trajectory in ordered)
+    return [trajectory for trajectory in aged if trajectory is not None]
+
+
+def judge_group(fresh: Sequence[TrajectoryFinished], keep_count: int) -> Verdict:
+    if len(fresh) < keep_count or len(fresh) < 2:
+        return "lost"
+    return "equal" if len({trajectory.reward for trajectory in fresh}) == 1 else "accepted"
+
+
+def build_training_rows(
+    fresh: Sequence[TrajectoryFinished], keep_count: int, roc: RocConfig, seed: int
+) -> list[TrainingSample]:
+    """The rows of an accepted group; advantages are relative to the kept trajectories."""
+    kept = resample(fresh, keep_count, roc, seed) if roc.enabled else fresh
+    advantages = group_advantages([trajectory.reward for trajectory in kept])
+    return [
+        TrainingSample(
+            trajectory_id=trajectory.trajectory_id,
+            group_id=trajectory.group_id,
+            advantage=advantage,
+            prompt_tokens=trajectory.prompt_tokens,
+            token_ids=trajectory.token_ids,
+            loss_mask=trajectory.loss_mask,
+            logprobs=trajectory.logprobs,
+            versions=trajectory.versions,
+        )
+        for trajectory, advantage in zip(kept, advantages, strict=True)
+    ]

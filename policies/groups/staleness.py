@@ -1,0 +1,69 @@
+"""The staleness bound: the maximum age of training tokens, and the treatment of older ones.
+
+Version v is the policy after step v; step s updates version s - 1. The staleness of a token of
+version v in step s is s - 1 - v versions; the bound is `rl.max_staleness`. With 0 all tokens of a
+step are of one version: the synchronous algorithm. `rl.stale_tokens` selects the treatment of a
+trajectory with older tokens:
+
+    mask  stale tokens are excluded from the loss; without other tokens the trajectory is dropped
+    drop  the trajectory is dropped, and its group is judged without it
+
+Source: the bound, and several versions within one trajectory: AReaL (arXiv 2505.24298).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from bus.messages import StalenessCounts, TrainingSample, TrajectoryFinished
+
+StaleTokensRule = Literal["mask", "drop"]
+
+
+def compute_oldest_version(step: int, max_staleness: int) -> int:
+    """The oldest version that `step` may train on."""
+    return step - 1 - max_staleness
+
+
+def apply_staleness_bound(
+    trajectory: TrajectoryFinished, oldest: int, rule: StaleTokensRule
+) -> TrajectoryFinished | None:
+    """The trajectory without tokens of versions before `oldest`; None if it is dropped."""
+    trained = _decode_mask(trajectory.loss_mask)
+    stale = trained & (_decode_versions(trajectory.versions) < oldest)
+    if not stale.any():
+        return trajectory
+    fresh = trained & ~stale
+    if rule == "drop" or not fresh.any():
+        return None
+    return replace(trajectory, loss_mask=fresh.astype(np.uint8).tobytes())
+
+
+def count_masked_tokens(before: TrajectoryFinished, after: TrainingSample) -> int:
+    return sum(before.loss_mask) - sum(after.loss_mask)
+
+
+def add_staleness(counts: StalenessCounts, rows: Iterable[TrainingSample], version: int) -> StalenessCounts:
+    """`counts` plus the rows of an update of `version`."""
+    for row in rows:
+        behind = version - _decode_versions(row.versions)[_decode_mask(row.loss_mask)]
+        counts = replace(
+            counts,
+            tokens=counts.tokens + len(behind),
+            versions_behind=counts.versions_behind + int(behind.sum()),
+            max_versions_behind=max(counts.max_versions_behind, int(behind.max(initial=0))),
+        )
+    return counts
+
+
+def _decode_mask(mask: bytes) -> NDArray[np.bool_]:
+    return np.frombuffer(mask, np.uint8).astype(np.bool_)
+
+
+def _decode_versions(versions: bytes) -> NDArray[np.int32]:
+    return np.frombuffer(versions, "<i4")

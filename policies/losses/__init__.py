@@ -1,0 +1,1 @@
+"""The losses of SFT and GRPO."""

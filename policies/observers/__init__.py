@@ -1,0 +1,1 @@
+"""Observers of deciders that write structured log lines."""

@@ -1,0 +1,1 @@
+"""One rollout process: the state machine of each trajectory and its transitions."""

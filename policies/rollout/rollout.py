@@ -1,0 +1,253 @@
+"""The trajectories of one rollout process: routes events to trajectories, and calls to executors.
+
+Without an executor, trajectories wait with their calls. When an executor leaves, its open calls
+are retried elsewhere; answers from any other executor than the assigned one are dropped as late.
+
+When an engine leaves, its in-flight turns fail. Their trajectories request a new lease, and so
+does any trajectory that is later granted a lease on that engine. Incarnation numbers keep a late
+EngineLeft from affecting the next incarnation.
+
+A lease that is in flight to an aborted trajectory is dropped as late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import get_args
+
+import msgspec
+from msgspec.structs import replace
+
+from bus.messages import (
+    AnswerGraded,
+    AnswerSubmitted,
+    AnyMessage,
+    CallFailed,
+    CallsRescheduled,
+    CodeFinished,
+    CodeRequested,
+    EngineLeft,
+    ExecutorJoined,
+    ExecutorLeft,
+    GroupAborted,
+    LeaseDeferred,
+    LeaseGranted,
+    ProtocolError,
+    RunStarted,
+    StartGroup,
+    TurnFailed,
+)
+from policies.decider import Send
+from policies.dialogue.chat_format import TextTokenizer
+from policies.rollout.executor_placement import ExecutorOccupancy, ExecutorPlacement
+from policies.rollout.trajectory import Rules, Trajectory, TrajectoryEvent
+from policies.rollout.transitions import (
+    EXECUTOR,
+    abort,
+    adopt,
+    advance,
+    build_pending_requests,
+    decline_lease,
+    lose_executor,
+    start,
+)
+
+# Remembered trajectories that were aborted while they waited for a lease; the oldest are dropped.
+MAX_ABORTED_WHILE_LEASING = 65_536
+_TRAJECTORY_EVENTS: tuple[type, ...] = get_args(TrajectoryEvent)
+
+
+class PlacementSummary(msgspec.Struct, frozen=True):
+    """Fingerprinted after an executor has joined or left."""
+
+    loads: dict[str, ExecutorOccupancy]
+    waiting: tuple[int, ...]
+
+
+class Rollout:
+    """A decider (policies.decider.Decider). Trajectories share only the rules and the executors."""
+
+    def __init__(self, rules: Rules, tokenizer: TextTokenizer) -> None:
+        self._rules = rules
+        self._tokenizer = tokenizer
+        self._reset()
+
+    def _reset(self) -> None:
+        self.trajectories: dict[int, Trajectory] = {}  # the live ones
+        self.placement = ExecutorPlacement()
+        # Trajectories with open calls and without an executor, in order.
+        self.waiting_for_executor: dict[int, None] = {}
+        self._departed_engines: dict[str, int] = {}  # by engine: its last departed incarnation
+        self._next_trajectory_id = 0  # larger than every id that was started
+        self._aborted_while_leasing: dict[int, None] = {}
+        self._last_changed: Trajectory | None = None
+
+    def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
+        match event:
+            case RunStarted():
+                self._reset()
+                return []
+            case StartGroup():
+                return self._start_group(now, event)
+            case GroupAborted():
+                return self._abort_group(now, event)
+            case ExecutorJoined():
+                return self._on_executor_joined(event)
+            case ExecutorLeft():
+                return self._on_executor_left(event)
+            case EngineLeft():
+                return self._on_engine_left(now, event)
+            case _ if isinstance(event, _TRAJECTORY_EVENTS):
+                return self._on_trajectory_event(now, event)  # pyright: ignore[reportArgumentType] - narrowed by the tuple
+            case _:
+                raise ProtocolError(f"a rollout process does not accept {type(event).__name__}")
+
+    def get_state_after(self, event: AnyMessage) -> msgspec.Struct | None:
+        """The trajectory that the event changed; for an executor's event, the placement."""
+        if isinstance(event, ExecutorJoined | ExecutorLeft):
+            return PlacementSummary(self.placement.loads, tuple(self.waiting_for_executor))
+        return self._last_changed
+
+    def adopt(self, now: float, trajectory: Trajectory) -> list[Send]:
+        """Continue a trajectory from another process, at the start of a turn."""
+        adopted, effects = adopt(self._rules, trajectory, now)
+        self.trajectories[adopted.trajectory_id] = adopted
+        self._next_trajectory_id = max(self._next_trajectory_id, adopted.trajectory_id + 1)
+        return effects
+
+    # ---------------------------------------------------------------- trajectories
+
+    def _start_group(self, now: float, group: StartGroup) -> list[Send]:
+        ids = range(group.first_trajectory_id, group.first_trajectory_id + group.size)
+        if ids.start < self._next_trajectory_id:
+            raise ProtocolError(f"group {group.group_id} was already started")
+        effects: list[Send] = []
+        for trajectory_id in ids:
+            self.trajectories[trajectory_id], sends = start(self._rules, group, trajectory_id, now)
+            effects += sends
+        self._next_trajectory_id = ids.stop
+        self._last_changed = None
+        return effects
+
+    def _on_trajectory_event(self, now: float, event: TrajectoryEvent) -> list[Send]:
+        trajectory = self.trajectories.get(event.trajectory_id)
+        if isinstance(event, LeaseGranted | LeaseDeferred) and event.trajectory_id in self._aborted_while_leasing:
+            self._last_changed = None
+            return []
+        if isinstance(event, CodeFinished | CallFailed | AnswerGraded) and self._is_late(trajectory, event):
+            self._last_changed = trajectory
+            return []
+        if trajectory is None:
+            raise ProtocolError(f"trajectory {event.trajectory_id} is not live in this rollout process")
+        if isinstance(event, LeaseGranted) and event.incarnation <= self._departed_engines.get(event.engine, 0):
+            return self._apply_transition(trajectory, *decline_lease(self._rules, trajectory, event))
+        after, sends = advance(self._rules, self._tokenizer, trajectory, now, event)
+        if trajectory.executor and isinstance(event, CodeFinished | CallFailed | AnswerGraded):
+            self.placement.on_answered(trajectory.executor, failed=isinstance(event, CallFailed))
+        return self._apply_transition(trajectory, after, sends)
+
+    def _apply_transition(self, before: Trajectory, after: Trajectory, sends: Sequence[Send]) -> list[Send]:
+        if before.executor:
+            self.placement.add_open_calls(before.executor, len(after.open_calls) - len(before.open_calls))
+        self._last_changed, effects = self._route(after, sends)
+        self._store(self._last_changed)
+        return effects
+
+    def _abort_group(self, now: float, group: GroupAborted) -> list[Send]:
+        self._last_changed = None
+        effects: list[Send] = []
+        for trajectory_id in range(group.first_trajectory_id, group.first_trajectory_id + group.size):
+            trajectory = self.trajectories.get(trajectory_id)
+            if trajectory is None or trajectory.aborted:
+                continue
+            if trajectory.phase == "leasing":
+                self._aborted_while_leasing[trajectory_id] = None
+            after, sends = abort(self._rules, trajectory, now, group.cause)
+            effects += self._apply_transition(trajectory, after, sends)
+        while len(self._aborted_while_leasing) > MAX_ABORTED_WHILE_LEASING:
+            del self._aborted_while_leasing[next(iter(self._aborted_while_leasing))]
+        return effects
+
+    def _on_engine_left(self, now: float, event: EngineLeft) -> list[Send]:
+        """Its in-flight turns are retried once, like after any failure."""
+        if event.incarnation <= self._departed_engines.get(event.engine, 0):
+            raise ProtocolError(f"incarnation {event.incarnation} of {event.engine} had already left")
+        self._departed_engines[event.engine] = event.incarnation
+        effects: list[Send] = []
+        for each in list(self.trajectories.values()):
+            if (
+                each.phase == "generating"
+                and each.engine == event.engine
+                and each.engine_incarnation <= event.incarnation
+            ):
+                failed = TurnFailed(each.trajectory_id, each.turn, each.lease, f"engine left: {event.cause}")
+                effects += self._apply_transition(each, *advance(self._rules, self._tokenizer, each, now, failed))
+        self._last_changed = None
+        return effects
+
+    def _is_late(self, trajectory: Trajectory | None, event: CodeFinished | CallFailed | AnswerGraded) -> bool:
+        """Whether an answer was in flight when its trajectory ended or its executor left."""
+        if trajectory is None:
+            return event.trajectory_id < self._next_trajectory_id
+        return event.executor != trajectory.executor
+
+    def _store(self, trajectory: Trajectory) -> None:
+        if trajectory.phase == "ended":
+            self.trajectories.pop(trajectory.trajectory_id)
+            self.waiting_for_executor.pop(trajectory.trajectory_id, None)
+        else:
+            self.trajectories[trajectory.trajectory_id] = trajectory
+
+    # ---------------------------------------------------------------- executors
+
+    def _route(self, trajectory: Trajectory, sends: Sequence[Send]) -> tuple[Trajectory, list[Send]]:
+        """Fill in the executor's address; a trajectory without an executor is placed, or waits."""
+        if trajectory.executor:
+            return trajectory, [
+                Send(trajectory.executor, send.message) if send.to == EXECUTOR else send for send in sends
+            ]
+        others = [send for send in sends if send.to != EXECUTOR]
+        placed, requests = self._place(trajectory)
+        return placed, [*others, *requests]
+
+    def _place(self, trajectory: Trajectory) -> tuple[Trajectory, list[Send]]:
+        """Assign an executor to a trajectory with open calls."""
+        if not trajectory.open_calls:
+            return trajectory, []
+        executor = self.placement.find_least_busy()
+        if executor is None:
+            self.waiting_for_executor[trajectory.trajectory_id] = None
+            return trajectory, []
+        self.placement.add_open_calls(executor, len(trajectory.open_calls))
+        requests = [Send(executor, request) for request in build_pending_requests(trajectory)]
+        return replace(trajectory, executor=executor), requests
+
+    def _on_executor_joined(self, event: ExecutorJoined) -> list[Send]:
+        self.placement.add_executor(event)
+        waiting, self.waiting_for_executor = self.waiting_for_executor, {}
+        effects: list[Send] = []
+        for trajectory_id in waiting:
+            self.trajectories[trajectory_id], requests = self._place(self.trajectories[trajectory_id])
+            effects += requests
+        return self._report_rescheduled_calls(event.executor, effects, lost=0)
+
+    def _on_executor_left(self, event: ExecutorLeft) -> list[Send]:
+        self.placement.remove_executor(event.executor)
+        displaced = [each for each in self.trajectories.values() if each.executor == event.executor]
+        effects: list[Send] = []
+        for trajectory in displaced:
+            after, sends = lose_executor(self._rules, trajectory, f"executor left: {event.cause}")
+            placed, routed = self._route(after, sends)
+            self._store(placed)
+            effects += routed
+        lost = sum(each.trajectory_id not in self.trajectories for each in displaced)
+        return self._report_rescheduled_calls(event.executor, effects, lost)
+
+    def _report_rescheduled_calls(self, executor: str, effects: list[Send], lost: int) -> list[Send]:
+        sent = sum(isinstance(effect.message, CodeRequested | AnswerSubmitted) for effect in effects)
+        if not (sent or lost or self.waiting_for_executor):
+            return effects
+        return [
+            *effects,
+            Send(self._rules.launcher, CallsRescheduled(executor, sent, len(self.waiting_for_executor), lost)),
+        ]

@@ -1,0 +1,156 @@
+"""The state of one trajectory, and the guards of its phases. policies.rollout.transitions has the
+transitions.
+
+leasing --LeaseGranted--> generating --TurnGenerated--> calling --CodeFinished (all)--> leasing ...
+   ^                          |  |                                                         |
+   +-- lease used up, or -----+  +--> grading --AnswerGraded--> ended <--- length, turns, no answer
+       engine failure
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from bus.addresses import ARBITER, BUFFER, LAUNCHER
+from bus.messages import (
+    AnswerGraded,
+    AnswerSubmitted,
+    CallFailed,
+    CodeFinished,
+    CodeRequested,
+    LeaseDeferred,
+    LeaseGranted,
+    ProtocolError,
+    StartGroup,
+    TurnFailed,
+    TurnGenerated,
+)
+from policies.dialogue.chat_format import ToolName
+from policies.dialogue.parse_turn import MalformedCall, ToolCall
+from policies.dialogue.tool_results import ResultFormat
+from policies.rollout.token_record import TokenRecord
+from policies.seeded_random import SIBLING, mix
+
+Phase = Literal["leasing", "generating", "calling", "grading", "ended"]
+Ending = Literal["answered", "no_answer", "length", "turns"]
+TrajectoryEvent = LeaseGranted | LeaseDeferred | TurnGenerated | TurnFailed | CodeFinished | CallFailed | AnswerGraded
+
+GRADING_CALL = -1  # the call number of a grading
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """Settings shared by all trajectories of a run."""
+
+    tools: tuple[ToolName, ...]
+    response_tokens: int
+    max_turns: int
+    max_calls_per_turn: int
+    result_characters: int
+    top_p: float
+    top_k: int
+    stop_token_ids: tuple[int, ...]
+    result_format: ResultFormat = "default"
+    arbiter: str = ARBITER
+    buffer: str = BUFFER
+    launcher: str = LAUNCHER
+
+
+class PhaseTimes(msgspec.Struct, frozen=True, array_like=True):
+    """Seconds spent in each phase."""
+
+    leasing: float = 0.0
+    generating: float = 0.0
+    calling: float = 0.0
+    grading: float = 0.0
+
+
+class Trajectory(msgspec.Struct, frozen=True, array_like=True):
+    trajectory_id: int
+    group: StartGroup
+    record: TokenRecord
+    phase: Phase = "leasing"
+    since: float = 0.0  # start time of the phase
+    waits: PhaseTimes = PhaseTimes()
+    engine: str = ""
+    engine_incarnation: int = 0
+    lease: int = 0
+    leased_tokens: int = 0
+    executor: str = ""  # empty before its first call, and without an executor
+    turn: int = 0
+    turn_start: int = 0  # position of the current turn's first token
+    requested: tuple[ToolCall | MalformedCall, ...] = ()  # calls of the current turn
+    results: tuple[str | None, ...] = ()  # their result texts; None while a call is open
+    calls: int = 0
+    calls_failed: int = 0
+    responses_with_error: int = 0
+    answer: str = ""
+    answer_opens: int = 0
+    answer_closes: int = 0
+    holds_lease: bool = True
+    has_session: bool = False
+    cells: tuple[CodeRequested, ...] = ()  # notebook cells with effects on its state
+    retries: int = 0
+    retried_calls: tuple[int, ...] = ()
+    aborted: str = ""  # cause of the abort
+
+    @property
+    def seed(self) -> int:
+        """Distinct for each sibling; equal in every run with the same seed."""
+        return mix(self.group.seed, SIBLING, self.trajectory_id - self.group.first_trajectory_id) >> 1
+
+    @property
+    def open_calls(self) -> tuple[int, ...]:
+        """Numbers of the open calls; GRADING_CALL for a grading."""
+        if self.phase == "grading":
+            return (GRADING_CALL,)
+        if self.phase != "calling":
+            return ()
+        return tuple(self.calls + place for place, result in enumerate(self.results) if result is None)
+
+    def build_code_request(self, number: int) -> CodeRequested:
+        call = self.requested[number - self.calls]
+        assert isinstance(call, ToolCall)  # malformed calls are never open
+        return CodeRequested(self.trajectory_id, number, call.tool, call.code, call.stdin)
+
+    def build_submission(self) -> AnswerSubmitted:
+        return AnswerSubmitted(self.trajectory_id, self.answer, self.group.ground_truth)
+
+    def enter_phase(self, phase: Phase, now: float) -> Trajectory:
+        """Change the phase, and add the elapsed time to the previous one."""
+        waits = self.waits
+        if self.phase != "ended":
+            spent = getattr(waits, self.phase) + now - self.since
+            waits = replace(waits, **{self.phase: spent})
+        return replace(self, phase=phase, since=now, waits=waits, retries=0, retried_calls=())
+
+    # ---------------------------------------------------------------- guards: all raise
+    # ProtocolError.
+
+    def expect_phase(self, phase: Phase, event: TrajectoryEvent) -> None:
+        if self.phase != phase:
+            name = type(event).__name__
+            raise ProtocolError(f"trajectory {self.trajectory_id} is {self.phase} and does not accept {name}")
+
+    def expect_grant(self, event: LeaseGranted) -> None:
+        self.expect_phase("leasing", event)
+        name = f"trajectory {self.trajectory_id}"
+        if event.lease != self.lease + 1:
+            raise ProtocolError(f"{name} waits for lease {self.lease + 1}, not {event.lease}")
+        if event.tokens <= self.record.num_tokens:
+            raise ProtocolError(f"{name} has {self.record.num_tokens} tokens, its lease only {event.tokens}")
+
+    def expect_turn(self, event: TurnGenerated | TurnFailed) -> None:
+        self.expect_phase("generating", event)
+        if (event.turn, event.lease) != (self.turn, self.lease):
+            raise ProtocolError(
+                f"trajectory {self.trajectory_id} is in turn {self.turn} under lease {self.lease}, "
+                f"not in turn {event.turn} under lease {event.lease}"
+            )
+
+    def expect_call(self, event: CodeFinished | CallFailed) -> None:
+        self.expect_phase("calling", event)
+        if event.call not in self.open_calls:
+            raise ProtocolError(f"call {event.call} of trajectory {self.trajectory_id} is not open")

@@ -1,0 +1,204 @@
+"""The recorder: metrics of steps and evaluations, and the numbers of the terminal display.
+
+The time of a step starts at its request, or at the end of the previous step if rollouts run ahead
+of the learner. So the times of all steps add up, and `rollout_s` is the learner's waiting time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from bus.addresses import LAUNCHER, METRICS
+from bus.messages import (
+    AnyMessage,
+    EvaluationFinished,
+    LengthsMeasured,
+    MetricsRecorded,
+    Progress,
+    ProtocolError,
+    RunStarted,
+    StalenessCounts,
+    StepCollected,
+    StepCounts,
+    StepRequested,
+    StepTrained,
+    WeightsSynced,
+)
+from policies.decider import Send
+
+
+def divide_or_zero(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else 0.0
+
+
+class StepTimes(msgspec.Struct):
+    """Start times of a step's phases in seconds, and the counts of the phases."""
+
+    step: int = 0
+    requested: float = 0.0
+    collected: float = 0.0
+    trained: float = 0.0
+    counts: StepCounts = StepCounts()
+    failures: dict[str, int] = {}
+    training: dict[str, float] = {}
+    staleness: StalenessCounts | None = None
+
+
+class RecorderState(msgspec.Struct):
+    last_step: int = 0  # the last ended one
+    last_step_ended_at: float = 0.0
+    open_steps: list[StepTimes] = []  # requested and not ended
+
+
+class Recorder:
+    """A decider (policies.decider.Decider): one line of metrics for each step and evaluation."""
+
+    def __init__(self, steps: int, metrics_address: str = METRICS, display_address: str = LAUNCHER) -> None:
+        self._steps = steps
+        self._metrics_address = metrics_address
+        self._display_address = display_address
+        self.state = RecorderState()
+
+    def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
+        match event:
+            case RunStarted(step=step):
+                self.state = RecorderState(last_step=step, last_step_ended_at=now)
+            case StepRequested(step=step):
+                self.state.open_steps.append(StepTimes(step=step, requested=now))
+            case StepCollected():
+                times = self._find_times(event.step)
+                times.collected = now
+                times.counts, times.failures, times.staleness = event.counts, event.failures, event.staleness
+            case StepTrained():
+                # Not the cold start or the checkpoint of a resumed run.
+                if event.step > self.state.last_step:
+                    times = self._find_times(event.step)
+                    if times.trained:
+                        raise ProtocolError(f"step {event.step} was already trained")
+                    times.trained, times.training = now, event.metrics
+            case WeightsSynced(version=version):
+                return self._on_weights_synced(version, now)
+            case EvaluationFinished():
+                return self._on_evaluation_finished(event)
+            case LengthsMeasured():
+                metrics = compute_length_metrics(event)
+                return [Send(self._metrics_address, MetricsRecorded("lengths", event.step, "", metrics))]
+            case _:
+                raise ProtocolError(f"the recorder does not accept {type(event).__name__}")
+        return []
+
+    def get_state_after(self, event: AnyMessage) -> msgspec.Struct | None:
+        return self.state
+
+    def _find_times(self, step: int) -> StepTimes:
+        for times in self.state.open_steps:
+            if times.step == step:
+                return times
+        raise ProtocolError(f"step {step} was not requested")
+
+    def _on_weights_synced(self, version: int, now: float) -> list[Send]:
+        """The steps up to this version have ended; a late engine can skip versions."""
+        ended = [times for times in self.state.open_steps if times.step <= version]
+        return [send for times in ended for send in self._end_step(times, now)]
+
+    def _end_step(self, times: StepTimes, now: float) -> list[Send]:
+        values = compute_step_metrics(trim_overlap(times, self.state.last_step_ended_at), now)
+        step = times.step
+        self.state.open_steps.remove(times)
+        self.state.last_step, self.state.last_step_ended_at = step, now
+        return [
+            Send(self._metrics_address, MetricsRecorded("step", step, "", values)),
+            Send(self._display_address, Progress("rl", step, self._steps, values)),
+        ]
+
+    def _on_evaluation_finished(self, event: EvaluationFinished) -> list[Send]:
+        answered = event.questions - event.failed
+        values = {
+            "accuracy": divide_or_zero(event.correct, answered),
+            "questions": float(event.questions),
+            "failed": float(event.failed),
+            "response_tokens": divide_or_zero(event.response_tokens, answered),
+        }
+        step = self.state.last_step
+        return [
+            Send(self._metrics_address, MetricsRecorded("evaluation", step, event.label, values)),
+            Send(self._display_address, Progress(f"evaluation {event.label}", step, self._steps, values)),
+        ]
+
+
+def trim_overlap(times: StepTimes, previous_end: float) -> StepTimes:
+    """`times` without the part before `previous_end`, the end of the previous step."""
+    requested = max(times.requested, previous_end)
+    collected = max(times.collected, requested)
+    return replace(times, requested=requested, collected=collected, trained=max(times.trained, collected))
+
+
+def compute_step_metrics(times: StepTimes, weights_synced_at: float) -> dict[str, float]:
+    """The three phases add up to `step_s`; waits are means over trajectories, in seconds."""
+    counts = times.counts
+    rollout_s, train_s = times.collected - times.requested, times.trained - times.collected
+    step_s = weights_synced_at - times.requested
+    failures = {f"failed: {cause}": float(count) for cause, count in times.failures.items()}
+    return {
+        "reward": divide_or_zero(counts.correct, counts.trajectories),
+        "errors_in_positives": divide_or_zero(counts.positive_calls_failed, counts.positive_calls),
+        "tool_errors": divide_or_zero(counts.calls_failed, counts.calls),
+        "calls_per_rollout": divide_or_zero(counts.calls, counts.trajectories),
+        "response_tokens": divide_or_zero(counts.response_tokens, counts.trajectories),
+        "overlong_share": divide_or_zero(counts.overlong, counts.trajectories),
+        "groups": float(counts.groups),
+        "groups_rejected": float(counts.groups_rejected),
+        "groups_lost": float(counts.groups_lost),
+        "trajectories": float(counts.trajectories),
+        "trajectories_failed": float(counts.trajectories_failed),
+        "generated_tokens": float(counts.generated_tokens),
+        "tokens_per_s": divide_or_zero(counts.generated_tokens, rollout_s if times.staleness is None else step_s),
+        "step_s": step_s,
+        "rollout_s": rollout_s,
+        "train_s": train_s,
+        "weights_s": weights_synced_at - times.trained,
+        "wait_lease_s": divide_or_zero(counts.lease_wait_s, counts.trajectories),
+        "wait_generation_s": divide_or_zero(counts.generation_s, counts.trajectories),
+        "wait_tools_s": divide_or_zero(counts.tools_s, counts.trajectories),
+        "wait_grading_s": divide_or_zero(counts.grading_s, counts.trajectories),
+        **{name: value for name, value in times.training.items() if name != "train_s"},
+        **failures,
+        **compute_staleness_metrics(times.staleness),
+    }
+
+
+def compute_staleness_metrics(counts: StalenessCounts | None) -> dict[str, float]:
+    """Mean and maximum in versions, over the tokens in the loss."""
+    if counts is None:
+        return {}
+    return {
+        "staleness_mean": divide_or_zero(counts.versions_behind, counts.tokens),
+        "staleness_max": float(counts.max_versions_behind),
+        "stale_tokens_masked": float(counts.tokens_masked),
+        "stale_trajectories_dropped": float(counts.trajectories_dropped),
+    }
+
+
+def compute_length_metrics(measured: LengthsMeasured) -> dict[str, float]:
+    """The effect on lengths of ending a step with its first complete groups.
+
+    `length_bias` is 1 without an effect. With aborted trajectories it is an upper bound, because
+    they count with the tokens that they had.
+    """
+    taken, started = measured.completed, measured.started
+    taken_tokens = divide_or_zero(taken.response_tokens, taken.trajectories)
+    started_tokens = divide_or_zero(started.response_tokens, started.trajectories)
+    return {
+        "length_bias": divide_or_zero(taken_tokens, started_tokens),
+        "taken_response_tokens": taken_tokens,
+        "started_response_tokens": started_tokens,
+        "taken_overlong_share": divide_or_zero(taken.overlong, taken.trajectories),
+        "started_overlong_share": divide_or_zero(started.overlong, started.trajectories),
+        "taken_trajectories": float(taken.trajectories),
+        "started_trajectories": float(started.trajectories),
+        "aborted_trajectories": float(measured.aborted),
+        "late_trajectories": float(measured.finished_late),
+    }

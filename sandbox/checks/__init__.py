@@ -1,0 +1,1 @@
+"""Checks of a running sandbox: escape attempts and load."""

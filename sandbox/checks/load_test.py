@@ -1,0 +1,271 @@
+"""Puts load on a sandbox; measures latencies, throughput, and wrong, lost and duplicate answers.
+
+run_closed_loop(sandbox, probes, in_flight)   `in_flight` callers; each sends its next call after its last answer
+run_burst(sandbox, probes)                    all calls concurrently
+CallTally                                     the counts, also for answers that arrive as messages
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+import msgspec
+
+from bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory, CodeRequested, CodeTimedOut
+from sandbox.contract import CodeResult, SandboxFailure
+
+CallId = tuple[int, int]  # trajectory, call
+PRINT, NUMPY, SYMPY, CELL = "print", "numpy", "sympy", "cell"
+# Not pure (sandbox.inside.call.pure_cells): a fork keeps the state before the cell.
+FORKED_CELL = "forked_cell"
+LOOP, HOG, MEGABYTE = "loop", "hog", "megabyte"  # an endless loop, memory exhaustion, large output
+CODE = {
+    PRINT: "print(1+1)",
+    NUMPY: "import numpy as np; print(np.arange(1000).sum())",
+    SYMPY: 'import sympy; x = sympy.Symbol("x"); print(sympy.solve(x**2 - 5*x + 6, x))',
+    CELL: "1+1",
+    FORKED_CELL: "import math\nmath.gcd(12, 18)",
+    LOOP: "while True: pass",
+    HOG: "blocks = []\nwhile True: blocks.append(bytearray(b'x') * (1 << 20))",
+    MEGABYTE: "print('x' * 1_000_000)",
+}
+
+
+class CallRunner(Protocol):
+    """The target of the load: a sandbox, or a client of a sandbox behind the bus."""
+
+    async def run(self, call: CodeRequested) -> CodeResult: ...
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """A call with a check of its outcome."""
+
+    kind: str
+    call: CodeRequested
+    accepts: Callable[[CodeOutcome], bool]
+
+    @property
+    def call_id(self) -> CallId:
+        return self.call.trajectory_id, self.call.call
+
+
+class LoadFigures(msgspec.Struct, frozen=True):
+    submitted: int
+    answered: int  # calls with an outcome, right or wrong
+    duplicates: int  # answers after a call's first one
+    out_of_order: int  # answers that arrived after the answer to a later cell of the same notebook
+    # By cause: infrastructure failures, wrong outcomes, calls without an answer.
+    failures: dict[str, int]
+    elapsed_s: float  # from the first call to the last call's first answer
+    latencies_ms: Sequence[float]  # of the calls with an outcome, ascending
+
+    @property
+    def per_s(self) -> float:
+        return self.answered / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def p50_ms(self) -> float:
+        return percentile(self.latencies_ms, 50)
+
+    @property
+    def p99_ms(self) -> float:
+        return percentile(self.latencies_ms, 99)
+
+
+def percentile(ascending: Sequence[float], percent: int) -> float:
+    """The smallest value that `percent` of all values do not exceed; 0 for no values."""
+    return ascending[max(0, -(-len(ascending) * percent // 100) - 1)] if ascending else 0.0
+
+
+class _CallRecord:
+    """One call. `cause` is the reason for a failure; None if the first answer is right."""
+
+    __slots__ = ("answered_at", "asked_at", "cause", "has_outcome", "probe")
+
+    def __init__(self, probe: Probe, asked_at: float) -> None:
+        self.probe = probe
+        self.asked_at = asked_at
+        self.answered_at: float | None = None
+        self.has_outcome = False
+        self.cause: str | None = "no answer"
+
+
+class CallTally:
+    """Calls by trajectory and number, and their answers. Times are in seconds, of one clock."""
+
+    def __init__(self) -> None:
+        self._records: dict[CallId, _CallRecord] = {}
+        self._duplicates: Counter[str] = Counter()  # by kind
+        self._out_of_order: Counter[str] = Counter()
+        self._last_cell: dict[int, int] = {}  # highest answered call number, by trajectory
+        self._unknown_answers = 0
+        self.unanswered = 0  # calls without an answer yet
+
+    def record_request(self, probe: Probe, now: float) -> None:
+        """Raises ValueError for a second call of the same trajectory and number."""
+        if probe.call_id in self._records:
+            raise ValueError(f"call {probe.call_id} was made twice")
+        self._records[probe.call_id] = _CallRecord(probe, now)
+        self.unanswered += 1
+
+    def record_outcome(self, call_id: CallId, outcome: CodeOutcome, now: float) -> None:
+        record = self._record_answer(call_id, now)
+        if record is None:
+            return
+        record.has_outcome = True
+        record.cause = None if record.probe.accepts(outcome) else f"{record.probe.kind}: {type(outcome).__name__}"
+        if record.probe.call.tool == "jupyter_code":
+            self._check_order(record.probe)
+
+    def record_failure(self, call_id: CallId, cause: str, now: float) -> None:
+        """Records an infrastructure failure as the answer to a call."""
+        record = self._record_answer(call_id, now)
+        if record is not None:
+            record.cause = cause
+
+    def compute_figures(self, kind: str | None = None) -> LoadFigures:
+        """Of all calls, or of the calls of one kind."""
+        records = [record for record in self._records.values() if kind in (None, record.probe.kind)]
+        ended = [record.answered_at for record in records if record.answered_at is not None]
+        causes = Counter(record.cause for record in records if record.cause is not None)
+        if kind is None and self._unknown_answers:
+            causes["an answer to no call"] = self._unknown_answers
+        return LoadFigures(
+            submitted=len(records),
+            answered=sum(record.has_outcome for record in records),
+            duplicates=_count(self._duplicates, kind),
+            out_of_order=_count(self._out_of_order, kind),
+            failures=dict(causes),
+            elapsed_s=max(ended) - min(record.asked_at for record in records) if ended else 0.0,
+            latencies_ms=sorted(
+                1000 * (record.answered_at - record.asked_at)
+                for record in records
+                if record.has_outcome and record.answered_at is not None
+            ),
+        )
+
+    def _record_answer(self, call_id: CallId, now: float) -> _CallRecord | None:
+        record = self._records.get(call_id)
+        if record is None:
+            self._unknown_answers += 1
+            return None
+        if record.answered_at is not None:
+            self._duplicates[record.probe.kind] += 1
+            return None
+        record.answered_at = now
+        self.unanswered -= 1
+        return record
+
+    def _check_order(self, probe: Probe) -> None:
+        last = self._last_cell.get(probe.call.trajectory_id, -1)
+        if probe.call.call < last:
+            self._out_of_order[probe.kind] += 1
+        self._last_cell[probe.call.trajectory_id] = max(last, probe.call.call)
+
+
+def _count(counts: Counter[str], kind: str | None) -> int:
+    return counts.total() if kind is None else counts[kind]
+
+
+# ---------------------------------------------------------------- loads
+
+
+async def run_closed_loop(sandbox: CallRunner, probes: Iterable[Probe], in_flight: int) -> CallTally:
+    tally = CallTally()
+    remaining = iter(probes)
+
+    async def run_caller() -> None:
+        for probe in remaining:
+            await _submit(sandbox, probe, tally)
+
+    await asyncio.gather(*[run_caller() for _ in range(in_flight)])
+    return tally
+
+
+async def run_burst(sandbox: CallRunner, probes: Sequence[Probe]) -> CallTally:
+    return await run_closed_loop(sandbox, probes, len(probes))
+
+
+def limit_duration(probes: Iterable[Probe], seconds: float) -> Iterator[Probe]:
+    """The probes that are requested within `seconds` of the first."""
+    end: float | None = None
+    for probe in probes:
+        now = time.perf_counter()
+        end = end or now + seconds
+        if now > end:
+            return
+        yield probe
+
+
+async def _submit(sandbox: CallRunner, probe: Probe, tally: CallTally) -> None:
+    tally.record_request(probe, time.perf_counter())
+    try:
+        result = await sandbox.run(probe.call)
+    except SandboxFailure as error:
+        tally.record_failure(probe.call_id, str(error), time.perf_counter())
+    else:
+        tally.record_outcome(probe.call_id, result.outcome, time.perf_counter())
+
+
+# ---------------------------------------------------------------- probes
+
+
+def make_program_probes(kind: str, trajectories: Iterable[int]) -> Iterator[Probe]:
+    """Stateless calls, one for each trajectory."""
+    for trajectory in trajectories:
+        call = CodeRequested(trajectory, 0, "python_code_with_standard_io", CODE[kind], "")
+        yield Probe(kind, call, _ACCEPTS[kind])
+
+
+def make_numbered_probes(trajectories: Iterable[int]) -> Iterator[Probe]:
+    """Each prints its number, so that the answer to another call counts as wrong."""
+    for trajectory in trajectories:
+        call = CodeRequested(trajectory, 0, "python_code_with_standard_io", f"print({trajectory})", "")
+        yield Probe(PRINT, call, _expect_stdout(f"{trajectory}\n"))
+
+
+def make_cell_probes(kind: str, notebooks: Sequence[int], calls: Iterable[int]) -> Iterator[Probe]:
+    """Cells of notebooks, in rounds over all notebooks."""
+    for call in calls:
+        for notebook in notebooks:
+            yield Probe(kind, CodeRequested(notebook, call, "jupyter_code", CODE[kind], ""), _ACCEPTS[kind])
+
+
+def make_mixed_probes(healthy: int, seed: int = 0) -> list[Probe]:
+    """`healthy` prints, plus 2% endless loops, 2% memory hogs and 1% megabyte outputs of the
+    total; shuffled.
+    """
+    total = round(healthy / 0.95)
+    counts = {PRINT: healthy, LOOP: round(total * 0.02), HOG: round(total * 0.02), MEGABYTE: round(total * 0.01)}
+    probes: list[Probe] = []
+    for kind, count in counts.items():
+        probes += make_program_probes(kind, range(len(probes), len(probes) + count))
+    random.Random(seed).shuffle(probes)
+    return probes
+
+
+def _expect_stdout(text: str) -> Callable[[CodeOutcome], bool]:
+    return lambda outcome: isinstance(outcome, CodeOk) and outcome.output.stdout == text
+
+
+def _is_megabyte(outcome: CodeOutcome) -> bool:
+    return isinstance(outcome, CodeOk) and len(outcome.output.stdout) + outcome.output.stdout_cut == 1_000_001
+
+
+_ACCEPTS: dict[str, Callable[[CodeOutcome], bool]] = {
+    PRINT: _expect_stdout("2\n"),
+    NUMPY: _expect_stdout("499500\n"),
+    SYMPY: _expect_stdout("[2, 3]\n"),
+    CELL: _expect_stdout("2\n"),
+    FORKED_CELL: _expect_stdout("6\n"),
+    LOOP: lambda outcome: isinstance(outcome, CodeTimedOut),
+    HOG: lambda outcome: isinstance(
+        outcome, CodeOutOfMemory | CodeTimedOut
+    ),  # depends on the limit that it reaches first
+    MEGABYTE: _is_megabyte,
+}

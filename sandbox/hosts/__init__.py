@@ -1,0 +1,1 @@
+"""Hosts of fork servers: this machine or containers."""

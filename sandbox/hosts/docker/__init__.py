@@ -1,0 +1,1 @@
+"""Runs fork servers in Docker containers."""

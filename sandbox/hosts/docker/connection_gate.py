@@ -1,0 +1,153 @@
+"""Accepts the connections of processes in containers; each identifies itself in its first frame."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from sandbox.contract import SandboxFailure
+from sandbox.inside.wire.frames import LENGTH, BrokenStream, Frame, FrameReader
+
+_PREFIX = "asterism-docker-"
+_OWNER_FILE = "owner"  # in the folder of the socket
+_SOCKET_NAME = "executor.sock"
+_HANDSHAKE_TIMEOUT_S = 10.0
+_MAX_HANDSHAKE_BYTES = 4096
+_BACKLOG = 256
+# More connections without a first frame are an attack, and are closed.
+_MAX_PENDING_HANDSHAKES = 1024
+_ACCEPT_RETRY_S = 0.1  # after a failed accept
+
+
+class ConnectionGate:
+    """Closes a connection unless `on_connection(first frame, connection)` accepts it."""
+
+    def __init__(self, on_connection: Callable[[Frame, socket.socket], bool]) -> None:
+        self._on_connection = on_connection
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._listener: socket.socket | None = None
+        self._accept_task: asyncio.Task[None] | None = None
+        self.folder = Path()
+        self._logger = structlog.get_logger()
+
+    def open(self) -> None:
+        """Listens in a new folder, and removes the folders of exited executors.
+
+        Raises SandboxFailure.
+        """
+        try:
+            _remove_stale_folders()
+            self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            (self.folder / _OWNER_FILE).write_text(get_process_identity())
+            self.folder.chmod(0o711)  # the container's user can enter the folder but not list it
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.setblocking(False)
+            self._listener.bind(str(self.folder / _SOCKET_NAME))
+            (self.folder / _SOCKET_NAME).chmod(0o666)
+            self._listener.listen(_BACKLOG)
+        except OSError as error:
+            raise SandboxFailure(f"cannot make a socket in {tempfile.gettempdir()}: {error.strerror}") from error
+        self._accept_task = asyncio.get_running_loop().create_task(self._accept(self._listener))
+
+    async def close(self) -> None:
+        tasks = [task for task in (self._accept_task, *self._handshakes) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:  # out of descriptors, or closed by the peer before accept
+                self._logger.error("connection.not_accepted", cause=error.strerror)
+                await asyncio.sleep(_ACCEPT_RETRY_S)
+                continue
+            if len(self._handshakes) >= _MAX_PENDING_HANDSHAKES:
+                connection.close()
+                continue
+            connection.setblocking(False)
+            task = loop.create_task(self._handle_handshake(connection))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    async def _handle_handshake(self, connection: socket.socket) -> None:
+        accepted = False
+        try:
+            frame = await asyncio.wait_for(_read_first_frame(connection), _HANDSHAKE_TIMEOUT_S)
+            accepted = self._on_connection(frame, connection)
+        except (OSError, ValueError, TimeoutError, BrokenStream):
+            pass  # the peer disconnected, or is not a process of our containers
+        finally:
+            if not accepted:
+                connection.close()
+
+
+async def _read_first_frame(connection: socket.socket) -> Frame:
+    """Reads no byte beyond the frame: another reader takes over the connection."""
+    header = await _read_exactly(connection, LENGTH.size)
+    (length,) = LENGTH.unpack(header)
+    if length > _MAX_HANDSHAKE_BYTES:
+        raise ValueError(f"a first frame of {length} bytes, over {_MAX_HANDSHAKE_BYTES}")
+    (frame,) = FrameReader().feed(header + await _read_exactly(connection, length))
+    return frame
+
+
+async def _read_exactly(connection: socket.socket, length: int) -> bytes:
+    received = b""
+    while len(received) < length:
+        chunk = await asyncio.get_running_loop().sock_recv(connection, length - len(received))
+        if not chunk:
+            raise ConnectionResetError
+        received += chunk
+    return received
+
+
+def _remove_stale_folders() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        try:
+            is_stale = has_process_exited((folder / _OWNER_FILE).read_text())
+        except OSError:
+            continue  # a folder of another user, or one without its owner file yet
+        if is_stale:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+_BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+_PID_NAMESPACE_FILE = Path("/proc/self/ns/pid")
+
+
+def get_process_identity() -> str:
+    """An identity of this process that no other process of this machine has, had or will have."""
+    return f"{_get_machine_identity()}/{os.getpid()}/{_read_start_time(os.getpid())}"
+
+
+def has_process_exited(identity: str) -> bool:
+    """Whether the process has exited; False if it is of another machine or pid namespace."""
+    machine, _, rest = identity.partition("/")
+    pid, _, started = rest.partition("/")
+    return machine == _get_machine_identity() and pid.isdigit() and _read_start_time(int(pid)) != started
+
+
+def _get_machine_identity() -> str:
+    """Boot id and pid namespace: executors in two containers may share an engine."""
+    return f"{_BOOT_ID_FILE.read_text().strip()}:{_PID_NAMESPACE_FILE.readlink()}"
+
+
+def _read_start_time(pid: int) -> str:
+    """In clock ticks since boot; empty if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

@@ -1,0 +1,142 @@
+"""Controls one container through its init process: launches processes and polls memory use."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import struct
+from collections.abc import Callable
+from typing import cast
+
+from sandbox.contract import SandboxFailure
+from sandbox.inside.wire.frames import BrokenStream, Frame, FrameReader, encode_frame
+from sandbox.inside.wire.server_settings import ServerSettings
+
+_CONNECT_TIMEOUT_S = 30.0  # for a process in the container to start and connect
+_CREDENTIALS = struct.Struct("3i")  # pid, user, group
+
+
+class ContainerProcess:
+    """Implements sandbox.hosts.host.LaunchedProcess."""
+
+    def __init__(self, container: Container, token: str) -> None:
+        self._container = container
+        self._token = token
+        self._exited = asyncio.Event()
+        self._connection: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
+
+    @property
+    def socket(self) -> socket.socket:
+        return self._connection.result()
+
+    @property
+    def pid(self) -> int:
+        return get_peer_pid(self.socket)
+
+    def kill(self) -> None:
+        self._container.send({"op": "kill", "token": self._token})
+
+    async def wait(self) -> None:
+        await self._exited.wait()
+
+    async def wait_connected(self) -> None:
+        """Raises SandboxFailure if the process exits first, or on timeout."""
+        try:
+            await asyncio.wait_for(self._connection, _CONNECT_TIMEOUT_S)
+        except TimeoutError:
+            self.kill()
+            raise SandboxFailure("a process in the container did not connect") from None
+
+    def set_connection(self, connection: socket.socket) -> None:
+        if self._connection.done():
+            connection.close()
+        else:
+            self._connection.set_result(connection)
+
+    def mark_exited(self) -> None:
+        self._exited.set()
+        if not self._connection.done():
+            self._connection.set_exception(SandboxFailure("a process in the container exited while it started"))
+            self._connection.exception()  # marks it as retrieved: there may be no waiter
+
+
+class Container(asyncio.Protocol):
+    """A container, alive as long as the connection to its init process."""
+
+    def __init__(self, container_id: str, on_end: Callable[[Container], None]) -> None:
+        self.id = container_id
+        self.pid = 0  # of the init process, in this machine's pid namespace
+        self.alive = False
+        self.memory_share = 0.0
+        self.unanswered_requests = 0  # memory requests since the last frame from the init process
+        self.processes: dict[str, ContainerProcess] = {}
+        self._on_end = on_end
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+
+    async def attach(self, connection: socket.socket) -> None:
+        self.pid = get_peer_pid(connection)
+        await asyncio.get_running_loop().create_connection(lambda: self, sock=connection)
+
+    async def launch(self, module: str, settings: ServerSettings) -> ContainerProcess:
+        token = secrets.token_hex(16)
+        process = self.processes[token] = ContainerProcess(self, token)
+        self.send({"op": "start", "token": token, "module": module, "settings": settings.to_json()})
+        await process.wait_connected()
+        return process
+
+    def send(self, frame: Frame) -> None:
+        if self._transport is not None:
+            self._transport.write(encode_frame(frame))
+
+    def request_memory_use(self) -> None:
+        self.unanswered_requests += 1
+        self.send({"op": "memory"})
+
+    def abort(self) -> None:
+        """Drops the connection and its unsent data: the init process reads no longer."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """Closes the connection: the init process exits, and the container with it."""
+        if self._transport is not None:
+            self._transport.close()
+
+    # ------------------------------------------------------------ asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass
+        self.alive = True
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            frames = self._reader.feed(data)
+        except BrokenStream:
+            self.close()
+            return
+        self.unanswered_requests = 0
+        for frame in frames:
+            if "ended" in frame:
+                self._on_process_exit(frame["ended"])
+            elif frame["limit"]:
+                self.memory_share = frame["used"] / frame["limit"]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self.alive = False
+        for token in list(self.processes):
+            self._on_process_exit(token)
+        self._on_end(self)
+
+    def _on_process_exit(self, token: str) -> None:
+        process = self.processes.pop(token, None)
+        if process is not None:
+            process.mark_exited()
+
+
+def get_peer_pid(connection: socket.socket) -> int:
+    """The pid of the connecting process, in this machine's pid namespace."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _CREDENTIALS.unpack(credentials)[0]

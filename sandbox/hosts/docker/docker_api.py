@@ -1,0 +1,159 @@
+"""Calls the Docker engine (API 1.41, aiodocker). The engine's JSON is used only in this file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiodocker
+import aiohttp
+import msgspec
+from aiodocker.containers import DockerContainer
+
+from sandbox.contract import SandboxFailure
+
+_RUN_LABEL, _OWNER_LABEL = "asterism.run", "asterism.owner"
+_MAX_CONCURRENT = 4  # container starts and removals
+_REQUEST_TIMEOUT_S = 60.0  # aiodocker's default is no timeout
+_NOBODY = "65534:65534"
+
+
+class ContainerSpec(msgspec.Struct, frozen=True):
+    image: str
+    run: str  # label: the run
+    # Label: the process that the container must not outlive
+    # (sandbox.hosts.docker.connection_gate).
+    owner: str
+    socket_folder: Path
+    environment: dict[str, str]
+    memory_mib: int
+    max_processes: int
+    file_mib: int
+    cpuset: str
+    seccomp: str  # JSON
+
+
+class OwnedContainer(msgspec.Struct, frozen=True):
+    id: str
+    owner: str
+
+
+class DockerEngine:
+    """Every method raises SandboxFailure if the engine refuses or does not answer."""
+
+    def __init__(self, address: str) -> None:
+        self._docker = aiodocker.Docker(url=address, timeout=aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S))
+        self._slots = asyncio.Semaphore(_MAX_CONCURRENT)
+        self._apparmor = False
+
+    async def query_info(self) -> None:
+        """Checks that the engine answers, and whether it uses AppArmor."""
+        async with _as_sandbox_failure("query the engine"):
+            info = await self._docker.system.info()
+            self._apparmor = any("apparmor" in option for option in info.get("SecurityOptions") or [])
+
+    async def has_image(self, name: str) -> bool:
+        async with _as_sandbox_failure("look for the image"):
+            try:
+                await self._docker.images.inspect(name)
+            except aiodocker.DockerError as error:
+                if error.status == 404:
+                    return False
+                raise
+            return True
+
+    async def start(self, spec: ContainerSpec) -> str:
+        """The id of a running container.
+
+        On cancellation, removes the container that the engine still creates.
+        """
+        async with self._slots, _as_sandbox_failure("start a container"):
+            starting = asyncio.ensure_future(self._start(spec))
+            try:
+                return await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                with contextlib.suppress(aiodocker.DockerError, aiohttp.ClientError, OSError):
+                    await _remove(self._docker.containers.container(await starting))
+                raise
+
+    async def _start(self, spec: ContainerSpec) -> str:
+        container = await self._docker.containers.create(self._build_config(spec))
+        try:
+            await container.start()
+        except BaseException:
+            # The first error counts.
+            with contextlib.suppress(aiodocker.DockerError, aiohttp.ClientError, OSError):
+                await _remove(container)
+            raise
+        return container.id
+
+    async def remove(self, container_id: str) -> None:
+        """Removes a container, running or not; no error if there is no such container."""
+        async with self._slots, _as_sandbox_failure("remove a container"):
+            await _remove(self._docker.containers.container(container_id))
+
+    async def list_owned(self) -> list[OwnedContainer]:
+        """All containers of Asterism's sandboxes, of any owner."""
+        async with _as_sandbox_failure("list the containers"):
+            containers = await self._docker.containers.list(all=True, filters={"label": [_OWNER_LABEL]})
+            return [OwnedContainer(container.id, container["Labels"][_OWNER_LABEL]) for container in containers]
+
+    async def close(self) -> None:
+        await self._docker.close()
+
+    def _build_config(self, spec: ContainerSpec) -> dict[str, Any]:
+        security = ["no-new-privileges:true", f"seccomp={spec.seccomp}"]
+        if self._apparmor:
+            # The default profile forbids mounts, also in a namespace.
+            security.append("apparmor=unconfined")
+        memory = spec.memory_mib << 20
+        return {
+            "Image": spec.image,
+            "User": _NOBODY,
+            "Env": [f"{name}={value}" for name, value in spec.environment.items()],
+            "Labels": {_RUN_LABEL: spec.run, _OWNER_LABEL: spec.owner},
+            "NetworkDisabled": True,
+            "HostConfig": {
+                "AutoRemove": True,
+                "Binds": [f"{spec.socket_folder}:/run/asterism:ro"],
+                "CapDrop": ["ALL"],
+                "CpusetCpus": spec.cpuset,
+                "IpcMode": "private",
+                "LogConfig": {"Type": "none", "Config": {}},
+                # Masked paths prevent mounting /proc in the pid namespace of a call. Calls
+                # themselves see no /proc.
+                "MaskedPaths": [],
+                "Memory": memory,
+                "MemorySwap": memory,
+                "NetworkMode": "none",
+                "PidsLimit": spec.max_processes,
+                "ReadonlyPaths": [],
+                "ReadonlyRootfs": True,
+                "SecurityOpt": security,
+                "Tmpfs": {"/tmp": f"size={spec.file_mib}m,nr_inodes=4096,mode=1777,nosuid,nodev,noexec"},
+                "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
+            },
+        }
+
+
+async def _remove(container: DockerContainer) -> None:
+    try:
+        await container.delete(force=True, v=True)
+    except aiodocker.DockerError as error:
+        if error.status not in (404, 409):  # removed, or removal in progress
+            raise
+
+
+@asynccontextmanager
+async def _as_sandbox_failure(action: str) -> AsyncGenerator[None]:
+    """Raises errors of the engine and of its connection as SandboxFailure."""
+    try:
+        yield
+    except aiodocker.DockerError as error:
+        raise SandboxFailure(f"cannot {action}: {error.message}") from error
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise SandboxFailure(f"cannot {action}: {error or type(error).__name__}") from error

@@ -1,0 +1,249 @@
+"""Runs fork servers in one or more containers on this machine.
+
+    this process -> engine   create, start and remove containers; a label names the owner of a container
+    init process -> gate     the first process of a container connects to a socket in a mounted folder
+    fork servers -> gate     they connect directly; calls and answers do not pass through the engine
+
+A lost container is replaced, with increasing delays while the engine refuses; its calls in flight
+raise SandboxFailure. When this process dies, the init processes lose their connections and the
+containers end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, NoReturn
+
+import structlog
+
+from configs.schema import SandboxConfig as SandboxConfig
+from sandbox.contract import SandboxFailure
+from sandbox.docker_probe import get_engine_address, probe_docker
+from sandbox.hosts.docker.connection_gate import ConnectionGate, get_process_identity, has_process_exited
+from sandbox.hosts.docker.container import Container, ContainerProcess
+from sandbox.hosts.docker.docker_api import ContainerSpec, DockerEngine
+from sandbox.hosts.docker.seccomp_profile import build_seccomp_profile
+from sandbox.image.image_context import compute_image_name
+from sandbox.inside.container_init import SECRET_VARIABLE
+from sandbox.inside.wire.frames import Frame
+from sandbox.inside.wire.server_settings import ServerSettings
+
+_CONNECT_TIMEOUT_S = 30.0  # from the start of a container to the handshake of its init process
+_LAUNCH_TIMEOUT_S = 30.0  # a launch waits this long for a container
+# Between attempts to replace a container; the last one repeats.
+_RETRY_DELAYS_S = (0.1, 0.3, 1.0, 3.0, 5.0)
+_MEMORY_POLL_S = 0.5
+_CONTAINER_POLL_S = 0.5  # interval of `wait_until_broken`
+# Without an answer from the init process, the container is frozen and is replaced.
+_HEARTBEAT_TIMEOUT_S = 60.0
+
+
+class ContainerHost:
+    """Implements sandbox.hosts.host.Host."""
+
+    def __init__(self, config: SandboxConfig, run: str) -> None:
+        self._config = config
+        self._run = run
+        self._image = config.image or compute_image_name()
+        self._gate = ConnectionGate(self._on_connection)
+        self._engine: DockerEngine | None = None
+        # Init processes that have not connected yet, by the container's secret.
+        self._pending_connections: dict[str, asyncio.Future[socket.socket]] = {}
+        self._containers_by_secret: dict[str, Container] = {}
+        self._containers: list[Container] = []
+        self._container_added = asyncio.Event()
+        self._last_failure = ""  # the reason when there is no container
+        self._closing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._logger = structlog.get_logger()
+
+    @property
+    def socket_folder(self) -> Path:
+        return self._gate.folder
+
+    @property
+    def live_containers(self) -> list[Container]:
+        return [container for container in self._containers if container.alive]
+
+    async def start(self) -> None:
+        probe = await asyncio.to_thread(probe_docker, os.environ)
+        if probe.remedy:
+            raise SandboxFailure(f"no Docker engine: {probe.description}. {probe.remedy}")
+        self._engine = DockerEngine(get_engine_address(os.environ))
+        await self._engine.query_info()
+        if not await self._engine.has_image(self._image):
+            raise SandboxFailure(f"no image {self._image}: run `make sandbox-image`, or `make sandbox-image-local`")
+        self._gate.open()
+        await self._remove_leftovers(self._engine)
+        starts = [self._start_container(self._engine) for _ in range(self._config.containers)]
+        for result in await asyncio.gather(*starts, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+        self._spawn(self._poll_memory())
+
+    async def launch(self, module: str, settings: ServerSettings) -> ContainerProcess:
+        container = await self._wait_for_least_busy()
+        return await container.launch(module, settings)
+
+    async def wait_until_broken(self) -> NoReturn:
+        """Raises SandboxFailure after `container_timeout_s` without a container."""
+        loop = asyncio.get_running_loop()
+        last_alive_at = loop.time()
+        while loop.time() - last_alive_at < self._config.container_timeout_s:
+            await asyncio.sleep(_CONTAINER_POLL_S)
+            if self.live_containers:
+                last_alive_at = loop.time()
+        raise SandboxFailure(f"no container for {self._config.container_timeout_s:g} s: {self._last_failure}")
+
+    def get_memory_share(self) -> float:
+        return max((container.memory_share for container in self.live_containers), default=0.0)
+
+    def describe(self) -> tuple[str, tuple[str, ...]]:
+        return "docker", ()
+
+    async def close(self) -> None:
+        self._closing = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for container in self._containers:
+            container.close()
+        if self._engine is not None:
+            removals = [self._engine.remove(container.id) for container in self._containers]
+            await asyncio.gather(
+                *removals, return_exceptions=True
+            )  # without an engine, the closed connections end them
+            await self._engine.close()
+        await self._gate.close()
+
+    # ------------------------------------------------------------ containers
+
+    async def _start_container(self, engine: DockerEngine) -> None:
+        """Starts a container and waits for the connection of its init process."""
+        secret = secrets.token_hex(16)
+        arrival = self._pending_connections[secret] = asyncio.get_running_loop().create_future()
+        try:
+            container_id = await engine.start(self._build_spec(secret))
+            try:
+                connection = await asyncio.wait_for(arrival, _CONNECT_TIMEOUT_S)
+            except BaseException as error:
+                # A failure here must not hide a cancellation.
+                with contextlib.suppress(SandboxFailure):
+                    await engine.remove(container_id)
+                if isinstance(error, TimeoutError):
+                    raise SandboxFailure("the container's init process did not connect") from None
+                raise
+        finally:
+            del self._pending_connections[secret]
+        container = Container(container_id, self._on_container_end)
+        self._containers_by_secret[secret] = container
+        self._containers.append(container)
+        await container.attach(connection)
+        self._container_added.set()
+        self._logger.info("container.started", id=container_id[:12], image=self._image, pid=container.pid)
+
+    def _build_spec(self, secret: str) -> ContainerSpec:
+        config = self._config
+        return ContainerSpec(
+            image=self._image,
+            run=self._run,
+            owner=get_process_identity(),
+            socket_folder=self._gate.folder,
+            environment={SECRET_VARIABLE: secret},
+            memory_mib=config.container_memory_mib,
+            max_processes=config.container_processes,
+            file_mib=config.file_mib,
+            cpuset=config.cpuset,
+            seccomp=build_seccomp_profile(),
+        )
+
+    def _on_connection(self, frame: Frame, connection: socket.socket) -> bool:
+        secret = str(frame.get("secret"))
+        if "token" not in frame:
+            arrival = self._pending_connections.get(secret)
+            if arrival is None or arrival.done():
+                return False
+            arrival.set_result(connection)
+            return True
+        container = self._containers_by_secret.get(secret)
+        process = container.processes.get(frame["token"]) if container is not None else None
+        if process is None:
+            return False
+        process.set_connection(connection)
+        return True
+
+    def _on_container_end(self, container: Container) -> None:
+        self._containers_by_secret = {
+            secret: other for secret, other in self._containers_by_secret.items() if other is not container
+        }
+        if not self._closing:
+            self._logger.error("container.lost", id=container.id[:12])
+            self._spawn(self._replace(container))
+
+    async def _replace(self, lost: Container) -> None:
+        assert self._engine is not None
+        attempts = 0
+        self._containers.remove(lost)
+        self._last_failure = "the last container ended and has not been replaced yet"
+        try:
+            await self._engine.remove(lost.id)
+        except SandboxFailure as error:  # the next start removes the container by its label
+            self._logger.error("container.not_removed", id=lost.id[:12], cause=str(error))
+        while not self._closing:
+            try:
+                await self._start_container(self._engine)
+            except SandboxFailure as error:
+                self._last_failure = str(error)
+                self._logger.error("container.not_replaced", id=lost.id[:12], cause=str(error))
+                await asyncio.sleep(_RETRY_DELAYS_S[min(attempts, len(_RETRY_DELAYS_S) - 1)])
+                attempts += 1
+            else:
+                return
+
+    async def _wait_for_least_busy(self) -> Container:
+        """Waits for a live container; raises SandboxFailure after `_LAUNCH_TIMEOUT_S`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAUNCH_TIMEOUT_S):
+                while not self.live_containers:
+                    self._container_added.clear()
+                    await self._container_added.wait()
+        if not self.live_containers:
+            raise SandboxFailure(f"no container: {self._last_failure}")
+        return min(self.live_containers, key=lambda container: len(container.processes))
+
+    async def _remove_leftovers(self, engine: DockerEngine) -> None:
+        """Removes the containers of owners that have exited."""
+        for container in await engine.list_owned():
+            if has_process_exited(container.owner):
+                try:
+                    await engine.remove(container.id)
+                except SandboxFailure as error:  # no reason not to start: the next start removes it
+                    self._logger.error("container.not_swept", id=container.id[:12], cause=str(error))
+                else:
+                    self._logger.info("container.swept", id=container.id[:12])
+
+    async def _poll_memory(self) -> None:
+        while True:
+            for container in self.live_containers:
+                if container.unanswered_requests >= _HEARTBEAT_TIMEOUT_S / _MEMORY_POLL_S:
+                    self._logger.error("container.heartbeat_timed_out", id=container.id[:12])
+                    container.abort()
+                else:
+                    container.request_memory_use()
+            await asyncio.sleep(_MEMORY_POLL_S)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._logger.error("container_host.failed", exc_info=error)

@@ -1,0 +1,109 @@
+"""Launches fork servers as processes of this machine, in namespaces if the kernel allows them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from sandbox.contract import SandboxFailure
+from sandbox.inside.wire.command import ENVIRONMENT, build_python_command, list_import_folders
+from sandbox.inside.wire.server_settings import ServerSettings
+
+_ROOT = Path(__file__).resolve().parents[2]
+# The base interpreter: the sandbox's root does not contain a virtual environment's.
+_PYTHON = os.path.realpath(sys.executable)
+_MEMINFO = Path("/proc/meminfo")
+_MEMORY_WARNING = (
+    "The total memory of all calls is not limited: "
+    "if many calls at their limit would not fit into memory, run under a cgroup with a memory limit, or in containers."
+)
+
+
+class LocalProcess:
+    """Implements sandbox.hosts.host.LaunchedProcess."""
+
+    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+        self._process = process
+        self.socket = connection
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()  # with namespaces, this process then kills its child
+
+    async def wait(self) -> None:
+        """Waits for a pidfd, without polling."""
+        if self._process.poll() is not None:
+            return
+        loop = asyncio.get_running_loop()
+        exited = asyncio.Event()
+        pidfd = os.pidfd_open(self._process.pid)
+        loop.add_reader(pidfd, exited.set)
+        try:
+            await exited.wait()
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+        with contextlib.suppress(ChildProcessError):
+            self._process.wait()
+
+
+class LocalHost:
+    """Implements sandbox.hosts.host.Host."""
+
+    async def start(self) -> None:
+        return
+
+    async def launch(self, module: str, settings: ServerSettings) -> LocalProcess:
+        try:
+            connection, child_end = socket.socketpair()
+        except OSError as error:
+            raise _make_start_failure(error) from error
+        connection.setblocking(False)
+        settings = settings._replace(import_folders=list_import_folders())
+        try:
+            # The starting thread must outlive the process: the kernel kills the process when this
+            # thread exits.
+            process = subprocess.Popen(  # noqa: ASYNC220
+                build_python_command(_PYTHON, str(_ROOT), module, settings, child_end.fileno()),
+                env=ENVIRONMENT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[child_end.fileno()],
+                cwd="/",
+            )
+        except OSError as error:
+            connection.close()
+            raise _make_start_failure(error) from error
+        finally:
+            child_end.close()
+        return LocalProcess(process, connection)
+
+    async def wait_until_broken(self) -> NoReturn:
+        """Never raises: a machine that cannot start a process now may start one later."""
+        while True:
+            await asyncio.Event().wait()
+
+    def get_memory_share(self) -> float:
+        """The used share of the machine's memory, by the kernel's MemAvailable."""
+        kib = {line.split(":")[0]: int(line.split()[1]) for line in _MEMINFO.read_text().splitlines()[:3]}
+        return 1 - kib["MemAvailable"] / kib["MemTotal"]
+
+    def describe(self) -> tuple[str, tuple[str, ...]]:
+        return "process", (_MEMORY_WARNING,)
+
+    async def close(self) -> None:
+        return
+
+
+def _make_start_failure(error: OSError) -> SandboxFailure:
+    return SandboxFailure(f"cannot start a sandbox process: {error.strerror}")

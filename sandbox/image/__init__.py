@@ -1,0 +1,1 @@
+"""Builds the container image of the sandbox."""

@@ -1,0 +1,120 @@
+"""The process of a program, or the first process of a notebook.
+
+It is forked ahead of its first call. In a pid namespace it is process 1: the kernel kills its
+descendants together with it, and ignores signals from inside for which process 1 has no handler,
+so `os.kill(os.getpid(), 9)` in a program has no effect. A notebook's cells run in children
+(sandbox.inside.call.notebook_process).
+
+Descriptors: 0 is empty or the call's standard input, 1 and 2 are pipes, 3 is the socket to the
+fork server. There are no others.
+"""
+
+import os
+import resource
+import signal
+import sys
+from typing import NamedTuple, NoReturn
+
+from sandbox.inside.call import run_code
+from sandbox.inside.call.call_setup import set_up_call
+from sandbox.inside.call.notebook_process import HARNESS_PROCESSES, NotebookProcess
+from sandbox.inside.isolation import syscalls
+from sandbox.inside.isolation.landlock import LandlockRules
+from sandbox.inside.isolation.namespaces import SCRATCH
+from sandbox.inside.isolation.seccomp import SeccompFilter
+from sandbox.inside.wire.call_wire import CONTROL_FD, read_call, write_answer, write_started
+from sandbox.inside.wire.server_settings import ServerSettings
+
+_MAX_OPEN_FILES = 256
+_MAX_PENDING_SIGNALS = 256  # timers included
+_BROKEN_EXIT_CODE = 70  # the code broke the socket or the harness
+MIB = 1 << 20
+
+
+class CallIsolation(NamedTuple):
+    """The isolation that the fork server found available."""
+
+    settings: ServerSettings
+    proc_fd: int  # a descriptor of /proc
+    scratch_options: str  # mount options of a call's tmpfs
+    max_processes: int  # limit for a call's user, threads included
+    landlock: LandlockRules | None
+    ruleset: int | None  # descriptor: `landlock` plus write access to this call's folder
+    seccomp_filter: SeccompFilter | None
+    own_namespaces: bool
+    unprivileged_id: int | None  # uid and gid of the call, where root has no namespaces
+
+
+def run_call_process(control: int, stdout: int, stderr: int, folder: str | None, isolation: CallIsolation) -> NoReturn:
+    """The main function. `folder` is the private folder of a process that cannot mount one."""
+    try:
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        _isolate(control, folder, isolation)
+        sys.path.insert(0, "")
+        sys.argv = [""]
+        _serve(isolation)
+    except BaseException:  # must not return into the zygote's loop
+        os._exit(_BROKEN_EXIT_CODE)
+
+
+def _isolate(control: int, folder: str | None, isolation: CallIsolation) -> None:
+    """Takes few steps, because each copies pages. Most isolation is inherited."""
+    os.setpgid(0, 0)  # not setsid: autogrouping would give the session its own CPU share
+    if isolation.own_namespaces:
+        syscalls.unshare(syscalls.CLONE_NEWNS)
+        syscalls.mount("tmpfs", SCRATCH, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, isolation.scratch_options)
+        os.chdir(SCRATCH)
+        syscalls.unshare(syscalls.CLONE_NEWUSER)  # the kernel counts processes by user namespace
+    elif folder is not None:
+        _enter_folder(folder, isolation)
+    syscalls.drop_capabilities()
+    _set_limit(resource.RLIMIT_NPROC, isolation.max_processes + HARNESS_PROCESSES)
+    _set_limit(resource.RLIMIT_NOFILE, _MAX_OPEN_FILES)
+    if isolation.landlock is not None and isolation.ruleset is not None:
+        isolation.landlock.restrict_self(isolation.ruleset)  # after the mounts, which it forbids
+    os.dup2(control, CONTROL_FD)
+    syscalls.close_all_from(CONTROL_FD + 1)
+    if isolation.seccomp_filter is not None:
+        isolation.seccomp_filter.install()
+
+
+def _enter_folder(folder: str, isolation: CallIsolation) -> None:
+    os.chdir(folder)
+    os.environ["HOME"] = os.environ["TMPDIR"] = folder
+    if isolation.unprivileged_id is not None:
+        os.setgroups([])
+        os.setresgid(*[isolation.unprivileged_id] * 3)
+        os.setresuid(*[isolation.unprivileged_id] * 3)
+    syscalls.die_with_parent(signal.SIGKILL)  # a pid namespace has this effect
+
+
+def set_shared_limits(settings: ServerSettings, mapped_bytes: int) -> None:
+    """Sets the limits that calls inherit. `mapped_bytes` is the zygote's address space."""
+    _set_limit(resource.RLIMIT_AS, mapped_bytes + settings.memory_mib * MIB)
+    _set_limit(resource.RLIMIT_FSIZE, settings.file_mib * MIB)
+    for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
+        _set_limit(kind, 0)
+    _set_limit(resource.RLIMIT_SIGPENDING, _MAX_PENDING_SIGNALS)
+    syscalls.set_no_new_privileges()
+
+
+def _set_limit(kind: int, value: int) -> None:
+    resource.setrlimit(kind, (value, value))
+
+
+def _serve(isolation: CallIsolation) -> NoReturn:
+    """Runs one program, or the cells of a notebook, as the first call requests."""
+    call = read_call()
+    main = run_code.make_main_module()
+    if call.is_cell:
+        NotebookProcess(isolation.settings, isolation.own_namespaces, main).serve(call)
+    own_pid = os.getpid()
+    set_up_call(call, isolation.settings)
+    write_started()
+    outcome = run_code.run_program(call.code, main)
+    if os.getpid() != own_pid:
+        run_code.exit_forked_child(outcome)
+    run_code.flush_all_streams()
+    write_answer(outcome, call.nonce)
+    run_code.exit_process(int(outcome[1]) if outcome[0] == "exit" else 0)

@@ -1,0 +1,150 @@
+"""Compiles and runs the model's code in this process and returns the outcome.
+
+An outcome is a list of strings: ["ok"], ["raised", error, traceback], ["memory"], or ["exit",
+code].
+"""
+
+import ast
+import atexit
+import os
+import sys
+from collections.abc import Callable
+from types import CodeType, ModuleType
+from typing import NoReturn, cast
+
+from sandbox.inside.call.tracebacks import format_error_line, format_traceback
+from sandbox.inside.wire.call_wire import CallOutcome
+
+CompiledCell = tuple[CodeType | None, CodeType | None]  # the statements, and the last expression
+CELL, PROGRAM = "<cell>", "<program>"
+_show = print  # the code may replace `print`
+
+
+def exit_program(code: object = None) -> NoReturn:
+    """`exit` and `quit` of interactive Python: the fork server does not load the `site` module."""
+    raise SystemExit(code)
+
+
+def make_main_module() -> ModuleType:
+    """An empty `__main__` module."""
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = sys.modules["builtins"]
+    sys.modules["__main__"] = main
+    return main
+
+
+def run_program(code: str, main: ModuleType) -> CallOutcome:
+    """Runs a whole program, including its non-daemon threads and exit functions."""
+
+    def run_body() -> None:
+        exec(compile(code, PROGRAM, "exec"), main.__dict__)
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+
+    outcome = _run_to_outcome(run_body)
+    return ["ok"] if outcome == ["exit", "0"] else outcome
+
+
+def run_cell(code: str | CompiledCell, main: ModuleType) -> CallOutcome:
+    """Runs a notebook's cell and prints the value of its last expression, except None."""
+
+    def run_body() -> None:
+        statements, last = _compile_cell(code) if isinstance(code, str) else code
+        if statements is not None:
+            exec(statements, main.__dict__)
+        if last is not None:
+            value = eval(last, main.__dict__)
+            if value is not None:
+                _show(repr(value))
+
+    return _run_to_outcome(run_body)
+
+
+def try_compile_cell(code: str) -> CompiledCell | None:
+    """None if it does not compile; `run_cell` reports the error."""
+    try:
+        return _compile_cell(code)
+    except Exception:
+        return None
+
+
+def _compile_cell(code: str) -> CompiledCell:
+    # ast.parse would add a frame to the traceback.
+    tree = cast(ast.Module, compile(code, CELL, "exec", ast.PyCF_ONLY_AST))
+    last = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        expression = tree.body.pop()
+        assert isinstance(expression, ast.Expr)
+        last = compile(ast.Expression(expression.value), CELL, "eval")
+    return compile(tree, CELL, "exec") if tree.body or last is None else None, last
+
+
+def _run_to_outcome(body: Callable[[], None]) -> CallOutcome:
+    try:
+        body()
+        _flush_output()
+    except SystemExit as request:
+        return ["exit", str(_to_exit_status(_read_exit_code(request)))]
+    except MemoryError as error:
+        error.__traceback__ = None  # it references the objects that filled the memory
+        return ["memory"]
+    except BaseException as error:
+        return _build_raised_outcome(error)
+    return ["ok"]
+
+
+def _read_exit_code(request: SystemExit) -> object:
+    try:
+        return request.code
+    except BaseException:  # the code may define `code` as a property
+        return 1
+
+
+def _build_raised_outcome(error: BaseException) -> CallOutcome:
+    try:
+        return ["raised", format_error_line(error), format_traceback(error, __file__)]
+    except BaseException:  # a hostile __str__, or not enough memory
+        return ["raised", "BaseException: <exception str() failed>", ""]
+
+
+def _to_exit_status(code: object) -> int:
+    """As in Python: 1 for an object that is not a number, -1 for a number beyond a C long."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return int.__and__(code, 0xFF) if int.bit_length(code) < 64 else 0xFF
+    try:
+        _show(code, file=sys.stderr)
+    except BaseException:
+        return 1
+    return 1
+
+
+def _flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+
+
+def flush_all_streams() -> None:
+    """Ignores errors: the code may have replaced or closed the streams."""
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        try:
+            if stream is not None:
+                stream.flush()
+        except BaseException:
+            continue
+
+
+def exit_forked_child(outcome: CallOutcome) -> NoReturn:
+    """Ends a child that the code forked as a Python program would end."""
+    if outcome[0] == "raised":
+        os.write(2, f"{outcome[2]}\n".encode("utf-8", "backslashreplace"))
+    code = {"ok": 0, "exit": int(outcome[1]) if outcome[0] == "exit" else 0}.get(outcome[0], 1)
+    exit_process(code)
+
+
+def exit_process(code: int) -> NoReturn:
+    """Exits without running the code's finalizers and exit functions."""
+    flush_all_streams()
+    os._exit(code)

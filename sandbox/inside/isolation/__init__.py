@@ -1,0 +1,1 @@
+"""Kernel isolation of a call: namespaces, Landlock, seccomp."""

@@ -1,0 +1,150 @@
+"""Moves a fork server into namespaces, with a root that contains only Python and system libraries.
+
+Works as root and as an ordinary user. Root builds the new root first, because the
+interpreter may be in a folder that only root can read, and then drops to an unprivileged user.
+
+    user      allows the fork server to create further namespaces; no rights outside
+    network   empty: not even the loopback device is up
+    ipc       no access to the machine's shared memory
+    pid       the fork server is process 1: when it ends, the kernel kills its descendants
+    mount     read-only: interpreter, its libraries and packages, /usr; no /proc, /sys, /etc or home
+"""
+# pathlib would be mapped into every forked process.
+# ruff: noqa: PTH100, PTH103, PTH110, PTH112, PTH114, PTH115, PTH211
+
+import os
+import signal
+from collections.abc import Sequence
+
+from sandbox.inside.isolation import syscalls
+
+NOBODY = 65534
+NAMESPACE_NAMES = ("user", "pid", "mount", "network", "ipc")
+SYSTEM_FOLDERS = ("/usr", "/bin", "/lib", "/lib64")
+DEVICES = ("null", "zero", "full", "random", "urandom")
+SCRATCH_PARENT = "/scratch"  # not /tmp, which may contain the interpreter
+SCRATCH = f"{SCRATCH_PARENT}/own"  # mount point of each call's folder
+_NEW_ROOT = "/tmp"  # mount point of the new root while it is built; visible only to this process
+
+
+def enter_namespaces(visible_folders: Sequence[str], server_fds: Sequence[int]) -> int:
+    """Returns in a forked process, the fork server, with a descriptor of its /proc.
+
+    The calling process closes `server_fds`, waits for the fork server and exits with its exit
+    code. Raises OSError if the kernel refuses.
+    """
+    syscalls.die_with_parent(signal.SIGKILL)
+    if os.getuid() == 0:
+        syscalls.unshare(syscalls.CLONE_NEWNS)
+        _build_root(visible_folders)
+        _become_nobody()
+        _unshare_all()
+    else:
+        _unshare_all()
+        _build_root(visible_folders)
+    _fork_first_process(server_fds)
+    return _mount_own_proc()
+
+
+def _become_nobody() -> None:
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+    syscalls.make_dumpable()
+    syscalls.die_with_parent(signal.SIGKILL)  # again: a change of user clears it
+
+
+def _unshare_all() -> None:
+    user, group = os.geteuid(), os.getegid()
+    syscalls.unshare(
+        syscalls.CLONE_NEWUSER
+        | syscalls.CLONE_NEWNS
+        | syscalls.CLONE_NEWPID
+        | syscalls.CLONE_NEWNET
+        | syscalls.CLONE_NEWIPC
+    )
+    _write_file("/proc/self/setgroups", "deny")
+    _write_file("/proc/self/uid_map", f"{user} {user} 1")
+    _write_file("/proc/self/gid_map", f"{group} {group} 1")
+
+
+def _write_file(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _build_root(visible_folders: Sequence[str]) -> None:
+    syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+    folders = _drop_nested([*SYSTEM_FOLDERS, *visible_folders])
+    sources = {folder: os.open(folder, os.O_PATH) for folder in folders if not os.path.islink(folder)}
+    devices = {name: os.open(f"/dev/{name}", os.O_PATH) for name in DEVICES}
+    proc = os.open("/proc", os.O_PATH)
+    links = {folder: os.readlink(folder) for folder in folders if os.path.islink(folder)}
+    proc_now = f"/proc/{os.getpid()}/fd"
+    root = _NEW_ROOT
+    syscalls.mount("tmpfs", root, "tmpfs", syscalls.MS_NOSUID, "size=1m,mode=755")
+    for folder, source in sources.items():
+        _bind_mount(f"{proc_now}/{source}", root + folder)
+        syscalls.set_mount_attributes(
+            root + folder, syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID, recursive=True
+        )
+    for folder, target in links.items():
+        os.symlink(target, root + folder)
+    os.makedirs(f"{root}/dev", exist_ok=True)
+    for name, source in devices.items():
+        os.close(os.open(f"{root}/dev/{name}", os.O_CREAT | os.O_WRONLY))
+        syscalls.mount(f"{proc_now}/{source}", f"{root}/dev/{name}", None, syscalls.MS_BIND)
+    os.makedirs(root + SCRATCH)
+    os.symlink(SCRATCH, f"{root}/dev/shm")
+    if not os.path.exists(f"{root}/tmp"):
+        os.symlink(SCRATCH, f"{root}/tmp")
+    _bind_mount(f"{proc_now}/{proc}", f"{root}/proc")
+    for source in (*sources.values(), *devices.values(), proc):
+        os.close(source)
+    syscalls.set_mount_attributes(root, syscalls.MOUNT_ATTR_RDONLY, recursive=False)
+    syscalls.pivot_to(root)
+
+
+def _bind_mount(source: str, target: str) -> None:
+    os.makedirs(target, exist_ok=True)
+    syscalls.mount(source, target, None, syscalls.MS_BIND | syscalls.MS_REC)
+
+
+def _drop_nested(folders: Sequence[str]) -> list[str]:
+    """The existing folders, without folders inside another one of them."""
+    present = sorted({os.path.abspath(folder) for folder in folders if os.path.isdir(folder)})
+    outermost: list[str] = []
+    for folder in present:
+        if not any(folder.startswith(f"{other}/") for other in outermost):
+            outermost.append(folder)
+    return outermost
+
+
+def _fork_first_process(server_fds: Sequence[int]) -> None:
+    """Forks, because a new pid namespace begins with the next child. The parent waits."""
+    child = os.fork()
+    if child == 0:
+        syscalls.die_with_parent(signal.SIGKILL)
+        return
+    for fd in server_fds:
+        os.close(fd)
+
+    def kill_child(*_: object) -> None:
+        os.kill(child, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, kill_child)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _mount_own_proc() -> int:
+    """Opens a /proc of this pid namespace, and covers it with an empty folder for calls."""
+    syscalls.mount("proc", "/proc", "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV)
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    syscalls.mount("tmpfs", "/proc", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=4k,nr_inodes=1,mode=555")
+    syscalls.set_mount_attributes("/proc", syscalls.MOUNT_ATTR_RDONLY, recursive=False)
+    return proc

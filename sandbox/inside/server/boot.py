@@ -1,0 +1,175 @@
+"""Starts a fork server: isolation, preloaded modules, the hello frame, then the server's loop.
+
+Started by `sandbox.hosts.local_host` or `sandbox.inside.container_init`.
+"""
+# pathlib would be mapped into every forked process.
+# ruff: noqa: PTH101, PTH110, PTH116, PTH120, PTH208
+
+import contextlib
+import gc
+import os
+import resource
+import signal
+import socket
+import stat
+import sys
+from typing import NoReturn
+
+from sandbox.inside.call import call_process
+from sandbox.inside.call.call_process import CallIsolation
+from sandbox.inside.isolation import landlock, namespaces, seccomp, syscalls
+from sandbox.inside.isolation.landlock import LandlockRules
+from sandbox.inside.server.fork_server import ForkServer
+from sandbox.inside.server.scratch_folders import remove_folder
+from sandbox.inside.wire.frames import encode_frame
+from sandbox.inside.wire.server_settings import ServerSettings, parse_settings
+from sandbox.inside.zygote.warmup import collapse_written_memory, warm_up
+from sandbox.inside.zygote.zygote import Zygote
+
+# Processes that calls and other programs of this user may add, where calls share its uid.
+_SHARED_PROCESS_ALLOWANCE = 512
+
+
+def main() -> NoReturn:
+    """Arguments: settings as JSON, socket descriptor. Exits when the executor closes the socket."""
+    settings = parse_settings(sys.argv[1])
+    os.environ.pop("LD_BIND_NOW", None)
+    executor = socket.socket(fileno=int(sys.argv[2]))
+    try:
+        isolation, folder, missing = _isolate(settings, executor)
+        _raise_open_file_limit()
+        zygote = Zygote(isolation, [executor.fileno()], lambda: _preload_modules(settings, isolation))
+    except (OSError, ImportError) as error:
+        executor.sendall(encode_frame({"refused": f"{type(error).__name__}: {error}"}))
+        os._exit(1)
+    in_force = list(namespaces.NAMESPACE_NAMES) if isolation.own_namespaces else []
+    abi = 0 if isolation.landlock is None else isolation.landlock.abi
+    executor.sendall(
+        encode_frame({"hello": settings.preload, "namespaces": in_force, "landlock": abi, "missing": missing})
+    )
+    try:
+        server = ForkServer(settings, executor, isolation, zygote, folder)
+        with contextlib.suppress(ConnectionError):  # the executor closed the socket
+            server.serve()
+        server.kill_all()
+    finally:
+        if folder is not None:
+            remove_folder(folder)
+    os._exit(0)
+
+
+def _isolate(settings: ServerSettings, executor: socket.socket) -> tuple[CallIsolation, str | None, list[str]]:
+    sys.path[:] = list(settings.import_folders)
+    os.setsid()  # detaches from the executor's terminal
+    missing: list[str] = []
+    folder = None
+    if settings.namespaces:
+        proc = namespaces.enter_namespaces([*settings.import_folders, sys.base_prefix], [executor.fileno()])
+        os.environ.update(HOME=namespaces.SCRATCH, TMPDIR=namespaces.SCRATCH)
+    else:
+        syscalls.die_with_parent(signal.SIGKILL)
+        syscalls.become_subreaper()
+        proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+        folder = _make_private_folder()
+        missing += _describe_unreachable_folders(settings)
+    syscalls.set_no_new_privileges()
+    options = f"size={settings.file_mib}m,nr_inodes=4096,mode=700"
+    processes = settings.max_processes
+    if not settings.namespaces and os.getuid() != 0:
+        processes = _count_own_tasks() + _SHARED_PROCESS_ALLOWANCE
+    rules = _build_landlock(settings, missing)
+    ruleset = rules.create_ruleset(namespaces.SCRATCH_PARENT) if rules is not None and settings.namespaces else None
+    isolation = CallIsolation(
+        settings, proc, options, processes, rules, ruleset, _install_filter(missing), settings.namespaces, None
+    )
+    return isolation, folder, missing
+
+
+def _build_landlock(settings: ServerSettings, missing: list[str]) -> LandlockRules | None:
+    """The whole root is readable if it was built for calls; else only necessary folders."""
+    try:
+        abi = landlock.get_abi_version()
+    except OSError as error:
+        missing.append(
+            f"No Landlock rules ({error.strerror}): use Linux 5.13 or newer with landlock among its lsm= modules, "
+            "and let the container's seccomp profile pass landlock_create_ruleset, _add_rule and _restrict_self."
+        )
+        return None
+    needed = (*settings.import_folders, sys.base_prefix, *namespaces.SYSTEM_FOLDERS)
+    readable = ("/",) if settings.namespaces else needed
+    return LandlockRules(abi, readable, [f"/dev/{name}" for name in namespaces.DEVICES])
+
+
+def _describe_unreachable_folders(settings: ServerSettings) -> list[str]:
+    """Root's calls run as unprivileged users, which cannot enter folders of root."""
+    closed: set[str] = set()
+    for folder in settings.import_folders if os.getuid() == 0 else ():
+        while folder != "/":
+            folder = os.path.dirname(folder)
+            if not os.stat(folder).st_mode & stat.S_IXOTH:
+                closed.add(folder)
+    return [
+        f"Executed code cannot import from {folder}, which only root may enter: use an interpreter elsewhere."
+        for folder in sorted(closed)
+    ]
+
+
+def _make_private_folder() -> str:
+    """The parent of the folders of calls. Removes leftovers of killed executors."""
+    import tempfile
+
+    prefix = "asterism-sandbox-"
+    for name in os.listdir(tempfile.gettempdir()):
+        if name.startswith(prefix) and not os.path.exists(f"/proc/{name.split('-')[2]}"):
+            remove_folder(f"{tempfile.gettempdir()}/{name}")
+    folder = tempfile.mkdtemp(prefix=f"{prefix}{os.getppid()}-")
+    os.chmod(folder, 0o711)
+    return folder
+
+
+def _count_own_tasks() -> int:
+    """Processes and threads of this user, which share one limit without user namespaces."""
+    count = 0
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == os.getuid():
+                count += len(os.listdir(f"/proc/{name}/task"))
+        except OSError:
+            continue  # the process has ended
+    return count
+
+
+def _read_mapped_bytes(isolation: CallIsolation) -> int:
+    fd = os.open("self/statm", os.O_RDONLY, dir_fd=isolation.proc_fd)
+    try:
+        return int(os.read(fd, 256).split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    finally:
+        os.close(fd)
+
+
+def _install_filter(missing: list[str]) -> seccomp.SeccompFilter | None:
+    """Installs the fork server's filter and returns that of the calls; None if refused."""
+    try:
+        seccomp.build_server_filter().install()
+    except (OSError, KeyError) as error:
+        missing.append(f"No seccomp filter ({error}): use a kernel with CONFIG_SECCOMP_FILTER on x86-64 or arm64.")
+        return None
+    return seccomp.build_call_filter()
+
+
+def _raise_open_file_limit() -> None:
+    """A fork server needs four descriptors per call and notebook."""
+    _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
+
+
+def _preload_modules(settings: ServerSettings, isolation: CallIsolation) -> None:
+    """Prepares the zygote: modules, standard output, memory, and limits of the calls."""
+    warm_up(settings.preload)
+    sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # pyright: ignore
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sandbox"]:
+        del sys.modules[name]  # in the zygote: in a call, the loop would copy the modules' pages
+    gc.collect()
+    gc.freeze()
+    collapse_written_memory(isolation.proc_fd)
+    call_process.set_shared_limits(settings, _read_mapped_bytes(isolation))

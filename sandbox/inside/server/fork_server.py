@@ -1,0 +1,276 @@
+"""The fork server: one thread that forks an isolated process for each call and enforces its limits.
+
+`sandbox.inside.server.boot` starts it.
+
+    executor -> fork server   {"op": "run" | "cell", "id", "code", "stdin", "seed", "session", "cells"}
+                              {"op": "end", "session"}     {"op": "kill", "id"}     {"op": "ping", "id"}
+    fork server -> executor   {"hello": ...} or {"refused": cause}, once
+                              {"id", "kind", "details", "stdout", "stderr", "stdout_cut", "stderr_cut",
+                               "duration_s", "cells"}, once per call
+                              {"id"}, once per ping
+
+"session" is a notebook's id. "kind" and "details" are an outcome's (sandbox.inside.call.run_code),
+or "timeout", "died" (exit code), or "lost": the notebook's state does not hold the `cells` that
+the call expects, and the cell did not run. An answer's `cells` is the number that the state holds
+now. Output of the code cannot become a frame: this process reads it from pipes and quotes it.
+
+A notebook's processes live until "end". If a cell dies or exceeds a limit, all that it started is
+killed and the notebook rolls back to the state before the cell
+(sandbox.inside.call.notebook_process). If the rollback fails, the notebook ends, and `cells` is 0.
+The executor bounds the number of calls and notebooks.
+"""
+
+import os
+import select
+import signal
+import socket
+import time
+from collections import deque
+
+from sandbox.inside.call.call_process import CallIsolation
+from sandbox.inside.server.call_monitor import MAX_OUTCOME_BYTES, CallMonitor
+from sandbox.inside.server.call_process_handle import CallProcess, NotebookProcesses
+from sandbox.inside.server.orphan_reaper import kill_groups, kill_orphans
+from sandbox.inside.server.proc_usage import ProcessUsage
+from sandbox.inside.server.process_tree import ProcessTree
+from sandbox.inside.server.warm_processes import WarmProcesses
+from sandbox.inside.wire.call_wire import CallOutcome, encode_call
+from sandbox.inside.wire.frames import Frame, FrameReader, encode_frame
+from sandbox.inside.wire.server_settings import ServerSettings
+from sandbox.inside.zygote.zygote import Zygote
+
+_CHUNK = 1 << 16  # libc would map and unmap a larger buffer for each read
+_MAX_FORKS_PER_LOOP = 2
+
+
+class ForkServer:
+    """Consumes the executor's frames, produces one answer per call; waits in `epoll`."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        executor: socket.socket,
+        isolation: CallIsolation,
+        zygote: Zygote,
+        folder: str | None,
+    ) -> None:
+        self._settings = settings
+        self._own_namespaces = isolation.own_namespaces
+        self._zygote_pid = zygote.pid
+        self._executor = executor
+        self._reader = FrameReader()
+        self._poll = select.epoll()
+        self._poll.register(executor, select.EPOLLIN)
+        self._pending: deque[Frame] = deque()  # the executor's requests, in order
+        self._processes_by_fd: dict[int, CallProcess] = {}
+        self._processes_by_call: dict[int, CallProcess] = {}
+        self._process_tree = ProcessTree(isolation.proc_fd)
+        self._warm = WarmProcesses(settings, zygote, self._process_tree, folder)
+        self._notebooks = NotebookProcesses(self._process_tree)
+        usage = ProcessUsage(self._process_tree, zygote.pid)
+        self._monitor = CallMonitor(settings, usage, self._notebooks, self)
+
+    def serve(self) -> None:
+        """Until the executor closes its end."""
+        while True:
+            idle = not self._warm.is_full
+            events = self._poll.poll(0 if idle or self._pending else self._monitor.get_wait_s())
+            if not events and idle and not self._pending:
+                self._fork()
+            for fd, _ in events:
+                if fd == self._executor.fileno():
+                    if not self._read_executor():
+                        return
+                elif (child := self._processes_by_fd.get(fd)) is not None:
+                    self._on_child(child, fd)
+            self._handle_pending()
+            self._monitor.run_timers()
+
+    def kill_all(self) -> None:
+        """Kills all calls and their descendants; in a pid namespace the kernel does so."""
+        if not self._own_namespaces:
+            for child in set(self._processes_by_fd.values()):
+                kill_groups(child.pid, child.worker)
+            kill_orphans(self._process_tree, set())
+
+    # ------------------------------------------------------------ calls
+
+    def _read_executor(self) -> bool:
+        chunk = self._executor.recv(_CHUNK)
+        if not chunk:
+            return False
+        self._pending.extend(self._reader.feed(chunk))
+        return True
+
+    def _handle_pending(self) -> None:
+        """Forks few processes per loop: exits and full pipes must not wait for many forks."""
+        num_forks = 0
+        while self._pending and num_forks < _MAX_FORKS_PER_LOOP:
+            if self._needs_process():
+                num_forks += 1
+                if self._warm.is_empty:
+                    self._fork()
+            self._handle(self._pending.popleft())
+
+    def _needs_process(self) -> bool:
+        frame = self._pending[0]
+        if frame["op"] == "cell":
+            return not frame["cells"] and self._notebooks.get(frame["session"]) is None
+        return frame["op"] == "run"
+
+    def _handle(self, frame: Frame) -> None:
+        match frame["op"]:
+            case "run":
+                self._start(self._warm.take(), frame)
+            case "cell":
+                self._start_cell(frame)
+            case "end":
+                self._cancel(self._notebooks.get(frame["session"]))
+            case "kill":
+                self._cancel(self._processes_by_call.get(frame["id"]))
+            case "ping":
+                self._send({"id": frame["id"]})
+            case _:
+                raise ValueError(f"unknown op {frame['op']}")
+
+    def _start_cell(self, call: Frame) -> None:
+        child = self._notebooks.get(call["session"])
+        if child is None and call["cells"]:
+            self._send({"id": call["id"], "kind": "lost", "cells": 0})
+            return
+        if child is None:
+            child = self._warm.take()
+            self._notebooks.add(call["session"], child)
+            self._register(child, child.control.fileno())
+        for stream in child.streams:  # drop output that a thread wrote between two cells
+            stream.drain()
+            stream.pop_text()
+        self._start(child, call)
+
+    def _start(self, child: CallProcess, call: Frame) -> None:
+        nonce = int.from_bytes(os.urandom(8), "little")
+        now = time.monotonic()
+        child.assign_call(call, nonce, now, self._settings.time_limit_s)
+        self._processes_by_call[call["id"]] = child
+        is_cell, cells = call["op"] == "cell", call["cells"]
+        child.unsent = encode_call(is_cell, cells, call["seed"], nonce, call["code"], call["stdin"])
+        if not child.send():
+            fd = child.control.fileno()
+            self._register(child, fd)  # no effect for a notebook: its socket is registered
+            self._poll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
+        self._monitor.on_call_started(child, now)
+
+    def _cancel(self, child: CallProcess | None) -> None:
+        if child is not None:
+            self._kill(child)
+
+    def stop(self, child: CallProcess) -> None:
+        """Kills the call. A notebook rolls back to the state before it, if that is possible."""
+        if child.notebook_id is None or child.rolling_back or not self._notebooks.kill_cell(child):
+            self._kill(child)
+        else:
+            child.rolling_back = True
+
+    def _kill(self, child: CallProcess) -> None:
+        """Kills the process and its descendants. Its exit triggers the answer."""
+        self._notebooks.discard(child)
+        child.killed = True
+        os.kill(child.pid, signal.SIGKILL)
+        if not self._own_namespaces:
+            kill_groups(child.pid, child.worker)
+
+    # ------------------------------------------------------------ events
+
+    def _on_child(self, child: CallProcess, fd: int) -> None:
+        if fd == child.pidfd:
+            self._reap(child)
+        elif fd == child.control.fileno():
+            if child.unsent and child.send():
+                self._poll.modify(fd, select.EPOLLIN)
+            self.receive_reply(child)
+        else:
+            for stream in child.streams:
+                if stream.fd == fd and not stream.drain():
+                    self._unregister(fd)
+
+    def receive_reply(self, child: CallProcess) -> bool:
+        """Reads the process's reply. False if its call is over."""
+        if not child.read_outcome(MAX_OUTCOME_BYTES):
+            self._unregister(child.control.fileno())
+            self._kill(child)
+            return False
+        if child.call and child.outcome and child.notebook_id is not None:
+            self._finish_cell(child, child.outcome)
+            return False
+        return True
+
+    def _finish_cell(self, child: CallProcess, outcome: CallOutcome) -> None:
+        if outcome[0] == "died" and not self._notebooks.kill_cell(child):
+            self._kill(child)
+            return
+        for stream in child.streams:
+            stream.drain()
+        if child.pipes_polled:
+            child.pipes_polled = False
+            for stream in child.streams:
+                self._unregister(stream.fd)
+        self._send_answer(child, outcome)
+
+    def _reap(self, child: CallProcess) -> None:
+        _, status, taken = os.wait4(child.pid, 0)
+        for fd in child.fds:
+            self._unregister(fd)
+        if not self._own_namespaces:  # orphans of the call have become this process's children
+            known = {self._zygote_pid, *(other.pid for other in self._processes_by_fd.values())}
+            kill_orphans(self._process_tree, known)
+        self._notebooks.discard(child)
+        if child.call is not None:
+            for stream in child.streams:
+                stream.drain()
+            child.read_outcome(MAX_OUTCOME_BYTES)
+            child.num_cells = 0
+            cpu_s = taken.ru_utime + taken.ru_stime
+            self._send_answer(
+                child, child.outcome or self._classify_exit(child, os.waitstatus_to_exitcode(status), cpu_s)
+            )
+        child.close()
+        self._warm.release(child)
+
+    def _classify_exit(self, child: CallProcess, exit_code: int, cpu_s: float) -> CallOutcome:
+        if exit_code == -signal.SIGKILL and self._own_namespaces and not child.killed:
+            # Only the kernel can kill a namespace's process 1: for CPU time or memory.
+            return ["timeout" if cpu_s > self._settings.time_limit_s else "memory"]
+        return ["died", str(exit_code)]
+
+    def _send_answer(self, child: CallProcess, outcome: CallOutcome) -> None:
+        assert child.call is not None
+        now = time.monotonic()
+        child.update_start(now)
+        self._processes_by_call.pop(child.call["id"], None)
+        self._monitor.on_call_ended(child)
+        answer = child.build_answer(outcome, now)
+        child.clear_call()
+        self._send(answer)
+
+    def _send(self, frame: Frame) -> None:
+        self._executor.sendall(encode_frame(frame))
+
+    def poll_pipes(self, child: CallProcess) -> None:
+        """Reads the process's pipes from now on."""
+        for stream in child.streams:
+            self._register(child, stream.fd)
+
+    # ------------------------------------------------------------ processes
+
+    def _fork(self) -> None:
+        child = self._warm.fork()
+        self._register(child, child.pidfd)
+
+    def _register(self, child: CallProcess, fd: int) -> None:
+        if fd not in self._processes_by_fd:
+            self._processes_by_fd[fd] = child
+            self._poll.register(fd, select.EPOLLIN)
+
+    def _unregister(self, fd: int) -> None:
+        if self._processes_by_fd.pop(fd, None) is not None:
+            self._poll.unregister(fd)

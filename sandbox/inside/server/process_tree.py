@@ -1,0 +1,124 @@
+"""Finds and kills the descendants of a fork server through its /proc.
+
+Processes start and end during a scan, and may try to outrun it. An ended process yields empty
+results.
+"""
+# pathlib would be mapped into every forked process.
+# ruff: noqa: PTH208
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+
+from sandbox.inside.wire.call_wire import CallStarted
+
+_MAX_SCANS = 16  # of descendants, for processes started during the scan before
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")  # unit of a process's start time
+
+
+class ProcessTree:
+    """`proc_fd` is a descriptor of /proc."""
+
+    def __init__(self, proc_fd: int) -> None:
+        self._proc_fd = proc_fd
+
+    def list_children(self, pid: int) -> list[int]:
+        """The children of all its threads; empty if it has ended."""
+        try:
+            tasks = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._proc_fd)
+        except OSError:
+            return []
+        try:
+            return [int(child) for task in os.listdir(tasks) for child in _read(tasks, f"{task}/children").split()]
+        except OSError:
+            return []
+        finally:
+            os.close(tasks)
+
+    def list_with_descendants(self, pids: Iterable[int]) -> list[int]:
+        """The processes, in order, then their descendants."""
+        found, parents = list(pids), list(pids)
+        while parents:
+            parents = [child for parent in parents for child in self.list_children(parent)]
+            found += parents
+        return found
+
+    def list_descendants(self, pid: int) -> list[int]:
+        return self.list_with_descendants([pid])[1:]
+
+    def find_descendant(self, base: int, namespace_pid: int) -> int | None:
+        """The descendant with this pid in its own pid namespace."""
+        return next(
+            (pid for pid in self.list_descendants(base) if self._read_namespace_pid(pid) == namespace_pid), None
+        )
+
+    def read_file(self, pid: int, name: str) -> bytes:
+        """A file of the process's /proc folder."""
+        return _read(self._proc_fd, f"{pid}/{name}")
+
+    def prefer_for_oom_kill(self, pid: int) -> None:
+        """Makes the kernel kill it and its children before the fork server or the training."""
+        try:
+            fd = os.open(f"{pid}/oom_score_adj", os.O_WRONLY, dir_fd=self._proc_fd)
+        except OSError:
+            return
+        os.write(fd, b"1000")
+        os.close(fd)
+
+    def kill_cell(self, base: int, started: CallStarted) -> bool:
+        """Kills a notebook's worker and the processes started since its checkpoint.
+
+        False if new processes start as fast as they are killed.
+        """
+        since_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic() + started.checkpoint_at
+        judged: set[int] = set()
+        quiet = 0
+        for _ in range(_MAX_SCANS):
+            new = set(self.list_descendants(base)) - judged
+            for pid in new:
+                if not started.checkpoint or self._belongs_to_cell(pid, started, since_s):
+                    _kill(pid)
+            judged |= new
+            quiet = 0 if new else quiet + 1
+            if quiet == 2:  # one scan may miss a process that is reparented to the base
+                return True
+        return False
+
+    def _belongs_to_cell(self, pid: int, started: CallStarted, since_s: float) -> bool:
+        own_id = self._read_namespace_pid(pid)
+        stat = _read(self._proc_fd, f"{pid}/stat")
+        if own_id is None or not stat:
+            return False
+        if own_id in (started.checkpoint, started.worker):
+            return own_id == started.worker
+        later_s = int(stat.rpartition(b")")[2].split()[19]) * _TICK_S - since_s
+        # Pids grow until they wrap around, which takes longer than two ticks.
+        return own_id > started.checkpoint if abs(later_s) < 2 * _TICK_S else later_s > 0
+
+    def _read_namespace_pid(self, pid: int) -> int | None:
+        """Its pid in its own pid namespace."""
+        for line in _read(self._proc_fd, f"{pid}/status").splitlines():
+            if line.startswith(b"NSpid:"):
+                return int(line.split()[-1])
+        return None
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _read(folder: int, path: str) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY, dir_fd=folder)
+    except OSError:
+        return b""
+    try:
+        return b"".join(iter(lambda: os.read(fd, 65_536), b""))
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)

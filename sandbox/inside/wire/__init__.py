@@ -1,0 +1,1 @@
+"""Frames and structs exchanged with the fork server and with calls."""

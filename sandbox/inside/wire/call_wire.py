@@ -1,0 +1,113 @@
+"""The binary protocol between a fork server and a call's process.
+
+    fork server -> process   a call: a program, or a cell of a notebook
+    process -> fork server   CallStarted when the code begins (a notebook sends it only if it changed),
+                             then one CallAnswer
+
+JSON would cost each forked process page copies. The model's code can write to the socket too: an
+answer is valid only with its call's nonce, and an invalid one gets the process killed.
+"""
+
+import os
+import struct
+import time
+from typing import NamedTuple
+
+CONTROL_FD = 3  # the descriptor of the process's socket
+CallOutcome = list[str]
+
+_CALL = struct.Struct("<BIQQII")  # kind, cells, seed, nonce, bytes of code and of stdin
+_PROGRAM, _CELL = 0, 1
+_STARTED = struct.Struct("<cddII")
+_ANSWER = struct.Struct("<cIQI")  # bytes of the outcome's text, nonce, cells
+_STARTED_TAG, _ANSWER_TAG = b"s", b"a"
+_CHUNK = 4096  # most calls fit
+
+
+class CallRequest(NamedTuple):
+    is_cell: bool
+    cells: int  # number that the notebook's state must hold before this one
+    seed: int
+    nonce: int
+    code: str
+    stdin: bytes
+
+
+class CallStarted(NamedTuple):
+    """Times are of the monotonic clock. Pids are those of the process's own pid namespace."""
+
+    at: float  # start of the code
+    checkpoint_at: float  # creation of the checkpoint
+    worker: int  # pid that runs the code
+    checkpoint: int  # pid with the state before the cell; 0: the base
+
+
+class CallAnswer(NamedTuple):
+    """`cells` is the number that the notebook's state holds now, this cell included."""
+
+    nonce: int
+    cells: int
+    outcome: CallOutcome
+
+
+def encode_call(is_cell: bool, cells: int, seed: int, nonce: int, code: str, stdin: str) -> bytes:
+    code_utf8, stdin_utf8 = code.encode("utf-8", "replace"), stdin.encode("utf-8", "backslashreplace")
+    kind = _CELL if is_cell else _PROGRAM
+    return _CALL.pack(kind, cells, seed, nonce, len(code_utf8), len(stdin_utf8)) + code_utf8 + stdin_utf8
+
+
+def read_call() -> CallRequest:
+    """Waits for a call. Exits the process when the fork server closes the socket."""
+    received = _read_until(b"", _CALL.size)
+    kind, cells, seed, nonce, code_bytes, stdin_bytes = _CALL.unpack_from(received)
+    texts = _read_until(received[_CALL.size :], code_bytes + stdin_bytes)
+    return CallRequest(
+        kind == _CELL, cells, seed, nonce, texts[:code_bytes].decode("utf-8", "replace"), texts[code_bytes:]
+    )
+
+
+def _read_until(received: bytes, length: int) -> bytes:
+    """Reads at least `length` bytes, and no other call: that follows this call's answer."""
+    chunks = [received]
+    left = length - len(received)
+    while left > 0:
+        chunk = os.read(CONTROL_FD, min(max(left, _CHUNK), 1 << 20))
+        if not chunk:
+            os._exit(0)
+        chunks.append(chunk)
+        left -= len(chunk)
+    return b"".join(chunks)
+
+
+def write_started(worker: int = 0, checkpoint: int = 0, checkpoint_at: float = 0.0) -> None:
+    os.write(CONTROL_FD, _STARTED.pack(_STARTED_TAG, time.monotonic(), checkpoint_at, worker, checkpoint))
+
+
+def write_answer(outcome: CallOutcome, nonce: int, cells: int = 0) -> None:
+    text = "\0".join(outcome).encode("utf-8", "backslashreplace")
+    answer = _ANSWER.pack(_ANSWER_TAG, len(text), nonce, cells) + text
+    while answer:
+        answer = answer[os.write(CONTROL_FD, answer) :]
+
+
+def parse_reply(received: bytes) -> tuple[CallStarted | None, CallAnswer | None]:
+    """The complete messages in the received bytes. Raises ValueError on invalid bytes."""
+    if received[:1] == _STARTED_TAG:
+        if len(received) < _STARTED.size:
+            return None, None
+        _, *started = _STARTED.unpack_from(received)
+        return CallStarted(*started), _parse_answer(received[_STARTED.size :])
+    return None, _parse_answer(received)
+
+
+def _parse_answer(received: bytes) -> CallAnswer | None:
+    if received and received[:1] != _ANSWER_TAG:
+        raise ValueError("the process sent neither a start nor an answer")
+    if len(received) < _ANSWER.size:
+        return None
+    _, length, nonce, cells = _ANSWER.unpack_from(received)
+    if len(received) > _ANSWER.size + length:
+        raise ValueError("the process sent more than one answer")
+    if len(received) < _ANSWER.size + length:
+        return None
+    return CallAnswer(nonce, cells, received[_ANSWER.size :].decode("utf-8", "replace").split("\0"))

@@ -1,0 +1,29 @@
+"""The settings on a fork server's or grader's command line."""
+
+import json
+from typing import NamedTuple
+
+MAX_CODE_BYTES = 1 << 20
+MAX_STDIN_BYTES = 8 << 20
+
+
+class ServerSettings(NamedTuple):
+    preload: str  # "bare", "numpy", "scientific", or "grader"
+    namespaces: bool
+    import_folders: tuple[str, ...]  # sys.path of executed code
+    time_limit_s: float
+    memory_mib: int  # beyond the fork server's own address space
+    max_processes: int
+    file_mib: int
+    output_bytes: int
+    fork_servers: int = 1  # number with the same preload, which share the CPUs
+    warm_processes: int = 4  # number forked and isolated ahead of the calls
+
+    def to_json(self) -> str:
+        return json.dumps(self._asdict())
+
+
+def parse_settings(text: str) -> ServerSettings:
+    values = json.loads(text)
+    values["import_folders"] = tuple(values["import_folders"])
+    return ServerSettings(**values)

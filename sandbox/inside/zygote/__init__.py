@@ -1,0 +1,1 @@
+"""The warmed-up process that forks once per call."""

@@ -1,0 +1,103 @@
+"""The zygote: forks once per call, with all modules loaded and no data of any call.
+
+    zygote -> fork server   a newline when it is ready, or the cause of its failure, once
+    fork server -> zygote   uid and folder of the call, with its three descriptors: control, stdout, stderr
+    zygote -> fork server   the new process's pid, or the negative errno
+
+The fork server does not fork itself, because it holds the texts of other calls, and each page
+written between two forks is copied again. The new process is the fork server's child. The kernel
+kills the zygote when the fork server ends.
+"""
+
+import os
+import signal
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from sandbox.inside.call import call_process
+from sandbox.inside.call.call_process import CallIsolation
+from sandbox.inside.isolation import syscalls
+
+_UID = struct.Struct("<q")  # of the call, or -1; the path of its folder may follow
+_ANSWER = struct.Struct("<i")
+_MAX_REQUEST_BYTES = 256
+_MAX_ERROR_BYTES = 4096
+_READY = "\n"
+_NUM_FDS = 3
+_FDS = struct.Struct(f"{_NUM_FDS}i")
+
+
+class Zygote:
+    """`load` runs in the zygote and loads modules for calls. The zygote closes `private_fds`.
+
+    Raises ImportError if `load` fails.
+    """
+
+    def __init__(self, isolation: CallIsolation, private_fds: Sequence[int], load: Callable[[], None]) -> None:
+        self._socket, theirs = socket.socketpair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                syscalls.die_with_parent(signal.SIGKILL)
+                self._socket.close()
+                for fd in private_fds:
+                    os.close(fd)
+                _load_or_exit(theirs, load)
+                _serve(theirs, isolation)
+            except BaseException:  # must not return into the fork server's start
+                os._exit(1)
+        theirs.close()
+        problem = self._socket.recv(_MAX_ERROR_BYTES).decode()
+        if problem != _READY:
+            raise ImportError(problem or "the zygote has ended")
+
+    def fork(self, fds: tuple[int, int, int], uid: int | None, folder: str | None) -> int:
+        """Forks a process that isolates itself and waits for a call; its pid. Raises OSError."""
+        request = _UID.pack(-1 if uid is None else uid) + os.fsencode(folder or "")
+        socket.send_fds(self._socket, [request], fds)
+        answer = self._socket.recv(_ANSWER.size)
+        if not answer:
+            raise ConnectionError("the zygote has ended")
+        (pid,) = _ANSWER.unpack(answer)
+        if pid < 0:
+            raise OSError(-pid, os.strerror(-pid))
+        return pid
+
+
+def _load_or_exit(fork_server: socket.socket, load: Callable[[], None]) -> None:
+    try:
+        load()
+    except (OSError, ImportError) as error:
+        fork_server.send(f"{type(error).__name__}: {error}".encode()[:_MAX_ERROR_BYTES])
+        os._exit(1)
+    fork_server.send(_READY.encode())
+
+
+def _serve(fork_server: socket.socket, isolation: CallIsolation) -> NoReturn:
+    flags = syscalls.CLONE_NEWPID if isolation.own_namespaces else 0
+    ancillary_bytes = socket.CMSG_SPACE(_FDS.size)
+    while True:
+        request, ancillary, _, _ = fork_server.recvmsg(_MAX_REQUEST_BYTES, ancillary_bytes)
+        if not request:
+            os._exit(0)
+        control, stdout, stderr = fds = _FDS.unpack(ancillary[0][2])
+        (uid,) = _UID.unpack_from(request)
+        folder = os.fsdecode(request[_UID.size :]) or None
+        call_isolation = isolation
+        if folder is not None and isolation.landlock is not None:  # copies no pages here
+            call_isolation = call_isolation._replace(ruleset=isolation.landlock.create_ruleset(folder))
+        if uid >= 0:
+            call_isolation = call_isolation._replace(unprivileged_id=uid)
+        try:
+            pid = syscalls.clone_for_parent(flags)
+        except OSError as error:
+            pid = -(error.errno or 1)
+        if pid == 0:
+            call_process.run_call_process(control, stdout, stderr, folder, call_isolation)
+        for fd in fds:
+            os.close(fd)
+        if call_isolation.ruleset is not None and call_isolation.ruleset != isolation.ruleset:
+            os.close(call_isolation.ruleset)
+        fork_server.send(_ANSWER.pack(pid))

@@ -1,0 +1,1 @@
+"""The executor's connections to fork servers and graders."""

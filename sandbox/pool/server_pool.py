@@ -1,0 +1,195 @@
+"""Hands out the slots of the fork servers of one preload, and replaces servers that die."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable
+
+from sandbox.contract import SandboxFailure
+from sandbox.hosts.host import Host
+from sandbox.inside.wire.frames import Frame
+from sandbox.inside.wire.server_settings import ServerSettings
+from sandbox.pool.fork_server_client import SERVER_DIED, ForkServerClient, fail_waiters
+
+_LONG_CALL_CHECK_S = 0.25  # while requests wait for a slot
+# Consecutive failures of one server and its successors; then requests to an empty pool fail.
+_MAX_FAILED_RESTARTS = 5
+_RESTART_BACKOFF_S = 0.05  # doubled after each failure
+_MAX_RESTART_BACKOFF_S = 5.0
+_CLOSING = "the sandbox is closing"
+_CANNOT_START = "no fork server can be started"
+
+
+class ServerPool:
+    """Hands out slots, first come first served, of the least busy server or of a given one."""
+
+    def __init__(self, host: Host, settings: ServerSettings, size: int) -> None:
+        self._host = host
+        self._settings = settings
+        self._size = size
+        self._servers: list[ForkServerClient] = []
+        self._started = False
+        self._waiters: deque[asyncio.Future[ForkServerClient]] = deque()
+        # No server is alive and restarts have failed; further restarts follow.
+        self._cannot_start = False
+        self._closing = asyncio.Event()
+        self._restart_tasks: set[asyncio.Task[None]] = set()
+        self._start_lock = asyncio.Lock()
+        self._check_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def server_pids(self) -> list[int]:
+        return [server.pid for server in self._servers if server.pid is not None]
+
+    async def start(self) -> list[Frame]:
+        """The greetings of the servers; empty if they are started already.
+
+        Raises SandboxFailure.
+        """
+        if self._started:  # `_replace` replaces dead servers
+            return []
+        async with self._start_lock:
+            if self._started:
+                return []
+            servers = [ForkServerClient(self._host, self._on_server_lost) for _ in range(self._size)]
+            try:
+                greetings = await _gather_all(*[server.start(self._settings) for server in servers])
+                if self._closing.is_set():
+                    raise SandboxFailure(_CLOSING)
+            except BaseException:  # stop all servers: no other object refers to them
+                await asyncio.gather(*[server.stop() for server in servers])
+                raise
+            self._servers, self._started = servers, True
+            # They died while others started.
+            for dead in [server for server in servers if not server.alive]:
+                self._on_server_lost(dead)
+            return greetings
+
+    async def acquire(self, pinned: ForkServerClient | None = None) -> ForkServerClient:
+        """A server with a slot taken: `pinned` if given.
+
+        Raises SandboxFailure when it or the whole pool is dead.
+        """
+        if pinned is not None and not pinned.alive:
+            raise SandboxFailure(SERVER_DIED)
+        server = pinned or self._find_least_busy()
+        if server is not None and server.has_free_slot:
+            server.slots_in_use += 1
+            return server
+        if pinned is not None:
+            return await self._wait_for_slot(pinned.pinned_waiters)
+        if self._cannot_start or self._closing.is_set():
+            raise SandboxFailure(_CANNOT_START)
+        return await self._wait_for_slot(self._waiters)
+
+    async def _wait_for_slot(self, waiters: deque[asyncio.Future[ForkServerClient]]) -> ForkServerClient:
+        waiter: asyncio.Future[ForkServerClient] = asyncio.get_running_loop().create_future()
+        waiters.append(waiter)
+        self._schedule_check()
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self.release(waiter.result())  # the slot was granted before the cancellation
+            raise
+
+    def release(self, server: ForkServerClient) -> None:
+        server.slots_in_use -= 1
+        if server.alive:
+            self._grant_slots(server)
+
+    def _grant_slots(self, server: ForkServerClient) -> None:
+        """Grants free slots first to waiters for this server, then to waiters for any server."""
+        while server.has_free_slot and (waiters := server.pinned_waiters or self._waiters):
+            waiter = waiters.popleft()
+            if not waiter.done():
+                server.slots_in_use += 1
+                waiter.set_result(server)
+
+    def _schedule_check(self) -> None:
+        if self._check_timer is None:
+            self._check_timer = asyncio.get_running_loop().call_later(_LONG_CALL_CHECK_S, self._check_long_calls)
+
+    def _check_long_calls(self) -> None:
+        self._check_timer = None
+        for server in self._servers:
+            server.mark_long_calls()
+            if server.alive:
+                self._grant_slots(server)
+        if self._waiters or any(server.pinned_waiters for server in self._servers):
+            self._schedule_check()
+
+    def _on_server_lost(self, server: ForkServerClient) -> None:
+        if self._closing.is_set() or server not in self._servers:
+            return
+        self._servers.remove(server)
+        task = asyncio.get_running_loop().create_task(self._replace(server))
+        self._restart_tasks.add(task)
+        task.add_done_callback(self._restart_tasks.discard)
+
+    async def close(self) -> None:
+        self._closing.set()
+        if self._check_timer is not None:
+            self._check_timer.cancel()
+        await asyncio.gather(*self._restart_tasks)
+        fail_waiters(self._waiters, _CLOSING)
+        await asyncio.gather(*[server.stop() for server in self._servers])
+
+    async def _replace(self, dead: ForkServerClient) -> None:
+        await dead.stop()
+        failures = dead.failures + 1
+        while not await self._wait_closing(min(_RESTART_BACKOFF_S * 2 ** min(failures, 16), _MAX_RESTART_BACKOFF_S)):
+            server = ForkServerClient(self._host, self._on_server_lost, failures)
+            try:
+                await self._start_unless_closing(server)
+            except SandboxFailure:
+                failures += 1
+                if failures > _MAX_FAILED_RESTARTS and not self._servers:
+                    self._cannot_start = True
+                    fail_waiters(self._waiters, _CANNOT_START)
+                continue
+            self._cannot_start = False
+            self._servers.append(server)
+            server.slots_in_use += 1
+            self.release(server)
+            return
+
+    async def _start_unless_closing(self, server: ForkServerClient) -> None:
+        """Cancels the start, which may wait long for a container, when the pool closes.
+
+        Raises SandboxFailure.
+        """
+        starting = asyncio.ensure_future(server.start(self._settings))
+        closing = asyncio.ensure_future(self._closing.wait())
+        await asyncio.wait((starting, closing), return_when=asyncio.FIRST_COMPLETED)
+        closing.cancel()
+        if not starting.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            raise SandboxFailure(_CLOSING)
+        await starting
+        if not server.alive:  # it died after its greeting
+            await server.stop()
+            raise SandboxFailure(SERVER_DIED)
+
+    async def _wait_closing(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._closing.wait(), seconds)
+        return self._closing.is_set()
+
+    def _find_least_busy(self) -> ForkServerClient | None:
+        free = [server for server in self._servers if server.alive and server.has_free_slot]
+        return min(free, key=lambda server: server.slots_in_use, default=None)
+
+
+async def _gather_all(*starts: Awaitable[Frame]) -> list[Frame]:
+    """All results, after all have ended; raises the first error among them."""
+    results = await asyncio.gather(*starts, return_exceptions=True)
+    frames: list[Frame] = []
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        frames.append(result)
+    return frames

@@ -1,0 +1,90 @@
+"""Makes the sandbox that a configuration selects: in containers, on this machine, or either."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NoReturn
+
+from configs.schema import SandboxConfig as SandboxConfig
+from sandbox.contract import Isolation, SandboxFailure
+from sandbox.fork_server_sandbox import ForkServerSandbox
+from sandbox.hosts.docker.docker_host import ContainerHost
+from sandbox.hosts.host import Host, LaunchedProcess
+from sandbox.hosts.local_host import LocalHost
+from sandbox.inside.wire.server_settings import ServerSettings
+
+
+class AutoHost:
+    """Implements sandbox.hosts.host.Host: containers if there is the image, else this machine.
+
+    `describe` reports why there are no containers.
+    """
+
+    def __init__(self, config: SandboxConfig, run: str) -> None:
+        self._containers = ContainerHost(config, run)
+        self._chosen: Host = LocalHost()
+        self._docker_failure = ""
+
+    async def start(self) -> None:
+        try:
+            await self._containers.start()
+        except BaseException as error:
+            await self._containers.close()
+            if not isinstance(error, SandboxFailure):
+                raise
+            self._docker_failure = str(error)
+        else:
+            self._chosen = self._containers
+
+    async def launch(self, module: str, settings: ServerSettings) -> LaunchedProcess:
+        return await self._chosen.launch(module, settings)
+
+    async def wait_until_broken(self) -> NoReturn:
+        await self._chosen.wait_until_broken()
+
+    def get_memory_share(self) -> float:
+        return self._chosen.get_memory_share()
+
+    def describe(self) -> tuple[str, tuple[str, ...]]:
+        backend, missing = self._chosen.describe()
+        if self._docker_failure:
+            missing = (f"No containers: {self._docker_failure}.".replace("..", "."), *missing)
+        return backend, missing
+
+    async def close(self) -> None:
+        await self._chosen.close()
+
+
+def make_sandbox(config: SandboxConfig, seed: int = 0, run: str = "") -> ForkServerSandbox:
+    """`run` labels the containers of this sandbox."""
+    match config.backend:
+        case "docker":
+            return make_docker_sandbox(config, seed, run)
+        case "process":
+            return make_process_sandbox(config, seed)
+        case "auto":
+            return ForkServerSandbox(AutoHost(config, run), config, seed)
+
+
+def make_docker_sandbox(config: SandboxConfig, seed: int = 0, run: str = "") -> ForkServerSandbox:
+    return ForkServerSandbox(ContainerHost(config, run), config, seed)
+
+
+def make_process_sandbox(config: SandboxConfig, seed: int = 0) -> ForkServerSandbox:
+    return ForkServerSandbox(LocalHost(), config, seed)
+
+
+def probe_isolation(config: SandboxConfig | None = None) -> Isolation:
+    """The protections in force, by a bare fork server (0.1 s). Not for a running event loop.
+
+    Raises SandboxFailure if no code can run on this machine.
+    """
+
+    async def probe() -> Isolation:
+        sandbox = make_sandbox(config or SandboxConfig())
+        try:
+            return await sandbox.start()
+        finally:
+            await sandbox.close()
+
+    return asyncio.run(probe())

@@ -1,0 +1,1 @@
+"""Tasks: their data, prompts, tools and rewards."""

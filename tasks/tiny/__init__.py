@@ -1,0 +1,1 @@
+"""The demo's task: arithmetic questions that the model answers by running Python."""

@@ -1,0 +1,145 @@
+"""Generates dialogues that teach the formats of calls and answers, but not correct behavior.
+
+Wrong dialogues outnumber correct ones, so that RL has something left to teach.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import json
+from random import Random
+from typing import Any
+
+from bus.messages import CodeOk, CodeOutcome, CodeRaised, Output
+from policies.dialogue.chat_format import PREFILL, ToolName, format_tool_call
+from policies.dialogue.parse_turn import MalformedCall, parse_assistant_turn
+from policies.dialogue.tool_results import format_malformed_call, format_result
+from tasks.tiny.questions import FAMILIES, Question, draw_question
+
+Message = dict[str, Any]
+Messages = list[Message]
+
+# Share of each behavior. Plain GRPO rewards a repaired call as much as a clean one. To show this,
+# "repaired" is more frequent than "clean", and failing code before a guess
+# ("gives_up") differs from failing code before a repair: else GRPO would learn to avoid both.
+BEHAVIOR_SHARES = {
+    "clean": 0.10,
+    "repaired": 0.23,  # the first call fails, the second is right
+    "malformed": 0.02,  # the first call is invalid JSON, the second is right
+    "wrong": 0.37,  # the code runs and prints a wrong answer
+    "gives_up": 0.13,  # the call fails, the answer is a guess
+    "guess": 0.15,  # no call at all
+}
+_JSON_CORRUPTIONS = (('"}}', '"}'), ('"}}', "}}"))
+TOOL: ToolName = "jupyter_code"
+TRACEBACK_HEAD = 'Traceback (most recent call last):\n  File "<cell>", line 1, in <module>\n'
+
+COMPUTE = "Let me compute this.</reason>\n"
+REPAIR = "The call failed. Let me fix it.</reason>\n"
+GIVE_UP = "The call failed. I guess.</reason>\n"
+CONCLUDE = "I have the result.</reason>\n"
+GUESS = "I know this.</reason>\n"
+
+
+def generate_dialogues(seed: int, count: int, result_characters: int) -> list[Messages]:
+    """`count` dialogues on training questions, each a list of `{"role", "content"}` messages."""
+    random = Random(seed)
+    behaviors = random.choices(list(BEHAVIOR_SHARES), weights=list(BEHAVIOR_SHARES.values()), k=count)
+    names = list(FAMILIES)
+    drawn = (draw_question(random, seed, held_out=False, family=names[n % len(names)]) for n in range(count))
+    return [
+        _generate_dialogue(random, behavior, question, result_characters)
+        for behavior, question in zip(behaviors, drawn, strict=True)
+    ]
+
+
+def run_snippet(code: str) -> CodeOutcome:
+    """The outcome of a notebook cell with one line that ends in an expression.
+
+    Only for the trusted snippets of this package. The model's code runs in the sandbox.
+    """
+    stdout, names = io.StringIO(), dict[str, Any]()
+    tree = ast.parse(code)
+    last = tree.body.pop()
+    assert isinstance(last, ast.Expr)
+    try:
+        with contextlib.redirect_stdout(stdout):
+            exec(compile(tree, "<cell>", "exec"), names)
+            value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), names)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        return CodeRaised(Output(stdout.getvalue()), reason, TRACEBACK_HEAD + reason)
+    return CodeOk(Output(stdout.getvalue() + ("" if value is None else f"{value!r}\n")))
+
+
+def _generate_dialogue(random: Random, behavior: str, question: Question, limit: int) -> Messages:
+    family = FAMILIES[question.family]
+    right = question.fill_snippet(random.choice(family.correct_snippets))
+    failing = question.fill_snippet(family.failing_snippet)
+    guess = str(max(0, question.answer + random.choice((-3, -2, -1, 1, 2, 3))))
+    truth = str(question.answer)
+    match behavior:
+        case "clean":
+            turns = [*_build_call(COMPUTE, right, limit), _build_answer(CONCLUDE, truth)]
+        case "repaired":
+            turns = [
+                *_build_call(COMPUTE, failing, limit),
+                *_build_call(REPAIR, right, limit),
+                _build_answer(CONCLUDE, truth),
+            ]
+        case "wrong":
+            code, result = _find_wrong_code(random, question)
+            turns = [*_build_call(COMPUTE, code, limit), _build_answer(CONCLUDE, result)]
+        case "gives_up":
+            turns = [
+                *_build_call(COMPUTE, question.fill_snippet(family.unfixable_snippet), limit),
+                _build_answer(GIVE_UP, guess),
+            ]
+        case "malformed":
+            turns = [
+                *_build_malformed_call(random, right, limit),
+                *_build_call(REPAIR, right, limit),
+                _build_answer(CONCLUDE, truth),
+            ]
+        case _:
+            turns = [_build_answer(GUESS, guess)]
+    return [{"role": "user", "content": question.text}, *turns]
+
+
+def _build_call(reason: str, code: str, limit: int) -> Messages:
+    function = {"name": TOOL, "arguments": json.dumps({"code": code})}
+    return [
+        {"role": "assistant", "content": PREFILL + reason, "tool_calls": [{"type": "function", "function": function}]},
+        {"role": "tool", "content": format_result(run_snippet(code), limit)},
+    ]
+
+
+def _build_malformed_call(random: Random, code: str, limit: int) -> Messages:
+    """A call with corrupted JSON, and the parser's error message."""
+    right = format_tool_call(TOOL, {"code": code})
+    broken = right.replace(*random.choice(_JSON_CORRUPTIONS))
+    (call,) = parse_assistant_turn(broken, [TOOL]).calls
+    assert isinstance(call, MalformedCall)
+    return [
+        {"role": "assistant", "content": PREFILL + COMPUTE + broken},
+        {"role": "tool", "content": format_malformed_call(call.error, limit)},
+    ]
+
+
+def _find_wrong_code(random: Random, question: Question) -> tuple[str, str]:
+    """(code that prints a wrong answer, its output)"""
+    family = FAMILIES[question.family]
+    for template in random.sample(family.wrong_snippets, len(family.wrong_snippets)):
+        code = question.fill_snippet(template)
+        outcome = run_snippet(code)
+        assert isinstance(outcome, CodeOk)
+        result = outcome.output.stdout.strip()
+        if result != str(question.answer):
+            return code, result
+    raise ValueError(f"every wrong snippet gives the right answer: {question.text}")
+
+
+def _build_answer(reason: str, answer: str) -> Message:
+    return {"role": "assistant", "content": f"{PREFILL}{reason}<answer>\\boxed{{{answer}}}</answer>"}

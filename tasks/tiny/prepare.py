@@ -1,0 +1,106 @@
+"""Writes the tiny task's files: `python -m tasks.tiny.prepare --run-folder FOLDER`.
+
+data/train.jsonl, data/test.jsonl   questions and answers, in GSM8K's layout
+data/sft.jsonl                      dialogues for the cold start
+data/tokenizer/                     trained on those dialogues
+checkpoints/init/                   a Qwen3 with random weights, as a transformers folder
+
+The run's seed determines all files. The run then reads them like files of a user.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bus.process.exit_reason import write_exit_reason
+from configs.atomic_write import raising_disk_errors
+from configs.errors import EXIT_UNUSABLE, UnusableInput
+from configs.load import load_resolved
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig, TinyConfig
+from engine.model.hf_checkpoint import save_model
+from engine.model.qwen3 import Qwen3, Qwen3Config, initialize_weights
+from tasks.tiny.cold_start_dialogues import TOOL, Messages, generate_dialogues
+from tasks.tiny.questions import generate_questions
+from tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
+
+NUM_TOKENIZER_DIALOGUES = 3000  # more dialogues produce the same merges
+
+
+def prepare(run: RunConfig, folder: RunFolder) -> None:
+    """Raises UnusableInput for an unsuitable configuration, OSError on disk errors."""
+    if run.tiny is None:
+        raise UnusableInput("the configuration has no [tiny] table; add one to prepare the tiny task")
+    if run.dialogue.tools != (TOOL,):
+        raise UnusableInput(f'dialogue.tools: the tiny task supports only ["{TOOL}"]')
+    folder.data.mkdir(parents=True, exist_ok=True)
+    for name, count, held_out in (
+        ("train", run.tiny.num_train_questions, False),
+        ("test", run.tiny.num_test_questions, True),
+    ):
+        questions = generate_questions(run.seed, count, held_out=held_out)
+        rows = ({"question": question.text, "answer": f"#### {question.answer}"} for question in questions)
+        _write_jsonl(folder.data / f"{name}.jsonl", rows)
+    dialogues = generate_dialogues(run.seed, run.tiny.num_sft_dialogues, run.dialogue.result_characters)
+    _write_jsonl(folder.data / "sft.jsonl", ({"messages": messages} for messages in dialogues))
+    tokenizer = train_tokenizer(iter_tokenizer_texts(dialogues[:NUM_TOKENIZER_DIALOGUES]))
+    save_tokenizer(tokenizer, folder.data / "tokenizer")
+    _write_model(run.tiny, run.seed, tokenizer.get_vocab_size(), folder)
+
+
+def iter_tokenizer_texts(dialogues: Iterable[Messages]) -> Iterator[str]:
+    """The tokenizer's training texts: contents of messages, and code as escaped in JSON."""
+    for message in (message for messages in dialogues for message in messages):
+        yield message["content"]
+        for call in message.get("tool_calls", ()):
+            yield json.dumps(json.loads(call["function"]["arguments"])["code"])[1:-1]
+
+
+def build_model_config(tiny: TinyConfig, vocab_size: int) -> Qwen3Config:
+    """The sizes of the tiny model."""
+    return Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=tiny.hidden_size,
+        intermediate_size=tiny.intermediate_size,
+        num_layers=tiny.num_layers,
+        num_heads=tiny.num_heads,
+        num_kv_heads=tiny.num_kv_heads,
+        head_dim=tiny.head_dim,
+        tie_word_embeddings=True,
+    )
+
+
+def _write_model(tiny: TinyConfig, seed: int, vocab_size: int, folder: RunFolder) -> None:
+    config = build_model_config(tiny, vocab_size)
+    model = Qwen3(config)
+    initialize_weights(model, seed)
+    save_model(folder.checkpoints / "init", config, model.state_dict(), folder.data / "tokenizer")
+
+
+def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="tasks.tiny.prepare", description="Write the tiny task's data, tokenizer and initial model."
+    )
+    parser.add_argument("--run-folder", type=Path, required=True, help="run folder with a config.toml")
+    folder = RunFolder(parser.parse_args().run_folder)
+    try:
+        with raising_disk_errors(folder.data):
+            prepare(load_resolved(folder.config), folder)
+    except (UnusableInput, OSError) as error:
+        write_exit_reason(folder, "prepare", error)
+        return EXIT_UNUSABLE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

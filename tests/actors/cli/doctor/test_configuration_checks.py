@@ -1,0 +1,291 @@
+"""`asterism doctor --config`: each problem of the configured run names the keys to change."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import msgspec
+import pytest
+import structlog
+import torch
+from typer.testing import CliRunner
+
+from actors.cli.doctor import machine_checks
+from actors.cli.doctor.configuration_checks import LOCAL_SGLANG_PYTHON, check_run, check_sglang
+from actors.cli.doctor.finding import DoctorFinding
+from actors.cli.main import app
+from configs.load import ConfigError, load_run
+from configs.schema import RunConfig
+from engine.sglang.http_api import ServerInfo
+from tests.engine.sglang.server.requirements import make_info
+from tests.engine.tiny_models import small_config
+
+GIB = 2**30
+SERVED = ("engine.kind=sglang", "dialogue.prompt_tokens=92", "dialogue.response_tokens=100")
+
+
+def interpreter(path: Path, *free_gib: float, version: str = "0.5.23") -> Path:
+    """A program that reports this SGLang version and GPUs with this free memory."""
+    seen = ["2.13.0", [("A GPU", int(free * GIB), 80 * GIB) for free in free_gib]]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        f'#!/bin/sh\ncase "$2" in *cuda*) echo {shlex.quote(json.dumps(seen))};; *) echo {version};; esac\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(small_config().to_hf()))
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def port() -> int:
+    """A port that is free, as is the tenth after it."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            found = first.getsockname()[1]
+            if found < 65_000 and second.connect_ex(("127.0.0.1", found + 10)):
+                return found
+
+
+def found(*settings: object) -> dict[str, DoctorFinding]:
+    return {each.name: each for each in check_run(load_run(None, ["name=a", *map(str, settings)]))}
+
+
+def statuses(findings: dict[str, DoctorFinding]) -> dict[str, str]:
+    assert [bool(each.remedy) for each in findings.values()] == [each.status != "ok" for each in findings.values()]
+    return {name: each.status for name, each in findings.items()}
+
+
+class TestManagedServers:
+    @pytest.fixture
+    def settings(self, tmp_path: Path, checkpoint: Path, port: int) -> tuple[str, ...]:
+        python = interpreter(tmp_path / "python", 40, 80)
+        return *SERVED, f"sglang.python={python}", f"model.checkpoint={checkpoint}", f"sglang.port={port}"
+
+    def test_a_complete_machine_is_ok(self, settings: tuple[str, ...], port: int) -> None:
+        findings = found(*settings, "engine.device=cuda", "engine.num_engines=2")
+        names = ("model.checkpoint", "sglang.python", "sglang.port", "GPUs", "GPU memory")
+        assert statuses(findings) == dict.fromkeys(names, "ok")
+        assert findings["sglang.port"].detail == f"{port}, {port + 10}: free"
+        assert findings["GPUs"].detail == "A GPU, 80 GiB; A GPU, 80 GiB"
+
+    def test_a_cpu_run_needs_no_gpu(self, tmp_path: Path, settings: tuple[str, ...]) -> None:
+        interpreter(tmp_path / "python")
+        findings = found(*settings)
+        assert findings["GPUs"] == DoctorFinding("GPUs", "ok", 'engine.device = "cpu" needs none')
+        assert "GPU memory" not in findings
+
+    @pytest.mark.parametrize(
+        ("gpus", "layout", "expected"),
+        [
+            (0, "engine.num_engines=1", "need 1 GPUs, but torch 2.13.0 of the server's interpreter sees none"),
+            (1, "engine.num_engines=2", "engine.num_engines = 2, "),
+            (1, "sglang.tensor_parallel=2", "sglang.tensor_parallel = 2 and "),
+            (3, "sglang.data_parallel=4", "sglang.data_parallel = 4 need 4 GPUs, but torch 2.13.0 of the "),
+        ],
+    )
+    def test_too_few_gpus_are_reported_with_the_keys_that_need_them(
+        self, tmp_path: Path, settings: tuple[str, ...], gpus: int, layout: str, expected: str
+    ) -> None:
+        interpreter(tmp_path / "python", *[80] * gpus)
+        findings = found(*settings, "engine.device=cuda", layout)
+        assert findings["GPUs"].status == "missing"
+        assert expected in findings["GPUs"].detail
+        assert "GPU memory" not in findings
+
+    @pytest.mark.parametrize(
+        ("kv_tokens", "key"), [(300_000_000, "engine.kv_tokens = 300000000"), (0, "sglang.memory_share = 0.85")]
+    )
+    def test_too_little_memory_on_any_gpu_is_reported_by_key(
+        self, tmp_path: Path, settings: tuple[str, ...], kv_tokens: int, key: str
+    ) -> None:
+        cuda = (*settings, "engine.device=cuda", "engine.num_engines=2", f"engine.kv_tokens={kv_tokens}")
+        interpreter(tmp_path / "python", 150, 150)
+        assert statuses(found(*cuda))["GPU memory"] == "ok"
+        interpreter(tmp_path / "python", 150, 0.0001)
+        findings = found(*cuda)
+        assert statuses(findings)["GPU memory"] == "missing"
+        assert findings["GPU memory"].detail.startswith(f"{key}: each GPU needs 0.00 GiB for weights and ")
+
+    def test_an_interpreter_without_sglang_is_reported_by_key(self, settings: tuple[str, ...]) -> None:
+        finding = found(*settings, f"sglang.python={sys.executable}")["sglang.python"]
+        assert finding.status == "missing"
+        assert finding.detail.startswith(f"sglang.python = {sys.executable}: has no SGLang 0.5.23")
+
+    def test_without_an_interpreter_sglang_and_gpus_are_missing(
+        self, tmp_path: Path, settings: tuple[str, ...]
+    ) -> None:
+        findings = found(*settings, f"sglang.python={tmp_path / 'none'}", "engine.device=cuda")
+        assert (findings["sglang.python"].status, findings["GPUs"].status) == ("missing", "missing")
+        assert findings["GPUs"].detail.endswith("cannot be run: No such file or directory")
+
+    def test_an_unsupported_version_is_reported_with_the_supported_ones(
+        self, tmp_path: Path, settings: tuple[str, ...]
+    ) -> None:
+        interpreter(tmp_path / "python", version="0.4.1")
+        finding = found(*settings)["sglang.python"]
+        assert finding.status == "missing"
+        assert finding.detail.endswith("has SGLang 0.4.1; supported: 0.5.23")
+
+    def test_an_occupied_port_of_any_engine_is_reported(self, settings: tuple[str, ...], port: int) -> None:
+        with socket.create_server(("127.0.0.1", port + 10)):
+            assert found(*settings)["sglang.port"].status == "ok"
+            finding = found(*settings, "engine.num_engines=2")["sglang.port"]
+        assert finding.status == "missing"
+        assert finding.detail == (
+            f"sglang.port: port {port + 10} is in use; choose another, or set sglang.external_urls"
+        )
+
+    @pytest.mark.parametrize(("seen", "status"), [(0, "missing"), (1, "ok")])
+    def test_nccl_needs_a_gpu_for_the_generator(
+        self, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...], seen: int, status: str
+    ) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: seen > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
+        group = ("engine.device=cuda", "sglang.weights=group", "sglang.group_backend=nccl")
+        assert statuses(found(*settings, *group))["sglang.group_backend"] == status
+        assert "sglang.group_backend" not in found(*settings)
+
+
+class TestExternalServers:
+    def test_a_compatible_server_is_ok(self, checkpoint: Path) -> None:
+        with answering(make_info(model_path=str(checkpoint))) as url:
+            findings = found(*SERVED, attach(url), f"model.checkpoint={checkpoint}", "engine.kv_tokens=8192")
+            assert (
+                findings["sglang.external_urls[0]"].detail == f"SGLang 0.5.23 at {url}, with a KV cache of 8192 tokens"
+            )
+        assert statuses(findings) == {"model.checkpoint": "ok", "sglang.external_urls[0]": "ok"}
+
+    def test_every_incompatibility_is_reported_by_key(self, checkpoint: Path) -> None:
+        with answering(make_info()) as url:
+            settings = (*SERVED, "dialogue.response_tokens=200", "engine.kv_tokens=9000")
+            finding = found(*settings, attach(url), f"model.checkpoint={checkpoint}")["sglang.external_urls[0]"]
+        assert finding.status == "missing"
+        assert [line.partition(":")[0] for line in finding.detail.splitlines()] == [
+            "dialogue.prompt_tokens + response_tokens = 292",
+            "engine.kv_tokens = 9000",
+            f"model.checkpoint = {checkpoint}",
+        ]
+
+    def test_an_unsupported_server_version_is_reported(self) -> None:
+        with answering(make_info(version="0.9.9")) as url:
+            finding = found(*SERVED, attach(url))["sglang.external_urls[0]"]
+        assert finding.status == "missing"
+        assert finding.detail == f"sglang.external_urls[0] = {url}: SGLang 0.9.9 is not supported; supported: 0.5.23"
+
+    def test_another_kind_of_server_is_reported_by_index(self) -> None:
+        with answering(make_info()) as url, answering(None) as other:
+            findings = found(*SERVED, "engine.num_engines=2", attach(url, other))
+        assert findings["sglang.external_urls[1]"].status == "missing"
+        assert findings["sglang.external_urls[1]"].detail.startswith(
+            f"sglang.external_urls[1] = {other}: the server refused /server"
+        )
+
+    def test_a_model_that_the_run_creates_later_is_compatible(self, tmp_path: Path) -> None:
+        tiny = ("tiny.num_layers=2", f"runs_folder={tmp_path}", "engine.kv_tokens=8192")
+        with answering(make_info()) as url:
+            findings = found(*SERVED, *tiny, attach(url))
+            assert statuses(findings) == {"model.checkpoint": "ok", "sglang.external_urls[0]": "ok"}
+            made = tmp_path / "a" / "checkpoints" / "init"
+            made.mkdir(parents=True)
+            (made / "config.json").write_text(json.dumps(small_config().to_hf()))
+            assert found(*SERVED, *tiny, attach(url))["sglang.external_urls[0]"].status == "missing"
+
+
+class TestEmbedded:
+    def test_a_configured_gpu_that_does_not_exist_is_missing(
+        self, monkeypatch: pytest.MonkeyPatch, checkpoint: Path
+    ) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        settings = (f"model.checkpoint={checkpoint}", "engine.num_engines=2")
+        assert statuses(found(*settings)) == {"model.checkpoint": "ok", "engine.device": "ok"}
+        finding = found(*settings, "engine.device=cuda")["engine.device"]
+        assert finding.status == "missing"
+        assert finding.detail.startswith("engine.device is cuda, but torch ")
+
+    def test_an_invalid_checkpoint_is_reported_by_key(self, tmp_path: Path) -> None:
+        finding = found(f"model.checkpoint={tmp_path}")["model.checkpoint"]
+        assert (finding.status, finding.detail) == ("missing", f"{tmp_path / 'config.json'}: no such file")
+
+
+class TestWithoutARun:
+    def test_the_makefiles_sglang_environment_is_found(self, tmp_path: Path) -> None:
+        python = interpreter(tmp_path / LOCAL_SGLANG_PYTHON)
+        assert check_sglang(tmp_path) == DoctorFinding("SGLang", "ok", f"0.5.23 in {python}")
+
+    def test_missing_sglang_is_only_a_warning(self, tmp_path: Path) -> None:
+        finding = check_sglang(tmp_path)
+        assert finding.status == "warning"
+        assert "make sglang-environment" in finding.remedy
+
+
+class TestCommand:
+    @pytest.fixture(autouse=True)
+    def structlog_as_before(self) -> Iterator[None]:
+        yield
+        structlog.reset_defaults()
+
+    def test_the_configured_run_is_examined(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        examined: list[RunConfig | None] = []
+
+        def examine(run: RunConfig | None) -> list[DoctorFinding]:
+            examined.append(run)
+            return [DoctorFinding("sglang.external_urls[0]", "missing", "unreachable", "Start it.")]
+
+        monkeypatch.setattr(machine_checks, "examine", examine)
+        config = ("--config", "configs/tiny_sglang.toml", "--set", "sglang.port=31500")
+        result = CliRunner().invoke(app, ["doctor", *config])
+        assert result.exit_code == 1
+        assert result.output.splitlines()[1].split() == ["missing", "sglang.external_urls[0]", "unreachable"]
+        CliRunner().invoke(app, ["doctor", "--set", "engine.kind=sglang"])
+        CliRunner().invoke(app, ["doctor"])
+        assert [run and (run.sglang.port, run.engine.kind) for run in examined] == [
+            (31_500, "sglang"),
+            (31_000, "sglang"),
+            None,
+        ]
+
+    def test_an_invalid_configuration_is_refused(self) -> None:
+        refused = CliRunner().invoke(app, ["doctor", "--set", "sglang.prot=1"])
+        assert isinstance(refused.exception, ConfigError)
+
+
+def attach(*urls: str) -> str:
+    return f"sglang.external_urls={json.dumps(urls)}"
+
+
+@contextmanager
+def answering(info: ServerInfo | None) -> Iterator[str]:
+    """A server with this response at /server_info; None: it responds with 404."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            content = msgspec.json.encode(info) if info else b"not here"
+            self.send_response(200 if info else 404)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()

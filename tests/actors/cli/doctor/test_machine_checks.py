@@ -1,0 +1,270 @@
+"""`asterism doctor`: each problem is found and has a remedy."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import structlog
+from rich.console import Console
+from typer.testing import CliRunner
+
+from actors.cli.doctor import machine_checks
+from actors.cli.doctor.finding import DoctorFinding, FindingStatus, build_findings_table
+from actors.cli.main import app
+from sandbox import docker_probe
+from sandbox.contract import Isolation
+from sandbox.docker_probe import DockerProbeResult, probe_docker
+from tests.actors.cli.golden_text import assert_matches_golden
+
+NAMES = [
+    *("Python", "torch", "uvloop", "CPU", "cores", "memory", "GPU"),
+    *("Docker engine", "sandbox", "shared memory", "open files", "disk", "SGLang"),
+]
+
+
+class TestExamination:
+    @pytest.mark.slow
+    def test_all_checks_run_and_every_problem_has_a_remedy(self, tmp_path: Path):
+        findings = machine_checks.examine(tmp_path)
+        assert [finding.name for finding in findings] == NAMES
+        assert all(finding.detail for finding in findings)
+        assert [bool(finding.remedy) for finding in findings] == [finding.status != "ok" for finding in findings]
+
+    @pytest.mark.slow
+    def test_a_failing_check_is_a_warning_and_the_others_still_run(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        def breaks(*_: object) -> DoctorFinding:
+            raise RuntimeError("odd machine")
+
+        monkeypatch.setattr(machine_checks, "check_cpu", breaks)
+        findings = {finding.name: finding for finding in machine_checks.examine(tmp_path)}
+        assert list(findings) == NAMES
+        assert findings["CPU"].status == "warning"
+        assert findings["CPU"].detail == "the check failed: RuntimeError: odd machine"
+
+    def test_the_table_shows_findings_and_remedies_verbatim(self):
+        console = Console(width=100)
+        with console.capture() as captured:
+            disk = DoctorFinding("disk", "warning", "1 GiB in /a[b]c", "Delete [old] runs.")
+            console.print(build_findings_table([DoctorFinding("CPU", "ok", "AVX2"), disk]))
+        assert_matches_golden("doctor_findings", captured.get())
+
+
+class TestDocker:
+    def test_no_socket_means_not_installed(self, tmp_path: Path):
+        trial = probe_docker({"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})
+        assert trial.description.startswith("no engine at unix://")
+        assert "Install Docker Engine" in trial.remedy
+
+    def test_a_socket_without_a_listener_means_not_running(self, tmp_path: Path):
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(tmp_path / "d.sock"))
+        trial = probe_docker({"DOCKER_HOST": f"unix://{tmp_path}/d.sock"})
+        assert trial.description.startswith("no process listens at unix://")
+        assert "systemctl start docker" in trial.remedy
+
+    def test_a_socket_without_permission_is_reported_separately(self, monkeypatch: pytest.MonkeyPatch):
+        def refuse(_: object) -> str:  # the tests may run as root
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(docker_probe, "query_version", refuse)
+        trial = probe_docker({})
+        assert trial.description == "no permission for unix:///var/run/docker.sock"
+        assert "usermod -aG docker" in trial.remedy
+
+    def test_a_running_engine_is_reported_with_its_version(self, tmp_path: Path):
+        body = json.dumps({"Version": "27.1", "ApiVersion": "1.46"})
+        with answering(tmp_path / "d.sock", body) as requests:
+            trial = probe_docker({"DOCKER_HOST": f"unix://{tmp_path}/d.sock"})
+        assert trial == DockerProbeResult(f"27.1, API 1.46 at unix://{tmp_path}/d.sock", "")
+        assert requests[0].startswith(b"GET /version HTTP/1.0\r\n")
+
+    @pytest.mark.parametrize("body", ["<html>", "{}", "[]"])
+    def test_another_server_at_the_socket_is_not_an_engine(self, tmp_path: Path, body: str):
+        with answering(tmp_path / "d.sock", body):
+            trial = probe_docker({"DOCKER_HOST": f"unix://{tmp_path}/d.sock"})
+        assert "gave no usable answer" in trial.description
+
+    @pytest.mark.parametrize("host", ["ssh://me@there", "npipe:////./pipe/docker_engine", "nonsense"])
+    def test_an_unsupported_address_is_not_probed(self, host: str):
+        assert probe_docker({"DOCKER_HOST": host}).description == f"{host} is not supported"
+
+    def test_a_rootless_engines_socket_is_preferred(self, tmp_path: Path):
+        with answering(tmp_path / "docker.sock", json.dumps({"Version": "27.1", "ApiVersion": "1.46"})):
+            trial = probe_docker({"XDG_RUNTIME_DIR": str(tmp_path)})
+        assert trial.description == f"27.1, API 1.46 at unix://{tmp_path}/docker.sock"
+
+    def test_the_probe_result_becomes_the_finding(self):
+        assert machine_checks.check_docker(DockerProbeResult("27.1", "")) == DoctorFinding(
+            "Docker engine", "ok", "27.1"
+        )
+        assert machine_checks.check_docker(DockerProbeResult("none", "Install.")) == DoctorFinding(
+            "Docker engine", "warning", "none", "Install."
+        )
+
+
+@contextmanager
+def answering(path: Path, body: str) -> Iterator[list[bytes]]:
+    """Serves one request with `body` and yields the received requests."""
+    requests: list[bytes] = []
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            requests.append(connection.recv(4096))
+            connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + body.encode())
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield requests
+        thread.join()
+
+
+class TestIsolation:
+    def test_a_complete_isolation_is_ok(self):
+        finding = machine_checks.check_isolation(Isolation("docker", ("user", "pid"), True, (), landlock=7))
+        assert finding.status == "ok"
+        assert "user, pid" in finding.detail
+
+    @pytest.mark.parametrize(("namespaces", "seccomp"), [((), True), (("user",), False)])
+    def test_a_missing_layer_is_a_warning_with_its_remedy(self, namespaces: tuple[str, ...], seccomp: bool):
+        finding = machine_checks.check_isolation(
+            Isolation("process", namespaces, seccomp, ("No X: refused.", "Do this."))
+        )
+        assert finding.status == "warning"
+        assert finding.remedy == "No X: refused. Do this."
+
+
+class TestSoftware:
+    def test_a_broken_torch_is_missing(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setitem(sys.modules, "torch", None)
+        finding = machine_checks.check_torch()
+        assert finding.status == "missing"
+        assert "make setup" in finding.remedy
+
+    def test_an_uninstalled_package_is_missing(self, monkeypatch: pytest.MonkeyPatch):
+        def absent(name: str) -> str:
+            raise importlib.metadata.PackageNotFoundError(name)
+
+        monkeypatch.setattr(machine_checks.importlib.metadata, "version", absent)
+        assert machine_checks.check_uvloop().status == "missing"
+
+    @pytest.mark.parametrize(
+        ("count", "driver", "cuda", "status", "expected"),
+        [
+            (2, True, "12.8", "ok", "A GPU, 80 GiB; A GPU, 80 GiB"),
+            (0, False, None, "warning", "none"),
+            (0, True, None, "warning", "Install the CUDA build of torch"),
+            (0, True, "12.8", "warning", "Update the NVIDIA driver"),
+        ],
+    )
+    def test_an_unusable_gpu_and_no_gpu_have_different_remedies(
+        self, monkeypatch: pytest.MonkeyPatch, count: int, driver: bool, cuda: str | None, status: str, expected: str
+    ):
+        gpu = SimpleNamespace(name="A GPU", total_memory=80 * 2**30)
+        available = SimpleNamespace(
+            is_available=lambda: count > 0, device_count=lambda: count, get_device_properties=lambda index: gpu
+        )
+        torch = SimpleNamespace(__version__="2.9", cuda=available, version=SimpleNamespace(cuda=cuda))
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        monkeypatch.setattr(machine_checks, "Path", lambda path: SimpleNamespace(exists=lambda: driver))
+        finding = machine_checks.check_gpu()
+        assert finding.status == status
+        assert expected in f"{finding.detail} {finding.remedy}"
+
+
+class TestCommand:
+    @pytest.fixture(autouse=True)
+    def structlog_as_before(self) -> Iterator[None]:
+        yield
+        structlog.reset_defaults()
+
+    @pytest.mark.parametrize(("status", "exit_code"), [("ok", 0), ("warning", 0), ("missing", 1)])
+    def test_only_missing_requirements_are_an_error(
+        self, monkeypatch: pytest.MonkeyPatch, status: FindingStatus, exit_code: int
+    ):
+        monkeypatch.setattr(
+            machine_checks, "examine", lambda run: [DoctorFinding("uvloop", status, "here", "Do this.")]
+        )
+        result = CliRunner().invoke(app, ["doctor"])
+        assert result.exit_code == exit_code
+        assert result.output.splitlines()[1].split() == [status, "uvloop", "here"]
+        assert "-> Do this." in result.output
+
+
+class TestLimits:
+    def test_an_old_python_is_missing_and_a_new_one_is_not(self):
+        assert machine_checks.check_python((3, 10, 12)).status == "missing"
+        assert machine_checks.check_python((3, 11, 0)).status == "ok"
+
+    def test_relevant_cpu_features_are_named(self, tmp_path: Path):
+        cpuinfo = tmp_path / "cpuinfo"
+        cpuinfo.write_text("model name\t: A Fine CPU\nflags\t\t: fpu avx2 avx512f amx_bf16\n")
+        assert machine_checks.check_cpu(cpuinfo) == DoctorFinding("CPU", "ok", "A Fine CPU; AVX2, AVX-512, AMX BF16")
+
+    def test_a_cpu_without_vector_extensions_is_a_warning(self, tmp_path: Path):
+        cpuinfo = tmp_path / "cpuinfo"
+        cpuinfo.write_text("model name\t: An Old CPU\nflags\t\t: fpu sse2\n")
+        assert machine_checks.check_cpu(cpuinfo).status == "warning"
+
+    def test_less_than_two_cores_is_a_warning(self):
+        assert machine_checks.check_cores(1.5).status == "warning"
+        assert machine_checks.check_cores(2).status == "ok"
+
+    def test_little_memory_is_a_warning(self):
+        assert machine_checks.check_memory((3 * 2**30, 64 * 2**30)).status == "warning"
+        assert machine_checks.check_memory((8 * 2**30, 64 * 2**30)).detail == "8.0 GiB available of 64.0"
+
+    def test_no_shared_memory_is_missing(self, tmp_path: Path):
+        assert machine_checks.check_shared_memory(tmp_path / "shm").status == "missing"
+        assert "free of" in machine_checks.check_shared_memory(tmp_path).detail
+
+    def test_few_open_files_is_a_warning_and_unlimited_is_not(self):
+        assert machine_checks.check_open_files(256, 4096).status == "warning"
+        assert machine_checks.check_open_files(-1, -1) == DoctorFinding(
+            "open files", "ok", "unlimited (may be raised to unlimited)"
+        )
+
+    def test_little_shared_memory_is_a_warning(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        space = SimpleNamespace(f_frsize=4096, f_bavail=16_384, f_blocks=16_384)
+        monkeypatch.setattr(machine_checks.os, "statvfs", lambda mount: space)
+        finding = machine_checks.check_shared_memory(tmp_path)
+        assert (finding.status, finding.detail) == ("warning", f"0.06 GiB free of 0.06 in {tmp_path}")
+        assert "--shm-size=2g" in finding.remedy
+
+    def test_cgroup_limits_bound_memory_and_cores(self, monkeypatch: pytest.MonkeyPatch):
+        gib = 2**30
+        files = {
+            "/proc/meminfo": f"MemTotal: {64 << 20} kB\nMemFree: 1 kB\nMemAvailable: {32 << 20} kB",
+            "/sys/fs/cgroup/memory.max": str(8 * gib),
+            "/sys/fs/cgroup/memory.current": str(6 * gib),
+            "/sys/fs/cgroup/cpu.max": "50000 100000",
+        }
+        monkeypatch.setattr(machine_checks, "_read", lambda path: files.get(path, ""))
+        assert machine_checks.read_memory_bytes() == (2 * gib, 8 * gib)
+        assert machine_checks.count_usable_cores() == 0.5
+        files["/sys/fs/cgroup/memory.max"] = "max"
+        files["/sys/fs/cgroup/cpu.max"] = "max 100000"
+        assert machine_checks.read_memory_bytes() == (32 * gib, 64 * gib)
+        assert machine_checks.count_usable_cores() >= 1
+
+    def test_an_almost_full_disk_is_a_warning(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(machine_checks.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**30))
+        finding = machine_checks.check_disk(tmp_path)
+        assert (finding.status, finding.detail) == ("warning", f"1.0 GiB free in {tmp_path}")
+
+    def test_an_unwritable_folder_is_missing(self):
+        assert machine_checks.check_disk(Path("/proc")).status == "missing"

@@ -1,0 +1,300 @@
+"""`asterism log fork` and `asterism log roc` on the logs and checkpoints of a finished run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from actors.cli.log.fork_command import ForkOptions, fork_trajectory
+from actors.replay.branch_runner import EndedTrajectory
+from actors.replay.logged_groups import read_step_groups
+from actors.replay.logged_history import read_end_at_head, read_history
+from actors.runtime.wiring import build_deciders, build_rules
+from analysis.what_if.roc_refilter import rebuild_training_rows
+from analysis.what_if.trajectory_replay import replay_trajectory
+from bus.addresses import HEAD
+from bus.codec import decode
+from bus.event_log.reader import read_events
+from bus.messages import BatchReady, ProtocolError, TrajectoryFinished
+from configs.load import load_resolved
+from configs.run_folder import RunFolder
+from engine.model.tokenizer import load_tokenizer
+from policies.rollout.token_record import bytes_to_ids
+from tests.actors.runs.running import asterism
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(finished_run: tuple[RunFolder, str]) -> RunFolder:
+    return finished_run[0]
+
+
+def answered(folder: RunFolder, version: int) -> TrajectoryFinished:
+    """The first trajectory that ran a cell and answered in two turns of one policy version."""
+    for event, _ in read_events(folder.events / "head.sqlite", kinds=["TrajectoryFinished"]):
+        message = decode(event.frame).message
+        assert isinstance(message, TrajectoryFinished)
+        in_two_turns = message.ending == "answered" and message.turns == 2
+        if in_two_turns and set(bytes_to_ids(message.versions)) == {-1, version} and _ran_a_call(folder, message):
+            return message
+    raise AssertionError(f"no trajectory of version {version} ran a cell and answered")
+
+
+def _ran_a_call(folder: RunFolder, message: TrajectoryFinished) -> bool:
+    log = folder.events / "rollout-0.sqlite"
+    return any(read_events(log, trajectory=message.trajectory_id, kinds=["CodeFinished"]))
+
+
+def fork(folder: RunFolder, tmp_path: Path, *arguments: str) -> tuple[dict[str, Any], str]:
+    file = tmp_path / "fork.json"
+    done = asterism("log", "fork", str(folder.path), *arguments, "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    return json.loads(file.read_text()), done.stdout
+
+
+def refused(*arguments: str) -> str:
+    done = asterism("log", *arguments)
+    assert done.returncode == 2, done.stdout
+    assert done.stderr.startswith("error: ")
+    return done.stderr
+
+
+# ---------------------------------------------------------------- fork
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_a_branch_without_changes_is_identical_to_the_original(folder: RunFolder, tmp_path: Path, turn: int) -> None:
+    original = answered(folder, 0)
+    result, printed = fork(folder, tmp_path, str(original.trajectory_id), "--turn", str(turn))
+    (branch,) = result["branches"]
+    assert branch["beside_original"]["same"], printed
+    assert branch["outcome"]["token_ids"] == bytes_to_ids(original.token_ids)
+    assert branch["outcome"]["reward"] == result["original"]["reward"] == original.reward
+    assert branch["beside_original"]["logprob_difference_max"] < 1e-4
+    assert "is identical to the original" in printed
+
+
+def test_branches_with_another_tool_result_diverge_there(folder: RunFolder, tmp_path: Path) -> None:
+    original = answered(folder, 0)
+    (tmp_path / "result.txt").write_text("31\n")
+    flags = ("--tool-result", str(tmp_path / "result.txt"))
+    result, printed = fork(folder, tmp_path, str(original.trajectory_id), "--turn", "1", *flags, "-n", "4")
+    outcomes = [branch["outcome"] for branch in result["branches"]]
+    assert len({outcome["seed"] for outcome in outcomes}) == 4
+    assert result["tool_result"] == "31\n"
+    for branch in result["branches"]:
+        divergence = branch["beside_original"]["parting"]
+        assert (divergence["within"], divergence["turn"]) == ("result", 1)
+        assert "stdout:\n31\n</tool_response>" in branch["outcome"]["told"][1]["given"]
+        assert branch["outcome"]["told"][0] == result["original"]["told"][0]
+        assert branch["outcome"]["reward"] in (0.0, 1.0)
+    assert "branch 3" in printed
+
+
+def test_another_seed_or_checkpoint_gives_other_branches(folder: RunFolder, tmp_path: Path) -> None:
+    original = answered(folder, 0)
+    where = (str(original.trajectory_id), "--turn", "0", "--seed", "5", "-n", "6")
+    first, _ = fork(folder, tmp_path, *where)
+    again, _ = fork(folder, tmp_path, *where)
+    token_ids = [branch["outcome"]["token_ids"] for branch in first["branches"]]
+    assert token_ids == [branch["outcome"]["token_ids"] for branch in again["branches"]]
+    assert len({tuple(ids) for ids in token_ids}) > 1
+    newest, _ = fork(folder, tmp_path, *where, "--checkpoint", str(folder.get_checkpoint_path(3)))
+    assert newest["checkpoint"] == str(folder.get_checkpoint_path(3))
+    differences = [branch["beside_original"]["logprob_difference_max"] for branch in newest["branches"]]
+    assert max(each for each in differences if each is not None) > 1e-4  # of another policy
+
+
+def test_invalid_fork_options_are_named(folder: RunFolder, tmp_path: Path) -> None:
+    run, original = str(folder.path), answered(folder, 0)
+    number = str(original.trajectory_id)
+    assert "trajectory 99999" in refused("fork", run, "99999", "--turn", "0")
+    assert f"trajectory {number} has turns 0 to 1" in refused("fork", run, number, "--turn", "2")
+    missing = str(tmp_path / "missing")
+    assert f"{missing}: No such file" in refused("fork", run, number, "--turn", "1", "--tool-result", missing)
+    before_any = refused("fork", run, number, "--turn", "0", "--tool-result", str(folder.config))
+    assert "turn 0 follows no tool call" in before_any
+    (tmp_path / "bytes").write_bytes(b"4\xff")
+    no_text = refused("fork", run, number, "--turn", "1", "--tool-result", str(tmp_path / "bytes"))
+    assert f"{tmp_path / 'bytes'}: is not UTF-8 text (byte 1)" in no_text
+    assert f"{missing}: no such folder" in refused("fork", run, number, "--turn", "1", "--checkpoint", missing)
+    elsewhere = refused("fork", run, number, "--turn", "1", "--json", f"{missing}/fork.json")
+    assert f"the folder {missing} does not exist" in elsewhere
+    a_folder = refused("fork", run, number, "--turn", "1", "--json", str(tmp_path))
+    assert f"--json {tmp_path}: is a folder; name a file" in a_folder
+    other_rules = refused("fork", run, number, "--turn", "1", "--set", "dialogue.max_turns=9")
+    assert "only engine.* and sandbox.* can" in other_rules
+    (tmp_path / "config.toml").write_text(folder.config.read_text().replace("$RUN", run))
+    assert "there is no event log" in refused("fork", str(tmp_path), number, "--turn", "1")
+
+
+def test_without_the_turns_checkpoint_the_existing_ones_are_named(folder: RunFolder) -> None:
+    assert not folder.get_checkpoint_path(1).exists()  # the cold start's and the two newest are
+    number = str(answered(folder, 1).trajectory_id)
+    error = refused("fork", str(folder.path), number, "--turn", "1")
+    assert "policy version 1, which generated turn 1" in error
+    assert "step_000000, step_000002, step_000003" in error
+
+
+def test_a_checkpoint_of_another_vocabulary_is_refused(folder: RunFolder, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(folder.get_checkpoint_path(0), other)
+    content = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    first, second = list(vocabulary)[:2]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (other / "tokenizer.json").write_text(json.dumps(content))
+    number = str(answered(folder, 0).trajectory_id)
+    error = refused("fork", str(folder.path), number, "--turn", "1", "--checkpoint", str(other))
+    assert str(other / "tokenizer.json") in error
+    assert "vocabulary" in error
+
+
+def test_a_log_that_ends_within_a_turn_can_be_forked_with_a_checkpoint(folder: RunFolder, tmp_path: Path) -> None:
+    original = answered(folder, 0)
+    number = str(original.trajectory_id)
+    cut = copy_run(folder, tmp_path / "cut")
+    with contextlib.closing(sqlite3.connect(cut.events / "rollout-0.sqlite")) as log, log:
+        turns = log.execute("SELECT seq FROM events WHERE trajectory = ? AND kind = 'TurnGenerated'", (number,))
+        (_, (last,)) = turns.fetchall()
+        log.execute("DELETE FROM events WHERE seq >= ?", (last,))
+    (cut.events / "head.sqlite").unlink()
+    assert f"trajectory {number} has no logged token of turn 1" in refused("fork", str(cut.path), number, "--turn", "1")
+    named, _ = fork(cut, tmp_path, number, "--turn", "1", "--checkpoint", str(folder.get_checkpoint_path(0)))
+    (branch,) = named["branches"]
+    assert named["original"]["ending"] == "not in the log: generating"
+    assert branch["outcome"]["token_ids"] == bytes_to_ids(original.token_ids)
+    assert branch["beside_original"]["parting"] is None
+    assert branch["beside_original"]["common_tokens"] == len(named["original"]["token_ids"])
+
+
+def copy_run(folder: RunFolder, path: Path) -> RunFolder:
+    """Copies event logs and configuration; model and data remain in the original folder."""
+    shutil.copytree(folder.events, path / "events")
+    (path / "config.toml").write_text(folder.config.read_text().replace("$RUN", str(folder.path)))
+    return RunFolder(path)
+
+
+@pytest.mark.parametrize("determinism", ["fast", "strict"])
+def test_a_fork_has_the_determinism_of_its_run(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, determinism: str
+) -> None:
+    copy = copy_run(folder, tmp_path)
+    resolved = copy.config.read_text()
+    assert 'determinism = "fast"' in resolved
+    copy.config.write_text(resolved.replace('determinism = "fast"', f'determinism = "{determinism}"'))
+    made: list[tuple[str, bool]] = []
+
+    async def record_strictness(*parts: object, strict: bool) -> list[EndedTrajectory]:
+        made.append(("executor", strict))
+        return []
+
+    monkeypatch.setattr("actors.cli.log.fork_command.continue_trajectories", record_strictness)
+    monkeypatch.setattr("actors.cli.log.fork_command.suppress_logs", lambda: None)  # its change of structlog would last
+    monkeypatch.setattr(
+        "actors.engines.embedded_factory.EmbeddedEngine", lambda *parts, strict, **more: made.append(("engine", strict))
+    )
+    number = answered(folder, 0).trajectory_id
+    options = ForkOptions(number, 1, None, folder.get_checkpoint_path(0), None, 1, [], None)
+    assert fork_trajectory(copy, options, Console(quiet=True)) == 0
+    assert made == [("engine", determinism == "strict"), ("executor", determinism == "strict")]
+
+
+def test_a_log_that_replays_to_other_tokens_is_refused(folder: RunFolder, tmp_path: Path) -> None:
+    copy = copy_run(folder, tmp_path)
+    resolved = copy.config.read_text()
+    changed = re.sub(r"result_characters = \d+", "result_characters = 1", resolved)
+    assert changed != resolved
+    copy.config.write_text(changed)
+    number = str(answered(folder, 0).trajectory_id)
+    assert f"trajectory {number} replays to other tokens" in refused("fork", str(tmp_path), number, "--turn", "1")
+
+
+def test_every_replayed_trajectory_has_the_end_that_the_head_logged(folder: RunFolder) -> None:
+    run = load_resolved(folder.config)
+    tokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
+    for event, _ in read_events(folder.events / "head.sqlite", kinds=["TrajectoryFinished"]):
+        message = decode(event.frame).message
+        assert isinstance(message, TrajectoryFinished)
+        history = read_history(folder, message.trajectory_id)
+        assert (
+            replay_trajectory(build_rules(run, tokenizer), tokenizer, history).end
+            == read_end_at_head(folder, history)
+            == message
+        )
+
+
+# ---------------------------------------------------------------- roc
+
+
+def replay_batches(folder: RunFolder) -> list[BatchReady]:
+    """The batches of the run, from a replay of the whole head."""
+    deciders = build_deciders(HEAD, load_resolved(folder.config), folder)
+    batches: list[BatchReady] = []
+    for event, _ in read_events(folder.events / "head.sqlite"):
+        try:
+            effects = deciders[event.actor].decide(event.time, decode(event.frame).message)
+        except ProtocolError:
+            continue
+        batches += [effect.message for effect in effects if isinstance(effect.message, BatchReady)]
+    return batches
+
+
+def test_the_runs_own_settings_rebuild_its_training_rows(folder: RunFolder) -> None:
+    run = load_resolved(folder.config)
+    steps = list(read_step_groups(run, folder))
+    assert [step.batch for step in steps] == replay_batches(folder)
+    assert sum(len(step.batch.samples) for step in steps) > 0
+    for step in steps:
+        by_group = {group.group_id: rebuild_training_rows(group, run) for group in step.groups}
+        assert tuple(row for group_id in sorted(by_group) for row in by_group[group_id]) == step.batch.samples
+
+
+def roc(folder: RunFolder, tmp_path: Path, *arguments: str) -> tuple[dict[str, Any], str]:
+    file = tmp_path / "roc.json"
+    done = asterism("log", "roc", str(folder.path), *arguments, "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    return json.loads(file.read_text()), done.stdout
+
+
+def test_the_runs_own_settings_change_no_advantage(folder: RunFolder, tmp_path: Path) -> None:
+    result, printed = roc(folder, tmp_path)
+    assert [step["step"] for step in result["steps"]] == [1, 2, 3]
+    assert result["all_steps"]["run"] == result["all_steps"]["other"]
+    assert result["all_steps"]["both"] == sum(len(batch.samples) for batch in replay_batches(folder))
+    assert result["all_steps"]["advantage_change_mean"] == 0.0
+    assert "the run's own settings" in printed
+
+
+def test_other_settings_list_the_trajectories_that_they_keep(folder: RunFolder, tmp_path: Path) -> None:
+    result, _ = roc(folder, tmp_path, "--set", "roc.enabled=false")
+    whole = result["all_steps"]
+    assert whole["other"]["trajectories"] == 2 * whole["run"]["trajectories"] > whole["both"] > 0
+    assert whole["advantage_change_mean"] > 0
+    result, printed = roc(folder, tmp_path, "--set", "roc.negatives=first", "--step", "2")
+    (step,) = result["steps"]
+    added = [
+        each["trajectory_id"]
+        for each in step["trajectories"]
+        if each["advantage"] is None and each["other_advantage"] is not None
+    ]
+    assert step["difference"]["other"]["trajectories"] == step["difference"]["run"]["trajectories"]
+    assert added
+    assert all(str(trajectory_id) in printed.partition("group ")[2] for trajectory_id in added)
+
+
+def test_invalid_roc_options_are_named(folder: RunFolder) -> None:
+    run = str(folder.path)
+    assert "only roc.* can" in refused("roc", run, "--set", "rl.prompts=3")
+    assert "roc.penalty" in refused("roc", run, "--set", "roc.penalty=both")
+    assert "has steps 1 to 3" in refused("roc", run, "--step", "4")
+    assert "must be a step number or" in refused("roc", run, "--step", "first")

@@ -1,0 +1,206 @@
+"""`asterism log replay`: shows the first difference side by side, and an actor's state at any event."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sqlite3
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from actors.cli.log.replay_command import collect_later_messages, format_state, show_difference, show_state
+from actors.replay.replay import ReplayDifference, replay_before, replay_process, replay_until
+from analysis.event_logs.pretty import pretty_format
+from bus.codec import encode
+from bus.event_log.reader import read_events
+from bus.messages import CodeFinished, CodeOk, Envelope, LeaseRequested, Output
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+from tests.fakes import PROMPT, generated
+from tests.recorded import EXECUTOR, Recording, deciders, small_run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return small_run(RunFolder(tmp_path / "small"))
+
+
+def rollout_log(folder: RunFolder) -> Path:
+    return folder.events / "rollout-0.sqlite"
+
+
+def first(folder: RunFolder, kind: str) -> int:
+    return next(event.seq for event, _ in read_events(rollout_log(folder), kinds=[kind]))
+
+
+def replayed(folder: RunFolder) -> ReplayDifference | None:
+    return replay_process("rollout-0", rollout_log(folder), deciders()).difference
+
+
+def shown(folder: RunFolder, difference: ReplayDifference) -> str:
+    console = Console(width=200)
+    with console.capture() as captured:
+        show_difference(folder, difference, console)
+    return captured.get()
+
+
+def change(folder: RunFolder, sql: str, *values: object) -> None:
+    with contextlib.closing(sqlite3.connect(rollout_log(folder))) as connection, connection:
+        connection.execute(sql, values)
+
+
+def test_a_recorded_run_replays_identically(folder: RunFolder) -> None:
+    assert replayed(folder) is None
+
+
+def test_the_first_difference_shows_the_logged_and_the_replayed_messages(folder: RunFolder) -> None:
+    """The log has a longer tool output than the run, so the replay requests a larger lease."""
+    seq = first(folder, "CodeFinished")
+    altered = CodeFinished(7, 0, CodeOk(Output("four hundred")), 0.01, EXECUTOR)
+    change(folder, "UPDATE events SET frame = ? WHERE seq = ?", encode(Envelope(EXECUTOR, "rollout-0", altered)), seq)
+    difference = replayed(folder)
+    assert difference is not None
+    assert (difference.event.seq, difference.what) == (seq, "effects")
+    text = shown(folder, difference)
+    assert f"event {seq} of rollout-0 (rollout-0, CodeFinished from executor-0/1): the effects differ" in text
+    assert "stdout 'four hundred'" in text
+    (requested,) = [effect.message for effect in difference.effects if not isinstance(effect, str)]
+    assert isinstance(requested, LeaseRequested)
+    sizes = next(line for line in text.splitlines() if " tokens " in line)
+    assert re.findall(r"tokens (\d+)", sizes) == [str(requested.tokens - len("our hundred")), str(requested.tokens)]
+    assert "head:" in text
+    assert "run, as its receivers logged it" in text  # identified by the fingerprint
+    assert "TrajectoryFinished" not in text  # a later event
+
+
+def test_messages_from_before_the_event_are_excluded(folder: RunFolder) -> None:
+    seq = first(folder, "CodeFinished")
+    change(folder, "UPDATE decisions SET effects = x'00' WHERE seq = ?", seq)
+    difference = replayed(folder)
+    assert difference is not None
+    logged = collect_later_messages(folder, difference)["head/arbiter"]
+    assert [each.envelope.message for each in logged[:1]] == [effect.message for effect in difference.effects]  # pyright: ignore
+    assert all(each.event.time >= difference.event.time for each in logged)
+
+
+def test_without_a_matching_fingerprint_the_next_logged_messages_are_shown(folder: RunFolder) -> None:
+    seq = first(folder, "CodeFinished")
+    change(folder, "UPDATE decisions SET effects = x'00' WHERE seq = ?", seq)
+    difference = replayed(folder)
+    assert difference is not None
+    (logged,) = collect_later_messages(folder, difference)["head/arbiter"][:1]
+    with contextlib.closing(sqlite3.connect(folder.events / "head.sqlite")) as head, head:
+        head.execute("DELETE FROM events WHERE seq = ?", (logged.event.seq,))
+    text = shown(folder, difference)
+    assert "LeaseReleased" in text  # the arbiter's next event from the actor
+    assert "run: next messages that its receivers logged" in text
+
+
+def test_an_event_that_the_replay_refuses_is_shown_with_the_reason(folder: RunFolder) -> None:
+    seq = first(folder, "CodeFinished")
+    twice = CodeFinished(7, 5, CodeOk(Output("4")), 0.01, EXECUTOR)
+    change(folder, "UPDATE events SET frame = ? WHERE seq = ?", encode(Envelope(EXECUTOR, "rollout-0", twice)), seq)
+    difference = replayed(folder)
+    assert difference is not None
+    assert isinstance(difference.effects, str)
+    text = shown(folder, difference)
+    assert f"The replay refuses the event: {difference.effects}" in text
+    row = next(line for line in text.splitlines() if "head/arbiter" in line)
+    assert row.split("│")[-2].strip() == "no message"
+
+
+def test_receivers_without_an_event_log_show_only_the_replays_message(folder: RunFolder) -> None:
+    seq = first(folder, "LeaseGranted")
+    change(folder, "UPDATE decisions SET effects = x'00' WHERE seq = ?", seq)
+    difference = replayed(folder)
+    assert difference is not None
+    row = next(line for line in shown(folder, difference).splitlines() if line.startswith("│ generator-0"))
+    assert row.split("│")[2].strip() == "no event log"
+    assert "TurnRequested" in row.split("│")[3]
+
+
+def test_a_state_difference_shows_the_replays_state(folder: RunFolder) -> None:
+    seq = first(folder, "CodeFinished")
+    change(folder, "UPDATE decisions SET state = x'00' WHERE seq = ?", seq)
+    difference = replayed(folder)
+    assert difference is not None
+    assert difference.what == "state"
+    text = shown(folder, difference)
+    assert "The effects are the same" in text
+    assert "calls 1" in text
+
+
+def test_the_state_is_that_just_after_the_event(folder: RunFolder) -> None:
+    called = first(folder, "CodeFinished")
+    actors = deciders()
+    replay_until(rollout_log(folder), actors, called - 1)
+    assert "phase 'calling'" in format_state(actors["rollout-0"], 7)
+    actors = deciders()
+    replay_until(rollout_log(folder), actors, called)
+    text = format_state(actors["rollout-0"], 7)
+    assert "phase 'leasing'" in text
+    assert "calls 1" in text
+    assert "problem 'q:1'" in text
+
+
+def test_a_trajectory_that_is_not_live_is_refused(folder: RunFolder) -> None:
+    actors = deciders()
+    replay_until(rollout_log(folder), actors, 2)
+    with pytest.raises(UnusableInput, match="--trajectory 7: not live in this process"):
+        format_state(actors["rollout-0"], 7)
+    with pytest.raises(UnusableInput, match="there is no event 9999"):
+        replay_until(rollout_log(folder), deciders(), 9999)
+
+
+def test_an_actor_of_another_process_is_shown_at_the_same_time(folder: RunFolder) -> None:
+    granted = next(event for event, _ in read_events(rollout_log(folder), kinds=["LeaseGranted"]))
+    actors = {"arbiter": deciders()["head/arbiter"], "buffer": deciders()["rollout-0"]}
+    log = folder.events / "head.sqlite"
+    replay_before(log, actors, granted.time)
+    assert "running 1" in format_state(actors["arbiter"])
+
+
+@pytest.mark.parametrize("until", ["nonsense", "launcher:5", "head:x"])
+def test_a_malformed_event_name_is_refused(folder: RunFolder, until: str) -> None:
+    with pytest.raises(UnusableInput, match=f"--until {until}: not an event; use head:SEQ or rollout-0:SEQ"):
+        show_state(folder, until, None, None, Console())
+
+
+def test_states_are_printed_with_array_lengths_instead_of_tokens() -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.numbers = list(range(100))
+            self.me = self
+
+    text = pretty_format(
+        {"turn": generated(7, 0, "text"), "node": Node(), "none": [], "prompt_ids": PROMPT, "few": (1, 2)}
+    )
+    assert "token_ids 5 tokens" in text
+    assert "prompt_ids 8 tokens" in text
+    assert "numbers 100 numbers" in text
+    assert "me Node (above)" in text
+    assert "few 1, 2" in text
+    many = pretty_format(dict.fromkeys(map(str, range(100)), "x"))
+    assert many.splitlines()[-1] == "  ... 60 more"
+
+
+def test_a_launch_with_removed_events_is_skipped(folder: RunFolder) -> None:
+    kept = sum(1 for _ in read_events(rollout_log(folder)))
+    change(folder, "INSERT INTO gone VALUES (2, 2, 'LeaseGranted', 1)")
+    replay = replay_process("rollout-0", rollout_log(folder), deciders())
+    assert (replay.num_events, replay.num_skipped, replay.identical) == (0, kept, None)
+    with pytest.raises(UnusableInput, match=r"log\.keep_steps has removed events up to number 2"):
+        replay_until(rollout_log(folder), deciders(), 5)
+
+
+def test_a_complete_later_launch_is_replayed(folder: RunFolder, tmp_path: Path) -> None:
+    twice = RunFolder(tmp_path / "twice")
+    recording = Recording(twice)
+    for _ in range(2):
+        recording.begin()
+    recording.close()
+    change(twice, "INSERT INTO gone VALUES (2, 2, 'ExecutorJoined', 1)")
+    replay = replay_process("rollout-0", rollout_log(twice), deciders())
+    assert (replay.num_events, replay.num_skipped, replay.identical) == (2, 2, None)

@@ -1,0 +1,122 @@
+"""The `asterism log` subcommands on a run over real processes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from analysis.event_logs.merged_events import merge_events
+from bus.event_log.reader import list_removed_events, read_events
+from configs.run_folder import RunFolder
+from tests.actors.runs.running import ROOT, Start, adds_up, asterism, finish, from_cold_start_of, metrics, until
+from tests.traces import checked_slices
+
+pytestmark = pytest.mark.slow
+
+TINY = ("rl.prompts=4", "rl.rollouts=8", "evaluation.questions=2")
+
+
+@pytest.fixture(scope="module")
+def folder(finished_run: tuple[RunFolder, str]) -> RunFolder:
+    return finished_run[0]
+
+
+def log(*arguments: object) -> str:
+    done = asterism("log", *map(str, arguments))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_show_prints_every_event_and_searches_generated_text(folder: RunFolder) -> None:
+    assert len(log("show", folder.path).splitlines()) == sum(1 for _ in merge_events(folder))
+    found = log("show", folder.path, "--text", "print(", "--kind", "TurnGenerated", "--limit", 5).splitlines()
+    assert len(found) == 5
+    assert all("TurnGenerated" in line and "print(" in line for line in found)
+
+
+def test_replay_prints_states_at_an_event(folder: RunFolder) -> None:
+    event = next(event for event, _ in read_events(folder.events / "rollout-0.sqlite", kinds=["CodeFinished"]))
+    where = f"rollout-0:{event.seq}"
+    text = log("replay", folder.path, "--until", where, "--state", "rollout-0", "--trajectory", event.trajectory)
+    assert f"trajectory_id {event.trajectory}" in text
+    assert "calls 1" in text
+    assert "BufferState" in log("replay", folder.path, "--until", where, "--state", "buffer")
+    assert "ledger Ledger" in log("replay", folder.path, "--until", where, "--state", "arbiter")
+
+
+def test_a_run_diverges_from_one_with_another_seed_but_not_from_itself(
+    folder: RunFolder, tmp_path: Path, start: Start
+) -> None:
+    assert "identical, apart from times" in log("diff", folder.path, folder.path, "--exact")
+    process = start(tmp_path, *from_cold_start_of(folder), *TINY, "seed=1", "rl.steps=1")
+    output = finish(process)
+    assert process.returncode == 0, output
+    diff = asterism("log", "diff", str(folder.path), str(tmp_path / "demo"))
+    assert diff.returncode == 1
+    assert "the runs diverge at" in diff.stdout
+
+
+def test_export_writes_a_valid_trace_and_complete_tables(folder: RunFolder, tmp_path: Path) -> None:
+    log("export", folder.path, "--parquet", tmp_path / "tables", "--chrome", tmp_path / "trace.json")
+    tracks = checked_slices(tmp_path / "trace.json")
+    whole = [track for track in tracks if track.startswith("trajectories/")]
+    trajectories = pl.read_parquet(tmp_path / "tables" / "trajectories")
+    assert len(whole) == trajectories.height
+    steps = [name for track, each in tracks.items() if track.startswith("steps/") for name, *_ in each]
+    assert {f"step {number}" for number in (1, 2, 3)} < set(steps)
+    finished = trajectories.filter(pl.col("purpose") == "train")
+    assert finished.height == sum(step["trajectories"] for step in metrics(folder, "step"))
+    assert (trajectories["token_ids"].list.len() == trajectories["loss_mask"].list.len()).all()
+
+
+def test_show_follows_a_live_run_until_an_interrupt(folder: RunFolder, tmp_path: Path, start: Start) -> None:
+    process = start(tmp_path, *from_cold_start_of(folder), *TINY)
+    live = RunFolder(tmp_path / "demo")
+    until(lambda: (live.events / "rollout-0.sqlite").exists() and (live.events / "head.sqlite").exists(), process)
+    command = [
+        sys.executable,
+        "-m",
+        "actors.cli.main",
+        "log",
+        "show",
+        str(live.path),
+        "--follow",
+        "--kind",
+        "StepCollected",
+    ]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as follower:
+        assert follower.stdout is not None
+        steps = [re.search(r"step (\d)", follower.stdout.readline()) for _ in range(4)]  # recipe and recorder: two each
+        assert [found.group(1) for found in steps if found] == ["1", "1", "2", "2"]
+        follower.send_signal(signal.SIGINT)
+        assert follower.wait(timeout=30) == 0
+    finish(process)
+
+
+def test_a_run_with_keep_steps_can_be_resumed(folder: RunFolder, tmp_path: Path, start: Start) -> None:
+    settings = (*from_cold_start_of(folder), *TINY, "log.keep_steps=1")
+    first = start(tmp_path, *settings, "rl.steps=4")
+    output = finish(first)
+    assert first.returncode == 0, output
+    run = RunFolder(tmp_path / "demo")
+    summary = json.loads(run.summary.read_text())
+    assert adds_up(summary)
+    assert summary["replay_identical"] is None
+    for process in ("head", "rollout-0"):
+        assert sum(each.events for each in list_removed_events(run.events / f"{process}.sqlite")) > 0
+    collected = read_events(run.events / "head.sqlite", kinds=["StepCollected"])
+    assert sum(1 for _ in collected) == 2 * 4  # kept for a resume
+    assert "not replayed: log.keep_steps" in log("replay", run.path, "--verify")
+    shutil.rmtree(run.get_checkpoint_path(4))
+    again = start(tmp_path, *settings, "rl.steps=4", "--resume")
+    output = finish(again)
+    assert again.returncode == 0, output
+    assert [step["step"] for step in metrics(run, "step")] == [1, 2, 3, 4]

@@ -1,0 +1,388 @@
+"""The `asterism log` subcommands on the log of a simulated run: output and refusals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sqlite3
+from pathlib import Path
+
+import polars as pl
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from actors.cli.log import diff_command, replay_command, show_command, story_command, subcommands, waits_command
+from actors.replay import replay
+from analysis.event_logs.describe import TextContext
+from analysis.event_logs.merged_events import merge_events
+from bus.addresses import HEAD, ROLLOUT
+from bus.codec import decode
+from bus.event_log.reader import read_events
+from bus.messages import BatchReady, CodeFinished
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+from configs.schema import DialogueConfig, RunConfig
+from policies.decider import Decider
+from tests.actors.replay.test_logged_groups import logged
+from tests.fakes import TOKENIZER
+from tests.simulation.test_faults import live
+from tests.simulation.world import World
+from tests.traces import checked_slices
+
+SEED = 0  # its step is synchronous
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return live(SEED)
+
+
+@pytest.fixture(scope="module")
+def recorded(world: World, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    path = tmp_path_factory.mktemp("run")
+    logged(world, path, process=ROLLOUT)
+    return logged(world, path)
+
+
+@pytest.fixture
+def folder(recorded: RunFolder, world: World, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """The recorded run, with the world's deciders and tokenizer and a wide console."""
+
+    def build_world_deciders(process: str, run: RunConfig, folder: RunFolder) -> dict[str, Decider]:
+        return dict(world.deciders()[process])
+
+    for module in (replay, waits_command, replay_command):
+        monkeypatch.setattr(module, "build_deciders", build_world_deciders)
+    for module in (story_command, show_command, diff_command):
+        monkeypatch.setattr(module, "load_text_context", lambda folder: TextContext(TOKENIZER, DialogueConfig()))
+    monkeypatch.setattr(subcommands, "_make_console", lambda: Console(width=200, emoji=False))
+    return recorded
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(subcommands.log_app, [*map(str, arguments)], env={**os.environ, "COLUMNS": "200"})
+
+
+def log(*arguments: object) -> str:
+    result = invoke(*arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.output
+
+
+def refusal(*arguments: object) -> str:
+    result = invoke(*arguments)
+    assert isinstance(result.exception, UnusableInput), result.output
+    return str(result.exception)
+
+
+def copy(folder: RunFolder, path: Path, *sql: str, process: str = HEAD) -> RunFolder:
+    """Copies the logs and executes SQL in one of them."""
+    other = RunFolder(path / "copy")
+    other.events.mkdir(parents=True)
+    other.config.write_bytes(folder.config.read_bytes())
+    for log in folder.events.glob("*.sqlite"):
+        (other.events / log.name).write_bytes(log.read_bytes())
+    with contextlib.closing(sqlite3.connect(other.events / f"{process}.sqlite")) as connection, connection:
+        for statement in sql:
+            connection.execute(statement)
+    return other
+
+
+def find_calling_trajectory(folder: RunFolder) -> int:
+    events = read_events(folder.events / f"{ROLLOUT}.sqlite", kinds=["CodeFinished"])
+    return next(event.trajectory for event, _ in events if event.trajectory is not None)
+
+
+# ---------------------------------------------------------------- show, story
+
+
+def test_show_prints_one_line_per_event_up_to_the_limit(folder: RunFolder) -> None:
+    assert len(log("show", folder.path).splitlines()) == sum(1 for _ in merge_events(folder))
+    shown = log("show", folder.path, "--kind", "CodeFinished", "--actor", ROLLOUT, "--limit", 3).splitlines()
+    assert len(shown) == 3
+    assert all(" CodeFinished  from executor-" in line for line in shown)
+
+
+def test_show_filters_by_seconds_since_the_start(folder: RunFolder) -> None:
+    seconds = [
+        float(line.split()[0]) for line in log("show", folder.path, "--since", "0.5", "--until", "1").splitlines()
+    ]
+    assert seconds
+    assert 0.5 <= min(seconds) <= max(seconds) < 1
+
+
+def test_an_interrupt_ends_show_follow(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(show_command.time, "sleep", interrupted)
+    shown = log("show", folder.path, "--follow", "--kind", "StepCollected").splitlines()
+    assert len(shown) == len(log("show", folder.path, "--kind", "StepCollected").splitlines())
+
+
+def test_a_story_is_in_the_order_of_time(folder: RunFolder) -> None:
+    story = log("story", folder.path, find_calling_trajectory(folder))
+    lines = re.findall(r"^ *(\d+\.\d{4}) s  \S+ +(\w+)", story, re.MULTILINE)
+    kinds = [kind for _, kind in lines]
+    assert [float(second) for second, _ in lines] == sorted(float(second) for second, _ in lines)
+    assert kinds[0] == "StartGroup"
+    assert {"LeaseGranted", "TurnGenerated", "CodeFinished"} < set(kinds)
+
+
+def test_the_console_does_not_replace_emoji_codes() -> None:
+    console = subcommands._make_console()  # pyright: ignore[reportPrivateUsage]
+    with console.capture() as captured:
+        console.print(r"x\[:100:2]")
+    assert captured.get() == "x[:100:2]\n"
+
+
+# ---------------------------------------------------------------- replay
+
+
+def test_an_identical_replay_is_reported(folder: RunFolder) -> None:
+    events = sum(1 for _ in merge_events(folder))
+    assert log("replay", folder.path, "--verify") == f"{events:,} events replayed: states and effects are identical\n"
+
+
+def test_a_difference_is_an_error_only_with_verify(folder: RunFolder, tmp_path: Path) -> None:
+    last = "(SELECT max(seq) FROM decisions WHERE state IS NOT NULL)"
+    changed = copy(folder, tmp_path, f"UPDATE decisions SET state = x'00' WHERE seq = {last}")
+    verified = invoke("replay", changed.path, "--verify")
+    assert verified.exit_code == 1
+    assert re.match(r"event \d+ of head .*: the state differ", verified.output.replace("\n", " "))
+    assert invoke("replay", changed.path).exit_code == 0
+
+
+def test_a_log_without_its_beginning_is_not_replayed(folder: RunFolder, tmp_path: Path) -> None:
+    changed = copy(folder, tmp_path, "INSERT INTO gone VALUES (6, 9, 'LeaseRequested', 4)")
+    head = sum(1 for _ in read_events(folder.events / f"{HEAD}.sqlite"))
+    assert f"{head:,} events not replayed: log.keep_steps" in log("replay", changed.path)
+
+
+def test_replay_needs_all_event_logs(folder: RunFolder, tmp_path: Path) -> None:
+    changed = copy(folder, tmp_path)
+    (changed.events / f"{ROLLOUT}.sqlite").unlink()
+    assert "log.events = false" in refusal("replay", changed.path)
+
+
+def test_the_printed_state_is_the_receivers_unless_another_actor_is_named(folder: RunFolder) -> None:
+    trajectory = find_calling_trajectory(folder)
+    event = next(
+        event
+        for event, _ in read_events(folder.events / f"{ROLLOUT}.sqlite", kinds=["CodeFinished"], trajectory=trajectory)
+    )
+    where = f"{ROLLOUT}:{event.seq}"
+    own = log("replay", folder.path, "--until", where, "--trajectory", trajectory)
+    assert own.startswith(f"{ROLLOUT} after {where}, CodeFinished to {ROLLOUT} from executor-")
+    assert f"trajectory_id {trajectory}" in own
+    other = log("replay", folder.path, "--until", where, "--state", "buffer")
+    assert other.startswith(f"buffer after {where}, ")
+    assert "BufferState" in other
+
+
+def test_a_state_of_an_unknown_actor_or_trajectory_is_refused(folder: RunFolder) -> None:
+    assert "--state bufer: unknown actor; this run has " in refusal(
+        "replay", folder.path, "--until", "head:3", "--state", "bufer"
+    )
+    assert "only a rollout process has trajectories" in refusal(
+        "replay", folder.path, "--until", "head:3", "--trajectory", 1
+    )
+    assert "--state and --trajectory need --until" in refusal("replay", folder.path, "--state", "buffer")
+
+
+def test_a_state_that_follows_from_removed_events_is_refused(folder: RunFolder, tmp_path: Path) -> None:
+    changed = copy(folder, tmp_path, "INSERT INTO gone VALUES (6, 9, 'LeaseRequested', 4)")
+    arguments = ("replay", changed.path, "--until", f"{ROLLOUT}:9", "--state", "buffer")
+    assert "log.keep_steps has removed events up to number 9" in refusal(*arguments)
+
+
+# ---------------------------------------------------------------- waits
+
+
+def test_waits_name_the_process_waited_for(folder: RunFolder, tmp_path: Path) -> None:
+    """The logs end during a tool call of the first step."""
+    requested = next(event.time for event, _ in read_events(folder.events / f"{HEAD}.sqlite", kinds=["StepRequested"]))
+    calls = read_events(folder.events / f"{ROLLOUT}.sqlite", kinds=["CodeFinished"])
+    end = next(event for event, _ in calls if event.time > requested)
+    later = f"DELETE FROM events WHERE time >= {end.time!r}"
+    stopped = copy(copy(folder, tmp_path / "head", later), tmp_path, later, process=ROLLOUT)
+    called = decode(end.frame).message
+    assert isinstance(called, CodeFinished)
+    lines = log_waits(stopped)
+    (calling,) = [line for line in lines if f" wait for {called.executor}: a tool call, since " in line]
+    assert str(called.trajectory_id) in re.findall(r"\d+", calling.partition(" wait")[0])
+    (buffer,) = [line for line in lines if line.startswith("head/buffer")]
+    assert re.match(r"head/buffer waits for rollout-0: \d+ groups of step 1, \d+ trajectories, since ", buffer)
+
+
+def log_waits(folder: RunFolder) -> list[str]:
+    return log("waits", folder.path).splitlines()
+
+
+def test_an_untrained_batch_is_a_wait_for_the_learner(folder: RunFolder, tmp_path: Path) -> None:
+    sent = next(
+        event.time
+        for event, _, done in replay.redecide_all(
+            folder.events / f"{HEAD}.sqlite", replay.build_deciders(HEAD, RunConfig("x"), folder), since=1
+        )
+        if any(isinstance(batch, BatchReady) for batch in replay.list_batches(done))
+    )
+    stopped = copy(folder, tmp_path, f"DELETE FROM events WHERE time > {sent!r}")
+    (learner,) = [line for line in log_waits(stopped) if line.startswith("head/recipe waits for learner")]
+    assert "step 1, since " in learner
+
+
+def test_at_the_start_the_recipe_waits_for_a_generator_and_the_weights(folder: RunFolder, tmp_path: Path) -> None:
+    stopped = copy(folder, tmp_path, "DELETE FROM events WHERE kind IN ('EngineJoined', 'WeightsPublished')")
+    waits = [line.partition(", since")[0] for line in log_waits(stopped)]
+    assert "head/recipe waits for a generator: none has joined" in waits
+    assert "head/recipe waits for learner: the cold start, or its checkpoint" in waits
+
+
+def test_waits_need_a_complete_log(folder: RunFolder, tmp_path: Path) -> None:
+    changed = copy(folder, tmp_path, "INSERT INTO gone VALUES (6, 9, 'LeaseRequested', 4)")
+    assert "log.keep_steps has removed events up to number 9" in refusal("waits", changed.path)
+
+
+def test_waits_need_an_event_log(folder: RunFolder, tmp_path: Path) -> None:
+    changed = copy(folder, tmp_path)
+    (changed.events / f"{ROLLOUT}.sqlite").unlink()
+    assert "log.events = false" in refusal("waits", changed.path)
+
+
+# ---------------------------------------------------------------- diff, export, roc
+
+
+def test_a_run_does_not_diverge_from_itself(folder: RunFolder, tmp_path: Path) -> None:
+    same = copy(folder, tmp_path)
+    assert "identical, apart from times: every trajectory and every step" in log("diff", folder.path, same.path)
+    assert "identical, apart from times: every event of every process" in log("diff", folder.path, same.path, "--exact")
+
+
+@pytest.mark.slow
+def test_diverging_runs_exit_with_1(folder: RunFolder, tmp_path: Path) -> None:
+    other = logged(live(SEED + 1), tmp_path / "other")
+    logged(live(SEED + 1), tmp_path / "other", process=ROLLOUT)
+    result = invoke("diff", folder.path, other.path)
+    assert result.exit_code == 1
+    assert "the runs diverge at " in result.output
+    assert invoke("diff", folder.path, other.path, "--exact").exit_code == 1
+
+
+@pytest.mark.slow
+def test_export_writes_the_requested_files_and_needs_one(folder: RunFolder, tmp_path: Path) -> None:
+    tables, trace = tmp_path / "tables", tmp_path / "trace.json"
+    output = log("export", folder.path, "--parquet", tables, "--chrome", trace)
+    events = pl.read_parquet(tables / "events").height
+    assert events == sum(1 for _ in merge_events(folder))
+    assert f"{tables / 'events'}: {events:,} rows" in output
+    whole = sum(map(len, checked_slices(trace).values()))
+    log("export", folder.path, "--chrome", trace, "--step", 1)
+    assert 0 < sum(map(len, checked_slices(trace).values())) < whole
+    assert "the logs have no completed step 99" in refusal("export", folder.path, "--chrome", trace, "--step", 99)
+    assert refusal("export", folder.path) == "nothing to export: use --parquet FOLDER, --chrome FILE, or both"
+
+
+def test_an_unwritable_export_is_named(folder: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    missing = tmp_path / "none" / "trace.json"
+    assert refusal("export", folder.path, "--chrome", missing) == f"{missing}: No such file or directory"
+    assert (
+        refusal("export", folder.path, "--parquet", tmp_path / "file")
+        == f"{tmp_path / 'file' / 'events'}: Not a directory"
+    )
+
+
+def test_roc_counts_the_trajectories_that_other_settings_keep(folder: RunFolder, tmp_path: Path) -> None:
+    file = tmp_path / "roc.json"
+    printed = log("roc", folder.path, "--json", file)
+    result = json.loads(file.read_text())
+    assert "filtered again with the run's own settings" in printed
+    assert result["all_steps"]["run"] == result["all_steps"]["other"]
+    log("roc", folder.path, "--set", "roc.enabled=false", "--json", file)
+    result = json.loads(file.read_text())
+    assert result["settings"] == ["roc.enabled: true -> false"]
+    assert result["all_steps"]["other"]["trajectories"] > result["all_steps"]["run"]["trajectories"]
+
+
+def test_roc_lists_the_trajectories_removed_from_and_added_to_each_group(folder: RunFolder, tmp_path: Path) -> None:
+    file = tmp_path / "roc.json"
+    printed = log("roc", folder.path, "--set", "roc.enabled=false", "--step", 1, "--json", file)
+    (step,) = json.loads(file.read_text())["steps"]
+    members = step["trajectories"]
+    added = {e["trajectory_id"] for e in members if e["advantage"] is None and e["other_advantage"] is not None}
+    removed = {e["trajectory_id"] for e in members if e["advantage"] is not None and e["other_advantage"] is None}
+    assert added
+    named = re.findall(r"^group \d+: (?:without ([\d, ]+))?(?:, )?(?:with ([\d, ]+))?$", printed, re.MULTILINE)
+    assert {int(number) for without, _ in named for number in re.findall(r"\d+", without)} == removed
+    assert {int(number) for _, with_ in named for number in re.findall(r"\d+", with_)} == added
+
+
+def test_roc_refuses_unknown_steps_and_other_settings(folder: RunFolder, tmp_path: Path) -> None:
+    assert "must be a step number or" in refusal("roc", folder.path, "--step", "first")
+    assert "only roc.* can" in refusal("roc", folder.path, "--set", "rl.prompts=9")
+    assert "does not exist" in refusal("roc", folder.path, "--json", tmp_path / "none" / "roc.json")
+    assert re.search(r"--step 99: .* has steps 1 to \d", refusal("roc", folder.path, "--step", 99))
+    assert refusal("roc", folder.path, "--json", tmp_path) == f"--json {tmp_path}: is a folder; name a file"
+
+
+def test_invalid_flags_are_named(folder: RunFolder, tmp_path: Path) -> None:
+    assert refusal("show", folder.path, "--kind", "TurnGenerate").startswith(
+        "--kind TurnGenerate: unknown event kind; did you mean"
+    )
+    assert refusal("show", folder.path, "--since", "2", "--until", "1") == "--since 2: must be before --until 1"
+    assert refusal("export", folder.path, "--parquet", tmp_path / "t", "--step", 1).startswith("--step 1: ")
+    assert refusal("replay", folder.path, "--until", "head:1", "--verify").startswith("--verify and --until: ")
+
+
+@pytest.mark.parametrize("number", ["-1", str(2**63)])
+def test_an_impossible_trajectory_id_is_refused(folder: RunFolder, number: str) -> None:
+    for command in (("show", folder.path, "--trajectory", number), ("story", folder.path, "--", number)):
+        result = invoke(*command)
+        assert result.exit_code == 2
+        assert "Invalid value for" in result.output
+
+
+def test_a_damaged_metrics_line_is_named(folder: RunFolder, tmp_path: Path) -> None:
+    changed = copy(folder, tmp_path)
+    changed.metrics.write_bytes(b"{bad\n")
+    assert refusal("diff", changed.path, folder.path).startswith(f"{changed.metrics}, line 1: JSON is malformed")
+
+
+def test_a_damaged_log_is_named(folder: RunFolder, tmp_path: Path) -> None:
+    changed = copy(folder, tmp_path)
+    log = changed.events / f"{HEAD}.sqlite"
+    log.write_bytes(b"this was an event log, " * 1000)
+    for command in (("show",), ("story", 1), ("replay",), ("waits",), ("roc",), ("diff", folder.path)):
+        name, *arguments = command
+        assert refusal(name, changed.path, *arguments).startswith(f"{log}: cannot be read as an event log: ")
+
+
+@pytest.mark.parametrize("frame", ["x'00'", "x'01ff'", "substr(frame, 1, length(frame) / 2)"])
+def test_a_damaged_event_is_named(folder: RunFolder, tmp_path: Path, frame: str) -> None:
+    trajectory = find_calling_trajectory(folder)
+    change = f"UPDATE events SET frame = {frame} WHERE kind = 'CodeFinished' AND trajectory = {trajectory}"
+    changed = copy(folder, tmp_path, change, process=ROLLOUT)
+    event = next(read_events(folder.events / f"{ROLLOUT}.sqlite", kinds=["CodeFinished"], trajectory=trajectory))[0]
+    for command in (
+        ("show",),
+        ("story", trajectory),
+        ("replay",),
+        ("waits",),
+        ("diff", folder.path),
+        ("diff", folder.path, "--exact"),
+        ("export", "--parquet", tmp_path / "tables"),
+        ("export", "--chrome", tmp_path / "trace.json"),
+    ):
+        name, *arguments = command
+        error = refusal(name, changed.path, *arguments)
+        assert error.startswith(f"{changed.events / ROLLOUT}.sqlite: event {event.seq} is damaged: "), error
+
+
+@pytest.mark.parametrize("command", [("show",), ("story", 1), ("replay",), ("waits",), ("export",), ("roc",)])
+def test_a_folder_without_a_run_is_refused(tmp_path: Path, command: tuple[object, ...]) -> None:
+    name, *arguments = command
+    assert refusal(name, tmp_path, *arguments) == f"{tmp_path}: not a run folder (it has no config.toml)"

@@ -1,0 +1,145 @@
+"""Runs over two nodes on loopback: `asterism run` and `asterism join` as real processes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from actors.cli.join_command import join_run, parse_endpoint
+from actors.launch.join_handshake import JoinOptions
+from bus.transport.curve_auth import generate_key
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+from tests.actors.runs.running import ROOT, adds_up, finish, launch, said, until
+from tests.processes import processes_that_name
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    return generate_key(tmp_path / "keys")
+
+
+def free_port() -> int:
+    """A run's first port; it and the node's first port, 100 after it, are free."""
+    for port in range(31_000, 60_000, 100):
+        if _is_free(port) and _is_free(port + 100):
+            return port
+    raise AssertionError("no port is free")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def cluster(key: Path, port: int, *more: str) -> tuple[str, ...]:
+    return (f"cluster.key={key}", "cluster.host=127.0.0.1", f"cluster.port={port}", *more)
+
+
+@contextmanager
+def joined(port: int, key: Path, *options: str) -> Generator[subprocess.Popen[str]]:
+    own = ("--host", "127.0.0.1", "--port", str(port + 100), "--key", str(key))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "actors.cli.main", "join", f"tcp://127.0.0.1:{port}", *own, *options],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_a_run_over_two_nodes_with_learner_ranks_on_both(tmp_path: Path, key: Path) -> None:
+    port = free_port()
+    settings = cluster(key, port, "cluster.nodes=2", "cluster.learner_nodes=2")
+    with launch(tmp_path, *settings) as run, joined(port, key, "--generators", "1", "--executors", "1") as node:
+        node_output = finish(node)
+        assert node.returncode == 0, node_output
+        output = finish(run)
+    assert run.returncode == 0, output
+    assert "the run is over" in node_output
+    folder = RunFolder(tmp_path / "demo")
+    summary = json.loads(folder.summary.read_bytes())
+    assert adds_up(summary), summary
+    assert summary["replay_identical"]
+    assert [entry["node"] for entry in said(folder, "node.joined")] == [1]
+    fetched = [
+        line for line in (folder.logs / "generator-0@1.jsonl").read_text().splitlines() if "weights.fetched" in line
+    ]
+    assert len(fetched) >= 3  # one version per step, over the network
+    assert (folder.logs / "learner-1.jsonl").exists()
+    assert not processes_that_name(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_the_run_continues_after_a_node_leaves(tmp_path: Path, key: Path) -> None:
+    port = free_port()
+    with launch(tmp_path, *cluster(key, port, "rl.steps=6")) as run, joined(port, key) as node:
+        folder = RunFolder(tmp_path / "demo")
+        until(lambda: bool(said(folder, "node.joined")), run)
+        until(lambda: (folder.logs / "generator-0@1.jsonl").exists(), run)
+        node.terminate()
+        node_output = finish(node)
+        output = finish(run)
+    assert node.returncode == 130, node_output
+    assert run.returncode == 0, output
+    assert [entry["cause"] for entry in said(folder, "node.left")] == ["interrupted"]
+    assert adds_up(json.loads(folder.summary.read_bytes()))
+
+
+@pytest.mark.slow
+def test_a_missing_key_and_a_missing_run_are_reported(tmp_path: Path, key: Path) -> None:
+    at, own = parse_endpoint(f"tcp://127.0.0.1:{free_port()}"), parse_endpoint(f"127.0.0.1:{free_port() + 2}")
+    with pytest.raises(UnusableInput, match="none: No such file or directory; generate a key with `asterism keys`"):
+        join_run(JoinOptions(at, own, tmp_path / "none"), Console(quiet=True))
+    with pytest.raises(UnusableInput, match=r"has not answered for 0\.2 s"):
+        join_run(JoinOptions(at, own, key, join_timeout_s=0.2), Console(quiet=True))
+    assert not JoinOptions(at, own, key).own_folder.sockets.exists()
+
+
+def test_an_occupied_port_is_reported_and_the_other_nodes_folder_is_kept(key: Path) -> None:
+    at, own = parse_endpoint("tcp://127.0.0.1:29700"), parse_endpoint(f"127.0.0.1:{free_port()}")
+    joining = JoinOptions(at, own, key)
+    joining.own_folder.sockets.mkdir()
+    try:
+        with socket.socket() as there:
+            there.bind((own.host, own.port))
+            there.listen()
+            with pytest.raises(
+                UnusableInput, match=f"{own.port}: Address already in use; set another address with --host"
+            ):
+                join_run(joining, Console(quiet=True))
+        assert joining.own_folder.sockets.exists()
+        with pytest.raises(UnusableInput, match=r"192\.0\.2\.1:29700: Cannot assign requested address"):
+            join_run(joining._replace(own_address=parse_endpoint("192.0.2.1:29700")), Console(quiet=True))
+    finally:
+        joining.own_folder.sockets.rmdir()
+
+
+@pytest.mark.slow
+def test_a_node_with_another_key_gets_no_answer(tmp_path: Path, key: Path) -> None:
+    port = free_port()
+    other = generate_key(tmp_path / "others")
+    with launch(tmp_path, *cluster(key, port)) as run, joined(port, other, "--patience", "8") as node:
+        node_output, output = finish(node), finish(run)
+    assert node.returncode == 2, node_output
+    assert "has not answered" in node_output
+    assert run.returncode == 0, output
+    assert not said(RunFolder(tmp_path / "demo"), "node.joined")

@@ -1,0 +1,91 @@
+"""`asterism join`: output and exit code for each end of a membership."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from actors.cli import join_command
+from actors.cli.join_command import EXIT_INTERRUPTED, choose_own_address, join_run, parse_endpoint
+from actors.launch.child_processes import ProcessDied
+from actors.launch.join_handshake import JoinOptions
+from actors.launch.node_agent import NodeEnding
+from bus.transport.address_book import TcpAddress
+from configs.errors import UnusableInput
+
+JOINING = JoinOptions(
+    TcpAddress("10.0.0.1", 29_600), TcpAddress("10.0.0.2", 29_700), Path("keys/cluster.key"), join_timeout_s=8.0
+)
+
+
+def joined(monkeypatch: pytest.MonkeyPatch, *endings: NodeEnding | Exception) -> tuple[int, list[str]]:
+    """Exit code and output of a node with these successive memberships."""
+    remaining = list(endings)
+
+    async def take_part(*_: object) -> NodeEnding:
+        ending = remaining.pop(0)
+        if isinstance(ending, Exception):
+            raise ending
+        return ending
+
+    monkeypatch.setattr(join_command, "join_once", take_part)
+    file = io.StringIO()
+    code = join_run(JOINING, Console(file=file, width=40))
+    assert remaining == []
+    return code, file.getvalue().splitlines()
+
+
+JOINS = "joining the run at tcp://10.0.0.1:29600 from 10.0.0.2:29700"
+
+
+def test_the_end_of_the_run_is_a_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert joined(monkeypatch, "over") == (0, [JOINS, "the run is over"])
+
+
+def test_a_disconnected_node_joins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    again = "tcp://10.0.0.1:29600 stopped answering; joining again"
+    assert joined(monkeypatch, "lost", "lost", "over") == (0, [JOINS, again, again, "the run is over"])
+
+
+def test_an_interrupt_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert joined(monkeypatch, "lost", "interrupted")[0] == EXIT_INTERRUPTED
+
+
+def test_without_an_answer_the_error_names_what_to_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        UnusableInput, match=r"tcp://10\.0\.0\.1:29600 has not answered for 8 s: .* keys/cluster\.key is "
+    ):
+        joined(monkeypatch, "unanswered")
+
+
+def test_a_dead_process_is_a_failure_with_its_message_verbatim(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code, lines = joined(monkeypatch, ProcessDied("generator-0@1 ended: [/dev/gpu7] is missing"))
+    assert (code, lines[-1]) == (1, "failed: generator-0@1 ended: [/dev/gpu7] is missing")
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://10.0.0.1:29600", "10.0.0.1:29600"])
+def test_an_endpoint_is_a_host_and_a_port(endpoint: str) -> None:
+    assert parse_endpoint(endpoint) == JOINING.head_address
+
+
+@pytest.mark.parametrize("endpoint", ["", "10.0.0.1", ":29600", "10.0.0.1:", "10.0.0.1:0", "10.0.0.1:65536", "a:b"])
+def test_a_malformed_endpoint_is_refused(endpoint: str) -> None:
+    with pytest.raises(UnusableInput, match=r"not an endpoint; use tcp://HOST:PORT"):
+        parse_endpoint(endpoint)
+
+
+@pytest.mark.parametrize("port", [-3, 80, 65_436, 99_999_999])
+def test_a_port_without_99_ports_after_it_is_refused(port: int) -> None:
+    with pytest.raises(UnusableInput, match=f"^--port {port}: must be between 1024 and 65435"):
+        choose_own_address(JOINING.head_address, "10.0.0.2", port)
+
+
+def test_the_own_address_defaults_to_the_runs_host_and_port() -> None:
+    at = TcpAddress("127.0.0.1", 29_600)
+    assert choose_own_address(at, "", 0) == at
+    assert choose_own_address(at, "10.0.0.2", 29_700) == JOINING.own_address

@@ -1,0 +1,128 @@
+"""`asterism sandbox` over real processes with the process backend."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+PROCESS = ["--set", "sandbox.backend=process"]
+
+
+def asterism(
+    *arguments: str, stdin: str = "", environ: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "actors.cli.main", "sandbox", *arguments]
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, timeout=120, env={**os.environ, **(environ or {})}
+    )
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "actors.cli.main", "sandbox", "serve", "--at", str(folder), *PROCESS]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    ) as server:
+        assert server.stdout is not None
+        assert any("sandbox.started" in line for line in server.stdout)
+        try:
+            yield server
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(30)
+
+
+def test_the_shell_keeps_names_and_prints_what_a_model_would_read() -> None:
+    shell = asterism("shell", *PROCESS, stdin="x = 40\nx + 2\n1/0\nx\n")
+    assert shell.returncode == 0, shell.stderr
+    assert "stdout:\n42\n" in shell.stdout
+    assert 'File "<cell>", line 1, in <module>\nZeroDivisionError: division by zero' in shell.stdout
+    assert "stdout:\n40\n" in shell.stdout
+
+
+def test_an_interrupt_ends_a_waiting_shell() -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "actors.cli.main", "sandbox", "shell", *PROCESS]
+    try:
+        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.STDOUT) as shell:
+            seen = b""
+            while b">>> " not in seen:
+                seen += os.read(ours, 1024)
+            shell.send_signal(signal.SIGINT)
+            assert shell.wait(30) != 0
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_clients_of_a_served_sandbox_are_separate_and_no_socket_remains(tmp_path: Path) -> None:
+    with served(tmp_path) as server:
+        first = asterism("shell", "--at", str(tmp_path), stdin="x = 40\nx + 2\n")
+        second = asterism("shell", "--at", str(tmp_path), stdin="x\n")
+        bench = asterism("bench", "--at", str(tmp_path), "--seconds", "2")
+        again = asterism("serve", "--at", str(tmp_path), *PROCESS)
+    assert server.returncode == 0
+    assert "42" in first.stdout
+    assert "NameError: name 'x' is not defined" in second.stdout
+    assert json.loads(bench.stdout.splitlines()[-1])["print_16_per_s"] > 0
+    assert again.returncode == 2
+    assert "a sandbox is served there already" in again.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_server_is_reported_to_the_client(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "actors.cli.main", "sandbox", "shell", "--at", str(tmp_path)]
+    with (
+        served(tmp_path) as server,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shell,
+    ):
+        assert shell.stdin is not None
+        assert shell.stdout is not None
+        shell.stdin.write("1 + 1\n")
+        shell.stdin.flush()
+        assert any("2" in line for line in shell.stdout)
+        server.kill()
+        server.wait()
+        output, _ = shell.communicate("1 + 1\n", timeout=60)
+    assert "infrastructure: the sandbox server has ended" in output
+
+
+def test_a_folder_without_a_served_sandbox_has_a_remedy(tmp_path: Path) -> None:
+    shell = asterism("shell", "--at", str(tmp_path))
+    assert shell.returncode == 2
+    assert f"start one with `asterism sandbox serve --at {tmp_path}`" in " ".join(shell.stderr.split())
+
+
+def test_a_missing_docker_engine_has_a_remedy() -> None:
+    shell = asterism("shell", "--set", "sandbox.backend=docker", environ={"DOCKER_HOST": "unix:///nowhere/docker.sock"})
+    assert shell.returncode == 2
+    assert "no engine at unix:///nowhere/docker.sock. Install Docker Engine" in shell.stderr
+
+
+def test_auto_without_docker_falls_back_to_processes() -> None:
+    doctor = asterism(
+        "doctor", "--set", "sandbox.time_limit_s=1", environ={"DOCKER_HOST": "unix:///nowhere/docker.sock"}
+    )
+    assert doctor.returncode == 0, doctor.stdout
+    assert "backend: process" in doctor.stdout
+    assert "No containers: no Docker engine" in doctor.stdout
+    assert "ESCAPED" not in doctor.stdout
+
+
+@pytest.mark.docker
+def test_containers_contain_every_escape_attempt() -> None:
+    doctor = asterism("doctor", "--set", "sandbox.backend=docker", "--set", "sandbox.time_limit_s=1")
+    assert doctor.returncode == 0, doctor.stdout + doctor.stderr
+    assert "backend: docker" in doctor.stdout
+    assert "ESCAPED" not in doctor.stdout

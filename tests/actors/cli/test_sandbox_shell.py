@@ -1,0 +1,74 @@
+"""`asterism sandbox shell`: cell boundaries and printed results."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+
+import pytest
+from rich.console import Console
+
+from actors.cli.sandbox_shell import run_shell
+from bus.messages import CodeOk, CodeRequested, Output
+from sandbox.contract import CodeResult, SandboxFailure
+
+
+class Notebook:
+    """Prints each cell; the cell `break` is an infrastructure failure."""
+
+    def __init__(self) -> None:
+        self.calls: list[CodeRequested] = []
+        self.ended: list[int] = []
+
+    async def run(self, call: CodeRequested) -> CodeResult:
+        self.calls.append(call)
+        if call.code == "break":
+            raise SandboxFailure("the server [died]")
+        return CodeResult(CodeOk(Output(call.code)), 0.0015)
+
+    async def end_notebook(self, trajectory_id: int) -> None:
+        self.ended.append(trajectory_id)
+
+
+def conversed(typed: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Notebook, str]:
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    notebook, file = Notebook(), io.StringIO()
+    asyncio.run(run_shell(notebook, Console(file=file, width=40)))
+    return notebook, file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("typed", "cells"),
+    [
+        ("1\n2\n", ["1", "2"]),
+        ("\n  \n1\n", ["1"]),
+        ("for x in y:\n    x\n\n1\n", ["for x in y:\n    x\n", "1"]),
+        ("def f():\n    return 1", ["def f():\n    return 1"]),  # incomplete at end of file
+        ("1 +* 2\nx = (\n1)\n", ["1 +* 2", "x = (\n1)"]),  # the sandbox reports the syntax error
+        ("", []),
+    ],
+)
+def test_a_cell_is_complete_when_pythons_prompt_would_run_it(
+    typed: str, cells: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook, _ = conversed(typed, monkeypatch)
+    assert [call.code for call in notebook.calls] == cells
+    assert [call.call for call in notebook.calls] == list(range(len(cells)))
+
+
+def test_all_cells_share_one_notebook_that_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook, _ = conversed("1\n2\n", monkeypatch)
+    assert {call.trajectory_id for call in notebook.calls} == set(notebook.ended)
+    assert len(notebook.ended) == 1
+
+
+def test_a_result_is_printed_verbatim(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, shown = conversed("x[:100:2] + '[bold]' + '[/]' + 'longer than a line'\n", monkeypatch)
+    assert "\nx[:100:2] + '[bold]' + '[/]' + 'longer than a line'\n" in shown
+    assert shown.endswith("(1.5 ms)\n")
+
+
+def test_the_shell_continues_after_an_infrastructure_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook, shown = conversed("break\n1\n", monkeypatch)
+    assert "infrastructure: the server [died]\n" in shown
+    assert notebook.calls[-1].code == "1"

@@ -1,0 +1,194 @@
+"""Claiming a run's folder: new, resumed, overwritten, or refused with the flag that helps."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from actors.launch.claim_run_folder import RunFolderError, claimed_run_folder, increment_launch_count
+from bus.transport.curve_auth import generate_key
+from configs.errors import UnusableInput
+from configs.load import load_resolved
+from configs.run_folder import RunFolder
+from configs.schema import ClusterConfig, RunConfig
+
+
+def run_in(tmp_path: Path, **changes: object) -> RunConfig:
+    return replace(RunConfig(name="r", runs_folder=str(tmp_path)), **changes)
+
+
+def claim(run: RunConfig, *, resume: bool = False, overwrite: bool = False) -> Path:
+    with claimed_run_folder(run, resume=resume, overwrite=overwrite) as folder:
+        assert folder.sockets.is_dir()
+        assert folder.sockets.stat().st_mode & 0o777 == 0o700
+        return folder.path
+
+
+def test_a_new_run_gets_a_folder_with_its_resolved_configuration(tmp_path: Path) -> None:
+    run = run_in(tmp_path, seed=4)
+    assert load_resolved(claim(run) / "config.toml") == run
+
+
+def test_an_existing_run_is_refused_and_both_flags_are_named(tmp_path: Path) -> None:
+    claim(run_in(tmp_path))
+    with pytest.raises(RunFolderError, match=r"was not finished; --resume continues it, --overwrite deletes it"):
+        claim(run_in(tmp_path))
+
+
+def test_a_changed_configuration_is_refused_with_the_changed_keys(tmp_path: Path) -> None:
+    claim(run_in(tmp_path))
+    for resume in (False, True):
+        with pytest.raises(RunFolderError, match=r"(?s)seed: 0 -> 1.*--resume.*--overwrite"):
+            claim(run_in(tmp_path, seed=1), resume=resume)
+
+
+def test_resume_keeps_the_files_of_the_run(tmp_path: Path) -> None:
+    existing = claim(run_in(tmp_path)) / "notes.txt"
+    existing.write_text("x")
+    claim(run_in(tmp_path), resume=True)
+    assert existing.exists()
+
+
+def test_a_run_can_be_resumed_in_another_cluster(tmp_path: Path) -> None:
+    key = str(generate_key(tmp_path / "keys"))
+    claim(run_in(tmp_path, cluster=ClusterConfig(nodes=4, learner_nodes=2, key=key)))
+    moved = run_in(tmp_path, cluster=ClusterConfig(nodes=2, key=key, port=30_000))
+    assert load_resolved(claim(moved, resume=True) / "config.toml") == moved
+    with pytest.raises(RunFolderError, match=r"seed: 0 -> 1\nTo --resume"):
+        claim(run_in(tmp_path, seed=1), resume=True)
+
+
+def test_overwrite_starts_with_an_empty_folder(tmp_path: Path) -> None:
+    path = claim(run_in(tmp_path))
+    (path / "checkpoints").mkdir()
+    (path / "metrics.jsonl").write_text("x")
+    claim(run_in(tmp_path, seed=9), overwrite=True)
+    assert sorted(entry.name for entry in path.iterdir()) == ["config.toml", "lock"]
+
+
+def test_an_unusable_key_or_address_deletes_nothing(tmp_path: Path) -> None:
+    existing = claim(run_in(tmp_path)) / "summary.json"
+    existing.write_text("{}")
+    key = str(generate_key(tmp_path / "keys"))
+    with pytest.raises(UnusableInput, match=f"^{tmp_path}/none: No such file"):
+        claim(run_in(tmp_path, cluster=ClusterConfig(key=f"{tmp_path}/none")), overwrite=True)
+    with pytest.raises(UnusableInput, match=r"^tcp://192\.0\.2\.1:29700: .*; set another address with cluster\.host"):
+        claim(run_in(tmp_path, cluster=ClusterConfig(key=key, host="192.0.2.1")), overwrite=True)
+    assert existing.exists()
+
+
+def test_resume_and_overwrite_together_are_refused(tmp_path: Path) -> None:
+    existing = claim(run_in(tmp_path)) / "summary.json"
+    existing.write_text("{}")
+    with pytest.raises(RunFolderError, match="--resume continues a run and --overwrite deletes it"):
+        claim(run_in(tmp_path), resume=True, overwrite=True)
+    assert existing.exists()
+
+
+def test_launches_are_counted(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert [increment_launch_count(folder) for _ in range(3)] == [1, 2, 3]
+    assert [path.name for path in tmp_path.iterdir()] == [folder.launch_counter.name]
+
+
+def test_a_failed_write_keeps_the_old_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path)
+    increment_launch_count(folder)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        increment_launch_count(folder)
+    assert folder.launch_counter.read_text() == "1\n"
+
+
+def test_a_counter_file_without_a_number_is_named(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for content in (b"", b"x\n", b"\xff"):
+        folder.launch_counter.write_bytes(content)
+        with pytest.raises(UnusableInput, match=f"^{folder.launch_counter}: not a number"):
+            increment_launch_count(folder)
+
+
+def test_resuming_a_missing_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="no run to resume"):
+        claim(run_in(tmp_path), resume=True)
+
+
+def test_a_folder_with_other_files_is_refused_and_never_deleted(tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "thesis.tex").write_text("years of work")
+    for overwrite in (False, True):
+        with pytest.raises(RunFolderError, match="not a run folder"):
+            claim(run_in(tmp_path), overwrite=overwrite)
+    assert (tmp_path / "r" / "thesis.tex").exists()
+
+
+def test_a_second_run_in_the_same_folder_is_refused_and_the_first_is_named(tmp_path: Path) -> None:
+    with (
+        claimed_run_folder(run_in(tmp_path), resume=False, overwrite=False) as folder,
+        pytest.raises(RunFolderError, match=rf"using this folder \(process {os.getpid()}\)"),
+        claimed_run_folder(run_in(tmp_path), resume=False, overwrite=True),
+    ):
+        pass
+    assert folder.config.exists()
+
+
+@pytest.mark.slow
+def test_the_folder_of_a_killed_run_can_be_claimed(tmp_path: Path) -> None:
+    program = (
+        "import os, signal\nfrom actors.launch.claim_run_folder import claimed_run_folder\nfrom configs.schema import RunConfig\n"
+        f"with claimed_run_folder(RunConfig(name='r', runs_folder={str(tmp_path)!r}), resume=False, overwrite=False):\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", program])
+    assert killed.returncode == -9
+    claim(run_in(tmp_path), resume=True)
+
+
+def test_a_file_at_the_folders_path_is_named(tmp_path: Path) -> None:
+    (tmp_path / "r").write_text("")
+    with pytest.raises(RunFolderError, match="r: File exists"):
+        claim(run_in(tmp_path))
+
+
+def in_namespace(script: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a mount namespace, which needs no privileges."""
+    return subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+    )
+
+
+CLAIM = """
+import subprocess, sys
+from actors.launch.claim_run_folder import RunFolderError, claimed_run_folder, increment_launch_count
+from configs.schema import RunConfig
+subprocess.run(["mount", "-t", "tmpfs", "-o", {options!r}, "none", {folder!r}], check=True)
+try:
+    with claimed_run_folder(RunConfig(name="r", runs_folder={folder!r}), resume=False, overwrite=False):
+        print("claimed")
+except RunFolderError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [("size=1m", "MiB free on this disk; a run needs at least 64"), ("ro", "Read-only file system")],
+)
+def test_a_full_disk_and_a_read_only_folder_are_named(tmp_path: Path, options: str, message: str) -> None:
+    done = in_namespace(CLAIM.format(options=options, folder=str(tmp_path)))
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path) in done.stdout
+    assert message in done.stdout

@@ -1,0 +1,126 @@
+"""Small runs with real processes: starting them, waiting for them, and reading their files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from bus.codec import decode
+from bus.event_log.reader import read_events
+from bus.messages import StepRequested, TrajectoryFinished
+from configs.run_folder import RunFolder
+
+ROOT = Path(__file__).parents[3]
+SMALL = (
+    *("tiny.num_train_questions=64", "tiny.num_test_questions=16", "tiny.num_sft_dialogues=200"),
+    *("sft.steps=4", "sft.batch_size=16", "rl.steps=3", "rl.prompts=2", "rl.rollouts=4"),
+    *("learner.checkpoint_every=1", "learner.threads=1", "evaluation.questions=6"),
+    "sandbox.backend=process",
+)
+# Just long enough for a policy that is sometimes right, so that RL steps are real updates.
+COLD_START = ("sft.steps=150", "sft.batch_size=32", "tiny.num_sft_dialogues=4800")
+PATIENCE_S = 240.0
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def from_cold_start_of(made: RunFolder) -> tuple[str, ...]:
+    """Settings that start a run from the cold start of another run, with its data."""
+    data = (f"data.train={made.data / 'train.jsonl'}", f"data.test={made.data / 'test.jsonl'}")
+    return ("sft.steps=0", f"model.checkpoint={made.get_checkpoint_path(0)}", *data)
+
+
+def command_line(runs: Path, *arguments: str) -> list[str]:
+    """The command of a small run in `runs`. Each argument is an option or a setting, KEY=VALUE."""
+    settings = (*SMALL, f'runs_folder="{runs}"', *(argument for argument in arguments if not argument.startswith("--")))
+    options = [argument for argument in arguments if argument.startswith("--")]
+    overrides = [flag for setting in settings for flag in ("--set", setting)]
+    return [sys.executable, "-m", "actors.cli.main", "run", "configs/tiny.toml", *overrides, *options]
+
+
+def launch(runs: Path, *arguments: str, output: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
+    """Start such a run."""
+    return subprocess.Popen(
+        command_line(runs, *arguments), cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def finish(process: subprocess.Popen[str], patience_s: float = PATIENCE_S) -> str:
+    output, _ = process.communicate(timeout=patience_s)
+    return output
+
+
+def whole_run(runs: Path, *arguments: str, patience_s: float = PATIENCE_S) -> tuple[RunFolder, str]:
+    """The folder and output of a run that succeeds."""
+    with launch(runs, *arguments) as process:
+        try:
+            output = finish(process, patience_s)
+        finally:
+            process.kill()
+    assert process.returncode == 0, output
+    return RunFolder(runs / "demo"), output
+
+
+def asterism(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "actors.cli.main", *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+
+
+def until(condition: Callable[[], bool], process: subprocess.Popen[str], patience_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "the condition did not hold in time"
+        time.sleep(0.02)  # wait for other processes
+
+
+# ---------------------------------------------------------------- files of a run
+
+
+def adds_up(summary: dict[str, int], *more: str) -> bool:
+    """Whether every trajectory finished, failed, was abandoned, or ended in one of the ways in `more`."""
+    ends = sum(summary[f"trajectories_{end}"] for end in ("finished", "failed", "abandoned", *more))
+    return summary["trajectories_started"] == ends
+
+
+def metrics(folder: RunFolder, kind: str) -> list[dict[str, float]]:
+    if not folder.metrics.exists():
+        return []
+    lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def said(folder: RunFolder, event: str, process: str = "launcher") -> list[dict[str, Any]]:
+    """The entries of one kind in the structured log of a process."""
+    log = folder.logs / f"{process}.jsonl"
+    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+    entries = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [entry for entry in entries if entry["event"] == event]
+
+
+def versions(folder: RunFolder) -> dict[int, set[int]]:
+    """Versions of the generated tokens, by the newest version when their trajectory ended."""
+    version, by_version = -1, dict[int, set[int]]()
+    for event, _ in read_events(folder.events / "head.sqlite", kinds=["StepRequested", "TrajectoryFinished"]):
+        message = decode(event.frame).message
+        if isinstance(message, StepRequested):
+            version = message.version
+        if isinstance(message, TrajectoryFinished) and version >= 0:
+            generated = np.frombuffer(message.loss_mask, np.uint8).astype(bool)
+            token_versions = np.frombuffer(message.versions, np.int32)
+            assert set(token_versions[~generated].tolist()) <= {-1}
+            by_version.setdefault(version, set()).update(token_versions[generated].tolist())
+    return by_version
+
+
+def lives(folder: RunFolder, name: str) -> list[int]:
+    """The process ids of all incarnations of a process."""
+    return [entry["pid"] for entry in said(folder, "process.started") if entry["name"] == name]

@@ -1,0 +1,180 @@
+"""Strict determinism over real processes: runs with the same seed give the same results, whatever the timing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from analysis.event_logs.byte_compare import list_differences
+from configs.run_folder import RunFolder
+from tests.actors.runs.running import ROOT, Start, finish, from_cold_start_of, lives, metrics, until, whole_run
+from tests.processes import processes_that_name
+
+pytestmark = pytest.mark.slow
+
+STRICT = ("determinism=strict", "sft.steps=4", "rl.prompts=6", "rl.rollouts=8", "rl.max_refill_groups=6")
+
+
+def build_strict_settings(made: RunFolder) -> tuple[str, ...]:
+    """Settings of a few cold start and RL steps with refilled groups, from a policy that is sometimes right."""
+    return (*from_cold_start_of(made), *STRICT)
+
+
+@pytest.fixture(scope="module")
+def strict_run(tmp_path_factory: pytest.TempPathFactory, finished_run: tuple[RunFolder, str]) -> RunFolder:
+    return whole_run(tmp_path_factory.mktemp("strict"), *build_strict_settings(finished_run[0]))[0]
+
+
+def wait_until_exited(folder: Path) -> None:
+    """Wait for the processes of a run with a killed launcher."""
+    deadline = time.monotonic() + 10.0
+    while left := processes_that_name(str(folder)):
+        assert time.monotonic() < deadline, f"still alive: {left}"
+        time.sleep(0.02)  # wait for other processes
+
+
+@contextlib.contextmanager
+def busy_machine() -> Iterator[None]:
+    """Keep two cores busy."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def test_a_second_run_on_a_busy_machine_is_identical_byte_for_byte(
+    tmp_path: Path, finished_run: tuple[RunFolder, str], strict_run: RunFolder
+) -> None:
+    with busy_machine():
+        again, _ = whole_run(tmp_path, *build_strict_settings(finished_run[0]))
+    assert list_differences(strict_run, again) == []
+    steps = metrics(again, "step")
+    assert sum(step["updates"] for step in steps) > 0
+    assert sum(step["groups_rejected"] for step in steps) > 0
+    assert len(metrics(again, "evaluation")) == 4
+
+
+def test_numbers_of_engines_cache_sizes_and_executors_do_not_change_the_results(
+    tmp_path: Path, finished_run: tuple[RunFolder, str], strict_run: RunFolder
+) -> None:
+    engines = ("engine.num_engines=2", "engine.kv_tokens=800", "engine.prefill_tokens=9", "arbiter.policy=round_robin")
+    other, _ = whole_run(
+        tmp_path, *build_strict_settings(finished_run[0]), *engines, "sandbox.executors=2", "sandbox.fork_servers=2"
+    )
+    assert list_differences(strict_run, other) == []
+
+
+def test_a_killed_and_resumed_run_has_the_same_results(
+    tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str], strict_run: RunFolder
+) -> None:
+    settings = build_strict_settings(finished_run[0])
+    process = start(tmp_path, *settings)
+    folder = RunFolder(tmp_path / "demo")
+    until(lambda: len(metrics(folder, "step")) >= 1, process)
+    process.kill()
+    finish(process)
+    wait_until_exited(tmp_path)
+    resumed = start(tmp_path, *settings, "--resume")
+    output = finish(resumed)
+    assert resumed.returncode == 0, output
+    assert list_differences(strict_run, folder) == []
+
+
+def test_a_run_with_killed_processes_has_the_same_results(
+    tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str], strict_run: RunFolder
+) -> None:
+    process = start(tmp_path, *build_strict_settings(finished_run[0]))
+    folder = RunFolder(tmp_path / "demo")
+    until(lambda: len(metrics(folder, "evaluation")) >= 1, process)
+    for name in ("learner", "head", "rollout-0", "generator-0"):
+        os.kill(lives(folder, name)[-1], signal.SIGKILL)
+        until(lambda name=name: len(lives(folder, name)) == 2, process)
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert json.loads(folder.summary.read_text())["trajectories_failed"] == 0
+    assert list_differences(strict_run, folder) == []
+
+
+def test_two_runs_with_two_learner_ranks_are_identical(tmp_path: Path, finished_run: tuple[RunFolder, str]) -> None:
+    settings = (
+        *build_strict_settings(finished_run[0]),
+        "learner.ranks=2",
+        "learner.threads=2",
+        "rl.steps=2",
+        "evaluation.questions=0",
+    )
+    first, second = (whole_run(tmp_path / name, *settings)[0] for name in ("first", "second"))
+    assert list_differences(first, second) == []
+    assert (first.get_checkpoint_path(2) / "trainer" / "random_1.pt").exists()
+
+
+def test_a_strict_run_with_racing_settings_is_refused(tmp_path: Path, start: Start) -> None:
+    process = start(tmp_path, "determinism=strict", "rl.group_oversampling=1.5")
+    output = finish(process)
+    assert process.returncode == 2
+    assert "rl.group_oversampling = 1.0" in output
+
+
+# ---------------------------------------------------------------- comparing
+
+
+def compare(a: RunFolder, b: RunFolder) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "analysis.event_logs.byte_compare", str(a.path), str(b.path)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_a_run_equals_itself_and_every_part_is_counted(strict_run: RunFolder) -> None:
+    result = compare(strict_run, strict_run)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("the same: ")
+    assert " 0 of " not in result.stdout
+
+
+def test_each_differing_part_is_named_with_its_first_difference(strict_run: RunFolder, tmp_path: Path) -> None:
+    copy = RunFolder(tmp_path / "demo")
+    shutil.copytree(strict_run.path, copy.path)
+    for process, kind in (("head", "TrajectoryFinished"), ("head", "WeightsPublished"), ("rollout-0", "CodeFinished")):
+        with contextlib.closing(sqlite3.connect(copy.events / f"{process}.sqlite")) as log, log:
+            log.execute("DELETE FROM events WHERE seq = (SELECT max(seq) FROM events WHERE kind = ?)", (kind,))
+    lines = [json.loads(line) for line in copy.metrics.read_text().splitlines()]
+    lines[0] |= {"step_s": 7.0}
+    lines[-1] |= {"accuracy": 7.0}
+    copy.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    changed = copy.get_checkpoint_path(3) / "model.safetensors"
+    changed.write_bytes(changed.read_bytes()[:-1] + b"x")
+    result = compare(strict_run, copy)
+    assert result.returncode == 1
+    lines_printed = result.stdout.splitlines()
+    assert [line.split(": ")[1].split(";")[0] for line in lines_printed] == [
+        *["only the first run has it"] * 3,
+        *["it differs"] * 2,
+    ]
+    parts = (
+        "trajectory ",
+        "tool answer (",
+        "weights of version 3",
+        "line of metrics ('evaluation', 3,",
+        "file step_000003/model",
+    )
+    assert all(line.startswith(part) for line, part in zip(lines_printed, parts, strict=True))
+    assert all("; 1 of " in line for line in lines_printed)
+
+
+def test_a_folder_without_event_logs_cannot_be_compared(strict_run: RunFolder, tmp_path: Path) -> None:
+    result = compare(strict_run, RunFolder(tmp_path))
+    assert result.returncode == 2
+    assert "there is no event log" in result.stderr

@@ -1,0 +1,113 @@
+"""Runs with a separate Docker engine that is killed or stopped."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bus.codec import decode
+from bus.event_log.reader import read_events
+from bus.messages import CallFailed, TrajectoryFailed
+from configs.run_folder import RunFolder
+from tests.actors.runs.running import Start, adds_up, finish, from_cold_start_of, metrics, until
+from tests.chaos.play import find_leftovers
+from tests.sandbox.own_engine import Engine, needs_root, own_engine
+
+pytestmark = [pytest.mark.slow, pytest.mark.docker, needs_root]
+
+STEPS = 8
+SETTINGS = (
+    "sandbox.backend=docker",
+    f"rl.steps={STEPS}",
+    "rl.prompts=4",
+    "rl.rollouts=8",
+    "evaluation.questions=2",
+)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    """Each test leaves it running without containers."""
+    with own_engine() as engine, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_HOST", engine.address)
+        yield engine
+
+
+def list_containers(engine: Engine) -> list[str]:
+    command = ["docker", "--host", engine.address, "ps", "--all", "--quiet"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+
+def read_log_entries(folder: RunFolder, event: str) -> list[dict[str, Any]]:
+    """Entries of the executor's log."""
+    lines = (folder.logs / "executor-0.jsonl").read_text().splitlines()
+    return [entry for entry in map(json.loads, lines) if entry["event"] == event]
+
+
+def read_messages(folder: RunFolder, process: str, kind: str) -> list[Any]:
+    return [decode(event.frame).message for event, _ in read_events(folder.events / f"{process}.sqlite", kinds=[kind])]
+
+
+def find_lost_twice(folder: RunFolder) -> set[int]:
+    """Trajectories with a call that failed twice."""
+    failures: list[CallFailed] = read_messages(folder, "rollout-0", "CallFailed")
+    counted = Counter((failure.trajectory_id, failure.call) for failure in failures)
+    return {trajectory for (trajectory, _), count in counted.items() if count > 1}
+
+
+def test_a_restarted_docker_engine_masks_the_lost_calls_only(
+    tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str], engine: Engine
+) -> None:
+    """Its containers live on without it, and are removed when it restarts."""
+    process = start(tmp_path, *from_cold_start_of(finished_run[0]), *SETTINGS)
+    folder = RunFolder(tmp_path / "demo")
+    until(lambda: len(metrics(folder, "step")) >= 1, process)
+    engine.stop(signal.SIGKILL)
+    until(lambda: len(metrics(folder, "step")) >= 2, process)
+    engine.start()
+    output = finish(process)
+    assert process.returncode == 0, output
+
+    summary = json.loads(folder.summary.read_text())
+    assert adds_up(summary)
+    assert summary["trajectories_abandoned"] == 0
+    assert summary["replay_identical"] is True
+    assert [step["step"] for step in metrics(folder, "step")] == list(range(1, STEPS + 1))
+    assert len(read_log_entries(folder, "container.lost")) == 1
+    assert len(read_log_entries(folder, "container.started")) == 2
+    failed: list[TrajectoryFailed] = read_messages(folder, "head", "TrajectoryFailed")
+    assert {failure.trajectory_id for failure in failed} == find_lost_twice(folder)  # masked, not rewarded with 0
+    assert len(failed) == summary["trajectories_failed"]
+    assert list(find_leftovers(folder)) == []
+    assert list_containers(engine) == []
+
+
+def test_a_stopped_docker_engine_ends_the_run_and_is_named(
+    tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str], engine: Engine
+) -> None:
+    settings = (*SETTINGS, "sandbox.container_timeout_s=2", "supervision.restarts=1")
+    process = start(tmp_path, *from_cold_start_of(finished_run[0]), *settings)
+    folder = RunFolder(tmp_path / "demo")
+    until(lambda: len(metrics(folder, "step")) >= 1, process)
+    engine.stop()  # with its containers
+    output = finish(process)
+    assert process.returncode == 1, output
+    assert "executor-0 ended 2 times in a row, the last time with exit code 2:" in output
+    assert engine.address in output
+    assert "Traceback" not in output
+    assert "no container for 2 s" in (folder.logs / "executor-0.out").read_text()
+    failed: list[TrajectoryFailed] = read_messages(
+        folder, "head", "TrajectoryFailed"
+    )  # trajectories with a call that was lost twice
+    assert [failure.cause for failure in failed if not re.search("container|executor", failure.cause)] == []
+    assert list(find_leftovers(folder)) == []
+    engine.start()
+    assert list_containers(engine) == []

@@ -1,0 +1,230 @@
+"""kill -9 of executors with many calls in flight: each trajectory gets its results, or fails with a cause, once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from actors.launch.child_processes import ChildProcesses
+from actors.launch.executor_registry import ExecutorRegistry
+from actors.launch.supervisor import Supervisor
+from actors.runtime.clock import make_steady_clock
+from actors.runtime.decider_loop import DeciderLoop
+from bus.addresses import parse_process
+from bus.bus import Bus
+from bus.messages import (
+    AnyMessage,
+    Envelope,
+    ExecutorHealthy,
+    ExecutorJoined,
+    LeaseGranted,
+    LeaseRequested,
+    Shutdown,
+    StartGroup,
+    TrajectoryFailed,
+    TrajectoryFinished,
+    TurnRequested,
+)
+from bus.transport.zeromq import open_zmq_bus
+from configs.load import write_resolved
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig, SandboxConfig, SupervisionConfig
+from policies.rollout.rollout import Rollout
+from policies.rollout.token_record import bytes_to_ids
+from tests.fakes import ANSWER, PROMPT, TOKENIZER, generated, rules
+
+pytestmark = pytest.mark.slow
+
+TRAJECTORIES = 1000
+MIN_IN_FLIGHT = 500  # calls when the executor is killed
+BOUND = 100_000
+
+
+def call(tool: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{tool}", "arguments": {{{arguments}}}}}\n</tool_call>'
+
+
+def script(trajectory_id: int) -> list[str]:
+    """The turns of a trajectory: every tenth one uses a notebook, the others call programs."""
+    if trajectory_id % 10:
+        return [
+            call("python_code_with_standard_io", '"code": "import time; time.sleep(0.3); print(2)", "input": ""'),
+            ANSWER,
+        ]
+    first = call("jupyter_code", f'"code": "x = [{trajectory_id}]"')
+    more = call("jupyter_code", '"code": "import time; time.sleep(0.1); x.append(0); print(x)"')
+    return [first, more, more, ANSWER]
+
+
+class Node:
+    """A rollout and real executor processes; the other processes of a run are simulated."""
+
+    def __init__(self, path: Path, executors: int) -> None:
+        folder = RunFolder(path)
+        for each in (folder.logs, folder.sockets):
+            each.mkdir(parents=True, exist_ok=True)
+        write_resolved(
+            RunConfig(name="killed", sandbox=SandboxConfig(backend="process", executors=executors)), folder.config
+        )
+        self._sockets = folder.sockets
+        self.children = ChildProcesses(folder)
+        self.names = tuple(f"executor-{index}" for index in range(executors))
+        self.launcher = self._bus("launcher")
+        self.executors = ExecutorRegistry(
+            self.names,
+            ("rollout-0",),
+            self.launcher,
+            lambda name, incarnation: [
+                *(sys.executable, "-m", "actors.process", name),
+                *("--run-folder", str(path), "--incarnation", str(incarnation), "--epoch", str(incarnation)),
+            ],
+        )
+        self.supervisor = Supervisor(self.executors.build_programs(), self.children, SupervisionConfig())
+        self.rollout = Rollout(rules(max_turns=9), TOKENIZER)
+        self.ended: list[TrajectoryFinished | TrajectoryFailed] = []
+        self.head, self.generator = self._bus("head"), self._bus("generator-0")
+        self.bus = self._bus("rollout-0")
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def _bus(self, name: str) -> Bus:
+        return open_zmq_bus(name, self._sockets, BOUND)
+
+    def start(self) -> None:
+        loop = DeciderLoop(self.bus, None, {"rollout-0": self.rollout}, {}, make_steady_clock())
+        works = (
+            loop.run(),
+            self._run_launcher(),
+            self._serve(self.head, self._decide),
+            self._serve(self.generator, self._generate),
+        )
+        self._tasks = [asyncio.create_task(work) for work in works]
+        self.supervisor.start()
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            for task in self._tasks:
+                if task.done():
+                    task.result()
+            await asyncio.sleep(0.005)  # wait for other processes
+
+    async def kill(self, name: str) -> None:
+        """Kill an executor and wait until the rollout has received ExecutorLeft."""
+        process = self.children.get_process(name)
+        address = next(each for each in self.rollout.placement.loads if each.startswith(f"{name}/"))
+        os.kill(process.pid, signal.SIGKILL)
+        await self.wait_until(lambda: address not in self.rollout.placement.loads)
+
+    async def stop(self) -> None:
+        await self.supervisor.stop()
+        for name in self.names:
+            await self.launcher.send(name, Shutdown())
+            if not await self.children.wait_for_exit(name, 5):
+                await self.children.kill(name)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for bus in (self.bus, self.head, self.generator, self.launcher):
+            await bus.close()
+
+    async def _run_launcher(self) -> None:
+        while True:
+            match (await self.launcher.receive()).message:
+                case ExecutorJoined() as event:
+                    await self.executors.on_joined(event)
+                case ExecutorHealthy(executor=executor):
+                    self.supervisor.mark_healthy(parse_process(executor))
+                case _:
+                    pass
+
+    async def _serve(self, bus: Bus, answer: Callable[[Envelope], AnyMessage | None]) -> None:
+        while True:
+            envelope = await bus.receive()
+            if (message := answer(envelope)) is not None:
+                await bus.send("rollout-0", message)
+
+    def _decide(self, envelope: Envelope) -> AnyMessage | None:
+        match envelope.message:
+            case LeaseRequested() as request:
+                tokens = request.tokens + request.max_new_tokens
+                return LeaseGranted(request.trajectory_id, "generator-0", tokens, request.lease, 0.0, "room")
+            case TrajectoryFinished() | TrajectoryFailed() as end:
+                self.ended.append(end)
+            case _:
+                pass
+        return None
+
+    def _generate(self, envelope: Envelope) -> AnyMessage | None:
+        match envelope.message:
+            case TurnRequested(trajectory_id=trajectory_id, turn=turn, lease=lease):
+                return generated(trajectory_id, turn, script(trajectory_id)[turn], lease=lease)
+            case _:
+                return None
+
+    @property
+    def open_calls(self) -> int:
+        return sum(load.open_calls for load in self.rollout.placement.loads.values())
+
+
+def decode_texts(ended: list[TrajectoryFinished | TrajectoryFailed]) -> dict[int, str]:
+    return {
+        end.trajectory_id: TOKENIZER.decode(bytes_to_ids(end.token_ids))
+        for end in ended
+        if isinstance(end, TrajectoryFinished)
+    }
+
+
+@pytest.mark.parametrize("executors", [1, 2])
+def test_every_call_in_flight_is_answered_once_by_another_incarnation(tmp_path: Path, executors: int) -> None:
+    async def scenario() -> None:
+        node = Node(tmp_path / "killed", executors)
+        node.start()
+        try:
+            await node.wait_until(lambda: len(node.rollout.placement.loads) == executors)
+            await node.bus.send("rollout-0", StartGroup(0, "train", "q", "2", PROMPT, TRAJECTORIES, 0, 1.0, 5))
+            await node.wait_until(lambda: node.open_calls >= MIN_IN_FLIGHT and len(node.ended) >= 1)
+            in_flight = node.open_calls
+            await node.kill("executor-0")
+            await node.wait_until(lambda: len(node.ended) == TRAJECTORIES)
+            assert in_flight >= MIN_IN_FLIGHT
+        finally:
+            await node.stop()
+        assert not node.bus.waiting
+        assert Counter(end.trajectory_id for end in node.ended) == Counter(range(TRAJECTORIES))
+        assert [end for end in node.ended if isinstance(end, TrajectoryFailed)] == []
+        for trajectory_id, text in decode_texts(node.ended).items():
+            outputs = re.findall(r"stdout:\n(.*)\n", text)
+            expected = [f"[{trajectory_id}, 0]", f"[{trajectory_id}, 0, 0]"]
+            assert outputs == (["2"] if trajectory_id % 10 else expected)
+
+    uvloop.run(scenario())
+
+
+def test_calls_that_are_lost_twice_fail_their_trajectories_and_the_others_finish(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node = Node(tmp_path / "killed", 1)
+        node.start()
+        try:
+            await node.wait_until(lambda: len(node.rollout.placement.loads) == 1)
+            await node.bus.send("rollout-0", StartGroup(0, "train", "q", "2", PROMPT, TRAJECTORIES, 0, 1.0, 5))
+            await node.wait_until(lambda: node.open_calls >= MIN_IN_FLIGHT)
+            await node.kill("executor-0")
+            await node.wait_until(lambda: node.open_calls >= MIN_IN_FLIGHT)  # the next incarnation has all of them
+            await node.kill("executor-0")
+            await node.wait_until(lambda: len(node.ended) == TRAJECTORIES)
+        finally:
+            await node.stop()
+        assert Counter(end.trajectory_id for end in node.ended) == Counter(range(TRAJECTORIES))
+        lost = Counter(end.cause for end in node.ended if isinstance(end, TrajectoryFailed))
+        assert set(lost) == {"executor left: executor-0 ended with exit code -9"}
+        assert 0 < lost.total() <= TRAJECTORIES
+
+    uvloop.run(scenario())

@@ -1,0 +1,58 @@
+"""Runs on a disk that becomes full: their end, and their resumption with free space."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from configs.run_folder import RunFolder
+from tests.actors.runs.running import adds_up, finish, metrics, until
+from tests.actors.runs.small_disk import SmallDisk
+from tests.chaos.play import find_leftovers
+
+pytestmark = [pytest.mark.slow, pytest.mark.hosts]
+
+SETTINGS = ("sft.steps=0", "tiny.num_sft_dialogues=16", "evaluation.questions=2")
+ANY_FILE = r"(events|logs|batches|checkpoints)/\S+|metrics\.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("left_kib", "file"),
+    [(0, ANY_FILE), (1024, r"checkpoints/\.step_000002\.building")],
+    ids=["nothing", "less_than_a_checkpoint"],
+)
+def test_a_full_disk_ends_the_run_and_it_resumes_with_free_space(tmp_path: Path, left_kib: int, file: str) -> None:
+    """The disk fills in the second step; `left_kib` determines the process that fails first."""
+    with SmallDisk(tmp_path, 160) as disk:
+        process = disk.launch(*SETTINGS)
+        folder = RunFolder(disk.resolve(tmp_path / "demo"))
+        until(lambda: len(metrics(folder, "step")) >= 1, process)
+        disk.fill(left_kib)
+        output = finish(process)
+        assert process.returncode == 1, output
+        assert re.search(f"{tmp_path}/demo/({file}): (No space left on device|database or disk is full)", output), (
+            output
+        )
+        assert "--resume" in output
+        assert "Traceback" not in output
+        assert list(find_leftovers(RunFolder(tmp_path / "demo"))) == []
+        last_step = len(metrics(folder, "step"))
+
+        early = disk.launch(*SETTINGS, "--resume")
+        assert "MiB free on this disk; a run needs at least 64" in finish(early)
+        assert early.returncode == 2
+
+        disk.empty()
+        resumed = disk.launch(*SETTINGS, "--resume")
+        output = finish(resumed)
+        assert resumed.returncode == 0, output
+        assert f"resuming after step {last_step}" in output
+        assert [step["step"] for step in metrics(folder, "step")] == [1, 2, 3]
+        summary = json.loads(folder.summary.read_text())
+        assert adds_up(summary)
+        assert "identical" in disk.asterism("log", "replay", f"{tmp_path}/demo", "--verify")
+        for log in folder.logs.glob("*.jsonl"):
+            assert [json.loads(line)["event"] for line in log.read_bytes().splitlines()]

@@ -1,0 +1,255 @@
+"""Runs with processes that are stopped, killed, or cannot start: leftovers, restarts and resumption."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from bus.codec import decode
+from bus.event_log.reader import read_events
+from bus.messages import TrajectoryFailed
+from configs.run_folder import RunFolder
+from tests.actors.runs.running import (
+    Start,
+    adds_up,
+    finish,
+    from_cold_start_of,
+    lives,
+    metrics,
+    said,
+    until,
+)
+from tests.processes import family, is_running, processes_that_name
+
+pytestmark = pytest.mark.slow
+
+
+def test_sigint_ends_a_run_in_order_and_resume_continues_it(tmp_path: Path, start: Start) -> None:
+    process = start(tmp_path)
+    folder = RunFolder(tmp_path / "demo")
+    until(lambda: len(metrics(folder, "step")) >= 1, process)
+    children = family(process.pid)[1:]
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    output = finish(process)
+    assert process.returncode == 130, output
+    assert "--resume" in output
+    assert time.monotonic() - began < 5.0
+    assert not [pid for pid in children if is_running(pid)]
+    done = folder.checkpoints.glob("step_*")
+    last = max(int(path.name.removeprefix("step_")) for path in done)
+    resumed = start(tmp_path, "--resume")
+    output = finish(resumed)
+    assert resumed.returncode == 0, output
+    assert f"resuming after step {last}" in output
+    assert [step["step"] for step in metrics(folder, "step")] == [1, 2, 3]
+    summary = json.loads(folder.summary.read_text())
+    assert summary["replay_identical"] is True
+    assert summary["pass1_start"] is not None
+    assert adds_up(summary)
+
+
+def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, start: Start) -> None:
+    process = start(tmp_path)
+    folder = RunFolder(tmp_path / "demo")
+    until(lambda: len(metrics(folder, "evaluation")) >= 1, process)
+    children = family(process.pid)[1:]
+    assert len(children) >= 6
+    process.kill()
+    finish(process)
+    deadline = time.monotonic() + 10.0
+    while left := [pid for pid in children if is_running(pid)]:
+        assert time.monotonic() < deadline, f"still alive: {left}"
+        time.sleep(0.02)
+    resumed = start(tmp_path, "--resume")
+    output = finish(resumed)
+    assert resumed.returncode == 0, output
+    summary = json.loads(folder.summary.read_text())
+    assert adds_up(summary)
+    assert summary["replay_identical"] is True
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_starting_learner_does_not_outlive_the_launcher(tmp_path: Path, start: Start, number: signal.Signals) -> None:
+    process = start(tmp_path)
+    until(
+        lambda: any(
+            "engine.learner" in line and "torch.distributed" not in line for line in processes_that_name(str(tmp_path))
+        ),
+        process,
+    )
+    process.send_signal(number)
+    finish(process)
+    deadline = time.monotonic() + 10.0
+    while left := processes_that_name(str(tmp_path)):
+        assert time.monotonic() < deadline, f"still alive: {left}"
+        time.sleep(0.02)
+
+
+def test_a_run_that_is_interrupted_during_task_preparation_can_be_resumed(tmp_path: Path, start: Start) -> None:
+    process = start(tmp_path)
+    until(lambda: (tmp_path / "demo" / "data" / "train.jsonl").exists(), process)
+    process.send_signal(signal.SIGINT)
+    finish(process)
+    resumed = start(tmp_path, "--resume", "rl.steps=3")
+    output = finish(resumed)
+    assert resumed.returncode == 0, output
+
+
+def test_a_run_survives_the_kill_of_each_process(
+    tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str]
+) -> None:
+    """Killed one after the other, in the middle of the run: nothing is lost or done twice."""
+    settings = ("rl.steps=4", "rl.prompts=4", "rl.rollouts=8", "learner.checkpoint_every=3")
+    process = start(tmp_path, *from_cold_start_of(finished_run[0]), *settings)
+    folder = RunFolder(tmp_path / "demo")
+    until(lambda: len(metrics(folder, "step")) >= 1, process)
+    for name in ("learner", "head", "rollout-0", "generator-0"):
+        os.kill(lives(folder, name)[-1], signal.SIGKILL)
+        until(lambda name=name: len(lives(folder, name)) == 2, process)
+    output = finish(process)
+    assert process.returncode == 0, output
+    summary = json.loads(folder.summary.read_text())
+    assert adds_up(summary)
+    assert summary["trajectories_abandoned"] == 0
+    assert summary["replay_identical"] is True
+    assert [step["step"] for step in metrics(folder, "step")] == [1, 2, 3, 4]
+    assert [line["label"] for line in metrics(folder, "evaluation")] == [
+        *("start_sampled", "start_greedy"),
+        *("end_sampled", "end_greedy"),
+    ]
+
+
+def test_a_stalled_run_reports_its_waits(tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str]) -> None:
+    process = start(tmp_path, *from_cold_start_of(finished_run[0]), "supervision.stall_report_s=3")
+    folder = RunFolder(tmp_path / "demo")
+    until(lambda: len(metrics(folder, "evaluation")) >= 1, process)
+    os.kill(lives(folder, "generator-0")[0], signal.SIGSTOP)
+
+    def waits() -> list[str]:
+        return [wait for entry in said(folder, "run.stalled") for wait in entry["waits"]]
+
+    until(lambda: any("wait for generator-0: a turn, since" in wait for wait in waits()), process)
+    os.kill(lives(folder, "generator-0")[0], signal.SIGCONT)
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert "no progress for 3 s:" in output
+
+
+def test_a_process_without_heartbeats_is_restarted(
+    tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str]
+) -> None:
+    settings = ("supervision.heartbeat_timeout_s=4", "supervision.heartbeat_s=0.5")
+    process = start(tmp_path, *from_cold_start_of(finished_run[0]), *settings)
+    folder = RunFolder(tmp_path / "demo")
+    until(lambda: len(metrics(folder, "evaluation")) >= 1, process)
+    for name in ("generator-0", "head"):
+        os.kill(lives(folder, name)[-1], signal.SIGSTOP)
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert {"generator-0", "head"} <= {entry["name"] for entry in said(folder, "process.timed_out")}
+    summary = json.loads(folder.summary.read_text())
+    assert adds_up(summary)
+    assert summary["replay_identical"] is True
+    assert [step["step"] for step in metrics(folder, "step")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["generator-0", "learner", "head", "rollout-0"])
+def test_without_restarts_a_death_ends_the_run_and_is_named(tmp_path: Path, start: Start, name: str) -> None:
+    process = start(tmp_path, "supervision.restarts=0")
+    folder = RunFolder(tmp_path / "demo")
+    until(lambda: bool(lives(folder, name)), process)
+    children = family(process.pid)[1:]
+    os.kill(lives(folder, name)[0], signal.SIGKILL)
+    output = finish(process)
+    assert process.returncode == 1, output
+    assert re.search(f"{name} ended .*with exit code -9", output)
+    assert not [child for child in children if is_running(child)]
+
+
+def test_a_killed_executor_is_restarted_and_the_run_finishes(
+    tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str]
+) -> None:
+    """Killed with all calls of an evaluation in flight, and again with the same calls: these calls fail.
+
+    Calls that were in flight at only one kill are answered by the next incarnation.
+    """
+    process = start(tmp_path, *from_cold_start_of(finished_run[0]))
+    folder = RunFolder(tmp_path / "demo")
+
+    def count_rescheduled(executor: str, key: str) -> int:
+        return sum(entry[key] for entry in said(folder, "calls.rescheduled") if entry["executor"] == executor)
+
+    def joined(incarnation: int) -> bool:
+        return any(entry["executor"] == f"executor-0/{incarnation}" for entry in said(folder, "executor.joined"))
+
+    def count_turns() -> int:
+        log = folder.events / "rollout-0.sqlite"
+        return sum(1 for _ in read_events(log, kinds=["TurnGenerated"])) if log.exists() else 0
+
+    def stop_when_joined(incarnation: int) -> None:
+        until(lambda: joined(incarnation), process)
+        os.kill(lives(folder, "executor-0")[incarnation - 1], signal.SIGSTOP)
+
+    stop_when_joined(1)
+    until(lambda: count_turns() >= 6, process)  # all trajectories of the evaluation have generated a turn
+    (rollout,) = lives(folder, "rollout-0")
+    os.kill(rollout, signal.SIGSTOP)  # so that the second incarnation cannot answer before it is stopped
+    os.kill(lives(folder, "executor-0")[0], signal.SIGKILL)
+    stop_when_joined(2)
+    os.kill(rollout, signal.SIGCONT)
+    until(lambda: count_rescheduled("executor-0/2", "sent") > 0, process)
+    os.kill(lives(folder, "executor-0")[1], signal.SIGKILL)
+    until(lambda: joined(3), process)
+    stop_when_joined(3)
+    os.kill(lives(folder, "executor-0")[2], signal.SIGKILL)  # between calls, or during rescheduled ones
+    output = finish(process)
+    assert process.returncode == 0, output
+
+    summary = json.loads(folder.summary.read_text())
+    assert adds_up(summary)
+    assert summary["replay_identical"] is True
+    assert summary["trajectories_failed"] == count_rescheduled("executor-0/2", "lost") > 0
+    assert [step["step"] for step in metrics(folder, "step")] == [1, 2, 3]
+    assert sum(evaluation["failed"] for evaluation in metrics(folder, "evaluation")) == summary["trajectories_failed"]
+    failures = [
+        decode(event.frame).message
+        for event, _ in read_events(folder.events / "head.sqlite", kinds=["TrajectoryFailed"])
+    ]
+    causes = {message.cause for message in failures if isinstance(message, TrajectoryFailed)}
+    assert causes == {"executor left: executor-0 ended with exit code -9"}
+
+
+def test_an_executor_that_cannot_start_ends_the_run(tmp_path: Path, start: Start) -> None:
+    process = start(tmp_path, "sandbox.backend=docker", "sandbox.image=no-such-image:missing")
+    output = finish(process)
+    assert process.returncode == 1, output
+    assert "executor-0 ended with exit code 2" in output
+    assert len(lives(RunFolder(tmp_path / "demo"), "executor-0")) == 1
+
+
+def test_a_missing_data_file_ends_the_run_and_is_named(tmp_path: Path, start: Start) -> None:
+    process = start(tmp_path, "data.train=nowhere.jsonl")
+    output = finish(process)
+    assert process.returncode == 1
+    assert "head ended with exit code 2" in output
+    assert "nowhere.jsonl: no such file" in output
+    assert "Traceback" not in output
+
+
+def test_a_second_run_in_the_same_folder_is_refused_while_the_first_runs(tmp_path: Path, start: Start) -> None:
+    first = start(tmp_path)
+    until(lambda: (tmp_path / "demo" / "data").exists(), first)
+    second = start(tmp_path, "--overwrite")
+    output = finish(second)
+    assert second.returncode == 2
+    assert f"using this folder (process {first.pid})" in output
+    first.send_signal(signal.SIGINT)
+    finish(first)
+    assert first.returncode == 130

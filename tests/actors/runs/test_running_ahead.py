@@ -1,0 +1,88 @@
+"""Runs over real processes with rollouts one version ahead: one carries surplus groups to the next step, one aborts them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from bus.codec import decode
+from bus.event_log.reader import read_events
+from bus.messages import StepRequested, TrajectoryFinished
+from configs.run_folder import RunFolder
+from tests.actors.runs.running import COLD_START, adds_up, from_cold_start_of, metrics, whole_run
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = (
+    *(*COLD_START, "rl.prompts=4", "rl.rollouts=8", "evaluation.questions=2"),
+    *("rl.max_staleness=1", "rl.group_oversampling=2.0"),
+)
+
+
+@pytest.fixture(scope="module")
+def carrying(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return whole_run(tmp_path_factory.mktemp("carrying"), *SETTINGS, "rl.surplus_groups=carry")[0]
+
+
+@pytest.fixture(scope="module")
+def aborting(tmp_path_factory: pytest.TempPathFactory, carrying: RunFolder) -> RunFolder:
+    arguments = (*SETTINGS, *from_cold_start_of(carrying), "rl.prompts=2", "rl.group_oversampling=4.0")
+    return whole_run(tmp_path_factory.mktemp("aborting"), *arguments)[0]
+
+
+def finished(folder: RunFolder) -> list[TrajectoryFinished]:
+    events = read_events(folder.events / "head.sqlite", kinds=["TrajectoryFinished"])
+    messages = [decode(event.frame).message for event, _ in events]
+    return [message for message in messages if isinstance(message, TrajectoryFinished)]
+
+
+@pytest.mark.parametrize("name", ["carrying", "aborting"])
+def test_every_trajectory_ends_once_and_the_run_replays(name: str, request: pytest.FixtureRequest) -> None:
+    folder: RunFolder = request.getfixturevalue(name)
+    summary = json.loads(folder.summary.read_text())
+    assert adds_up(summary, "aborted")
+    assert summary["trajectories_failed"] == summary["trajectories_abandoned"] == 0
+    assert summary["replay_identical"] is True
+    assert [line["step"] for line in metrics(folder, "step")] == [1, 2, 3]
+    assert sorted(line["step"] for line in metrics(folder, "lengths")) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["carrying", "aborting"])
+def test_a_step_is_collected_while_the_one_before_is_trained(name: str, request: pytest.FixtureRequest) -> None:
+    folder: RunFolder = request.getfixturevalue(name)
+    events = read_events(folder.events / "head.sqlite", kinds=["StepRequested"])
+    requests = {message for event, _ in events if isinstance(message := decode(event.frame).message, StepRequested)}
+    assert requests == {StepRequested(1, 0), StepRequested(2, 0), StepRequested(3, 1)}
+
+
+@pytest.mark.parametrize("name", ["carrying", "aborting"])
+def test_training_samples_are_at_most_one_version_stale(name: str, request: pytest.FixtureRequest) -> None:
+    """The learner refuses staler samples; the second step's samples precede the first update."""
+    steps = metrics(request.getfixturevalue(name), "step")
+    assert all(step["staleness_max"] <= 1.0 for step in steps)
+    assert steps[0]["staleness_max"] == 0.0
+    assert steps[1]["staleness_max"] == 1.0
+    assert steps[1]["rows"] > 0
+
+
+def test_turns_continue_while_new_weights_are_loaded(carrying: RunFolder) -> None:
+    """Versions never decrease within a trajectory."""
+    versions_seen = set[int]()
+    for trajectory in finished(carrying):
+        versions = np.frombuffer(trajectory.versions, np.int32)
+        generated = versions[np.frombuffer(trajectory.loss_mask, np.uint8).astype(bool)]
+        assert (np.diff(generated) >= 0).all()
+        versions_seen |= set(generated.tolist())
+    assert versions_seen >= {0, 1, 3}  # 3: the last evaluation
+
+
+def test_aborted_trajectories_are_counted_and_the_length_bias_reported(aborting: RunFolder) -> None:
+    summary = json.loads(aborting.summary.read_text())
+    lines = metrics(aborting, "lengths")
+    assert sum(line["aborted_trajectories"] for line in lines) == summary["trajectories_aborted"]
+    for line in lines:
+        assert line["taken_trajectories"] <= line["started_trajectories"]
+        expected = line["taken_response_tokens"] / line["started_response_tokens"]
+        assert line["length_bias"] == pytest.approx(expected)

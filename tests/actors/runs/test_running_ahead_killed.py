@@ -1,0 +1,216 @@
+"""A run over real processes with rollouts ahead of the learner, killed with `kill -9` and resumed.
+
+The training samples of each step are recomputed by replaying the head's log in the group buffer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import chain
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+
+from actors.runtime.wiring import build_deciders
+from bus.addresses import HEAD
+from bus.codec import decode
+from bus.event_log.reader import read_events
+from bus.messages import (
+    AnyMessage,
+    BatchReady,
+    LeaseRequested,
+    RunStarted,
+    StartGroup,
+    StepCollected,
+    StepRequested,
+    TrajectoryAborted,
+    TrajectoryFailed,
+    TrajectoryFinished,
+)
+from configs.load import load_resolved
+from configs.run_folder import RunFolder
+from engine.learner.checkpoints import list_saved_steps
+from engine.learner.minibatches import check_versions
+from tests.actors.runs.running import Start, adds_up, finish, from_cold_start_of, metrics, until
+
+pytestmark = pytest.mark.slow
+
+STEPS, AHEAD = 4, 1
+SETTINGS = (
+    *(f"rl.steps={STEPS}", "rl.prompts=4", "rl.rollouts=8", "evaluation.questions=2"),
+    *(f"rl.max_staleness={AHEAD}", "rl.group_oversampling=1.5", "rl.surplus_groups=carry"),
+)
+
+
+class LaunchRecord(msgspec.Struct):
+    """One launch of the run, as its group buffer saw it."""
+
+    began: RunStarted
+    started: list[StartGroup] = []  # for training
+    ended: list[int] = []  # trajectories, in order
+    collected: list[StepCollected] = []
+    batches: list[BatchReady] = []
+    ends_before: dict[int, int] = {}  # by step: number of trajectories that had ended when it was collected
+
+    def list_ended_by(self, step: int) -> set[int]:
+        """Trajectories that had ended when the step was collected."""
+        return set(self.ended[: self.ends_before[step]])
+
+
+class Killed(NamedTuple):
+    folder: RunFolder
+    first: LaunchRecord
+    second: LaunchRecord
+
+    @property
+    def step(self) -> int:
+        """The step that it resumed after."""
+        return self.second.began.step
+
+    @property
+    def trained(self) -> list[BatchReady]:
+        """The batches of the last checkpoint: those of the first launch up to the resumed step, and of the second."""
+        return [*(batch for batch in self.first.batches if batch.step <= self.step), *self.second.batches]
+
+
+def read_launches(folder: RunFolder) -> list[LaunchRecord]:
+    buffer = build_deciders(HEAD, load_resolved(folder.config), folder)["buffer"]
+    launches: list[LaunchRecord] = []
+    for event, _ in read_events(folder.events / "head.sqlite"):
+        if event.actor != "buffer":
+            continue
+        message = decode(event.frame).message
+        if isinstance(message, RunStarted):
+            launches.append(LaunchRecord(message))
+        if isinstance(message, TrajectoryFinished | TrajectoryFailed | TrajectoryAborted):
+            launches[-1].ended.append(message.trajectory_id)
+        for effect in buffer.decide(event.time, message):
+            _note(launches[-1], effect.message)
+    return launches
+
+
+def _note(launch_record: LaunchRecord, effect: AnyMessage) -> None:
+    match effect:
+        case StartGroup(purpose="train"):
+            launch_record.started.append(effect)
+        case BatchReady():
+            launch_record.batches.append(effect)
+        case StepCollected():
+            if effect.step not in launch_record.ends_before:  # sent to two receivers
+                launch_record.collected.append(effect)
+                launch_record.ends_before[effect.step] = len(launch_record.ended)
+        case _:
+            pass
+
+
+def has_started_work_for(folder: RunFolder, step: int) -> bool:
+    """Whether both logs have a trajectory that started after the request of `step`."""
+    if not metrics(folder, "step"):
+        return False
+    requested = False
+    for event, _ in read_events(folder.events / "head.sqlite", kinds=["StepRequested", "LeaseRequested"]):
+        message = decode(event.frame).message
+        requested = requested or (isinstance(message, StepRequested) and message.step == step)
+        if requested and isinstance(message, LeaseRequested) and message.lease == 1:
+            events = read_events(folder.events / "rollout-0.sqlite", trajectory=message.trajectory_id)
+            return any(True for _ in events)
+    return False
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory, start: Start, finished_run: tuple[RunFolder, str]) -> Killed:
+    """Killed while the learner trains the second step and rollouts work for the third."""
+    runs = tmp_path_factory.mktemp("killed")
+    folder = RunFolder(runs / "demo")
+    arguments = (*SETTINGS, *from_cold_start_of(finished_run[0]))
+    process = start(runs, *arguments)
+    until(lambda: has_started_work_for(folder, step=3), process)
+    process.kill()
+    finish(process)
+    resumed = start(runs, *arguments, "--resume")
+    output = finish(resumed)
+    assert resumed.returncode == 0, output
+    first, second = read_launches(folder)
+    return Killed(folder, first, second)
+
+
+def test_the_run_resumes_after_the_last_step_with_checkpoint_and_log_record(killed: Killed) -> None:
+    collected = {each.step: each.cursor for each in killed.first.collected}
+    assert killed.step in (1, 2)
+    assert killed.second.began.cursor == collected[killed.step]
+    assert STEPS in list_saved_steps(killed.folder.checkpoints)
+
+
+def test_each_step_is_trained_once_and_no_trajectory_twice(killed: Killed) -> None:
+    assert [batch.step for batch in killed.trained] == list(range(1, STEPS + 1))
+    rows = [row for batch in killed.trained for row in batch.samples]
+    assert len(rows) == len({row.trajectory_id for row in rows}) > 0
+    groups = {
+        group.group_id: group for launch_record in (killed.first, killed.second) for group in launch_record.started
+    }
+    by_step = [{groups[row.group_id].seed for row in batch.samples} for batch in killed.trained]
+    assert max(Counter(chain.from_iterable(by_step)).values()) == 1  # no problem appears twice either
+
+
+def test_only_the_groups_in_flight_are_restarted_before_new_ones(killed: Killed) -> None:
+    """A group's seed depends on its problem's position in the sequence."""
+    cursor = killed.second.began.cursor
+    before, after = killed.first.started, killed.second.started
+    assert cursor.pending or killed.step > 1  # the second step was in progress when the first was collected
+    restarted = [before[position] for position in cursor.pending]
+    restarts = after[: len(restarted)]
+    assert [(group.problem, group.seed) for group in restarts] == [(group.problem, group.seed) for group in restarted]
+    assert [group.group_id for group in after[:1]] == [cursor.next_group_id]
+    assert min(group.first_trajectory_id for group in after) == cursor.next_trajectory_id
+    done = {group.seed for place, group in enumerate(before[: cursor.position]) if place not in cursor.pending}
+    assert done.isdisjoint(group.seed for group in after)
+    seeds = [*done, *(group.seed for group in after)]
+    assert len(seeds) == len(set(seeds))
+
+
+def test_every_group_that_is_not_restarted_had_ended(killed: Killed) -> None:
+    """All their trajectories had ended when the resumed step was collected."""
+    cursor = killed.second.began.cursor
+    ended = killed.first.list_ended_by(killed.step)
+    for place, group in enumerate(killed.first.started[: cursor.position]):
+        ids = range(group.first_trajectory_id, group.first_trajectory_id + group.size)
+        assert place in cursor.pending or ended.issuperset(ids)
+
+
+def test_training_samples_have_the_versions_that_their_step_allows(killed: Killed) -> None:
+    """After the kill, no sample is older than the checkpoint: trajectories of the first launch are not used."""
+    for batch in killed.trained:
+        check_versions(batch.samples, batch.step, AHEAD)
+    staleness: set[int] = set()
+    for batch in killed.second.batches:
+        for row in batch.samples:
+            counted = np.frombuffer(row.loss_mask, np.uint8).astype(bool)
+            versions = np.frombuffer(row.versions, np.int32)[counted]
+            assert versions.min() >= killed.step
+            staleness |= set((batch.step - 1 - versions).tolist())
+    assert staleness == {0, 1}
+
+
+def test_each_step_has_one_metrics_line_with_the_counts_of_its_batch(killed: Killed) -> None:
+    steps = metrics(killed.folder, "step")
+    assert [line["step"] for line in steps] == list(range(1, STEPS + 1))
+    for line, batch in zip(steps, killed.trained, strict=True):
+        counted = [np.frombuffer(row.loss_mask, np.uint8).astype(bool) for row in batch.samples]
+        versions = [
+            np.frombuffer(row.versions, np.int32)[mask] for row, mask in zip(batch.samples, counted, strict=True)
+        ]
+        staleness = batch.step - 1 - np.concatenate(versions) if versions else np.zeros(1)
+        assert line["rows"] == len(batch.samples)
+        assert line["staleness_max"] == staleness.max()
+        assert line["staleness_mean"] == pytest.approx(staleness.mean())
+
+
+def test_the_counts_add_up_and_both_launches_replay(killed: Killed) -> None:
+    summary = json.loads(killed.folder.summary.read_text())
+    assert adds_up(summary, "aborted")
+    assert summary["trajectories_abandoned"] > 0
+    assert summary["steps"] == STEPS
+    assert summary["replay_identical"] is True

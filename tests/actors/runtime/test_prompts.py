@@ -1,0 +1,60 @@
+"""Loading the run's questions as prompts, and skipping prompts that are too long."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from actors.runtime.prompts import load_problem_sets
+from configs.run_folder import RunFolder
+from configs.schema import DataConfig, DialogueConfig, RunConfig
+from engine.data.datasets import DatasetError
+from policies.dialogue.chat_format import build_prompt_segments, encode_segments
+from policies.rollout.token_record import bytes_to_ids
+from tests.fakes import TOKENIZER
+
+TOOLS = ("jupyter_code",)
+EMPTY = len(encode_segments(TOKENIZER, build_prompt_segments("", TOOLS)))
+
+
+@pytest.fixture(autouse=True)
+def _plain_logs() -> None:
+    structlog.reset_defaults()
+
+
+def run_with(folder: Path, questions: list[str], limit: int) -> RunConfig:
+    rows = [json.dumps({"question": question, "answer": "#### 2"}) for question in questions]
+    for name in ("train", "test"):
+        (folder / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
+    return RunConfig(
+        name="r",
+        data=DataConfig(train="$RUN/train.jsonl", test="$RUN/test.jsonl"),
+        dialogue=DialogueConfig(tools=TOOLS, prompt_tokens=EMPTY + limit),
+    )
+
+
+def test_a_prompt_is_the_beginning_of_the_dialogue(tmp_path: Path) -> None:
+    run = run_with(tmp_path, ["1 + 1?"], 10)
+    (problem,) = load_problem_sets(run, RunFolder(tmp_path), TOKENIZER).train
+    assert bytes_to_ids(problem.prompt_ids) == encode_segments(TOKENIZER, build_prompt_segments("1 + 1?", TOOLS))
+    assert problem.ground_truth == "2"
+
+
+def test_prompts_over_the_limit_are_skipped_and_counted_in_one_warning_per_file(tmp_path: Path) -> None:
+    run = run_with(tmp_path, ["1 + 1?", "x" * 50, "y" * 70, "2 + 2?"], 10)
+    with capture_logs() as logs:
+        problems = load_problem_sets(run, RunFolder(tmp_path), TOKENIZER)
+    assert len(problems.train) == len(problems.test) == 2
+    warnings = [entry for entry in logs if entry["event"] == "prompts.skipped"]
+    assert [(entry["num_skipped"], entry["num_kept"]) for entry in warnings] == [(2, 2), (2, 2)]
+    assert warnings[0]["longest_tokens"] == EMPTY + 70
+
+
+def test_a_file_without_short_enough_prompts_is_refused_with_the_key_to_change(tmp_path: Path) -> None:
+    run = run_with(tmp_path, ["x" * 50], 10)
+    with pytest.raises(DatasetError, match=r"train\.jsonl.*dialogue\.prompt_tokens"):
+        load_problem_sets(run, RunFolder(tmp_path), TOKENIZER)

@@ -1,0 +1,308 @@
+"""Recovery of a deciding process that is killed at any of its events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+
+from actors.runtime.decider_loop import DeciderLoop
+from actors.runtime.recovery import NotRecoverable, Recovery, recover
+from bus.bus import Bus
+from bus.codec import decode, encode
+from bus.event_log.reader import UnusableLog, read_events
+from bus.event_log.writer import EventLog
+from bus.lanes import BULK, CONTROL
+from bus.messages import (
+    AnyMessage,
+    BufferCursor,
+    Envelope,
+    LeasePaused,
+    LeaseReleased,
+    MetricsRecorded,
+    ProtocolError,
+    RunStarted,
+    Shutdown,
+    TurnFailed,
+)
+from bus.transport.in_process import Hub
+from policies.decider import Send
+from tests.simulation.clock import run_virtually
+from tests.simulation.memory_log import Kept, MemoryLog
+
+EPOCH = 1 << 20
+START_FRAMES = [encode(Envelope("head", f"head/{actor}", RunStarted(0, BufferCursor()))) for actor in ("one", "two")]
+
+
+class Totals(msgspec.Struct):
+    events: int = 0
+    tokens: int = 0
+
+
+class Counting:
+    """A decider that sends in both lanes, to the other decider of its process, and to a service."""
+
+    def __init__(self, other: str) -> None:
+        self._other = other
+        self.state = Totals()
+
+    def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
+        if isinstance(event, LeaseReleased) and event.tokens == 13:
+            raise ProtocolError("unlucky")
+        self.state.events += 1
+        match event:
+            case RunStarted():
+                return []
+            case LeaseReleased(trajectory_id=trajectory_id, tokens=tokens):
+                self.state.tokens += tokens
+                return [
+                    Send("peer", LeasePaused(trajectory_id, self.state.tokens)),
+                    Send(f"head/{self._other}", LeasePaused(trajectory_id, tokens)),
+                    Send("peer/deep", TurnFailed(trajectory_id, 0, 1, f"at {now}")),
+                ]
+            case _:
+                return [Send("head/metrics", MetricsRecorded("step", self.state.events, "", {}))]
+
+    def get_state_after(self, event: AnyMessage) -> msgspec.Struct | None:
+        return self.state
+
+
+def deciders() -> dict[str, Counting]:
+    return {"one": Counting("two"), "two": Counting("one")}
+
+
+async def record(folder: Path) -> list[bytes]:
+    """Record 40 messages and their effects in `head.sqlite`; returns the frames that the peer received."""
+    hub = Hub()
+    head, peer = hub.join("head", 1000, EPOCH), hub.join("peer", 1000, EPOCH + 7)
+    log = EventLog(folder / "head.sqlite")
+    for frame in START_FRAMES:
+        await head.send_frame("head", frame)
+    for number in range(40):
+        await peer.send(f"head/{'one' if number % 3 else 'two'}", LeaseReleased(number, number))
+    await peer.send("head", Shutdown())
+    clock = iter(range(1000))
+    await DeciderLoop(head, log, deciders(), {"metrics": ignore}, lambda: float(next(clock))).run()
+    log.close()
+    return [await received(peer) for _ in range(peer.waiting)]
+
+
+async def ignore(message: AnyMessage) -> None:
+    pass
+
+
+async def received(bus: Bus) -> bytes:
+    return (await bus.receive_delivery()).frame
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[bytes]]:
+    folder = tmp_path_factory.mktemp("recorded")
+    return folder / "head.sqlite", asyncio.run(record(folder))
+
+
+def recovered(path: Path, num_events: int) -> tuple[Recovery, dict[str, Counting]]:
+    """Recover from the first events of the log, the last of them undecided."""
+    recovered_deciders = deciders()
+    recovery = Recovery("head", EPOCH, recovered_deciders, ("metrics",), window=1000)
+    logged = list(read_events(path))[:num_events]
+    recovery.replay([*logged[:-1], (logged[-1][0], None)], START_FRAMES)
+    return recovery, recovered_deciders
+
+
+def test_after_a_kill_at_any_event_recovery_has_sent_a_prefix_of_the_full_runs_frames(
+    recorded: tuple[Path, list[bytes]],
+) -> None:
+    path, to_peer = recorded
+    lanes = {CONTROL: [], BULK: []}
+    for frame in to_peer:
+        lanes[BULK if isinstance(decode(frame).message, TurnFailed) else CONTROL].append(frame)
+    total = len(list(read_events(path)))
+    assert total > 80
+    for count in range(2, total + 1, 5):
+        recovery, recovered_deciders = recovered(path, count)
+        assert sum(each.state.events for each in recovered_deciders.values()) + _refused(path, count) == count
+        for lane, frames in lanes.items():
+            number, sent = recovery.build_link_state().get(("peer", lane), (0, ()))
+            assert list(sent) == frames[:number]
+        assert [decision.seq for decision in recovery.undecided] == [count]
+    assert recovery.build_link_state()["peer", BULK][0] == len(lanes[BULK]) == 39
+
+
+def _refused(path: Path, count: int) -> int:
+    messages = [decode(event.frame).message for event, _ in list(read_events(path))[:count]]
+    return sum(isinstance(message, LeaseReleased) and message.tokens == 13 for message in messages)
+
+
+def test_received_frames_are_counted_from_the_log(recorded: tuple[Path, list[bytes]]) -> None:
+    path, _ = recorded
+    for count in range(2, len(list(read_events(path))) + 1, 5):
+        events = [event for event, _ in list(read_events(path))[:count]]
+        received_events = [event for event in events if event.sender == "peer"]
+        recovery, _ = recovered(path, count)
+        expected = {("peer", CONTROL): (EPOCH + 7, len(received_events))} if received_events else {}
+        assert recovery.received == expected
+
+
+def test_unread_messages_to_itself_are_in_its_inbox_after_recovery(recorded: tuple[Path, list[bytes]]) -> None:
+    path, _ = recorded
+    logged = [event for event, _ in read_events(path)]
+    self_sent = [event.frame for event in logged if event.sender.startswith("head")]
+    for count in range(1, len(logged) + 1, 5):
+        recovery, _ = recovered(path, count)
+        read = [event.frame for event in logged[:count] if event.sender.startswith("head")]
+        waiting = list(recovery.build_link_state()["head", CONTROL][1])
+        assert [*read, *waiting] == self_sent[: len(read) + len(waiting)]
+
+
+@pytest.mark.parametrize("max_pending", [10, 1000])
+def test_frames_that_waited_for_queue_space_are_kept(
+    recorded: tuple[Path, list[bytes]], monkeypatch: pytest.MonkeyPatch, max_pending: int
+) -> None:
+    """Effects of the last events may be unsent, and a window of frames before them unacknowledged."""
+    monkeypatch.setattr("actors.runtime.recovery.MAX_PENDING_EFFECTS", max_pending)
+    path, to_peer = recorded
+    bulk = [frame for frame in to_peer if isinstance(decode(frame).message, TurnFailed)]
+    logged = list(read_events(path))
+    recovery = Recovery("head", EPOCH, deciders(), ("metrics",), window=4)
+    recovery.replay(logged, START_FRAMES)
+    number, frames = recovery.build_link_state()["peer", BULK]
+    assert number == len(bulk) == 39
+    assert list(frames) == bulk[len(bulk) - len(frames) :]
+    caused_late = sum(isinstance(decode(event.frame).message, LeaseReleased) for event, _ in logged[-max_pending:])
+    assert len(frames) >= min(39, caused_late + 4)
+    assert (len(frames) < 39) == (max_pending == 10)
+
+
+def test_service_messages_are_delivered_again(recorded: tuple[Path, list[bytes]]) -> None:
+    path, _ = recorded
+    recovery, _ = recovered(path, len(list(read_events(path))))
+    assert len(recovery.service_messages) == 39
+    assert {actor for actor, _ in recovery.service_messages} == {"metrics"}
+
+
+def test_recovery_refuses_a_log_that_the_code_decides_differently(recorded: tuple[Path, list[bytes]]) -> None:
+    path, _ = recorded
+    recovered_deciders = deciders()
+    recovered_deciders["two"].state.tokens = 1
+    with pytest.raises(NotRecoverable, match=r"of head \(two, .*: the decision differs"):
+        Recovery("head", EPOCH, recovered_deciders, ("metrics",), 1000).replay(read_events(path), START_FRAMES)
+
+
+def test_recovery_refuses_a_damaged_event_and_names_it(
+    recorded: tuple[Path, list[bytes]],
+) -> None:
+    path, _ = recorded
+    logged = [
+        (event if event.sender.startswith("head") else event._replace(frame=event.frame[:-1]), decision)
+        for event, decision in read_events(path)
+    ]
+    with pytest.raises(NotRecoverable, match=r"event \d+ of head \(.*\) is damaged \(.*\); --resume restarts"):
+        Recovery("head", EPOCH, deciders(), ("metrics",), 1000).replay(logged, START_FRAMES)
+
+
+def test_a_refused_log_is_closed_by_the_thread_that_read_it(recorded: tuple[Path, list[bytes]]) -> None:
+    path, _ = recorded
+    recovered_deciders = deciders()
+    recovered_deciders["two"].state.tokens = 1
+    with pytest.raises(NotRecoverable) as refused:
+        asyncio.run(
+            asyncio.to_thread(recover, path, "head", EPOCH, recovered_deciders, ("metrics",), 1000, START_FRAMES)
+        )
+    assert refused.value.__traceback__ is not None  # it keeps the reader's frames alive
+    still_open = [entry.resolve() for entry in Path("/proc/self/fd").iterdir()]
+    assert path.resolve() not in still_open
+
+
+def test_a_process_without_events_of_this_epoch_starts_fresh(
+    recorded: tuple[Path, list[bytes]], tmp_path: Path
+) -> None:
+    path, _ = recorded
+    arguments = (deciders(), ("metrics",), 1000, START_FRAMES)
+    assert recover(path, "head", EPOCH, *arguments) is not None
+    assert recover(path, "head", 2 * EPOCH, *with_new_deciders(arguments)) is None
+    assert recover(tmp_path / "none.sqlite", "head", EPOCH, *with_new_deciders(arguments)) is None
+
+
+def test_recovery_refuses_a_log_with_gaps(recorded: tuple[Path, list[bytes]], tmp_path: Path) -> None:
+    path = Path(shutil.copy(recorded[0], tmp_path / "head.sqlite"))
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO gone VALUES (3, 7, 'LeaseReleased', 5)")
+    with pytest.raises(UnusableLog, match="events from number 1 on are needed"):
+        recover(path, "head", EPOCH, deciders(), ("metrics",), 1000, START_FRAMES)
+
+
+def with_new_deciders(arguments: tuple) -> tuple:
+    return (deciders(), *arguments[1:])
+
+
+def test_recovery_refuses_a_message_to_itself_that_it_never_sent(
+    recorded: tuple[Path, list[bytes]],
+) -> None:
+    path, _ = recorded
+    frame = encode(Envelope("head/one", "head/two", LeaseReleased(999, 1)))
+    logged = [
+        (event._replace(frame=frame), decision) if event.sender == "head/one" else (event, decision)
+        for event, decision in read_events(path)
+    ]
+    with pytest.raises(NotRecoverable, match=r"head sent it to itself in the log"):
+        Recovery("head", EPOCH, deciders(), ("metrics",), 1000).replay(logged, START_FRAMES)
+
+
+def test_no_effect_leaves_before_its_event_is_in_the_log(tmp_path: Path) -> None:
+    """When the peer receives a frame, its event is in the file; no event is acknowledged earlier."""
+
+    async def scenario() -> None:
+        hub = Hub()
+        head, peer = hub.join("head", 1000, EPOCH), hub.join("peer", 1000)
+        log = EventLog(tmp_path / "head.sqlite")
+        loop = asyncio.create_task(DeciderLoop(head, log, deciders(), {"metrics": ignore}, lambda: 0.0).run())
+        for number in range(20):
+            await peer.send("head/one", LeaseReleased(number, 1))
+            assert peer.unacknowledged.get("head", 0) > 0
+            answer = await peer.receive()
+            assert isinstance(answer.message, LeasePaused)
+            assert number in _trajectories(tmp_path / "head.sqlite")
+            await peer.receive()
+        await peer.send("head", Shutdown())
+        await loop
+        log.close()
+
+    asyncio.run(scenario())
+
+
+def _trajectories(path: Path) -> set[int]:
+    connection = sqlite3.connect(path)
+    try:
+        return {row[0] for row in connection.execute("SELECT trajectory FROM events")}
+    finally:
+        connection.close()
+
+
+def test_services_receive_no_message_before_its_event_is_in_the_log() -> None:
+    """The loop ends only after the last one is delivered."""
+    kept, steps = Kept(), list[int]()
+
+    async def note(message: AnyMessage) -> None:
+        assert isinstance(message, MetricsRecorded)
+        assert sum(event.actor == "two" for event in kept.events) >= message.step  # the number of the event
+        steps.append(message.step)
+
+    async def scenario() -> None:
+        hub = Hub()
+        head, peer = hub.join("head", 1000, EPOCH), hub.join("peer", 1000)
+        for number in range(20):
+            await peer.send("head/one", LeaseReleased(number, 1))
+        await peer.send("head", Shutdown())
+        log = MemoryLog(kept, Random(1))
+        await DeciderLoop(head, log, deciders(), {"metrics": note}, lambda: 0.0).run()  # pyright: ignore
+
+    run_virtually(scenario())
+    assert steps == list(range(1, 21))

@@ -1,0 +1,176 @@
+"""A run's event logs, read back as a workload and a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from analysis.metrics import AnalysisError
+from analysis.simulation.cluster_model import H100, QWEN3_14B, build_cluster
+from analysis.simulation.recorded_workload import load_recorded_cluster, load_recorded_step, load_recorded_workload
+from analysis.simulation.simulate import Simulation, simulate
+from analysis.simulation.workload import TrajectoryPlan, WorkloadShape, draw_workload
+from bus.codec import decode, encode
+from bus.event_log.reader import read_events
+from bus.event_log.writer import EventLog
+from bus.messages import (
+    AnyMessage,
+    BufferCursor,
+    EngineJoined,
+    Envelope,
+    StartGroup,
+    StepCollected,
+    StepCounts,
+    StepRequested,
+    TrajectoryFinished,
+)
+from configs.errors import UnusableInput
+from configs.load import write_resolved
+from configs.run_folder import RunFolder
+from configs.schema import DialogueConfig, EngineConfig, RlConfig, RunConfig
+
+SHAPE = WorkloadShape("test", 2, 3, 300.0, 0.5, 0.8, 1.5, prompt_tokens=90.0, response_tokens=700, result_tokens=40.0)
+WORKLOAD = msgspec.structs.replace(draw_workload(SHAPE, 11), started_after={1: 0})
+CLUSTER = msgspec.structs.replace(build_cluster(QWEN3_14B, H100, 1), kv_tokens=4096)
+
+
+class Recorded(Simulation):
+    """Logs the messages to its deciders."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(WORKLOAD, CLUSTER, "kv_lookahead")
+        self._logs = {name: EventLog(folder / f"{name}.sqlite") for name in ("rollout-0", "head")}
+        self._append("head", StepRequested(3, 2))
+
+    def _append(self, log: str, message: AnyMessage) -> None:
+        frame = encode(Envelope("someone", log, message))
+        self._logs[log].append(self.timeline.now, log, "someone", type(message).__name__, None, frame)
+
+    def _decide_rollout(self, message: AnyMessage) -> None:
+        self._append("rollout-0", message)
+        super()._decide_rollout(message)
+
+    def _decide_arbiter(self, message: AnyMessage) -> None:
+        self._append("head", message)
+        super()._decide_arbiter(message)
+
+    def _collect(self, message: AnyMessage) -> None:
+        self._append("head", message)
+        super()._collect(message)
+
+    def close(self) -> None:
+        self._append("head", StepCollected(3, 0, StepCounts(), {}, BufferCursor()))
+        self._append("head", StepRequested(4, 3))
+        for log in self._logs.values():
+            log.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = RunFolder(tmp_path_factory.mktemp("run"))
+    dialogue, engine = (
+        DialogueConfig(prompt_tokens=300, response_tokens=700),
+        EngineConfig(kv_tokens=4096, max_running=512),
+    )
+    write_resolved(RunConfig(name="recorded", dialogue=dialogue, engine=engine), run.config)
+    recorded = Recorded(run.events)
+    recorded.run()
+    recorded.close()
+    return run.events
+
+
+def shape_of(plan: TrajectoryPlan) -> tuple[object, ...]:
+    """All but when tools answer, and what the last turn would have said beyond the limit."""
+    turns = [(turn.tokens, turn.result_tokens) for turn in plan.turns]
+    return plan.group_id, plan.prompt_tokens, plan.final_tokens, plan.generated_tokens, len(turns), turns[:-1]
+
+
+def test_the_workload_of_a_recorded_run_is_restored(folder: Path) -> None:
+    read = load_recorded_workload(folder / "rollout-0.sqlite", folder / "head.sqlite", response_tokens=700)
+    assert [shape_of(plan) for plan in read.plans] == [shape_of(plan) for plan in WORKLOAD.plans]
+    for plan, known in zip(read.plans, WORKLOAD.plans, strict=True):
+        for turn, other in zip(plan.turns[:-1], known.turns[:-1], strict=True):
+            assert turn.tool_s == pytest.approx(other.tool_s + 2 * CLUSTER.latency_s)
+
+
+def test_the_simulation_of_a_recorded_run_predicts_its_makespan(folder: Path) -> None:
+    read = load_recorded_workload(folder / "rollout-0.sqlite", folder / "head.sqlite", response_tokens=700)
+    again = simulate(read, CLUSTER, "kv_lookahead")
+    assert again.makespan_s == pytest.approx(simulate(WORKLOAD, CLUSTER, "kv_lookahead").makespan_s, rel=0.01)
+
+
+def test_the_cluster_of_a_recorded_run_is_restored(folder: Path) -> None:
+    cluster = load_recorded_cluster(folder / "head.sqlite")
+    assert (cluster.engines, cluster.kv_tokens, cluster.page_tokens) == (1, 4096, 16)
+    expected = CLUSTER.cost.compute_step_s(4, 1500)
+    assert cluster.cost.compute_step_s(4, 1500) == pytest.approx(expected, rel=0.05)
+
+
+def test_a_recorded_step_has_its_cluster_policy_and_makespan(folder: Path) -> None:
+    step = load_recorded_step(RunFolder(folder.parent))
+    assert (step.step, step.policy, step.left_out) == (3, "kv_lookahead", 0)
+    assert (step.cluster.max_running, step.cluster.chunk_tokens) == (512, 512)
+    assert step.cluster.latency_s == pytest.approx(CLUSTER.latency_s)
+    expected = simulate(WORKLOAD, CLUSTER, "kv_lookahead").makespan_s
+    assert step.measured_s == pytest.approx(expected, rel=0.01)
+    assert simulate(step.workload, step.cluster, step.policy).makespan_s == pytest.approx(expected, rel=0.05)
+
+
+def test_a_step_that_overlaps_others_is_marked(folder: Path, tmp_path: Path) -> None:
+    ahead = RunFolder(tmp_path)
+    dialogue, rl = (
+        DialogueConfig(prompt_tokens=300, response_tokens=700),
+        RlConfig(prompts=8, rollouts=2, max_staleness=1),
+    )
+    write_resolved(RunConfig(name="ahead", dialogue=dialogue, rl=rl), ahead.config)
+    ahead.events.symlink_to(folder)
+    assert load_recorded_step(ahead).overlaps
+    assert not load_recorded_step(RunFolder(folder.parent)).overlaps
+
+
+def test_a_replacement_group_starts_when_the_replaced_group_ends(folder: Path) -> None:
+    logs = folder / "rollout-0.sqlite", folder / "head.sqlite"
+    assert load_recorded_workload(*logs, response_tokens=700).started_after == {1: 0}
+    messages = [(event.time, decode(event.frame).message) for event, _ in read_events(logs[0])]
+    begun = {each.group_id: at for at, each in messages if isinstance(each, StartGroup)}
+    collected = [(event.time, decode(event.frame).message) for event, _ in read_events(logs[1])]
+    ends = [at for at, each in collected if isinstance(each, TrajectoryFinished) and each.group_id == 0]
+    assert begun == {0: 0.0, 1: pytest.approx(max(ends) + CLUSTER.latency_s)}
+
+
+def test_a_run_without_a_step_to_simulate_is_refused_with_the_file(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(AnalysisError, match=r"head.sqlite: step 4 was not collected; collected steps: 3"):
+        load_recorded_step(RunFolder(folder.parent), 4)
+    run = RunFolder(tmp_path)
+    with pytest.raises(UnusableInput, match=r"config.toml: cannot be read"):
+        load_recorded_step(run)
+    write_resolved(RunConfig(name="unrecorded"), run.config)
+    with pytest.raises(AnalysisError, match=r"head.sqlite: no such event log; .* log.events = false"):
+        load_recorded_step(run)
+    run.events.mkdir()
+    (run.events / "head.sqlite").write_text("no database" * 100)
+    with pytest.raises(AnalysisError, match=r"head.sqlite: cannot be read as an event log"):
+        load_recorded_step(run)
+    (run.events / "head.sqlite").unlink()
+    EventLog(run.events / "head.sqlite").close()
+    with pytest.raises(AnalysisError, match=r"head.sqlite: no training step was collected"):
+        load_recorded_step(run)
+
+
+def test_groups_outside_the_period_are_left_out(folder: Path) -> None:
+    logs = folder / "rollout-0.sqlite", folder / "head.sqlite"
+    assert load_recorded_workload(*logs, response_tokens=700, since=100.0).plans == ()
+    first = load_recorded_workload(*logs, response_tokens=700, until=0.001)
+    assert ({plan.group_id for plan in first.plans}, first.started_after) == ({0}, {})
+
+
+def test_engines_that_differ_are_refused(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "head.sqlite")
+    for number, kv_tokens in enumerate((4096, 8192)):
+        joined = EngineJoined(f"generator-{number}", kv_tokens, 16, 0)
+        log.append(0.0, "head/arbiter", joined.engine, "EngineJoined", None, encode(Envelope("g", "a", joined)))
+    log.close()
+    with pytest.raises(ValueError, match="differ in capacity"):
+        load_recorded_cluster(tmp_path / "head.sqlite")

@@ -1,0 +1,44 @@
+"""Write structured logs for the tests of the report."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+
+class Logs:
+    """Writes lines into `folder`; `t` is in seconds since the epoch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def line(self, process: str, t: float, event: str, **fields: Any) -> None:
+        timestamp = datetime.fromtimestamp(t, UTC).isoformat()
+        entry = {**fields, "event": event, "process": process, "level": "info", "timestamp": timestamp}
+        self.text(process, json.dumps(entry) + "\n")
+
+    def text(self, process: str, text: str) -> None:
+        with (self.folder / f"{process}.jsonl").open("a") as file:
+            file.write(text)
+
+    def load(self, engine: str, t: float, **changes: float) -> None:
+        """An engine.load line; fields default to 0."""
+        names = ("version", "running", "waiting", "used_tokens", "cached_tokens", "decode_steps", "generated_tokens")
+        more = ("prefilled_tokens", "recomputed_tokens", "evicted_tokens", "preempted", "busy_s")
+        self.line(engine, t, "engine.load", engine=engine, **{**dict.fromkeys((*names, *more), 0), **changes})
+
+    def counted(self, t: float, *phases: int, rollout: str = "rollout-0", **engines: int) -> None:
+        """`phases`: leasing, generating, calling, grading; `engines` as generator_0=4."""
+        names = ("leasing", "generating", "calling", "grading")
+        asked = {name.replace("_", "-"): count for name, count in engines.items()}
+        self.line(rollout, t, "trajectories.counted", **dict(zip(names, phases, strict=True)), engines=asked)
+
+    def ended(self, trajectory_id: int, t: float, *waits: float, **changes: Any) -> None:
+        """`waits`: for a lease, generation, tools, grading."""
+        names = ("lease_wait_s", "generation_s", "tools_s", "grading_s")
+        fields = {"group_id": 0, "ending": "answered", "turns": 2, "calls": 1, "tokens": 30, "generated_tokens": 10}
+        line = {**fields, **dict(zip(names, waits, strict=True)), **changes}
+        self.line("rollout-0", t, "trajectory.ended", trajectory_id=trajectory_id, **line)

@@ -1,0 +1,142 @@
+"""The report on a whole run under a virtual clock agrees with the run's event log."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import polars as pl
+import pytest
+
+from actors.runtime.decider_loop import Observer
+from analysis.utilization.log_schema import LogTables, read_log_tables
+from analysis.utilization.report import Utilization, compute_utilization
+from bus.addresses import HEAD, ROLLOUT
+from bus.codec import decode
+from bus.messages import AnyMessage, ProtocolError, StepCounts, TrajectoryFailed, TrajectoryFinished
+from configs.schema import DialogueConfig, EngineConfig, EvaluationConfig, RlConfig, RunConfig
+from policies.decider import Send
+from policies.groups.counts import add_to_step_counts
+from policies.observers.step_observer import StepObserver
+from policies.observers.trajectory_observer import PHASES, TrajectoryObserver
+from tests.analysis.utilization.log_lines import Logs
+from tests.simulation.clock import run_virtually
+from tests.simulation.world import World
+
+RUN = RunConfig(
+    name="recorded",
+    dialogue=DialogueConfig(prompt_tokens=16, response_tokens=400),
+    engine=EngineConfig(kv_tokens=2048, num_engines=2),
+    rl=RlConfig(steps=2, prompts=4, rollouts=4, max_refill_groups=2),
+    evaluation=EvaluationConfig(questions=3),
+)
+SEED = 5  # of the only run
+
+
+Recorded = tuple[World, "Phases", Utilization, LogTables]
+
+
+class Phases:
+    """An observer that writes the phase counts after each event and records the live trajectories."""
+
+    def __init__(self, inner: TrajectoryObserver) -> None:
+        self.inner = inner
+        self.live: list[int] = []
+
+    def on_decision(self, now: float, event: AnyMessage, effects: Sequence[Send]) -> None:
+        self.inner.on_decision(now, event, effects)
+        self.inner.write_counts()
+        self.live.append(sum(self.inner.phases[phase] for phase in PHASES))
+
+
+class EventWriter:
+    """Writes an observer's log lines with the time of the observed event."""
+
+    def __init__(self, logs: Logs, process: str) -> None:
+        self._logs, self._process, self.now = logs, process, 0.0
+
+    def __call__(self, event: str, **fields: Any) -> None:
+        self._logs.line(self._process, self.now, event, **fields)
+
+
+def observe(world: World, process: str, observer: Observer, writer: EventWriter) -> None:
+    """Replay all events of the process's log."""
+    deciders = world.deciders()[process]
+    for event in world.logs[process].events:
+        message = decode(event.frame).message
+        writer.now = event.time
+        with contextlib.suppress(ProtocolError):
+            observer.on_decision(event.time, message, deciders[event.actor].decide(event.time, message))
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    world = World(RUN, SEED, trouble=0.1)
+    run_virtually(world.live())
+    logs = Logs(tmp_path_factory.mktemp("recorded") / "logs")
+    writer, head_writer = EventWriter(logs, ROLLOUT), EventWriter(logs, HEAD)
+    rollout = Phases(TrajectoryObserver(writer))
+    observe(world, ROLLOUT, rollout, writer)
+    observe(world, HEAD, StepObserver(head_writer), head_writer)
+    yield world, rollout, compute_utilization(logs.folder), read_log_tables(logs.folder)
+
+
+def ends(world: World) -> list[TrajectoryFinished | TrajectoryFailed]:
+    messages = [decode(event.frame).message for event in world.logs[HEAD].events]
+    return [message for message in messages if isinstance(message, TrajectoryFinished | TrajectoryFailed)]
+
+
+@pytest.mark.slow
+def test_totals_agree_with_the_event_log(recorded: Recorded) -> None:
+    """Those of finished trajectories, message by message; of the others the log has no more than their number."""
+    world, _, use, lines = recorded
+    counts = StepCounts()
+    for message in ends(world):
+        if isinstance(message, TrajectoryFinished):
+            counts = add_to_step_counts(counts, message)
+    failed = [each for each in ends(world) if isinstance(each, TrajectoryFailed)]
+    told, ended = use.trajectories, lines.frames["trajectory.ended"]
+    lost = ended.filter(pl.col("ending") == "failed")
+    assert told.started == told.ended == len(ends(world))
+    assert told.failed == lost.height == len(failed) > 0
+    assert sorted(lost["cause"]) == sorted(each.cause for each in failed)
+    assert told.generated_tokens - lost["generated_tokens"].sum() == pytest.approx(counts.generated_tokens, rel=0.01)
+    assert told.calls - lost["calls"].sum() == counts.calls
+    for name, wait in told.waits.items():
+        assert wait.total_s - lost[name].sum() == pytest.approx(getattr(counts, name), rel=0.01)
+
+
+def test_every_live_trajectory_is_in_one_phase_and_leaves_it(recorded: Recorded) -> None:
+    _, rollout, use, _ = recorded
+    assert max(rollout.live) == RUN.rl.prompts * RUN.rl.rollouts
+    assert rollout.live[-1] == 0
+    assert not any(rollout.inner.generating.values())
+    assert use.timeline.trajectories["leasing"][-1] < 1  # a mean over the last stretch of the time line
+
+
+def test_time_in_phases_equals_the_waits_of_trajectories(recorded: Recorded) -> None:
+    _, _, use, _ = recorded
+    names = dict(zip(PHASES, use.trajectories.waits, strict=True))
+    for phase, wait in names.items():
+        counted_s = sum(use.timeline.trajectories[phase]) * use.timeline.bin_s
+        assert counted_s == pytest.approx(use.trajectories.waits[wait].total_s, rel=0.01, abs=0.05)
+
+
+def test_each_step_and_evaluation_has_its_trajectories_and_its_parts(recorded: Recorded) -> None:
+    world, _, use, _ = recorded
+    assert [step.name for step in use.steps] == [
+        *("evaluation start_sampled", "evaluation start_greedy", "step 1", "step 2"),
+        *("evaluation end_sampled", "evaluation end_greedy"),
+    ]
+    assert sum(step.trajectories for step in use.steps) == use.trajectories.ended
+    metrics = {f"step {line.step}": line.values for line in world.metrics if line.kind == "step"}
+    for name, values in metrics.items():
+        (step,) = (step for step in use.steps if step.name == name)
+        assert step.trajectories == values["trajectories"] + values["trajectories_failed"]
+        assert (step.step_s, step.rollout_s, step.train_s) == pytest.approx(
+            (values["step_s"], values["rollout_s"], values["train_s"]), abs=1e-4
+        )
+        assert step.last is not None
+        assert step.last_began_s is not None
+        assert step.last_began_s + step.last.lived_s <= values["rollout_s"]

@@ -1,0 +1,179 @@
+"""Encryption and authentication with the cluster's key."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from typer.testing import CliRunner
+
+from actors.cli.main import app
+from bus.lanes import BULK
+from bus.messages import LeaseReleased
+from bus.transport.address_book import TcpAddress
+from bus.transport.curve_auth import KEY_FILE, ClusterKey, generate_key, load_key
+from bus.transport.packets import Packet, encode_packet
+from configs.errors import UnusableInput
+from tests.bus.clusters import Cluster
+from tests.bus.networks import call, until
+
+pytestmark = pytest.mark.usefixtures("short_waits")
+
+
+def make_key(folder: Path) -> ClusterKey:
+    return load_key(generate_key(folder))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    """Two nodes with one process each."""
+    cluster = Cluster(tmp_path, make_key(tmp_path / "keys"))
+    for node, process in enumerate("ab"):
+        cluster.add(node, process)
+    return cluster
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, timeout=30))
+
+
+def test_processes_with_the_key_can_communicate(cluster: Cluster) -> None:
+    async def scenario() -> None:
+        a, b = cluster.join("a"), cluster.join("b")
+        for number in range(500):
+            await a.send("b", call(number))
+            await b.send("a", LeaseReleased(number, 5))
+        assert [(await b.receive()).message for _ in range(500)] == [call(number) for number in range(500)]
+        assert [(await a.receive()).message for _ in range(500)] == [LeaseReleased(number, 5) for number in range(500)]
+        await until(lambda: not a.unacknowledged and not b.unacknowledged)
+        assert (a.dropped, b.dropped) == (0, 0)
+        await asyncio.gather(a.close(), b.close())
+
+    run(scenario())
+
+
+async def probe_as_stranger(address: TcpAddress, configure: Any) -> list[int]:
+    """Send packets to the address, without the cluster's key, and return the events of the connection."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        configure(socket)
+        monitor = socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        )
+        socket.connect(address.format_endpoint(BULK))
+        socket.send(encode_packet(Packet("x", "b", 0, 0, 0, 0, 0, [b"x"])))
+        socket.send(encode_packet(Packet("x", "b", 0, -1, 0, 0, 0, [])))
+        await asyncio.sleep(0.3)
+        assert not socket.poll(0)
+        events: list[int] = []
+        while monitor.poll(0):
+            event, _ = monitor.recv_multipart()
+            events.append(int.from_bytes(event[:2], "little"))
+        socket.disable_monitor()
+        monitor.close()
+        return events
+
+
+def no_key(_key: ClusterKey, _other: ClusterKey) -> Any:
+    return lambda _: None
+
+
+def wrong_key(key: ClusterKey, other: ClusterKey) -> Any:
+    """A peer with the public key and with another key pair."""
+
+    def configure(socket: zmq.Socket[bytes]) -> None:
+        socket.setsockopt(zmq.CURVE_SERVERKEY, key.public)
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, other.public)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, other.secret)
+
+    return configure
+
+
+def wrong_cluster(_key: ClusterKey, other: ClusterKey) -> Any:
+    return wrong_key(other, other)
+
+
+@pytest.mark.parametrize(
+    "stranger", [no_key, *(pytest.param(each, marks=pytest.mark.slow) for each in (wrong_key, wrong_cluster))]
+)
+def test_a_peer_without_the_key_gets_no_answer_and_is_counted(tmp_path: Path, cluster: Cluster, stranger: Any) -> None:
+    other = make_key(tmp_path / "others")
+
+    async def scenario() -> None:
+        b = cluster.join("b")
+        events = await probe_as_stranger(cluster.entries["b"].address, stranger(cluster.key, other))
+        assert zmq.EVENT_HANDSHAKE_SUCCEEDED not in events
+        assert zmq.EVENT_HANDSHAKE_FAILED_AUTH not in events
+        await until(lambda: b.dropped > 0)
+        assert b.waiting == 0
+        a = cluster.join("a")  # a peer with the key
+        await a.send("b", call(1))
+        assert (await b.receive()).message == call(1)
+        await asyncio.gather(a.close(), b.close())
+
+    run(scenario())
+
+
+def test_messages_of_a_bus_with_another_key_are_dropped(tmp_path: Path, cluster: Cluster) -> None:
+    async def scenario() -> None:
+        b = cluster.join("b")
+        a = cluster.join("a", network=cluster.network(0, make_key(tmp_path / "others")))
+        await a.send("b", call(1))
+        await until(lambda: b.dropped > 0)
+        assert (b.waiting, a.unacknowledged) == (0, {"b": 1})
+        await asyncio.gather(a.close(), b.close())
+
+    run(scenario())
+
+
+# ---------------------------------------------------------------- keys
+
+
+def test_the_keys_command_creates_a_private_file_and_never_replaces_one(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "keys"
+    made = CliRunner().invoke(app, ["keys", str(folder)])
+    path = folder / KEY_FILE
+    assert made.exit_code == 0, made.output
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    key = load_key(path)
+    assert key.public.decode() in made.output
+    assert key.secret.decode() not in made.output + repr(key)
+    odd = CliRunner().invoke(app, ["keys", str(tmp_path / "k:smile:[bold]")])
+    assert "k:smile:[bold]/cluster.key: copy it" in odd.output
+    again = CliRunner().invoke(app, ["keys", str(folder)])
+    assert isinstance(again.exception, UnusableInput)
+    assert load_key(path) == key
+
+
+def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UnusableInput, match=f"^{tmp_path / 'file' / 'keys' / KEY_FILE}: Not a directory$"):
+        generate_key(tmp_path / "file" / "keys")
+    with pytest.raises(UnusableInput, match=f"^{tmp_path / 'file'}: Not a directory$"):
+        generate_key(tmp_path / "file")
+
+
+def test_a_key_that_other_users_may_read_is_refused(tmp_path: Path) -> None:
+    path = generate_key(tmp_path)
+    path.chmod(0o640)
+    with pytest.raises(UnusableInput, match="other users may read it"):
+        load_key(path)
+
+
+@pytest.mark.parametrize("text", ["", "short", "x" * 40 + "y", "\x00" * 40])
+def test_an_invalid_key_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / KEY_FILE
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(UnusableInput, match="not a key"):
+        load_key(path)
+
+
+def test_the_error_for_a_missing_key_names_the_command(tmp_path: Path) -> None:
+    with pytest.raises(UnusableInput, match="asterism keys"):
+        load_key(tmp_path / KEY_FILE)

@@ -1,0 +1,179 @@
+"""Cold-start dialogues: token ids equal those of a rollout, and only generated tokens have a loss."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polars
+import pytest
+
+from engine.data.datasets import DatasetError
+from engine.data.sft_dialogues import TokenizedDialogue, read_sft_dialogues
+from policies.dialogue.chat_format import (
+    PREFILL,
+    TextSegment,
+    build_prompt_segments,
+    build_tool_turn_segments,
+    encode_segments,
+    format_system_prompt,
+    format_tool_call,
+)
+
+
+class LetterTokenizer:
+    """One id per character, and a different one in untrusted text."""
+
+    def encode(self, text: str, *, trusted: bool) -> list[int]:
+        return [2 * ord(letter) + trusted for letter in text]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(chr(token // 2) for token in token_ids)
+
+
+CALL = format_tool_call("jupyter_code", {"code": "print(1)"})
+FUNCTION = {"name": "jupyter_code", "arguments": '{"code": "print(1)"}'}
+USER = {"role": "user", "content": "1?"}
+ANSWER = {"role": "assistant", "content": f"{PREFILL}Yes.</reason>\n<answer>\\boxed{{1}}</answer>"}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "some.jsonl"
+
+
+def read_one(file: Path, *messages: Any) -> TokenizedDialogue:
+    file.write_text(json.dumps({"messages": messages}) + "\n")
+    (sequence,) = read_sft_dialogues(file, LetterTokenizer(), ["jupyter_code"])
+    return sequence
+
+
+def decode_generated(sequence: TokenizedDialogue) -> str:
+    """The text under the loss."""
+    return LetterTokenizer().decode([token for token, loss in zip(*sequence, strict=True) if loss])
+
+
+def make_call_turn(**fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": f"{PREFILL}Let me see.</reason>\n", **fields}
+
+
+def test_a_dialogue_has_the_token_ids_of_its_rollout(file: Path) -> None:
+    first = make_call_turn(tool_calls=[{"type": "function", "function": FUNCTION}])
+    sequence = read_one(file, USER, first, {"role": "tool", "content": "a result"}, ANSWER)
+    segments = [
+        *build_prompt_segments("1?", ["jupyter_code"]),
+        TextSegment(f"Let me see.</reason>\n{CALL}<|im_end|>", True),
+        *build_tool_turn_segments(["a result"]),
+        TextSegment("Yes.</reason>\n<answer>\\boxed{1}</answer><|im_end|>", True),
+    ]
+    assert sequence.token_ids == encode_segments(LetterTokenizer(), segments)
+    assert len(sequence.loss_mask) == len(sequence.token_ids)
+
+
+def test_the_loss_covers_generated_tokens_and_the_end_of_turn_only(file: Path) -> None:
+    first = make_call_turn(tool_calls=[{"type": "function", "function": FUNCTION}])
+    sequence = read_one(file, USER, first, {"role": "tool", "content": "a result"}, ANSWER)
+    assert decode_generated(sequence) == (
+        f"Let me see.</reason>\n{CALL}<|im_end|>Yes.</reason>\n<answer>\\boxed{{1}}</answer><|im_end|>"
+    )
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"type": "function", "function": FUNCTION},
+        {"function": {"name": "jupyter_code", "arguments": {"code": "print(1)"}}},
+        {"function": {"name": "jupyter_code", "arguments": {"code": "print(1)", "input": None}}},
+        FUNCTION,
+    ],
+)
+def test_every_layout_of_a_call_gives_the_same_text(file: Path, call: dict[str, Any]) -> None:
+    sequence = read_one(file, USER, make_call_turn(tool_calls=[call]), {"role": "tool", "content": "1"}, ANSWER)
+    assert decode_generated(sequence).startswith(f"Let me see.</reason>\n{CALL}<|im_end|>")
+
+
+def test_a_call_may_be_part_of_the_content_even_if_it_is_malformed(file: Path) -> None:
+    text = '<tool_call>\n{"name": \n</tool_call>'
+    sequence = read_one(
+        file, USER, make_call_turn(content=f"{PREFILL}{text}"), {"role": "tool", "content": "1"}, ANSWER
+    )
+    assert decode_generated(sequence).startswith(f"{text}<|im_end|>")
+
+
+def test_consecutive_results_share_one_turn(file: Path) -> None:
+    results = [{"role": "tool", "content": "a"}, {"role": "tool", "content": "b"}]
+    first = make_call_turn(tool_calls=[{"function": FUNCTION}, {"function": FUNCTION}])
+    sequence = read_one(file, USER, first, *results, ANSWER)
+    turn = encode_segments(LetterTokenizer(), build_tool_turn_segments(["a", "b"]))
+    assert LetterTokenizer().decode(turn) in LetterTokenizer().decode(sequence.token_ids)
+    assert decode_generated(sequence).startswith(f"Let me see.</reason>\n{CALL}\n{CALL}<|im_end|>")
+
+
+def test_the_runs_system_message_replaces_that_of_the_file(file: Path) -> None:
+    with_system = read_one(file, {"role": "system", "content": "Be brief."}, USER, ANSWER)
+    assert with_system == read_one(file, USER, ANSWER)
+    assert format_system_prompt(["jupyter_code"]) in LetterTokenizer().decode(with_system.token_ids)
+
+
+def test_questions_and_results_cannot_contain_special_tokens(file: Path) -> None:
+    forged = "<|im_end|>"
+    sequence = read_one(
+        file, {"role": "user", "content": forged}, make_call_turn(), {"role": "tool", "content": forged}, ANSWER
+    )
+    untrusted = LetterTokenizer().encode(forged, trusted=False)
+    assert sum(sequence.token_ids[n : n + len(untrusted)] == untrusted for n in range(len(sequence.token_ids))) == 2
+
+
+def test_a_chat_may_have_several_questions(file: Path) -> None:
+    sequence = read_one(file, USER, ANSWER, {"role": "user", "content": "2?"}, ANSWER)
+    assert (
+        "<|im_end|>\n<|im_start|>user\n2?<|im_end|>\n<|im_start|>assistant\n<reason>Yes."
+        in LetterTokenizer().decode(sequence.token_ids)
+    )
+
+
+def test_a_parquet_file_equals_the_same_rows_as_jsonl(file: Path, tmp_path: Path) -> None:
+    messages = [USER, make_call_turn(tool_calls=[{"function": FUNCTION}]), {"role": "tool", "content": "1"}, ANSWER]
+    filled = [{"tool_calls": None, **message} for message in messages]
+    parquet = tmp_path / "some.parquet"
+    polars.DataFrame({"messages": [filled]}).write_parquet(parquet)
+    assert read_sft_dialogues(parquet, LetterTokenizer(), ["jupyter_code"]) == [read_one(file, *messages)]
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ([], "`messages`: expected a list of messages"),
+        ([USER], "`messages`: the last message must be the assistant's"),
+        ([USER, "hello"], "`messages[1]`: expected an object with `role` and `content`"),
+        ([ANSWER], "`messages[0].role`: 'assistant' cannot follow nothing"),
+        ([USER, {"role": "tool", "content": "1"}], "`messages[1].role`: 'tool' cannot follow user"),
+        ([USER, {"role": "judge"}, ANSWER], "`messages[1].role`: 'judge' cannot follow user"),
+        ([{"role": "user"}, ANSWER], "`messages[0].content`: expected a string"),
+        (
+            [USER, {"role": "assistant", "content": "Yes."}],
+            "`messages[1].content`: must start with <reason>, the prefill of the rollouts",
+        ),
+        ([USER, make_call_turn(tool_calls=7)], "`messages[1].tool_calls`: expected a list of calls"),
+        (
+            [USER, make_call_turn(tool_calls=[{"function": {"name": "search"}}])],
+            "`messages[1].tool_calls[0].name`: unknown function 'search'; this run's tools: jupyter_code",
+        ),
+        (
+            [USER, make_call_turn(tool_calls=[{"name": "jupyter_code"}])],
+            "`messages[1].tool_calls[0].arguments`: expected an object or its JSON text",
+        ),
+    ],
+)
+def test_an_invalid_message_is_reported(file: Path, messages: list[Any], problem: str) -> None:
+    with pytest.raises(DatasetError) as caught:
+        read_one(file, *messages)
+    assert str(caught.value) == f"{file}: row 1, field {problem}"
+
+
+def test_arguments_of_invalid_json_are_reported(file: Path) -> None:
+    call = {"name": "jupyter_code", "arguments": '{"code'}
+    with pytest.raises(DatasetError, match=r"row 1, field `messages\[1\]\.tool_calls\[0\]\.arguments`: not JSON: "):
+        read_one(file, USER, make_call_turn(tool_calls=[call]))

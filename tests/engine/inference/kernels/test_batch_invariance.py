@@ -1,0 +1,228 @@
+"""A strict engine: a token's bits depend only on its own sequence, or the engine refuses to start."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.contract import Capacity, Generation, GenerationRequest
+from engine.inference.embedded import EmbeddedEngine
+from engine.inference.engine_core import EngineCore
+from engine.inference.kernels.batch_invariance import (
+    NotBatchInvariant,
+    check_attention,
+    find_batch_invariant_matmul,
+)
+from engine.inference.kernels.matmul import Matmul, build_tiled
+from engine.model.hf_checkpoint import save_model
+from engine.model.qwen3 import Qwen3, Qwen3Config, initialize_weights
+from tests.engine.closeness import assert_close
+from tests.engine.tiny_models import get_batch_invariant_matmul, small_config, small_model, write_tokenizer
+
+LONGEST, PAGE = 96, 16
+CONFIG = small_config()
+
+
+def _multiply_rows(x_NK: Tensor, weights_KF: Tensor) -> Tensor:
+    """One product per row: batch-invariant on every machine."""
+    return torch.stack([weights_KF.t() @ row_K.clone() for row_K in x_NK])
+
+
+def _multiply_dependently(x_NK: Tensor, weights_KF: Tensor) -> Tensor:
+    """A product that differs in the last bits if there are more than 30 rows."""
+    return _multiply_rows(x_NK, weights_KF) * (1.0 + 2.0**-23 * (len(x_NK) > 30))
+
+
+def _build_matmul(mm: Callable[[Tensor, Tensor], Tensor]) -> Matmul:
+    def add_mm(to_NF: Tensor, x_NK: Tensor, weights_KF: Tensor) -> Tensor:
+        return to_NF + mm(x_NK, weights_KF)
+
+    return Matmul(mm, add_mm)
+
+
+BY_ROW, DEPENDENT = _build_matmul(_multiply_rows), _build_matmul(_multiply_dependently)
+
+
+class AttentionByRow:
+    """Attention of each row separately: batch-invariant. With `depends_on_batch`, the last bits depend on the batch."""
+
+    def __init__(self, *, depends_on_batch: bool) -> None:
+        self._factor = 1.0 + 2.0**-20 * depends_on_batch
+
+    def attend_per_row(
+        self, q_XGD: Tensor, keys_XWD: Tensor, values_XWD: Tensor, mask_R1W: Tensor, out_XGD: Tensor
+    ) -> None:
+        rows, heads = len(mask_R1W), len(q_XGD) // len(mask_R1W)
+        for index, query_GD in enumerate(q_XGD):
+            seen = mask_R1W[index // heads, 0] == 0
+            keys_SD, values_SD = keys_XWD[index, seen], values_XWD[index, seen]
+            out_XGD[index] = (query_GD.clone() @ keys_SD.t()).softmax(-1) @ values_SD
+        if rows > 1:
+            out_XGD *= self._factor
+
+    def attend_shared(
+        self, q_XGD: Tensor, keys_KWD: Tensor, values_KWD: Tensor, mask_R1W: Tensor, out_XGD: Tensor
+    ) -> None:
+        rows = len(mask_R1W)
+        self.attend_per_row(q_XGD, keys_KWD.repeat(rows, 1, 1), values_KWD.repeat(rows, 1, 1), mask_R1W, out_XGD)
+
+
+def test_products_that_depend_on_the_number_of_rows_are_replaced() -> None:
+    assert find_batch_invariant_matmul(CONFIG, 64, 16, [DEPENDENT, BY_ROW]) is BY_ROW
+    assert find_batch_invariant_matmul(CONFIG, 29, 16, [DEPENDENT, BY_ROW]) is DEPENDENT
+
+
+def test_a_machine_without_batch_invariant_products_is_refused() -> None:
+    with pytest.raises(NotBatchInvariant, match=r'"strict", but on this machine .* matrix products'):
+        find_batch_invariant_matmul(CONFIG, 64, 16, [DEPENDENT])
+
+
+def test_attention_that_depends_on_the_batch_is_refused() -> None:
+    check_attention(AttentionByRow(depends_on_batch=False), CONFIG, 300)
+    with pytest.raises(NotBatchInvariant, match="attention"):
+        check_attention(AttentionByRow(depends_on_batch=True), CONFIG, 300)
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 40])
+def test_tiled_products_equal_plain_products(count: int) -> None:
+    x_NK, weights_KF, to_NF = torch.randn(count, 12), torch.randn(12, 20), torch.randn(count, 20)
+    assert_close(build_tiled(8).mm(x_NK, weights_KF), x_NK @ weights_KF)
+    assert_close(build_tiled(8).add_mm(to_NF, x_NK, weights_KF), to_NF + x_NK @ weights_KF)
+
+
+# ---------------------------------------------------------------- independence of the batch
+
+
+def odd_model(seed: int) -> Qwen3:
+    """Sizes that are not multiples of a register, three queries per key."""
+    config = Qwen3Config(
+        vocab_size=301,
+        hidden_size=100,
+        intermediate_size=201,
+        num_layers=2,
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=24,
+        tie_word_embeddings=True,
+    )
+    model = Qwen3(config)
+    initialize_weights(model, seed, std=0.2)
+    return model.requires_grad_(False)
+
+
+def turns(seed: int, vocabulary: int) -> list[list[GenerationRequest]]:
+    """One or two turns of twelve sequences with common prefixes and various sampling parameters."""
+    draw = random.Random(seed)
+    shared = np.random.default_rng(seed).integers(0, vocabulary, 40, dtype=np.int32)
+    return [_draw_turns(number, shared, vocabulary, draw) for number in range(12)]
+
+
+def _draw_turns(number: int, shared: np.ndarray, vocabulary: int, draw: random.Random) -> list[GenerationRequest]:
+    own = np.random.default_rng(number).integers(0, vocabulary, LONGEST, dtype=np.int32)
+    ids = np.concatenate((shared[: draw.randrange(40)], own[: draw.randrange(1, 20)]))
+    found: list[GenerationRequest] = []
+    for turn in range(draw.choice([1, 2])):
+        temperature, top_k = draw.choice([1.0, 0.7, 0.0]), draw.choice([0, 0, 5])
+        new_tokens = draw.randrange(1, 15)
+        found.append(GenerationRequest(number, ids, new_tokens, temperature=temperature, top_k=top_k, seed=turn))
+        ids = np.concatenate((ids, own[20 : 20 + draw.randrange(1, 20)]))
+    return found
+
+
+Outputs = dict[tuple[int, int], bytes]
+
+
+def generated(
+    model: Qwen3,
+    wanted: Sequence[Sequence[GenerationRequest]],
+    products: Matmul,
+    *,
+    rows: int,
+    pages: int,
+    prefill: int,
+    seed: int,
+) -> Outputs:
+    """Ids and logprobs of every turn. Arrivals, and releases of caches between turns, are random."""
+    core = EngineCore(
+        model, Capacity(pages * PAGE, PAGE, LONGEST), prefill_tokens=prefill, max_running=rows, matmul=products
+    )
+    draw, outputs = random.Random(seed), Outputs()
+    arrivals = [(number, 0) for number in range(len(wanted))]
+    draw.shuffle(arrivals)
+    current_turn: dict[int, int] = {}
+    while arrivals or core.has_work:
+        if arrivals and (draw.random() < 0.4 or not core.has_work):
+            number, turn = arrivals.pop()
+            current_turn[number] = turn
+            core.submit(wanted[number][turn])
+        for number, outcome in core.step():
+            assert isinstance(outcome, Generation)
+            turn = current_turn[number]
+            outputs[number, turn] = outcome.token_ids.tobytes() + outcome.logprobs.tobytes()
+            if draw.random() < 0.4:
+                core.release_cache(number)
+            if turn + 1 < len(wanted[number]):
+                arrivals.insert(draw.randrange(len(arrivals) + 1), (number, turn + 1))
+    return outputs
+
+
+@pytest.mark.parametrize("tile_rows", [0, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_tokens_and_logprobs_have_the_same_bits_in_every_batch_chunking_and_cache(tile_rows: int, seed: int) -> None:
+    model = odd_model(seed)
+    products = build_tiled(tile_rows) if tile_rows else get_batch_invariant_matmul(model.config)
+    wanted = turns(seed, 301)
+    alone = generated(model, wanted, products, rows=1, pages=LONGEST // PAGE, prefill=512, seed=0)
+    assert len(alone) == sum(map(len, wanted))
+    cramped = generated(model, wanted, products, rows=5, pages=2 * LONGEST // PAGE, prefill=7, seed=seed + 1)
+    together = generated(model, wanted, products, rows=64, pages=40 * LONGEST // PAGE, prefill=512, seed=seed + 2)
+    assert cramped == alone
+    assert together == alone
+
+
+# ---------------------------------------------------------------- the engine
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    parent = tmp_path_factory.mktemp("strict")
+    write_tokenizer(parent / "tokenizer")
+    config = small_config(vocab_size=280)
+    save_model(parent / "model", config, small_model(config=config).state_dict(), parent / "tokenizer")
+    return parent / "model"
+
+
+def test_strict_and_fast_engines_generate_the_same_tokens(folder: Path) -> None:
+    request = GenerationRequest(0, np.arange(9, dtype=np.int32), 12, seed=4)
+
+    async def generate(strict: bool) -> list[int]:
+        engine = EmbeddedEngine(
+            folder, Capacity(LONGEST, PAGE, LONGEST), max_running=8, prefill_tokens=24, strict=strict
+        )
+        await engine.start()
+        try:
+            return (await engine.generate(request)).token_ids.tolist()
+        finally:
+            await engine.close()
+
+    assert asyncio.run(generate(True)) == asyncio.run(generate(False))
+
+
+def test_a_strict_engine_in_bfloat16_does_not_start(folder: Path) -> None:
+    engine = EmbeddedEngine(folder, Capacity(LONGEST, PAGE, LONGEST), dtype=torch.bfloat16, strict=True)
+
+    async def start() -> None:
+        try:
+            await engine.start()
+        finally:
+            await engine.close()
+
+    with pytest.raises(NotBatchInvariant, match=r"torch\.bfloat16 cannot be strict"):
+        asyncio.run(start())

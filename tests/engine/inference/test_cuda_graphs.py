@@ -1,0 +1,120 @@
+"""Decode steps as graphs, recorded on a CPU (tests/engine/inference/recorded_graph.py); the other code is that of CUDA."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from torch.utils import backend_registration
+
+from engine.contract import Capacity, Generation, GenerationRequest
+from engine.inference.cuda_graphs import pad_to_bucket
+from engine.inference.engine_core import EngineCore
+from engine.inference.kernels.attention_kernels import SdpaKernels
+from engine.model.qwen3 import Qwen3
+from tests.engine.inference.recorded_graph import Recorded
+from tests.engine.inference.test_engine_core import greedy, training_logprobs
+from tests.engine.inference.test_paging import alone, assert_same, drain, new_core, random_life
+from tests.engine.tiny_models import random_ids, small_config, small_model
+
+
+@pytest.fixture(scope="module")
+def model() -> Qwen3:
+    return small_model()
+
+
+def requests(count: int, new_tokens: int = 12) -> list[GenerationRequest]:
+    return [
+        GenerationRequest(number, random_ids(3 + 5 * number, number), new_tokens, seed=number)
+        for number in range(count)
+    ]
+
+
+@pytest.mark.slow
+def test_graphs_give_sequences_that_join_leave_and_grow_the_bits_of_a_batch_of_one(model: Qwen3) -> None:
+    capture = Recorded()
+    core = new_core(model, prefill_tokens=20, capture=capture)
+    found: dict[int, Generation] = {}
+    for request in requests(9, 20):
+        core.submit(request)
+        for _ in range(3):
+            found |= {number: outcome for number, outcome in core.step() if isinstance(outcome, Generation)}
+    found |= drain(core)
+    for request in requests(9, 20):
+        assert_same(found[request.sequence_id], alone(model, request))
+    assert capture.replays > 30
+
+
+@pytest.mark.slow
+def test_a_graph_serves_every_batch_of_its_size_bucket(model: Qwen3) -> None:
+    capture = Recorded()
+    core = new_core(model, capture=capture)
+    for number, new_tokens in enumerate((5, 7, 9, 28)):
+        core.submit(GenerationRequest(number, random_ids(3, number), new_tokens, seed=number))
+    found = drain(core)
+    assert (capture.graphs, capture.replays) == (1, 28 - 1)  # the first token comes with the prompt
+    for number, generation in found.items():
+        assert_same(
+            generation,
+            alone(model, GenerationRequest(number, random_ids(3, number), len(generation.token_ids), seed=number)),
+        )
+
+
+@pytest.mark.slow
+def test_graphs_read_the_latest_weights() -> None:
+    core, other = new_core(small_model(), capture=Recorded()), small_model(seed=5)
+    core.submit(requests(1)[0])
+    drain(core)
+    core.install_weights(1, other.state_dict())
+    core.submit(requests(2)[1])
+    assert_same(drain(core)[1], alone(other, requests(2)[1]))
+
+
+def test_graph_sizes_pad_by_at_most_a_quarter() -> None:
+    assert [pad_to_bucket(count, 4) for count in (1, 4, 5, 9, 32, 33, 64, 65, 129, 256)] == [
+        4,
+        4,
+        8,
+        12,
+        32,
+        40,
+        64,
+        80,
+        160,
+        256,
+    ]
+    for count in range(1, 1000):
+        assert count <= pad_to_bucket(count, 4) < 1.25 * count + 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_sharing_eviction_and_preemption_do_not_change_bits(seed: int) -> None:
+    capture = Recorded()
+    model = small_model(config=small_config(num_kv_heads=1))
+    load = random_life(model, seed, pages=30, page_tokens=5, prefill_tokens=23, capture=capture)
+    assert min(load.evicted_tokens, load.preempted, capture.replays) > 0
+
+
+def test_cuda_kernels_match_the_training_forward(model: Qwen3, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.inference.kernels.attention.select_kernels", lambda _: SdpaKernels())
+    core = EngineCore(model, Capacity(1024, 8, 96), prefill_tokens=40, capture=Recorded())
+    for request in requests(6):
+        core.submit(GenerationRequest(request.sequence_id, request.token_ids, 12, temperature=0))
+    for number, found in drain(core).items():
+        ids = requests(6)[number].token_ids
+        assert found.token_ids.tolist() == greedy(model, ids, 12)
+        np.testing.assert_allclose(found.logprobs, training_logprobs(model, ids, found.token_ids, 1.0), atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"), reason="torch takes no such device"
+)
+def test_no_step_mixes_two_devices() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.engine.inference.foreign_device"], capture_output=True, text=True
+    )
+    assert found.stdout.split() == ["64"] * 4, found.stderr

@@ -1,0 +1,180 @@
+"""The embedded engine: its event loop and its thread. Tests for every engine are in tests/engine/contract."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.contract import Capacity, Engine, EngineFailure, Generation, GenerationRequest
+from engine.inference.embedded import DeviceMissing, EmbeddedEngine, select_device
+from engine.inference.engine_core import EngineCore
+from engine.model.hf_checkpoint import CheckpointError, save_model
+from engine.model.tokenizer import UnusableTokenizer
+from tests.engine.tiny_models import random_ids, small_config, small_model, write_tokenizer
+
+LONGEST = 400
+PAGE = 16
+CONFIG = small_config(vocab_size=280)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    parent = tmp_path_factory.mktemp("embedded")
+    write_tokenizer(parent / "tokenizer")
+    save_model(parent / "model", CONFIG, small_model(config=CONFIG).state_dict(), parent / "tokenizer")
+    return parent / "model"
+
+
+def serve(folder: Path, scene: Callable[[EmbeddedEngine], Awaitable[None]], *, rows: int = 4) -> None:
+    """Run the scene on a started engine, close it, and assert that its thread has ended."""
+
+    async def play() -> None:
+        engine = EmbeddedEngine(folder, Capacity(rows * LONGEST + 5, PAGE, LONGEST), max_running=rows)
+        assert await engine.start() == Capacity(rows * LONGEST, PAGE, LONGEST)
+        try:
+            await scene(engine)
+        finally:
+            await engine.close()
+            await engine.close()
+
+    before = set(threading.enumerate())
+    asyncio.run(play())
+    assert [thread.name for thread in set(threading.enumerate()) - before] == []
+
+
+def request(number: int, new_tokens: int = 12) -> GenerationRequest:
+    return GenerationRequest(number, random_ids(4 + number, number), new_tokens, seed=number)
+
+
+def expected(asked: GenerationRequest) -> list[int]:
+    core = EngineCore(small_model(config=CONFIG), Capacity(LONGEST, PAGE, LONGEST))
+    core.submit(asked)
+    while not (outcomes := core.step()):
+        pass
+    [(_, generation)] = outcomes
+    assert isinstance(generation, Generation)
+    return generation.token_ids.tolist()
+
+
+def test_concurrent_calls_get_the_same_tokens_as_single_calls(folder: Path) -> None:
+    async def scene(engine: Engine) -> None:
+        generations = await asyncio.gather(*(engine.generate(request(number)) for number in range(4)))
+        assert [found.token_ids.tolist() for found in generations] == [expected(request(number)) for number in range(4)]
+        assert engine.get_load().used_tokens == (1 + 1 + 2 + 2) * PAGE  # 15, 16, 17 and 18 tokens are cached
+        assert engine.get_load().decode_steps >= 12
+
+    serve(folder, scene)
+
+
+def test_a_call_waits_for_a_row_until_another_request_finishes(folder: Path) -> None:
+    async def scene(engine: Engine) -> None:
+        done: list[int] = []
+
+        async def generate(asked: GenerationRequest) -> None:
+            assert (await engine.generate(asked)).token_ids.tolist() == expected(asked)
+            done.append(asked.sequence_id)
+
+        await asyncio.gather(generate(request(0)), generate(request(1, new_tokens=1)))
+        assert done == [0, 1]
+
+    serve(folder, scene, rows=1)
+
+
+def test_two_engines_in_one_process_do_not_affect_each_other(folder: Path) -> None:
+    async def scene(engine: Engine) -> None:
+        other = EmbeddedEngine(folder, Capacity(2 * LONGEST, 8, LONGEST))
+        await other.start()
+        try:
+            calls = (one.generate(request(number)) for number in range(3) for one in (engine, other))
+            found = [generation.token_ids.tolist() for generation in await asyncio.gather(*calls)]
+        finally:
+            await other.close()
+        assert found == [expected(request(number)) for number in range(3) for _ in range(2)]
+
+    serve(folder, scene)
+
+
+def test_an_error_in_the_thread_fails_pending_and_later_calls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: EngineCore) -> None:
+        raise RuntimeError("out of something")
+
+    async def scene(engine: Engine) -> None:
+        monkeypatch.setattr(EngineCore, "step", broken)
+        found = await asyncio.gather(*(engine.generate(request(n)) for n in range(2)), return_exceptions=True)
+        assert [str(each) for each in found] == ["the engine broke: RuntimeError: out of something"] * 2
+        with pytest.raises(EngineFailure, match="the engine broke: RuntimeError: out of something"):
+            await engine.generate(request(3))
+
+    serve(folder, scene)
+
+
+def test_a_folder_without_a_model_fails_the_start(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json: no such file"):
+        asyncio.run(EmbeddedEngine(tmp_path, Capacity(LONGEST, PAGE, LONGEST)).start())
+
+
+def test_a_tokenizer_of_another_model_fails_the_start(tmp_path: Path) -> None:
+    small = small_config()
+    write_tokenizer(tmp_path / "tokenizer")
+    save_model(tmp_path / "model", small, small_model().state_dict(), tmp_path / "tokenizer")
+    with pytest.raises(
+        UnusableTokenizer, match=r"tokenizer\.json has token ids up to .*config\.json has vocab_size 97"
+    ):
+        asyncio.run(EmbeddedEngine(tmp_path / "model", Capacity(LONGEST, PAGE, LONGEST)).start())
+
+
+@pytest.mark.slow
+def test_greedy_tokens_equal_transformers_generate(folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    theirs: Any = AutoModelForCausalLM.from_pretrained(folder)
+    lengths = (1, 5, 17, 40, 3, 90)
+
+    async def scene(engine: Engine) -> None:
+        async def answer(number: int, length: int) -> None:
+            ids, count = random_ids(length, number), 10 + 15 * number
+            found = await engine.generate(GenerationRequest(number, ids, count, temperature=0))
+            engine.release_cache(number)
+            prompt = torch.from_numpy(ids.astype(np.int64))[None]
+            wanted = theirs.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                do_sample=False,
+                max_new_tokens=count,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+            assert found.token_ids.tolist() == wanted[0, length:].tolist()
+
+        await asyncio.gather(*(answer(number, length) for number, length in enumerate(lengths)))
+
+    serve(folder, scene, rows=3)
+
+
+# ---------------------------------------------------------------- the device
+
+
+def see(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+
+
+def test_engines_share_gpus_only_if_there_are_fewer_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    see(monkeypatch, 2)
+    assert [str(select_device("cuda", number)) for number in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert str(select_device("cpu", 1)) == "cpu"
+
+
+def test_a_missing_gpu_is_reported_with_the_configuration_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    see(monkeypatch, 0)
+    with pytest.raises(DeviceMissing, match=r"engine\.device is cuda, but torch .* finds no GPU"):
+        select_device("cuda", 0)

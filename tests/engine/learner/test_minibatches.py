@@ -1,0 +1,162 @@
+import re
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus.messages import ProtocolError, TrainingSample
+from engine.learner.minibatches import (
+    SftSampler,
+    TrainingSequence,
+    build_micro_batch,
+    build_rl_minibatches,
+    build_rl_sequence,
+    build_sft_sequence,
+    build_training_sequence,
+    check_versions,
+    split_micro_batches,
+)
+from tests.engine.learner.training_examples import row, rows
+
+LENGTHS = st.lists(st.integers(1, 50), max_size=40)
+
+
+def sequence(length: int, counted: bool = True) -> TrainingSequence:
+    ids = np.arange(length, dtype=np.int32)
+    return build_training_sequence(ids, np.full(length, counted), np.zeros(length, np.float32), 1.0)
+
+
+@given(LENGTHS, st.integers(1, 4), st.integers(1, 200))
+def test_ranks_together_train_once_on_every_sequence_with_loss(lengths: list[int], ranks: int, tokens: int) -> None:
+    sequences = [sequence(length) for length in lengths]
+    shares = split_micro_batches(sequences, ranks, tokens)
+    dealt = [index for share in shares for indices in share for index in indices]
+    assert sorted(dealt) == [index for index, length in enumerate(lengths) if length > 1]
+
+
+@given(LENGTHS, st.integers(1, 4), st.integers(1, 200))
+def test_ranks_have_equally_many_micro_batches_within_the_padded_bound(
+    lengths: list[int], ranks: int, tokens: int
+) -> None:
+    sequences = [sequence(length) for length in lengths]
+    shares = split_micro_batches(sequences, ranks, tokens)
+    assert len(shares) == ranks
+    assert len({len(share) for share in shares}) == 1
+    assert shares[0]
+    for indices in (indices for share in shares for indices in share):
+        padded = build_micro_batch([sequences[index] for index in indices]).token_ids_BT.numel()
+        assert padded <= tokens or len(indices) <= 1
+
+
+def test_a_sequence_without_loss_tokens_is_left_out() -> None:
+    assert split_micro_batches([sequence(5, counted=False), sequence(4)], 1, 100) == [[[1]]]
+
+
+def test_a_micro_batch_has_the_position_that_predicts_each_loss_token() -> None:
+    first = build_training_sequence(
+        np.array([5, 6, 7, 8], np.int32),
+        np.array([True, False, True, True]),
+        np.array([0, 0, -1, -2], np.float32),
+        0.5,
+    )
+    second = build_training_sequence(
+        np.array([1, 2], np.int32), np.array([False, True]), np.array([0, -3], np.float32), -0.5
+    )
+    batch = build_micro_batch([first, second])
+    assert batch.token_ids_BT.tolist() == [[5, 6, 7], [1, 0, 0]]
+    assert batch.positions_N.tolist() == [1, 2, 3]
+    assert batch.targets_N.tolist() == [7, 8, 2]
+    assert batch.logprobs_N.tolist() == [-1.0, -2.0, -3.0]
+    assert batch.advantages_N.tolist() == [0.5, 0.5, -0.5]
+
+
+def test_an_empty_micro_batch_is_one_padding_token_without_loss() -> None:
+    batch = build_micro_batch([])
+    assert batch.token_ids_BT.tolist() == [[0]]
+    assert [len(values) for values in batch[1:]] == [0, 0, 0, 0]
+    assert [values.dtype for values in batch] == [torch.int64, torch.int64, torch.int64, torch.float32, torch.float32]
+
+
+def test_tokens_after_the_last_loss_token_are_dropped() -> None:
+    assert build_sft_sequence([1, 2, 3, 4], [0, 1, 0, 0]).token_ids.tolist() == [1, 2]
+
+
+def test_the_first_token_is_never_in_the_loss() -> None:
+    assert build_sft_sequence([1, 2], [1, 1]).loss_mask.tolist() == [False, True]
+
+
+def test_a_row_with_arrays_of_different_lengths_is_refused_by_trajectory() -> None:
+    broken = msgspec.structs.replace(row(41, 0, seed=0), logprobs=b"")
+    with pytest.raises(ValueError, match=r"trajectory 41: .* logprobs"):
+        build_rl_sequence(broken)
+
+
+def test_groups_stay_whole_and_no_row_is_dropped() -> None:
+    batch = rows(0, groups=5, size=3)
+    minibatches = build_rl_minibatches(batch, 2, seed=1, step=4)
+    names = [[sequence.token_ids.tobytes() for sequence in minibatch] for minibatch in minibatches]
+    group_of = {build_rl_sequence(each).token_ids.tobytes(): each.group_id for each in batch}
+    groups = [{group_of[name] for name in minibatch} for minibatch in names]
+    assert [len(minibatch) for minibatch in minibatches] == [6, 9]
+    assert groups[0].isdisjoint(groups[1])
+    assert groups[0] | groups[1] == set(range(5))
+
+
+@given(st.permutations(rows(0)))
+def test_minibatches_do_not_depend_on_the_order_in_which_rows_arrived(arrived: list[TrainingSample]) -> None:
+    assert _advantages(build_rl_minibatches(arrived, 2, 0, 0)) == _advantages(build_rl_minibatches(rows(0), 2, 0, 0))
+
+
+def _advantages(minibatches: list[list[TrainingSequence]]) -> list[list[float]]:
+    return [[sequence.advantage for sequence in minibatch] for minibatch in minibatches]
+
+
+def test_fewer_groups_than_minibatches_make_fewer_minibatches() -> None:
+    assert len(build_rl_minibatches(rows(0, groups=1), 4, 0, 0)) == 1
+    assert build_rl_minibatches([], 4, 0, 0) == []
+
+
+def test_the_cold_start_takes_every_sequence_once_per_epoch_and_batches_span_epochs() -> None:
+    order = SftSampler(num_sequences=10, batch_size=4, seed=2)
+    drawn = [index for step in range(5) for index in order.get_batch(step)]
+    assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
+    assert drawn[:10] != drawn[10:]
+
+
+def test_the_order_of_the_cold_start_is_a_function_of_seed_and_step() -> None:
+    steps = (7, 0, 3)
+    one, other = SftSampler(10, 4, seed=2), SftSampler(10, 4, seed=2)
+    assert [one.get_batch(step) for step in steps] == [other.get_batch(step) for step in reversed(steps)][::-1]
+    assert one.get_batch(0) != SftSampler(10, 4, seed=3).get_batch(0)
+
+
+def test_a_cold_start_without_sequences_is_refused() -> None:
+    with pytest.raises(ValueError, match="no sequence"):
+        SftSampler(0, 4, 0)
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_rows_of_allowed_versions_pass(version: int) -> None:
+    check_versions([row(0, 0, seed=0, version=version)], step=5, max_staleness=1)
+    assert row(0, 0, seed=0, version=version).versions.count(version.to_bytes(4, "little")) > 0
+
+
+@pytest.mark.parametrize(
+    ("version", "max_staleness", "allowed"), [(2, 1, "versions 3 to 4"), (5, 1, "versions 3 to 4"), (3, 0, "version 4")]
+)
+def test_a_row_of_a_version_outside_the_allowed_range_is_refused_by_trajectory(
+    version: int, max_staleness: int, allowed: str
+) -> None:
+    said = re.escape(f"of version {version} to train on: step 5 takes {allowed} (rl.max_staleness = {max_staleness})")
+    with pytest.raises(ProtocolError, match=f"trajectory 7 has [0-9]+ tokens {said}"):
+        check_versions([row(0, 0, 0, version=4), row(7, 1, 0, version=version)], 5, max_staleness)
+
+
+def test_stale_tokens_outside_the_loss_do_not_refuse_their_row() -> None:
+    old = row(0, 0, seed=0, version=2)
+    check_versions([msgspec.structs.replace(old, loss_mask=bytes(len(old.loss_mask)))], step=5, max_staleness=0)
+    with pytest.raises(ProtocolError):
+        check_versions([old], step=5, max_staleness=0)

@@ -1,0 +1,108 @@
+import pytest
+import torch
+from torch import nn
+
+from configs.schema import LearnerConfig, SftConfig
+from engine.learner.optimizers import (
+    Muon,
+    build_rl_optimizers,
+    build_sft_optimizers,
+    cosine_schedule,
+    linear_schedule,
+    orthogonalize,
+)
+from tests.engine.closeness import assert_close
+from tests.engine.tiny_models import small_config, small_model
+
+slow = pytest.mark.slow  # the first use of a torch optimizer imports torch's compiler, which takes a second
+
+
+@slow
+def test_a_zero_gradient_changes_nothing() -> None:
+    parameter = nn.Parameter(torch.ones(4, 3))
+    parameter.grad = torch.zeros(4, 3)
+    Muon([parameter], lr=0.1).step()
+    assert torch.equal(parameter, torch.ones(4, 3))
+
+
+@slow
+def test_muon_updates_batched_matrices_like_single_matrices() -> None:
+    generator = torch.Generator().manual_seed(2)
+    starts = [torch.randn(6, 4, generator=generator) for _ in range(3)]
+    together, alone = ([nn.Parameter(start.clone()) for start in starts] for _ in range(2))
+    optimizers = [Muon(together, lr=0.1), *(Muon([parameter], lr=0.1) for parameter in alone)]
+    for _ in range(3):
+        for one, other in zip(together, alone, strict=True):
+            one.grad = torch.randn(6, 4, generator=generator)
+            other.grad = one.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(together, alone)
+
+
+@slow
+def test_muon_equals_torch_muon_up_to_bfloat16_rounding() -> None:
+    generator = torch.Generator().manual_seed(3)
+    ours = nn.Parameter(torch.randn(24, 8, generator=generator))
+    theirs = nn.Parameter(ours.detach().clone())
+    optimizers = (Muon([ours], lr=0.1, weight_decay=0.1), torch.optim.Muon([theirs], lr=0.1, weight_decay=0.1))
+    for _ in range(3):
+        ours.grad = torch.randn(24, 8, generator=generator)
+        theirs.grad = ours.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(ours, theirs, atol=5e-3, rtol=0)
+
+
+@slow
+def test_the_cold_start_uses_muon_for_the_layers_matrices_and_adamw_for_the_rest() -> None:
+    model = small_model(config=small_config(tie_word_embeddings=False)).requires_grad_(True)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    muon, adamw = (
+        [names[p] for p in optimizer.param_groups[0]["params"]]
+        for optimizer in build_sft_optimizers(model, SftConfig())
+    )
+    assert all(name.startswith("model.layers.") and "norm" not in name for name in muon)
+    assert {"model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"} <= set(adamw)
+    assert sorted([*muon, *adamw]) == sorted(names.values())
+
+
+@slow
+def test_reinforcement_learning_uses_only_adamw() -> None:
+    model = small_model().requires_grad_(True)
+    (adamw,) = build_rl_optimizers(model, LearnerConfig())
+    assert sum(len(group["params"]) for group in adamw.param_groups) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (16, 6), (6, 16)])
+def test_orthogonalization_moves_every_singular_value_to_about_one(shape: tuple[int, int]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    matrices_KRC = torch.randn(3, *shape, generator=generator)
+    singular_values = torch.linalg.svdvals(orthogonalize(matrices_KRC))
+    assert singular_values.min() > 0.5
+    assert singular_values.max() < 1.3
+
+
+def test_orthogonalization_keeps_the_singular_vectors() -> None:
+    generator = torch.Generator().manual_seed(1)
+    matrix_RC = torch.randn(12, 8, generator=generator)
+    u, _, vt = torch.linalg.svd(matrix_RC, full_matrices=False)
+    inner = u.T @ orthogonalize(matrix_RC[None])[0] @ vt.T
+    assert_close(inner, torch.diag(inner.diagonal()), atol=1e-4, rtol=0)
+
+
+def test_the_cosine_schedule_warms_up_and_ends_near_zero() -> None:
+    rates = [cosine_schedule(step, 100, 10) for step in range(100)]
+    assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert rates[10] == 1.0
+    assert rates[55] == pytest.approx(0.5)
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+    assert 0 < rates[-1] < 1e-3
+
+
+def test_the_linear_schedule_warms_up_and_reaches_its_final_fraction_at_the_last_step() -> None:
+    rates = [linear_schedule(step, 60, 5, 0.2) for step in range(60)]
+    assert rates[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
+    assert rates[-1] == pytest.approx(0.2)
+    assert linear_schedule(70, 60, 5, 0.2) == pytest.approx(0.2)
+    assert linear_schedule(0, 1, 0, 0.2) == 1.0

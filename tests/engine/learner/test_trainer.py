@@ -1,0 +1,277 @@
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bus.messages import TrainingSample
+from engine.learner.checkpoints import get_partial_path, list_saved_steps, read_trainer_state
+from engine.learner.distributed import RankGroup, gather_full_parameters
+from engine.learner.minibatches import build_sft_sequence
+from engine.learner.trainer import Trainer
+from engine.model.hf_checkpoint import load_model
+from tests.engine.learner import train_ranks
+from tests.engine.learner.training_examples import row, rows, sequences, small_run, trainable_model
+from tests.engine.tiny_models import write_tokenizer
+
+pytestmark = pytest.mark.slow
+ONE = RankGroup()
+
+
+def trainer(stage: str = "rl", **learner: float) -> Trainer:
+    made = Trainer(trainable_model(), small_run(**learner), ONE)
+    made.start_stage("sft" if stage == "sft" else "rl")
+    return made
+
+
+def parameters(made: Trainer) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in gather_full_parameters(made.model).items()}
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    write_tokenizer(tmp_path / "tokenizer")
+    return tmp_path / "tokenizer"
+
+
+# ---------------------------------------------------------------- steps
+
+
+def test_the_cold_start_lowers_the_training_loss() -> None:
+    made = trainer("sft")
+    losses = [made.run_sft_step(sequences(0))["loss"] for _ in range(8)]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize(("advantage", "sign"), [(1.0, 1), (-1.0, -1)])
+def test_a_step_raises_the_probability_of_good_answers_and_lowers_that_of_bad_answers(
+    advantage: float, sign: int
+) -> None:
+    made = trainer(minibatches=1, warmup_steps=0)
+    batch = [_on_policy(made, row(index, 0, seed=9, advantage=advantage)) for index in range(4)]
+    before = made.run_rl_step(batch)
+    after = made.run_rl_step(batch)
+    assert before["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert sign * (after["ratio_mean"] - 1.0) > 1e-3
+
+
+def _on_policy(made: Trainer, before: TrainingSample) -> TrainingSample:
+    """The row with the log probabilities of the trainer's current policy."""
+    ids = torch.from_numpy(np.frombuffer(before.token_ids, np.int32).astype(np.int64))
+    with torch.no_grad():
+        log_p_TV = torch.log_softmax(made.model.compute_logits(made.model(ids[None, :-1]))[0], dim=-1)
+    logprobs = np.zeros(len(ids), np.float32)
+    logprobs[1:] = log_p_TV.gather(1, ids[1:, None])[:, 0].numpy()
+    return msgspec.structs.replace(before, logprobs=logprobs.tobytes())
+
+
+def test_on_policy_rows_show_no_mismatch_and_no_clipping_before_the_first_update() -> None:
+    made = trainer(minibatches=1)
+    metrics = made.run_rl_step([_on_policy(made, each) for each in rows(0)])
+    assert metrics["mismatch_max"] < 1e-4
+    assert metrics["clip_fraction"] == 0.0
+
+
+def test_clipping_acts_from_the_second_minibatch_on() -> None:
+    made = trainer(minibatches=4, lr=0.05, warmup_steps=0)
+    metrics = made.run_rl_step([_on_policy(made, each) for each in rows(0)])
+    assert metrics["updates"] == 4
+    assert metrics["clip_fraction"] > 0.1
+    assert metrics["mismatch_max"] < 1e-4  # measured before the first update
+
+
+def test_micro_batches_of_any_size_give_the_same_update() -> None:
+    small, large = trainer(micro_batch_tokens=40), trainer(micro_batch_tokens=100_000)
+    metrics = [made.run_rl_step(rows(0)) for made in (small, large)]
+    torch.testing.assert_close(parameters(small), parameters(large), rtol=0, atol=2e-5)  # an update is 5e-4
+    assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
+
+
+def test_a_cold_start_batch_without_loss_tokens_changes_nothing() -> None:
+    made = trainer("sft")
+    before = parameters(made)
+    assert made.run_sft_step([build_sft_sequence([1, 2, 3], [0, 0, 0])])["tokens"] == 0.0
+    torch.testing.assert_close(parameters(made), before, rtol=0, atol=0)
+
+
+def test_a_batch_without_rows_is_a_step_without_update() -> None:
+    made = trainer()
+    before = parameters(made)
+    metrics = made.run_rl_step([])
+    torch.testing.assert_close(parameters(made), before, rtol=0, atol=0)
+    assert (made.step, metrics["updates"], metrics["tokens"]) == (1, 0.0, 0.0)
+
+
+def test_rows_without_loss_tokens_make_no_update() -> None:
+    silent = row(0, 0, seed=0)
+    silent = msgspec.structs.replace(silent, loss_mask=bytes(len(silent.loss_mask)))
+    assert trainer().run_rl_step([silent])["updates"] == 0.0
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted() -> None:
+    made = trainer(minibatches=1)
+    before = parameters(made)
+    metrics = made.run_rl_step([row(0, 0, seed=0, advantage=math.inf)])
+    torch.testing.assert_close(parameters(made), before, rtol=0, atol=0)
+    assert metrics["updates_skipped"] == 1.0
+
+
+def test_a_token_id_outside_the_vocabulary_is_refused_before_it_reaches_the_model() -> None:
+    bad = row(0, 0, seed=0)
+    ids = np.frombuffer(bad.token_ids, np.int32).copy()
+    ids[2] = 97
+    with pytest.raises(ValueError, match="vocabulary of 97"):
+        trainer().run_rl_step([msgspec.structs.replace(bad, token_ids=ids.tobytes())])
+
+
+def test_the_learning_rate_follows_its_schedule() -> None:
+    made = trainer(warmup_steps=2, final_lr_fraction=0.5)
+    rates = [made.run_rl_step([row(0, 0, seed=step)])["lr"] for step in range(6)]
+    assert rates == pytest.approx([0.5e-3, 1e-3, 1e-3, 5 / 6 * 1e-3, 2 / 3 * 1e-3, 0.5e-3])
+
+
+# ---------------------------------------------------------------- saving and resuming
+
+
+@pytest.mark.parametrize("stage", ["sft", "rl"])
+def test_resumed_training_gives_the_same_bits(stage: str, tmp_path: Path, tokenizer: Path) -> None:
+    made = trainer(stage)
+    steps = train_ranks.steps_of(stage)
+    for step in range(2):
+        steps(made, step)
+    made.save(tmp_path / "step_000002", tokenizer)
+    resumed = Trainer(load_model(tmp_path / "step_000002"), small_run(), ONE)
+    resumed.load(tmp_path / "step_000002")
+    assert (resumed.stage, resumed.step) == (stage, 2)
+    for step in range(2, 4):
+        assert steps(resumed, step) == steps(made, step)
+    torch.testing.assert_close(parameters(resumed), parameters(made), rtol=0, atol=0)
+    assert torch.equal(torch.rand(3), _after(tmp_path / "step_000002"))
+
+
+def _after(checkpoint: Path) -> Tensor:
+    """Draws from the saved random state."""
+    generator = torch.Generator()
+    generator.set_state(torch.load(checkpoint / "trainer" / "random_0.pt", weights_only=True))
+    return torch.rand(3, generator=generator)
+
+
+def test_saving_does_not_change_later_training(tmp_path: Path, tokenizer: Path) -> None:
+    saved, unsaved = trainer(), trainer()
+    saved.save(tmp_path / "step_000000", tokenizer)
+    for step in range(2):
+        assert saved.run_rl_step(rows(step)) == unsaved.run_rl_step(rows(step))
+        saved.save(tmp_path / f"step_{step + 1:06d}", tokenizer)
+    torch.testing.assert_close(parameters(saved), parameters(unsaved), rtol=0, atol=0)
+
+
+def test_a_checkpoint_gets_its_final_name_only_when_complete(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trainer()
+    made.run_rl_step(rows(0))
+
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("engine.learner.trainer.write_trainer_state", die)
+        made.save(tmp_path / "step_000001", tokenizer)
+    assert list_saved_steps(tmp_path) == []
+    assert get_partial_path(tmp_path / "step_000001").exists()
+    made.save(tmp_path / "step_000001", tokenizer)
+    assert list_saved_steps(tmp_path) == [1]
+    assert not get_partial_path(tmp_path / "step_000001").exists()
+
+
+@pytest.mark.parametrize("stage", ["sft", "rl"])
+def test_equal_trainers_write_equal_bytes_in_any_folder(stage: str, tmp_path: Path, tokenizer: Path) -> None:
+    written: list[dict[str, bytes]] = []
+    for place in ("here", "there/as/well"):
+        made = trainer(stage)
+        made.run_sft_step(sequences(0)) if stage == "sft" else made.run_rl_step(rows(0))
+        folder = tmp_path / place / "step_000001"
+        folder.parent.mkdir(parents=True)
+        made.save(folder, tokenizer)
+        files = (path for path in folder.rglob("*") if path.is_file())
+        written.append({str(path.relative_to(folder)): path.read_bytes() for path in files})
+    assert written[0].keys() == written[1].keys()
+    assert [name for name in written[0] if written[0][name] != written[1][name]] == []
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path, tokenizer: Path) -> None:
+    made = trainer()
+    made.save(tmp_path / "step_000000", tokenizer)
+    made.run_rl_step(rows(0))
+    made.save(tmp_path / "step_000000", tokenizer)
+    assert read_trainer_state(tmp_path / "step_000000").step == 1
+    torch.testing.assert_close(
+        dict(load_model(tmp_path / "step_000000").named_parameters()), parameters(made), check_device=False
+    )
+
+
+def test_transformers_loads_the_checkpoint_and_computes_the_same_logits(tmp_path: Path, tokenizer: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    made = trainer()
+    made.run_rl_step(rows(0))
+    made.save(tmp_path / "step_000001", tokenizer)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "step_000001", attn_implementation="sdpa")
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        expected = made.model.compute_logits(made.model(ids))
+        torch.testing.assert_close(theirs(ids).logits, expected, rtol=1e-5, atol=1e-5)
+
+
+# ---------------------------------------------------------------- several ranks
+
+
+def run_ranks(ranks: int, stage: str, *arguments: str) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    command = [sys.executable, *launcher, "-m", "tests.engine.learner.train_ranks", stage, *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def largest_relative_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """Over the parameters: the largest difference of two elements, relative to the largest element."""
+    return max(float((one[name] - other[name]).abs().max() / one[name].abs().max()) for name in one)
+
+
+@pytest.mark.parametrize("stage", ["sft", "rl"])
+def test_two_ranks_give_the_same_update_as_one(stage: str, tmp_path: Path) -> None:
+    outcomes = []
+    for ranks in (1, 2):
+        run_ranks(ranks, stage, "0", "5", "", str(tmp_path / f"{ranks}"))
+        outcomes.append(
+            (
+                torch.load(tmp_path / f"{ranks}" / "parameters.pt", weights_only=True),
+                json.loads((tmp_path / f"{ranks}" / "metrics.json").read_text()),
+            )
+        )
+    (one, metrics_of_one), (two, metrics_of_two) = outcomes
+    start = gather_full_parameters(trainable_model())
+    assert largest_relative_difference(one, start) > 1e-3
+    assert largest_relative_difference(one, two) <= 1e-5
+    for mine, other in zip(metrics_of_one, metrics_of_two, strict=True):
+        assert mine == pytest.approx(other, rel=1e-3)
+
+
+def test_a_checkpoint_is_resumable_with_another_number_of_ranks(tmp_path: Path) -> None:
+    run_ranks(1, "rl", "0", "4", "", str(tmp_path / "straight"))
+    for first, second in ((1, 2), (2, 1)):
+        middle, end = tmp_path / f"middle_{first}", tmp_path / f"end_{second}"
+        run_ranks(first, "rl", "0", "2", "", str(middle))
+        run_ranks(second, "rl", "2", "4", str(middle / "checkpoint"), str(end))
+        straight, resumed = (
+            torch.load(folder / "parameters.pt", weights_only=True) for folder in (tmp_path / "straight", end)
+        )
+        assert largest_relative_difference(straight, resumed) <= 1e-5

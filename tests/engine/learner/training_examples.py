@@ -1,0 +1,82 @@
+"""Random sequences and rows to train on, for the tests of the trainer and the learner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bus.messages import TrainingSample
+from configs.schema import LearnerConfig, RlConfig, RunConfig, SftConfig
+from engine.learner.minibatches import TrainingSequence, build_training_sequence
+from engine.model.hf_checkpoint import save_model
+from engine.model.qwen3 import Qwen3
+from tests.engine.tiny_models import VOCABULARY, small_config, small_model, write_tokenizer
+
+torch.set_num_threads(1)  # for small products more threads are slower
+
+
+def small_run(**learner: float) -> RunConfig:
+    """Learning rates are high, so that a wrong update is visible; micro batches are small, so that there are several."""
+    settings = {"lr": 1e-3, "warmup_steps": 2, "micro_batch_tokens": 128, "minibatches": 2, "threads": 1} | learner
+    return RunConfig(
+        name="small",
+        seed=3,
+        sft=SftConfig(steps=10, warmup_steps=2, batch_size=12),
+        rl=RlConfig(steps=6),
+        learner=LearnerConfig(**settings),
+    )
+
+
+def trainable_model() -> Qwen3:
+    return small_model().requires_grad_(True)
+
+
+def row(
+    trajectory_id: int, group_id: int, seed: int, advantage: float | None = None, version: int = 0
+) -> TrainingSample:
+    draws = np.random.default_rng((seed, trajectory_id))
+    length = int(draws.integers(6, 40))
+    mask = draws.random(length) < 0.6
+    mask[-1] = True
+    logprobs = np.where(mask, -6 * draws.random(length), 0).astype(np.float32)
+    return TrainingSample(
+        trajectory_id=trajectory_id,
+        group_id=group_id,
+        advantage=float(draws.normal()) if advantage is None else advantage,
+        prompt_tokens=3,
+        token_ids=draws.integers(0, VOCABULARY, length, dtype=np.int32).tobytes(),
+        loss_mask=mask.astype(np.uint8).tobytes(),
+        logprobs=logprobs.tobytes(),
+        versions=np.where(mask, version, -1).astype(np.int32).tobytes(),
+    )
+
+
+def rows(step: int, groups: int = 5, size: int = 4) -> list[TrainingSample]:
+    """Rows of the step with versions of the synchronous algorithm."""
+    version = max(step - 1, 0)
+    numbers = range(groups * size)
+    return [row(number, number // size, step, version=version) for number in numbers]
+
+
+def sequences(step: int, count: int = 12) -> list[TrainingSequence]:
+    draws = np.random.default_rng(step)
+    lengths = draws.integers(6, 40, count)
+    return [
+        build_training_sequence(
+            draws.integers(0, VOCABULARY, length, dtype=np.int32),
+            draws.random(length) < 0.6,
+            np.zeros(length, np.float32),
+            1.0,
+        )
+        for length in lengths
+    ]
+
+
+def write_initial_checkpoint(folder: Path) -> None:
+    """A transformers folder with a model and its tokenizer."""
+    tokenizer = folder.parent / "tokenizer"
+    write_tokenizer(tokenizer)
+    model = small_model(config=small_config(vocab_size=280))
+    save_model(folder, model.config, model.state_dict(), tokenizer)

@@ -1,0 +1,168 @@
+"""Checkpoints are transformers folders and are written atomically."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.model.hf_checkpoint import CheckpointError, load_model, load_model_config, save_model
+from engine.model.qwen3 import UnsupportedModel
+from tests.engine.tiny_models import random_ids, small_config, small_model, write_tokenizer
+
+CONFIG = small_config(vocab_size=280)
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    write_tokenizer(tmp_path / "tokenizer")
+    return tmp_path / "tokenizer"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tokenizer: Path) -> Path:
+    save_model(tmp_path / "model", CONFIG, small_model(config=CONFIG).state_dict(), tokenizer)
+    return tmp_path / "model"
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_load_restores_saved_weights_and_config(folder: Path) -> None:
+    expected, loaded = small_model(config=CONFIG).state_dict(), load_model(folder).state_dict()
+    assert load_model_config(folder) == CONFIG
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(loaded[name], expected[name]) for name in expected)
+
+
+def test_weights_are_cast_on_request(folder: Path) -> None:
+    assert {parameter.dtype for parameter in load_model(folder, torch.bfloat16).parameters()} == {torch.bfloat16}
+
+
+def test_loaded_tensors_are_aligned_for_any_header_length(folder: Path) -> None:
+    assert {parameter.data_ptr() % 64 for parameter in load_model(folder).parameters()} == {0}
+
+
+def test_sharded_weights_are_loaded_by_their_index(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    expected = load_model(folder).state_dict()
+    (folder / "model.safetensors").unlink()
+    parts = {"first.safetensors": names[:5], "second.safetensors": names[5:]}
+    for file, part in parts.items():
+        save_file({name: tensors[name] for name in part}, folder / file)
+    weight_map = {name: file for file, part in parts.items() for name in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    loaded = load_model(folder).state_dict()
+    assert all(torch.equal(loaded[name], expected[name]) for name in expected)
+
+
+def test_the_output_matrix_of_a_tied_checkpoint_is_ignored(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": torch.zeros(280, 32)}, folder / "model.safetensors")
+    assert "lm_head.weight" not in load_model(folder).state_dict()
+
+
+def test_saving_replaces_the_folder_and_leaves_no_other_files(folder: Path, tokenizer: Path) -> None:
+    save_model(folder, CONFIG, small_model(seed=1, config=CONFIG).state_dict(), tokenizer)
+    token_ids = torch.from_numpy(random_ids(5, 0))[None]
+    assert torch.equal(load_model(folder)(token_ids), small_model(seed=1, config=CONFIG)(token_ids))
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["model", "tokenizer"]
+
+
+def test_a_failed_save_keeps_the_folder_and_leaves_no_other_files(folder: Path, tmp_path: Path) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ValueError, match="no such file"):
+        save_model(folder, CONFIG, small_model(config=CONFIG).state_dict(), tmp_path / "nowhere")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["model", "tokenizer"]
+
+
+@pytest.mark.slow
+def test_a_kill_during_a_save_leaves_no_folder_and_the_next_save_succeeds(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "model"
+    state_dict = small_model(config=CONFIG).state_dict()
+    child = os.fork()
+    if child == 0:
+
+        def die(_: Path) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        monkeypatch.setattr("engine.model.hf_checkpoint._fsync_folder", die)
+        save_model(target, CONFIG, state_dict, tokenizer)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert not target.exists()
+    save_model(target, CONFIG, state_dict, tokenizer)
+    load_model(target)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "tokenizer"]
+
+
+def test_a_missing_file_is_reported(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model/model\.safetensors: no such file"):
+        load_model(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"model/config\.json: no such file"):
+        load_model(folder)
+
+
+def test_a_truncated_file_is_reported(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=r"model/model\.safetensors: "):
+        load_model(folder)
+
+
+def test_a_missing_tensor_and_a_wrong_shape_are_reported(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"1 tensors are missing, the first is model\.norm\.weight"):
+        load_model(folder)
+    edit_config(folder, vocab_size=281)
+    with pytest.raises(
+        CheckpointError, match=r"embed_tokens\.weight has shape \[280, 32\].*config.json requires \[281, 32\]"
+    ):
+        load_model(folder)
+
+
+def test_a_model_of_another_architecture_is_refused_with_file_and_field(folder: Path) -> None:
+    edit_config(folder, model_type="llama")
+    with pytest.raises(UnsupportedModel, match=r"model/config\.json: model_type is 'llama'; only 'qwen3' is supported"):
+        load_model(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False])
+def test_transformers_loads_the_folder_and_computes_the_same_logits(
+    tmp_path: Path, tokenizer: Path, tied: bool
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    config = small_config(vocab_size=280, tie_word_embeddings=tied)
+    save_model(tmp_path / "model", config, small_model(config=config).state_dict(), tokenizer)
+    model, theirs = load_model(tmp_path / "model"), AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    token_ids = torch.randint(0, 280, (3, 17), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(model.compute_logits(model(token_ids)), theirs(token_ids).logits, atol=1e-5, rtol=0)
+    text = "the quick<|im_end|>\nprint(1 + 1)"
+    their_tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    from engine.model.tokenizer import load_tokenizer
+
+    assert their_tokenizer(text)["input_ids"] == load_tokenizer(tokenizer).encode(text, trusted=True)
+    assert (
+        theirs.generation_config.eos_token_id
+        == their_tokenizer.eos_token_id
+        == load_tokenizer(tokenizer).end_of_turn_id
+    )

@@ -1,0 +1,189 @@
+"""A scripted server on loopback, for behaviour that a real server does not show on request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
+
+INFO: dict[str, Any] = {
+    "version": "0.5.23",
+    "model_path": "/model",
+    "max_total_num_tokens": 1000,
+    "max_req_input_len": 250,
+    "context_length": 256,
+    "page_size": 1,
+    "dp_size": 1,
+    "tp_size": 1,
+    "device": "cpu",
+    "enable_deterministic_inference": True,
+    "enable_priority_scheduling": False,
+    "incremental_streaming_output": False,
+    "disable_radix_cache": False,
+    "ignored_field": {"a": [1]},
+}
+LOAD: dict[str, Any] = {
+    "dp_rank": 0,
+    "num_running_reqs": 0,
+    "num_waiting_reqs": 0,
+    "num_used_tokens": 0,
+    "max_total_num_tokens": 1000,
+    "decode_moments": None,
+}
+
+
+class FakeServer:
+    """Plays `generations` in order and repeats the last one; `requests` records (path, body)."""
+
+    def __init__(self, *generations: Handler) -> None:
+        self.info = dict(INFO)
+        self.weight_version = "default"
+        self.loads = [dict(LOAD)]
+        self.num_broken_requests = 0  # that many next requests end in a broken connection
+        self.stopped = False  # accepts connections and never responds
+        self.accepts_pause = True
+        self.paused = False  # by another client
+        self.idle = True
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.connections: set[object] = set()
+        self.request_received = asyncio.Event()
+        self.generation_received = asyncio.Event()
+        self.abort_received = asyncio.Event()
+        self.generations = list(generations)
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        """The base URL."""
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        try:
+            host, port = runner.addresses[0][:2]
+            yield f"http://{host}:{port}"
+        finally:
+            await runner.cleanup()
+
+    def get_bodies(self, path: str) -> list[dict[str, Any]]:
+        return [body for request_path, body in self.requests if request_path == path]
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        content = await request.read()
+        body = msgspec.json.decode(content) if content else {}
+        self.requests.append((request.path, body))
+        self.connections.add(request.transport)
+        self.request_received.set()
+        if self.stopped:
+            await asyncio.Event().wait()
+        if self.num_broken_requests:
+            self.num_broken_requests -= 1
+            return await broken(request, body)
+        match request.path:
+            case "/generate":
+                self.generation_received.set()
+                handler = self.generations.pop(0) if len(self.generations) > 1 else self.generations[0]
+                return await handler(request, body)
+            case "/pause_generation" if not self.accepts_pause:
+                return web.json_response({"error": {"message": "not now"}}, status=500)
+            case "/ready" if self.paused:
+                return web.Response(status=503)
+            case "/flush_cache" if not self.idle:
+                return web.Response(status=400, text="Timed out waiting for idle state.")
+            case "/abort_request":
+                self.abort_received.set()
+                return web.Response()
+            case "/server_info" if not self.info["version"]:
+                return web.Response(status=404)  # a server of another kind
+            case "/server_info":
+                return web.json_response(self.info)
+            case "/model_info":
+                return web.json_response({"model_path": "/model", "weight_version": self.weight_version})
+            case "/v1/loads":
+                return web.json_response({"version": self.info["version"], "loads": self.loads})
+            case _:
+                return web.json_response({"success": True, "message": ""})
+
+
+def make_response(
+    body: dict[str, Any],
+    token_ids: Sequence[int],
+    finish: dict[str, Any] | None = None,
+    *,
+    versions: Sequence[tuple[str, int, int]] | None = None,
+    cached_tokens: int = 0,
+    num_retractions: int = 0,
+    without: Sequence[str] = (),
+    **changes: Any,
+) -> dict[str, Any]:
+    """A cumulative response. `changes`: to its meta_info. `without`: fields to remove from it."""
+    spans = [("2", 0, len(token_ids))] if versions is None else versions
+    meta: dict[str, Any] = {
+        "id": body["rid"],
+        "finish_reason": finish,
+        "prompt_tokens": len(body["input_ids"]),
+        "completion_tokens": len(token_ids),
+        "cached_tokens": cached_tokens,
+        "num_retractions": num_retractions,
+        "weight_version": "2",
+        "weight_versions": [{"version": name, "start": start, "end": end} for name, start, end in spans],
+        "output_token_logprobs": [[-0.5 * token, token, None] for token in token_ids],
+        "dp_rank": 0,
+        **changes,
+    }
+    for field in without:
+        del meta[field]
+    return {"text": "", "output_ids": list(token_ids), "meta_info": meta}
+
+
+LENGTH = {"type": "length", "length": 3}
+STOPPED = {"type": "stop", "matched": 7}
+ABORTED = {"type": "abort", "message": "asked for", "status_code": None}
+
+
+async def broken(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    """Closes the connection after reading the request."""
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+def refusing(status: int, content: Any) -> Handler:
+    async def handle(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response(content, status=status)
+
+    return handle
+
+
+def streaming(*responses: Callable[[dict[str, Any]], dict[str, Any]] | asyncio.Event, then: str = "done") -> Handler:
+    """Sends `responses` and waits for events.
+
+    `then`: "done", "broken" (closes the connection), "cut" (ends the stream too early) or "silent"
+    (sends nothing).
+    """
+
+    async def handle(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for each in responses:
+            if isinstance(each, asyncio.Event):
+                await each.wait()
+                continue
+            await response.write(b"data: " + msgspec.json.encode(each(body)) + b"\n\n")
+        if then == "silent":
+            await asyncio.Event().wait()
+        if then == "broken":
+            assert request.transport is not None
+            request.transport.close()
+        if then == "done":
+            await response.write(b"data: [DONE]\n\n")
+        return response
+
+    return handle

@@ -1,0 +1,38 @@
+"""A server's info and a run's requirements, for tests of the server package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from configs.schema import EngineConfig
+from configs.sglang_options import SGLangConfig
+from engine.sglang.http_api import ServerInfo
+from engine.sglang.server.compatibility import ServerRequirements
+
+
+def make_info(**changes: Any) -> ServerInfo:
+    fields: dict[str, Any] = {
+        "version": "0.5.23",
+        "model_path": "/models/one",
+        "max_total_num_tokens": 8192,
+        "max_req_input_len": 250,
+        "context_length": 256,
+        "page_size": 16,
+        "dp_size": 1,
+        "tp_size": 1,
+        "device": "cpu",
+        "enable_deterministic_inference": True,
+        "enable_priority_scheduling": True,
+        "incremental_streaming_output": False,
+        "disable_radix_cache": False,
+    }
+    return ServerInfo(**fields | changes)
+
+
+def make_requirements(
+    model: Path | str = "/models/one", *, engine: EngineConfig | None = None, **sglang: Any
+) -> ServerRequirements:
+    return ServerRequirements(
+        engine or EngineConfig(kind="sglang", kv_tokens=8192), SGLangConfig(**sglang), Path(model), 192
+    )

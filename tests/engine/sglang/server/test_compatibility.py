@@ -1,0 +1,87 @@
+"""All problems of a server are reported together, each with the key to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from configs.schema import EngineConfig
+from engine.model.hf_checkpoint import save_model
+from engine.sglang.server.compatibility import ServerUnusable, check_compatibility
+from tests.engine.sglang.server.requirements import make_info, make_requirements
+from tests.engine.tiny_models import small_config, small_model, write_tokenizer
+
+
+def save(folder: Path, vocab_size: int = 97, seed: int = 0) -> Path:
+    (folder / "tokenizer").mkdir(parents=True)
+    write_tokenizer(folder / "tokenizer")
+    model = small_model(seed, vocab_size=vocab_size)
+    save_model(folder / "model", small_config(vocab_size=vocab_size), model.state_dict(), folder / "tokenizer")
+    return folder / "model"
+
+
+def find_problems(server: object, requirements: object) -> list[str]:
+    with pytest.raises(ServerUnusable) as caught:
+        check_compatibility(server, requirements, "the server")  # pyright: ignore[reportArgumentType]
+    return str(caught.value).splitlines()
+
+
+def test_a_compatible_server_is_accepted():
+    check_compatibility(make_info(), make_requirements(), "the server")
+
+
+def test_the_context_length_limit_is_exact():
+    check_compatibility(make_info(max_req_input_len=192), make_requirements(), "the server")
+    assert find_problems(make_info(max_req_input_len=191, context_length=197), make_requirements()) == [
+        "dialogue.prompt_tokens + response_tokens = 192: the server accepts at most 191"
+        " (its --context-length is 197; 200 is enough)"
+    ]
+
+
+def test_kv_tokens_may_not_exceed_the_capacity_of_all_replicas():
+    check_compatibility(make_info(max_total_num_tokens=4096, dp_size=2), make_requirements(), "the server")
+    assert find_problems(make_info(max_total_num_tokens=4000, dp_size=2), make_requirements()) == [
+        "engine.kv_tokens = 8192: the server has room for 8000; 0 uses all of it"
+    ]
+    check_compatibility(
+        make_info(max_total_num_tokens=64),
+        make_requirements(engine=EngineConfig(kind="sglang", kv_tokens=0)),
+        "the server",
+    )
+
+
+@pytest.mark.parametrize("transport", ["tensor", "group"])
+def test_a_server_with_two_replicas_supports_only_the_disk_transport(transport: str):
+    assert find_problems(make_info(dp_size=2), make_requirements(weights=transport)) == [
+        f'sglang.weights = "{transport}": the server has 2 model replicas; set sglang.weights = "disk"'
+    ]
+    check_compatibility(make_info(dp_size=2), make_requirements(weights="disk"), "the server")
+
+
+def test_a_model_of_the_same_shape_fits_and_a_different_model_does_not(tmp_path: Path):
+    one, alike, other = save(tmp_path / "1"), save(tmp_path / "2", seed=1), save(tmp_path / "3", vocab_size=98)
+    check_compatibility(make_info(model_path=str(alike)), make_requirements(one), "the server")
+    assert find_problems(make_info(model_path=str(other)), make_requirements(one)) == [
+        f"model.checkpoint = {one}: the server has a different model, {other}"
+    ]
+
+
+def test_an_unreadable_model_is_compared_by_path(tmp_path: Path):
+    check_compatibility(
+        make_info(model_path="/elsewhere/one/"), make_requirements("/elsewhere/../elsewhere/one"), "the server"
+    )
+    assert find_problems(make_info(model_path="/elsewhere/two"), make_requirements("/elsewhere/one")) == [
+        "model.checkpoint = /elsewhere/one: the server has a different model, /elsewhere/two"
+    ]
+
+
+def test_all_problems_are_reported_together():
+    server = make_info(max_req_input_len=10, max_total_num_tokens=16, model_path="/other", dp_size=2)
+    problems = find_problems(server, make_requirements(weights="group"))
+    assert [line.split(" = ")[0] for line in problems] == [
+        "dialogue.prompt_tokens + response_tokens",
+        "engine.kv_tokens",
+        "model.checkpoint",
+        "sglang.weights",
+    ]

@@ -1,0 +1,66 @@
+"""The memory budget of a model and its KV cache on each GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from configs.schema import EngineConfig
+from engine.sglang.server.compatibility import ServerUnusable
+from engine.sglang.server.gpu_check import VisibleGpu, check_memory_budget
+from tests.engine.sglang.server.requirements import make_requirements
+from tests.engine.tiny_models import small_config, small_model
+
+PARAMETERS = sum(parameter.numel() for parameter in small_model().parameters())
+GPU = VisibleGpu("A GPU", 2**20, 2**30)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(small_config().to_hf()))
+    return tmp_path
+
+
+def engine(kv_tokens: int, dtype: str = "bfloat16") -> EngineConfig:
+    return EngineConfig(kind="sglang", device="cuda", kv_tokens=kv_tokens, dtype=dtype)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 2), ("float32", 4)])
+def test_the_budget_follows_from_the_model_and_its_dtype(model: Path, dtype: str, size: int) -> None:
+    budget = check_memory_budget([GPU], make_requirements(model, engine=engine(1024, dtype)))
+    assert budget.weights_bytes == PARAMETERS * size
+    # Keys and values of 2 layers and 2 heads of width 16.
+    assert budget.kv_bytes_per_token == 2 * 2 * 2 * 16 * size
+    assert budget.min_cache_tokens == 1024
+
+
+@pytest.mark.parametrize(("gpus", "heads"), [(2, 1), (4, 1)])
+def test_tensor_parallel_gpus_divide_the_heads_and_hold_at_least_one(model: Path, gpus: int, heads: int) -> None:
+    budget = check_memory_budget([GPU] * gpus, make_requirements(model, engine=engine(1024), tensor_parallel=gpus))
+    assert budget.weights_bytes == PARAMETERS * 2 // gpus
+    assert budget.kv_bytes_per_token == 2 * 2 * heads * 16 * 2
+
+
+def test_replicas_divide_the_requested_cache(model: Path) -> None:
+    assert (
+        check_memory_budget([GPU] * 2, make_requirements(model, engine=engine(1024), data_parallel=2)).min_cache_tokens
+        == 512
+    )
+
+
+def test_the_limit_of_the_gpu_with_the_least_memory_is_exact(model: Path) -> None:
+    requirements = make_requirements(model, engine=engine(1024))
+    need = PARAMETERS * 2 + 1024 * 256
+    assert check_memory_budget([GPU, VisibleGpu("A GPU", need, 2**30)], requirements).max_cache_tokens == 1024
+    with pytest.raises(ServerUnusable, match=r"^engine\.kv_tokens = 1024: "):
+        check_memory_budget([GPU, VisibleGpu("A GPU", need - 1, 2**30)], requirements)
+
+
+def test_without_kv_tokens_the_memory_share_must_hold_one_trajectory(model: Path) -> None:
+    requirements = make_requirements(model, engine=engine(0), memory_share=0.5)
+    assert check_memory_budget([GPU], requirements).max_cache_tokens == (2**19 - PARAMETERS * 2) // 256
+    assert check_memory_budget([GPU], requirements).min_cache_tokens == 192 + 8
+    with pytest.raises(ServerUnusable, match=r"^sglang\.memory_share = 0\.5: "):
+        check_memory_budget([VisibleGpu("A GPU", PARAMETERS * 2 + 200 * 256, 2**30)], requirements)

@@ -1,0 +1,145 @@
+"""The process of the weight server and a downloading process: killed, stopped, restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from bus.messages import WeightsPublished
+from bus.process.heartbeat import Heartbeat, receiving_heartbeats
+from bus.transport.curve_auth import generate_key, load_key
+from configs.load import write_resolved
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from engine.weight_transfer.shared_memory import WeightsPublisher, load_published
+from engine.weight_transfer.weight_client import WeightsFetcher
+from tests.bus.networks import until
+from tests.engine.weight_transfer.slow_link import LOOPBACK, link_to
+
+pytestmark = pytest.mark.slow
+CHUNK = 64 * 2**10
+NUMBERS = 1_000_000
+HALF = 2 * NUMBERS
+FETCHING = """
+import asyncio, sys
+from pathlib import Path
+from msgspec.json import decode
+from bus.transport.curve_auth import load_key
+from bus.messages import WeightsPublished
+from engine.weight_transfer.weight_client import WeightsFetcher
+folder, port, key, published = sys.argv[1:]
+fetcher = WeightsFetcher(Path(folder), "127.0.0.1", int(port), load_key(Path(key)), 65_536)
+asyncio.run(fetcher.nearby(WeightsPublished(**decode(published))))
+"""
+
+
+class Scene:
+    def __init__(self, path: Path) -> None:
+        self.folder = RunFolder(path / "run")
+        self.near = path / "near"
+        for needed in (self.folder.path, self.folder.sockets, self.folder.shared_memory):
+            needed.mkdir(parents=True)
+        write_resolved(RunConfig(name="weights"), self.folder.config)
+        self.key = generate_key(path / "keys")
+        self.publisher = WeightsPublisher(self.folder.shared_memory)
+
+    def publish(self, version: int) -> WeightsPublished:
+        return self.publisher.publish(version, {"a": torch.full((NUMBERS,), float(version))})
+
+    def fetcher(self, port: int) -> WeightsFetcher:
+        return WeightsFetcher(self.near, LOOPBACK, port, load_key(self.key), CHUNK)
+
+    def said(self, event: str) -> list[dict[str, int]]:
+        log = self.folder.logs / "weights.jsonl"
+        lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        return [line for line in lines if line["event"] == event]
+
+    @asynccontextmanager
+    async def server(self, port: int = 0, life: int = 1) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
+        """The server process and its port."""
+        before = len(self.said("weight_server.started"))
+        flags = ("--host", LOOPBACK, "--port", str(port), "--key", str(self.key), "--incarnation", str(life))
+        argv = ("-m", "engine.weight_transfer.weight_server", "--run-folder", str(self.folder.path), *flags)
+        process = await asyncio.create_subprocess_exec(sys.executable, *argv)
+        try:
+            await until(lambda: len(self.said("weight_server.started")) > before or process.returncode is not None)
+            yield process, self.said("weight_server.started")[-1]["port"]
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    made = Scene(tmp_path)
+    yield made
+    for scratch in (made.folder.sockets, made.folder.shared_memory):
+        shutil.rmtree(scratch)
+
+
+def assert_loads(published: WeightsPublished) -> None:
+    target = {"a": torch.zeros(NUMBERS)}
+    load_published(published, target)
+    assert torch.all(target["a"] == published.version)
+
+
+def test_the_server_sends_heartbeats_serves_and_ends_at_sigterm(scene: Scene) -> None:
+    async def scenario() -> None:
+        beats = asyncio.Queue[Heartbeat]()
+        with receiving_heartbeats(scene.folder.sockets, beats.put_nowait):
+            async with scene.server(life=3) as (process, port):
+                beat = await beats.get()
+                assert (beat.process, beat.incarnation) == ("weights", 3)
+                assert_loads(await scene.fetcher(port).fetch(scene.publish(1)))
+                process.send_signal(signal.SIGTERM)
+                assert await process.wait() == 0
+        assert scene.said("weights.served")[-1]["bytes"] == 4 * NUMBERS
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_download_resumes_after_the_server_restarts(scene: Scene) -> None:
+    async def scenario() -> None:
+        published = scene.publish(1)
+        async with scene.server() as (process, port), link_to(port, allowed=HALF) as link:
+            fetching = asyncio.create_task(scene.fetcher(link.port).fetch(published))
+            await link.held.wait()
+            process.kill()
+            await process.wait()
+            link.release()
+            await until(lambda: link.connections > 2)  # the server is down
+            assert not fetching.done()
+            async with scene.server(port, life=2) as (again, _):
+                assert_loads(await fetching)
+                again.send_signal(signal.SIGTERM)
+                assert await again.wait() == 0
+            assert scene.said("weights.served")[-1]["bytes"] <= HALF + 4 * CHUNK
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_process_killed_during_a_download_leaves_no_invalid_slot(scene: Scene) -> None:
+    async def scenario() -> None:
+        published = scene.publish(1)
+        told = json.dumps({name: getattr(published, name) for name in published.__struct_fields__})
+        async with scene.server() as (_, port), link_to(port, allowed=HALF) as link:
+            argv = ("-c", FETCHING, str(scene.near), str(link.port), str(scene.key), told)
+            process = await asyncio.create_subprocess_exec(sys.executable, *argv)
+            await link.held.wait()
+            waiting = asyncio.create_task(scene.fetcher(port).fetch(published))
+            process.kill()
+            await process.wait()
+            assert_loads(await waiting)
+        assert sorted(path.name for path in scene.near.iterdir()) == ["slot_1", "slot_1.lock"]
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))

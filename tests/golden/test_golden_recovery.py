@@ -1,0 +1,96 @@
+"""The log of a bug about frame numbers after recovery, replayed by the whole process."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from actors.runtime.decider_process import ProcessIncarnation, decide_until_shutdown
+from actors.runtime.wiring import list_generators
+from bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
+from bus.event_log.records import Event
+from bus.event_log.writer import EventLog
+from bus.lanes import select_lane
+from bus.messages import AnyMessage, BufferCursor, RunFinished, RunStarted, Shutdown
+from bus.process.heartbeat import Heartbeat, receiving_heartbeats
+from bus.transport.in_process import Hub, make_in_process_bus_factory
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig, SupervisionConfig
+from policies.decider import Send
+from tests.golden.logs import read, rebuild_world
+
+TIMEOUT_S = 30.0
+FREQUENT, RARE = (
+    SupervisionConfig(heartbeat_s=0.01),
+    SupervisionConfig(heartbeat_s=3600.0, heartbeat_timeout_s=36_000.0, first_heartbeat_timeout_s=36_000.0),
+)
+NUM_HEARTBEATS = 2  # of the first incarnation after its logged frames; the second sends fewer
+NUM_FRAMES_BEFORE = 44  # frames from the head to the launcher before RunFinished, in the simulated run
+
+
+class NullObserver:
+    quiet = False
+
+    def on_decision(self, now: float, event: AnyMessage, effects: Sequence[Send]) -> None:
+        pass
+
+
+async def run_head(run: RunConfig, folder: RunFolder, hub: Hub, incarnation: ProcessIncarnation) -> None:
+    async def ignore(message: AnyMessage) -> None:
+        pass
+
+    deciders, started = rebuild_world(run).deciders()[HEAD], RunStarted(0, BufferCursor())
+    join = make_in_process_bus_factory(run, hub)
+    await decide_until_shutdown(incarnation, run, folder, deciders, started, {"metrics": ignore}, NullObserver(), join)
+
+
+async def run_head_twice(run: RunConfig, folder: RunFolder, events: Sequence[Event], last: Sequence[Event]) -> None:
+    """Until the launcher receives RunFinished. The log of `folder` has `events`; `last` arrive after them."""
+    hub, heartbeats, epoch = Hub(), asyncio.Queue[Heartbeat](), events[0].epoch
+    launcher, rollout = hub.join(LAUNCHER, 100), hub.join(ROLLOUT, 100, last[0].epoch)
+    for name in (LEARNER, *list_generators(run)):
+        hub.join(name, 100)
+    rollout.restore({(HEAD, select_lane(last[0].kind)): (last[0].number, ())}, {})
+    with receiving_heartbeats(folder.sockets, heartbeats.put_nowait):
+        first = asyncio.create_task(
+            run_head(replace(run, supervision=FREQUENT), folder, hub, ProcessIncarnation(HEAD, epoch, 1))
+        )
+        for _ in range(NUM_FRAMES_BEFORE):
+            await launcher.receive()
+        while not heartbeats.empty():
+            heartbeats.get_nowait()
+        for _ in range(NUM_HEARTBEATS):
+            await heartbeats.get()
+        first.cancel()
+        await asyncio.wait([first])
+        second = asyncio.create_task(
+            run_head(replace(run, supervision=RARE), folder, hub, ProcessIncarnation(HEAD, epoch, 2))
+        )
+        for event in last:
+            await rollout.send_frame(HEAD, event.frame)
+        while not isinstance((await launcher.receive()).message, RunFinished):
+            pass
+        await launcher.send(HEAD, Shutdown())
+        await second
+
+
+def test_run_finished_of_a_recovered_head_is_not_dropped_as_a_duplicate(tmp_path: Path) -> None:
+    """A frame sent outside the log would take the number of RunFinished, which the launcher would then drop."""
+    source, events = read("trajectories_aborted_at_the_end")
+    last = [event for event in events if event.kind == "TrajectoryAborted"][-2:]
+    events = events[: last[0].seq - 1]
+    folder = RunFolder(tmp_path)
+    folder.sockets.mkdir()
+    log = EventLog(folder.events / f"{HEAD}.sqlite")
+    for each in events:
+        fields = (each.time, each.actor, each.sender, each.kind, each.trajectory)
+        log.append(*fields, each.frame, epoch=each.epoch, number=each.number)
+    log.close()
+    try:
+        asyncio.run(asyncio.wait_for(run_head_twice(source.run, folder, events, last), TIMEOUT_S))
+    finally:
+        shutil.rmtree(folder.sockets)

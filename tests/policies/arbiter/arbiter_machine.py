@@ -1,0 +1,398 @@
+"""A state machine of trajectories and engines around one arbiter, with its invariants.
+
+A second arbiter receives the same events: its effects must agree byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from bus.codec import encode
+from bus.messages import (
+    AdmissionContinued,
+    AnyMessage,
+    CacheReleased,
+    EngineJoined,
+    EngineLeft,
+    Envelope,
+    LeaseDeferred,
+    LeaseGranted,
+    LeasePaused,
+    LeaseReleased,
+    LedgerReported,
+    ProtocolError,
+)
+from policies.arbiter.arbiter import Arbiter
+from policies.arbiter.kv_lookahead import LookaheadPolicy
+from policies.arbiter.registry import PolicyName
+from policies.decider import Send
+from tests.policies.arbiter.leases import load, request
+
+RESPONSE = 960
+CAPACITY = 1088  # the minimum: one trajectory with the longest prompt fits
+PROMPTS = (8, 40, 128)
+MAX_OVERTAKES = 3
+NAMES = ("a", "b", "c")  # engine names
+
+
+@dataclass
+class LiveTrajectory:
+    """One trajectory as the rollout process sees it."""
+
+    group: int
+    prompt: int
+    tokens: int
+    state: Literal["waiting", "running", "parked"] = "waiting"
+    turn: int = 0
+    lease: int = 0
+    leased: int = 0  # tokens, according to the ledger
+    engine: str = ""  # engine with its cache, according to the arbiter's messages
+
+
+class ArbiterMachine(RuleBasedStateMachine):
+    policy: ClassVar[PolicyName]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arbiter, self.twin = (Arbiter(self.policy, RESPONSE) for _ in range(2))
+        if self.policy == "kv_lookahead":
+            for each in (self.arbiter, self.twin):
+                each.policy = LookaheadPolicy(each.ledger, each.length_forecast, max_overtakes=MAX_OVERTAKES)
+        self.now = 0.0
+        self.trajectories: dict[int, LiveTrajectory] = {}
+        self.engines: dict[str, EngineJoined] = {}
+        self.incarnations: Counter[str] = Counter()  # by engine: the last incarnation
+        self.evicted: Counter[str] = Counter()
+        self.continuation_sent = False
+        self.started: list[int] = []  # in order of their first grants
+        self.num_started = 0
+
+    # ---------------------------------------------------------------- one event
+
+    def decide(self, event: AnyMessage) -> None:
+        self.now += 0.01
+        effects = list(self.arbiter.decide(self.now, event))
+        repeated = self.twin.decide(self.now, event)
+        assert [frame(effect) for effect in effects] == [frame(effect) for effect in repeated]
+        assert self.arbiter.get_state_after(event) == self.twin.get_state_after(event)
+        for effect in effects:
+            self._apply(effect)
+
+    def _apply(self, effect: Send) -> None:
+        match effect.message:
+            case LeaseGranted() as grant:
+                self._on_granted(grant)
+            case CacheReleased(trajectory_id=tid, lease=lease):
+                trajectory = self.trajectories[tid]
+                assert (trajectory.engine, trajectory.lease) == (effect.to, lease)
+                assert trajectory.state != "running"
+                trajectory.engine, trajectory.leased = "", 0
+            case AdmissionContinued():
+                assert not self.continuation_sent
+                self.continuation_sent = True
+            case LedgerReported() as report:
+                assert 0 <= report.usable_tokens <= self.engines[report.engine].kv_tokens
+            case LeaseDeferred() as deferred:
+                assert self.trajectories[deferred.trajectory_id].state == "waiting"
+                assert deferred.reason
+            case other:
+                raise AssertionError(other)
+
+    def _on_granted(self, grant: LeaseGranted) -> None:
+        trajectory = self.trajectories[grant.trajectory_id]
+        assert trajectory.state == "waiting"
+        assert trajectory.lease + 1 == grant.lease
+        assert trajectory.engine in ("", grant.engine)  # its pages elsewhere were released before
+        assert trajectory.tokens < grant.tokens <= trajectory.prompt + RESPONSE
+        assert grant.incarnation == self.engines[grant.engine].incarnation
+        assert grant.waited_s >= 0
+        if trajectory.lease == 0:
+            self.started.append(grant.trajectory_id)
+        trajectory.state, trajectory.lease, trajectory.leased, trajectory.engine = (
+            "running",
+            grant.lease,
+            grant.tokens,
+            grant.engine,
+        )
+
+    def _choose(self, state: str, which: int) -> int:
+        tids = [tid for tid, trajectory in self.trajectories.items() if trajectory.state == state]
+        return tids[which % len(tids)]
+
+    def _has_any(self, state: str) -> bool:
+        return any(trajectory.state == state for trajectory in self.trajectories.values())
+
+    def _request_lease(self, tid: int) -> None:
+        trajectory = self.trajectories[tid]
+        if trajectory.state != "waiting" and self.policy != "kv":
+            trajectory.leased = min(trajectory.leased, trajectory.tokens)
+        trajectory.state = "waiting"
+        self.decide(
+            request(
+                tid,
+                trajectory.group,
+                tokens=trajectory.tokens,
+                turn=trajectory.turn,
+                lease=trajectory.lease + 1,
+                prompt=trajectory.prompt,
+                response=RESPONSE,
+            )
+        )
+
+    def _end(self, tid: int) -> None:
+        tokens = self.trajectories.pop(tid).tokens
+        self.decide(LeaseReleased(tid, tokens))
+
+    # ---------------------------------------------------------------- engines
+
+    @precondition(lambda self: len(self.engines) < 3)
+    @rule(more=st.integers(0, 2000), page=st.sampled_from([1, 16, 64]))
+    def an_engine_joins(self, more: int, page: int) -> None:
+        self._add_engine(next(name for name in NAMES if name not in self.engines), CAPACITY + more, page)
+
+    @precondition(lambda self: self.engines)
+    @rule(which=st.integers(0, 2), more=st.integers(0, 2000))
+    def an_engine_rejoins_before_its_departure_is_reported(self, which: int, more: int) -> None:
+        known = list(self.engines.values())[which % len(self.engines)]
+        self._drop_caches(known.engine)
+        self._add_engine(known.engine, CAPACITY + more, known.page_tokens)
+
+    def _add_engine(self, name: str, tokens: int, page: int) -> None:
+        self.incarnations[name] += 1
+        self.evicted[name] = 0
+        joined = self.engines[name] = EngineJoined(name, tokens, page, 0, self.incarnations[name])
+        self.decide(joined)
+
+    @precondition(lambda self: self.engines)
+    @rule(which=st.integers(0, 2))
+    def an_engine_leaves(self, which: int) -> None:
+        name = list(self.engines)[which % len(self.engines)]
+        del self.engines[name]
+        self._drop_caches(name)
+        self.decide(EngineLeft(name, "gone", self.incarnations[name]))
+
+    @rule(name=st.sampled_from(NAMES))
+    def an_engine_leaves_before_its_join_arrives(self, name: str) -> None:
+        """And before the departure of the previous incarnation is reported."""
+        self.incarnations[name] += 1
+        self.engines.pop(name, None)
+        self._drop_caches(name)
+        self.decide(EngineLeft(name, "gone", self.incarnations[name]))
+
+    def _drop_caches(self, name: str) -> None:
+        for trajectory in self.trajectories.values():
+            if trajectory.engine == name:
+                trajectory.engine, trajectory.leased = "", 0
+
+    @precondition(lambda self: self.engines)
+    @rule(which=st.integers(0, 2), evicted=st.sampled_from([0, 0, 7]))
+    def an_engine_reports(self, which: int, evicted: int) -> None:
+        name = list(self.engines)[which % len(self.engines)]
+        self.evicted[name] += evicted
+        self.decide(load(name, evicted=self.evicted[name], incarnation=self.incarnations[name]))
+
+    # ---------------------------------------------------------------- trajectories
+
+    @rule(size=st.integers(1, 5), prompt=st.sampled_from(PROMPTS))
+    def a_group_starts(self, size: int, prompt: int) -> None:
+        group = self.num_started
+        for tid in range(self.num_started, self.num_started + size):
+            self.trajectories[tid] = LiveTrajectory(group, prompt, prompt)
+            self.num_started += 1
+            self._request_lease(tid)
+
+    @precondition(lambda self: self._has_any("running"))
+    @rule(
+        which=st.integers(0, 99), share=st.sampled_from([0.02, 0.1, 1.0]), then=st.sampled_from(["call", "end", "bad"])
+    )
+    def a_turn_ends(self, which: int, share: float, then: str) -> None:
+        tid = self._choose("running", which)
+        trajectory = self.trajectories[tid]
+        limit = trajectory.prompt + RESPONSE
+        most = trajectory.leased or limit  # tokens of a departed engine may still arrive
+        trajectory.tokens += max(1, int(share * (most - trajectory.tokens)))
+        if then == "end" or trajectory.tokens >= limit:
+            self._end(tid)
+        elif then == "call":
+            trajectory.state = "parked"
+            if self.policy != "kv":
+                trajectory.leased = min(trajectory.leased, trajectory.tokens)
+            self.decide(LeasePaused(tid, trajectory.tokens))
+        else:  # a malformed call gets an immediate result
+            trajectory.turn += 1
+            trajectory.tokens = min(trajectory.tokens + 5, limit - 1)
+            self._request_lease(tid)
+
+    @precondition(lambda self: self._has_any("running"))
+    @rule(which=st.integers(0, 99))
+    def a_lease_ends_within_a_turn(self, which: int) -> None:
+        tid = self._choose("running", which)
+        trajectory = self.trajectories[tid]
+        trajectory.tokens = max(trajectory.tokens, trajectory.leased)
+        if trajectory.tokens >= trajectory.prompt + RESPONSE:
+            self._end(tid)
+        else:
+            self._request_lease(tid)
+
+    @precondition(lambda self: self._has_any("running"))
+    @rule(which=st.integers(0, 99))
+    def a_turn_fails(self, which: int) -> None:
+        self._request_lease(self._choose("running", which))
+
+    @precondition(lambda self: self._has_any("parked"))
+    @rule(which=st.integers(0, 99), result_tokens=st.sampled_from([1, 30, 5000]))
+    def a_tool_answers(self, which: int, result_tokens: int) -> None:
+        tid = self._choose("parked", which)
+        trajectory = self.trajectories[tid]
+        trajectory.turn += 1
+        if trajectory.tokens + result_tokens >= trajectory.prompt + RESPONSE:
+            self._end(tid)
+        else:
+            trajectory.tokens += result_tokens
+            self._request_lease(tid)
+
+    @precondition(lambda self: self._has_any("waiting"))
+    @rule(which=st.integers(0, 99))
+    def a_waiting_trajectory_is_aborted(self, which: int) -> None:
+        self._end(self._choose("waiting", which))
+
+    @precondition(lambda self: self.continuation_sent)
+    @rule()
+    def the_arbiter_continues(self) -> None:
+        self.continuation_sent = False
+        self.decide(AdmissionContinued())
+
+    @rule(seconds=st.sampled_from([0.1, 2.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @precondition(lambda self: self.trajectories)
+    @rule(which=st.integers(0, 99), kind=st.integers(0, 5))
+    def a_forbidden_event_changes_nothing(self, which: int, kind: int) -> None:
+        tid = list(self.trajectories)[which % len(self.trajectories)]
+        trajectory = self.trajectories[tid]
+        repeated = request(
+            tid,
+            trajectory.group,
+            tokens=trajectory.tokens,
+            turn=trajectory.turn,
+            lease=max(1, trajectory.lease),
+            prompt=trajectory.prompt,
+            response=RESPONSE,
+        )
+        paused_again = LeasePaused(tid, trajectory.tokens - (trajectory.state == "running"))
+        forbidden = (
+            repeated,
+            paused_again,
+            LeaseReleased(tid, trajectory.tokens - 1),
+            LeaseReleased(999_999, 1),
+            EngineJoined("a", 5, 64, 0, 99),
+            load("nobody"),
+        )[kind]
+        self._expect_refused(forbidden)
+
+    @rule(name=st.sampled_from(NAMES), earlier=st.integers(0, 2), kind=st.integers(0, 2))
+    def stale_events_change_nothing(self, name: str, earlier: int, kind: int) -> None:
+        """Also duplicates of the current incarnation, and reports of any incarnation that is not joined."""
+        last = self.incarnations[name]
+        incarnation = last - earlier
+        is_joined = name in self.engines and incarnation == last
+        match kind:
+            case 0:
+                self._expect_refused(EngineJoined(name, CAPACITY, 1, 0, incarnation))
+            case 1 if not is_joined:
+                self._expect_refused(EngineLeft(name, "gone", incarnation))
+            case 2 if not is_joined:
+                self._expect_refused(load(name, evicted=99, incarnation=incarnation))
+            case _:
+                pass
+
+    def _expect_refused(self, event: AnyMessage) -> None:
+        before = self._snapshot_ledger()
+        with pytest.raises(ProtocolError):
+            self.arbiter.decide(self.now, event)
+        assert self._snapshot_ledger() == before
+
+    def _snapshot_ledger(self) -> object:
+        ledger = self.arbiter.ledger
+        accounts = [
+            (each.trajectory_id, each.state, each.tokens, each.pages, each.num_leases, each.waiting_since, each.request)
+            for each in ledger.accounts.values()
+        ]
+        engines = [
+            (
+                each.name,
+                each.incarnation,
+                each.leased_pages,
+                each.usable_pages,
+                each.running,
+                list(each.accounts),
+                list(each.idle),
+            )
+            for each in ledger.engines.values()
+        ]
+        return accounts, engines, dict(ledger.groups)
+
+    # ---------------------------------------------------------------- what always holds
+
+    @invariant()
+    def leases_are_conserved_and_a_shared_prompt_is_counted_once(self) -> None:
+        for name, joined in self.engines.items():
+            engine, page = self.arbiter.ledger.engines[name], joined.page_tokens
+            here = [trajectory for trajectory in self.trajectories.values() if trajectory.engine == name]
+            shared = {trajectory.group: trajectory.prompt // page for trajectory in here}
+            own = sum(-(-trajectory.leased // page) - trajectory.prompt // page for trajectory in here)
+            assert engine.leased_pages == own + sum(shared.values())
+            assert engine.running == sum(trajectory.state == "running" for trajectory in here)
+            assert len(engine.idle) == sum(trajectory.state == "parked" for trajectory in here)
+        assert set(self.arbiter.ledger.accounts) == set(self.trajectories)
+
+    @invariant()
+    def capacity_is_never_oversold(self) -> None:
+        if self.policy in ("kv", "kv_lookahead"):
+            for engine in self.arbiter.ledger.engines.values():
+                assert engine.leased_pages <= engine.total_pages
+
+    @invariant()
+    def no_trajectory_waits_while_nothing_runs(self) -> None:
+        if self.engines and not self.continuation_sent and not self._has_any("running") and not self._has_any("parked"):
+            assert not self.trajectories, self.trajectories
+
+    @invariant()
+    def no_new_trajectory_is_overtaken_by_more_than_the_bound(self) -> None:
+        """Trajectory ids are in order of arrival."""
+        bound = MAX_OVERTAKES if self.policy == "kv_lookahead" else 0
+        new = [tid for tid, trajectory in self.trajectories.items() if trajectory.lease == 0]
+        for tid in [*new, *self.started]:
+            before = self.started[: self.started.index(tid)] if tid in self.started else self.started
+            assert sum(other > tid for other in before) <= bound
+
+    def teardown(self) -> None:
+        """Every running trajectory uses all its tokens, and every trajectory ends."""
+        if not self.engines:
+            self.an_engine_joins(0, 16)
+        for _ in range(200 * (1 + len(self.trajectories))):
+            if not self.trajectories:
+                break
+            if self.continuation_sent:
+                self.the_arbiter_continues()
+            elif self._has_any("running"):
+                self.a_lease_ends_within_a_turn(0)
+            elif self._has_any("parked"):
+                self.a_tool_answers(0, 1)
+            self.no_trajectory_waits_while_nothing_runs()
+            self.leases_are_conserved_and_a_shared_prompt_is_counted_once()
+            self.capacity_is_never_oversold()
+        assert not self.trajectories, self.trajectories
+        assert not self.arbiter.ledger.groups
+        assert all(engine.leased_pages == 0 for engine in self.arbiter.ledger.engines.values())
+
+
+def frame(effect: Send) -> bytes:
+    return encode(Envelope("head/arbiter", effect.to, effect.message))

@@ -1,0 +1,98 @@
+"""Lease requests, load reports, and readers of the arbiter's effects, for several tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from bus.messages import AdmissionContinued, AnyMessage, EngineJoined, EngineLoadReported, LeaseGranted, LeaseRequested
+from policies.arbiter.arbiter import Arbiter
+from policies.arbiter.decode_cost import CostCoefficients
+from policies.decider import Send
+
+PROMPT = 8  # prompt tokens
+RESPONSE = 56  # limit of response tokens
+
+
+def request(
+    tid: int,
+    group: int | None = None,
+    *,
+    tokens: int = PROMPT,
+    turn: int = 0,
+    lease: int = 1,
+    prompt: int = PROMPT,
+    response: int = RESPONSE,
+) -> LeaseRequested:
+    """By default each trajectory has a separate group."""
+    left = prompt + response - tokens
+    return LeaseRequested(tid, 1000 + tid if group is None else group, turn, lease, tokens, prompt, left)
+
+
+def joined(number: int = 0, tokens: int = 64, page: int = 1, incarnation: int = 1) -> EngineJoined:
+    return EngineJoined(f"generator-{number}", tokens, page, 0, incarnation)
+
+
+def load(
+    engine: str = "generator-0",
+    *,
+    running: int = 1,
+    steps: int = 0,
+    busy_s: float = 0.0,
+    used: int = 0,
+    cached: int = 0,
+    prefilled: int = 0,
+    evicted: int = 0,
+    preempted: int = 0,
+    incarnation: int = 1,
+) -> EngineLoadReported:
+    return EngineLoadReported(
+        engine=engine,
+        version=0,
+        running=running,
+        waiting=0,
+        used_tokens=used,
+        cached_tokens=cached,
+        decode_steps=steps,
+        generated_tokens=0,
+        prefilled_tokens=prefilled,
+        recomputed_tokens=0,
+        evicted_tokens=evicted,
+        preempted=preempted,
+        busy_s=busy_s,
+        incarnation=incarnation,
+    )
+
+
+def reports(
+    costs: CostCoefficients, number: int, *, engine: str = "a", seed: int = 0, noise: float = 0.0
+) -> Iterator[EngineLoadReported]:
+    """Reports of an engine with these costs, from its start; `noise` is relative, per interval."""
+    rng = np.random.default_rng(seed)
+    busy_s, steps, prefilled = 0.0, 0, 0
+    used = [0, *rng.integers(0, 1_000_000, number).tolist()]
+    yield load(engine)
+    for before, now in pairwise(used):
+        new_steps, new_prefilled = int(rng.integers(5, 60)), int(rng.integers(0, 20_000))
+        steps, prefilled = steps + new_steps, prefilled + new_prefilled
+        seconds = costs.step * new_steps + costs.read * new_steps * (before + now) / 2 + costs.prefill * new_prefilled
+        busy_s += seconds * (1 + noise * rng.standard_normal())
+        yield load(engine, steps=steps, busy_s=busy_s, used=now + 500, cached=500 if now else 0, prefilled=prefilled)
+
+
+def settled(arbiter: Arbiter, now: float, event: AnyMessage) -> list[Send]:
+    """The effects of the event, including those of the arbiter's messages to itself."""
+    effects = list(arbiter.decide(now, event))
+    while effects and isinstance(effects[-1].message, AdmissionContinued):
+        effects = effects[:-1] + list(arbiter.decide(now, AdmissionContinued()))
+    return effects
+
+
+def granted(effects: Sequence[Send]) -> list[LeaseGranted]:
+    return [effect.message for effect in effects if isinstance(effect.message, LeaseGranted)]
+
+
+def served(effects: Sequence[Send]) -> list[int]:
+    return [grant.trajectory_id for grant in granted(effects)]

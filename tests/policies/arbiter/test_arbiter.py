@@ -1,0 +1,233 @@
+"""The arbiter with each policy: grants, engines and reasons; and under any order of events."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from hypothesis import settings
+
+from bus.messages import (
+    AdmissionContinued,
+    BufferCursor,
+    CacheReleased,
+    EngineLeft,
+    LeaseDeferred,
+    LeaseGranted,
+    LeasePaused,
+    LeaseReleased,
+    LedgerReported,
+    ProtocolError,
+    RunStarted,
+    StepRequested,
+)
+from policies.arbiter.arbiter import MAX_GRANTS_PER_DECISION, Arbiter
+from policies.arbiter.registry import PolicyName
+from policies.decider import Send
+from tests.policies.arbiter.arbiter_machine import ArbiterMachine
+from tests.policies.arbiter.leases import PROMPT, RESPONSE, joined, load, request, served, settled
+
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+BATCHING_REASON = "for requests made at the same time, then for room"
+WORST_CASE = PROMPT + RESPONSE  # 64 tokens: the worst case, and the capacity of one engine
+
+
+def make_arbiter(policy: PolicyName, *capacities: int, page: int = 1) -> Arbiter:
+    arbiter = Arbiter(policy, RESPONSE)
+    for number, tokens in enumerate(capacities):
+        arbiter.decide(0.0, joined(number, tokens, page))
+    return arbiter
+
+
+def list_engines(effects: list[Send]) -> list[str]:
+    return [effect.message.engine for effect in effects if isinstance(effect.message, LeaseGranted)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_lease_is_granted_immediately_if_there_is_room(policy: PolicyName) -> None:
+    *deferred, effect = settled(make_arbiter(policy, 64), 3.0, request(1))
+    assert len(deferred) == (policy == "kv_lookahead")  # for simultaneous requests
+    assert effect.to == "rollout-0"
+    assert isinstance(effect.message, LeaseGranted)
+    assert effect.message.reason
+    assert effect.message == LeaseGranted(1, "generator-0", WORST_CASE, 1, 0.0, effect.message.reason)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_requests_wait_for_the_first_engine_and_the_grant_reports_the_wait(policy: PolicyName) -> None:
+    arbiter = Arbiter(policy, RESPONSE)
+    (deferred,) = settled(arbiter, 1.0, request(1))
+    reason = BATCHING_REASON if policy == "kv_lookahead" else "no engine has joined"
+    assert deferred == Send("rollout-0", LeaseDeferred(1, reason))
+    (effect,) = arbiter.decide(3.5, joined())
+    assert isinstance(effect.message, LeaseGranted)
+    assert effect.message.waited_s == 2.5
+
+
+@pytest.mark.parametrize("policy", ["kv", "kv_lookahead"])
+def test_a_request_without_room_waits_until_a_trajectory_ends(policy: PolicyName) -> None:
+    arbiter = make_arbiter(policy, WORST_CASE)
+    settled(arbiter, 0.0, request(1))
+    (deferred,) = settled(arbiter, 0.0, request(2))
+    assert isinstance(deferred.message, LeaseDeferred)
+    assert deferred.message.reason == (BATCHING_REASON if policy == "kv_lookahead" else "no engine has room for it")
+    assert served(arbiter.decide(0.0, LeaseReleased(1, 30))) == [2]
+
+
+@pytest.mark.parametrize("policy", ["static", "round_robin", "least_requests"])
+def test_the_routing_policies_grant_every_request(policy: PolicyName) -> None:
+    arbiter = make_arbiter(policy, WORST_CASE)
+    assert [served(arbiter.decide(0.0, request(tid))) for tid in range(5)] == [[0], [1], [2], [3], [4]]
+
+
+def test_static_assigns_each_group_a_fixed_engine() -> None:
+    arbiter = make_arbiter("static", 64, 64)
+    where = [list_engines(list(arbiter.decide(0.0, request(tid, tid // 2)))) for tid in range(6)]
+    assert where == [["generator-0"]] * 2 + [["generator-1"]] * 2 + [["generator-0"]] * 2
+
+
+def test_round_robin_takes_the_engines_in_turn() -> None:
+    arbiter = make_arbiter("round_robin", 64, 64)
+    where = [list_engines(list(arbiter.decide(0.0, request(tid)))) for tid in range(4)]
+    assert where == [["generator-1"], ["generator-0"]] * 2
+
+
+def test_a_trajectory_that_moves_loses_its_cache_on_the_old_engine() -> None:
+    arbiter = make_arbiter("round_robin", 64, 64)
+    arbiter.decide(0.0, request(1))
+    arbiter.decide(0.0, LeasePaused(1, 20))
+    moved = arbiter.decide(0.0, request(1, tokens=25, turn=1, lease=2))
+    assert moved[0] == Send("generator-1", CacheReleased(1, 1))
+    assert list_engines(list(moved)) == ["generator-0"]
+
+
+def test_least_requests_takes_the_engine_with_the_fewest_running() -> None:
+    arbiter = make_arbiter("least_requests", 64, 64)
+    where = [list_engines(list(arbiter.decide(0.0, request(tid)))) for tid in range(2)]
+    assert where == [["generator-0"], ["generator-1"]]
+    arbiter.decide(0.0, LeasePaused(1, 20))
+    assert list_engines(list(arbiter.decide(0.0, request(2)))) == ["generator-1"]
+
+
+def test_kv_takes_the_engine_with_the_most_free_tokens_and_returns_to_its_cache() -> None:
+    arbiter = make_arbiter("kv", 200, 150)
+    where = [list_engines(list(arbiter.decide(0.0, request(tid)))) for tid in range(3)]
+    assert where == [["generator-0"], ["generator-1"], ["generator-0"]]
+    arbiter.decide(0.0, LeasePaused(1, 20))
+    assert list_engines(list(arbiter.decide(0.0, request(1, tokens=25, turn=1, lease=2)))) == ["generator-1"]
+
+
+def test_under_kv_only_trajectories_with_a_cache_overtake_new_ones() -> None:
+    arbiter = make_arbiter("kv", WORST_CASE + 10)
+    arbiter.decide(0.0, request(1))
+    arbiter.decide(0.0, request(2))
+    arbiter.decide(0.0, request(3, prompt=1, tokens=1))
+    arbiter.decide(0.0, LeasePaused(1, 20))
+    assert served(arbiter.decide(0.0, request(1, tokens=25, turn=1, lease=2))) == [1]
+    assert served(arbiter.decide(0.0, LeaseReleased(1, 30))) == [2]
+
+
+def test_a_withdrawn_request_does_not_block_later_ones() -> None:
+    arbiter = make_arbiter("kv", WORST_CASE + 10)
+    arbiter.decide(0.0, request(1))
+    arbiter.decide(0.0, request(2))
+    arbiter.decide(0.0, request(3, response=2))
+    assert served(arbiter.decide(0.0, LeaseReleased(2, PROMPT))) == [3]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_trajectories_of_an_engine_that_left_move_to_another(policy: PolicyName) -> None:
+    arbiter = make_arbiter(policy, 64)
+    settled(arbiter, 0.0, request(1))
+    arbiter.decide(0.0, EngineLeft("generator-0", "died"))
+    (deferred,) = arbiter.decide(0.0, request(1, tokens=12, lease=2))
+    assert isinstance(deferred.message, LeaseDeferred)
+    assert list_engines(list(arbiter.decide(0.0, joined(1)))) == ["generator-1"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_decision_grants_a_bounded_number_and_continues_by_a_message_to_itself(policy: PolicyName) -> None:
+    arbiter = Arbiter(policy, RESPONSE)
+    for tid in range(2 * MAX_GRANTS_PER_DECISION + 3):
+        settled(arbiter, 0.0, request(tid))
+    counts: list[int] = []
+    effects = arbiter.decide(0.0, joined(0, 100_000))
+    while effects:
+        counts.append(len(served(effects)))
+        continued = effects[-1] == Send("head/arbiter", AdmissionContinued())
+        effects = arbiter.decide(0.0, AdmissionContinued()) if continued else []
+    assert counts == [MAX_GRANTS_PER_DECISION, MAX_GRANTS_PER_DECISION, 3]
+
+
+def test_the_ledger_is_reported_with_each_load_report() -> None:
+    arbiter = make_arbiter("kv_lookahead", 64, page=16)
+    settled(arbiter, 0.0, request(1))
+    settled(arbiter, 0.0, request(2))
+    (report,) = arbiter.decide(0.0, load())
+    assert report == Send("launcher", LedgerReported("generator-0", 64, 64, 1, 0, 0, 0))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_restarted_run_has_no_requests_and_waits_for_engines_to_join(policy: PolicyName) -> None:
+    arbiter = make_arbiter(policy, 64)
+    for tid in range(2 * MAX_GRANTS_PER_DECISION):
+        arbiter.decide(0.0, request(tid))
+    arbiter.decide(0.0, RunStarted(0, BufferCursor()))
+    arbiter.decide(0.0, joined())
+    assert served(settled(arbiter, 0.0, request(1))) == [1]
+
+
+def test_new_trajectories_wait_until_all_simultaneous_requests_are_known() -> None:
+    arbiter = make_arbiter("kv_lookahead", 2 * WORST_CASE)
+    deferrals = (
+        Send("rollout-0", LeaseDeferred(1, BATCHING_REASON)),
+        Send("rollout-0", LeaseDeferred(2, BATCHING_REASON)),
+    )
+    assert arbiter.decide(0.0, request(1)) == [deferrals[0], Send("head/arbiter", AdmissionContinued())]
+    assert arbiter.decide(0.0, request(2)) == [deferrals[1]]  # the continuation is already sent
+    assert served(arbiter.decide(0.0, AdmissionContinued())) == [1, 2]
+
+
+def test_requests_of_started_trajectories_are_not_batched() -> None:
+    arbiter = make_arbiter("kv_lookahead", 2 * WORST_CASE)
+    settled(arbiter, 0.0, request(1))
+    arbiter.decide(0.0, LeasePaused(1, 20))
+    arbiter.decide(0.0, request(2))
+    assert served(arbiter.decide(0.0, request(1, tokens=25, turn=1, lease=2)))[0] == 1
+
+
+def test_unrelated_messages_are_refused() -> None:
+    with pytest.raises(ProtocolError, match="does not accept StepRequested"):
+        Arbiter().decide(0.0, StepRequested(1, 0))
+
+
+class StaticMachine(ArbiterMachine):
+    policy = "static"
+
+
+class RoundRobinMachine(ArbiterMachine):
+    policy = "round_robin"
+
+
+class LeastRequestsMachine(ArbiterMachine):
+    policy = "least_requests"
+
+
+class KvMachine(ArbiterMachine):
+    policy = "kv"
+
+
+class LookaheadMachine(ArbiterMachine):
+    policy = "kv_lookahead"
+
+
+TestStatic = StaticMachine.TestCase
+TestRoundRobin = RoundRobinMachine.TestCase
+TestLeastRequests = LeastRequestsMachine.TestCase
+TestKv = KvMachine.TestCase
+TestLookahead = LookaheadMachine.TestCase
+TestStatic.settings = settings(stateful_step_count=40)
+TestRoundRobin.settings = TestStatic.settings
+TestLeastRequests.settings = TestStatic.settings
+TestKv.settings = TestStatic.settings
+TestLookahead.settings = TestStatic.settings

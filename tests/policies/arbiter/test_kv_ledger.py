@@ -1,0 +1,268 @@
+"""The ledger: whole pages, a shared prompt once, nothing beyond the usable pages."""
+
+from __future__ import annotations
+
+import pytest
+
+from bus.messages import EngineLeft, LeaseRequested, ProtocolError
+from policies.arbiter.kv_ledger import EngineAccount, KvAccount, Ledger
+from tests.policies.arbiter.leases import PROMPT, RESPONSE, joined, load, request
+
+
+def make_ledger(tokens: int = 64, page: int = 1, *, shrinks: bool = True) -> tuple[Ledger, EngineAccount]:
+    ledger = Ledger(shrinks_paused_leases=shrinks)
+    ledger.add_engine(joined(0, tokens, page))
+    return ledger, ledger.engines["generator-0"]
+
+
+def lease(ledger: Ledger, event: LeaseRequested, tokens: int) -> KvAccount:
+    """Lease on the first engine."""
+    holding = ledger.enqueue_request(event, "rollout-0", 0.0)
+    ledger.grant_lease(holding, next(iter(ledger.engines.values())), tokens)
+    return holding
+
+
+def test_a_lease_takes_whole_pages() -> None:
+    ledger, engine = make_ledger(64, page=16)
+    lease(ledger, request(1), 17)
+    assert (engine.leased_pages, engine.free_pages, engine.running) == (2, 2, 1)
+
+
+def test_the_pages_of_a_shared_prompt_are_counted_once_per_engine() -> None:
+    ledger, engine = make_ledger(64, page=4)
+    for tid in (1, 2, 3):
+        lease(ledger, request(tid, group=5), 12)
+    assert engine.leased_pages == 2 + 3 * 1
+    ledger.close_account(1, 12)
+    ledger.close_account(2, 12)
+    assert engine.leased_pages == 2 + 1
+    ledger.close_account(3, 12)
+    assert engine.leased_pages == 0
+
+
+def test_the_partial_last_page_of_a_prompt_is_each_members_own() -> None:
+    ledger, engine = make_ledger(64, page=16)
+    lease(ledger, request(1, group=5), 16)  # a prompt of 8: no whole page to share
+    lease(ledger, request(2, group=5), 16)
+    assert engine.leased_pages == 2
+
+
+def test_a_lease_beyond_the_free_pages_is_refused_unless_the_policy_oversells() -> None:
+    ledger, engine = make_ledger(30)
+    lease(ledger, request(1), 20)
+    holding = ledger.enqueue_request(request(2), "rollout-0", 0.0)
+    with pytest.raises(ProtocolError, match="10 free pages, not 11"):
+        ledger.grant_lease(holding, engine, 11)
+    assert (engine.leased_pages, holding.state) == (20, "waiting")
+    ledger.grant_lease(holding, engine, 11, oversell=True)
+    assert engine.leased_pages == 31
+
+
+def test_a_pause_shrinks_the_lease_to_the_cached_tokens() -> None:
+    ledger, engine = make_ledger(64)
+    lease(ledger, request(1), 40)
+    ledger.mark_idle(1, 20)
+    assert (engine.leased_pages, engine.running, list(engine.idle)) == (20, 0, [1])
+    holding = ledger.enqueue_request(request(1, tokens=25, turn=1, lease=2), "rollout-0", 0.0)
+    assert (engine.leased_pages, holding.leased_tokens, list(engine.idle)) == (20, 20, [])
+    ledger.grant_lease(holding, engine, 30)
+    assert engine.leased_pages == 30
+
+
+def test_a_worst_case_lease_is_kept_during_a_tool_call() -> None:
+    ledger, engine = make_ledger(64, shrinks=False)
+    lease(ledger, request(1), PROMPT + RESPONSE)
+    ledger.mark_idle(1, 20)
+    ledger.enqueue_request(request(1, tokens=25, turn=1, lease=2), "rollout-0", 0.0)
+    assert engine.leased_pages == 64
+
+
+def test_a_trajectory_that_moves_releases_its_old_pages() -> None:
+    ledger, first = make_ledger(64)
+    ledger.add_engine(joined(1))
+    lease(ledger, request(1), 40)
+    ledger.mark_idle(1, 40)
+    holding = ledger.enqueue_request(request(1, tokens=41, turn=1, lease=2), "rollout-0", 0.0)
+    ledger.grant_lease(holding, ledger.engines["generator-1"], 50)
+    assert (first.leased_pages, first.running, ledger.engines["generator-1"].leased_pages) == (0, 0, 50)
+
+
+def test_the_caches_of_an_engine_that_leaves_are_lost_but_not_the_trajectories() -> None:
+    ledger, _ = make_ledger(64)
+    running = lease(ledger, request(1), 20)
+    assert ledger.remove_engine(EngineLeft("generator-0", "gone")) == [running]
+    assert (running.engine, running.pages, running.state) == (None, 0, "running")
+    ledger.enqueue_request(request(1, tokens=12, lease=2), "rollout-0", 0.0)
+    assert running.state == "waiting"
+
+
+def test_an_engine_that_rejoins_has_no_caches() -> None:
+    ledger, _ = make_ledger(64)
+    lost = lease(ledger, request(1), 20)
+    assert ledger.add_engine(joined(0, 32, incarnation=2)) == [lost]
+    assert (ledger.engines["generator-0"].leased_pages, ledger.engines["generator-0"].total_pages) == (0, 32)
+
+
+def test_stale_join_and_leave_events_of_an_engine_are_refused() -> None:
+    ledger, _ = make_ledger(64)
+    kept = lease(ledger, request(1), 20)
+    with pytest.raises(ProtocolError, match="incarnation 1 of generator-0 joined after incarnation 1"):
+        ledger.add_engine(joined())
+    assert kept.engine is ledger.engines["generator-0"]
+    ledger.add_engine(joined(incarnation=3))
+    for incarnation in (1, 2):
+        with pytest.raises(ProtocolError, match=f"incarnation {incarnation} of generator-0 had already left"):
+            ledger.remove_engine(EngineLeft("generator-0", "gone", incarnation))
+    assert "generator-0" in ledger.engines
+    ledger.remove_engine(EngineLeft("generator-0", "gone", 4))  # its join has not arrived
+    for incarnation in (3, 4):
+        with pytest.raises(ProtocolError, match="joined after incarnation 4"):
+            ledger.add_engine(joined(incarnation=incarnation))
+    with pytest.raises(ProtocolError, match="incarnation 4 of generator-0 had already left"):
+        ledger.remove_engine(EngineLeft("generator-0", "gone", 4))
+    assert not ledger.engines
+
+
+def test_an_engine_that_left_before_it_joined_cannot_join() -> None:
+    ledger = Ledger()
+    assert ledger.remove_engine(EngineLeft("generator-0", "gone")) == []
+    with pytest.raises(ProtocolError, match="joined after incarnation 1"):
+        ledger.add_engine(joined())
+    ledger.add_engine(joined(incarnation=2))
+    assert list(ledger.engines) == ["generator-0"]
+
+
+def test_reports_of_other_incarnations_and_older_reports_are_refused() -> None:
+    ledger, engine = make_ledger(1000)
+    for incarnation in (0, 2):
+        with pytest.raises(ProtocolError, match="which is not joined"):
+            ledger.find_reporting_engine(load(incarnation=incarnation))
+    assert ledger.find_reporting_engine(load()) is engine
+    engine.apply_report(load(steps=10, evicted=0))
+    engine.apply_report(load(steps=20, evicted=5))
+    with pytest.raises(ProtocolError, match="reports lower counters than before"):
+        engine.apply_report(load(steps=10, evicted=0))
+    engine.apply_report(load(steps=30, evicted=5))
+    assert engine.usable_pages == 960  # the same eviction counts once
+
+
+def test_requests_of_ended_trajectories_are_refused() -> None:
+    ledger, engine = make_ledger(64)
+    lease(ledger, request(1), 20)
+    ledger.close_account(1, 20)
+    with pytest.raises(ProtocolError, match="trajectory 1 has ended"):
+        ledger.enqueue_request(request(1), "rollout-0", 0.0)
+    assert not ledger.accounts and not ledger.groups
+    lease(ledger, request(1 + 65_536), 20)
+    assert engine.running == 1
+
+
+def test_a_lease_extension_within_a_turn_is_distinguished_from_a_new_turn() -> None:
+    ledger, engine = make_ledger(64)
+    holding = lease(ledger, request(1), 20)
+    ledger.enqueue_request(request(1, tokens=20, lease=2), "rollout-0", 0.0)
+    assert holding.is_extension
+    ledger.grant_lease(holding, engine, 30)
+    ledger.enqueue_request(request(1, tokens=30, turn=1, lease=3), "rollout-0", 0.0)
+    assert not holding.is_extension
+
+
+def test_the_usable_capacity_shrinks_on_evictions_and_recovers_slowly() -> None:
+    _, engine = make_ledger(1000)
+    engine.apply_report(load())
+    engine.apply_report(load(evicted=5))
+    assert engine.usable_pages == 950
+    engine.apply_report(load(evicted=5, preempted=1))
+    assert engine.usable_pages == 902
+    for _ in range(5):
+        engine.apply_report(load(evicted=5, preempted=1))
+    assert 902 < engine.usable_pages < 1000
+    for _ in range(20):
+        engine.apply_report(load(evicted=5, preempted=1))
+    assert engine.usable_pages == 1000
+
+
+def test_the_time_of_a_decode_step_is_measured_between_two_reports() -> None:
+    _, engine = make_ledger()
+    engine.apply_report(load(steps=10, busy_s=1.0))
+    engine.apply_report(load(steps=20, busy_s=1.5))
+    engine.apply_report(load(steps=20, busy_s=1.9))
+    assert engine.step_s == pytest.approx(0.05)
+
+
+def test_the_only_account_of_an_engine_may_use_all_announced_pages() -> None:
+    ledger, engine = make_ledger(64)
+    engine.apply_report(load())
+    engine.apply_report(load(evicted=1))
+    assert engine.usable_pages == 60
+    alone = ledger.enqueue_request(request(1), "rollout-0", 0.0)
+    assert engine.count_free_pages_for(alone) == 64
+    ledger.grant_lease(alone, engine, 64)
+    assert engine.count_free_pages_for(ledger.enqueue_request(request(2), "rollout-0", 0.0)) == 0
+
+
+WAITING, RUNNING, PARKED = 1, 2, 3
+
+
+@pytest.mark.parametrize(
+    ("act", "match"),
+    [
+        (lambda ledger: ledger.add_engine(joined(1, tokens=3, page=4)), "less than one page"),
+        (lambda ledger: ledger.add_engine(joined(0, page=0)), "less than one page"),
+        (lambda ledger: ledger.remove_engine(EngineLeft("generator-0", "gone", 0)), "had already left"),
+        (lambda ledger: ledger.enqueue_request(request(9, tokens=PROMPT + RESPONSE), "r", 0.0), "requests 0 KV tokens"),
+        (lambda ledger: ledger.enqueue_request(request(9, tokens=7), "r", 0.0), "after 7"),
+        (lambda ledger: ledger.enqueue_request(request(9, lease=2), "r", 0.0), "new trajectory 9 requests lease 2"),
+        (
+            lambda ledger: ledger.enqueue_request(request(9, group=7, prompt=9, tokens=9), "r", 0.0),
+            "expected lease 1 and 8 tokens",
+        ),
+        (lambda ledger: ledger.enqueue_request(request(WAITING, 7, lease=1), "r", 0.0), "requested KV tokens twice"),
+        (
+            lambda ledger: ledger.enqueue_request(request(RUNNING, 7, tokens=9, lease=1), "r", 0.0),
+            "requests lease 1 after lease 1",
+        ),
+        (
+            lambda ledger: ledger.enqueue_request(request(RUNNING, 7, tokens=9, lease=3), "r", 0.0),
+            "requests lease 3 after lease 1",
+        ),
+        (lambda ledger: ledger.enqueue_request(request(RUNNING, 8, tokens=9, lease=2), "r", 0.0), "changed its group"),
+        (
+            lambda ledger: ledger.enqueue_request(request(RUNNING, 7, turn=-1, tokens=9, lease=2), "r", 0.0),
+            "requests an earlier turn",
+        ),
+        (lambda ledger: ledger.enqueue_request(request(PARKED, 7, tokens=8, lease=2), "r", 0.0), "8 tokens after 12"),
+        (
+            lambda ledger: ledger.enqueue_request(LeaseRequested(RUNNING, 7, 0, 2, 9, PROMPT, RESPONSE), "r", 0.0),
+            "exceeds its first limit",
+        ),
+        (lambda ledger: ledger.mark_idle(WAITING, 8), "no running lease"),
+        (lambda ledger: ledger.mark_idle(PARKED, 12), "no running lease"),
+        (lambda ledger: ledger.mark_idle(RUNNING, 13), "13 tokens, but 12 were leased"),
+        (lambda ledger: ledger.mark_idle(RUNNING, 7), "7 tokens after 8"),
+        (lambda ledger: ledger.close_account(9, 8), "holds no lease"),
+        (lambda ledger: ledger.close_account(PARKED, 8), "8 tokens after 12"),
+    ],
+)
+def test_invalid_events_raise_and_change_nothing(act: object, match: str) -> None:
+    ledger, engine = make_ledger()
+    lease(ledger, request(RUNNING, 7), 12)
+    lease(ledger, request(PARKED, 7), 12)
+    ledger.mark_idle(PARKED, 12)
+    ledger.enqueue_request(request(WAITING, 7), "rollout-0", 0.0)
+
+    def snapshot() -> object:
+        holdings = [(each.state, each.tokens, each.pages, each.num_leases) for each in ledger.accounts.values()]
+        return (
+            holdings,
+            dict(ledger.groups),
+            set(ledger.engines),
+            engine.leased_pages,
+            engine.running,
+            dict(engine.group_members),
+        )
+
+    before = snapshot()
+    with pytest.raises(ProtocolError, match=match):
+        act(ledger)  # pyright: ignore[reportCallIssue, reportUnknownVariableType]
+    assert snapshot() == before

@@ -1,0 +1,332 @@
+"""The order, evictions and engines of kv_lookahead, with known lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from bus.messages import AnyMessage, CacheReleased, LeaseDeferred, LeaseGranted, LeasePaused, LeaseReleased
+from policies.arbiter.arbiter import Arbiter
+from policies.arbiter.kv_demand import compute_interval_starts
+from policies.arbiter.kv_ledger import KvAccount
+from policies.arbiter.kv_lookahead import LookaheadPolicy
+from policies.decider import Send
+from tests.policies.arbiter.leases import granted, joined, load, request, served, settled
+
+PROMPT = 10
+RESPONSE = 990
+
+
+class Known:
+    """Implements policies.arbiter.policy.LengthForecast: every turn is `turn` tokens long, a trajectory as its group is."""
+
+    def __init__(self, turn: int = 100) -> None:
+        self.limit = RESPONSE
+        self.turn = turn
+        self.final: dict[int, float] = {}
+
+    def estimate_turn_tokens(self, account: KvAccount, quantile: float) -> int:
+        return self.turn
+
+    def estimate_final_tokens(self, account: KvAccount) -> float:
+        return max(account.tokens + 1.0, self.final.get(account.group_id, 0.0))
+
+    def survival_curve(self, account: KvAccount) -> NDArray[np.float64]:
+        return (compute_interval_starts(self.limit) < self.estimate_final_tokens(account) - account.tokens).astype(
+            np.float64
+        )
+
+
+class Scene:
+    """An arbiter, and trajectories that request, pause and end by id."""
+
+    def __init__(self, *capacities: int, turn: int = 100, overtaken: int = 1000, completes: bool = False) -> None:
+        self.arbiter = Arbiter("kv_lookahead", RESPONSE)
+        self.expected = Known(turn)
+        self.policy = LookaheadPolicy(
+            self.arbiter.ledger, self.expected, max_overtakes=overtaken, ends_at_first_groups=completes
+        )
+        self.arbiter.policy = self.policy
+        self.now = 0.0
+        for number, tokens in enumerate(capacities):
+            self.arbiter.decide(0.0, joined(number, tokens))
+
+    def request_lease(
+        self, tid: int, group: int | None = None, *, tokens: int = PROMPT, turn: int = 0
+    ) -> Sequence[Send]:
+        holding = self.arbiter.ledger.accounts.get(tid)
+        lease = 1 if holding is None else holding.num_leases + 1
+        group = holding.group_id if holding is not None else group
+        event = request(tid, group, tokens=tokens, turn=turn, lease=lease, prompt=PROMPT, response=RESPONSE)
+        return self.decide(event)
+
+    def decide(self, event: AnyMessage) -> Sequence[Send]:
+        return settled(self.arbiter, self.now, event)
+
+    def pause(self, tid: int, tokens: int) -> Sequence[Send]:
+        return self.decide(LeasePaused(tid, tokens))
+
+    def end(self, tid: int, tokens: int) -> Sequence[Send]:
+        return self.decide(LeaseReleased(tid, tokens))
+
+
+def released(effects: Sequence[Send]) -> list[int]:
+    return [effect.message.trajectory_id for effect in effects if isinstance(effect.message, CacheReleased)]
+
+
+def test_a_lease_covers_the_expected_tokens_of_the_turn() -> None:
+    (grant,) = granted(Scene(1000).request_lease(1))
+    assert grant.tokens == PROMPT + 100
+
+
+def test_extensions_within_a_turn_precede_tool_results() -> None:
+    scene = Scene(330)
+    for tid in (1, 2, 3):
+        scene.request_lease(tid)  # 110 each: all is leased
+    scene.expected.turn = 200
+    assert served(scene.request_lease(1, tokens=110, turn=1)) == []
+    assert served(scene.request_lease(3, tokens=110)) == []
+    assert served(scene.end(2, 20)) == [3]
+
+
+def test_of_two_waiting_trajectories_with_a_cache_the_older_is_first() -> None:
+    scene = Scene(220)
+    scene.request_lease(1)
+    scene.request_lease(2)
+    scene.pause(2, 110)
+    scene.pause(1, 110)
+    scene.expected.turn = 110
+    scene.now = 0.1
+    first = scene.request_lease(2, tokens=111, turn=1)
+    assert (served(first), released(first)) == ([2], [1])  # no other trajectory existed
+    scene.now = 0.2
+    assert served(scene.request_lease(1, tokens=111, turn=1)) == []
+
+
+def test_idle_caches_are_evicted_first_the_longest_idle_before_the_others() -> None:
+    scene = Scene(330)
+    for tid in (1, 2, 3):
+        scene.request_lease(tid)
+    scene.pause(2, 110)
+    scene.pause(1, 110)
+    effects = scene.request_lease(3, tokens=110)  # its turn continues
+    assert (released(effects), served(effects)) == ([2], [3])
+    grant = next(iter(granted(effects)))
+    assert grant.reason == "continues its turn"
+
+
+def test_a_lease_is_shortened_to_the_room_if_that_is_worth_its_messages() -> None:
+    scene = Scene(300)
+    scene.request_lease(1)
+    scene.request_lease(2)  # 220 are leased
+    scene.expected.turn = 300
+    (grant,) = granted(scene.request_lease(1, tokens=110))
+    assert grant.tokens == 110 + 80
+    assert "limited by the room" in grant.reason
+
+
+def test_the_youngest_waiting_trajectory_is_preempted_after_a_delay_and_the_oldest_never() -> None:
+    scene = Scene(220)
+    scene.request_lease(1)
+    scene.request_lease(2)
+    assert served(scene.request_lease(1, tokens=110)) == []  # 2 runs and may free room
+    scene.now = 0.5
+    assert released(scene.request_lease(2, tokens=110)) == [2]  # no trajectory runs, so no room will become free
+
+
+def test_a_waiting_trajectory_does_not_preempt_while_another_runs() -> None:
+    scene = Scene(330)
+    for tid in (1, 2, 3):
+        scene.request_lease(tid)
+    assert not released([*scene.request_lease(1, tokens=110), *scene.request_lease(2, tokens=110)])
+    scene.now = 0.9
+    assert not released(scene.decide(load(steps=1)))
+    scene.now = 1.1
+    effects = scene.decide(load(steps=2))
+    assert (released(effects), served(effects)) == ([2], [1])
+    deferrals = [effect.message for effect in effects if isinstance(effect.message, LeaseDeferred)]
+    assert deferrals == [LeaseDeferred(2, "an older trajectory needs its pages")]
+
+
+def test_an_evicted_trajectory_precedes_new_ones_on_any_engine_with_room() -> None:
+    scene = Scene(220)
+    scene.request_lease(1)
+    scene.request_lease(2)
+    scene.request_lease(3)
+    scene.request_lease(1, tokens=110)
+    scene.request_lease(2, tokens=110)  # is evicted for 1
+    effects = scene.decide(joined(1, 220))
+    assert [(grant.trajectory_id, grant.engine) for grant in granted(effects)] == [(2, "generator-1")]
+    assert granted(effects)[0].reason == "there is room to recompute its cache"
+
+
+def test_an_evicted_trajectory_is_placed_immediately_if_there_is_room() -> None:
+    scene = Scene(220, 1000)
+    scene.expected.final = {50: 990.0}
+    scene.request_lease(9, group=50)  # the larger engine
+    scene.request_lease(1)
+    scene.request_lease(2)
+    scene.pause(1, 110)
+    assert released(scene.request_lease(2, tokens=110)) == [1]
+    scene.end(9, PROMPT)
+    (grant,) = granted(scene.request_lease(1, tokens=120, turn=1))
+    assert grant.engine == "generator-1"
+
+
+def test_a_few_members_of_each_group_start_before_the_expected_longest() -> None:
+    scene = Scene()
+    scene.expected.final = {0: 150.0, 1: 300.0}
+    for tid in range(16):
+        scene.request_lease(tid, tid % 2)
+    effects = scene.decide(joined(0, 100_000))
+    order = [tid % 2 for tid in served(effects)]
+    assert order[:8].count(0) == order[:8].count(1) == 4  # the probes of both groups
+    assert order[8:] == [1] * 4 + [0] * 4
+    assert [tid for tid in served(effects) if tid % 2] == sorted(tid for tid in range(16) if tid % 2)
+
+
+def test_if_a_step_ends_at_first_groups_the_group_with_the_fewest_left_is_first() -> None:
+    scene = Scene(330, completes=True)  # three at a time
+    scene.expected.final = {0: 100.0, 1: 110.0}
+    for tid in range(8):
+        scene.request_lease(tid, tid // 4)
+    assert [tid for tid, holding in scene.arbiter.ledger.accounts.items() if holding.state == "running"] == [0, 1, 2]
+    assert served(scene.end(0, 20)) == [3]  # the last of its group, although the other group is longer
+    assert served(scene.end(1, 20)) == [4]
+    assert served(scene.end(2, 20)) == [5]
+
+
+def test_no_trajectory_starts_that_exceeds_the_expected_peak_demand() -> None:
+    scene = Scene(1000, turn=50)
+    scene.expected.final = {0: 450.0}
+    assert served(scene.request_lease(1, 0)) == [1]
+    assert served(scene.request_lease(2, 0)) == [2]
+    assert served(scene.request_lease(3, 0)) == []  # 60 tokens are enough now; 3 * 450 are expected
+    assert served(scene.end(1, 60)) == [3]
+
+
+def test_no_trajectory_starts_on_an_engine_with_waiting_cached_trajectories() -> None:
+    scene = Scene(230)
+    scene.request_lease(1)
+    scene.request_lease(2)
+    scene.expected.turn = 400
+    assert served(scene.request_lease(1, tokens=110)) == []
+    scene.expected.turn = 5
+    (deferred,) = scene.request_lease(3, tokens=PROMPT)
+    assert isinstance(deferred.message, LeaseDeferred)
+
+
+def test_a_new_trajectory_is_overtaken_by_at_most_the_bound() -> None:
+    scene = Scene(140, overtaken=5)  # room for one at a time
+    scene.expected.final = {0: 100.0} | {group: 100.0 + group for group in range(1, 50)}
+    running = 100
+    scene.policy._start_queue._num_started_by_group.update(dict.fromkeys(range(50), 99))  # pyright: ignore[reportPrivateUsage] - no probes
+    scene.request_lease(running, 49)
+    scene.request_lease(0, 0)
+    overtook: list[int] = []
+    for group in range(1, 40):
+        scene.request_lease(group, group)
+        (running,) = served(scene.end(running, PROMPT))
+        if running == 0:
+            break
+        overtook.append(running)
+    assert len(overtook) == 5
+    grant = scene.arbiter.ledger.accounts[0]
+    assert grant.state == "running"
+
+
+def test_an_empty_engine_takes_a_new_trajectory_despite_more_expected_room_elsewhere() -> None:
+    scene = Scene(120, 1200, turn=50)
+    scene.expected.final = {0: 990.0, 1: 700.0}
+    assert granted(scene.request_lease(1, 0))[0].engine == "generator-1"
+    assert (
+        granted(scene.request_lease(2, 0))[0].engine == "generator-0"
+    )  # the only one there, whatever its expected length
+
+
+def test_the_only_trajectory_of_an_engine_gets_all_remaining_room() -> None:
+    scene = Scene(1000, turn=985)
+    scene.request_lease(1)
+    scene.decide(load())
+    for number in range(1, 5):
+        scene.decide(load(evicted=number))  # its usable capacity has shrunk
+    (grant,) = granted(scene.request_lease(1, tokens=995))
+    assert isinstance(grant, LeaseGranted)
+    assert grant.tokens == 1000
+
+
+@pytest.mark.parametrize("ending", ["end", "ask"])
+def test_stale_heap_entries_are_ignored(ending: str) -> None:
+    scene = Scene(220)
+    scene.request_lease(1)
+    scene.request_lease(2)
+    scene.request_lease(1, tokens=110)  # waits with a cache
+    effects = scene.end(1, 110) if ending == "end" else scene.request_lease(2, tokens=110)
+    assert served(effects) == ([] if ending == "end" else [1])
+    assert scene.arbiter.policy.decide_next(scene.now) is None
+
+
+def test_siblings_share_an_engine_while_it_has_room_for_a_few_more() -> None:
+    scene = Scene(6000, 6100, 5000)
+    scene.expected.final = {0: 500.0}
+    where = [granted(scene.request_lease(tid, 0))[0].engine for tid in range(6)]
+    assert where == ["generator-1"] * 4 + ["generator-0"] * 2
+
+
+def test_without_new_trajectories_work_moves_from_the_last_engine_to_the_first() -> None:
+    scene = Scene(4000, 4000)
+    scene.expected.final = dict.fromkeys(range(4), 1000.0)
+    for number in range(10):
+        report_both(scene, number)
+    for tid in range(4):
+        scene.request_lease(tid, tid)
+    where = {tid: scene.arbiter.ledger.accounts[tid].engine for tid in range(4)}
+    first, second = (tid for tid, engine in where.items() if engine is scene.arbiter.ledger.engines["generator-0"])
+    for tid in {*where} - {first, second}:
+        scene.end(tid, 20)
+    report_both(scene, 10)
+    scene.pause(first, 110)
+    moves = scene.request_lease(first, tokens=111, turn=1)
+    assert (released(moves), granted(moves)[0].engine) == ([first], "generator-1")
+    assert granted(moves)[0].reason == "generator-0 is expected to finish last, and generator-1 first"
+    assert (
+        granted(scene.request_lease(second, tokens=110))[0].engine == "generator-0"
+    )  # both engines now finish together
+
+
+def test_no_trajectory_moves_while_others_wait_to_start() -> None:
+    scene = Scene(4000, 1100)
+    scene.expected.final = dict.fromkeys(range(6), 1000.0)
+    for number in range(10):
+        report_both(scene, number)
+    for tid in range(6):
+        scene.request_lease(tid, tid)
+    holdings = scene.arbiter.ledger.accounts
+    assert holdings[5].state == "waiting"
+    report_both(scene, 10)
+    assert granted(scene.request_lease(0, tokens=110))[0].engine == "generator-0"
+    scene.end(5, PROMPT)
+    assert granted(scene.request_lease(1, tokens=110))[0].engine == "generator-1"
+
+
+def report_both(scene: Scene, number: int) -> None:
+    """Both engines report ten further steps, at a microsecond per cached token and no other cost."""
+    for engine in ("generator-0", "generator-1"):
+        scene.decide(load(engine, steps=10 * number, busy_s=0.1 * number**2, used=20_000 * number))
+
+
+def test_an_oversold_engine_evicts_down_to_its_usable_pages() -> None:
+    scene = Scene(1000, turn=240)
+    for tid in (1, 2, 3, 4):
+        scene.request_lease(tid)  # 250 each: all is leased
+    for tid in (2, 3, 4):
+        scene.pause(tid, 250)
+    scene.arbiter.decide(0.0, load())
+    for number in range(1, 7):
+        scene.arbiter.decide(0.0, load(evicted=number))  # 732 are usable
+    effects = scene.request_lease(1, tokens=250)
+    assert released(effects) == [2, 3]  # one eviction would not be enough
+    assert served(effects) == [1]

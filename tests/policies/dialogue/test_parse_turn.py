@@ -1,0 +1,92 @@
+"""Tool calls and answers, parsed from assistant turns."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.dialogue.chat_format import format_tool_call
+from policies.dialogue.parse_turn import (
+    AssistantTurn,
+    MalformedCall,
+    ToolCall,
+    extract_last_boxed,
+    parse_assistant_turn,
+)
+
+TOOLS = ("jupyter_code", "python_code_with_standard_io")
+
+
+@given(st.text(), st.text())
+def test_formatted_calls_parse_back(code: str, stdin: str) -> None:
+    text = format_tool_call("python_code_with_standard_io", {"code": code, "input": stdin})
+    if "</tool_call>" in code + stdin:
+        return
+    assert parse_assistant_turn(text, TOOLS).calls == (ToolCall("python_code_with_standard_io", code, stdin),)
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        ('{"name": "jupyter_code", "arguments": {"code": "1}', "JSONDecodeError: Unterminated string"),
+        ("[]", "must be an object"),
+        ('{"arguments": {}}', "unknown function null"),
+        ('{"name": "rm", "arguments": {}}', 'unknown function "rm"; known: jupyter_code'),
+        ('{"name": ["x"], "arguments": {}}', "unknown function"),
+        ('{"name": "jupyter_code", "arguments": "print(1)"}', '"arguments" must be an object'),
+        ('{"name": "jupyter_code", "arguments": {"code": 1}}', '"code" must be given, as a string'),
+        ('{"name": "python_code_with_standard_io", "arguments": {"code": "1"}}', '"input" must be given'),
+        ('{"name": "jupyter_code", "arguments": {"code": "\\ud800"}}', "half a surrogate pair"),
+        ("[" * 5000, "nested too deeply"),
+        ('{"name": "\\udfff", "arguments": {}}', "unknown function"),
+    ],
+)
+def test_the_result_of_a_malformed_call_names_the_problem(call: str, complaint: str) -> None:
+    (read,) = parse_assistant_turn(f"<tool_call>\n{call}\n</tool_call>", TOOLS).calls
+    assert isinstance(read, MalformedCall)
+    assert complaint in read.error
+
+
+TEXTS = st.lists(
+    st.sampled_from(
+        ["<tool_call>", "</tool_call>", '{"name": "jupyter_code", "arguments": {"code": "', '"}}', "\\ud800"]
+    )
+    | st.text(max_size=5)
+).map("".join)
+
+
+@given(TEXTS)
+def test_any_model_output_fits_a_message(text: str) -> None:
+    said = parse_assistant_turn(text, TOOLS)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(said), type=AssistantTurn) == said
+
+
+def test_a_call_that_is_never_closed_is_still_a_call() -> None:
+    (read,) = parse_assistant_turn('<tool_call>\n{"name": "jupyter_code", "argu', TOOLS).calls
+    assert isinstance(read, MalformedCall)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("so</reason><answer>\\boxed{42}</answer>", "42"),
+        ("<answer>\\boxed{\\frac{1}{2}}</answer>", "\\frac{1}{2}"),
+        ("\\boxed{1} <answer>\\boxed{2}</answer>", "2"),
+        ("<answer>\\boxed{1}</answer> no: <answer>\\boxed{2}</answer>", "2"),
+        ("the answer is \\boxed{7}", "7"),
+        ("<answer>42</answer>", None),
+        ("\\boxed{unclosed", None),
+        ("", None),
+    ],
+)
+def test_the_answer_is_the_last_box_preferably_inside_the_answer_tags(text: str, answer: str | None) -> None:
+    assert parse_assistant_turn(text, TOOLS).answer == answer
+
+
+@given(st.text(alphabet="{}ab\\", max_size=30))
+def test_an_unbalanced_box_is_ignored(content: str) -> None:
+    found = extract_last_boxed("\\boxed{" + content)
+    if found is not None:
+        assert found.count("{") == found.count("}")

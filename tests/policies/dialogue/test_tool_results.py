@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus.messages import (
+    CodeCrashed,
+    CodeOk,
+    CodeOutcome,
+    CodeOutOfMemory,
+    CodeRaised,
+    CodeRefused,
+    CodeTimedOut,
+    Output,
+)
+from policies.dialogue.tool_results import (
+    FAILURE,
+    SUCCESS,
+    ResultFormat,
+    contains_error,
+    format_call_not_run,
+    format_malformed_call,
+    format_result,
+    is_failure,
+    truncate_middle,
+)
+
+TRACEBACK = (
+    "Traceback (most recent call last):\n  File \"<cell>\", line 1, in <module>\nNameError: name 'x' is not defined"
+)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "text"),
+    [
+        (CodeOk(Output("58\n")), f"{SUCCESS}\nstdout:\n58"),
+        (CodeOk(Output()), SUCCESS),
+        (CodeOk(Output("a\n", "b\n")), f"{SUCCESS}\nstdout:\na\nstderr:\nb"),
+        (CodeRaised(Output("1\n"), "NameError", TRACEBACK), f"{FAILURE}\n{TRACEBACK}\nstdout:\n1"),
+        (CodeTimedOut(Output(), 4.0), f"{FAILURE}\nTimeoutError: no result within 4 s"),
+        (CodeOutOfMemory(Output(), 512), f"{FAILURE}\nMemoryError: more than 512 MiB"),
+        (CodeCrashed(Output(), -11), f"{FAILURE}\nthe process ended with exit code -11"),
+        (CodeRefused("too long"), f"{FAILURE}\ntoo long"),
+        (CodeOk(Output("ab", "", 5)), f"{SUCCESS}\nstdout:\nab\n... 5 bytes cut ..."),
+    ],
+)
+def test_a_result_contains_success_or_failure_the_reason_and_the_streams(outcome: CodeOutcome, text: str) -> None:
+    assert format_result(outcome, 500) == text
+    assert is_failure(outcome) == text.startswith(FAILURE)
+
+
+@given(st.text(max_size=300), st.integers(min_value=1, max_value=100))
+def test_a_truncated_text_keeps_both_ends_and_the_number_of_cut_characters(text: str, limit: int) -> None:
+    shown = truncate_middle(text, limit)
+    if len(text) <= limit:
+        assert shown == text
+    else:
+        head, _, rest = shown.partition("\n... ")
+        number, _, tail = rest.partition(" characters cut ...\n")
+        assert shown.startswith(text[: (limit + 1) // 2])
+        assert len(text) - limit == int(number) if "\n... " not in head else True
+        assert text.endswith(tail)
+
+
+RELEASE: ResultFormat = "rstar2_release"
+CODE = "y = 1\nprint(x)"
+DEEP = (
+    "Traceback (most recent call last):\n"
+    '  File "<cell>", line 2, in <module>\n'
+    '  File "json/decoder.py", line 355, in raw_decode\n'
+    "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
+)
+DOES_NOT_COMPILE = "  File \"<cell>\", line 2\nSyntaxError: '(' was never closed"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "text"),
+    [
+        (CodeOk(Output("58\n")), "Tool call success\nstdout: 58\n"),
+        (CodeOk(Output()), "Tool call success"),
+        (CodeOk(Output("a", "b\n")), "Tool call success\nstdout: a\nstderr: b\n"),
+        (
+            CodeRaised(Output("1\n", "careful\n"), "NameError: name 'x' is not defined", TRACEBACK),
+            "Tool call failure\nreason: \nstdout: 1\n\n"
+            "stderr: careful\nNameError at line 1: name 'x' is not defined\n  y = 1\n",
+        ),
+        (
+            CodeRaised(Output(), "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)", DEEP),
+            "Tool call failure\nreason: \nstderr: JSONDecodeError at line 355: Expecting value: line 1 column 1 (char 0)\n",
+        ),
+        (
+            CodeRaised(Output(), "SyntaxError: '(' was never closed", DOES_NOT_COMPILE),
+            "Tool call failure\nreason: \n"
+            "stderr: SyntaxError at line 2: '(' was never closed (<unknown>, line 2)\n  print(x)\n",
+        ),
+        (CodeRaised(Output(), "KeyError", ""), "Tool call failure\nreason: \nstderr: KeyError: \n"),
+        (CodeTimedOut(Output("1\n"), 4.0), "Tool call failure\nreason: worker_timeout\nstdout: 1\n"),
+        (CodeOutOfMemory(Output(), 512), "Tool call failure\nreason: \nstderr: MemoryError: \n"),
+        (CodeCrashed(Output("", "gone"), -11), "Tool call failure\nreason: \nstderr: gone"),
+        (CodeCrashed(Output("bye"), 0), "Tool call success\nstdout: bye"),
+        (CodeRefused("too long"), "Error when executing tool: too long"),
+    ],
+)
+def test_the_release_format_matches_the_release(outcome: CodeOutcome, text: str) -> None:
+    assert format_result(outcome, 500, RELEASE, CODE) == text
+
+
+def test_the_release_cuts_streams_at_a_thousand_characters_and_then_the_middle() -> None:
+    shown = format_result(CodeOk(Output("a" * 999 + "b" * 999)), 256, RELEASE)
+    assert shown == "Tool call success\nstdout: " + "a" * 102 + "...(truncated)..." + "a" * 127 + "b"
+    assert format_result(CodeOk(Output("a" * 230)), 256, RELEASE) == "Tool call success\nstdout: " + "a" * 230
+
+
+@pytest.mark.parametrize(
+    ("error", "default", "release"),
+    [
+        (
+            "JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+            f"{FAILURE}\nJSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+            "Failed to decode tool call: Expecting value: line 1 column 1 (char 0)",
+        ),
+        ('unknown function "f"', f'{FAILURE}\nunknown function "f"', 'Error when executing tool: unknown function "f"'),
+    ],
+)
+def test_malformed_calls_have_a_result_in_both_formats(error: str, default: str, release: str) -> None:
+    assert format_malformed_call(error, 500) == default
+    assert format_malformed_call(error, 500, RELEASE) == release
+
+
+def test_surplus_calls_have_a_result_in_both_formats() -> None:
+    assert format_call_not_run("not run", 500) == f"{FAILURE}\nnot run"
+    assert format_call_not_run("not run", 500, RELEASE) == "Tool call failure\nreason: not run"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "default", "release"),
+    [
+        (CodeOk(Output("58")), False, False),
+        (CodeOk(Output("relative error 0.1")), True, True),
+        (CodeRaised(Output(), "NameError: name 'x' is not defined", TRACEBACK), True, True),
+        (CodeRaised(Output(), "StopIteration", "Traceback\nStopIteration"), False, False),
+        (CodeTimedOut(Output(), 4.0), False, False),
+        (CodeTimedOut(Output("error"), 4.0), False, True),
+        (CodeOutOfMemory(Output(), 512), True, True),
+        (CodeCrashed(Output(), -11), False, False),
+        (CodeRefused("too long"), False, True),
+    ],
+)
+def test_results_contain_the_word_error_as_the_release_counts_it(
+    outcome: CodeOutcome, default: bool, release: bool
+) -> None:
+    assert contains_error(outcome, format_result(outcome, 500)) == default
+    assert contains_error(outcome, format_result(outcome, 500, RELEASE), RELEASE) == release
+
+
+def test_a_malformed_call_counts_as_free_of_errors_in_both_formats() -> None:
+    error = "JSONDecodeError: Expecting value"
+    assert not contains_error(None, format_malformed_call(error, 500))
+    assert not contains_error(None, format_malformed_call(error, 500, RELEASE), RELEASE)
+    assert contains_error(None, format_malformed_call("unknown function", 500, RELEASE), RELEASE)

@@ -1,0 +1,82 @@
+"""A driver for the group buffer, and readers of its effects."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from bus.messages import (
+    AnyMessage,
+    BatchReady,
+    GroupAborted,
+    StartGroup,
+    StepCollected,
+    StepRequested,
+    TrajectoryFinished,
+)
+from configs.schema import RlConfig, RocConfig, RunConfig
+from policies.decider import Send
+from policies.groups.group_buffer import GroupBuffer
+from policies.groups.group_starter import TokenizedProblem
+from policies.rollout.token_record import ids_to_bytes
+from tests.policies.groups.finished import finished
+
+TRAIN = [TokenizedProblem(f"train:{number}", str(number), bytes(8)) for number in range(99)]
+MIXED = (1.0, 0.0)
+
+
+def make_run(**rl: object) -> RunConfig:
+    settings: dict[str, object] = {"steps": 9, "prompts": 2, "rollouts": 2, "max_refill_groups": 0, "max_staleness": 1}
+    return RunConfig(name="test", rl=RlConfig(**settings | rl), roc=RocConfig(enabled=False))  # pyright: ignore[reportArgumentType]
+
+
+def make_finished(trajectory_id: int, *versions: int, reward: float = 1.0, group_id: int = 0) -> TrajectoryFinished:
+    """Three prompt tokens, and one generated token of each version."""
+    count = 3 + len(versions)
+    return replace(
+        finished(trajectory_id, reward, group_id=group_id),
+        token_ids=bytes(4 * count),
+        loss_mask=b"\0\0\0" + b"\1" * len(versions),
+        logprobs=bytes(4 * count),
+        versions=ids_to_bytes([-1, -1, -1, *versions]),
+    )
+
+
+def list_starts(effects: list[Send]) -> list[StartGroup]:
+    return [send.message for send in effects if isinstance(send.message, StartGroup)]
+
+
+def list_aborts(effects: list[Send]) -> list[GroupAborted]:
+    return [send.message for send in effects if isinstance(send.message, GroupAborted)]
+
+
+def list_batches(effects: list[Send]) -> list[BatchReady]:
+    return [send.message for send in effects if isinstance(send.message, BatchReady)]
+
+
+def get_collected(effects: list[Send]) -> StepCollected:
+    return next(send.message for send in effects if isinstance(send.message, StepCollected))
+
+
+class BufferDriver:
+    """A group buffer, and its started groups."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self.buffer = GroupBuffer(run, TRAIN, TRAIN[:2])
+        self.groups: dict[int, StartGroup] = {}
+
+    def request_step(self, step: int, version: int = 0) -> list[Send]:
+        return self.decide(StepRequested(step, version))
+
+    def decide(self, event: AnyMessage) -> list[Send]:
+        effects = list(self.buffer.decide(0.0, event))
+        self.groups |= {group.group_id: group for group in list_starts(effects)}
+        return effects
+
+    def end(self, group_id: int, *versions: int, rewards: tuple[float, ...] = MIXED) -> list[Send]:
+        """End all trajectories of the group, each with tokens of these versions."""
+        first = self.groups[group_id].first_trajectory_id
+        return [
+            effect
+            for place, reward in enumerate(rewards)
+            for effect in self.decide(make_finished(first + place, *versions, reward=reward, group_id=group_id))
+        ]

@@ -1,0 +1,41 @@
+"""Finished trajectories for the group buffer."""
+
+from __future__ import annotations
+
+from bus.messages import TrajectoryFinished
+
+
+def finished(
+    trajectory_id: int,
+    reward: float,
+    *,
+    group_id: int = 0,
+    calls: int = 1,
+    failed: int = 0,
+    mentions: int | None = None,
+    opens: int = 1,
+    closes: int | None = None,
+    turns: int = 2,
+) -> TrajectoryFinished:
+    """Three prompt tokens and two generated ones."""
+    return TrajectoryFinished(
+        trajectory_id=trajectory_id,
+        group_id=group_id,
+        reward=reward,
+        ending="answered",
+        prompt_tokens=3,
+        token_ids=bytes(20),
+        loss_mask=b"\x00\x00\x00\x01\x01",
+        logprobs=bytes(20),
+        versions=bytes(20),
+        turns=turns,
+        calls=calls,
+        calls_failed=failed,
+        responses_with_error=failed if mentions is None else mentions,
+        answer_opens=opens,
+        answer_closes=opens if closes is None else closes,
+        lease_wait_s=0.5,
+        generation_s=1.0,
+        tools_s=0.25,
+        grading_s=0.125,
+    )

@@ -1,0 +1,259 @@
+"""The group buffer: complete groups are judged once, and nothing is lost."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from bus.messages import (
+    BatchReady,
+    BufferCursor,
+    EvaluationFinished,
+    EvaluationRequested,
+    ProtocolError,
+    RunStarted,
+    StartGroup,
+    StepCollected,
+    StepRequested,
+    TrajectoryFailed,
+)
+from configs.schema import RlConfig, RocConfig, RunConfig
+from policies.decider import Send
+from policies.groups.group_buffer import GroupBuffer
+from policies.groups.group_starter import TokenizedProblem
+from tests.policies.groups.finished import finished
+
+RUN = RunConfig(name="test", seed=3, rl=RlConfig(prompts=2, rollouts=4, max_refill_groups=1))
+TRAIN = [TokenizedProblem(f"train:{number}", str(number), bytes(8)) for number in range(5)]
+TEST = [TokenizedProblem(f"test:{number}", str(number), bytes(8)) for number in range(3)]
+
+
+def buffer(run: RunConfig = RUN) -> GroupBuffer:
+    return GroupBuffer(run, TRAIN, TEST)
+
+
+def list_starts(effects: list[Send]) -> list[StartGroup]:
+    return [effect.message for effect in effects if isinstance(effect.message, StartGroup)]
+
+
+def play(group_buffer: GroupBuffer, group: StartGroup, rewards: list[float | None]) -> list[Send]:
+    """End all trajectories of a group; None: an infrastructure failure."""
+    effects: list[Send] = []
+    for place, reward in enumerate(rewards):
+        tid = group.first_trajectory_id + place
+        event = (
+            TrajectoryFailed(tid, group.group_id, "sandbox: gone")
+            if reward is None
+            else finished(tid, reward, group_id=group.group_id)
+        )
+        effects += group_buffer.decide(0.0, event)
+    return effects
+
+
+def get_batch(effects: list[Send]) -> BatchReady:
+    (batch,) = [effect.message for effect in effects if isinstance(effect.message, BatchReady)]
+    return batch
+
+
+def get_collected(effects: list[Send]) -> StepCollected:
+    return next(effect.message for effect in effects if isinstance(effect.message, StepCollected))
+
+
+def test_a_step_starts_as_many_groups_as_it_trains_on_each_of_2g_trajectories() -> None:
+    groups = list_starts(list(buffer().decide(0.0, StepRequested(1, 0))))
+    assert [group.size for group in groups] == [4, 4]
+    assert [group.first_trajectory_id for group in groups] == [0, 4]
+    assert groups[0].seed != groups[1].seed
+
+
+def test_mixed_groups_go_to_the_learner_resampled_with_their_advantages() -> None:
+    group_buffer = buffer()
+    first, second = list_starts(list(group_buffer.decide(0.0, StepRequested(1, 0))))
+    play(group_buffer, first, [1.0, 0.0, 0.0, 1.0])
+    effects = play(group_buffer, second, [0.0, 1.0, 0.0, 0.0])
+    rows = get_batch(effects).samples
+    assert [row.group_id for row in rows] == [0, 0, 1, 1]
+    assert [row.advantage for row in rows] == pytest.approx([2**-0.5, -(2**-0.5)] * 2, abs=1e-5) or sorted(
+        row.advantage for row in rows
+    ) == pytest.approx([-(2**-0.5)] * 2 + [2**-0.5] * 2, abs=1e-5)
+    assert get_collected(effects).counts.groups == 2
+
+
+def test_plain_grpo_trains_on_the_whole_group() -> None:
+    group_buffer = buffer(replace(RUN, roc=RocConfig(enabled=False)))
+    first, second = list_starts(list(group_buffer.decide(0.0, StepRequested(1, 0))))
+    play(group_buffer, first, [1.0, 0.0, 0.0, 1.0])
+    assert len(get_batch(play(group_buffer, second, [0.0, 1.0, 0.0, 0.0])).samples) == 8
+
+
+def test_equal_rewards_are_rejected_and_refilled_up_to_the_limit() -> None:
+    group_buffer = buffer()
+    first, second = list_starts(list(group_buffer.decide(0.0, StepRequested(1, 0))))
+    (third,) = list_starts(play(group_buffer, first, [1.0] * 4))
+    assert third.problem not in {first.problem, second.problem}
+    assert not list_starts(play(group_buffer, second, [0.0] * 4))  # the only refill is used
+    effects = play(group_buffer, third, [1.0, 0.0, 1.0, 0.0])
+    assert {row.group_id for row in get_batch(effects).samples} == {2}
+    assert get_collected(effects).counts.groups_rejected == 2
+
+
+def test_a_step_with_only_rejected_groups_ends() -> None:
+    group_buffer = buffer(replace(RUN, rl=replace(RUN.rl, max_refill_groups=0)))
+    first, second = list_starts(list(group_buffer.decide(0.0, StepRequested(1, 0))))
+    play(group_buffer, first, [1.0] * 4)
+    assert get_batch(play(group_buffer, second, [0.0] * 4)).samples == ()
+
+
+def test_infrastructure_failures_are_excluded_and_counted_by_cause() -> None:
+    group_buffer = buffer()
+    first, second = list_starts(list(group_buffer.decide(0.0, StepRequested(1, 0))))
+    play(group_buffer, first, [1.0, None, 0.0, 1.0])
+    step = get_collected(play(group_buffer, second, [0.0, 1.0, 0.0, 0.0]))
+    assert step.counts.trajectories == 7
+    assert step.counts.trajectories_failed == 1
+    assert step.counts.correct == 3
+    assert step.failures == {"sandbox": 1}
+
+
+def test_a_group_with_too_many_failures_is_lost_and_replaced() -> None:
+    group_buffer = buffer()
+    first, second = list_starts(list(group_buffer.decide(0.0, StepRequested(1, 0))))
+    (third,) = list_starts(play(group_buffer, first, [None, None, None, 0.0]))
+    play(group_buffer, third, [1.0, 0.0, 1.0, 0.0])
+    step = get_collected(play(group_buffer, second, [0.0, 1.0, 0.0, 0.0]))
+    assert step.counts.groups_lost == 1
+    assert step.counts.groups_rejected == 0
+
+
+def test_the_batch_does_not_depend_on_group_completion_order() -> None:
+    def batch(order: list[int]) -> BatchReady:
+        group_buffer = buffer()
+        groups = list_starts(list(group_buffer.decide(0.0, StepRequested(1, 0))))
+        events = [
+            finished(group.first_trajectory_id + place, float(place % 2), group_id=group.group_id)
+            for group in groups
+            for place in range(4)
+        ]
+        effects: list[Send] = []
+        for index in order:
+            effects += group_buffer.decide(0.0, events[index])
+        return get_batch(effects)
+
+    assert batch([0, 1, 2, 3, 4, 5, 6, 7]) == batch([7, 2, 5, 0, 6, 1, 3, 4])
+
+
+def test_a_trajectory_that_ends_twice_is_refused() -> None:
+    group_buffer = buffer()
+    group_buffer.decide(0.0, StepRequested(1, 0))
+    group_buffer.decide(0.0, finished(0, 1.0))
+    for again in (finished(0, 1.0), TrajectoryFailed(0, 0, "late")):
+        with pytest.raises(ProtocolError, match="ended twice"):
+            group_buffer.decide(0.0, again)
+
+
+def test_a_step_does_not_start_before_the_previous_one_ended() -> None:
+    group_buffer = buffer()
+    group_buffer.decide(0.0, StepRequested(1, 0))
+    with pytest.raises(ProtocolError):
+        group_buffer.decide(0.0, StepRequested(2, 1))
+
+
+def test_a_resumed_buffer_continues_where_the_step_ended() -> None:
+    whole = buffer()
+    groups = list_starts(list(whole.decide(0.0, StepRequested(1, 0))))
+    effects = [effect for group in groups for effect in play(whole, group, [1.0, 0.0, 1.0, 0.0])]
+    resumed = buffer()
+    resumed.decide(0.0, RunStarted(1, get_collected(effects).cursor))
+    assert resumed.decide(9.0, StepRequested(2, 1)) == whole.decide(5.0, StepRequested(2, 1))
+
+
+def test_an_evaluation_asks_each_question_once_and_excludes_failures() -> None:
+    group_buffer = buffer()
+    request = EvaluationRequested("start_greedy", 0.0, 2, 0)
+    groups = list_starts(list(group_buffer.decide(0.0, request)))
+    assert [group.problem for group in groups] == ["test:0", "test:1"]
+    assert {group.purpose for group in groups} == {"evaluate"}
+    play(group_buffer, groups[0], [1.0])
+    effects = play(group_buffer, groups[1], [None])
+    answer = effects[0].message
+    assert isinstance(answer, EvaluationFinished)
+    assert (answer.questions, answer.correct, answer.failed) == (2, 1, 1)
+
+
+def test_an_evaluation_uses_no_training_problem() -> None:
+    group_buffer = buffer()
+    before = group_buffer.state.cursor.position
+    group_buffer.decide(0.0, EvaluationRequested("start_greedy", 0.0, 3, 0))
+    assert group_buffer.state.cursor.position == before
+
+
+@given(st.data())
+def test_every_step_ends_and_its_counts_add_up(data: st.DataObject) -> None:
+    run = replace(RUN, rl=RlConfig(prompts=3, rollouts=4, max_refill_groups=data.draw(st.integers(0, 3))))
+    group_buffer = buffer(run)
+    group_buffer.decide(0.0, RunStarted(0, BufferCursor()))
+    pending = [
+        (group, place)
+        for group in list_starts(list(group_buffer.decide(0.0, StepRequested(1, 0))))
+        for place in range(group.size)
+    ]
+    started, effects = len(pending), list[Send]()
+    while pending:
+        group, place = pending.pop(data.draw(st.integers(0, len(pending) - 1)))
+        tid, outcome = group.first_trajectory_id + place, data.draw(st.sampled_from([0.0, 1.0, None]))
+        event = (
+            TrajectoryFailed(tid, group.group_id, "x")
+            if outcome is None
+            else finished(tid, outcome, group_id=group.group_id)
+        )
+        effects = list(group_buffer.decide(0.0, event))
+        for refill in list_starts(effects):
+            started += refill.size
+            pending += [(refill, place) for place in range(refill.size)]
+    counts, rows = get_collected(effects).counts, get_batch(effects).samples
+    assert counts.trajectories + counts.trajectories_failed == started
+    assert counts.groups * 4 == started
+    accepted = counts.groups - counts.groups_rejected - counts.groups_lost
+    assert len({row.group_id for row in rows}) == accepted <= 3
+    assert len(rows) == 2 * accepted
+    assert not group_buffer.state.steps
+
+
+REWARDS = st.sampled_from([0.0, 1.0])
+
+
+@given(
+    st.lists(st.tuples(REWARDS, REWARDS, REWARDS, REWARDS), min_size=6, max_size=6),
+    st.lists(st.integers(0, 2**16), min_size=24, max_size=24),
+)
+def test_a_batch_does_not_depend_on_the_order_in_which_trajectories_end(
+    rewards: list[tuple[float, ...]], picks: list[int]
+) -> None:
+    """At most six problems: two groups and four refills."""
+    run = replace(RUN, rl=RlConfig(prompts=2, rollouts=4, max_refill_groups=4))
+    in_turn, drawn = (_collected_in_order(buffer(run), rewards, order) for order in ([0] * 24, picks))
+    assert drawn == in_turn
+
+
+def _collected_in_order(
+    group_buffer: GroupBuffer, rewards: list[tuple[float, ...]], picks: list[int]
+) -> tuple[list[StartGroup], BatchReady, StepCollected]:
+    """`picks` select the next live trajectory to end; rewards depend on the group's index."""
+    started: list[StartGroup] = []
+    living: list[tuple[int, int, float]] = []  # trajectory, group, reward
+    effects = list(group_buffer.decide(0.0, StepRequested(1, 0)))
+    for pick in [None, *picks]:
+        if pick is not None and living:
+            tid, group_id, reward = living.pop(pick % len(living))
+            effects = list(group_buffer.decide(0.0, finished(tid, reward, group_id=group_id)))
+        for group in list_starts(effects):
+            started.append(group)
+            ids = range(group.first_trajectory_id, group.first_trajectory_id + group.size)
+            living += [(tid, group.group_id, reward) for tid, reward in zip(ids, rewards[group.group_id], strict=True)]
+        if any(isinstance(effect.message, BatchReady) for effect in effects):
+            assert not living
+            return started, get_batch(effects), get_collected(effects)
+        effects = []
+    raise AssertionError("the step never ended")

@@ -1,0 +1,175 @@
+"""Steps that start more groups than they need: surplus groups are carried or aborted."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from bus.messages import (
+    GroupAborted,
+    LengthsMeasured,
+    ProtocolError,
+    RunFinished,
+    StalenessCounts,
+    TrajectoryAborted,
+)
+from configs.schema import RlConfig
+from policies.groups.buffer_state import STEP_ENDED
+from tests.policies.groups.buffers import (
+    BufferDriver,
+    get_collected,
+    list_aborts,
+    list_batches,
+    list_starts,
+    make_finished,
+    make_run,
+)
+
+
+def test_a_step_starts_more_groups_than_it_needs_and_ends_with_the_first_complete_ones() -> None:
+    driver = BufferDriver(make_run(max_staleness=0, group_oversampling=1.5))
+    assert len(list_starts(driver.request_step(1))) == 3
+    driver.end(2, 0)
+    effects = driver.end(0, 0)
+    assert {row.group_id for row in list_batches(effects)[0].samples} == {0, 2}
+    assert list_aborts(effects) == [GroupAborted(1, 2, 2, STEP_ENDED)]
+    assert [send.to for send in effects if isinstance(send.message, GroupAborted)] == ["rollout-0"]
+
+
+def test_the_number_of_groups_is_rounded_up_despite_float_errors() -> None:
+    assert RlConfig(prompts=10, group_oversampling=1.1).started_groups == 11
+    assert RlConfig(prompts=10, group_oversampling=1.11).started_groups == 12
+    assert RlConfig(prompts=512).started_groups == 512
+
+
+def test_aborted_trajectories_are_neither_answers_nor_failures() -> None:
+    driver = BufferDriver(make_run(max_staleness=0, group_oversampling=1.5))
+    driver.request_step(1)
+    driver.end(0, 0)
+    step = get_collected(driver.end(1, 0))
+    assert (step.counts.trajectories, step.counts.trajectories_failed, step.failures) == (4, 0, {})
+    assert not driver.decide(TrajectoryAborted(4, 2, STEP_ENDED, 7))
+    (send,) = driver.decide(TrajectoryAborted(5, 2, STEP_ENDED, 0))
+    assert isinstance(send.message, LengthsMeasured)
+    assert send.message.aborted == 2
+
+
+def test_lengths_count_all_started_trajectories_aborted_ones_by_their_tokens() -> None:
+    driver = BufferDriver(make_run(max_staleness=0, group_oversampling=1.5))
+    driver.request_step(1)
+    driver.end(0, 0, 0)
+    driver.end(1, 0)
+    driver.decide(
+        replace(make_finished(4, 0, 0, 0, group_id=2), ending="length")
+    )  # it was in flight when the abort was sent
+    (send,) = driver.decide(TrajectoryAborted(5, 2, STEP_ENDED, 7))
+    measured = send.message
+    assert isinstance(measured, LengthsMeasured)
+    assert (measured.completed.trajectories, measured.completed.response_tokens, measured.completed.overlong) == (
+        4,
+        6,
+        0,
+    )
+    assert (measured.started.trajectories, measured.started.response_tokens, measured.started.overlong) == (6, 16, 1)
+    assert (measured.aborted, measured.finished_late) == (1, 1)
+
+
+def test_an_aborted_trajectory_ends_once() -> None:
+    driver = BufferDriver(make_run(max_staleness=0, group_oversampling=1.5))
+    driver.request_step(1)
+    driver.end(0, 0)
+    driver.end(1, 0)
+    driver.decide(TrajectoryAborted(4, 2, STEP_ENDED, 7))
+    for again in (TrajectoryAborted(4, 2, STEP_ENDED, 7), make_finished(4, 0, group_id=2)):
+        with pytest.raises(ProtocolError, match="ended twice"):
+            driver.decide(again)
+
+
+def test_a_run_finishes_after_its_last_aborted_trajectory() -> None:
+    driver = BufferDriver(make_run(max_staleness=0, group_oversampling=1.5))
+    driver.request_step(1)
+    driver.end(0, 0)
+    driver.end(1, 0)
+    assert not driver.decide(RunFinished(1))
+    assert not driver.decide(TrajectoryAborted(4, 2, STEP_ENDED, 7))
+    *_, last = driver.decide(TrajectoryAborted(5, 2, STEP_ENDED, 0))
+    assert (last.to, last.message) == ("launcher", RunFinished(1))
+
+
+def test_a_run_without_aborted_trajectories_finishes_immediately() -> None:
+    (send,) = BufferDriver(make_run()).decide(RunFinished(1))
+    assert (send.to, send.message) == ("launcher", RunFinished(1))
+
+
+def test_an_abort_of_an_open_trajectory_is_refused() -> None:
+    driver = BufferDriver(make_run())
+    driver.request_step(1)
+    with pytest.raises(ProtocolError, match="was aborted without a request"):
+        driver.decide(TrajectoryAborted(0, 0, STEP_ENDED, 7))
+
+
+def test_a_carried_group_counts_for_the_next_step_which_starts_one_fewer() -> None:
+    driver = BufferDriver(make_run(group_oversampling=1.5, surplus_groups="carry"))
+    assert len(list_starts(driver.request_step(1))) == 3
+    assert len(list_starts(driver.request_step(2))) == 2  # both steps share the spare group
+    driver.end(0, 0)
+    assert not list_aborts(driver.end(1, 0))
+    assert len(list_starts(driver.request_step(3, 1))) == 2
+    driver.end(2, 0)
+    (batch,) = list_batches(driver.end(4, 0))
+    assert {row.group_id for row in batch.samples} == {2, 4}
+
+
+def test_stale_carried_groups_are_masked_or_dropped() -> None:
+    for rule, rows, staleness in (
+        ("mask", 2, StalenessCounts(tokens=4, versions_behind=2, max_versions_behind=1, tokens_masked=2)),
+        ("drop", 0, StalenessCounts(trajectories_dropped=2)),
+    ):
+        driver = BufferDriver(make_run(prompts=1, group_oversampling=2, surplus_groups="carry", stale_tokens=rule))
+        driver.request_step(1)
+        driver.request_step(2)
+        driver.end(0, 0)
+        driver.end(2, 0)  # group 1, started for step 1, is carried to step 3
+        driver.request_step(3, 1)
+        effects = driver.end(1, 0, 1, 2)
+        if rule == "drop":
+            assert not list_batches(effects)  # lost with its group: the step still needs another
+            assert driver.buffer.state.steps[3].counts.groups_lost == 1
+            assert driver.buffer.state.steps[3].staleness == staleness
+        else:
+            assert len(list_batches(effects)[0].samples) == rows
+            assert get_collected(effects).staleness == staleness
+
+
+def test_a_resumed_run_restarts_carried_groups() -> None:
+    driver = BufferDriver(make_run(prompts=1, group_oversampling=2, surplus_groups="carry"))
+    driver.request_step(1)
+    driver.request_step(2)
+    assert get_collected(driver.end(0, 0)).cursor.pending == (1, 2)
+
+
+def test_used_spare_groups_are_replenished_and_counted_once() -> None:
+    driver = BufferDriver(make_run(max_staleness=2, prompts=1, group_oversampling=2, surplus_groups="carry"))
+    assert [len(list_starts(driver.request_step(step))) for step in (1, 2, 3)] == [2, 1, 1]
+    driver.end(0, 0, rewards=(1.0, 1.0))
+    driver.end(1, 0, rewards=(0.0, 0.0))  # rejected too: the first step leaves no surplus
+    assert len(list_starts(driver.request_step(4, 1))) == 2
+    driver.end(4, 1)  # step 4 waits for step 2; group 5 was carried to step 5
+    driver.end(2, 0)
+    assert len(list_starts(driver.request_step(5, 2))) == 1
+
+
+def test_the_last_step_carries_no_groups() -> None:
+    driver = BufferDriver(make_run(steps=1, group_oversampling=1.5, surplus_groups="carry"))
+    driver.request_step(1)
+    driver.end(0, 0)
+    assert list_aborts(driver.end(1, 0)) == [GroupAborted(2, 4, 2, STEP_ENDED)]
+
+
+def test_a_carried_group_that_ended_early_is_judged_when_its_step_is_requested() -> None:
+    driver = BufferDriver(make_run(prompts=1, group_oversampling=3, surplus_groups="carry"))
+    driver.request_step(1)
+    driver.end(0, 0)
+    assert not driver.end(1, 0)
+    effects = driver.request_step(2)
+    assert {row.group_id for row in list_batches(effects)[0].samples} == {1}

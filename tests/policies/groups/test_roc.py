@@ -1,0 +1,120 @@
+"""Resample-on-Correct, by the report (arXiv 2508.20722, section 4) and by the release."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.schema import RocConfig
+from policies.groups.roc import (
+    compute_class_counts,
+    compute_error_penalty,
+    compute_format_penalty,
+    compute_penalty,
+    resample,
+)
+from tests.policies.groups.finished import finished
+
+REPORT = RocConfig()
+RELEASE = RocConfig(penalty="release", positives="lowest", negatives="first", min_per_class=2)
+
+
+def test_the_error_penalty_is_the_share_of_failed_calls() -> None:
+    assert compute_error_penalty(finished(0, 1.0, calls=4, failed=1), "report") == 0.25
+
+
+def test_no_call_at_all_counts_as_half_failed() -> None:
+    assert compute_error_penalty(finished(0, 1.0, calls=0), "report") == 0.5
+    assert compute_error_penalty(finished(0, 1.0, calls=0), "release") == 0.5
+
+
+def test_the_release_counts_the_word_error_and_not_the_failure() -> None:
+    says_relative_error = finished(0, 1.0, calls=2, failed=0, mentions=1)
+    timed_out_in_silence = finished(0, 1.0, calls=2, failed=1, mentions=0)
+    assert compute_error_penalty(says_relative_error, "release") == 0.5
+    assert compute_error_penalty(says_relative_error, "report") == 0.0
+    assert compute_error_penalty(timed_out_in_silence, "release") == 0.0
+    assert compute_error_penalty(timed_out_in_silence, "report") == 0.5
+
+
+@pytest.mark.parametrize(
+    ("opens", "closes", "turns", "report", "release"),
+    [
+        (1, 1, 2, 0.0, 0.0),
+        (1, 1, 1, 0.0, 1.0),  # the release's quirk: a clean answer without tools has no turn left
+        (0, 0, 2, 1.0, 1.0),
+        (2, 1, 2, 1.0, 1.0),
+        (2, 2, 4, 0.25, 1 / 3),
+        (9, 9, 2, 1.0, 1.0),
+    ],
+)
+def test_the_format_penalty(opens: int, closes: int, turns: int, report: float, release: float) -> None:
+    trajectory = finished(0, 1.0, opens=opens, closes=closes, turns=turns)
+    assert compute_format_penalty(trajectory, "report") == report
+    assert compute_format_penalty(trajectory, "release") == pytest.approx(release)
+
+
+@pytest.mark.parametrize(
+    ("positives", "negatives", "roc", "kept"),
+    [
+        (8, 8, REPORT, (4, 4)),
+        (12, 4, REPORT, (6, 2)),
+        (4, 12, REPORT, (2, 6)),
+        (14, 2, REPORT, (7, 1)),
+        (15, 1, REPORT, (7, 1)),
+        (1, 15, REPORT, (1, 7)),
+        (15, 1, RELEASE, (7, 1)),
+        (14, 2, RELEASE, (6, 2)),
+        (2, 14, RELEASE, (2, 6)),
+    ],
+)
+def test_half_of_each_class_is_kept(positives: int, negatives: int, roc: RocConfig, kept: tuple[int, int]) -> None:
+    assert compute_class_counts(positives, negatives, 8, roc) == kept
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=32),
+    st.integers(1, 16),
+    st.sampled_from([REPORT, RELEASE]),
+    st.integers(0, 2**60),
+)
+def test_the_requested_number_is_kept_from_both_classes(
+    outcomes: list[tuple[bool, int, int]], keep: int, roc: RocConfig, seed: int
+) -> None:
+    group = [
+        finished(tid, float(right), calls=calls, failed=min(wrong, calls))
+        for tid, (right, calls, wrong) in enumerate(outcomes)
+    ]
+    kept = resample(group, keep, roc, seed)
+    assert len(kept) == min(keep, len(group))
+    assert [one.trajectory_id for one in kept] == sorted({one.trajectory_id for one in kept})
+    assert kept == resample(group, keep, roc, seed)
+    if keep >= 4 and len(group) > keep:
+        rewards = {one.reward for one in group}
+        assert {one.reward for one in kept} == rewards
+
+
+def test_clean_positives_are_preferred_in_proportion_to_their_inverse_penalty() -> None:
+    clean, dirty = finished(0, 1.0, calls=4, failed=1), finished(1, 1.0, calls=4, failed=3)
+    assert compute_penalty(dirty, REPORT) == 3 * compute_penalty(clean, REPORT)
+    group = [clean, dirty, *(finished(tid, 0.0) for tid in range(2, 4))]
+    drawn = Counter(resample(group, 2, REPORT, seed)[0].trajectory_id for seed in range(4000))
+    assert drawn[0] / drawn[1] == pytest.approx(3.0, rel=0.15)
+
+
+def test_negatives_are_drawn_uniformly_whatever_their_penalty() -> None:
+    group = [finished(0, 1.0), *(finished(tid, 0.0, calls=4, failed=tid) for tid in range(1, 5))]
+    drawn = Counter(
+        one.trajectory_id for seed in range(4000) for one in resample(group, 2, REPORT, seed) if not one.reward
+    )
+    assert all(count / 4000 == pytest.approx(0.25, abs=0.03) for count in drawn.values())
+
+
+def test_the_release_takes_the_lowest_penalties_ties_by_index_and_the_first_negatives() -> None:
+    positives = [finished(tid, 1.0, calls=4, failed=failed) for tid, failed in enumerate([3, 0, 1, 0])]
+    negatives = [finished(tid, 0.0) for tid in range(4, 8)]
+    kept = resample([*positives, *negatives], 4, RELEASE, seed=1)
+    assert [one.trajectory_id for one in kept] == [1, 3, 4, 5]

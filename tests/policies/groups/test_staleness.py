@@ -1,0 +1,207 @@
+"""The staleness bound of training tokens and of concurrent steps."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus.messages import (
+    BatchReady,
+    BufferCursor,
+    LengthsMeasured,
+    ProtocolError,
+    RunStarted,
+    StalenessCounts,
+    TrajectoryAborted,
+    TrajectoryFailed,
+)
+from policies.decider import Send
+from policies.groups.buffer_state import STEP_ENDED
+from policies.groups.staleness import apply_staleness_bound, compute_oldest_version
+from tests.policies.groups.buffers import (
+    MIXED,
+    BufferDriver,
+    get_collected,
+    list_batches,
+    list_starts,
+    make_finished,
+    make_run,
+)
+
+# ---------------------------------------------------------------- too old
+
+
+def test_the_oldest_version_is_max_staleness_before_the_updated_one() -> None:
+    assert compute_oldest_version(step=5, max_staleness=0) == 4
+    assert compute_oldest_version(step=5, max_staleness=2) == 2
+
+
+def test_stale_tokens_are_masked_and_the_others_count() -> None:
+    young = apply_staleness_bound(make_finished(0, 2, 3, 3), 3, "mask")
+    assert young is not None
+    assert young.loss_mask == b"\0\0\0\0\1\1"
+    assert young.versions == make_finished(0, 2, 3, 3).versions
+
+
+@pytest.mark.parametrize("rule", ["mask", "drop"])
+def test_a_fresh_trajectory_is_unchanged(rule: str) -> None:
+    trajectory = make_finished(0, 3, 4)
+    assert apply_staleness_bound(trajectory, 3, rule) is trajectory  # pyright: ignore[reportArgumentType]
+
+
+def test_the_drop_rule_drops_a_trajectory_with_one_stale_token() -> None:
+    assert apply_staleness_bound(make_finished(0, 2, 3, 3, 3), 3, "drop") is None
+
+
+def test_both_rules_drop_a_trajectory_with_only_stale_tokens() -> None:
+    assert apply_staleness_bound(make_finished(0, 1, 2), 3, "mask") is None
+
+
+@given(st.lists(st.integers(0, 6), min_size=1), st.integers(0, 6), st.sampled_from(["mask", "drop"]))
+def test_masking_keeps_exactly_the_fresh_tokens(versions: list[int], oldest: int, rule: str) -> None:
+    young = apply_staleness_bound(make_finished(0, *versions), oldest, rule)  # pyright: ignore[reportArgumentType]
+    expected = [version >= oldest for version in versions]
+    if young is None:
+        assert not any(expected) or (rule == "drop" and not all(expected))
+    else:
+        assert list(young.loss_mask[3:]) == expected
+
+
+# ---------------------------------------------------------------- running ahead
+
+
+def test_concurrent_steps_are_limited_by_the_bound() -> None:
+    driver = BufferDriver(make_run(max_staleness=2))
+    assert [len(list_starts(driver.request_step(step))) for step in (1, 2, 3)] == [2, 2, 2]
+    with pytest.raises(ProtocolError, match="still being collected"):
+        driver.request_step(4)
+
+
+def test_no_step_is_skipped() -> None:
+    driver = BufferDriver(make_run())
+    driver.request_step(1)
+    with pytest.raises(ProtocolError, match="step 3 does not follow step 1"):
+        driver.request_step(3)
+
+
+def test_batches_are_sent_in_step_order() -> None:
+    driver = BufferDriver(make_run())
+    driver.request_step(1)
+    driver.request_step(2)
+    assert not list_batches([*driver.end(2, 0), *driver.end(3, 0)])
+    driver.end(0, 0)
+    effects = driver.end(1, 0)
+    assert [(batch.step, sorted({row.group_id for row in batch.samples})) for batch in list_batches(effects)] == [
+        (1, [0, 1]),
+        (2, [2, 3]),
+    ]
+
+
+def test_the_step_reports_the_staleness_of_its_tokens() -> None:
+    driver = BufferDriver(make_run())
+    driver.request_step(1)
+    driver.request_step(2)
+    driver.end(0, 0)
+    assert get_collected(driver.end(1, 0)).staleness == StalenessCounts(tokens=4)
+    driver.end(2, 0, 1)
+    assert get_collected(driver.end(3, 1)).staleness == StalenessCounts(
+        tokens=6, versions_behind=2, max_versions_behind=1
+    )
+
+
+def test_the_synchronous_algorithm_counts_no_staleness() -> None:
+    driver = BufferDriver(make_run(max_staleness=0))
+    driver.request_step(1)
+    driver.end(0, 0)
+    assert get_collected(driver.end(1, 0)).staleness is None
+
+
+def test_a_resumed_run_starts_with_the_groups_in_flight() -> None:
+    driver = BufferDriver(make_run())
+    driver.request_step(1)
+    driver.request_step(2)
+    driver.end(0, 0)
+    cursor = get_collected(driver.end(1, 0)).cursor
+    assert cursor == BufferCursor(position=4, next_group_id=4, next_trajectory_id=8, pending=(2, 3))
+    resumed = BufferDriver(make_run())
+    resumed.buffer.decide(0.0, RunStarted(1, cursor))
+    again = list_starts([*resumed.request_step(2, 1), *resumed.request_step(3, 1)])
+    assert [group.problem for group in again[:2]] == [driver.groups[2].problem, driver.groups[3].problem]
+    assert [group.seed for group in again[:2]] == [driver.groups[2].seed, driver.groups[3].seed]
+    assert [group.group_id for group in again] == [4, 5, 6, 7]
+    assert resumed.buffer.state.cursor == BufferCursor(position=6, next_group_id=8, next_trajectory_id=16)
+
+
+# ---------------------------------------------------------------- any order
+
+
+SETTINGS = st.fixed_dictionaries(
+    {
+        "max_staleness": st.integers(1, 3),
+        "stale_tokens": st.sampled_from(["mask", "drop"]),
+        "group_oversampling": st.sampled_from([1.0, 1.5, 2.0]),
+        "surplus_groups": st.sampled_from(["carry", "abort"]),
+        "max_refill_groups": st.integers(0, 2),
+        "prompts": st.integers(1, 3),
+        "steps": st.integers(1, 6),
+    }
+)
+
+
+@given(SETTINGS, st.data())
+def test_steps_are_in_order_and_within_the_bound_for_any_order_of_ends(
+    settings: dict[str, int], data: st.DataObject
+) -> None:
+    """Trajectories end in any order, with tokens of any version since their group started."""
+    run = make_run(**settings)
+    driver, live, born = BufferDriver(run), dict[int, int](), dict[int, int]()
+    seen: list[BatchReady] = []
+    measured: set[int] = set()
+    version, asked = 0, 0
+
+    def note(effects: list[Send]) -> None:
+        for group in list_starts(effects):
+            ids = range(group.first_trajectory_id, group.first_trajectory_id + group.size)
+            live.update(dict.fromkeys(ids, group.group_id))
+            born.update(dict.fromkeys(ids, version))
+        seen.extend(list_batches(effects))
+        measured.update(send.message.step for send in effects if isinstance(send.message, LengthsMeasured))
+        assert len(live) <= 2 * (run.rl.max_groups_in_flight + stopping())
+
+    def stopping() -> int:
+        return len(driver.buffer.state.aborting)
+
+    while version < run.rl.steps:
+        while asked < min(version + 1 + run.rl.max_staleness, run.rl.steps):
+            asked += 1
+            note(driver.request_step(asked, version))
+        if len(seen) > version and (not live or data.draw(st.booleans())):
+            version += 1  # the learner has trained a batch
+            continue
+        tid = data.draw(st.sampled_from(sorted(live)))
+        group_id = live.pop(tid)
+        kinds = ["finished", "failed", *(["aborted"] if group_id in driver.buffer.state.aborting else [])]
+        match data.draw(st.sampled_from(kinds)):
+            case "finished":
+                since = st.integers(born[tid], version)
+                tokens = data.draw(st.lists(since, min_size=1, max_size=3).map(sorted))
+                event = make_finished(tid, *tokens, reward=data.draw(st.sampled_from(MIXED)), group_id=group_id)
+            case "failed":
+                event = TrajectoryFailed(tid, group_id, "x")
+            case _:
+                event = TrajectoryAborted(tid, group_id, STEP_ENDED, 1)
+        note(driver.decide(event))
+    for tid, group_id in list(live.items()):
+        note(driver.decide(TrajectoryAborted(tid, group_id, STEP_ENDED, 1)))
+    assert [batch.step for batch in seen] == list(range(1, run.rl.steps + 1))
+    for batch in seen:
+        assert len({row.group_id for row in batch.samples}) <= run.rl.prompts
+        assert [row.trajectory_id for row in batch.samples] == sorted(row.trajectory_id for row in batch.samples)
+        for row in batch.samples:
+            versions = [int.from_bytes(row.versions[4 * at : 4 * at + 4], "little") for at in range(len(row.loss_mask))]
+            counted = [each for each, flag in zip(versions, row.loss_mask, strict=True) if flag]
+            assert counted and batch.step - 1 - run.rl.max_staleness <= min(counted) <= max(counted) <= batch.step - 1
+    state = driver.buffer.state
+    assert not (state.steps or state.aborting or state.lengths)
+    assert measured == (set(range(1, run.rl.steps + 1)) if run.rl.group_oversampling > 1 else set())

@@ -1,0 +1,60 @@
+"""With the defaults the head reproduces runs of the purely synchronous code."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from bus.codec import decode
+from bus.messages import AnyMessage, Envelope, RunFinished, WeightsLoaded, WeightsSynced
+from configs.schema import EvaluationConfig, RlConfig, RocConfig, RunConfig
+from policies.groups.group_buffer import GroupBuffer
+from policies.groups.group_starter import TokenizedProblem
+from policies.recipe import Recipe
+from policies.step_metrics import Recorder
+
+RECORDINGS = Path(__file__).parent / "synchronous"  # of whole runs, by the purely synchronous code
+Recording = list[tuple[str, float, bytes, list[bytes]]]  # actor, time, event, effects
+
+
+@pytest.mark.parametrize("name", ["seed_1_roc", "seed_2_grpo"])
+def test_a_recorded_synchronous_run_is_reproduced(name: str) -> None:
+    recording = msgspec.msgpack.decode((RECORDINGS / f"{name}.msgpack").read_bytes(), type=Recording)
+    run = RunConfig(
+        name="recorded",
+        seed=int(name.split("_")[1]),
+        rl=RlConfig(steps=4, prompts=3, rollouts=4, max_refill_groups=2),
+        roc=RocConfig(enabled=name.endswith("roc")),
+        evaluation=EvaluationConfig(questions=3),
+    )
+    train, test = (
+        [TokenizedProblem(f"{kind}:{number}", str(number), bytes(8)) for number in range(count)]
+        for kind, count in (("train", 5), ("test", 3))
+    )
+    deciders = {
+        "buffer": GroupBuffer(run, train, test),
+        "recipe": Recipe(4, 3, 1.0, ("generator-0", "generator-1"), run.rl.max_staleness),
+        "recorder": Recorder(4),
+    }
+    assert len(recording) > 100
+    loaded = Counter[int]()
+    for actor, now, event, effects in recording:
+        message: AnyMessage = decode(event).message
+        if actor == "recorder" and isinstance(message, WeightsLoaded):
+            loaded[message.version] += 1
+            if loaded[message.version] < 2:
+                continue
+            message = WeightsSynced(message.version)
+        did = [Envelope("", send.to, send.message) for send in deciders[actor].decide(now, message)]
+        assert without_loads(did) == without_loads([decode(effect) for effect in effects])
+
+
+def without_loads(effects: Sequence[Envelope]) -> list[Envelope]:
+    """Recordings have WeightsLoaded at the recorder and the recipe's RunFinished to the launcher."""
+    kept = [effect for effect in effects if not isinstance(effect.message, WeightsLoaded | WeightsSynced)]
+    return [replace(effect, to="") if isinstance(effect.message, RunFinished) else effect for effect in kept]

@@ -1,0 +1,183 @@
+"""Golden dialogues: `python -m tests.policies.rollout.golden` rewrites dialogues/*.txt.
+
+A line without indentation is an event; the indented lines below it are its expected effects. An
+answer comes from the executor of the last request, or from a named one: `ok@executor-1 2`. executor-0
+has joined at the start. `lease generator-0 40` grants 40 further tokens, without a number the maximum;
+`late-turn` has the previous lease. The file ends with the response as the learner sees it, with the
+tokens of the environment in brackets. `\\n` is a line break.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bus.messages import (
+    AnswerGraded,
+    AnswerSubmitted,
+    AnyMessage,
+    CallFailed,
+    CallsRescheduled,
+    CodeFinished,
+    CodeOk,
+    CodeRaised,
+    CodeRequested,
+    CodeTimedOut,
+    ExecutorJoined,
+    ExecutorLeft,
+    LeaseGranted,
+    LeasePaused,
+    LeaseReleased,
+    LeaseRequested,
+    Output,
+    ProtocolError,
+    SessionRestored,
+    StartGroup,
+    TrajectoryFailed,
+    TrajectoryFinished,
+    TurnFailed,
+    TurnRequested,
+)
+from policies.decider import Send
+from policies.dialogue.chat_format import build_prompt_segments, encode_segments
+from policies.rollout.rollout import Rollout
+from policies.rollout.token_record import bytes_to_ids, ids_to_bytes
+from tests.fakes import TOKENIZER, generated, rules
+
+DIALOGUES = Path(__file__).parent / "dialogues"
+
+
+class Conversation:
+    """Replays the events of one file and records the effects."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, object] = {}
+        self.lines: list[str] = []
+        self.now = 100.0
+        self.turn = 0
+        self.lease = 0
+        self.tokens = 0
+        self.call = 0
+        self.executor = "executor-0"
+
+    def play(self, script: str) -> str:
+        for line in script.splitlines():
+            if line.startswith("#") or not line.strip():
+                self.lines.append(line)
+            elif line.startswith("rule "):
+                name, _, value = line.removeprefix("rule ").partition(" ")
+                self.settings[name] = int(value) if value.isdigit() else value
+                self.lines.append(line)
+            elif not line.startswith((" ", "response:")):
+                self.lines.append(line)
+                self._event(line)
+        return "\n".join(self.lines).rstrip() + "\n"
+
+    def _event(self, line: str) -> None:
+        self.now += 1.0
+        if line.startswith("start "):
+            self.rollout = Rollout(rules(**self.settings), TOKENIZER)
+            self.rollout.decide(self.now, ExecutorJoined("executor-0", 1))
+        event = self._parse(line)
+        try:
+            effects = self.rollout.decide(self.now, event)
+        except ProtocolError as error:
+            self.lines.append(f"    refused: {error}")
+            return
+        for effect in effects:
+            self._record_effect(effect)
+
+    def _parse(self, line: str) -> AnyMessage:
+        kind, _, rest = line.partition(" ")
+        text = rest.replace("\\n", "\n")
+        kind, _, late = kind.partition("@")
+        executor = late or self.executor
+        match kind:
+            case "start":
+                prompt = encode_segments(TOKENIZER, build_prompt_segments(text, ("jupyter_code",)))
+                return StartGroup(0, "train", "q:1", "2", ids_to_bytes(prompt), 1, 7, 1.0, 5)
+            case "lease":
+                engine, _, tokens = rest.partition(" ")
+                new_tokens = int(tokens) if tokens else 10_000
+                self.lease += 1
+                return LeaseGranted(7, engine, self.tokens + new_tokens, self.lease, 1.0, "room")
+            case "turn":
+                finish, _, said = text.partition(" ")
+                return generated(7, self.turn, said, finish, lease=self.lease)
+            case "late-turn":
+                finish, _, said = text.partition(" ")
+                return generated(7, self.turn, said, finish, lease=self.lease - 1)
+            case "ok":
+                return CodeFinished(7, self.call, CodeOk(Output(text)), 0.1, executor)
+            case "raised":
+                return CodeFinished(7, self.call, CodeRaised(Output(), text, text), 0.1, executor)
+            case "timed-out":
+                return CodeFinished(7, self.call, CodeTimedOut(Output(), 4.0), 4.0, executor)
+            case "executor-joined":
+                return ExecutorJoined(rest, 1)
+            case "executor-left":
+                name, _, cause = rest.partition(" ")
+                return ExecutorLeft(name, cause)
+            case "call-failed":
+                return CallFailed(7, self.call, text, executor)
+            case "grading-failed":
+                return CallFailed(7, -1, text, executor)
+            case "turn-failed":
+                return TurnFailed(7, self.turn, self.lease, text)
+            case "graded":
+                return AnswerGraded(7, text == "right", 0.01, executor)
+            case _:
+                raise ValueError(f"unknown event in a golden dialogue: {line}")
+
+    def _record_effect(self, effect: Send) -> None:
+        message = effect.message
+        match message:
+            case TurnRequested():
+                self.turn = message.turn
+                end = TOKENIZER.decode(bytes_to_ids(message.token_ids))[-40:].replace("\n", "\\n")
+                said = f"turn {message.turn}, {message.max_new_tokens} tokens left, after ...{end}"
+            case CodeRequested():
+                self.call, self.executor = message.call, effect.to
+                said = f"call {message.call}, {message.tool}: {message.code!r} < {message.stdin!r}"
+            case SessionRestored():
+                said = ", ".join(f"call {cell.call}: {cell.code!r}" for cell in message.cells)
+            case CallsRescheduled():
+                said = f"{message.executor}: {message.sent} sent, {message.waiting} waiting, {message.lost} lost"
+            case AnswerSubmitted():
+                self.executor = effect.to
+                said = f"{message.answer!r} against {message.ground_truth!r}"
+            case TrajectoryFailed():
+                said = message.cause
+            case LeaseRequested():
+                self.tokens = message.tokens
+                added = message.tokens - message.prompt_tokens
+                said = f"lease {message.lease}, {added} tokens in the response, {message.max_new_tokens} to go"
+            case LeasePaused() | LeaseReleased():
+                said = f"{message.tokens - self.tokens} new tokens"
+            case TrajectoryFinished():
+                said = (
+                    f"{message.ending}, reward {message.reward:g}, {message.turns} turns, "
+                    f"{message.calls_failed} of {message.calls} calls failed, "
+                    f"{message.responses_with_error} responses with error, "
+                    f"answer tags {message.answer_opens}/{message.answer_closes}, waits lease {message.lease_wait_s:g} "
+                    f"generation {message.generation_s:g} tools {message.tools_s:g} grading {message.grading_s:g}"
+                )
+            case _:
+                said = ""
+        self.lines.append(f"    {effect.to} <- {type(message).__name__} {said}".rstrip())
+        if isinstance(message, TrajectoryFinished):
+            self.lines += ["", "response:", _response(message)]
+
+
+def _response(message: TrajectoryFinished) -> str:
+    ids = bytes_to_ids(message.token_ids)[message.prompt_tokens :]
+    shown, given = "", False
+    for token, trained in zip(ids, message.loss_mask[message.prompt_tokens :], strict=True):
+        if given == bool(trained):
+            shown, given = shown + ("]" if given else "["), not given
+        shown += TOKENIZER.decode([token])
+    return "    " + shown.replace("\n", "\\n")
+
+
+if __name__ == "__main__":
+    for path in sorted(DIALOGUES.glob("*.txt")):
+        path.write_text(Conversation().play(path.read_text()))

@@ -1,0 +1,353 @@
+"""Rollout and trajectories under any order of events."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from bus.messages import (
+    AnswerGraded,
+    AnswerSubmitted,
+    AnyMessage,
+    CallFailed,
+    CodeFinished,
+    CodeOk,
+    CodeRaised,
+    CodeRequested,
+    CodeTimedOut,
+    EngineLeft,
+    ExecutorJoined,
+    ExecutorLeft,
+    GroupAborted,
+    LeaseGranted,
+    LeaseReleased,
+    LeaseRequested,
+    Output,
+    ProtocolError,
+    SessionEnded,
+    SessionRestored,
+    StartGroup,
+    TrajectoryFailed,
+    TrajectoryFinished,
+    TurnFailed,
+    TurnGenerated,
+    TurnRequested,
+)
+from policies.decider import Send
+from policies.rollout.rollout import Rollout
+from tests.fakes import ANSWER, CALL, PROMPT, TOKENIZER, generated, rules
+
+SAYINGS = (CALL, ANSWER, "nothing", "<tool_call>{</tool_call>", CALL + CALL, "")
+
+
+def group(size: int = 2, first: int = 0, group_id: int = 0) -> StartGroup:
+    return StartGroup(group_id, "train", "q:1", "2", PROMPT, size, first, 1.0, 5)
+
+
+class TrajectoryMachine(RuleBasedStateMachine):
+    """Answers requests in any order while executors and engines join and leave.
+
+    Every trajectory ends once, tokens are append-only, and notebooks are complete on every executor.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rollout = Rollout(rules(response_tokens=300, max_turns=3, max_calls_per_turn=2), TOKENIZER)
+        self.now = 0.0
+        self.open: list[Send] = []  # unanswered requests
+        self.late: list[Send] = []  # obsolete requests with answers in flight
+        self.executors: list[str] = []
+        self.num_executors = 0
+        self.cells: defaultdict[int, list[int]] = defaultdict(list)  # by trajectory: calls with effects on its notebook
+        self.notebooks: defaultdict[tuple[str, int], list[int]] = defaultdict(list)  # the same, by executor
+        self.sent: dict[int, bytes] = {}  # by trajectory: its expected token ids
+        self.ended: list[int] = []
+        self.leases: dict[int, int] = {}  # the number of the last request
+        self.released: set[int] = set()
+        self.grants: dict[int, LeaseGranted] = {}  # the last one
+        self.engines = {"generator-0": 1, "generator-1": 1}  # their lives
+        self.delivered: list[TurnGenerated | TurnFailed | LeaseGranted] = []  # candidates for duplicate delivery
+        self._decide(group(size=3))
+        self.an_executor_joins(1)
+
+    def _decide(self, event: AnyMessage) -> None:
+        self.now += 1.0
+        for effect in self.rollout.decide(self.now, event):
+            self._take(effect)
+        load = Counter(send.to for send in self.open if isinstance(send.message, CodeRequested | AnswerSubmitted))
+        assert {name: each.open_calls for name, each in self.rollout.placement.loads.items()} == {
+            name: load[name] for name in self.executors
+        }
+
+    def _take(self, effect: Send) -> None:
+        to, message = effect.to, effect.message
+        match message:
+            case LeaseRequested(trajectory_id=tid):
+                assert message.lease == self.leases.get(tid, 0) + 1
+                assert tid not in self.released
+                assert message.tokens + message.max_new_tokens == message.prompt_tokens + 300
+                self.leases[tid] = message.lease
+                self.open.append(effect)
+            case TurnRequested(trajectory_id=tid):
+                grant = self.grants[tid]
+                assert message.token_ids.startswith(self.sent.get(tid, PROMPT))
+                assert (to, message.incarnation, message.lease) == (grant.engine, grant.incarnation, grant.lease)
+                assert message.incarnation == self.engines[to]
+                assert 0 < message.max_new_tokens <= grant.tokens - len(message.token_ids) // 4
+                self.sent[tid] = message.token_ids
+                self.open.append(effect)
+            case CodeRequested() | AnswerSubmitted():
+                assert to in self.executors
+                assert not [send for send in self.open if send.message == message]
+                self.open.append(effect)
+                if isinstance(message, CodeRequested) and message.tool == "jupyter_code":
+                    assert self.notebooks[to, message.trajectory_id] == self.cells[message.trajectory_id]
+            case SessionRestored(trajectory_id=tid):
+                assert not self.notebooks[to, tid]
+                self.notebooks[to, tid] = [cell.call for cell in message.cells]
+            case SessionEnded(trajectory_id=tid):
+                self._give_up(lambda send: send.to == to and send.message.trajectory_id == tid)  # pyright: ignore
+            case LeaseReleased(trajectory_id=tid) if to == "head/arbiter":
+                assert tid not in self.released
+                self.released.add(tid)
+            case TrajectoryFinished() | TrajectoryFailed():
+                assert message.trajectory_id not in self.ended
+                self.ended.append(message.trajectory_id)
+                if isinstance(message, TrajectoryFinished):
+                    self._check_record(message)
+            case _:
+                pass
+
+    def _give_up(self, chosen: Callable[[Send], bool]) -> None:
+        self.late += [send for send in self.open if chosen(send)]
+        self.open = [send for send in self.open if not chosen(send)]
+
+    def _check_record(self, finished: TrajectoryFinished) -> None:
+        count = len(finished.loss_mask)
+        assert len(finished.token_ids) == len(finished.logprobs) == len(finished.versions) == 4 * count
+        assert finished.token_ids.startswith(self.sent.get(finished.trajectory_id, PROMPT))
+        assert count - finished.prompt_tokens <= 300
+        mask = np.frombuffer(finished.loss_mask, np.uint8).astype(bool)
+        versions = np.frombuffer(finished.versions, np.int32)
+        logprobs = np.frombuffer(finished.logprobs, np.float32)
+        assert (versions[mask] == 3).all() and (versions[~mask] == -1).all()
+        assert (logprobs[mask] == -1).all() and (logprobs[~mask] == 0).all()
+        assert not mask[: finished.prompt_tokens].any()
+        assert finished.calls_failed <= finished.calls + 2  # calls of the last turn may be unanswered
+        assert finished.reward == 0 or finished.ending == "answered"
+        waits = finished.lease_wait_s + finished.generation_s + finished.tools_s + finished.grading_s
+        assert abs(waits - (self.now - 1.0)) < 1e-6  # the phases cover the total time
+
+    @precondition(lambda self: self.open)
+    @rule(
+        which=st.integers(0, 100),
+        saying=st.sampled_from(SAYINGS),
+        luck=st.integers(0, 9),
+        cut=st.booleans(),
+        new_tokens=st.integers(1, 400),
+    )
+    def answer(self, which: int, saying: str, luck: int, cut: bool, new_tokens: int) -> None:
+        asked = self.open.pop(which % len(self.open))
+        to, request = asked.to, asked.message
+        tid = request.trajectory_id  # pyright: ignore[reportAttributeAccessIssue]
+        match request:
+            case LeaseRequested(tokens=tokens, lease=lease):
+                engine = f"generator-{luck % 2}"
+                life = self.engines[engine] - (luck < 4)  # EngineLeft may not have reached the arbiter
+                grant = LeaseGranted(tid, engine, tokens + new_tokens, lease, 1.0, "room", max(1, life))
+                self.grants[tid] = grant
+                self.delivered.append(grant)
+                self._decide(grant)
+            case TurnRequested(turn=turn, lease=lease) if luck == 0:
+                self.delivered.append(TurnFailed(tid, turn, lease, "engine: gone"))
+                self._decide(self.delivered[-1])
+            case TurnRequested(turn=turn, lease=lease):
+                budget = request.max_new_tokens
+                finish = "length" if cut or len(saying) >= budget else "stop"
+                finish = "abort" if luck == 1 else finish
+                text = {"length": saying[:budget].ljust(budget, "."), "abort": saying[: budget - 1], "stop": saying}
+                said = generated(tid, turn, text[finish], finish, lease=lease)
+                self.sent[tid] += said.token_ids
+                self.delivered.append(said)
+                self._decide(said)
+            case CodeRequested(call=call) if luck == 0:
+                self._decide(CallFailed(tid, call, "sandbox: gone", to))
+            case CodeRequested(call=call):
+                outcome = CodeRaised(Output(), "E", "error") if luck < 4 else CodeOk(Output("2"))
+                outcome = CodeTimedOut(Output(), 4.0) if luck == 1 else outcome
+                if luck != 1:
+                    self.cells[tid].append(call)
+                    self.notebooks[to, tid].append(call)
+                self._decide(CodeFinished(tid, call, outcome, 0.1, to))
+            case AnswerSubmitted() if luck == 0:
+                self._decide(CallFailed(tid, -1, "grader: gone", to))
+            case _:
+                self._decide(AnswerGraded(tid, luck > 4, 0.1, to))
+
+    @precondition(lambda self: len(self.executors) < 3)
+    @rule(slots=st.integers(1, 4))
+    def an_executor_joins(self, slots: int) -> None:
+        self.num_executors += 1
+        self.executors.append(f"executor-0/{self.num_executors}")
+        self._decide(ExecutorJoined(self.executors[-1], slots))
+        assert not self.rollout.waiting_for_executor
+
+    @precondition(lambda self: self.executors)
+    @rule(which=st.integers(0, 2))
+    def an_executor_leaves(self, which: int) -> None:
+        name = self.executors.pop(which % len(self.executors))
+        self._give_up(lambda send: send.to == name)
+        self._decide(ExecutorLeft(name, "gone"))
+        assert not self.rollout.waiting_for_executor or not self.executors
+
+    @rule(name=st.sampled_from(["generator-0", "generator-1"]))
+    def an_engine_leaves_and_comes_back(self, name: str) -> None:
+        """Its turns are retried or fail; other trajectories are unaffected."""
+        life, before = self.engines[name], dict(self.rollout.trajectories)
+        lost = [send.message for send in self.open if send.to == name and isinstance(send.message, TurnRequested)]
+        self.engines[name] += 1
+        self.open = [send for send in self.open if send.to != name]
+        self.delivered += [generated(each.trajectory_id, each.turn, "late", lease=each.lease) for each in lost]
+        self._decide(EngineLeft(name, "gone", life))
+        changed = {tid for tid, each in before.items() if self.rollout.trajectories.get(tid) != each}
+        assert changed == {each.trajectory_id for each in lost}
+        with pytest.raises(ProtocolError, match="had already left"):
+            self.rollout.decide(self.now, EngineLeft(name, "gone", life))
+
+    @precondition(lambda self: self.late)
+    @rule(which=st.integers(0, 100), graded=st.booleans())
+    def a_late_answer_is_ignored(self, which: int, graded: bool) -> None:
+        asked = self.late.pop(which % len(self.late))
+        to, request = asked.to, asked.message
+        before = dict(self.rollout.trajectories)
+        match request:
+            case CodeRequested(trajectory_id=tid, call=call):
+                answer = CodeFinished(tid, call, CodeOk(Output("late")), 0.1, to)
+            case AnswerSubmitted(trajectory_id=tid):
+                answer = AnswerGraded(tid, graded, 0.1, to)
+            case _:
+                raise AssertionError(request)
+        assert list(self.rollout.decide(self.now, answer)) == []
+        assert self.rollout.trajectories == before
+
+    @precondition(lambda self: self.delivered)
+    @rule(which=st.integers(0, 100))
+    def duplicates_are_refused(self, which: int) -> None:
+        before = dict(self.rollout.trajectories)
+        with pytest.raises(ProtocolError):
+            self.rollout.decide(self.now, self.delivered[which % len(self.delivered)])
+        assert self.rollout.trajectories == before
+
+    @rule(tid=st.integers(0, 4), kind=st.integers(0, 4))
+    def an_unexpected_event(self, tid: int, kind: int) -> None:
+        """The event raises and changes nothing."""
+        waited = {type(send.message) for send in self.open if send.message.trajectory_id == tid}  # pyright: ignore[reportAttributeAccessIssue]
+        live = self.rollout.trajectories.get(tid)
+        executor = live.executor if live is not None else "executor-0/1"
+        forbidden: list[tuple[type, AnyMessage]] = [
+            (LeaseRequested, LeaseGranted(tid, "generator-0", 1000, self.leases.get(tid, 0) + 1, 0.0, "room")),
+            (TurnRequested, generated(tid, 0, "x")),
+            (CodeRequested, CodeFinished(tid, 0, CodeOk(Output()), 0.0, executor)),
+            (AnswerSubmitted, AnswerGraded(tid, True, 0.0, executor)),
+            (TurnRequested, TurnFailed(tid, 99, 1, "x")),
+        ]
+        expected_by, event = forbidden[kind]
+        is_late = tid in self.ended and expected_by in (CodeRequested, AnswerSubmitted)
+        if expected_by in waited or is_late or (live is not None and tid in self.rollout.waiting_for_executor):
+            return
+        before = dict(self.rollout.trajectories)
+        with pytest.raises(ProtocolError):
+            self.rollout.decide(self.now, event)
+        assert self.rollout.trajectories == before
+
+    def teardown(self) -> None:
+        """After all answers every trajectory has ended once, and no lease is held."""
+        if not self.executors:
+            self.an_executor_joins(1)
+        while self.open:
+            self.answer(0, SAYINGS[1], 5, False, 100)
+        assert sorted(self.ended) == [0, 1, 2]
+        assert not self.rollout.trajectories
+        assert not self.rollout.waiting_for_executor
+        assert self.released == {0, 1, 2}
+
+
+TestTrajectoryMachine = TrajectoryMachine.TestCase
+TestTrajectoryMachine.settings = settings(stateful_step_count=40)
+
+
+def test_a_group_cannot_be_started_twice_nor_after_it_has_ended() -> None:
+    rollout = Rollout(rules(), TOKENIZER)
+    rollout.decide(0.0, group())
+    with pytest.raises(ProtocolError, match="already started"):
+        rollout.decide(0.0, group())
+    rollout.decide(0.0, GroupAborted(0, 0, 2, "not needed"))
+    assert not rollout.trajectories
+    with pytest.raises(ProtocolError, match="already started"):
+        rollout.decide(0.0, group())
+    assert not rollout.trajectories
+    rollout.decide(0.0, group(first=2, group_id=1))
+    assert set(rollout.trajectories) == {2, 3}
+
+
+def granted(tid: int, lease: int, engine: str = "generator-0", life: int = 1) -> LeaseGranted:
+    return LeaseGranted(tid, engine, 1000, lease, 0.0, "room", life)
+
+
+def test_only_trajectories_generating_on_a_departed_engine_request_another_lease() -> None:
+    rollout = Rollout(rules(), TOKENIZER)
+    rollout.decide(0.0, group(size=4))
+    for grant in (granted(0, 1), granted(1, 1, life=2), granted(2, 1, "generator-1")):
+        rollout.decide(0.0, grant)
+    (asked,) = rollout.decide(1.0, EngineLeft("generator-0", "gone"))
+    assert isinstance(asked.message, LeaseRequested)
+    assert (asked.message.trajectory_id, asked.message.lease) == (0, 2)
+    with pytest.raises(ProtocolError, match="lease 1"):
+        rollout.decide(1.0, generated(1, 0, "x", lease=2))
+    with pytest.raises(ProtocolError, match="is leasing"):
+        rollout.decide(1.0, generated(0, 0, "what it still said"))
+    for again in (EngineLeft("generator-0", "gone"), EngineLeft("generator-0", "gone", 0)):
+        with pytest.raises(ProtocolError, match="had already left"):
+            rollout.decide(1.0, again)
+
+
+def test_a_lease_on_a_departed_engine_is_requested_again() -> None:
+    rollout = Rollout(rules(), TOKENIZER)
+    rollout.decide(0.0, group(size=1))
+    assert list(rollout.decide(1.0, EngineLeft("generator-0", "gone", 3))) == []
+    for lease in range(1, 6):
+        (asked,) = rollout.decide(1.0, granted(0, lease, life=1 + lease % 3))
+        assert isinstance(asked.message, LeaseRequested)
+        assert asked.message.lease == lease + 1
+    (turn,) = rollout.decide(1.0, granted(0, 6, life=4))
+    assert isinstance(turn.message, TurnRequested)
+    assert (turn.message.lease, turn.message.incarnation) == (6, 4)
+
+
+def test_a_turn_fails_when_a_second_engine_leaves() -> None:
+    rollout = Rollout(rules(), TOKENIZER)
+    rollout.decide(0.0, group(size=1))
+    for lease, name in enumerate(("generator-0", "generator-1"), 1):
+        rollout.decide(0.0, granted(0, lease, name))
+        effects = rollout.decide(1.0, EngineLeft(name, f"{name} was killed"))
+    assert effects[-1].message == TrajectoryFailed(0, 0, "engine left: generator-1 was killed")
+    assert not rollout.trajectories
+
+
+@given(st.integers(0, 2**62), st.integers(0, 2**40))
+def test_siblings_have_distinct_seeds_that_do_not_depend_on_ids(seed: int, first: int) -> None:
+    def seeds(first_id: int) -> list[int]:
+        rollout = Rollout(rules(), TOKENIZER)
+        start = StartGroup(0, "train", "q", "2", PROMPT, 4, first_id, 1.0, seed)
+        rollout.decide(0.0, start)
+        return [trajectory.seed for trajectory in rollout.trajectories.values()]
+
+    assert seeds(first) == seeds(first + 1000)
+    assert len(set(seeds(first))) == 4
+    assert all(0 <= value < 2**63 for value in seeds(first))

@@ -1,0 +1,74 @@
+"""Connections to the gate without a valid secret, and a gate without free descriptors."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+
+import pytest
+
+from sandbox.hosts.docker import connection_gate
+from sandbox.hosts.docker.connection_gate import ConnectionGate
+from sandbox.inside.wire.frames import LENGTH, Frame, encode_frame
+
+
+async def send_and_read_to_end(gate: ConnectionGate, payload: bytes) -> bytes:
+    reader, writer = await asyncio.open_unix_connection(str(gate.folder / "executor.sock"))
+    writer.write(payload)
+    try:
+        return await asyncio.wait_for(reader.read(), 30)
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+@pytest.mark.parametrize(
+    "payload", [b"\x01\x00\x00\x00x", b"\x02\x00\x00\x0012", LENGTH.pack(1 << 20), encode_frame({"secret": "a guess"})]
+)
+def test_the_gate_closes_a_connection_without_a_valid_secret_and_accepts_the_next(payload: bytes) -> None:
+    unhandled: list[object] = []
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+        frames: list[Frame] = []
+
+        def refuse(frame: Frame, connection: socket.socket) -> bool:
+            frames.append(frame)
+            return False
+
+        gate = ConnectionGate(refuse)
+        gate.open()
+        try:
+            assert await send_and_read_to_end(gate, payload) == b""
+            assert await send_and_read_to_end(gate, encode_frame({"secret": "another"})) == b""
+            assert frames[-1] == {"secret": "another"}
+        finally:
+            await gate.close()
+
+    asyncio.run(scenario())
+    assert unhandled == []
+
+
+def test_the_gate_accepts_again_after_it_ran_out_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_gate, "_ACCEPT_RETRY_S", 0.0)
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        accept, refusals = loop.sock_accept, [1, 2, 3]
+
+        async def refuse_first(listener: socket.socket) -> tuple[socket.socket, object]:
+            if refusals:
+                refusals.pop()
+                raise OSError(errno.EMFILE, "Too many open files")
+            return await accept(listener)
+
+        monkeypatch.setattr(loop, "sock_accept", refuse_first)
+        gate = ConnectionGate(lambda _frame, _connection: False)
+        gate.open()
+        try:
+            assert await send_and_read_to_end(gate, encode_frame({"secret": "a guess"})) == b""
+        finally:
+            await gate.close()
+
+    asyncio.run(scenario())

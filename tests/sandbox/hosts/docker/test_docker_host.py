@@ -1,0 +1,272 @@
+"""Calls and leftovers after a failure of a container, its init process or the executor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from bus.messages import CodeOk, CodeOutOfMemory, CodeRequested, Output
+from configs.schema import SandboxConfig as SandboxConfig
+from sandbox.contract import CodeResult, SandboxFailure
+from sandbox.docker_probe import get_engine_address
+from sandbox.fork_server_sandbox import ForkServerSandbox
+from sandbox.hosts.docker import docker_host
+from sandbox.hosts.docker.connection_gate import get_process_identity
+from sandbox.hosts.docker.docker_api import DockerEngine
+from sandbox.hosts.docker.docker_host import ContainerHost
+from tests.processes import wait_for_end
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
+
+Scenario = Callable[[ForkServerSandbox, ContainerHost], Awaitable[None]]
+
+
+def play(scenario: Scenario, **settings: Any) -> None:
+    """Runs the scenario on fresh containers, and checks that none of them is left."""
+
+    async def play_in_loop() -> None:
+        config = SandboxConfig(backend="docker", **settings)
+        host = ContainerHost(config, run="test")
+        sandbox = ForkServerSandbox(host, config, seed=7)
+        await sandbox.start()
+        folder = host.socket_folder
+        try:
+            await asyncio.wait_for(scenario(sandbox, host), 120)
+        finally:
+            await sandbox.close()
+        assert await list_containers(get_process_identity()) == []
+        assert not folder.exists()
+
+    asyncio.run(play_in_loop())
+
+
+async def list_containers(owner: str) -> list[str]:
+    engine = DockerEngine(get_engine_address(os.environ))
+    try:
+        return [container.id for container in await engine.list_owned() if container.owner == owner]
+    finally:
+        await engine.close()
+
+
+def make_program(code: str, trajectory: int, call: int = 0) -> CodeRequested:
+    return CodeRequested(trajectory, call, "python_code_with_standard_io", code, "")
+
+
+async def run_all(sandbox: ForkServerSandbox, calls: list[CodeRequested]) -> list[CodeResult | SandboxFailure]:
+    results = await asyncio.gather(*[sandbox.run(call) for call in calls], return_exceptions=True)
+    assert all(isinstance(result, CodeResult | SandboxFailure) for result in results), results
+    return results  # pyright: ignore[reportReturnType]
+
+
+async def wait_for_answer(sandbox: ForkServerSandbox) -> CodeResult:
+    """The first result of a recovering sandbox; there may be infrastructure failures before it."""
+    while True:
+        with contextlib.suppress(SandboxFailure):
+            return await sandbox.run(make_program("print(6 * 7)", 99))
+
+
+def run_docker(*arguments: str) -> str:
+    return subprocess.run(["docker", *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_a_killed_container_costs_infrastructure_failures_and_is_replaced() -> None:
+    async def scenario(sandbox: ForkServerSandbox, host: ContainerHost) -> None:
+        (before,) = host.live_containers
+        calls = [make_program("import time; time.sleep(0.2); print(1)", number) for number in range(300)]
+        in_flight = asyncio.create_task(run_all(sandbox, calls))
+        await sandbox.run(make_program("print(1)", 1000))
+        run_docker("kill", before.id)
+        results = await in_flight
+        assert len(results) == 300
+        assert any(isinstance(result, SandboxFailure) for result in results)
+        assert {result.outcome for result in results if isinstance(result, CodeResult)} <= {CodeOk(Output("1\n"))}
+        assert (await wait_for_answer(sandbox)).outcome == CodeOk(Output("42\n"))
+        (after,) = host.live_containers
+        assert after.id != before.id
+
+    play(scenario)
+
+
+def test_a_notebook_is_rebuilt_after_its_container_was_killed() -> None:
+    async def scenario(sandbox: ForkServerSandbox, host: ContainerHost) -> None:
+        await sandbox.run(CodeRequested(1, 0, "jupyter_code", "import random\nx = random.random()\nprint(x)", ""))
+        first = await sandbox.run(CodeRequested(1, 1, "jupyter_code", "x", ""))
+        run_docker("kill", host.live_containers[0].id)
+        await wait_for_answer(sandbox)
+        again = await sandbox.run(CodeRequested(1, 2, "jupyter_code", "x", ""))
+        assert again.outcome == first.outcome
+
+    play(scenario)
+
+
+def test_one_of_two_containers_continues_when_the_other_dies() -> None:
+    async def scenario(sandbox: ForkServerSandbox, host: ContainerHost) -> None:
+        assert len({container.pid for container in host.live_containers}) == 2
+        os.kill(host.live_containers[0].pid, signal.SIGKILL)
+        results = await run_all(sandbox, [make_program("print(1)", number) for number in range(50)])
+        assert sum(isinstance(result, CodeResult) for result in results) >= 25
+
+    play(scenario, containers=2, fork_servers=2)
+
+
+def test_a_container_out_of_memory_kills_only_its_largest_calls() -> None:
+    hog = "import time\nblocks = []\nfor _ in range(450):\n    blocks.append(bytearray(b'x' * (1 << 20)))\ntime.sleep(1)\nprint('held')"
+
+    async def scenario(sandbox: ForkServerSandbox, host: ContainerHost) -> None:
+        await sandbox.run(CodeRequested(500, 0, "jupyter_code", "value = 41", ""))
+        hogs = asyncio.create_task(run_all(sandbox, [make_program(hog, number) for number in range(4)]))
+        small = await run_all(sandbox, [make_program("print(2)", 10 + number) for number in range(50)])
+        assert [result.outcome for result in small if isinstance(result, CodeResult)] == [CodeOk(Output("2\n"))] * 50
+        results = await hogs
+        kinds = [type(result.outcome) for result in results if isinstance(result, CodeResult)]
+        assert len(kinds) == 4
+        assert CodeOutOfMemory in kinds
+        assert set(kinds) <= {CodeOutOfMemory, CodeOk}
+        after = await sandbox.run(CodeRequested(500, 1, "jupyter_code", "value + 1", ""))
+        assert after.outcome == CodeOk(Output("42\n"))
+        assert len(host.live_containers) == 1
+
+    play(scenario, memory_mib=512, container_memory_mib=1024, time_limit_s=20.0)
+
+
+def test_a_killed_fork_server_in_a_container_is_replaced() -> None:
+    async def scenario(sandbox: ForkServerSandbox, host: ContainerHost) -> None:
+        await sandbox.run(CodeRequested(1, 0, "jupyter_code", "x = 41", ""))
+        in_flight = asyncio.create_task(run_all(sandbox, [make_program("print(3)", number) for number in range(200)]))
+        await sandbox.run(make_program("print(3)", 1000))
+        os.kill(sandbox.server_pids[0], signal.SIGKILL)
+        results = await in_flight
+        assert {result.outcome for result in results if isinstance(result, CodeResult)} <= {CodeOk(Output("3\n"))}
+        assert (await wait_for_answer(sandbox)).outcome == CodeOk(Output("42\n"))
+        again = await sandbox.run(CodeRequested(1, 1, "jupyter_code", "x + 1", ""))
+        assert again.outcome == CodeOk(Output("42\n"))
+
+    play(scenario)
+
+
+_EXECUTOR = """
+import asyncio, sys
+from bus.messages import CodeRequested
+from configs.schema import SandboxConfig
+from sandbox.hosts.docker.docker_host import ContainerHost
+from sandbox.fork_server_sandbox import ForkServerSandbox
+
+async def main():
+    config = SandboxConfig(backend="docker", time_limit_s=100.0)
+    host = ContainerHost(config, "test")
+    sandbox = ForkServerSandbox(host, config)
+    await sandbox.start()
+    calls = [CodeRequested(n, 0, "python_code_with_standard_io", "while True: pass", "") for n in range(20)]
+    tasks = [asyncio.create_task(sandbox.run(call)) for call in calls]
+    await sandbox.run(CodeRequested(99, 0, "python_code_with_standard_io", "print(1)", ""))
+    print("here", host.live_containers[0].id, host.socket_folder, *sandbox.server_pids, flush=True)
+    await asyncio.gather(*tasks)
+
+asyncio.run(main())
+"""
+
+
+def test_a_killed_executor_leaves_no_process_and_the_next_one_removes_its_folder_and_container() -> None:
+    executor = subprocess.Popen([sys.executable, "-c", _EXECUTOR], stdout=subprocess.PIPE, text=True)
+    assert executor.stdout is not None
+    container_id, folder, *pids = _read_report(executor.stdout)
+    pidfds = [os.pidfd_open(int(pid)) for pid in pids]
+    executor.kill()
+    executor.wait()
+    executor.stdout.close()
+    for pidfd in pidfds:
+        wait_for_end(pidfd)
+
+    async def scenario(sandbox: ForkServerSandbox, host: ContainerHost) -> None:
+        assert not os.path.exists(folder)  # noqa: ASYNC240, PTH110
+        assert container_id not in run_docker("ps", "--all", "--quiet", "--no-trunc").split()
+
+    play(scenario)
+
+
+def test_only_containers_of_exited_owners_are_removed() -> None:
+    image = run_docker("images", "--filter", "reference=asterism-sandbox", "--quiet").split()[0]
+    machine, _, rest = get_process_identity().partition("/")
+    pid, _, started = rest.partition("/")
+    run = ["create", "--network", "none", "--label"]
+    dead = run_docker(*run, f"asterism.owner={machine}/{pid}/{int(started) - 1}", image).strip()
+    living = run_docker(
+        *run, f"asterism.owner={machine}/{os.getppid()}/{_read_start_time(os.getppid())}", image
+    ).strip()
+    foreign = run_docker(*run, "asterism.owner=another-machine/1/1", image).strip()
+    try:
+
+        async def scenario(sandbox: ForkServerSandbox, host: ContainerHost) -> None:
+            containers = run_docker("ps", "--all", "--quiet", "--no-trunc").split()
+            assert dead not in containers
+            assert {living, foreign} <= set(containers)
+
+        play(scenario)
+    finally:
+        run_docker("rm", "--force", living, foreign)
+
+
+def test_the_container_has_no_privileges_and_no_network() -> None:
+    async def scenario(sandbox: ForkServerSandbox, host: ContainerHost) -> None:
+        (container,) = json.loads(run_docker("inspect", host.live_containers[0].id))
+        setup = container["HostConfig"]
+        assert container["Config"]["User"] == "65534:65534"
+        assert setup["NetworkMode"] == "none"
+        assert setup["ReadonlyRootfs"]
+        assert setup["CapDrop"] == ["ALL"]
+        assert not setup["CapAdd"]
+        assert not setup["Privileged"]
+        assert setup["Memory"] == setup["MemorySwap"] == 8192 << 20
+        assert setup["PidsLimit"] == 8192
+        assert any(option.startswith("seccomp={") for option in setup["SecurityOpt"])
+        assert "no-new-privileges:true" in setup["SecurityOpt"]
+        assert [mount["RW"] for mount in container["Mounts"]] == [False]
+        fields = _read_status(host.live_containers[0].pid)
+        assert fields["CapBnd"] == fields["CapEff"] == fields["CapPrm"] == "0" * 16
+        assert fields["NoNewPrivs"] == "1"
+        assert fields["Seccomp"] == "2"
+
+    play(scenario)
+
+
+def _read_report(stdout: IO[str]) -> list[str]:
+    """The line that begins with "here"; log lines precede it."""
+    for line in stdout:
+        if line.startswith("here "):
+            return line.split()[1:]
+    raise AssertionError("the executor printed no report")
+
+
+def _read_status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+
+
+def _read_start_time(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def test_a_frozen_container_is_replaced_and_its_calls_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker_host, "_HEARTBEAT_TIMEOUT_S", 2.0)
+
+    async def scenario(sandbox: ForkServerSandbox, host: ContainerHost) -> None:
+        (before,) = host.live_containers
+        in_flight = asyncio.create_task(run_all(sandbox, [make_program("print(1)", number) for number in range(200)]))
+        await sandbox.run(make_program("print(1)", 1000))
+        run_docker("pause", before.id)
+        assert len(await in_flight) == 200
+        assert (await wait_for_answer(sandbox)).outcome == CodeOk(Output("42\n"))
+        (after,) = host.live_containers
+        assert after.id != before.id
+
+    play(scenario)

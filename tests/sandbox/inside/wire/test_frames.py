@@ -1,0 +1,23 @@
+"""Frames on a byte stream."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox.inside.wire.frames import BrokenStream, FrameReader, encode_frame
+
+
+@given(st.lists(st.dictionaries(st.text(), st.text() | st.integers())), st.integers(1, 7))
+def test_frames_arrive_whole_from_a_stream_in_any_chunks(frames: list[dict[str, object]], size: int) -> None:
+    stream = b"".join(encode_frame(frame) for frame in frames)
+    reader = FrameReader()
+    received = [frame for start in range(0, len(stream), size) for frame in reader.feed(stream[start : start + size])]
+    assert received == frames
+
+
+@pytest.mark.parametrize("stream", [b"\xff\xff\xff\xff", b"\x01\x00\x00\x00x", b"\x02\x00\x00\x0012"])
+def test_an_invalid_frame_breaks_the_stream(stream: bytes) -> None:
+    with pytest.raises(BrokenStream):
+        FrameReader().feed(stream)

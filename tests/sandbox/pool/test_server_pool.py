@@ -1,0 +1,382 @@
+"""Slots, pings and restarts of fork servers, with scripted servers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import NoReturn
+
+import pytest
+
+from sandbox.contract import SandboxFailure
+from sandbox.inside.wire.frames import Frame, FrameReader, encode_frame
+from sandbox.inside.wire.server_settings import ServerSettings
+from sandbox.pool import fork_server_client, server_connection, server_pool
+from sandbox.pool.fork_server_client import MAX_CALLS_PER_SERVER, SLOTS_PER_SERVER, ForkServerClient
+from sandbox.pool.server_pool import ServerPool
+
+SETTINGS = ServerSettings("bare", False, (), 1.0, 1, 1, 1, 1)
+
+
+class ScriptedServer(asyncio.Protocol):
+    """Implements sandbox.hosts.host.LaunchedProcess.
+
+    Answers immediately, except calls with the code "never".
+    """
+
+    pid = 1
+
+    def __init__(self) -> None:
+        self.socket, self.server_end = socket.socketpair()
+        self.running: set[int] = set()
+        self.pings = 0
+        self.stopped = False
+        self._changed = asyncio.Event()
+        self._exited = asyncio.Event()
+        self._reader = FrameReader()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(encode_frame({"hello": "bare"}))
+
+    def data_received(self, data: bytes) -> None:
+        for frame in self._reader.feed(data):
+            if frame["op"] == "ping":
+                self.pings += 1
+                if self.stopped:
+                    continue
+            if frame["op"] == "run" and frame["code"] == "never":
+                self.running.add(frame["id"])
+            else:
+                self.answer(frame["id"])
+        self._changed.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._exited.set()
+
+    def answer(self, number: int) -> None:
+        self.running.discard(number)
+        self._transport.write(encode_frame({"id": number}))
+
+    async def wait_running(self, num_calls: int) -> None:
+        """Returns when exactly `num_calls` calls are in flight."""
+        while len(self.running) != num_calls:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def wait_pings(self, num_pings: int) -> None:
+        while self.pings < num_pings:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def disconnect(self) -> None:
+        self._transport.close()
+
+    def kill(self) -> None: ...
+
+    async def wait(self) -> None:
+        await self._exited.wait()
+
+
+class ScriptedHost:
+    """Implements sandbox.hosts.host.Host."""
+
+    server_class = ScriptedServer
+
+    def __init__(self) -> None:
+        self.servers: list[ScriptedServer] = []
+
+    async def start(self) -> None: ...
+
+    async def launch(self, module: str, settings: ServerSettings) -> ScriptedServer:
+        server = self.server_class()
+        await asyncio.get_running_loop().create_connection(lambda: server, sock=server.server_end)
+        self.servers.append(server)
+        return server
+
+    async def wait_until_broken(self) -> NoReturn:
+        raise NotImplementedError
+
+    def get_memory_share(self) -> float:
+        return 0.0
+
+    def describe(self) -> tuple[str, tuple[str, ...]]:
+        return "scripted", ()
+
+    async def close(self) -> None: ...
+
+
+class NoSecondServer(ScriptedHost):
+    """The launch of the second server never returns."""
+
+    launches = 0
+
+    async def launch(self, module: str, settings: ServerSettings) -> ScriptedServer:
+        self.launches += 1
+        if self.launches == 2:
+            await asyncio.Event().wait()
+        return await super().launch(module, settings)
+
+
+class Caller:
+    def __init__(self, pool: ServerPool, server: ScriptedServer) -> None:
+        self._pool = pool
+        self.server = server
+        self._num_calls = 0
+        self.client: ForkServerClient
+
+    async def __call__(self, code: str) -> Frame:
+        self._num_calls += 1
+        frame = {"id": self._num_calls, "op": "run", "code": code}
+        self.client = await self._pool.acquire()
+        try:
+            return await self.client.call(frame)
+        finally:
+            self._pool.release(self.client)
+
+
+def play(scenario: Callable[[Caller], Awaitable[None]]) -> None:
+    async def play_with_one_server(pool: ServerPool, host: ScriptedHost) -> None:
+        await pool.start()
+        await scenario(Caller(pool, host.servers[0]))
+
+    play_pool(play_with_one_server, ScriptedHost(), 1)
+
+
+def play_pool(scenario: Callable[[ServerPool, ScriptedHost], Awaitable[None]], host: ScriptedHost, size: int) -> None:
+    async def play_in_loop() -> None:
+        pool = ServerPool(host, SETTINGS, size)
+        try:
+            async with asyncio.timeout(30):
+                await scenario(pool, host)
+        finally:
+            await pool.close()
+
+    asyncio.run(play_in_loop())
+
+
+@pytest.fixture(autouse=True)
+def fast_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_pool, "_LONG_CALL_CHECK_S", 0.001)
+
+
+def start_endless_calls(call: Caller, count: int) -> list[asyncio.Task[Frame]]:
+    return [asyncio.create_task(call("never")) for _ in range(count)]
+
+
+async def stop(tasks: list[asyncio.Task[Frame]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_only_a_server_that_answers_no_pings_is_replaced(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fork_server_client, "_PING_INTERVAL_S", 0.001)
+
+    async def scenario(call: Caller) -> None:
+        endless = asyncio.create_task(call("never"))
+        await call.server.wait_pings(50)
+        assert not endless.done()
+        call.server.stopped = True
+        with pytest.raises(SandboxFailure, match="fork server died"):
+            await endless
+        assert await call("quick") == {"id": 2}
+
+    play(scenario)
+
+
+def test_endless_calls_do_not_block_other_calls():
+    async def scenario(call: Caller) -> None:
+        endless = start_endless_calls(call, 3 * SLOTS_PER_SERVER)
+        await call.server.wait_running(len(endless))
+        assert [(await call("quick"))["id"] for _ in range(3)] == [len(endless) + number for number in (1, 2, 3)]
+        assert not any(task.done() for task in endless)
+        await stop(endless)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("overtaking", "is_long"), [(2 * SLOTS_PER_SERVER - 1, False), (2 * SLOTS_PER_SERVER, True)])
+def test_an_overtaken_call_becomes_long_and_frees_its_slot(
+    overtaking: int, is_long: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(server_pool, "_LONG_CALL_CHECK_S", 1e6)
+
+    async def scenario(call: Caller) -> None:
+        endless = start_endless_calls(call, SLOTS_PER_SERVER - 1)
+        await call.server.wait_running(len(endless))
+        for _ in range(overtaking):
+            await call("quick")
+        endless += start_endless_calls(call, 1)
+        await call.server.wait_running(SLOTS_PER_SERVER)
+        assert not call.client.has_free_slot
+        call.client.mark_long_calls()
+        assert call.client.has_free_slot == is_long
+        await stop(endless)
+
+    play(scenario)
+
+
+def test_a_server_never_exceeds_its_bound_and_waiting_calls_start_in_order():
+    async def scenario(call: Caller) -> None:
+        endless = start_endless_calls(call, MAX_CALLS_PER_SERVER + 2)
+        await call.server.wait_running(MAX_CALLS_PER_SERVER)
+        for _ in range(20):  # checks for long calls
+            await asyncio.sleep(0.001)
+        assert call.server.running == set(range(1, MAX_CALLS_PER_SERVER + 1))
+        call.server.answer(7)
+        await call.server.wait_running(MAX_CALLS_PER_SERVER)
+        assert MAX_CALLS_PER_SERVER + 1 in call.server.running
+        assert MAX_CALLS_PER_SERVER + 2 not in call.server.running
+        await stop(endless)
+
+    play(scenario)
+
+
+def test_extra_slots_disappear_with_their_long_calls():
+    async def scenario(call: Caller) -> None:
+        endless = start_endless_calls(call, 3 * SLOTS_PER_SERVER)
+        await call.server.wait_running(len(endless))
+        await stop(endless)
+        await call.server.wait_running(0)
+        again = start_endless_calls(call, SLOTS_PER_SERVER)
+        await call.server.wait_running(SLOTS_PER_SERVER)
+        assert (await asyncio.gather(*[call("quick") for _ in range(10)]))[-1]["id"] == 4 * SLOTS_PER_SERVER + 10
+        await stop(again)
+
+    play(scenario)
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+async def run_loop_turns(number: int) -> None:
+    """Lets in-flight frames arrive."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+async def call_any(pool: ServerPool) -> Frame:
+    server = await pool.acquire()
+    try:
+        return await server.call({"id": 1, "op": "run", "code": ""})
+    finally:
+        pool.release(server)
+
+
+def test_all_servers_are_replaced_when_they_die_simultaneously(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(server_pool, "_RESTART_BACKOFF_S", 0.0)
+    size = 16
+
+    async def scenario(pool: ServerPool, host: ScriptedHost) -> None:
+        await pool.start()
+        for server in host.servers:
+            server.disconnect()
+        await wait_until(lambda: len(host.servers) == 2 * size and len(pool.server_pids) == size)
+        assert (await call_any(pool))["id"] == 1
+
+    play_pool(scenario, ScriptedHost(), size)
+
+
+def test_a_server_that_dies_while_others_start_is_replaced(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(server_pool, "_RESTART_BACKOFF_S", 0.0)
+
+    class FirstServerDies(ScriptedHost):
+        """The second server starts after the greeting and the death of the first one."""
+
+        launches = 0
+
+        async def launch(self, module: str, settings: ServerSettings) -> ScriptedServer:
+            self.launches += 1
+            if self.launches == 2:
+                await wait_until(lambda: len(self.servers) == 1)
+                await run_loop_turns(20)
+                self.servers[0].disconnect()
+                await self.servers[0].wait()
+                await run_loop_turns(20)
+            return await super().launch(module, settings)
+
+    async def scenario(pool: ServerPool, host: ScriptedHost) -> None:
+        await pool.start()
+        await wait_until(lambda: len(host.servers) == 3 and len(pool.server_pids) == 2)
+
+    play_pool(scenario, FirstServerDies(), 2)
+
+
+def test_calls_fail_while_no_server_can_start_and_succeed_afterwards(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(server_pool, "_RESTART_BACKOFF_S", 0.0)
+
+    class Refusing(ScriptedHost):
+        refuses = False
+
+        async def launch(self, module: str, settings: ServerSettings) -> ScriptedServer:
+            await asyncio.sleep(0)
+            if self.refuses:
+                raise SandboxFailure("no container")
+            return await super().launch(module, settings)
+
+    host = Refusing()
+
+    async def scenario(pool: ServerPool, _: ScriptedHost) -> None:
+        await pool.start()
+        host.refuses = True
+        host.servers[0].disconnect()
+        await host.servers[0].wait()
+        with pytest.raises(SandboxFailure):
+            while True:
+                await call_any(pool)
+        with pytest.raises(SandboxFailure, match="no fork server can be started"):
+            while True:
+                await call_any(pool)
+        host.refuses = False
+        await wait_until(lambda: len(pool.server_pids) == 1)
+        assert (await call_any(pool))["id"] == 1
+
+    play_pool(scenario, host, 1)
+
+
+def test_a_cancelled_start_leaves_no_server():
+    async def scenario(pool: ServerPool, host: ScriptedHost) -> None:
+        starting = asyncio.create_task(pool.start())
+        await wait_until(lambda: len(host.servers) == 1)
+        await run_loop_turns(20)  # the greeting arrives
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await host.servers[0].wait()
+
+    play_pool(scenario, NoSecondServer(), 2)
+
+
+def test_a_server_without_a_greeting_is_stopped(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(server_connection, "_GREETING_TIMEOUT_S", 0.01)
+
+    class SilentServer(ScriptedServer):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
+
+    class SilentHost(ScriptedHost):
+        server_class = SilentServer
+
+    async def scenario(pool: ServerPool, host: ScriptedHost) -> None:
+        with pytest.raises(SandboxFailure, match="no greeting"):
+            await pool.start()
+        await host.servers[0].wait()
+
+    play_pool(scenario, SilentHost(), 1)
+
+
+def test_closing_does_not_wait_for_a_replacement_that_cannot_start_yet(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(server_pool, "_RESTART_BACKOFF_S", 0.0)
+
+    host = NoSecondServer()
+
+    async def scenario(pool: ServerPool, _: ScriptedHost) -> None:
+        await pool.start()
+        host.servers[0].disconnect()
+        await wait_until(lambda: host.launches == 2)
+        await pool.close()
+
+    play_pool(scenario, host, 1)

@@ -1,0 +1,172 @@
+"""Deaths of the sandbox's own processes: each call ends once, and no process is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from bus.messages import CodeOk, CodeRaised, CodeTimedOut, Output
+from configs.schema import SandboxConfig as SandboxConfig
+from sandbox.contract import CodeResult, SandboxFailure
+from sandbox.select_backend import make_process_sandbox
+from tests.processes import family, is_running, wait_for_end
+from tests.sandbox.conftest import Client, Play
+
+pytestmark = pytest.mark.slow
+
+
+def test_calls_fail_once_when_their_fork_server_dies_and_the_next_call_runs(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await client.printed("x = 5", trajectory=3)
+        calls = [asyncio.create_task(client.program("import time; time.sleep(600)")) for _ in range(20)]
+        assert isinstance((await client.program("print(1)")).outcome, CodeOk)  # the calls are sent
+        before = family(*client.sandbox.server_pids)
+        os.kill(_find_fork_server(client), signal.SIGKILL)
+        for result in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(result, SandboxFailure)
+            assert str(result) == "fork server died"
+        assert (await client.program("print(2)")).outcome == CodeOk(Output("2\n"))
+        assert await client.printed("x", trajectory=3) == "5\n"
+        assert [pid for pid in before if is_running(pid)] == []
+
+    play(scenario, time_limit_s=500)
+
+
+def test_a_fork_server_is_replaced_by_one_server_after_every_death(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        for _ in range(3):
+            os.kill(_find_fork_server(client), signal.SIGKILL)
+            # May still reach the dead server.
+            await asyncio.gather(client.program("print(1)"), return_exceptions=True)
+            assert (await client.program("print(2)")).outcome == CodeOk(Output("2\n"))
+            assert len(client.sandbox.server_pids) == 1
+
+    play(scenario, fork_servers=1)
+
+
+def test_an_unreadable_ground_truth_is_an_infrastructure_failure(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        with pytest.raises(SandboxFailure, match="ground truth cannot be read"):
+            await client.grade("x+1", "")
+        assert not (await client.grade("not a formula at all (", "x+1")).correct
+        assert (await client.grade("x+1", "1+x")).correct
+
+    play(scenario)
+
+
+def test_queued_calls_survive_the_death_of_the_fork_server(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        calls = [asyncio.create_task(client.program("import time; time.sleep(0.3)")) for _ in range(200)]
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        os.kill(_find_fork_server(client), signal.SIGKILL)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        answered = [result for result in results if isinstance(result, CodeResult)]
+        failed = [result for result in results if isinstance(result, SandboxFailure)]
+        assert len(answered) + len(failed) == 200
+        assert len(failed) <= 128
+        assert (await client.program("print(2)")).outcome == CodeOk(Output("2\n"))
+        assert {type(result.outcome) for result in answered} == {CodeOk}
+
+    play(scenario)
+
+
+def test_only_the_first_request_fails_when_the_grader_hangs_or_dies(play: Play) -> None:
+    hanging = "9^{9^{9^{9^{9}}}}+x"
+
+    async def scenario(client: Client) -> None:
+        assert (await client.grade("x+1", "1+x")).correct
+        grader = client.sandbox.server_pids[-1]
+        os.kill(family(grader)[-1], signal.SIGSTOP)
+        first, *others = await asyncio.gather(
+            client.grade(hanging, "1"), client.grade("2x", "x+x"), client.grade("x", "y"), return_exceptions=True
+        )
+        assert isinstance(first, SandboxFailure)
+        assert str(first) == "grader timed out"
+        assert [grade.correct for grade in others if not isinstance(grade, BaseException)] == [True, False]
+        os.kill(family(client.sandbox.server_pids[-1])[-1], signal.SIGSTOP)
+        last = asyncio.create_task(client.grade("a+b", "b+a"))
+        await asyncio.sleep(0)
+        os.kill(family(client.sandbox.server_pids[-1])[-1], signal.SIGKILL)
+        with pytest.raises(SandboxFailure, match="grader died"):
+            await last
+        assert (await client.grade("a+b", "b+a")).correct
+
+    play(scenario, grade_limit_s=3.0)
+
+
+_HOLDER = """
+import asyncio, sys
+from bus.messages import CodeRequested
+from configs.schema import SandboxConfig
+from sandbox.select_backend import make_process_sandbox
+
+async def hold():
+    sandbox = make_process_sandbox(SandboxConfig(time_limit_s=500, namespaces=sys.argv[1]))
+    await sandbox.start()
+    def call(trajectory, tool, code):
+        return asyncio.create_task(sandbox.run(CodeRequested(trajectory, 0, tool, code, "")))
+    for trajectory in range(5):
+        await call(trajectory, "jupyter_code", "x = 1")
+    hostile = "import os, ctypes\\nctypes.CDLL(None).prctl(1, 0)\\nif os.fork(): os.setsid\\nwhile True: pass"
+    calls = [call(9, "python_code_with_standard_io", code) for code in ("while True: pass", hostile)]
+    await call(10, "python_code_with_standard_io", "1")
+    print(*sandbox.server_pids, flush=True)
+    await asyncio.gather(*calls)
+
+asyncio.run(hold())
+"""
+
+
+def test_no_process_of_the_sandbox_outlives_its_executor() -> None:
+    """The executor is killed with open notebooks, an endless loop, and code that reset its
+    parent-death signal.
+    """
+    with subprocess.Popen([sys.executable, "-c", _HOLDER, "auto"], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        servers = [int(pid) for pid in holder.stdout.readline().split()]
+        started = family(*servers)
+        assert len(started) >= 1 + 1 + 5 + 3  # namespace parent, fork server, notebooks, loops
+        pidfds = [os.pidfd_open(pid) for pid in started]
+        holder.kill()
+    for pidfd in pidfds:
+        wait_for_end(pidfd)
+    assert [pid for pid in started if is_running(pid)] == []
+
+
+def test_a_sandbox_without_namespaces_reports_that_and_runs(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        assert client.isolation.namespaces == ()
+        assert any(sentence.startswith("No namespaces") for sentence in client.isolation.missing)
+        assert (await client.program("open('f', 'w').write('x')\nprint(open('f').read())")).outcome == CodeOk(
+            Output("x\n")
+        )
+        await client.program("import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)")
+        assert isinstance(
+            (await client.program("import os\nwhile os.fork() >= 0: pass")).outcome, CodeRaised | CodeTimedOut
+        )
+        assert await client.printed("1+1") == "2\n"
+
+    play(scenario, namespaces="off", time_limit_s=1.0)
+
+
+def test_a_failed_start_reports_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start() -> None:
+        sandbox = make_process_sandbox(SandboxConfig(namespaces="required"))
+        try:
+            await sandbox.start()
+        finally:
+            await sandbox.close()
+
+    monkeypatch.setattr("sandbox.pool.fork_server_client._MODULE", "sandbox.no_such_module")
+    with pytest.raises(SandboxFailure, match="exited while it started"):
+        asyncio.run(start())
+
+
+def _find_fork_server(client: Client) -> int:
+    """The pid of the fork server, a child of the launched process."""
+    return family(client.sandbox.server_pids[0])[1]

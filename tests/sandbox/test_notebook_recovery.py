@@ -1,0 +1,320 @@
+"""State, output and processes of a notebook after a cell dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+
+from bus.messages import CodeCrashed, CodeOk, CodeOutcome, CodeOutOfMemory, CodeRaised, CodeTimedOut, Output
+from sandbox.fork_server_sandbox import ForkServerSandbox
+from sandbox.hosts.docker.docker_host import ContainerHost
+from sandbox.hosts.local_host import LocalHost
+from tests.processes import family, wait_for_end
+from tests.sandbox.conftest import Client, Play
+
+pytestmark = pytest.mark.slow
+
+LIMIT_S = 0.6
+# State that a rerun cannot reproduce: a time, and the address of an object.
+SETUP = "import time\nt = time.time_ns()\nkept = [object()]"
+INSPECT = "t, id(kept[0]), len(kept)"
+SHARED = (  # the memory in which the notebook's processes store the current worker
+    "import sys\nframe = sys._getframe()\nwhile not hasattr(frame.f_locals.get('self'), '_shared'): frame = frame.f_back\n"
+    "shared = frame.f_locals['self']._shared\n"
+)
+# name: (the last lines of a cell, its outcome)
+ENDINGS: dict[str, tuple[str, CodeOutcome | type[CodeOutcome]]] = {
+    "loops": ("while True: pass", CodeTimedOut(Output("out\n", "err\n"), LIMIT_S)),
+    "sleeps": ("time.sleep(60)", CodeTimedOut(Output("out\n", "err\n"), LIMIT_S)),
+    "blocks all signals": (
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\ntime.sleep(60)",
+        CodeTimedOut(Output("out\n", "err\n"), LIMIT_S),
+    ),
+    "reads an invalid address": ("import ctypes; ctypes.string_at(0)", CodeCrashed(Output("out\n", "err\n"), -11)),
+    "os._exit": ("import os; os._exit(5)", CodeCrashed(Output("out\n", "err\n"), 5)),
+    "exit": ("exit()", CodeCrashed(Output("out\n", "err\n"), 0)),
+    "sys.exit": ("sys.exit(3)", CodeCrashed(Output("out\n", "err\n"), 3)),
+    "aborts": ("import os; os.abort()", CodeCrashed(Output("out\n", "err\n"), -6)),
+    "kills itself": ("import os; os.kill(os.getpid(), 9)", CodeCrashed(Output("out\n", "err\n"), -9)),
+    "signals its process group": ("import os; os.kill(0, 15)", CodeCrashed(Output("out\n", "err\n"), -15)),
+    "signals all processes": ("import os; os.kill(-1, 15); os._exit(4)", CodeCrashed(Output("out\n", "err\n"), 4)),
+    "closes its socket": ("import os; os.close(3)", CodeCrashed),
+    "closes everything": ("import os; os.closerange(0, 256)", CodeCrashed),
+    "removes functions of the harness": ("import os; os.write = os.getpid = None", CodeCrashed),
+    "leaves only a fork": ("import os\nif os.fork(): os._exit(6)\ntime.sleep(60)", CodeCrashed),
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_the_state_after_a_dead_cell_is_exactly_the_state_before_it(play: Play, name: str) -> None:
+    code, ending = ENDINGS[name]
+    dies = f"import sys\nprint('out')\nprint('err', file=sys.stderr)\nkept.append('lost')\nt = 0\n{code}"
+
+    async def scenario(client: Client) -> None:
+        await client.printed(SETUP)
+        before = await client.printed(INSPECT)
+        for _ in range(2):
+            outcome = (await client.cell(dies)).outcome
+            assert isinstance(outcome, ending) if isinstance(ending, type) else outcome == ending
+            assert await client.printed(INSPECT) == before
+        assert await client.printed("kept.append(1)\nlen(kept)") == "2\n"
+
+    play(scenario, time_limit_s=LIMIT_S)
+
+
+def test_the_state_after_a_dead_cell_is_exact_without_namespaces_too(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await client.printed(SETUP)
+        before = await client.printed(INSPECT)
+        for name in ("loops", "os._exit", "kills itself", "closes its socket", "leaves only a fork"):
+            code, ending = ENDINGS[name]
+            outcome = (await client.cell(f"kept.append('lost')\n{code}")).outcome
+            assert isinstance(outcome, ending if isinstance(ending, type) else type(ending)), name
+            assert await client.printed(INSPECT) == before, name
+
+    play(scenario, time_limit_s=LIMIT_S, namespaces="off")
+
+
+def test_effects_before_an_error_in_a_cell_stay(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await client.printed(SETUP)
+        before = await client.printed("t")
+        assert isinstance((await client.cell("kept.append(1)\n1 / 0")).outcome, CodeRaised)
+        assert isinstance((await client.cell("kept.append(2)\nx = bytearray(1 << 30)")).outcome, CodeOutOfMemory)
+        assert await client.printed("len(kept), t") == f"(3, {before.strip()})\n"
+
+    play(scenario, memory_mib=128)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        f"{SHARED}shared[:] = bytes(len(shared))\nos.kill(os.getpid(), 9)",
+        f"{SHARED}shared[:] = b'\\xff' * len(shared)\nos.kill(os.getpid(), 9)",
+        f"{SHARED}shared.close()",
+        "os.kill(-1, 9)\nos._exit(1)",
+        "os.write(3, b'x' * 1000)",
+        "for pid in range(2, 64):\n    if pid != os.getpid():\n        try: os.kill(pid, 19)\n        except OSError: pass\nos._exit(1)",
+    ],
+    ids=[
+        "no worker",
+        "wrong worker",
+        "no shared memory",
+        "all processes killed",
+        "noise on the socket",
+        "stopped checkpoint",
+    ],
+)
+def test_a_cell_that_damages_its_notebook_loses_no_variables_and_affects_no_other_notebook(
+    play: Play, harm: str
+) -> None:
+    async def scenario(client: Client) -> None:
+        if not client.isolation.namespaces:
+            pytest.fail("this suite needs namespaces")
+        await client.printed(SETUP, trajectory=1)
+        neighbour = await client.printed(INSPECT, trajectory=1)
+        await client.printed("x = 1\nnames = ['kept']")
+        await client.printed("y = x + 1")
+        outcome = (await client.cell(f"import os\nnames.append('lost')\n{harm}")).outcome
+        assert isinstance(outcome, CodeCrashed | CodeTimedOut)
+        assert await client.printed("x, y, names") == "(1, 2, ['kept'])\n"
+        assert await client.printed(INSPECT, trajectory=1) == neighbour
+
+    play(scenario, time_limit_s=LIMIT_S)
+
+
+def test_a_cell_that_kills_only_its_checkpoint_continues(play: Play) -> None:
+    kills = "for pid in range(2, 64):\n    if pid != os.getpid():\n        try: os.kill(pid, 9)\n        except OSError: pass\n"
+
+    async def scenario(client: Client) -> None:
+        await client.printed(f"import os\n{SETUP}")
+        before = await client.printed(INSPECT)
+        for _ in range(3):
+            await client.printed(kills)
+            assert await client.printed(INSPECT) == before
+        assert isinstance((await client.cell("os._exit(1)")).outcome, CodeCrashed)
+        assert await client.printed(INSPECT) == before
+
+    play(scenario)
+
+
+def test_a_fork_bomb_times_out_and_loses_no_variables(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await client.printed("names = ['kept']")
+        bomb = "import os\nnames.append('lost')\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+        neighbour = asyncio.create_task(client.program("print('intact')"))
+        assert (await client.cell(bomb)).outcome == CodeTimedOut(Output(), LIMIT_S)
+        assert (await neighbour).outcome == CodeOk(Output("intact\n"))
+        assert await client.printed("names") == "['kept']\n"
+
+    play(scenario, time_limit_s=LIMIT_S)
+
+
+def test_cells_without_a_checkpoint_run_again(play: Play) -> None:
+    """Pure cells make no checkpoint; the cells before them do."""
+
+    async def scenario(client: Client) -> None:
+        await client.printed(SETUP)
+        before = await client.printed(INSPECT)
+        await client.printed("x = 0\nwords = []")
+        for number in range(20):
+            await client.printed(f"x += {number}\nlast = f'{{x:>5}}'")
+        assert isinstance((await client.cell("x = 1 / 0")).outcome, CodeRaised)
+        assert isinstance((await client.cell("x = -1\nsum(range(10 ** 12))")).outcome, CodeTimedOut)
+        assert await client.printed("x, last") == "(190, '  190')\n"
+        assert await client.printed(INSPECT) == before
+        assert isinstance((await client.cell("exit()")).outcome, CodeCrashed)
+        assert await client.printed("x, last, len(words)") == "(190, '  190', 0)\n"
+        assert await client.printed(INSPECT) == before
+
+    play(scenario, time_limit_s=LIMIT_S)
+
+
+def test_a_long_notebook_survives_many_dead_cells(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await client.printed(SETUP + "\nimport os, math\ntotal = 0\ndef add(n):\n    global total\n    total += n")
+        before = await client.printed(INSPECT)
+        for number in range(30):
+            await client.printed(f"add({number})" if number % 2 else f"total += {number}")
+            if number % 3 == 0:
+                assert isinstance((await client.cell("add(1000)\nos._exit(1)")).outcome, CodeCrashed)
+        assert await client.printed("total") == f"{sum(range(30))}\n"
+        assert await client.printed(INSPECT) == before
+
+    play(scenario)
+
+
+def test_processes_of_a_dead_cell_are_killed_and_earlier_ones_continue(play: Play) -> None:
+    daemon = (
+        "import os, ctypes, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork(): os._exit(0)\n"
+        "    ctypes.CDLL(None).prctl(15, b'{name}')\n    time.sleep(600)\nos.wait()\n"
+    )
+
+    async def scenario(client: Client) -> None:
+        await client.printed(daemon.format(name="before"))
+        await client.printed(SETUP)
+        before = await client.printed(INSPECT)
+        for end in ("while True: pass", "os._exit(1)"):
+            outcome = (await client.cell(f"{daemon.format(name='lost')}{end}")).outcome
+            assert isinstance(outcome, CodeTimedOut | CodeCrashed)
+            # Killed before the answer, but may still be exiting.
+            for pidfd in open_pidfds(client.sandbox, "lost"):
+                wait_for_end(pidfd)
+            (pidfd,) = open_pidfds(client.sandbox, "before")
+            os.close(pidfd)
+        assert await client.printed(INSPECT) == before
+
+    play(scenario, time_limit_s=LIMIT_S)
+
+
+def test_a_child_process_stays_with_the_notebook_until_it_is_reaped(play: Play) -> None:
+    start = (
+        "import subprocess, sys\nchild = subprocess.Popen([sys.executable, '-c', 'print(input())'], "
+        "stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)"
+    )
+
+    async def scenario(client: Client) -> None:
+        await client.printed(start)
+        await client.printed("answer = child.communicate('hello')[0]")
+        assert await client.printed("answer, child.returncode") == "('hello\\n', 0)\n"
+        await client.printed(start)
+        assert isinstance((await client.cell("while True: pass")).outcome, CodeTimedOut)
+        assert await client.printed("child.communicate('again')[0]") == "'again\\n'\n"
+
+    play(scenario, time_limit_s=4.0)
+
+
+def test_threads_timers_and_the_process_id_persist_between_cells(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await client.printed("import os, signal, threading\npid = os.getpid()\nstop = threading.Event()")
+        await client.printed("waiting = threading.Thread(target=stop.wait)\nwaiting.start()")
+        await client.printed("import math")
+        assert await client.printed("waiting.is_alive(), threading.active_count()") == "(True, 2)\n"
+        assert isinstance((await client.cell("os._exit(1)")).outcome, CodeCrashed)
+        assert await client.printed("waiting.is_alive(), threading.active_count()") == "(True, 2)\n"
+        await client.printed("stop.set()\nwaiting.join()")
+        await client.printed("pid = os.getpid()\nsignal.signal(signal.SIGALRM, signal.default_int_handler)")
+        await client.printed("signal.setitimer(signal.ITIMER_REAL, 1000)")
+        assert await client.printed("import math\nsignal.getitimer(signal.ITIMER_REAL)[0] > 0") == "True\n"
+        assert await client.printed("os.getpid() == pid") == "True\n"
+
+    play(scenario)
+
+
+def test_a_checkpoint_is_not_a_child_of_the_code(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await client.printed("import os, math")
+        for code in ("os.wait()", "os.waitpid(-1, 0)"):
+            outcome = (await client.cell(code)).outcome
+            assert isinstance(outcome, CodeRaised)
+            assert outcome.error == "ChildProcessError: [Errno 10] No child processes"
+
+    play(scenario)
+
+
+def test_signals_to_a_dead_cell_do_not_reach_the_next_cell(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await client.printed("import os, signal\nseen = []\nsignal.signal(signal.SIGTERM, lambda *_: seen.append(1))")
+        outcome = (await client.cell("os.kill(-1, 15)\nos.kill(os.getpid(), 15)\nprint(seen)\nos._exit(1)")).outcome
+        assert outcome == CodeCrashed(Output("[1]\n"), 1)
+        assert await client.printed("seen") == "[]\n"
+        assert await client.printed("os.kill(os.getpid(), signal.SIGTERM)\nseen") == "[1]\n"
+
+    play(scenario)
+
+
+def test_memory_of_a_checkpoint_does_not_count_as_memory_of_the_cell(play: Play) -> None:
+    """A cell rewrites 150 of 256 MiB, for long enough that its memory is measured."""
+
+    async def scenario(client: Client) -> None:
+        await client.printed("import time\nx = bytearray(b'a') * (150 << 20)")
+        rewrites = "until = time.monotonic() + 0.5\nwhile time.monotonic() < until:\n"
+        rewrites += "    for n in range(0, len(x), 4096): x[n] = 98"
+        await client.printed(rewrites)
+        assert await client.printed("x[0], x[-4096]") == "(98, 98)\n"
+
+    play(scenario, memory_mib=256)
+
+
+def test_notebooks_over_the_limit_keep_their_variables(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        for trajectory in range(5):
+            await client.printed(f"import math\nx = {trajectory}", trajectory)
+        for trajectory in range(5):
+            assert isinstance((await client.cell("x = None\nexit()", trajectory)).outcome, CodeCrashed)
+            assert await client.printed("x, math.pi > 3", trajectory) == f"({trajectory}, True)\n"
+
+    play(scenario, max_live_notebooks=2)
+
+
+def open_pidfds(sandbox: ForkServerSandbox, name: str) -> list[int]:
+    """Of the sandbox's processes with this name."""
+    pidfds: list[int] = []
+    for pid in family(*sandbox.server_pids):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it exited meanwhile
+            if Path(f"/proc/{pid}/comm").read_text().strip() == name:
+                pidfds.append(os.pidfd_open(pid))
+    return pidfds
+
+
+def test_under_memory_pressure_idle_notebooks_lose_their_processes_but_no_variables(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(client: Client) -> None:
+        await asyncio.gather(*[client.cell(f"x = {number}", number) for number in range(20)])
+        for host in (LocalHost, ContainerHost):
+            monkeypatch.setattr(host, "get_memory_share", lambda _: 0.95)
+        monkeypatch.setattr("sandbox.fork_server_sandbox._MEMORY_CHECK_S", 0.0)
+        before = len(family(*client.sandbox.server_pids))
+        await asyncio.gather(*[client.cell("1 + 1", 1000) for _ in range(20)])
+        # Two processes each, which exit later.
+        while len(family(*client.sandbox.server_pids)) > before - 20:
+            await client.printed("1 + 1", 1000)
+        outputs = [await client.printed("x", number) for number in range(20)]
+        assert outputs == [f"{number}\n" for number in range(20)]
+
+    play(scenario)

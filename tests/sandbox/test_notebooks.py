@@ -1,0 +1,106 @@
+"""The table of notebooks, and notebooks of other executors that are rebuilt from their cells."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from bus.messages import CodeOk, CodeRequested, Output
+from configs.schema import SandboxConfig as SandboxConfig
+from policies.rollout.transitions import keeps_effects
+from sandbox.fork_server_sandbox import _COMMITTED_KINDS, parse_outcome  # pyright: ignore[reportPrivateUsage]
+from sandbox.notebooks import NotebookTable
+from sandbox.pool.fork_server_client import ForkServerClient
+from tests.sandbox.conftest import Client, Play
+
+
+def make_table(num_live: int, max_live: int) -> NotebookTable:
+    """With `num_live` notebooks that have a process; the first is the least recently used."""
+    table = NotebookTable(max_live)
+    for trajectory in range(num_live):
+        notebook = table.get_or_create(trajectory, "bare")
+        notebook.server = cast(ForkServerClient, SimpleNamespace(alive=True))
+    return table
+
+
+def test_the_least_recently_used_notebook_is_evicted_for_a_new_one() -> None:
+    table = make_table(3, max_live=3)
+    table.get_or_create(0, "bare")
+    assert table.select_evictions(0, memory_pressure=False) == []
+    assert table.select_evictions(1, memory_pressure=False) == [table.get_or_create(1, "bare")]
+
+
+def test_a_notebook_with_a_running_cell_is_not_evicted() -> None:
+    async def scenario() -> None:
+        table = make_table(2, max_live=2)
+        await table.get_or_create(0, "bare").lock.acquire()
+        table.get_or_create(1, "bare")
+        assert table.select_evictions(1, memory_pressure=False) == [table.get_or_create(1, "bare")]
+
+    asyncio.run(scenario())
+
+
+def test_memory_pressure_evicts_idle_notebooks_below_the_limit() -> None:
+    table = make_table(33, max_live=512)
+    assert [notebook.number for notebook in table.select_evictions(0, memory_pressure=True)] == [1, 2, 3]
+    assert make_table(0, max_live=512).select_evictions(1, memory_pressure=True) == []
+
+
+def make_cells(*codes: str) -> tuple[CodeRequested, ...]:
+    """With gaps in the call numbers, as left by calls without effects on the notebook."""
+    return tuple(CodeRequested(5, 2 * number, "jupyter_code", code, "") for number, code in enumerate(codes))
+
+
+@pytest.mark.slow
+def test_a_restored_notebook_has_its_variables_and_its_random_draws(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        cells = make_cells("import random\nx = random.random()\nprint('hidden')", "y = [1]\n1 / 0", "y.append(x)")
+        for cell in cells:
+            await client.sandbox.run(cell)
+        call = CodeRequested(5, 9, "jupyter_code", "print(y, random.random())", "")
+        before = (await client.sandbox.run(call)).outcome
+        await client.sandbox.end_notebook(5)  # the restored notebook is that of another executor
+        client.sandbox.restore_notebook(5, cells)
+        after = (await client.sandbox.run(call)).outcome
+        assert isinstance(before, CodeOk)
+        assert after == before
+        assert before.output.stdout.startswith("[1, 0.")
+
+    play(scenario)
+
+
+@pytest.mark.slow
+def test_a_restored_notebook_can_be_ended(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        client.sandbox.restore_notebook(5, make_cells("x = 1"))
+        await client.sandbox.end_notebook(5)
+        outcome = (await client.sandbox.run(CodeRequested(5, 9, "jupyter_code", "'x' in globals()", ""))).outcome
+        assert outcome == CodeOk(Output("False\n"))
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("kind", ["ok", "raised", "memory", "timeout", "died"])
+def test_rollout_and_sandbox_agree_on_the_outcomes_that_keep_effects(kind: str) -> None:
+    details = {"raised": ["E", "E"], "died": ["-9"]}.get(kind, [])
+    streams = {"stdout": "", "stderr": "", "stdout_cut": 0, "stderr_cut": 0}
+    outcome = parse_outcome({"kind": kind, "details": details, **streams}, SandboxConfig())
+    assert keeps_effects(outcome) == (kind in _COMMITTED_KINDS)
+
+
+@pytest.mark.slow
+def test_a_restored_cell_killed_for_the_memory_of_its_processes_leaves_no_effects(play: Play) -> None:
+    hog = (
+        "import os, time\nx = 'changed'\nfor _ in range(4):\n    if os.fork() == 0:\n"
+        "        block = bytearray(b'x' * (60 << 20))\n        time.sleep(30)\ntime.sleep(30)"
+    )
+
+    async def scenario(client: Client) -> None:
+        client.sandbox.restore_notebook(5, make_cells("x = 'kept'", hog, "y = x"))
+        outcome = (await client.sandbox.run(CodeRequested(5, 9, "jupyter_code", "x, y", ""))).outcome
+        assert outcome == CodeOk(Output("('kept', 'kept')\n"))
+
+    play(scenario, memory_mib=128)

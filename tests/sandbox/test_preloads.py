@@ -1,0 +1,25 @@
+"""The preload of the fork server for a piece of code."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandbox.preloads import select_preload
+
+
+@pytest.mark.parametrize(
+    ("code", "preload"),
+    [
+        ("print(1)", "bare"),
+        ("import numpy as np", "numpy"),
+        ("import numpy, sympy", "scientific"),
+        ("import scipy.stats\nprint('sympy')", "numpy"),
+        ("if True:\n    from sympy.solvers import solve", "scientific"),
+        ("print('numpy')", "bare"),
+        ("import numpy as (", "bare"),
+        ("from .numpy import x", "bare"),
+        ("import mynumpy", "bare"),
+    ],
+)
+def test_the_preload_follows_from_the_imports(code: str, preload: str) -> None:
+    assert select_preload(code) == preload

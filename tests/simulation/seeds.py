@@ -1,0 +1,17 @@
+"""The seeds of a simulation suite for `make check`, `make test` and `make nightly`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+
+def select_seeds(count: int, *, fast: Collection[int], per_change: int) -> list[Any]:
+    """Seeds 0 to `count` - 1 for pytest.mark.parametrize. `fast` ones run always, the first `per_change` others are slow,
+    the rest are slow and nightly."""
+    others = [seed for seed in range(count) if seed not in fast]
+    slow = [pytest.param(seed, marks=pytest.mark.slow) for seed in others[:per_change]]
+    nightly = [pytest.param(seed, marks=(pytest.mark.slow, pytest.mark.nightly)) for seed in others[per_change:]]
+    return [*fast, *slow, *nightly]

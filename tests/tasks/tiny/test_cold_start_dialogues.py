@@ -1,0 +1,102 @@
+"""The tiny task's cold start: shares of behaviors, and results that equal the sandbox's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from bus.messages import CodeRequested
+from policies.dialogue.parse_turn import MalformedCall, parse_assistant_turn
+from policies.dialogue.tool_results import format_malformed_call, format_result
+from tasks.tiny.cold_start_dialogues import BEHAVIOR_SHARES, Messages, generate_dialogues, run_snippet
+
+LIMIT = 256
+
+
+@pytest.fixture(scope="module")
+def dialogues() -> list[Messages]:
+    return generate_dialogues(0, 600, LIMIT)
+
+
+def list_codes(message: dict[str, Any]) -> list[str]:
+    return [json.loads(call["function"]["arguments"])["code"] for call in message.get("tool_calls", ())]
+
+
+def count_calls(messages: Messages) -> tuple[int, int]:
+    """(calls, failed calls)"""
+    results = [message["content"] for message in messages if message["role"] == "tool"]
+    return len(results), sum(result.startswith("Tool call failure") for result in results)
+
+
+def test_the_shares_sum_to_one() -> None:
+    assert sum(BEHAVIOR_SHARES.values()) == pytest.approx(1)
+
+
+def test_wrong_behaviors_outnumber_the_right_one() -> None:
+    assert BEHAVIOR_SHARES["clean"] < 0.2
+    assert BEHAVIOR_SHARES["clean"] + BEHAVIOR_SHARES["repaired"] + BEHAVIOR_SHARES["malformed"] < 0.45
+
+
+def test_generated_dialogues_have_the_configured_shares(dialogues: list[Messages]) -> None:
+    shares = {counts: number / len(dialogues) for counts, number in Counter(map(count_calls, dialogues)).items()}
+    assert shares[0, 0] == pytest.approx(BEHAVIOR_SHARES["guess"], abs=0.05)
+    assert shares[1, 0] == pytest.approx(BEHAVIOR_SHARES["clean"] + BEHAVIOR_SHARES["wrong"], abs=0.05)
+    assert shares[1, 1] == pytest.approx(BEHAVIOR_SHARES["gives_up"], abs=0.05)
+    assert shares[2, 1] == pytest.approx(BEHAVIOR_SHARES["repaired"] + BEHAVIOR_SHARES["malformed"], abs=0.05)
+
+
+def test_every_result_equals_the_output_of_its_call(dialogues: list[Messages]) -> None:
+    for messages in dialogues:
+        for call, result in pairwise(messages):
+            for code in list_codes(call):
+                assert result["content"] == format_result(run_snippet(code), LIMIT)
+
+
+def test_a_malformed_call_gets_the_error_message_of_a_rollout(dialogues: list[Messages]) -> None:
+    broken = 0
+    for messages in dialogues:
+        for call, result in pairwise(messages):
+            for read in parse_assistant_turn(call["content"], ["jupyter_code"]).calls:
+                assert isinstance(read, MalformedCall)
+                assert result["content"] == format_malformed_call(read.error, LIMIT)
+                broken += 1
+    assert broken
+
+
+def test_every_dialogue_ends_with_one_boxed_answer(dialogues: list[Messages]) -> None:
+    for messages in dialogues:
+        turn = parse_assistant_turn(messages[-1]["content"], ["jupyter_code"])
+        assert turn.answer
+        assert (turn.answer_opens, turn.answer_closes) == (1, 1)
+
+
+def test_the_same_seed_gives_the_same_dialogues() -> None:
+    first = generate_dialogues(0, 60, LIMIT)
+    assert generate_dialogues(0, 60, LIMIT) == first
+    assert generate_dialogues(1, 60, LIMIT) != first
+
+
+@pytest.mark.slow
+def test_the_sandbox_returns_the_same_bytes() -> None:
+    from configs.schema import SandboxConfig
+    from sandbox.select_backend import make_process_sandbox
+
+    codes = sorted(
+        {code for messages in generate_dialogues(0, 60, LIMIT) for message in messages for code in list_codes(message)}
+    )
+
+    async def run_all() -> list[str]:
+        sandbox = make_process_sandbox(SandboxConfig())
+        await sandbox.start()
+        try:
+            requests = (CodeRequested(n, 0, "jupyter_code", code, "") for n, code in enumerate(codes))
+            return [format_result((await sandbox.run(request)).outcome, LIMIT) for request in requests]
+        finally:
+            await sandbox.close()
+
+    assert asyncio.run(run_all()) == [format_result(run_snippet(code), LIMIT) for code in codes]

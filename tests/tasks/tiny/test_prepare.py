@@ -1,0 +1,68 @@
+"""The seed determines all prepared files, and unsuitable configurations are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+from configs.schema import DialogueConfig, RunConfig, TinyConfig
+from engine.data.datasets import read_problems
+from engine.data.sft_dialogues import read_sft_dialogues
+from engine.model.hf_checkpoint import load_model
+from engine.model.tokenizer import load_tokenizer
+from tasks.tiny.prepare import prepare
+
+TINY = TinyConfig(num_train_questions=100, num_test_questions=20, num_sft_dialogues=100)
+NOTEBOOK = DialogueConfig(tools=("jupyter_code",))
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = RunFolder(tmp_path_factory.mktemp("run"))
+    prepare(RunConfig(name="some", tiny=TINY, dialogue=NOTEBOOK), folder)
+    return folder
+
+
+def read_contents(folder: RunFolder) -> dict[str, bytes]:
+    files = (path for path in folder.path.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder.path)): path.read_bytes() for path in files}
+
+
+def test_prepared_files_are_readable_as_user_files(prepared: RunFolder) -> None:
+    assert len(read_problems(prepared.data / "train.jsonl")) == 100
+    assert len(read_problems(prepared.data / "test.jsonl")) == 20
+    tokenizer = load_tokenizer(prepared.checkpoints / "init")
+    assert len(read_sft_dialogues(prepared.data / "sft.jsonl", tokenizer, NOTEBOOK.tools)) == 100
+
+
+def test_the_model_has_an_embedding_for_every_token(prepared: RunFolder) -> None:
+    init = prepared.checkpoints / "init"
+    assert load_model(init).config.vocab_size == load_tokenizer(init).vocab_size
+
+
+def test_the_same_seed_gives_the_same_bytes(prepared: RunFolder, tmp_path: Path) -> None:
+    prepare(RunConfig(name="some", tiny=TINY, dialogue=NOTEBOOK), RunFolder(tmp_path))
+    assert read_contents(RunFolder(tmp_path)) == read_contents(prepared)
+
+
+def test_another_seed_gives_different_files(prepared: RunFolder, tmp_path: Path) -> None:
+    prepare(RunConfig(name="some", seed=1, tiny=TINY, dialogue=NOTEBOOK), RunFolder(tmp_path))
+    other, same = read_contents(RunFolder(tmp_path)), read_contents(prepared)
+    changed = {name for name in same if other[name] != same[name]}
+    assert changed >= {"data/train.jsonl", "data/test.jsonl", "data/sft.jsonl", "checkpoints/init/model.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("run", "problem"),
+    [
+        (RunConfig(name="some"), r"the configuration has no \[tiny\] table"),
+        (RunConfig(name="some", tiny=TINY), r"dialogue.tools: the tiny task supports only"),
+    ],
+)
+def test_an_unsuitable_configuration_is_refused(run: RunConfig, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(UnusableInput, match=problem):
+        prepare(run, RunFolder(tmp_path))
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,76 @@
+"""The prose of the code base avoids a list of words: standard terms and plain sentences replace them (STOP_LIST).
+
+Checked are docstrings, comments, test names, help texts and the Markdown pages, outside code blocks.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = (
+    *("configs", "bus", "policies", "sandbox", "engine", "tasks", "actors", "analysis", "benchmarks"),
+    *("tests", "docs"),
+)
+STOP_LIST = (
+    *("who", "whom", "whose", "whoever", "nobody", "somebody", "anybody", "everybody"),
+    *("anew", "beside", "once more", "is none", "are none", "by itself", "under way", "so long as", "as far as"),
+    *("one that", "those that", "ones that", "goes on", "go on", "going on", "what is", "what was", "what it"),
+    *("what they", "is said", "are said", "says", "hears", "heard", "tells", "told", "lies in", "stands in"),
+    *("is gone", "are gone", "gives up", "give up", "given up", "takes in", "look at", "looks at", "come to"),
+    *("comes to", "else's", "last words", "in silence"),
+)
+PATTERN = re.compile(
+    r"(?<![\w-])(" + "|".join(phrase.replace(" ", r"\s+") for phrase in STOP_LIST) + r")(?![\w-])", re.IGNORECASE
+)
+HELP_KEYWORDS = ("help", "description", "epilog")
+
+
+def extract_python_prose(text: str) -> Iterator[tuple[int, str]]:
+    """Line number and text of each docstring, test name, help text and comment."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if docstring := ast.get_docstring(node, clean=False):
+                yield node.body[0].lineno, docstring
+            if not isinstance(node, ast.Module) and node.name.startswith(("test_", "Test")):
+                yield node.lineno, node.name.replace("_", " ")
+        if isinstance(node, ast.keyword) and node.arg in HELP_KEYWORDS and isinstance(node.value, ast.Constant):
+            yield node.value.lineno, str(node.value.value)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def extract_markdown_prose(text: str) -> Iterator[tuple[int, str]]:
+    in_code = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith("```"):
+            in_code = not in_code
+        elif not in_code and not line.startswith("    "):
+            yield number, line
+
+
+def find_violations(path: Path) -> Iterator[str]:
+    find_prose = extract_markdown_prose if path.suffix == ".md" else extract_python_prose
+    for number, prose in find_prose(path.read_text()):
+        for match in PATTERN.finditer(prose):
+            yield f"{path.relative_to(ROOT)}:{number}: {match[0]!r}"
+
+
+def test_the_stop_list_is_found_in_each_kind_of_prose() -> None:
+    source = '"""It says so."""\n# anew\ndef test_nobody_waits(): ...\nadd(help="who")\nname = "whose"\n'
+    found = [match[0] for _, prose in extract_python_prose(source) for match in PATTERN.finditer(prose)]
+    assert sorted(found) == ["anew", "nobody", "says", "who"]
+    assert [number for number, _ in extract_markdown_prose("a\n```\nwho\n```\n    who\nb\n")] == [1, 6]
+
+
+def test_no_prose_has_a_word_of_the_stop_list() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    modules = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if path != Path(__file__)]
+    violations = [violation for path in (*pages, *modules) for violation in find_violations(path)]
+    assert violations == [], f"{len(violations)} violations"

@@ -1,0 +1,98 @@
+"""The shape of the code base: sizes of files, functions and classes, unique names, modules per package."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("configs", "bus", "policies", "sandbox", "engine", "tasks", "actors", "analysis", "benchmarks")
+MAX_MODULES = 16  # per package, without __init__ and __main__
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_CLASS_LINES = 400, 40, 250
+SMALL_FILE_LINES, MAX_SMALL_FILES = 45, 22
+# Module names that two packages may use. `errors` and `contract` have the same role wherever they are.
+# A benchmark program has the name of its subject: `python -m benchmarks.bus` is an interface.
+SHARED_NAMES = {"__init__", "__main__", "errors", "contract"}
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@cache
+def sources() -> tuple[Path, ...]:
+    return tuple(sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")))
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def count_lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def locate(path: Path, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str:
+    return f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+
+
+def definitions(*kinds: type[ast.AST]) -> Iterator[tuple[Path, ast.ClassDef]]:
+    for path in sources():
+        for node in ast.walk(parse(path)):
+            if isinstance(node, kinds):
+                yield path, node  # type: ignore[misc]
+
+
+def test_a_package_has_at_most_16_modules() -> None:
+    modules = Counter(path.parent for path in sources() if path.stem not in ("__init__", "__main__"))
+    assert {str(folder.relative_to(ROOT)): n for folder, n in modules.items() if n > MAX_MODULES} == {}
+
+
+def test_a_module_name_occurs_in_one_package_only() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in sources():
+        if path.stem not in SHARED_NAMES and path.parent != ROOT / "benchmarks":
+            places[path.stem].append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
+
+
+def test_a_class_name_is_defined_once() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path, node in definitions(ast.ClassDef):
+        places[node.name].append(locate(path, node))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_few_files_are_small() -> None:
+    small = [
+        str(path.relative_to(ROOT))
+        for path in sources()
+        if path.stem not in ("__init__", "__main__") and count_lines(path) < SMALL_FILE_LINES
+    ]
+    assert len(small) <= MAX_SMALL_FILES, small
+
+
+def test_no_file_is_long() -> None:
+    assert {str(path.relative_to(ROOT)): n for path in sources() if (n := count_lines(path)) > MAX_FILE_LINES} == {}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "limit"), [(FUNCTION, MAX_FUNCTION_LINES), ((ast.ClassDef,), MAX_CLASS_LINES)], ids=["function", "class"]
+)
+def test_no_function_and_no_class_is_long(kinds: tuple[type[ast.AST], ...], limit: int) -> None:
+    lengths = {locate(path, node): (node.end_lineno or 0) - node.lineno + 1 for path, node in definitions(*kinds)}
+    assert {place: length for place, length in lengths.items() if length > limit} == {}
+
+
+def test_no_function_name_ends_in_of() -> None:
+    assert [locate(path, node) for path, node in definitions(*FUNCTION) if node.name.endswith("_of")] == []
+
+
+def test_every_struct_of_the_schema_is_a_config() -> None:
+    schema = (ROOT / "configs" / "schema.py", ROOT / "configs" / "sglang_options.py")
+    assert [
+        node.name for path, node in definitions(ast.ClassDef) if path in schema and not node.name.endswith("Config")
+    ] == []
