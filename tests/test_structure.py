@@ -19,6 +19,7 @@ SMALL_FILE_LINES, MAX_SMALL_FILES = 45, 22
 # A benchmark program has the name of its subject: `python -m benchmarks.bus` is an interface.
 SHARED_NAMES = {"__init__", "__main__", "errors", "contract"}
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 @cache
@@ -27,23 +28,26 @@ def sources() -> tuple[Path, ...]:
 
 
 @cache
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def list_definitions() -> tuple[tuple[Path, Definition], ...]:
+    """All functions and classes, at any depth."""
+    return tuple(
+        (path, node)
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (*FUNCTION, ast.ClassDef))
+    )
 
 
 def count_lines(path: Path) -> int:
     return len(path.read_text().splitlines())
 
 
-def locate(path: Path, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str:
+def locate(path: Path, node: Definition) -> str:
     return f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
 
 
-def definitions(*kinds: type[ast.AST]) -> Iterator[tuple[Path, ast.ClassDef]]:
-    for path in sources():
-        for node in ast.walk(parse(path)):
-            if isinstance(node, kinds):
-                yield path, node  # type: ignore[misc]
+def definitions(*kinds: type[ast.AST]) -> Iterator[tuple[Path, Definition]]:
+    return ((path, node) for path, node in list_definitions() if isinstance(node, kinds))
 
 
 def test_a_package_has_at_most_16_modules() -> None:
