@@ -140,8 +140,8 @@ def compare(a: RunFolder, b: RunFolder) -> subprocess.CompletedProcess[str]:
 def test_a_run_equals_itself_and_every_part_is_counted(strict_run: RunFolder) -> None:
     result = compare(strict_run, strict_run)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("the same: ")
-    assert " 0 of " not in result.stdout
+    assert result.stdout.startswith("identical (trajectory: ")
+    assert ": 0" not in result.stdout
 
 
 def test_each_differing_part_is_named_with_its_first_difference(strict_run: RunFolder, tmp_path: Path) -> None:
@@ -160,8 +160,8 @@ def test_each_differing_part_is_named_with_its_first_difference(strict_run: RunF
     assert result.returncode == 1
     lines_printed = result.stdout.splitlines()
     assert [line.split(": ")[1].split(";")[0] for line in lines_printed] == [
-        *["only the first run has it"] * 3,
-        *["it differs"] * 2,
+        *["only in the first run"] * 3,
+        *["differs"] * 2,
     ]
     parts = (
         "trajectory ",
@@ -177,4 +177,4 @@ def test_each_differing_part_is_named_with_its_first_difference(strict_run: RunF
 def test_a_folder_without_event_logs_cannot_be_compared(strict_run: RunFolder, tmp_path: Path) -> None:
     result = compare(strict_run, RunFolder(tmp_path))
     assert result.returncode == 2
-    assert "there is no event log" in result.stderr
+    assert "no event log" in result.stderr
