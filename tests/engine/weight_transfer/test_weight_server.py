@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -29,17 +30,10 @@ pytestmark = pytest.mark.slow
 CHUNK = 64 * 2**10
 NUMBERS = 1_000_000
 HALF = 2 * NUMBERS
-FETCHING = """
-import asyncio, sys
-from pathlib import Path
-from msgspec.json import decode
-from bus.transport.curve_auth import load_key
-from bus.messages import WeightsPublished
-from engine.weight_transfer.weight_client import WeightsFetcher
-folder, port, key, published = sys.argv[1:]
-fetcher = WeightsFetcher(Path(folder), "127.0.0.1", int(port), load_key(Path(key)), 65_536)
-asyncio.run(fetcher.nearby(WeightsPublished(**decode(published))))
-"""
+
+
+def fetch_in_process(folder: Path, port: int, key: Path, published: WeightsPublished) -> None:
+    asyncio.run(WeightsFetcher(folder, LOOPBACK, port, load_key(key), CHUNK).fetch(published))
 
 
 class Scene:
@@ -131,14 +125,15 @@ def test_a_download_resumes_after_the_server_restarts(scene: Scene) -> None:
 def test_a_process_killed_during_a_download_leaves_no_invalid_slot(scene: Scene) -> None:
     async def scenario() -> None:
         published = scene.publish(1)
-        told = json.dumps({name: getattr(published, name) for name in published.__struct_fields__})
         async with scene.server() as (_, port), link_to(port, allowed=HALF) as link:
-            argv = ("-c", FETCHING, str(scene.near), str(link.port), str(scene.key), told)
-            process = await asyncio.create_subprocess_exec(sys.executable, *argv)
-            await link.held.wait()
+            arguments = (scene.near, link.port, scene.key, published)
+            process = get_context("spawn").Process(target=fetch_in_process, args=arguments, daemon=True)
+            process.start()
+            await until(lambda: link.held.is_set() or not process.is_alive())
+            assert link.held.is_set(), f"the download ended with {process.exitcode}"
             waiting = asyncio.create_task(scene.fetcher(port).fetch(published))
             process.kill()
-            await process.wait()
+            process.join()
             assert_loads(await waiting)
         assert sorted(path.name for path in scene.near.iterdir()) == ["slot_1", "slot_1.lock"]
 
