@@ -164,7 +164,7 @@ class EngineConfig(Section, frozen=True):
 class ArbiterConfig(Section, frozen=True):
     """Assignment of trajectories to engines: docs/scheduling.md, policies/arbiter/registry.py."""
 
-    policy: Literal["static", "round_robin", "least_requests", "kv", "kv_lookahead"] = "kv_lookahead"
+    policy: Literal["static", "round_robin", "least_requests", "worst_case", "kv_lookahead"] = "kv_lookahead"
 
 
 class SandboxConfig(Section, frozen=True):

@@ -40,7 +40,7 @@ EXECUTOR = "executor-0/1"
 def deciders(response_tokens: int = 4000) -> dict[str, Decider]:
     """By address."""
     return {
-        "head/arbiter": Arbiter("kv", response_tokens),
+        "head/arbiter": Arbiter("worst_case", response_tokens),
         "rollout-0": Rollout(rules(response_tokens=response_tokens), TOKENIZER),
     }
 

@@ -183,7 +183,7 @@ def keys(
 @app.command()
 def simulate(
     workload: WorkloadArgument,
-    policies: PoliciesOption = "static,kv,kv_lookahead",
+    policies: PoliciesOption = "static,worst_case,kv_lookahead",
     seed: Annotated[int, typer.Option("--seed", help="Random seed of the workload.")] = 0,
     scale: Annotated[float, typer.Option(min=0.01, help="Scale the workload and the cluster by this factor.")] = 1.0,
     step: Annotated[

@@ -68,7 +68,7 @@ class _ForkRunner:
         self._clock = clock
         self._rollout = Rollout(replace(rules, arbiter=_ARBITER, buffer=_BUFFER, launcher=_OBSERVER), tokenizer)
         arbiter = Arbiter(
-            "kv", rules.response_tokens, rollout_address=_ROLLOUT, address=_ARBITER, observer_address=_OBSERVER
+            "worst_case", rules.response_tokens, rollout_address=_ROLLOUT, address=_ARBITER, observer_address=_OBSERVER
         )
         self._deciders: Mapping[str, Decider] = {_ROLLOUT: self._rollout, _ARBITER: arbiter}
         self._running: dict[int, Trajectory] = {}

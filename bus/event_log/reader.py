@@ -16,7 +16,7 @@ from bus.event_log.records import SCHEMA_VERSION, Decision, Event, RemovedEvents
 from bus.messages import Envelope
 from configs.errors import UnusableInput
 
-_COLUMNS = "e.seq, time, actor, sender, session, number, kind, trajectory, frame, effects, state"
+_COLUMNS = "e.seq, time, actor, sender, epoch, number, kind, trajectory, frame, effects, state"
 _IN_TRAJECTORY_OR_GROUP = (
     "e.seq IN (SELECT seq FROM events WHERE trajectory = ? UNION SELECT seq FROM groups WHERE first <= ? AND last >= ?)"
 )
@@ -94,7 +94,7 @@ def find_epoch_start(path: Path, epoch: int) -> int | None:
     with _open_log(path) as connection:
         if _is_empty(path, connection):
             return None
-        query = "SELECT min(seq) FROM events WHERE kind = 'RunStarted' AND session = ?"
+        query = "SELECT min(seq) FROM events WHERE kind = 'RunStarted' AND epoch = ?"
         return connection.execute(query, (epoch,)).fetchone()[0]
 
 

@@ -12,7 +12,7 @@ CREATE TABLE IF NOT EXISTS events (
     time REAL NOT NULL,           -- Unix time in seconds, by the process's monotonic clock
     actor TEXT NOT NULL,          -- receiver
     sender TEXT NOT NULL,
-    session INTEGER NOT NULL,     -- epoch of the sender's process
+    epoch INTEGER NOT NULL,       -- of the sender's process
     number INTEGER NOT NULL,      -- in the sender's lane: bus.transport.reliable_stream
     kind TEXT NOT NULL,           -- class of the message
     trajectory INTEGER,           -- NULL if the message concerns none or several

@@ -76,7 +76,7 @@ class Arbiter:
     def _reset(self) -> None:
         self._continuation_sent = False
         self.length_forecast = self._new_length_forecast()
-        self.ledger = Ledger(shrinks_paused_leases=self._policy_name != "kv")
+        self.ledger = Ledger(shrinks_paused_leases=self._policy_name != "worst_case")
         self.policy = make_policy(
             self._policy_name, self.ledger, self.length_forecast, ends_at_first_groups=self._ends_at_first_groups
         )

@@ -3,7 +3,7 @@
     static          a fixed engine for each group, whatever happens (the report's baseline)
     round_robin     the next engine for each request
     least_requests  the engine with the fewest running trajectories
-    kv              first come, first served, to the engine with the most free KV tokens; the lease
+    worst_case      first come, first served, to the engine with the most free KV tokens; the lease
                     covers the worst case and is kept until the trajectory ends, so that nothing is
                     ever evicted (the report's scheduler)
 

@@ -15,7 +15,7 @@ from policies.arbiter.kv_ledger import Ledger
 from policies.arbiter.kv_lookahead import LookaheadPolicy
 from policies.arbiter.policy import LengthForecast, Policy
 
-PolicyName = Literal["static", "round_robin", "least_requests", "kv", "kv_lookahead"]
+PolicyName = Literal["static", "round_robin", "least_requests", "worst_case", "kv_lookahead"]
 
 
 def make_policy(
@@ -29,7 +29,7 @@ def make_policy(
             return FcfsPolicy(ledger, RoundRobinRouter(), may_oversell=True)
         case "least_requests":
             return FcfsPolicy(ledger, LeastRequestsRouter(), may_oversell=True)
-        case "kv":
+        case "worst_case":
             return FcfsPolicy(ledger, MostFreeKvRouter(), may_oversell=False)
         case "kv_lookahead":
             return LookaheadPolicy(ledger, length_forecast, ends_at_first_groups=ends_at_first_groups)

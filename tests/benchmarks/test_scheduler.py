@@ -65,7 +65,7 @@ def test_a_replay_repeats_all_decisions() -> None:
 
 def test_a_replay_with_other_decisions_is_detected() -> None:
     with pytest.raises(AssertionError, match=r"decision \d+, LeaseRequested"):
-        decisions().measure_speed(lambda: Arbiter("kv", RESPONSE))
+        decisions().measure_speed(lambda: Arbiter("worst_case", RESPONSE))
 
 
 class Clock:

@@ -17,7 +17,7 @@ from policies.arbiter.registry import PolicyName
 pytestmark = pytest.mark.slow
 
 SHAPE = replace(REASONING, prompts=3)
-POLICIES: tuple[PolicyName, ...] = ("least_requests", "kv", "kv_lookahead")
+POLICIES: tuple[PolicyName, ...] = ("least_requests", "worst_case", "kv_lookahead")
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[PolicyName, TwoEn
 
 
 def test_the_share_of_differing_trajectories_counts_each_once(outcomes: dict[PolicyName, TwoEngineOutcome]) -> None:
-    outcome = replace(outcomes["kv"], digests=("a", "b", "c", "d"))
+    outcome = replace(outcomes["worst_case"], digests=("a", "b", "c", "d"))
     others = [replace(outcome, digests=digests) for digests in (("a", "x", "c", "d"), ("a", "y", "c", "z"))]
     assert compute_differing_share([outcome, outcome]) == 0.0
     assert compute_differing_share([outcome, *others]) == 0.5
@@ -42,7 +42,7 @@ def test_every_planned_token_is_generated_once(outcomes: dict[PolicyName, TwoEng
 def test_a_policy_without_migration_or_eviction_recomputes_nothing(
     outcomes: dict[PolicyName, TwoEngineOutcome],
 ) -> None:
-    found = outcomes["kv"]
+    found = outcomes["worst_case"]
     assert (found.recomputed_tokens, found.evicted_tokens, found.preempted, found.migrations) == (0, 0, 0, 0)
 
 

@@ -25,7 +25,9 @@ def test_the_caches_hold_the_asked_share_of_the_demand_and_one_trajectory_at_lea
 
 def test_waits_are_means_over_all_steps_trajectories_and_leave_no_cause_out() -> None:
     shape = WorkloadShape("small", 1, 2, 200.0, 0.5, 0.5, 1.0, response_tokens=600)
-    outcomes = [simulate(draw_workload(shape, seed), build_cluster(QWEN3_14B, H100, 1), "kv") for seed in (0, 1)]
+    outcomes = [
+        simulate(draw_workload(shape, seed), build_cluster(QWEN3_14B, H100, 1), "worst_case") for seed in (0, 1)
+    ]
     waits_s = validation._sum_waits_s(outcomes)  # pyright: ignore[reportPrivateUsage]
     total_s = sum(sum(outcome.waits_s.values()) for outcome in outcomes)
     assert 4 * sum(waits_s.values()) == pytest.approx(total_s, abs=0.01)
@@ -33,5 +35,5 @@ def test_waits_are_means_over_all_steps_trajectories_and_leave_no_cause_out() ->
 
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="no policy 'oracle'; there are static"):
-        make_policies_parser(get_args(PolicyName))("kv,oracle")
-    assert make_policies_parser(get_args(PolicyName))("kv,static") == ("kv", "static")
+        make_policies_parser(get_args(PolicyName))("worst_case,oracle")
+    assert make_policies_parser(get_args(PolicyName))("worst_case,static") == ("worst_case", "static")

@@ -63,6 +63,6 @@ def lease_request(number: int) -> LeaseRequested:
     return LeaseRequested(number, 0, turn=0, lease=1, tokens=5, prompt_tokens=5, max_new_tokens=9)
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110 - there is no event to wait for
         await asyncio.sleep(0.001)

@@ -23,7 +23,7 @@ from bus.transport.in_process import Hub, make_in_process_bus_factory
 from bus.transport.zeromq import make_zeromq_bus_factory
 from configs.load import load_run
 from configs.run_folder import RunFolder
-from tests.bus.networks import IN_TESTS, call, lease_request, network, until
+from tests.bus.networks import IN_TESTS, call, lease_request, network, wait_until
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 
@@ -98,9 +98,9 @@ def test_control_frames_pass_a_full_bulk_lane_and_are_read_first(kind: str, tmp_
         async with network(kind, tmp_path, bound=4) as join:
             a, b = join("a"), join("b")
             sending = asyncio.create_task(_send_all(a, [call(number) for number in range(20)]))
-            await until(lambda: b.waiting == 4)
+            await wait_until(lambda: b.waiting == 4)
             await a.send("b", LeaseReleased(7, 5))
-            await until(lambda: b.waiting == 5)
+            await wait_until(lambda: b.waiting == 5)
             assert not sending.done()
             received = [(await b.receive()).message for _ in range(21)]
             assert received == [LeaseReleased(7, 5), *(call(number) for number in range(20))]
@@ -205,7 +205,7 @@ def test_a_cancelled_send_affects_no_other_message(kind: str, tmp_path: Path) ->
             receiving = asyncio.create_task(receive_all())
             await asyncio.gather(*senders, return_exceptions=True)
             await a.send("b", call(800))
-            await until(lambda: 800 in numbers)
+            await wait_until(lambda: 800 in numbers)
             receiving.cancel()
             sent = [number for number, sender in enumerate(senders) if not sender.cancelled()]
             assert len(sent) < 800

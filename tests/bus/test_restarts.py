@@ -13,7 +13,7 @@ from bus.bus import Bus, Delivery
 from bus.codec import decode
 from bus.lanes import BULK, CONTROL
 from bus.messages import LeaseReleased
-from tests.bus.networks import IN_TESTS, call, lease_request, network, until
+from tests.bus.networks import IN_TESTS, call, lease_request, network, wait_until
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 
@@ -36,7 +36,7 @@ async def receive_many(bus: Bus, count: int) -> list[Delivery]:
 
 
 async def until_acknowledged(bus: Bus) -> None:
-    await until(lambda: not bus.unacknowledged)
+    await wait_until(lambda: not bus.unacknowledged)
 
 
 def test_a_delivery_has_the_epoch_and_the_number_of_its_frame(kind: str, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_frame_is_held_until_it_is_acknowledged(kind: str, tmp_path: Path) -> 
             deliveries = await receive_many(b, 10)
             assert a.unacknowledged == {"b": 10}
             b.acknowledge(deliveries[6])  # and all earlier frames
-            await until(lambda: a.unacknowledged == {"b": 3})
+            await wait_until(lambda: a.unacknowledged == {"b": 3})
             b.acknowledge(deliveries[9])
             await until_acknowledged(a)
 
@@ -88,7 +88,7 @@ def test_a_new_incarnation_gets_unacknowledged_frames(kind: str, tmp_path: Path)
             taken = await receive_many(b, 100)
             for delivery in taken:
                 b.acknowledge(delivery)
-            await until(lambda: a.unacknowledged == {"b": 500})
+            await wait_until(lambda: a.unacknowledged == {"b": 500})
             await b.close()
             for number in range(300, 400):
                 await a.send("b", call(number))

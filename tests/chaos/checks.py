@@ -15,7 +15,7 @@ from configs.load import load_resolved
 from configs.run_folder import RunFolder
 from engine.learner.checkpoints import list_saved_steps
 from engine.learner.minibatches import check_versions
-from tests.actors.runs.running import adds_up, metrics, said
+from tests.actors.runs.running import is_conserved, metrics, read_log_entries
 from tests.chaos.play import STEPS, PlayResult
 
 
@@ -27,7 +27,7 @@ def find_violations(result: PlayResult, baseline: RunFolder) -> Iterator[str]:
         return
     folder = result.folder
     summary = json.loads(folder.summary.read_text())
-    if not adds_up(summary):
+    if not is_conserved(summary):
         yield f"trajectories do not add up: { {key: summary[key] for key in summary if key.startswith('traj')} }"
     if result.launches == 1 and summary["trajectories_abandoned"]:
         yield f"{summary['trajectories_abandoned']} trajectories were abandoned although the launcher lived"
@@ -51,7 +51,7 @@ def count_failures(result: PlayResult) -> int:
 
 def _find_missing_lines(folder: RunFolder) -> set[int]:
     """Steps without a metrics line, since a launch resumed from their checkpoint (actors.runtime.resume_point)."""
-    resumed = {int(entry["step"]) for entry in said(folder, "run.started")} - {0}
+    resumed = {int(entry["step"]) for entry in read_log_entries(folder, "run.started")} - {0}
     return resumed - {int(line["step"]) for line in metrics(folder, "step")}
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from configs.run_folder import RunFolder
-from tests.actors.runs.running import COLD_START, from_cold_start_of, launch, said, whole_run
+from tests.actors.runs.running import COLD_START, from_cold_start_of, launch, read_log_entries, whole_run
 from tests.chaos.plans import HEARTBEAT_TIMEOUT_S, LAUNCHER, NUM_ENGINES, NUM_EXECUTORS, Fault
 
 STEPS, QUESTIONS = 4, 8
@@ -185,7 +185,11 @@ def signal_process(pid: int | None, fault: Fault) -> str:
 
 def _find_pid(folder: RunFolder, target: str) -> int | None:
     """Process id of the target's present incarnation."""
-    started = [entry["pid"] for entry in said(folder, "process.started") if entry["name"] == target.partition(" ")[0]]
+    started = [
+        entry["pid"]
+        for entry in read_log_entries(folder, "process.started")
+        if entry["name"] == target.partition(" ")[0]
+    ]
     if not started:
         return None
     return _find_child(started[-1]) if target.endswith(" rank") else started[-1]

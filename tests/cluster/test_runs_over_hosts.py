@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.actors.runs.running import COLD_START, adds_up, from_cold_start_of, whole_run
+from tests.actors.runs.running import COLD_START, from_cold_start_of, is_conserved, whole_run
 from tests.cluster.hosts import Hosts
 from tests.cluster.running import ClusterRun
 
@@ -24,7 +24,7 @@ def cold(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 def assert_invariants(run: ClusterRun, summary: dict[str, Any]) -> None:
     """No trajectory was lost, no step ran twice, and no process or file is left."""
-    assert adds_up(summary), summary
+    assert is_conserved(summary), summary
     assert summary["trajectories_failed"] == summary["trajectories_abandoned"] == 0
     assert summary["replay_identical"] is True
     assert [metric["step"] for metric in run.metrics()] == list(range(1, summary["steps"] + 1))

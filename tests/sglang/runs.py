@@ -14,7 +14,7 @@ from typing import Any
 
 from actors.generator import REPORT_INTERVAL_S
 from configs.run_folder import RunFolder
-from tests.actors.runs.running import adds_up, metrics, said, until, versions
+from tests.actors.runs.running import is_conserved, metrics, read_log_entries, read_token_versions, wait_until
 from tests.processes import is_running, processes_that_name
 from tests.sglang.environment import PYTHON
 from tests.sglang.serving import SHIMS
@@ -43,16 +43,16 @@ def attach_to(url: str) -> tuple[str, ...]:
 def count_running_turns(folder: RunFolder, at_least: int, after: int = 0) -> int:
     """Running turns in the last load report; 0 before version `at_least` or with at most `after`
     reports."""
-    loads = said(folder, "engine.load", "generator-0")
+    loads = read_log_entries(folder, "engine.load", "generator-0")
     return loads[-1]["running"] if len(loads) > after and loads[-1]["version"] >= at_least else 0
 
 
 def stop_in_a_step(group: int, folder: RunFolder, at_least: int, launcher: subprocess.Popen[str]) -> None:
     """Stops the server's process group while turns run, as load reports confirm."""
     while True:
-        until(lambda: count_running_turns(folder, at_least) > 0, launcher, PATIENCE_S)
+        wait_until(lambda: count_running_turns(folder, at_least) > 0, launcher, PATIENCE_S)
         os.killpg(group, signal.SIGSTOP)
-        before = len(said(folder, "engine.load", "generator-0"))
+        before = len(read_log_entries(folder, "engine.load", "generator-0"))
         time.sleep(4 * REPORT_INTERVAL_S)
         if count_running_turns(folder, at_least, after=before + 1) > 0:  # the first report may be older
             return
@@ -79,7 +79,7 @@ def find_shared_memory(pids: list[int]) -> Iterator[int]:
 def check_run_result(folder: RunFolder, steps: int) -> dict[str, Any]:
     """Checks a successful run and returns its summary."""
     summary = json.loads(folder.summary.read_text())
-    assert adds_up(summary)
+    assert is_conserved(summary)
     assert summary["trajectories_failed"] == summary["trajectories_abandoned"] == 0
     assert summary["replay_identical"] is True
     steps_logged = metrics(folder, "step")
@@ -88,13 +88,13 @@ def check_run_result(folder: RunFolder, steps: int) -> dict[str, Any]:
     assert all(
         step["mismatch_max"] < 1e-4 for step in steps_logged if step["rows"]
     )  # the same bound as for the embedded engine
-    assert versions(folder) == {step: {step} for step in range(steps)}
+    assert read_token_versions(folder) == {step: {step} for step in range(steps)}
     return summary
 
 
 def get_loaded_versions(folder: RunFolder) -> list[int]:
     """The engine's weight versions, in order."""
-    return [entry["version"] for entry in said(folder, "weights.loaded", "generator-0")]
+    return [entry["version"] for entry in read_log_entries(folder, "weights.loaded", "generator-0")]
 
 
 def check_cleanup(folder: RunFolder, processes: list[int], shared: set[int]) -> None:

@@ -19,7 +19,7 @@ from bus.codec import decode
 from bus.event_log.reader import read_events
 from bus.messages import TrajectoryFinished
 from configs.run_folder import RunFolder
-from tests.actors.runs.running import adds_up, finish, from_cold_start_of, launch, metrics
+from tests.actors.runs.running import finish, from_cold_start_of, is_conserved, launch, metrics
 from tests.sglang.runs import OWN_SERVER, PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(2 * PATIENCE_S)]
@@ -117,7 +117,7 @@ def test_requests_continue_under_new_weights(folder: RunFolder) -> None:
 
 def test_the_run_succeeds_and_replays(folder: RunFolder) -> None:
     summary = json.loads(folder.summary.read_text())
-    assert adds_up(summary, "aborted")
+    assert is_conserved(summary, "aborted")
     assert summary["trajectories_failed"] == summary["trajectories_abandoned"] == 0
     assert summary["replay_identical"] is True
     steps = metrics(folder, "step")

@@ -27,7 +27,7 @@ from tests.engine.contract.bench import (
     publish,
     request,
     tokens,
-    until,
+    wait_until,
 )
 from tests.sglang.bench import PAGE, TRAITS, SGLangBench, SharedServer
 from tests.sglang.serving import make_replicated
@@ -89,7 +89,7 @@ def test_sequences_of_a_prompt_share_a_rank_and_load_and_capacity_cover_both_ran
                 start_turns(engine, range(3), request(1, 200)),
                 start_turns(engine, range(3, 6), request(2, 200)),
             )
-            await until(bench, engine, lambda load: (load.running, load.waiting) == (2, 4), *one, *other)
+            await wait_until(bench, engine, lambda load: (load.running, load.waiting) == (2, 4), *one, *other)
             answers = await asyncio.gather(*one, *other)
             assert [len(answer.token_ids) for answer in answers] == [200] * 6
             assert engine.get_load().generated_tokens == 6 * 200
@@ -130,7 +130,7 @@ def test_new_weights_reach_both_ranks_during_turns(
         async with bench.engine() as (engine, _):
             model, old = changed_model(bench), await checksums()
             calls = [*start_turns(engine, [21], request(21, 500)), *start_turns(engine, [22], request(22, 500))]
-            await until(bench, engine, lambda _: {*ranks} == {21, 22}, *calls)
+            await wait_until(bench, engine, lambda _: {*ranks} == {21, 22}, *calls)
             await engine.load_weights(publish(bench, 4, model))
             new = await checksums()
             assert (len(new), len({*new}), len({*old}), new == old) == (2, 1, 1, False)
@@ -155,11 +155,11 @@ def test_of_the_queued_requests_of_a_rank_the_longest_runs_first(
             template = as_sequence(32, request(31, 200))
             further = continued(template, await tokens(engine, template), 8)
             [blocker] = start_turns(engine, [31], request(31, 900))
-            await until(bench, engine, lambda load: load.running == 1, blocker)
+            await wait_until(bench, engine, lambda load: load.running == 1, blocker)
             [near] = start_turns(engine, [33], request(31, 8))
-            await until(bench, engine, lambda load: load.waiting == 1, blocker)
+            await wait_until(bench, engine, lambda load: load.waiting == 1, blocker)
             far = asyncio.ensure_future(engine.generate(further))
-            await until(bench, engine, lambda load: load.waiting == 2, blocker)
+            await wait_until(bench, engine, lambda load: load.waiting == 2, blocker)
             engine.abort(31)
             done, _ = await asyncio.wait((near, far), return_when=asyncio.FIRST_COMPLETED)
             assert done == {far}
@@ -185,7 +185,7 @@ def test_the_death_of_one_rank_fails_all_turns(loop: asyncio.Runner, bench: SGLa
     async def scene() -> None:
         async with bench.engine() as (engine, _):
             calls = [*start_turns(engine, [41], request(41, 900)), *start_turns(engine, [42], request(42, 900))]
-            await until(bench, engine, lambda load: load.running == 2, *calls)
+            await wait_until(bench, engine, lambda load: load.running == 2, *calls)
             [victim] = [pid for pid, name in shared.server.list_processes().items() if name == "sglang::scheduler_DP1"]
             os.kill(victim, signal.SIGKILL)
             for call in calls:

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from configs.run_folder import RunFolder
-from tests.actors.runs.running import finish, from_cold_start_of, launch, lives, metrics, until, whole_run
+from tests.actors.runs.running import (
+    finish,
+    from_cold_start_of,
+    launch,
+    list_process_ids,
+    metrics,
+    wait_until,
+    whole_run,
+)
 from tests.processes import family
 from tests.sglang.bench import SharedServer
 from tests.sglang.runs import (
@@ -41,7 +49,7 @@ def test_a_managed_colocated_server_loads_every_version_from_disk_and_stops_with
     with launch(tmp_path, *OWN_SERVER, *settings, *from_cold_start_of(cold_start)) as process:
         folder = RunFolder(tmp_path / "demo")
         try:
-            until(lambda: bool(metrics(folder, "step")), process, PATIENCE_S)
+            wait_until(lambda: bool(metrics(folder, "step")), process, PATIENCE_S)
             processes = family(process.pid)
             shared = set(find_shared_memory(processes))
             output = finish(process, PATIENCE_S)
@@ -52,7 +60,7 @@ def test_a_managed_colocated_server_loads_every_version_from_disk_and_stops_with
     assert get_loaded_versions(folder) == list(range(STEPS + 1))
     assert get_memory_events(folder) == ["memory.released", "weights", "kv_cache", "weights.loaded"] * (STEPS + 1)
     assert "sglang-0.log" in {path.name for path in folder.logs.iterdir()}
-    assert lives(folder, "generator-0")[1:] == []
+    assert list_process_ids(folder, "generator-0")[1:] == []
     check_cleanup(folder, processes, shared)
 
 
@@ -65,5 +73,5 @@ def test_an_external_server_loads_every_version_over_the_network(
     folder, _ = whole_run(tmp_path, *attached, *settings, *from_cold_start_of(cold_start), patience_s=PATIENCE_S)
     check_run_result(folder, STEPS)
     assert get_loaded_versions(folder) == list(range(STEPS + 1))
-    assert lives(folder, "generator-0")[1:] == []
+    assert list_process_ids(folder, "generator-0")[1:] == []
     check_cleanup(folder, [], set())

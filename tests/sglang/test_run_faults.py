@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from configs.run_folder import RunFolder
-from tests.actors.runs.running import finish, from_cold_start_of, launch, lives, said, until
+from tests.actors.runs.running import finish, from_cold_start_of, launch, list_process_ids, read_log_entries, wait_until
 from tests.processes import family
 from tests.sglang.bench import SharedServer
 from tests.sglang.runs import (
@@ -47,12 +47,12 @@ def find_scheduler(launcher: subprocess.Popen[str]) -> int:
 
 
 def get_deaths(folder: RunFolder) -> list[str]:
-    return [entry["how"] for entry in said(folder, "server.died", "generator-0")]
+    return [entry["how"] for entry in read_log_entries(folder, "server.died", "generator-0")]
 
 
 def check_no_losses(folder: RunFolder, steps: int) -> None:
     check_run_result(folder, steps)
-    assert said(folder, "turn.failed", "generator-0") == []
+    assert read_log_entries(folder, "turn.failed", "generator-0") == []
     assert set(get_loaded_versions(folder)) == set(range(steps + 1))
     assert get_loaded_versions(folder) == sorted(get_loaded_versions(folder))
 
@@ -62,18 +62,18 @@ def test_killed_and_stopped_servers_are_replaced(tmp_path: Path, cold_start: Run
     with launch(tmp_path, *OWN_SERVER, *settings, *from_cold_start_of(cold_start)) as process:
         folder = RunFolder(tmp_path / "demo")
         try:
-            until(lambda: count_running_turns(folder, at_least=1) > 0, process, PATIENCE_S)
+            wait_until(lambda: count_running_turns(folder, at_least=1) > 0, process, PATIENCE_S)
             processes = family(process.pid)
             killed = find_scheduler(process)
             stop_in_a_step(os.getpgid(killed), folder, 1, process)
             shared = set(find_shared_memory(processes))
             os.kill(killed, signal.SIGKILL)
-            until(lambda: len(lives(folder, "generator-0")) == 2, process, PATIENCE_S)
-            until(lambda: 2 in get_loaded_versions(folder), process, PATIENCE_S)
+            wait_until(lambda: len(list_process_ids(folder, "generator-0")) == 2, process, PATIENCE_S)
+            wait_until(lambda: 2 in get_loaded_versions(folder), process, PATIENCE_S)
             processes += family(process.pid)
             stop_in_a_step(os.getpgid(find_scheduler(process)), folder, 2, process)
             shared |= set(find_shared_memory(processes))
-            until(lambda: 3 in get_loaded_versions(folder), process, PATIENCE_S)
+            wait_until(lambda: 3 in get_loaded_versions(folder), process, PATIENCE_S)
             processes += family(process.pid)
             output = finish(process, PATIENCE_S)
         finally:
@@ -81,7 +81,7 @@ def test_killed_and_stopped_servers_are_replaced(tmp_path: Path, cold_start: Run
     assert process.returncode == 0, output
     check_no_losses(folder, steps=4)
     assert get_deaths(folder) == [f"lost its process {SCHEDULER}", "no longer responds"]
-    assert len(lives(folder, "generator-0")) == 3
+    assert len(list_process_ids(folder, "generator-0")) == 3
     check_cleanup(folder, processes, shared)
 
 
@@ -97,8 +97,8 @@ def test_an_external_server_may_be_suspended_and_restarted(
             stop_in_a_step(group, folder, 1, process)
             time.sleep(STOPPED_S)
             os.killpg(group, signal.SIGCONT)
-            until(lambda: 2 in get_loaded_versions(folder), process, PATIENCE_S)
-            assert len(lives(folder, "generator-0")) == 1
+            wait_until(lambda: 2 in get_loaded_versions(folder), process, PATIENCE_S)
+            assert len(list_process_ids(folder, "generator-0")) == 1
             stop_in_a_step(group, folder, 2, process)
             loop.run(shared.close())
             loop.run(shared.start())
@@ -110,4 +110,4 @@ def test_an_external_server_may_be_suspended_and_restarted(
     assert process.returncode == 0, output
     check_no_losses(folder, steps=4)
     assert get_deaths(folder) == ["silent"]
-    assert len(lives(folder, "generator-0")) == 2
+    assert len(list_process_ids(folder, "generator-0")) == 2

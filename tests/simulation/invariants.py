@@ -106,7 +106,7 @@ def check_the_replay(world: World) -> None:
     """
     deciders = world.deciders()
     for decider in replay(world, deciders):
-        if isinstance(decider, Arbiter) and world.run.arbiter.policy in ("kv", "kv_lookahead"):
+        if isinstance(decider, Arbiter) and world.run.arbiter.policy in ("worst_case", "kv_lookahead"):
             assert all(0 <= each.leased_pages <= each.total_pages for each in decider.ledger.engines.values())
     rollout, arbiter, buffer = deciders[ROLLOUT][ROLLOUT], deciders[HEAD]["arbiter"], deciders[HEAD]["buffer"]
     assert isinstance(rollout, Rollout) and isinstance(arbiter, Arbiter) and isinstance(buffer, GroupBuffer)

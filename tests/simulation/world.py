@@ -336,7 +336,7 @@ class World:
             version=-1,
             trouble=self.trouble,
             evictions=self.faults.evictions,
-            oversold=self.run.arbiter.policy not in ("kv", "kv_lookahead"),
+            oversold=self.run.arbiter.policy not in ("worst_case", "kv_lookahead"),
         )
         clock = asyncio.get_running_loop().time
         bus = self._join(life)

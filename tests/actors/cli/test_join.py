@@ -18,7 +18,7 @@ from actors.launch.join_handshake import JoinOptions
 from bus.transport.curve_auth import generate_key
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
-from tests.actors.runs.running import ROOT, adds_up, finish, launch, said, until
+from tests.actors.runs.running import ROOT, finish, is_conserved, launch, read_log_entries, wait_until
 from tests.processes import processes_that_name
 
 
@@ -77,9 +77,9 @@ def test_a_run_over_two_nodes_with_learner_ranks_on_both(tmp_path: Path, key: Pa
     assert "the run is over" in node_output
     folder = RunFolder(tmp_path / "demo")
     summary = json.loads(folder.summary.read_bytes())
-    assert adds_up(summary), summary
+    assert is_conserved(summary), summary
     assert summary["replay_identical"]
-    assert [entry["node"] for entry in said(folder, "node.joined")] == [1]
+    assert [entry["node"] for entry in read_log_entries(folder, "node.joined")] == [1]
     fetched = [
         line for line in (folder.logs / "generator-0@1.jsonl").read_text().splitlines() if "weights.fetched" in line
     ]
@@ -93,15 +93,15 @@ def test_the_run_continues_after_a_node_leaves(tmp_path: Path, key: Path) -> Non
     port = free_port()
     with launch(tmp_path, *cluster(key, port, "rl.steps=6")) as run, joined(port, key) as node:
         folder = RunFolder(tmp_path / "demo")
-        until(lambda: bool(said(folder, "node.joined")), run)
-        until(lambda: (folder.logs / "generator-0@1.jsonl").exists(), run)
+        wait_until(lambda: bool(read_log_entries(folder, "node.joined")), run)
+        wait_until(lambda: (folder.logs / "generator-0@1.jsonl").exists(), run)
         node.terminate()
         node_output = finish(node)
         output = finish(run)
     assert node.returncode == 130, node_output
     assert run.returncode == 0, output
-    assert [entry["cause"] for entry in said(folder, "node.left")] == ["interrupted"]
-    assert adds_up(json.loads(folder.summary.read_bytes()))
+    assert [entry["cause"] for entry in read_log_entries(folder, "node.left")] == ["interrupted"]
+    assert is_conserved(json.loads(folder.summary.read_bytes()))
 
 
 @pytest.mark.slow
@@ -142,4 +142,4 @@ def test_a_node_with_another_key_gets_no_answer(tmp_path: Path, key: Path) -> No
     assert node.returncode == 2, node_output
     assert "has not answered" in node_output
     assert run.returncode == 0, output
-    assert not said(RunFolder(tmp_path / "demo"), "node.joined")
+    assert not read_log_entries(RunFolder(tmp_path / "demo"), "node.joined")

@@ -74,7 +74,7 @@ def asterism(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def until(condition: Callable[[], bool], process: subprocess.Popen[str], patience_s: float = PATIENCE_S) -> None:
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], patience_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + patience_s
     while not condition():
         assert process.poll() is None, process.communicate()[0]
@@ -85,7 +85,7 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[str], patienc
 # ---------------------------------------------------------------- files of a run
 
 
-def adds_up(summary: dict[str, int], *more: str) -> bool:
+def is_conserved(summary: dict[str, int], *more: str) -> bool:
     """Whether every trajectory finished, failed, was abandoned, or ended in one of the ways in `more`."""
     ends = sum(summary[f"trajectories_{end}"] for end in ("finished", "failed", "abandoned", *more))
     return summary["trajectories_started"] == ends
@@ -98,7 +98,7 @@ def metrics(folder: RunFolder, kind: str) -> list[dict[str, float]]:
     return [line for line in lines if line["kind"] == kind]
 
 
-def said(folder: RunFolder, event: str, process: str = "launcher") -> list[dict[str, Any]]:
+def read_log_entries(folder: RunFolder, event: str, process: str = "launcher") -> list[dict[str, Any]]:
     """The entries of one kind in the structured log of a process."""
     log = folder.logs / f"{process}.jsonl"
     lines = log.read_text().splitlines(keepends=True) if log.exists() else []
@@ -106,7 +106,7 @@ def said(folder: RunFolder, event: str, process: str = "launcher") -> list[dict[
     return [entry for entry in entries if entry["event"] == event]
 
 
-def versions(folder: RunFolder) -> dict[int, set[int]]:
+def read_token_versions(folder: RunFolder) -> dict[int, set[int]]:
     """Versions of the generated tokens, by the newest version when their trajectory ended."""
     version, by_version = -1, dict[int, set[int]]()
     for event, _ in read_events(folder.events / "head.sqlite", kinds=["StepRequested", "TrajectoryFinished"]):
@@ -121,6 +121,6 @@ def versions(folder: RunFolder) -> dict[int, set[int]]:
     return by_version
 
 
-def lives(folder: RunFolder, name: str) -> list[int]:
+def list_process_ids(folder: RunFolder, name: str) -> list[int]:
     """The process ids of all incarnations of a process."""
-    return [entry["pid"] for entry in said(folder, "process.started") if entry["name"] == name]
+    return [entry["pid"] for entry in read_log_entries(folder, "process.started") if entry["name"] == name]

@@ -18,7 +18,16 @@ import pytest
 
 from analysis.event_logs.byte_compare import list_differences
 from configs.run_folder import RunFolder
-from tests.actors.runs.running import ROOT, Start, finish, from_cold_start_of, lives, metrics, until, whole_run
+from tests.actors.runs.running import (
+    ROOT,
+    Start,
+    finish,
+    from_cold_start_of,
+    list_process_ids,
+    metrics,
+    wait_until,
+    whole_run,
+)
 from tests.processes import processes_that_name
 
 pytestmark = pytest.mark.slow
@@ -84,7 +93,7 @@ def test_a_killed_and_resumed_run_has_the_same_results(
     settings = build_strict_settings(finished_run[0])
     process = start(tmp_path, *settings)
     folder = RunFolder(tmp_path / "demo")
-    until(lambda: len(metrics(folder, "step")) >= 1, process)
+    wait_until(lambda: len(metrics(folder, "step")) >= 1, process)
     process.kill()
     finish(process)
     wait_until_exited(tmp_path)
@@ -99,10 +108,10 @@ def test_a_run_with_killed_processes_has_the_same_results(
 ) -> None:
     process = start(tmp_path, *build_strict_settings(finished_run[0]))
     folder = RunFolder(tmp_path / "demo")
-    until(lambda: len(metrics(folder, "evaluation")) >= 1, process)
+    wait_until(lambda: len(metrics(folder, "evaluation")) >= 1, process)
     for name in ("learner", "head", "rollout-0", "generator-0"):
-        os.kill(lives(folder, name)[-1], signal.SIGKILL)
-        until(lambda name=name: len(lives(folder, name)) == 2, process)
+        os.kill(list_process_ids(folder, name)[-1], signal.SIGKILL)
+        wait_until(lambda name=name: len(list_process_ids(folder, name)) == 2, process)
     output = finish(process)
     assert process.returncode == 0, output
     assert json.loads(folder.summary.read_text())["trajectories_failed"] == 0

@@ -17,7 +17,7 @@ from bus.codec import decode
 from bus.event_log.reader import read_events
 from bus.messages import CallFailed, TrajectoryFailed
 from configs.run_folder import RunFolder
-from tests.actors.runs.running import Start, adds_up, finish, from_cold_start_of, metrics, until
+from tests.actors.runs.running import Start, finish, from_cold_start_of, is_conserved, metrics, wait_until
 from tests.chaos.play import find_leftovers
 from tests.sandbox.own_engine import Engine, needs_root, own_engine
 
@@ -69,15 +69,15 @@ def test_a_restarted_docker_engine_masks_the_lost_calls_only(
     """Its containers live on without it, and are removed when it restarts."""
     process = start(tmp_path, *from_cold_start_of(finished_run[0]), *SETTINGS)
     folder = RunFolder(tmp_path / "demo")
-    until(lambda: len(metrics(folder, "step")) >= 1, process)
+    wait_until(lambda: len(metrics(folder, "step")) >= 1, process)
     engine.stop(signal.SIGKILL)
-    until(lambda: len(metrics(folder, "step")) >= 2, process)
+    wait_until(lambda: len(metrics(folder, "step")) >= 2, process)
     engine.start()
     output = finish(process)
     assert process.returncode == 0, output
 
     summary = json.loads(folder.summary.read_text())
-    assert adds_up(summary)
+    assert is_conserved(summary)
     assert summary["trajectories_abandoned"] == 0
     assert summary["replay_identical"] is True
     assert [step["step"] for step in metrics(folder, "step")] == list(range(1, STEPS + 1))
@@ -96,7 +96,7 @@ def test_a_stopped_docker_engine_ends_the_run_and_is_named(
     settings = (*SETTINGS, "sandbox.container_timeout_s=2", "supervision.restarts=1")
     process = start(tmp_path, *from_cold_start_of(finished_run[0]), *settings)
     folder = RunFolder(tmp_path / "demo")
-    until(lambda: len(metrics(folder, "step")) >= 1, process)
+    wait_until(lambda: len(metrics(folder, "step")) >= 1, process)
     engine.stop()  # with its containers
     output = finish(process)
     assert process.returncode == 1, output

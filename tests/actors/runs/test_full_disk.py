@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from configs.run_folder import RunFolder
-from tests.actors.runs.running import adds_up, finish, metrics, until
+from tests.actors.runs.running import finish, is_conserved, metrics, wait_until
 from tests.actors.runs.small_disk import SmallDisk
 from tests.chaos.play import find_leftovers
 
@@ -29,7 +29,7 @@ def test_a_full_disk_ends_the_run_and_it_resumes_with_free_space(tmp_path: Path,
     with SmallDisk(tmp_path, 160) as disk:
         process = disk.launch(*SETTINGS)
         folder = RunFolder(disk.resolve(tmp_path / "demo"))
-        until(lambda: len(metrics(folder, "step")) >= 1, process)
+        wait_until(lambda: len(metrics(folder, "step")) >= 1, process)
         disk.fill(left_kib)
         output = finish(process)
         assert process.returncode == 1, output
@@ -52,7 +52,7 @@ def test_a_full_disk_ends_the_run_and_it_resumes_with_free_space(tmp_path: Path,
         assert f"resuming after step {last_step}" in output
         assert [step["step"] for step in metrics(folder, "step")] == [1, 2, 3]
         summary = json.loads(folder.summary.read_text())
-        assert adds_up(summary)
+        assert is_conserved(summary)
         assert "identical" in disk.asterism("log", "replay", f"{tmp_path}/demo", "--verify")
         for log in folder.logs.glob("*.jsonl"):
             assert [json.loads(line)["event"] for line in log.read_bytes().splitlines()]

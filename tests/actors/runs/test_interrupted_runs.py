@@ -17,13 +17,13 @@ from bus.messages import TrajectoryFailed
 from configs.run_folder import RunFolder
 from tests.actors.runs.running import (
     Start,
-    adds_up,
     finish,
     from_cold_start_of,
-    lives,
+    is_conserved,
+    list_process_ids,
     metrics,
-    said,
-    until,
+    read_log_entries,
+    wait_until,
 )
 from tests.processes import family, is_running, processes_that_name
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 def test_sigint_ends_a_run_in_order_and_resume_continues_it(tmp_path: Path, start: Start) -> None:
     process = start(tmp_path)
     folder = RunFolder(tmp_path / "demo")
-    until(lambda: len(metrics(folder, "step")) >= 1, process)
+    wait_until(lambda: len(metrics(folder, "step")) >= 1, process)
     children = family(process.pid)[1:]
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
@@ -52,13 +52,13 @@ def test_sigint_ends_a_run_in_order_and_resume_continues_it(tmp_path: Path, star
     summary = json.loads(folder.summary.read_text())
     assert summary["replay_identical"] is True
     assert summary["pass1_start"] is not None
-    assert adds_up(summary)
+    assert is_conserved(summary)
 
 
 def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, start: Start) -> None:
     process = start(tmp_path)
     folder = RunFolder(tmp_path / "demo")
-    until(lambda: len(metrics(folder, "evaluation")) >= 1, process)
+    wait_until(lambda: len(metrics(folder, "evaluation")) >= 1, process)
     children = family(process.pid)[1:]
     assert len(children) >= 6
     process.kill()
@@ -71,14 +71,14 @@ def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, start: Start) 
     output = finish(resumed)
     assert resumed.returncode == 0, output
     summary = json.loads(folder.summary.read_text())
-    assert adds_up(summary)
+    assert is_conserved(summary)
     assert summary["replay_identical"] is True
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_starting_learner_does_not_outlive_the_launcher(tmp_path: Path, start: Start, number: signal.Signals) -> None:
     process = start(tmp_path)
-    until(
+    wait_until(
         lambda: any(
             "engine.learner" in line and "torch.distributed" not in line for line in processes_that_name(str(tmp_path))
         ),
@@ -94,7 +94,7 @@ def test_a_starting_learner_does_not_outlive_the_launcher(tmp_path: Path, start:
 
 def test_a_run_that_is_interrupted_during_task_preparation_can_be_resumed(tmp_path: Path, start: Start) -> None:
     process = start(tmp_path)
-    until(lambda: (tmp_path / "demo" / "data" / "train.jsonl").exists(), process)
+    wait_until(lambda: (tmp_path / "demo" / "data" / "train.jsonl").exists(), process)
     process.send_signal(signal.SIGINT)
     finish(process)
     resumed = start(tmp_path, "--resume", "rl.steps=3")
@@ -109,14 +109,14 @@ def test_a_run_survives_the_kill_of_each_process(
     settings = ("rl.steps=4", "rl.prompts=4", "rl.rollouts=8", "learner.checkpoint_every=3")
     process = start(tmp_path, *from_cold_start_of(finished_run[0]), *settings)
     folder = RunFolder(tmp_path / "demo")
-    until(lambda: len(metrics(folder, "step")) >= 1, process)
+    wait_until(lambda: len(metrics(folder, "step")) >= 1, process)
     for name in ("learner", "head", "rollout-0", "generator-0"):
-        os.kill(lives(folder, name)[-1], signal.SIGKILL)
-        until(lambda name=name: len(lives(folder, name)) == 2, process)
+        os.kill(list_process_ids(folder, name)[-1], signal.SIGKILL)
+        wait_until(lambda name=name: len(list_process_ids(folder, name)) == 2, process)
     output = finish(process)
     assert process.returncode == 0, output
     summary = json.loads(folder.summary.read_text())
-    assert adds_up(summary)
+    assert is_conserved(summary)
     assert summary["trajectories_abandoned"] == 0
     assert summary["replay_identical"] is True
     assert [step["step"] for step in metrics(folder, "step")] == [1, 2, 3, 4]
@@ -129,14 +129,14 @@ def test_a_run_survives_the_kill_of_each_process(
 def test_a_stalled_run_reports_its_waits(tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str]) -> None:
     process = start(tmp_path, *from_cold_start_of(finished_run[0]), "supervision.stall_report_s=3")
     folder = RunFolder(tmp_path / "demo")
-    until(lambda: len(metrics(folder, "evaluation")) >= 1, process)
-    os.kill(lives(folder, "generator-0")[0], signal.SIGSTOP)
+    wait_until(lambda: len(metrics(folder, "evaluation")) >= 1, process)
+    os.kill(list_process_ids(folder, "generator-0")[0], signal.SIGSTOP)
 
     def waits() -> list[str]:
-        return [wait for entry in said(folder, "run.stalled") for wait in entry["waits"]]
+        return [wait for entry in read_log_entries(folder, "run.stalled") for wait in entry["waits"]]
 
-    until(lambda: any("wait for generator-0: a turn, since" in wait for wait in waits()), process)
-    os.kill(lives(folder, "generator-0")[0], signal.SIGCONT)
+    wait_until(lambda: any("wait for generator-0: a turn, since" in wait for wait in waits()), process)
+    os.kill(list_process_ids(folder, "generator-0")[0], signal.SIGCONT)
     output = finish(process)
     assert process.returncode == 0, output
     assert "no progress for 3 s:" in output
@@ -148,14 +148,14 @@ def test_a_process_without_heartbeats_is_restarted(
     settings = ("supervision.heartbeat_timeout_s=4", "supervision.heartbeat_s=0.5")
     process = start(tmp_path, *from_cold_start_of(finished_run[0]), *settings)
     folder = RunFolder(tmp_path / "demo")
-    until(lambda: len(metrics(folder, "evaluation")) >= 1, process)
+    wait_until(lambda: len(metrics(folder, "evaluation")) >= 1, process)
     for name in ("generator-0", "head"):
-        os.kill(lives(folder, name)[-1], signal.SIGSTOP)
+        os.kill(list_process_ids(folder, name)[-1], signal.SIGSTOP)
     output = finish(process)
     assert process.returncode == 0, output
-    assert {"generator-0", "head"} <= {entry["name"] for entry in said(folder, "process.timed_out")}
+    assert {"generator-0", "head"} <= {entry["name"] for entry in read_log_entries(folder, "process.timed_out")}
     summary = json.loads(folder.summary.read_text())
-    assert adds_up(summary)
+    assert is_conserved(summary)
     assert summary["replay_identical"] is True
     assert [step["step"] for step in metrics(folder, "step")] == [1, 2, 3]
 
@@ -164,9 +164,9 @@ def test_a_process_without_heartbeats_is_restarted(
 def test_without_restarts_a_death_ends_the_run_and_is_named(tmp_path: Path, start: Start, name: str) -> None:
     process = start(tmp_path, "supervision.restarts=0")
     folder = RunFolder(tmp_path / "demo")
-    until(lambda: bool(lives(folder, name)), process)
+    wait_until(lambda: bool(list_process_ids(folder, name)), process)
     children = family(process.pid)[1:]
-    os.kill(lives(folder, name)[0], signal.SIGKILL)
+    os.kill(list_process_ids(folder, name)[0], signal.SIGKILL)
     output = finish(process)
     assert process.returncode == 1, output
     assert re.search(f"{name} ended .*with exit code -9", output)
@@ -184,36 +184,40 @@ def test_a_killed_executor_is_restarted_and_the_run_finishes(
     folder = RunFolder(tmp_path / "demo")
 
     def count_rescheduled(executor: str, key: str) -> int:
-        return sum(entry[key] for entry in said(folder, "calls.rescheduled") if entry["executor"] == executor)
+        return sum(
+            entry[key] for entry in read_log_entries(folder, "calls.rescheduled") if entry["executor"] == executor
+        )
 
     def joined(incarnation: int) -> bool:
-        return any(entry["executor"] == f"executor-0/{incarnation}" for entry in said(folder, "executor.joined"))
+        return any(
+            entry["executor"] == f"executor-0/{incarnation}" for entry in read_log_entries(folder, "executor.joined")
+        )
 
     def count_turns() -> int:
         log = folder.events / "rollout-0.sqlite"
         return sum(1 for _ in read_events(log, kinds=["TurnGenerated"])) if log.exists() else 0
 
     def stop_when_joined(incarnation: int) -> None:
-        until(lambda: joined(incarnation), process)
-        os.kill(lives(folder, "executor-0")[incarnation - 1], signal.SIGSTOP)
+        wait_until(lambda: joined(incarnation), process)
+        os.kill(list_process_ids(folder, "executor-0")[incarnation - 1], signal.SIGSTOP)
 
     stop_when_joined(1)
-    until(lambda: count_turns() >= 6, process)  # all trajectories of the evaluation have generated a turn
-    (rollout,) = lives(folder, "rollout-0")
+    wait_until(lambda: count_turns() >= 6, process)  # all trajectories of the evaluation have generated a turn
+    (rollout,) = list_process_ids(folder, "rollout-0")
     os.kill(rollout, signal.SIGSTOP)  # so that the second incarnation cannot answer before it is stopped
-    os.kill(lives(folder, "executor-0")[0], signal.SIGKILL)
+    os.kill(list_process_ids(folder, "executor-0")[0], signal.SIGKILL)
     stop_when_joined(2)
     os.kill(rollout, signal.SIGCONT)
-    until(lambda: count_rescheduled("executor-0/2", "sent") > 0, process)
-    os.kill(lives(folder, "executor-0")[1], signal.SIGKILL)
-    until(lambda: joined(3), process)
+    wait_until(lambda: count_rescheduled("executor-0/2", "sent") > 0, process)
+    os.kill(list_process_ids(folder, "executor-0")[1], signal.SIGKILL)
+    wait_until(lambda: joined(3), process)
     stop_when_joined(3)
-    os.kill(lives(folder, "executor-0")[2], signal.SIGKILL)  # between calls, or during rescheduled ones
+    os.kill(list_process_ids(folder, "executor-0")[2], signal.SIGKILL)  # between calls, or during rescheduled ones
     output = finish(process)
     assert process.returncode == 0, output
 
     summary = json.loads(folder.summary.read_text())
-    assert adds_up(summary)
+    assert is_conserved(summary)
     assert summary["replay_identical"] is True
     assert summary["trajectories_failed"] == count_rescheduled("executor-0/2", "lost") > 0
     assert [step["step"] for step in metrics(folder, "step")] == [1, 2, 3]
@@ -231,7 +235,7 @@ def test_an_executor_that_cannot_start_ends_the_run(tmp_path: Path, start: Start
     output = finish(process)
     assert process.returncode == 1, output
     assert "executor-0 ended with exit code 2" in output
-    assert len(lives(RunFolder(tmp_path / "demo"), "executor-0")) == 1
+    assert len(list_process_ids(RunFolder(tmp_path / "demo"), "executor-0")) == 1
 
 
 def test_a_missing_data_file_ends_the_run_and_is_named(tmp_path: Path, start: Start) -> None:
@@ -245,7 +249,7 @@ def test_a_missing_data_file_ends_the_run_and_is_named(tmp_path: Path, start: St
 
 def test_a_second_run_in_the_same_folder_is_refused_while_the_first_runs(tmp_path: Path, start: Start) -> None:
     first = start(tmp_path)
-    until(lambda: (tmp_path / "demo" / "data").exists(), first)
+    wait_until(lambda: (tmp_path / "demo" / "data").exists(), first)
     second = start(tmp_path, "--overwrite")
     output = finish(second)
     assert second.returncode == 2

@@ -14,7 +14,15 @@ from bus.codec import decode
 from bus.event_log.reader import read_events
 from bus.messages import AnswerGraded, CodeFinished, TrajectoryFinished
 from configs.run_folder import RunFolder
-from tests.actors.runs.running import Start, adds_up, asterism, finish, from_cold_start_of, metrics, versions
+from tests.actors.runs.running import (
+    Start,
+    asterism,
+    finish,
+    from_cold_start_of,
+    is_conserved,
+    metrics,
+    read_token_versions,
+)
 from tests.processes import processes_that_name
 
 pytestmark = pytest.mark.slow
@@ -38,7 +46,7 @@ def test_a_run_writes_its_documented_files(finished_run: tuple[RunFolder, str]) 
 
 def test_each_started_trajectory_is_finished_or_failed(finished_run: tuple[RunFolder, str]) -> None:
     summary = json.loads(finished_run[0].summary.read_text())
-    assert adds_up(summary)
+    assert is_conserved(summary)
     assert summary["trajectories_failed"] == 0
     assert summary["trajectories_abandoned"] == 0
     assert summary["trajectories_started"] >= 3 * 8 * 16 + 4 * 6
@@ -58,7 +66,11 @@ def test_the_steps_are_updates_on_what_the_generator_produced(finished_run: tupl
 
 
 def test_every_generated_token_has_the_version_of_the_previous_step(finished_run: tuple[RunFolder, str]) -> None:
-    assert versions(finished_run[0]) == {0: {0}, 1: {1}, 2: {2, 3}}  # the last evaluation follows the last step
+    assert read_token_versions(finished_run[0]) == {
+        0: {0},
+        1: {1},
+        2: {2, 3},
+    }  # the last evaluation follows the last step
 
 
 def test_the_checkpoints_are_ordinary_transformers_folders(finished_run: tuple[RunFolder, str]) -> None:

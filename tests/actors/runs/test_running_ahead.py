@@ -11,7 +11,7 @@ from bus.codec import decode
 from bus.event_log.reader import read_events
 from bus.messages import StepRequested, TrajectoryFinished
 from configs.run_folder import RunFolder
-from tests.actors.runs.running import COLD_START, adds_up, from_cold_start_of, metrics, whole_run
+from tests.actors.runs.running import COLD_START, from_cold_start_of, is_conserved, metrics, whole_run
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ def finished(folder: RunFolder) -> list[TrajectoryFinished]:
 def test_every_trajectory_ends_once_and_the_run_replays(name: str, request: pytest.FixtureRequest) -> None:
     folder: RunFolder = request.getfixturevalue(name)
     summary = json.loads(folder.summary.read_text())
-    assert adds_up(summary, "aborted")
+    assert is_conserved(summary, "aborted")
     assert summary["trajectories_failed"] == summary["trajectories_abandoned"] == 0
     assert summary["replay_identical"] is True
     assert [line["step"] for line in metrics(folder, "step")] == [1, 2, 3]

@@ -34,7 +34,7 @@ from configs.load import load_resolved
 from configs.run_folder import RunFolder
 from engine.learner.checkpoints import list_saved_steps
 from engine.learner.minibatches import check_versions
-from tests.actors.runs.running import Start, adds_up, finish, from_cold_start_of, metrics, until
+from tests.actors.runs.running import Start, finish, from_cold_start_of, is_conserved, metrics, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -127,7 +127,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, start: Start, finished_run:
     folder = RunFolder(runs / "demo")
     arguments = (*SETTINGS, *from_cold_start_of(finished_run[0]))
     process = start(runs, *arguments)
-    until(lambda: has_started_work_for(folder, step=3), process)
+    wait_until(lambda: has_started_work_for(folder, step=3), process)
     process.kill()
     finish(process)
     resumed = start(runs, *arguments, "--resume")
@@ -210,7 +210,7 @@ def test_each_step_has_one_metrics_line_with_the_counts_of_its_batch(killed: Kil
 
 def test_the_counts_add_up_and_both_launches_replay(killed: Killed) -> None:
     summary = json.loads(killed.folder.summary.read_text())
-    assert adds_up(summary, "aborted")
+    assert is_conserved(summary, "aborted")
     assert summary["trajectories_abandoned"] > 0
     assert summary["steps"] == STEPS
     assert summary["replay_identical"] is True

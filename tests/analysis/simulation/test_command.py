@@ -51,7 +51,7 @@ def test_the_report_reads_the_logs_of_each_simulated_policy(tmp_path: Path) -> N
         assert f"utilization: {folder.utilization}\npicture: {folder.utilization_plot}\n" in console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
         assert folder.utilization_plot.read_bytes().startswith(b"\x89PNG")
         assert json.loads(folder.utilization.read_bytes())["trajectories"]["ended"] == 8 * 32
-    simulated("kv", run=tmp_path / "alone")
+    simulated("worst_case", run=tmp_path / "alone")
     assert RunFolder(tmp_path / "alone").logs.is_dir()
 
 

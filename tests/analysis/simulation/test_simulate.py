@@ -21,7 +21,7 @@ from bus.messages import EngineLoadReported, LeaseGranted
 from policies.arbiter.registry import PolicyName
 
 POLICIES: tuple[SimulatedPolicy, ...] = (*get_args(PolicyName), "oracle")
-LEASING: tuple[SimulatedPolicy, ...] = ("kv", "kv_lookahead", "oracle")
+LEASING: tuple[SimulatedPolicy, ...] = ("worst_case", "kv_lookahead", "oracle")
 SHAPE = WorkloadShape(
     *("test", 4, 5, 300.0, 0.5, 0.5, 1.5),
     time_out_share=0.1,
@@ -94,7 +94,7 @@ class _LostGrants(Simulation):
 
 def test_a_deadlock_is_an_error_that_names_the_stuck_trajectories() -> None:
     with pytest.raises(Deadlock, match="trajectories are stuck"):
-        _LostGrants(WORKLOAD, CLUSTER, "kv").run()
+        _LostGrants(WORKLOAD, CLUSTER, "worst_case").run()
 
 
 def test_an_engine_that_cannot_hold_the_longest_trajectory_is_refused() -> None:

@@ -26,7 +26,7 @@ from bus.transport.curve_auth import KEY_FILE, ClusterKey, generate_key, load_ke
 from bus.transport.zeromq import get_socket_path
 from configs.errors import UnusableInput
 from tests.bus.clusters import Cluster
-from tests.bus.networks import call, until
+from tests.bus.networks import call, wait_until
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 
@@ -122,7 +122,7 @@ def test_a_new_incarnation_uses_the_ports_of_the_killed_one_and_gets_unacknowled
         a = cluster.join("a")
         await send_calls(a, "c", 5)
         first = await asyncio.create_subprocess_exec(sys.executable, "-c", RECEIVER, str(cluster.get_sockets(1)))
-        await until(lambda: a.unacknowledged == {"c": 3})
+        await wait_until(lambda: a.unacknowledged == {"c": 3})
         first.kill()
         await first.wait()
         await send_calls(a, "c", 5, first=5)
@@ -149,7 +149,7 @@ def test_frames_wait_for_a_process_that_is_not_in_the_book_yet(cluster: Cluster)
         d = cluster.join("d")
         received = [(await d.receive()).message for _ in range(21)]
         assert [one for one in received if one != LeaseReleased(7, 5)] == [call(number) for number in range(20)]
-        await until(lambda: not a.unacknowledged)
+        await wait_until(lambda: not a.unacknowledged)
         assert (a.dropped, d.dropped) == (0, 0)
         await close(a, d)
 
@@ -165,7 +165,7 @@ def test_a_process_acknowledges_frames_of_a_process_that_is_not_in_its_book(clus
         c = cluster.join("c", network=network)
         await a.send("c", call(1))
         assert await receive_numbers(c, 1) == [1]
-        await until(lambda: not a.unacknowledged)
+        await wait_until(lambda: not a.unacknowledged)
         await close(a, c)
 
     run(scenario())
@@ -187,7 +187,7 @@ def test_blocked_senders_are_released_when_the_peer_departs(cluster: Cluster, pe
     async def scenario() -> None:
         a = cluster.join("a", bound=4)
         sending = [asyncio.create_task(send_calls(a, peer, 10)) for _ in range(3)]
-        await until(lambda: a.unacknowledged == {peer: 4})
+        await wait_until(lambda: a.unacknowledged == {peer: 4})
         assert not any(each.done() for each in sending)
         cluster.remove(peer)
         await asyncio.gather(*sending)
@@ -205,11 +205,11 @@ def test_frames_from_a_departed_process_are_dropped_and_counted(cluster: Cluster
         a, b, c = cluster.join("a", network=network), cluster.join("b"), cluster.join("c")
         await c.send("a", call(1))
         assert await receive_numbers(a, 1) == [1]
-        await until(lambda: not c.unacknowledged)
+        await wait_until(lambda: not c.unacknowledged)
         cluster.remove("c")
         assert network.refresh()
         await c.send("a", call(2))
-        await until(lambda: a.dropped > 0)
+        await wait_until(lambda: a.dropped > 0)
         await b.send("a", call(3))
         assert await receive_numbers(a, 1) == [3]
         assert (a.waiting, c.unacknowledged) == (0, {"a": 1})
@@ -237,7 +237,7 @@ def test_frames_of_an_earlier_launch_are_dropped_and_counted(cluster: Cluster) -
         cluster.add(0, "d")
         a, b, c, d = cluster.join("a", 2_000), cluster.join("b"), cluster.join("c", 1_001), cluster.join("d", 2_001)
         await c.send("a", call(1))
-        await until(lambda: a.dropped > 0)
+        await wait_until(lambda: a.dropped > 0)
         for sender, number in ((b, 2), (d, 3)):
             await sender.send("a", call(number))
             assert await receive_numbers(a, 1) == [number]

@@ -20,7 +20,7 @@ from bus.transport.curve_auth import KEY_FILE, ClusterKey, generate_key, load_ke
 from bus.transport.packets import Packet, encode_packet
 from configs.errors import UnusableInput
 from tests.bus.clusters import Cluster
-from tests.bus.networks import call, until
+from tests.bus.networks import call, wait_until
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 
@@ -50,7 +50,7 @@ def test_processes_with_the_key_can_communicate(cluster: Cluster) -> None:
             await b.send("a", LeaseReleased(number, 5))
         assert [(await b.receive()).message for _ in range(500)] == [call(number) for number in range(500)]
         assert [(await a.receive()).message for _ in range(500)] == [LeaseReleased(number, 5) for number in range(500)]
-        await until(lambda: not a.unacknowledged and not b.unacknowledged)
+        await wait_until(lambda: not a.unacknowledged and not b.unacknowledged)
         assert (a.dropped, b.dropped) == (0, 0)
         await asyncio.gather(a.close(), b.close())
 
@@ -109,7 +109,7 @@ def test_a_peer_without_the_key_gets_no_answer_and_is_counted(tmp_path: Path, cl
         events = await probe_as_stranger(cluster.entries["b"].address, stranger(cluster.key, other))
         assert zmq.EVENT_HANDSHAKE_SUCCEEDED not in events
         assert zmq.EVENT_HANDSHAKE_FAILED_AUTH not in events
-        await until(lambda: b.dropped > 0)
+        await wait_until(lambda: b.dropped > 0)
         assert b.waiting == 0
         a = cluster.join("a")  # a peer with the key
         await a.send("b", call(1))
@@ -124,7 +124,7 @@ def test_messages_of_a_bus_with_another_key_are_dropped(tmp_path: Path, cluster:
         b = cluster.join("b")
         a = cluster.join("a", network=cluster.network(0, make_key(tmp_path / "others")))
         await a.send("b", call(1))
-        await until(lambda: b.dropped > 0)
+        await wait_until(lambda: b.dropped > 0)
         assert (b.waiting, a.unacknowledged) == (0, {"b": 1})
         await asyncio.gather(a.close(), b.close())
 

@@ -21,7 +21,7 @@ from bus.transport import packets
 from bus.transport.packets import Packet, encode_packet
 from bus.transport.reliable_transport import ReliableTransport
 from bus.transport.zeromq import format_ipc_endpoint, open_zmq_bus
-from tests.bus.networks import call, until
+from tests.bus.networks import call, wait_until
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 
@@ -73,7 +73,7 @@ def test_malformed_packets_are_counted_and_dropped(tmp_path: Path, lane: Lane) -
             for data in MALFORMED:
                 socket.send(data)
             socket.send_multipart([VALID, VALID])
-            await until(lambda: bus.dropped == len(MALFORMED) + 1)
+            await wait_until(lambda: bus.dropped == len(MALFORMED) + 1)
             assert bus.waiting == 0
             await other.send("b", call(7))
             assert (await bus.receive()).message == call(7)
@@ -89,7 +89,7 @@ def test_duplicate_and_stale_packets_are_counted_and_dropped(tmp_path: Path) -> 
         with raw_socket(tmp_path, BULK) as socket:
             for data in (make_packet(0, 5), make_packet(5, 5), make_packet(0, 5), make_packet(2, 6), make_packet(5, 6)):
                 socket.send(data)
-            await until(lambda: bus.dropped == 5 + 6 + 5)
+            await wait_until(lambda: bus.dropped == 5 + 6 + 5)
             socket.send(make_packet(0, 3, epoch=0))  # old epoch of the sender
             socket.send(make_packet(11, 1, receiver=EPOCH - 1))  # old epoch of the receiver
             socket.send(make_packet(11, 1, to="c"))  # another receiver
@@ -110,7 +110,7 @@ def test_an_oversized_packet_is_dropped(tmp_path: Path, monkeypatch: pytest.Monk
         with raw_socket(tmp_path, BULK) as socket:
             socket.send(VALID)
             socket.send(make_packet(0, 1))
-            await until(lambda: bus.waiting == 1)
+            await wait_until(lambda: bus.waiting == 1)
             assert bus.dropped == 1
         await bus.close()
 
@@ -134,7 +134,7 @@ def test_malformed_acknowledgements_are_counted_and_dropped(tmp_path: Path) -> N
             assert packets.decode_packet(question).frames == []
             for answer in answers:
                 router.send_multipart([route, answer])
-            await until(lambda: bus.dropped == len(answers))
+            await wait_until(lambda: bus.dropped == len(answers))
             assert bus.unacknowledged == {"b": 1}
         await bus.close()
 
@@ -155,7 +155,7 @@ def test_a_broken_connection_neither_loses_nor_duplicates_frames(tmp_path: Path)
         received = [(await b.receive()).message for _ in range(1500)]
         assert received == [call(number, "#" * 100) for number in range(1500)]
         await sending
-        await until(lambda: not a.unacknowledged)
+        await wait_until(lambda: not a.unacknowledged)
         assert b.waiting == 0
         relaying.cancel()
         await asyncio.gather(relaying, return_exceptions=True)
@@ -223,7 +223,7 @@ def test_a_full_socket_refuses_packets_and_reports_when_it_is_writable(
             while len(numbers) < sent:
                 await poller.poll()
                 numbers.append(packets.decode_packet(router.recv_multipart()[1]).first)
-            await until(lambda: bool(writable))
+            await wait_until(lambda: bool(writable))
         assert numbers == list(range(sent))
         assert writable == [("b", BULK)]
         await bus.close()

@@ -71,7 +71,7 @@ async def tokens(engine: Engine, asked: GenerationRequest) -> list[int]:
     return (await engine.generate(asked)).token_ids.tolist()
 
 
-async def until(
+async def wait_until(
     bench: Bench, engine: Engine, condition: Callable[[EngineLoad], bool], *calls: asyncio.Future[Generation]
 ) -> None:
     """Wait for the condition; fails if all of these calls end before."""
@@ -82,7 +82,7 @@ async def until(
 
 async def until_generated(bench: Bench, engine: Engine, count: int, *calls: asyncio.Future[Generation]) -> None:
     """Wait until the engine has generated `count` tokens since its start."""
-    await until(bench, engine, lambda load: load.generated_tokens >= count, *calls)
+    await wait_until(bench, engine, lambda load: load.generated_tokens >= count, *calls)
 
 
 async def posted(call: asyncio.Future[Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.engine.contract.bench import Bench, continued, request, tokens, until
+from tests.engine.contract.bench import Bench, continued, request, tokens, wait_until
 
 
 async def the_capacity_is_whole_pages_with_room_for_the_longest_sequence(bench: Bench) -> None:
@@ -19,7 +19,7 @@ async def the_load_counts_every_token_once(bench: Bench) -> None:
         began = engine.get_load()
         assert (began.generated_tokens, began.prefilled_tokens, began.decode_steps) == (0, 0, 0)
         calls = [asyncio.ensure_future(engine.generate(request(number, 100, 50))) for number in range(count)]
-        await until(bench, engine, lambda load: load.running > 0, *calls)
+        await wait_until(bench, engine, lambda load: load.running > 0, *calls)
         answers = await asyncio.gather(*calls)
         load = engine.get_load()
         assert load.generated_tokens == count * 100
@@ -34,7 +34,7 @@ async def calls_beyond_max_running_wait_and_all_are_answered(bench: Bench) -> No
     count = bench.traits.max_running
     async with bench.engine() as (engine, _):
         calls = [asyncio.ensure_future(engine.generate(request(number, 100))) for number in range(count + 4)]
-        await until(bench, engine, lambda load: load.waiting > 0 and load.running > 0, *calls)
+        await wait_until(bench, engine, lambda load: load.waiting > 0 and load.running > 0, *calls)
         assert engine.get_load().running <= count
         assert [len(each.token_ids) for each in await asyncio.gather(*calls)] == [100] * (count + 4)
         assert engine.get_load().waiting == 0

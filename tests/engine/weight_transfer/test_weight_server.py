@@ -23,7 +23,7 @@ from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.weight_transfer.shared_memory import WeightsPublisher, load_published
 from engine.weight_transfer.weight_client import WeightsFetcher
-from tests.bus.networks import until
+from tests.bus.networks import wait_until
 from tests.engine.weight_transfer.slow_link import LOOPBACK, link_to
 
 pytestmark = pytest.mark.slow
@@ -52,7 +52,7 @@ class Scene:
     def fetcher(self, port: int) -> WeightsFetcher:
         return WeightsFetcher(self.near, LOOPBACK, port, load_key(self.key), CHUNK)
 
-    def said(self, event: str) -> list[dict[str, int]]:
+    def read_log_entries(self, event: str) -> list[dict[str, int]]:
         log = self.folder.logs / "weights.jsonl"
         lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         return [line for line in lines if line["event"] == event]
@@ -60,13 +60,15 @@ class Scene:
     @asynccontextmanager
     async def server(self, port: int = 0, life: int = 1) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
         """The server process and its port."""
-        before = len(self.said("weight_server.started"))
+        before = len(self.read_log_entries("weight_server.started"))
         flags = ("--host", LOOPBACK, "--port", str(port), "--key", str(self.key), "--incarnation", str(life))
         argv = ("-m", "engine.weight_transfer.weight_server", "--run-folder", str(self.folder.path), *flags)
         process = await asyncio.create_subprocess_exec(sys.executable, *argv)
         try:
-            await until(lambda: len(self.said("weight_server.started")) > before or process.returncode is not None)
-            yield process, self.said("weight_server.started")[-1]["port"]
+            await wait_until(
+                lambda: len(self.read_log_entries("weight_server.started")) > before or process.returncode is not None
+            )
+            yield process, self.read_log_entries("weight_server.started")[-1]["port"]
         finally:
             if process.returncode is None:
                 process.kill()
@@ -97,7 +99,7 @@ def test_the_server_sends_heartbeats_serves_and_ends_at_sigterm(scene: Scene) ->
                 assert_loads(await scene.fetcher(port).fetch(scene.publish(1)))
                 process.send_signal(signal.SIGTERM)
                 assert await process.wait() == 0
-        assert scene.said("weights.served")[-1]["bytes"] == 4 * NUMBERS
+        assert scene.read_log_entries("weights.served")[-1]["bytes"] == 4 * NUMBERS
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
@@ -111,13 +113,13 @@ def test_a_download_resumes_after_the_server_restarts(scene: Scene) -> None:
             process.kill()
             await process.wait()
             link.release()
-            await until(lambda: link.connections > 2)  # the server is down
+            await wait_until(lambda: link.connections > 2)  # the server is down
             assert not fetching.done()
             async with scene.server(port, life=2) as (again, _):
                 assert_loads(await fetching)
                 again.send_signal(signal.SIGTERM)
                 assert await again.wait() == 0
-            assert scene.said("weights.served")[-1]["bytes"] <= HALF + 4 * CHUNK
+            assert scene.read_log_entries("weights.served")[-1]["bytes"] <= HALF + 4 * CHUNK
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
@@ -129,7 +131,7 @@ def test_a_process_killed_during_a_download_leaves_no_invalid_slot(scene: Scene)
             arguments = (scene.near, link.port, scene.key, published)
             process = get_context("spawn").Process(target=fetch_in_process, args=arguments, daemon=True)
             process.start()
-            await until(lambda: link.held.is_set() or not process.is_alive())
+            await wait_until(lambda: link.held.is_set() or not process.is_alive())
             assert link.held.is_set(), f"the download ended with {process.exitcode}"
             waiting = asyncio.create_task(scene.fetcher(port).fetch(published))
             process.kill()

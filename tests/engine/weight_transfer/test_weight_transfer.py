@@ -22,7 +22,7 @@ from engine.weight_transfer.shared_memory import WeightsPublisher, load_publishe
 from engine.weight_transfer.slot_file import WINDOW_CHUNKS, ChunkRequest, encode_request
 from engine.weight_transfer.weight_client import WeightsFetcher
 from engine.weight_transfer.weight_server import WeightServer
-from tests.bus.networks import until
+from tests.bus.networks import wait_until
 from tests.engine.closeness import assert_close
 from tests.engine.weight_transfer.slow_link import LOOPBACK, link_to
 
@@ -198,7 +198,7 @@ def test_a_silent_server_is_retried_over_another_connection(tmp_path: Path) -> N
         async with link_to(scene.server.port, allowed=0) as link:
             fetcher = WeightsFetcher(scene.near, LOOPBACK, link.port, scene.key, answer_timeout_s=0.2)
             fetching = asyncio.create_task(fetcher.fetch(scene.publish(4)))
-            await until(lambda: link.connections == 2)
+            await wait_until(lambda: link.connections == 2)
             link.release()
             assert_loads(await fetching, 4)
 
@@ -214,7 +214,7 @@ def test_a_cancelled_download_ends_and_another_completes(tmp_path: Path) -> None
             await link.held.wait()
             second = asyncio.create_task(scene.fetcher(link.port).fetch(published))  # waits for the first download
             third = asyncio.create_task(scene.fetcher().fetch(published))
-            await until(lambda: (scene.near / "slot_0.part").exists())
+            await wait_until(lambda: (scene.near / "slot_0.part").exists())
             for fetching in (first, second):
                 fetching.cancel()
                 with pytest.raises(asyncio.CancelledError):
@@ -246,7 +246,7 @@ def test_a_client_without_the_key_gets_nothing_and_is_counted(tmp_path: Path) ->
         published = scene.publish(4)
         stranger = WeightsFetcher(scene.near, LOOPBACK, scene.server.port, new_key(tmp_path / "others"))
         fetching = asyncio.create_task(stranger.fetch(published))
-        await until(lambda: scene.server.counts.refused > 1)
+        await wait_until(lambda: scene.server.counts.refused > 1)
         fetching.cancel()
         with pytest.raises(asyncio.CancelledError):
             await fetching
@@ -277,14 +277,14 @@ def test_a_malformed_request_is_counted_and_the_next_request_is_answered(tmp_pat
             for question in (b"", b"\xc1", *map(encode_request, nonsense)):
                 socket.send(question)
             socket.send_multipart([b"", b""])
-            await until(lambda: scene.server.counts.malformed == 7)
+            await wait_until(lambda: scene.server.counts.malformed == 7)
             absent = encode_request(ChunkRequest(0, 4, digest, SIZE - 4, 8))
             socket.send(absent)
-            await until(lambda: bool(socket.poll(0)))
+            await wait_until(lambda: bool(socket.poll(0)))
             assert socket.recv_multipart() == [absent]
             last = encode_request(ChunkRequest(0, 4, digest, SIZE - 4, 4))
             socket.send(last)
-            await until(lambda: bool(socket.poll(0)))
+            await wait_until(lambda: bool(socket.poll(0)))
             assert socket.recv_multipart() == [last, weights(4)["a"][-1].numpy().tobytes()]
 
     play(tmp_path, scenario)
@@ -297,7 +297,7 @@ def test_a_node_that_does_not_receive_its_answers_does_not_stall_other_nodes(tmp
             question = encode_request(ChunkRequest(0, 4, published.digest, 0, SIZE))
             for _ in range(100):
                 socket.send(question)
-            await until(lambda: scene.server.counts.unanswered > 50)
+            await wait_until(lambda: scene.server.counts.unanswered > 50)
             assert_loads(await scene.fetcher().fetch(published), 4)
 
     play(tmp_path, scenario)

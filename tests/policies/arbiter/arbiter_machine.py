@@ -130,7 +130,7 @@ class ArbiterMachine(RuleBasedStateMachine):
 
     def _request_lease(self, tid: int) -> None:
         trajectory = self.trajectories[tid]
-        if trajectory.state != "waiting" and self.policy != "kv":
+        if trajectory.state != "waiting" and self.policy != "worst_case":
             trajectory.leased = min(trajectory.leased, trajectory.tokens)
         trajectory.state = "waiting"
         self.decide(
@@ -221,7 +221,7 @@ class ArbiterMachine(RuleBasedStateMachine):
             self._end(tid)
         elif then == "call":
             trajectory.state = "parked"
-            if self.policy != "kv":
+            if self.policy != "worst_case":
                 trajectory.leased = min(trajectory.leased, trajectory.tokens)
             self.decide(LeasePaused(tid, trajectory.tokens))
         else:  # a malformed call gets an immediate result
@@ -355,7 +355,7 @@ class ArbiterMachine(RuleBasedStateMachine):
 
     @invariant()
     def capacity_is_never_oversold(self) -> None:
-        if self.policy in ("kv", "kv_lookahead"):
+        if self.policy in ("worst_case", "kv_lookahead"):
             for engine in self.arbiter.ledger.engines.values():
                 assert engine.leased_pages <= engine.total_pages
 

@@ -64,7 +64,7 @@ def test_requests_wait_for_the_first_engine_and_the_grant_reports_the_wait(polic
     assert effect.message.waited_s == 2.5
 
 
-@pytest.mark.parametrize("policy", ["kv", "kv_lookahead"])
+@pytest.mark.parametrize("policy", ["worst_case", "kv_lookahead"])
 def test_a_request_without_room_waits_until_a_trajectory_ends(policy: PolicyName) -> None:
     arbiter = make_arbiter(policy, WORST_CASE)
     settled(arbiter, 0.0, request(1))
@@ -110,7 +110,7 @@ def test_least_requests_takes_the_engine_with_the_fewest_running() -> None:
 
 
 def test_kv_takes_the_engine_with_the_most_free_tokens_and_returns_to_its_cache() -> None:
-    arbiter = make_arbiter("kv", 200, 150)
+    arbiter = make_arbiter("worst_case", 200, 150)
     where = [list_engines(list(arbiter.decide(0.0, request(tid)))) for tid in range(3)]
     assert where == [["generator-0"], ["generator-1"], ["generator-0"]]
     arbiter.decide(0.0, LeasePaused(1, 20))
@@ -118,7 +118,7 @@ def test_kv_takes_the_engine_with_the_most_free_tokens_and_returns_to_its_cache(
 
 
 def test_under_kv_only_trajectories_with_a_cache_overtake_new_ones() -> None:
-    arbiter = make_arbiter("kv", WORST_CASE + 10)
+    arbiter = make_arbiter("worst_case", WORST_CASE + 10)
     arbiter.decide(0.0, request(1))
     arbiter.decide(0.0, request(2))
     arbiter.decide(0.0, request(3, prompt=1, tokens=1))
@@ -128,7 +128,7 @@ def test_under_kv_only_trajectories_with_a_cache_overtake_new_ones() -> None:
 
 
 def test_a_withdrawn_request_does_not_block_later_ones() -> None:
-    arbiter = make_arbiter("kv", WORST_CASE + 10)
+    arbiter = make_arbiter("worst_case", WORST_CASE + 10)
     arbiter.decide(0.0, request(1))
     arbiter.decide(0.0, request(2))
     arbiter.decide(0.0, request(3, response=2))
@@ -214,7 +214,7 @@ class LeastRequestsMachine(ArbiterMachine):
 
 
 class KvMachine(ArbiterMachine):
-    policy = "kv"
+    policy = "worst_case"
 
 
 class LookaheadMachine(ArbiterMachine):

@@ -16,7 +16,16 @@ import pytest
 from analysis.event_logs.merged_events import merge_events
 from bus.event_log.reader import list_removed_events, read_events
 from configs.run_folder import RunFolder
-from tests.actors.runs.running import ROOT, Start, adds_up, asterism, finish, from_cold_start_of, metrics, until
+from tests.actors.runs.running import (
+    ROOT,
+    Start,
+    asterism,
+    finish,
+    from_cold_start_of,
+    is_conserved,
+    metrics,
+    wait_until,
+)
 from tests.traces import checked_slices
 
 pytestmark = pytest.mark.slow
@@ -80,7 +89,7 @@ def test_export_writes_a_valid_trace_and_complete_tables(folder: RunFolder, tmp_
 def test_show_follows_a_live_run_until_an_interrupt(folder: RunFolder, tmp_path: Path, start: Start) -> None:
     process = start(tmp_path, *from_cold_start_of(folder), *TINY)
     live = RunFolder(tmp_path / "demo")
-    until(lambda: (live.events / "rollout-0.sqlite").exists() and (live.events / "head.sqlite").exists(), process)
+    wait_until(lambda: (live.events / "rollout-0.sqlite").exists() and (live.events / "head.sqlite").exists(), process)
     command = [
         sys.executable,
         "-m",
@@ -108,7 +117,7 @@ def test_a_run_with_keep_steps_can_be_resumed(folder: RunFolder, tmp_path: Path,
     assert first.returncode == 0, output
     run = RunFolder(tmp_path / "demo")
     summary = json.loads(run.summary.read_text())
-    assert adds_up(summary)
+    assert is_conserved(summary)
     assert summary["replay_identical"] is None
     for process in ("head", "rollout-0"):
         assert sum(each.events for each in list_removed_events(run.events / f"{process}.sqlite")) > 0
