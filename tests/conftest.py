@@ -1,4 +1,4 @@
-"""Hypothesis profiles, and a check that required Docker engines, hosts and SGLang are present.
+"""Hypothesis profiles, the event loop of async tests, and a check that required Docker engines, hosts and SGLang exist.
 
 `make check` uses `--hypothesis-profile=quick`; `make test` uses the default, `thorough`. A missing
 requirement ends the run before its first test; only a marker expression leaves tests out.
@@ -6,9 +6,13 @@ requirement ends the run before its first test; only a marker expression leaves 
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import re
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -18,6 +22,7 @@ from sandbox.image.docker_cli import get_engine_architecture, image_exists
 from sandbox.image.image_context import compute_image_name
 from tests.cluster.hosts import find_obstacle
 from tests.sglang.environment import missing_for_sglang
+from tests.simulation.clock import run_virtually
 
 settings.register_profile("thorough", max_examples=100, deadline=None, print_blob=True)
 settings.register_profile("quick", max_examples=5, deadline=None, print_blob=True)
@@ -49,6 +54,27 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if collection_path.suffix != ".py" or not config.option.markexpr.startswith("not slow"):
         return None
     return True if _SLOW_AS_A_WHOLE.search(collection_path.read_text()) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an `async def` test on a virtual clock, or on the real one if it is marked `real_clock`."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    run = asyncio.run if pyfuncitem.get_closest_marker("real_clock") else run_virtually
+    run(_run_async_test(pyfuncitem))
+    return True
+
+
+async def _run_async_test(test: pytest.Function) -> None:
+    """Enter the fixtures that are async context managers, such as an actor with its bus, on the event loop of the test."""
+    arguments: dict[str, Any] = {}
+    async with AsyncExitStack() as stack:
+        for name in inspect.signature(test.obj).parameters:
+            value = test.funcargs[name]
+            is_context = isinstance(value, AbstractAsyncContextManager)
+            arguments[name] = await stack.enter_async_context(value) if is_context else value
+        await test.obj(**arguments)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import numpy as np
+from msgspec.structs import replace
 
-from actors.generator import FetchToNode, Generator
+from actors.generator import Generator
 from bus.messages import (
     AnyMessage,
     EngineJoined,
@@ -20,9 +21,9 @@ from bus.messages import (
 from bus.transport.in_process import Hub
 from engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest, WeightsRefused
 from policies.rollout.token_record import ids_to_bytes
-from tests.simulation.clock import run_virtually
 
 STEP_S = 0.1
+FETCH_S = 3.0
 
 
 class ScriptedEngine:
@@ -110,16 +111,27 @@ class Scene:
     def __init__(self, hub: Hub, engine: ScriptedEngine) -> None:
         self.engine, self.version = engine, engine.version
         self.arbiter, self.rollout = hub.join("head", 100), hub.join("rollout-0", 100)
-        self.reports: list[tuple[float, EngineLoadReported]] = []
+        self.reports: list[tuple[float, EngineLoadReported]] = []  # with their time
+        self.fetched: list[int] = []  # versions
 
     async def send(self, *messages: AnyMessage) -> None:
         for message in messages:
             await self.rollout.send("generator-0", message)
 
+    async def receive(self, count: int) -> list[AnyMessage]:
+        return [(await self.rollout.receive()).message for _ in range(count)]
+
+    async def fetch(self, published: WeightsPublished) -> WeightsPublished:
+        """Fetches weights in FETCH_S; version 6 is missing."""
+        self.fetched.append(published.version)
+        await asyncio.sleep(FETCH_S)
+        if published.version == 6:
+            raise WeightsRefused("missing")
+        return replace(published, path=f"here/{published.version}")
+
     async def listen(self) -> None:
-        assert (await self.arbiter.receive()).message == EngineJoined(
-            "generator-0", 1024, 16, self.version, INCARNATION
-        )
+        joined = (await self.arbiter.receive()).message
+        assert joined == EngineJoined("generator-0", 1024, 16, self.version, INCARNATION)
         while True:
             message = (await self.arbiter.receive()).message
             assert isinstance(message, EngineLoadReported)
@@ -127,24 +139,16 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(version: int = 4, fetch: FetchToNode | None = None) -> AsyncIterator[Scene]:
+async def open_scene(version: int = 4, *, is_remote: bool = False) -> AsyncIterator[Scene]:
+    """`is_remote`: the learner runs on another machine."""
     hub, engine = Hub(), ScriptedEngine(version)
-    each = Scene(hub, engine)
-    clock = asyncio.get_running_loop().time
-    actor = Generator(
-        "generator-0", hub.join("generator-0", 100), engine, "head/arbiter", INCARNATION, clock, fetch=fetch
-    )
+    scene = Scene(hub, engine)
+    clock, fetch = asyncio.get_running_loop().time, scene.fetch if is_remote else None
+    bus = hub.join("generator-0", 100)
+    actor = Generator("generator-0", bus, engine, "head/arbiter", INCARNATION, clock, fetch=fetch)
     running = asyncio.create_task(actor.run())
-    listening = asyncio.create_task(each.listen())
-    yield each
-    await each.send(Shutdown())
+    listening = asyncio.create_task(scene.listen())
+    yield scene
+    await scene.send(Shutdown())
     await running
     listening.cancel()
-
-
-def play(scenario: Callable[[Scene], Awaitable[None]], version: int = 4, fetch: FetchToNode | None = None) -> None:
-    async def whole() -> None:
-        async with scene(version, fetch) as each:
-            await scenario(each)
-
-    run_virtually(whole())

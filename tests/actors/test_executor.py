@@ -1,10 +1,10 @@
-"""The executor with a bus and a scripted sandbox, under a virtual clock."""
+"""The executor with a bus and a scripted sandbox."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import NoReturn
 
 import pytest
@@ -28,7 +28,6 @@ from bus.messages import (
 )
 from bus.transport.in_process import Hub
 from sandbox.contract import CodeResult, Grade, Isolation, SandboxFailure
-from tests.simulation.clock import run_virtually
 
 ADDRESS = "executor-0/2"
 
@@ -102,6 +101,10 @@ class Scene:
     async def receive(self, count: int) -> list[AnyMessage]:
         return [(await self.rollout.receive()).message for _ in range(count)]
 
+    async def receive_finished(self, count: int) -> list[int]:
+        """The trajectories of the next messages, if all are CodeFinished."""
+        return [message.trajectory_id for message in await self.receive(count) if isinstance(message, CodeFinished)]
+
 
 @asynccontextmanager
 async def open_scene(max_calls: int = 100, bound: int = 1000, strict: bool = False) -> AsyncIterator[Scene]:
@@ -109,6 +112,11 @@ async def open_scene(max_calls: int = 100, bound: int = 1000, strict: bool = Fal
     yield scene
     await scene.send(Shutdown(), to="executor-0")
     await scene.work
+
+
+@pytest.fixture
+def scene() -> AbstractAsyncContextManager[Scene]:
+    return open_scene()
 
 
 def call(trajectory_id: int, duration: str = "1", number: int = 0) -> CodeRequested:
@@ -119,221 +127,153 @@ def answer(trajectory_id: int, duration: str = "1") -> AnswerSubmitted:
     return AnswerSubmitted(trajectory_id, duration, "2")
 
 
-def test_it_announces_itself_and_reports_its_first_result_once() -> None:
-    async def scenario() -> None:
-        async with open_scene() as scene:
-            assert (await scene.launcher.receive()).message == ExecutorJoined(ADDRESS, 3)
-            await scene.send(call(0, "break"), call(1), call(2))
-            await scene.receive(3)
-            assert (await scene.launcher.receive()).message == ExecutorHealthy(ADDRESS)
-            assert scene.launcher.waiting == 0
-
-    run_virtually(scenario())
+async def test_it_announces_itself_and_reports_its_first_result_once(scene: Scene) -> None:
+    assert (await scene.launcher.receive()).message == ExecutorJoined(ADDRESS, 3)
+    await scene.send(call(0, "break"), call(1), call(2))
+    await scene.receive(3)
+    assert (await scene.launcher.receive()).message == ExecutorHealthy(ADDRESS)
+    assert scene.launcher.waiting == 0
 
 
-def test_its_isolation_is_recorded_before_it_joins() -> None:
-    async def scenario() -> None:
-        hub = Hub()
-        bus, launcher = hub.join("executor-0", 10), hub.join("launcher", 10)
-        recorded: list[tuple[str, int]] = []
-        executor = Executor(
-            *(bus, ScriptedSandbox()),
-            launcher="launcher",
-            on_isolated=lambda isolation: recorded.append((isolation.backend, launcher.waiting)),
-        )
-        running = asyncio.create_task(executor.run())
-        assert isinstance((await launcher.receive()).message, ExecutorJoined)
-        assert recorded == [("scripted", 0)]
-        await launcher.send("executor-0", Shutdown())
-        await running
-
-    run_virtually(scenario())
+async def test_its_isolation_is_recorded_before_it_joins() -> None:
+    hub = Hub()
+    bus, launcher = hub.join("executor-0", 10), hub.join("launcher", 10)
+    recorded: list[tuple[str, int]] = []
+    executor = Executor(
+        *(bus, ScriptedSandbox()),
+        launcher="launcher",
+        on_isolated=lambda isolation: recorded.append((isolation.backend, launcher.waiting)),
+    )
+    running = asyncio.create_task(executor.run())
+    assert isinstance((await launcher.receive()).message, ExecutorJoined)
+    assert recorded == [("scripted", 0)]
+    await launcher.send("executor-0", Shutdown())
+    await running
 
 
-def test_it_ends_without_answers_when_its_sandbox_breaks_for_good() -> None:
-    async def scenario() -> None:
-        scene = Scene(100, 1000, False)
-        await scene.send(call(0), call(1, "1000"))
-        await scene.receive(1)
-        scene.sandbox.broken.set()
-        with pytest.raises(SandboxFailure, match="no container for 120 s"):
-            await scene.work
-        assert scene.sandbox.requests[-2:] == ["stopped run 1", "close"]
-        assert scene.rollout.waiting == 0  # the launcher sends ExecutorLeft, and the rollout sends the call elsewhere
-
-    run_virtually(scenario())
+async def test_it_ends_without_answers_when_its_sandbox_breaks_for_good() -> None:
+    scene = Scene(100, 1000, False)
+    await scene.send(call(0), call(1, "1000"))
+    await scene.receive(1)
+    scene.sandbox.broken.set()
+    with pytest.raises(SandboxFailure, match="no container for 120 s"):
+        await scene.work
+    assert scene.sandbox.requests[-2:] == ["stopped run 1", "close"]
+    assert scene.rollout.waiting == 0  # the launcher sends ExecutorLeft, and the rollout sends the call elsewhere
 
 
-def test_every_answer_has_its_executors_address_and_a_failure_is_not_a_result() -> None:
-    async def scenario() -> None:
-        async with open_scene() as scene:
-            await scene.send(call(0), call(1, "break", 3), answer(2), answer(3, "break"))
-            answers = await scene.receive(4)
-            assert answers[:2] == [
-                CallFailed(1, 3, "sandbox: broken", ADDRESS),
-                CallFailed(3, -1, "grader: broken", ADDRESS),
-            ]
-            assert CodeFinished(0, 0, CodeOk(Output("1")), 0.1, ADDRESS) in answers
-            assert AnswerGraded(2, True, 0.1, ADDRESS) in answers
-
-    run_virtually(scenario())
+async def test_every_answer_has_its_executors_address_and_a_failure_is_not_a_result(scene: Scene) -> None:
+    await scene.send(call(0), call(1, "break", 3), answer(2), answer(3, "break"))
+    answers = await scene.receive(4)
+    assert answers[:2] == [
+        CallFailed(1, 3, "sandbox: broken", ADDRESS),
+        CallFailed(3, -1, "grader: broken", ADDRESS),
+    ]
+    assert CodeFinished(0, 0, CodeOk(Output("1")), 0.1, ADDRESS) in answers
+    assert AnswerGraded(2, True, 0.1, ADDRESS) in answers
 
 
 @pytest.mark.parametrize(("strict", "output"), [(False, "<f at 0x7f8652565a80>"), (True, "<f at 0x000000000000>")])
-def test_a_strict_executor_scrubs_memory_addresses(strict: bool, output: str) -> None:
-    async def scenario() -> None:
-        async with open_scene(strict=strict) as scene:
-            scene.sandbox.output = "<f at 0x7f8652565a80>"
-            await scene.send(call(0))
-            assert await scene.receive(1) == [CodeFinished(0, 0, CodeOk(Output(output)), 0.1, ADDRESS)]
-
-    run_virtually(scenario())
+async def test_a_strict_executor_scrubs_memory_addresses(strict: bool, output: str) -> None:
+    async with open_scene(strict=strict) as scene:
+        scene.sandbox.output = "<f at 0x7f8652565a80>"
+        await scene.send(call(0))
+        assert await scene.receive(1) == [CodeFinished(0, 0, CodeOk(Output(output)), 0.1, ADDRESS)]
 
 
-def test_messages_for_an_earlier_incarnation_are_dropped() -> None:
-    async def scenario() -> None:
-        async with open_scene() as scene:
-            await scene.send(call(0), SessionRestored(0, (call(0),)), SessionEnded(0), to="executor-0/1")
-            await scene.send(call(1))
-            (finished,) = await scene.receive(1)
-            assert isinstance(finished, CodeFinished)
-            assert finished.trajectory_id == 1
-            assert scene.sandbox.requests == ["run 1"]
-
-    run_virtually(scenario())
+async def test_messages_for_an_earlier_incarnation_are_dropped(scene: Scene) -> None:
+    await scene.send(call(0), SessionRestored(0, (call(0),)), SessionEnded(0), to="executor-0/1")
+    await scene.send(call(1))
+    assert await scene.receive_finished(1) == [1]
+    assert scene.sandbox.requests == ["run 1"]
 
 
-def test_a_notebook_is_restored_before_the_call_that_needs_it() -> None:
-    async def scenario() -> None:
-        async with open_scene() as scene:
-            await scene.send(SessionRestored(0, (call(0), call(0))), call(0))
-            await scene.receive(1)
-            assert scene.sandbox.requests == ["restore 0: 2", "run 0"]
-
-    run_virtually(scenario())
+async def test_a_notebook_is_restored_before_the_call_that_needs_it(scene: Scene) -> None:
+    await scene.send(SessionRestored(0, (call(0), call(0))), call(0))
+    await scene.receive(1)
+    assert scene.sandbox.requests == ["restore 0: 2", "run 0"]
 
 
-def test_the_end_of_a_trajectory_cancels_its_calls_and_gradings_without_answers() -> None:
-    async def scenario() -> None:
-        async with open_scene() as scene:
-            await scene.send(call(0, "50"), call(0, "60", 1), answer(0, "70"), call(1, "80"))
-            await asyncio.sleep(1)
-            await scene.send(SessionEnded(0))
-            (finished,) = await scene.receive(1)
-            assert isinstance(finished, CodeFinished)
-            assert finished.trajectory_id == 1
-            assert sorted(scene.sandbox.requests) == sorted(
-                ["run 0", "run 0", "grade 0", "run 1", "stopped run 0", "stopped run 0", "stopped grade 0", "end 0"]
-            )
-            await asyncio.sleep(100)
-            assert scene.rollout.waiting == 0
-
-    run_virtually(scenario())
+async def test_the_end_of_a_trajectory_cancels_its_calls_and_gradings_without_answers(scene: Scene) -> None:
+    await scene.send(call(0, "50"), call(0, "60", 1), answer(0, "70"), call(1, "80"))
+    await asyncio.sleep(1)
+    await scene.send(SessionEnded(0))
+    assert await scene.receive_finished(1) == [1]
+    assert sorted(scene.sandbox.requests) == sorted(
+        ["run 0", "run 0", "grade 0", "run 1", "stopped run 0", "stopped run 0", "stopped grade 0", "end 0"]
+    )
+    await asyncio.sleep(100)
+    assert scene.rollout.waiting == 0
 
 
-def test_a_call_that_has_just_arrived_is_cancelled_too() -> None:
-    async def scenario() -> None:
-        async with open_scene() as scene:
-            await scene.send(call(0), SessionEnded(0), call(1, "5"))
-            (finished,) = await scene.receive(1)
-            assert isinstance(finished, CodeFinished)
-            assert finished.trajectory_id == 1
-            assert scene.sandbox.requests[-1] == "run 1"
-            assert scene.sandbox.running == 0
-
-    run_virtually(scenario())
+async def test_a_call_that_has_just_arrived_is_cancelled_too(scene: Scene) -> None:
+    await scene.send(call(0), SessionEnded(0), call(1, "5"))
+    assert await scene.receive_finished(1) == [1]
+    assert scene.sandbox.requests[-1] == "run 1"
+    assert scene.sandbox.running == 0
 
 
-def test_a_cancelled_call_frees_capacity_for_waiting_calls() -> None:
-    async def scenario() -> None:
-        async with open_scene(max_calls=1) as scene:
-            await scene.send(call(0, "1000"), call(1))
-            await asyncio.sleep(10)
-            assert scene.sandbox.requests == ["run 0"]
-            await scene.send(SessionEnded(0))
-            (finished,) = await asyncio.wait_for(scene.receive(1), 5)
-            assert isinstance(finished, CodeFinished)
-            assert finished.trajectory_id == 1
-
-    run_virtually(scenario())
+async def test_a_cancelled_call_frees_capacity_for_waiting_calls() -> None:
+    async with open_scene(max_calls=1) as scene:
+        await scene.send(call(0, "1000"), call(1))
+        await asyncio.sleep(10)
+        assert scene.sandbox.requests == ["run 0"]
+        await scene.send(SessionEnded(0))
+        assert await asyncio.wait_for(scene.receive_finished(1), 5) == [1]
 
 
-def test_a_waiting_call_is_cancelled_without_running() -> None:
-    async def scenario() -> None:
-        async with open_scene(max_calls=2) as scene:
-            await scene.send(call(0, "10"), call(1, "10"), call(2, "1"))
-            await scene.send(SessionEnded(2))
-            await scene.receive(2)
-            await asyncio.sleep(50)
-            assert scene.rollout.waiting == 0
-            assert "run 2" not in scene.sandbox.requests
-
-    run_virtually(scenario())
+async def test_a_waiting_call_is_cancelled_without_running() -> None:
+    async with open_scene(max_calls=2) as scene:
+        await scene.send(call(0, "10"), call(1, "10"), call(2, "1"))
+        await scene.send(SessionEnded(2))
+        await scene.receive(2)
+        await asyncio.sleep(50)
+        assert scene.rollout.waiting == 0
+        assert "run 2" not in scene.sandbox.requests
 
 
-def test_beyond_its_bounds_senders_get_back_pressure_and_no_call_is_lost() -> None:
+async def test_beyond_its_bounds_senders_get_back_pressure_and_no_call_is_lost() -> None:
     """2 calls in the sandbox, 2 before it, 1 received, and 8 on the bus."""
-
-    async def scenario() -> None:
-        async with open_scene(max_calls=2, bound=8) as scene:
-            sending = asyncio.create_task(scene.send(*(call(number) for number in range(300))))
-            await asyncio.sleep(0.5)
-            assert not sending.done()
-            assert scene.sandbox.requests == ["run 0", "run 1"]
-            assert scene.bus.waiting <= 8
-            numbers = [message.trajectory_id for message in await scene.receive(300)]  # pyright: ignore
-            assert [number // 2 for number in numbers] == [number // 2 for number in range(300)]
-            assert scene.sandbox.max_running == 2
-            await sending
-
-    run_virtually(scenario())
+    async with open_scene(max_calls=2, bound=8) as scene:
+        sending = asyncio.create_task(scene.send(*(call(number) for number in range(300))))
+        await asyncio.sleep(0.5)
+        assert not sending.done()
+        assert scene.sandbox.requests == ["run 0", "run 1"]
+        assert scene.bus.waiting <= 8
+        numbers = await scene.receive_finished(300)
+        assert [number // 2 for number in numbers] == [number // 2 for number in range(300)]
+        assert scene.sandbox.max_running == 2
+        await sending
 
 
-def test_two_full_queues_do_not_wait_for_each_other() -> None:
+async def test_two_full_queues_do_not_wait_for_each_other() -> None:
     """A rollout sends all effects of an event before it receives again."""
-
-    async def scenario() -> None:
-        async with open_scene(max_calls=2, bound=4) as scene:
-            await scene.send(*(call(number) for number in range(100)))
-            numbers = [message.trajectory_id for message in await scene.receive(100)]  # pyright: ignore
-            assert sorted(numbers) == list(range(100))
-
-    run_virtually(scenario())
+    async with open_scene(max_calls=2, bound=4) as scene:
+        await scene.send(*(call(number) for number in range(100)))
+        numbers = await scene.receive_finished(100)
+        assert sorted(numbers) == list(range(100))
 
 
-def test_the_end_of_a_trajectory_is_received_at_full_capacity() -> None:
+async def test_the_end_of_a_trajectory_is_received_at_full_capacity() -> None:
     """Also if all calls in the sandbox are long calls of this trajectory."""
-
-    async def scenario() -> None:
-        async with open_scene(max_calls=2) as scene:
-            await scene.send(*(call(0, "3600", number) for number in range(3)), SessionEnded(0), call(1))
-            (finished,) = await asyncio.wait_for(scene.receive(1), 5)
-            assert isinstance(finished, CodeFinished)
-            assert finished.trajectory_id == 1
-
-    run_virtually(scenario())
+    async with open_scene(max_calls=2) as scene:
+        await scene.send(*(call(0, "3600", number) for number in range(3)), SessionEnded(0), call(1))
+        assert await asyncio.wait_for(scene.receive_finished(1), 5) == [1]
 
 
-def test_shutdown_cancels_its_calls() -> None:
-    async def scenario() -> None:
-        async with open_scene(max_calls=4) as scene:
-            await scene.send(*(call(number, "3600") for number in range(6)))
-            await asyncio.sleep(1)
-        assert scene.sandbox.requests[-1] == "close"
-        assert scene.sandbox.running == 0
-
-    run_virtually(scenario())
+async def test_shutdown_cancels_its_calls() -> None:
+    async with open_scene(max_calls=4) as scene:
+        await scene.send(*(call(number, "3600") for number in range(6)))
+        await asyncio.sleep(1)
+    assert scene.sandbox.requests[-1] == "close"
+    assert scene.sandbox.running == 0
 
 
-def test_misdirected_messages_are_logged_and_dropped() -> None:
-    async def scenario() -> None:
+async def test_misdirected_messages_are_logged_and_dropped() -> None:
+    with capture_logs() as logged:
         async with open_scene() as scene:
             await scene.rollout.send_frame("executor-0", b"no message")
             await scene.send(ExecutorJoined("executor-1/1", 3), call(1))
-            (finished,) = await scene.receive(1)
-            assert isinstance(finished, CodeFinished)
-
-    with capture_logs() as logged:
-        run_virtually(scenario())
+            await scene.receive_finished(1)
     errors = [(entry["event"], entry.get("kind")) for entry in logged if entry["log_level"] == "error"]
     assert errors == [("frame.dropped", None), ("message.misdirected", "ExecutorJoined")]

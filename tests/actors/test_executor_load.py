@@ -9,7 +9,6 @@ from structlog.testing import capture_logs
 
 from actors.executor import report_load
 from sandbox.load_gauge import LoadGauge
-from tests.simulation.clock import run_virtually
 
 
 def test_a_call_is_queued_while_it_has_no_slot_and_a_notebook_may_take_several() -> None:
@@ -54,10 +53,9 @@ def test_failed_and_cancelled_calls_count_as_done() -> None:
     assert (load.running, load.queued, load.done, load.gradings, load.graded) == (0, 0, 2, 0, 1)
 
 
-def test_the_load_is_logged_each_second_while_it_changes_and_once_at_the_end() -> None:
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        gauge = LoadGauge(loop.time)
+async def test_the_load_is_logged_each_second_while_it_changes_and_once_at_the_end() -> None:
+    gauge = LoadGauge(asyncio.get_running_loop().time)
+    with capture_logs() as logged:
         reporting = asyncio.create_task(report_load("executor-0/1", 3, gauge.get_load))
         await asyncio.sleep(10.5)
         with gauge.track_call(), gauge.track_slot():
@@ -67,9 +65,6 @@ def test_the_load_is_logged_each_second_while_it_changes_and_once_at_the_end() -
             await asyncio.sleep(0.25)
         reporting.cancel()
         await asyncio.wait([reporting])
-
-    with capture_logs() as logged:
-        run_virtually(scenario())
     assert all(entry["event"] == "executor.load" and entry["executor"] == "executor-0/1" for entry in logged)
     assert [(entry["running"], entry["done"], entry["busy_s"]) for entry in logged] == [
         *((1, 0, 0.5), (1, 0, 1.5), (0, 1, 2.0)),

@@ -1,8 +1,15 @@
-"""A fake process, which exits at a call of `end`."""
+"""Fakes for a launcher: child processes, which exit at a call of `end`, and a display."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from actors.launch.child_processes import ChildProcess, ChildProcesses
+from bus.messages import Progress
+from configs.run_folder import RunFolder
 
 
 class SimulatedProcess:
@@ -21,3 +28,47 @@ class SimulatedProcess:
         if self.returncode is None:
             self.returncode = code
             self._ended.set()
+
+
+class SimulatedStart(NamedTuple):
+    time: float  # of the event loop
+    name: str
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+
+
+class SimulatedChildren(ChildProcesses):
+    """Records the processes instead of starting them. Their output files are in `outputs`."""
+
+    def __init__(self, outputs: Path) -> None:
+        super().__init__(RunFolder(outputs))
+        self._outputs = outputs
+        self.started: list[SimulatedStart] = []
+        self.processes: dict[str, SimulatedProcess] = {}  # the latest incarnations
+
+    async def spawn(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> ChildProcess:
+        self.started.append(SimulatedStart(asyncio.get_running_loop().time(), name, argv, environment))
+        process = self.processes[name] = SimulatedProcess()
+        child = ChildProcess(name, process, self._outputs / f"{name}.out")  # pyright: ignore[reportArgumentType]
+        self._children[name] = child
+        return child
+
+    async def kill(self, name: str) -> None:
+        self.processes[name].end(-9)
+
+    def list_starts(self, name: str) -> list[SimulatedStart]:
+        return [start for start in self.started if start.name == name]
+
+
+class RecordedDisplay:
+    """Records the printed lines and shows no progress."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def print_line(self, text: str) -> None:
+        self.lines.append(text)
+
+    def show_progress(self, progress: Progress) -> None: ...
+
+    def close(self) -> None: ...

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,6 +28,8 @@ from bus.transport.zeromq import open_zmq_bus
 from configs.errors import UnusableInput
 from sandbox.contract import CodeResult, Grade, SandboxFailure
 
+pytestmark = [pytest.mark.real_clock, pytest.mark.timeout(30)]
+
 LIFE = f"{SERVED_ADDRESS}/1"
 
 
@@ -47,16 +49,24 @@ class Server:
         await self.bus.send(self.client, message)
 
 
-def play(folder: Path, scenario: Callable[[Server, SandboxClient], Coroutine[Any, Any, None]]) -> None:
-    async def live() -> None:
-        bus = open_zmq_bus(SERVED_ADDRESS, folder, 100)
-        try:
-            async with SandboxClient(folder) as client:
-                await scenario(Server(bus), client)
-        finally:
-            await bus.close()
+@pytest.fixture
+@asynccontextmanager
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    bus = open_zmq_bus(SERVED_ADDRESS, tmp_path, 100)
+    yield Server(bus)
+    await bus.close()
 
-    asyncio.run(asyncio.wait_for(live(), 30))
+
+def list_client_sockets(folder: Path) -> list[Path]:
+    return list(folder.glob("client-*"))
+
+
+@pytest.fixture
+@asynccontextmanager
+async def client(tmp_path: Path) -> AsyncIterator[SandboxClient]:
+    async with SandboxClient(tmp_path) as client:
+        yield client
+    assert list_client_sockets(tmp_path) == []
 
 
 def call(trajectory: int, number: int) -> CodeRequested:
@@ -67,75 +77,60 @@ def printed(text: str) -> CodeOk:
     return CodeOk(Output(text))
 
 
-def test_results_are_matched_to_requests_in_any_order(tmp_path: Path) -> None:
-    async def scenario(server: Server, client: SandboxClient) -> None:
-        first, second = asyncio.create_task(client.run(call(7, 0))), asyncio.create_task(client.run(call(7, 1)))
-        graded = asyncio.create_task(client.grade(AnswerSubmitted(7, "2", "2")))
-        assert [await server.receive() for _ in range(3)] == [call(7, 0), call(7, 1), AnswerSubmitted(7, "2", "2")]
-        await server.send(AnswerGraded(7, True, 0.3, LIFE))
-        await server.send(CodeFinished(7, 1, printed("second"), 0.2, LIFE))
-        await server.send(CodeFinished(7, 0, printed("first"), 0.1, LIFE))
-        assert await first == CodeResult(printed("first"), 0.1)
-        assert await second == CodeResult(printed("second"), 0.2)
-        assert await graded == Grade(True, 0.3)
-        await client.end_notebook(7)
-        assert await server.receive() == SessionEnded(7)
-
-    play(tmp_path, scenario)
-    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("client-")]
+async def test_results_are_matched_to_requests_in_any_order(server: Server, client: SandboxClient) -> None:
+    first, second = asyncio.create_task(client.run(call(7, 0))), asyncio.create_task(client.run(call(7, 1)))
+    graded = asyncio.create_task(client.grade(AnswerSubmitted(7, "2", "2")))
+    assert [await server.receive() for _ in range(3)] == [call(7, 0), call(7, 1), AnswerSubmitted(7, "2", "2")]
+    await server.send(AnswerGraded(7, True, 0.3, LIFE))
+    await server.send(CodeFinished(7, 1, printed("second"), 0.2, LIFE))
+    await server.send(CodeFinished(7, 0, printed("first"), 0.1, LIFE))
+    assert await first == CodeResult(printed("first"), 0.1)
+    assert await second == CodeResult(printed("second"), 0.2)
+    assert await graded == Grade(True, 0.3)
+    await client.end_notebook(7)
+    assert await server.receive() == SessionEnded(7)
 
 
-def test_a_server_failure_is_raised_and_the_call_can_be_repeated(tmp_path: Path) -> None:
-    async def scenario(server: Server, client: SandboxClient) -> None:
-        for cause in ("a fork server died", "no room"):
-            running = asyncio.create_task(client.run(call(7, 0)))
-            await server.receive()
-            await server.send(CallFailed(7, 0, cause, LIFE))
-            with pytest.raises(SandboxFailure, match=cause):
-                await running
-
-    play(tmp_path, scenario)
-
-
-def test_a_request_that_is_in_flight_is_refused(tmp_path: Path) -> None:
-    async def scenario(server: Server, client: SandboxClient) -> None:
+async def test_a_server_failure_is_raised_and_the_call_can_be_repeated(server: Server, client: SandboxClient) -> None:
+    for cause in ("a fork server died", "no room"):
         running = asyncio.create_task(client.run(call(7, 0)))
         await server.receive()
-        with pytest.raises(ValueError, match="trajectory 7: the same request is already in flight"):
-            await client.run(call(7, 0))
-        await server.send(CodeFinished(7, 0, printed("4"), 0.1, LIFE))
-        assert (await running).outcome == printed("4")
-
-    play(tmp_path, scenario)
-
-
-def test_unrelated_frames_are_ignored(tmp_path: Path) -> None:
-    async def scenario(server: Server, client: SandboxClient) -> None:
-        running = asyncio.create_task(client.run(call(7, 0)))
-        await server.receive()
-        await server.bus.send_frame(server.client, b"no message")
-        await server.send(ExecutorJoined(LIFE, 4))
-        await server.send(CodeFinished(8, 0, printed("unrequested"), 0.1, LIFE))
-        await server.send(CodeFinished(7, 0, printed("4"), 0.1, LIFE))
-        assert (await running).outcome == printed("4")
-
-    play(tmp_path, scenario)
-
-
-def test_requests_to_an_ended_server_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox_client, "_POLL_INTERVAL_S", 0.01)
-
-    async def scenario(server: Server, client: SandboxClient) -> None:
-        running = asyncio.create_task(client.run(call(7, 0)))
-        await server.receive()
-        await server.bus.close()
-        assert not is_served(tmp_path)
-        with pytest.raises(SandboxFailure, match="the sandbox server has ended"):
+        await server.send(CallFailed(7, 0, cause, LIFE))
+        with pytest.raises(SandboxFailure, match=cause):
             await running
-        with pytest.raises(SandboxFailure, match="the sandbox server has ended"):
-            await client.run(call(7, 1))
 
-    play(tmp_path, scenario)
+
+async def test_a_request_that_is_in_flight_is_refused(server: Server, client: SandboxClient) -> None:
+    running = asyncio.create_task(client.run(call(7, 0)))
+    await server.receive()
+    with pytest.raises(ValueError, match="trajectory 7: the same request is already in flight"):
+        await client.run(call(7, 0))
+    await server.send(CodeFinished(7, 0, printed("4"), 0.1, LIFE))
+    assert (await running).outcome == printed("4")
+
+
+async def test_unrelated_frames_are_ignored(server: Server, client: SandboxClient) -> None:
+    running = asyncio.create_task(client.run(call(7, 0)))
+    await server.receive()
+    await server.bus.send_frame(server.client, b"no message")
+    await server.send(ExecutorJoined(LIFE, 4))
+    await server.send(CodeFinished(8, 0, printed("unrequested"), 0.1, LIFE))
+    await server.send(CodeFinished(7, 0, printed("4"), 0.1, LIFE))
+    assert (await running).outcome == printed("4")
+
+
+async def test_requests_to_an_ended_server_fail(
+    server: Server, client: SandboxClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox_client, "_POLL_INTERVAL_S", 0.01)
+    running = asyncio.create_task(client.run(call(7, 0)))
+    await server.receive()
+    await server.bus.close()
+    assert not is_served(tmp_path)
+    with pytest.raises(SandboxFailure, match="the sandbox server has ended"):
+        await running
+    with pytest.raises(SandboxFailure, match="the sandbox server has ended"):
+        await client.run(call(7, 1))
 
 
 def test_a_folder_without_a_served_sandbox_is_refused(tmp_path: Path) -> None:

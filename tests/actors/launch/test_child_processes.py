@@ -8,9 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -27,7 +27,7 @@ from bus.process.exit_reason import exit_reason_path
 from configs.run_folder import RunFolder
 from tests.processes import family, wait_for_end
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_clock, pytest.mark.timeout(60)]
 
 FOREVER = "import signal; print('here', flush=True); signal.pause()"
 
@@ -36,18 +36,17 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def play(scenario: Callable[[ChildProcesses], Coroutine[Any, Any, None]], outputs: Path) -> None:
-    async def live() -> None:
-        folder = RunFolder(outputs)
-        folder.logs.mkdir()
-        children = ChildProcesses(folder)
-        try:
-            await scenario(children)
-        finally:
-            for name in children.names:
-                await children.kill(name)
-
-    asyncio.run(asyncio.wait_for(live(), 60))
+@pytest.fixture
+@asynccontextmanager
+async def children(tmp_path: Path) -> AsyncIterator[ChildProcesses]:
+    folder = RunFolder(tmp_path)
+    folder.logs.mkdir()
+    children = ChildProcesses(folder)
+    try:
+        yield children
+    finally:
+        for name in children.names:
+            await children.kill(name)
 
 
 async def wait_for_output(child: ChildProcess) -> None:
@@ -55,70 +54,73 @@ async def wait_for_output(child: ChildProcess) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_the_error_of_a_child_that_ended_has_its_name_exit_code_and_output(tmp_path: Path) -> None:
-    async def scenario(children: ChildProcesses) -> None:
-        code = "import sys; print(*range(20), sep='\\n'); sys.exit(3)"
-        child = await children.spawn("one", python(code), build_thread_environment(2))
+async def test_the_error_of_a_child_that_ended_has_its_name_exit_code_and_output(
+    children: ChildProcesses, tmp_path: Path
+) -> None:
+    code = "import sys; print(*range(20), sep='\\n'); sys.exit(3)"
+    child = await children.spawn("one", python(code), build_thread_environment(2))
+    assert await children.wait_for_exit("one", 30.0)
+    assert children.list_failed() == [child]
+    assert read_exit_reason(child, 2) == "18\n19"
+    message = str(build_process_died_error(child, "twice, the last time "))
+    assert message.startswith("one ended twice, the last time with exit code 3:\n8\n9\n")
+    assert str(tmp_path / "logs" / "one.out") in message
+    children.remove("one")
+    assert children.names == []
+
+
+async def test_the_exit_reason_file_replaces_output_that_a_full_disk_lost(
+    children: ChildProcesses, tmp_path: Path
+) -> None:
+    reason_path = exit_reason_path(RunFolder(tmp_path), "one")
+    reason_path.parent.mkdir()
+    try:
+        reason_path.write_text("of an earlier incarnation\n")
+        child = await children.spawn("one", python("import sys; sys.exit(1)"), {})
         assert await children.wait_for_exit("one", 30.0)
-        assert children.list_failed() == [child]
-        assert read_exit_reason(child, 2) == "18\n19"
-        message = str(build_process_died_error(child, "twice, the last time "))
-        assert message.startswith("one ended twice, the last time with exit code 3:\n8\n9\n")
-        assert str(tmp_path / "logs" / "one.out") in message
-        children.remove("one")
-        assert children.names == []
-
-    play(scenario, tmp_path)
-
-
-def test_the_exit_reason_file_replaces_output_that_a_full_disk_lost(tmp_path: Path) -> None:
-    async def scenario(children: ChildProcesses) -> None:
-        reason_path = exit_reason_path(RunFolder(tmp_path), "one")
-        reason_path.parent.mkdir()
-        try:
-            reason_path.write_text("of an earlier incarnation\n")
-            child = await children.spawn("one", python("import sys; sys.exit(1)"), {})
-            assert await children.wait_for_exit("one", 30.0)
-            assert read_exit_reason(child) == ""
-            assert not is_unusable_exit(1, child)
-            reason_path.write_text("metrics.jsonl: No space left on device\n")
-            assert read_exit_reason(child) == "metrics.jsonl: No space left on device"
-            assert is_unusable_exit(1, child)
-            child.output_path.write_text("a warning\nmetrics.jsonl: No space left on device\n")
-            assert read_exit_reason(child).startswith("a warning\n")
-        finally:
-            shutil.rmtree(reason_path.parent)
-
-    play(scenario, tmp_path)
+        assert read_exit_reason(child) == ""
+        assert not is_unusable_exit(1, child)
+        reason_path.write_text("metrics.jsonl: No space left on device\n")
+        assert read_exit_reason(child) == "metrics.jsonl: No space left on device"
+        assert is_unusable_exit(1, child)
+        child.output_path.write_text("a warning\nmetrics.jsonl: No space left on device\n")
+        assert read_exit_reason(child).startswith("a warning\n")
+    finally:
+        shutil.rmtree(reason_path.parent)
 
 
-def test_a_child_gets_its_thread_count_its_parent_and_a_separate_session(tmp_path: Path) -> None:
-    async def scenario(children: ChildProcesses) -> None:
-        code = "import os; print(os.getppid(), os.environ['OMP_NUM_THREADS'], os.getpid() == os.getsid(0))"
-        child = await children.spawn("one", python(code), build_thread_environment(2))
-        assert await children.wait_for_exit("one", 30.0)
-        assert read_exit_reason(child) == f"{os.getpid()} 2 True"
-
-    play(scenario, tmp_path)
+async def test_a_child_gets_its_thread_count_its_parent_and_a_separate_session(children: ChildProcesses) -> None:
+    code = "import os; print(os.getppid(), os.environ['OMP_NUM_THREADS'], os.getpid() == os.getsid(0))"
+    child = await children.spawn("one", python(code), build_thread_environment(2))
+    assert await children.wait_for_exit("one", 30.0)
+    assert read_exit_reason(child) == f"{os.getpid()} 2 True"
 
 
-def test_a_child_is_killed_with_its_process_group(tmp_path: Path) -> None:
-    async def scenario(children: ChildProcesses) -> None:
-        code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {FOREVER!r}])"
-        child = await children.spawn("one", python(code), build_thread_environment(1))
-        await wait_for_output(child)
-        members = family(child.process.pid)
-        assert len(members) == 2
-        assert not await children.wait_for_exit("one", 0.01)
-        grandchild = os.pidfd_open(members[1])
-        with capture_logs() as logged:
-            await children.kill("one")
-        wait_for_end(grandchild)
-        assert child.process.returncode == -signal.SIGKILL
-        assert [(entry["event"], entry["name"]) for entry in logged] == [("process.killed", "one")]
-        await children.kill("one")  # killing a dead child has no effect
+async def test_a_child_is_killed_with_its_process_group(children: ChildProcesses) -> None:
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {FOREVER!r}])"
+    child = await children.spawn("one", python(code), build_thread_environment(1))
+    await wait_for_output(child)
+    members = family(child.process.pid)
+    assert len(members) == 2
+    assert not await children.wait_for_exit("one", 0.01)
+    grandchild = os.pidfd_open(members[1])
+    with capture_logs() as logged:
+        await children.kill("one")
+    wait_for_end(grandchild)
+    assert child.process.returncode == -signal.SIGKILL
+    assert [(entry["event"], entry["name"]) for entry in logged] == [("process.killed", "one")]
+    await children.kill("one")  # killing a dead child has no effect
 
-    play(scenario, tmp_path)
+
+async def test_a_child_with_a_cancelled_start_can_still_be_killed(children: ChildProcesses) -> None:
+    starting = asyncio.create_task(children.spawn("sleeper", ["sleep", "60"], {}))
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert children.names == ["sleeper"]
+    await children.kill("sleeper")
+    assert await children.wait_for_exit("sleeper", 5)
 
 
 def test_a_child_that_starts_after_its_parents_death_exits() -> None:

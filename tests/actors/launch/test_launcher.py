@@ -15,25 +15,12 @@ from structlog.testing import capture_logs
 
 from actors.launch.child_processes import ProcessDied
 from actors.launch.command_lines import CommandLines
-from actors.launch.display import Display
 from actors.launch.launcher import Launcher, LogWriteFailure, RunEnding
 from actors.runtime import wiring
-from bus.messages import Progress
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig, TinyConfig
 from tests.processes import family
-
-
-class RecordedDisplay:
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def print_line(self, text: str) -> None:
-        self.lines.append(text)
-
-    def show_progress(self, progress: Progress) -> None: ...
-
-    def close(self) -> None: ...
+from tests.simulation.processes import RecordedDisplay
 
 
 @pytest.fixture
@@ -52,12 +39,11 @@ def launch(
 ) -> RunEnding:
     """A launch with `code` as its first process, interrupted as soon as `should_interrupt()`."""
     run = replace(RunConfig(name="run"), tiny=TinyConfig())
-    display: Display = RecordedDisplay()
     monkeypatch.setattr(CommandLines, "build_prepare_argv", lambda commands: [sys.executable, "-c", code])
 
     async def live() -> RunEnding:
         launching = asyncio.create_task(
-            Launcher(run, folder, display, launch=1, log_failure=LogWriteFailure()).launch()
+            Launcher(run, folder, RecordedDisplay(), launch=1, log_failure=LogWriteFailure()).launch()
         )
         while not launching.done():
             await asyncio.sleep(0.01)

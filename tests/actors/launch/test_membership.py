@@ -1,12 +1,12 @@
-"""Cluster membership on node 0: joins, departures, and the notices to the other nodes. Virtual clock, real address book."""
+"""Cluster membership on node 0: joins, departures, and the notices to the other nodes."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -37,24 +37,11 @@ from bus.transport.in_process import Hub
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import ClusterConfig, RunConfig, SupervisionConfig
-from tests.simulation.clock import run_virtually
+from tests.simulation.processes import RecordedDisplay
 
 TIMEOUT_S = 6.0
 FIRST = JoinRequested("node@a", "10.0.0.2", 29_700, 2, 1)
 SECOND = JoinRequested("node@b", "10.0.0.3", 29_700, -1, -1)
-
-
-class Display:
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def print_line(self, text: str) -> None:
-        self.lines.append(text)
-
-    def show_progress(self, progress: object) -> None:
-        raise AssertionError("a cluster shows no progress")
-
-    def close(self) -> None: ...
 
 
 class Site:
@@ -66,7 +53,7 @@ class Site:
         self.folder = RunFolder(folder)
         self._hub = Hub()
         self.buses: dict[str, Bus] = {name: self._hub.join(name, 1000) for name in (HEAD, ROLLOUT, LAUNCHER)}
-        self.display = Display()
+        self.display = RecordedDisplay()
         self.learner_kills = 0
         bus = self.buses[LAUNCHER]
         self.executors = ExecutorRegistry((), (ROLLOUT,), bus, lambda name, incarnation: (name, str(incarnation)))
@@ -96,233 +83,186 @@ class Site:
         return msgspec.json.decode((self.folder.sockets / "book").read_bytes(), type=AddressBook)
 
 
-def play(
-    folder: Path, scenario: Callable[[Site], Coroutine[Any, Any, None]], *, nodes: int = 3, learner_nodes: int = 1
+@pytest.fixture(params=[1])
+def site(tmp_path: Path, request: pytest.FixtureRequest) -> AbstractAsyncContextManager[Site]:
+    """The parameter is the number of nodes that train."""
+
+    @asynccontextmanager
+    async def open_site() -> AsyncIterator[Site]:
+        cluster = ClusterConfig(nodes=3, learner_nodes=request.param, key="cluster.key", host="10.0.0.1")
+        site = Site(tmp_path, cluster)
+        site.folder.sockets.mkdir()
+        yield site
+        shutil.rmtree(site.folder.sockets)
+
+    return open_site()
+
+
+async def test_a_joining_node_gets_a_number_its_processes_and_all_addresses(site: Site, tmp_path: Path) -> None:
+    await site.join(FIRST, SECOND)
+    (accepted, change) = await site.drain("node@a")
+    assert isinstance(accepted, JoinAccepted) and isinstance(change, MembershipChanged)
+    assert (accepted.node_number, accepted.launch, accepted.run_folder) == (1, 1, str(tmp_path))
+    assert accepted.generators == ("generator-0@1", "generator-1@1")
+    assert accepted.executors == ("executor-0@1",)
+    assert {each.process for each in accepted.listeners} == {
+        *(LAUNCHER, HEAD, ROLLOUT, "generator-0", "executor-0", LEARNER, "weights"),
+        *("node@a", "generator-0@1", "generator-1@1", "executor-0@1"),
+    }
+    assert [each.process for each in change.joined] == ["node@b", "generator-0@2", "executor-0@2"]
+    (second,) = await site.drain("node@b")
+    assert isinstance(second, JoinAccepted)
+    assert {*accepted.listeners, *change.joined} == set(second.listeners)
+    assert len({(each.host, each.port) for each in second.listeners}) == len(second.listeners)
+
+
+async def test_node_numbers_of_an_earlier_launch_are_not_reused_and_its_epochs_are_stale(
+    site: Site, tmp_path: Path
 ) -> None:
-    cluster = ClusterConfig(nodes=nodes, learner_nodes=learner_nodes, key="cluster.key", host="10.0.0.1")
-
-    async def begin() -> None:
-        await scenario(Site(folder, cluster))
-
-    sockets = RunFolder(folder).sockets
-    sockets.mkdir()
-    try:
-        run_virtually(begin())
-    finally:
-        shutil.rmtree(sockets)
+    await site.join(FIRST, SECOND)
+    again = Site(tmp_path, site.run.cluster, launch=2)
+    await again.join(JoinRequested("node@c", "10.0.0.2", 29_700, 0, 1))
+    assert "executor-0@3" in again.address_book.entries
+    assert compute_link_epoch(1, incarnation=1_000) < again.address_book.first_epoch <= compute_link_epoch(2)
 
 
-def test_a_joining_node_gets_a_number_its_processes_and_all_addresses(tmp_path: Path) -> None:
-    async def scenario(site: Site) -> None:
-        await site.join(FIRST, SECOND)
-        (accepted, change) = await site.drain("node@a")
-        assert isinstance(accepted, JoinAccepted) and isinstance(change, MembershipChanged)
-        assert (accepted.node_number, accepted.launch, accepted.run_folder) == (1, 1, str(tmp_path))
-        assert accepted.generators == ("generator-0@1", "generator-1@1")
-        assert accepted.executors == ("executor-0@1",)
-        assert {each.process for each in accepted.listeners} == {
-            *(LAUNCHER, HEAD, ROLLOUT, "generator-0", "executor-0", LEARNER, "weights"),
-            *("node@a", "generator-0@1", "generator-1@1", "executor-0@1"),
-        }
-        assert [each.process for each in change.joined] == ["node@b", "generator-0@2", "executor-0@2"]
-        (second,) = await site.drain("node@b")
-        assert isinstance(second, JoinAccepted)
-        assert {*accepted.listeners, *change.joined} == set(second.listeners)
-        assert len({(each.host, each.port) for each in second.listeners}) == len(second.listeners)
-
-    play(tmp_path, scenario)
-
-
-def test_node_numbers_of_an_earlier_launch_are_not_reused_and_its_epochs_are_stale(tmp_path: Path) -> None:
-    async def scenario(site: Site) -> None:
-        await site.join(FIRST, SECOND)
-        again = Site(tmp_path, site.run.cluster, launch=2)
-        await again.join(JoinRequested("node@c", "10.0.0.2", 29_700, 0, 1))
-        assert "executor-0@3" in again.address_book.entries
-        assert compute_link_epoch(1, incarnation=1_000) < again.address_book.first_epoch <= compute_link_epoch(2)
-
-    play(tmp_path, scenario)
+async def test_a_node_without_heartbeats_is_removed_with_its_engines_and_executors(site: Site) -> None:
+    await site.join(FIRST, SECOND)
+    await site.executors.on_joined(ExecutorJoined("executor-0@1/1", 1))
+    await site.drain(ROLLOUT)
+    await site.drain("node@b")
+    watching = asyncio.create_task(site.cluster.monitor_heartbeats())
+    for _ in range(int(TIMEOUT_S) + 2):
+        await asyncio.sleep(1.0)
+        await site.cluster.handle_message("node@b", NodeHeartbeat())
+    cause = "node 1 left: no heartbeat for 7.0 s"
+    lost = [EngineLeft(f"generator-{index}@1", cause, 2**31 - 1) for index in range(2)]
+    assert await site.drain(ROLLOUT) == [*lost, ExecutorLeft("executor-0@1/1", cause)]
+    assert await site.drain(HEAD) == [lost[0], lost[0], lost[1], lost[1]]  # the arbiter and the recipe
+    departed = ("node@a", "generator-0@1", "generator-1@1", "executor-0@1")
+    assert [change for change in await site.drain("node@b") if change != NodeHeartbeat()] == [
+        MembershipChanged((), departed)
+    ]
+    assert site.address_book.departed == list(departed)
+    assert not site.address_book.entries.keys() & set(departed)
+    await site.executors.on_joined(ExecutorJoined("executor-0@1/2", 1))  # it was in flight
+    assert await site.drain(ROLLOUT) == []
+    watching.cancel()
 
 
-def test_a_node_without_heartbeats_is_removed_with_its_engines_and_executors(tmp_path: Path) -> None:
-    async def scenario(site: Site) -> None:
-        await site.join(FIRST, SECOND)
-        await site.executors.on_joined(ExecutorJoined("executor-0@1/1", 1))
-        await site.drain(ROLLOUT)
-        await site.drain("node@b")
-        watching = asyncio.create_task(site.cluster.monitor_heartbeats())
-        for _ in range(int(TIMEOUT_S) + 2):
-            await asyncio.sleep(1.0)
-            await site.cluster.handle_message("node@b", NodeHeartbeat())
-        cause = "node 1 left: no heartbeat for 7.0 s"
-        lost = [EngineLeft(f"generator-{index}@1", cause, 2**31 - 1) for index in range(2)]
-        assert await site.drain(ROLLOUT) == [*lost, ExecutorLeft("executor-0@1/1", cause)]
-        assert await site.drain(HEAD) == [lost[0], lost[0], lost[1], lost[1]]  # the arbiter and the recipe
-        departed = ("node@a", "generator-0@1", "generator-1@1", "executor-0@1")
-        assert [change for change in await site.drain("node@b") if change != NodeHeartbeat()] == [
-            MembershipChanged((), departed)
-        ]
-        assert site.address_book.departed == list(departed)
-        assert not site.address_book.entries.keys() & set(departed)
-        await site.executors.on_joined(ExecutorJoined("executor-0@1/2", 1))  # it was in flight
-        assert await site.drain(ROLLOUT) == []
-        watching.cancel()
-
-    play(tmp_path, scenario)
+async def test_a_launcher_that_was_suspended_removes_no_node(site: Site) -> None:
+    await site.join(FIRST)
+    watching = asyncio.create_task(site.cluster.monitor_heartbeats())
+    await asyncio.sleep(2.0)
+    asyncio.get_running_loop().now += 100  # pyright: ignore[reportAttributeAccessIssue]
+    await asyncio.sleep(2.0)
+    assert await site.drain(HEAD) == []
+    assert site.address_book.departed == []
+    watching.cancel()
 
 
-def test_a_launcher_that_was_suspended_removes_no_node(tmp_path: Path) -> None:
-    async def scenario(site: Site) -> None:
-        await site.join(FIRST)
-        watching = asyncio.create_task(site.cluster.monitor_heartbeats())
-        await asyncio.sleep(2.0)
-        asyncio.get_running_loop().now += 100  # pyright: ignore[reportAttributeAccessIssue]
-        await asyncio.sleep(2.0)
-        assert await site.drain(HEAD) == []
-        assert site.address_book.departed == []
-        watching.cancel()
-
-    play(tmp_path, scenario)
+async def test_messages_of_a_removed_node_are_ignored(site: Site) -> None:
+    await site.join(FIRST)
+    await site.cluster.handle_message("node@a", NodeLeft("interrupted"))
+    assert len(await site.drain(ROLLOUT)) == 2
+    await site.cluster.handle_message("node@a", ProcessEnded("generator-0@1", 1, "later"))
+    await site.cluster.handle_message("node@a", NodeLeft("again"))
+    assert await site.drain(ROLLOUT) == []
 
 
-def test_messages_of_a_removed_node_are_ignored(tmp_path: Path) -> None:
-    async def scenario(site: Site) -> None:
-        await site.join(FIRST)
-        await site.cluster.handle_message("node@a", NodeLeft("interrupted"))
-        assert len(await site.drain(ROLLOUT)) == 2
-        await site.cluster.handle_message("node@a", ProcessEnded("generator-0@1", 1, "later"))
-        await site.cluster.handle_message("node@a", NodeLeft("again"))
-        assert await site.drain(ROLLOUT) == []
-
-    play(tmp_path, scenario)
+async def test_a_node_that_joins_again_is_a_new_node(site: Site) -> None:
+    await site.join(FIRST, msgspec.structs.replace(FIRST, node="node@c"))
+    assert site.address_book.departed == ["node@a", "generator-0@1", "generator-1@1", "executor-0@1"]
+    (accepted,) = await site.drain("node@c")
+    assert isinstance(accepted, JoinAccepted)
+    assert accepted.generators == ("generator-0@2", "generator-1@2")
 
 
-def test_a_node_that_joins_again_is_a_new_node(tmp_path: Path) -> None:
-    async def scenario(site: Site) -> None:
-        await site.join(FIRST, msgspec.structs.replace(FIRST, node="node@c"))
-        assert site.address_book.departed == ["node@a", "generator-0@1", "generator-1@1", "executor-0@1"]
-        (accepted,) = await site.drain("node@c")
-        assert isinstance(accepted, JoinAccepted)
-        assert accepted.generators == ("generator-0@2", "generator-1@2")
-
-    play(tmp_path, scenario)
-
-
-def test_the_exit_of_a_remote_process_is_announced_like_a_local_one(tmp_path: Path) -> None:
-    async def scenario(site: Site) -> None:
-        await site.join(FIRST)
-        await site.executors.on_joined(ExecutorJoined("executor-0@1/1", 1))
-        await site.drain(ROLLOUT)
-        await site.cluster.handle_message("node@a", ProcessEnded("generator-1@1", 3, "it died"))
-        await site.cluster.handle_message("node@a", ProcessEnded("executor-0@1", 1, "it died"))
-        left = EngineLeft("generator-1@1", "it died", 3)
-        assert await site.drain(ROLLOUT) == [left, ExecutorLeft("executor-0@1/1", "it died")]
-        assert await site.drain(HEAD) == [left, left]
-
-    play(tmp_path, scenario)
+async def test_the_exit_of_a_remote_process_is_announced_like_a_local_one(site: Site) -> None:
+    await site.join(FIRST)
+    await site.executors.on_joined(ExecutorJoined("executor-0@1/1", 1))
+    await site.drain(ROLLOUT)
+    await site.cluster.handle_message("node@a", ProcessEnded("generator-1@1", 3, "it died"))
+    await site.cluster.handle_message("node@a", ProcessEnded("executor-0@1", 1, "it died"))
+    left = EngineLeft("generator-1@1", "it died", 3)
+    assert await site.drain(ROLLOUT) == [left, ExecutorLeft("executor-0@1/1", "it died")]
+    assert await site.drain(HEAD) == [left, left]
 
 
-def test_executor_healthy_is_forwarded_to_the_launcher_of_its_node(tmp_path: Path) -> None:
-    async def scenario(site: Site) -> None:
-        await site.join(FIRST, SECOND)
-        await site.drain("node@a")
-        await site.drain("node@b")
-        await site.cluster.handle_message("executor-0@2", ExecutorHealthy("executor-0@2/1"))
-        assert await site.drain("node@a") == []
-        assert await site.drain("node@b") == [ExecutorHealthy("executor-0@2/1")]
-
-    play(tmp_path, scenario)
+async def test_executor_healthy_is_forwarded_to_the_launcher_of_its_node(site: Site) -> None:
+    await site.join(FIRST, SECOND)
+    await site.drain("node@a")
+    await site.drain("node@b")
+    await site.cluster.handle_message("executor-0@2", ExecutorHealthy("executor-0@2/1"))
+    assert await site.drain("node@a") == []
+    assert await site.drain("node@b") == [ExecutorHealthy("executor-0@2/1")]
 
 
 # ---------------------------------------------------------------- the learner's ranks
 
 
-def test_the_learner_waits_for_all_initial_nodes_and_trains_on_the_first(tmp_path: Path) -> None:
-    async def scenario(site: Site) -> None:
-        waiting = asyncio.create_task(site.cluster.wait_for_learner_nodes(4, 1))
-        await asyncio.sleep(1)
-        await site.join(FIRST)
-        await asyncio.sleep(100)
-        assert not waiting.done()
-        await site.join(SECOND)
-        rendezvous = await waiting
-        assert rendezvous is not None
-        assert (rendezvous.address.host, rendezvous.node_rank, rendezvous.num_nodes) == ("10.0.0.1", 0, 2)
-        request = LearnerRanksRequested(1, 4, 1, 2, rendezvous.address.host, rendezvous.address.port)
-        assert [change for change in await site.drain("node@a") if isinstance(change, LearnerRanksRequested)] == [
-            request
-        ]
-        assert not [change for change in await site.drain("node@b") if isinstance(change, LearnerRanksRequested)]
-        assert "waiting for nodes, 1 of 3 have joined: asterism join tcp://10.0.0.1:29700" in site.display.lines
-
-    play(tmp_path, scenario, learner_nodes=2)
+@pytest.mark.parametrize("site", [2], indirect=True)
+async def test_the_learner_waits_for_all_initial_nodes_and_trains_on_the_first(site: Site) -> None:
+    waiting = asyncio.create_task(site.cluster.wait_for_learner_nodes(4, 1))
+    await asyncio.sleep(1)
+    await site.join(FIRST)
+    await asyncio.sleep(100)
+    assert not waiting.done()
+    await site.join(SECOND)
+    rendezvous = await waiting
+    assert rendezvous is not None
+    assert (rendezvous.address.host, rendezvous.node_rank, rendezvous.num_nodes) == ("10.0.0.1", 0, 2)
+    request = LearnerRanksRequested(1, 4, 1, 2, rendezvous.address.host, rendezvous.address.port)
+    assert [change for change in await site.drain("node@a") if isinstance(change, LearnerRanksRequested)] == [request]
+    assert not [change for change in await site.drain("node@b") if isinstance(change, LearnerRanksRequested)]
+    assert "waiting for nodes, 1 of 3 have joined: asterism join tcp://10.0.0.1:29700" in site.display.lines
 
 
-def test_the_exit_of_a_rank_restarts_the_learner_and_a_departed_node_is_replaced(tmp_path: Path) -> None:
-    async def scenario(site: Site) -> None:
-        await site.join(FIRST, SECOND)
-        await site.cluster.wait_for_learner_nodes(0, 1)
-        await site.cluster.handle_message("node@b", ProcessEnded("learner@2", 1, "it has no ranks"))
-        assert site.learner_kills == 0
-        await site.cluster.handle_message("node@a", ProcessEnded("learner@1", 1, "it died"))
-        assert site.learner_kills == 1
-        await site.cluster.wait_for_learner_nodes(0, 2)
-        await site.cluster.handle_message(
-            "node@a", ProcessEnded("learner@1", 1, "it died")
-        )  # of the previous incarnation
-        assert site.learner_kills == 1
-        await site.cluster.handle_message("node@a", NodeLeft("interrupted"))
-        assert site.learner_kills == 2
-        await site.drain("node@b")
-        rendezvous = await site.cluster.wait_for_learner_nodes(0, 3)  # two nodes are enough to continue
-        assert rendezvous is not None
-        assert await site.drain("node@b") == [
-            LearnerRanksRequested(3, 0, 1, 2, rendezvous.address.host, rendezvous.address.port)
-        ]
-
-    play(tmp_path, scenario, learner_nodes=2)
+@pytest.mark.parametrize("site", [2], indirect=True)
+async def test_the_exit_of_a_rank_restarts_the_learner_and_a_departed_node_is_replaced(site: Site) -> None:
+    await site.join(FIRST, SECOND)
+    await site.cluster.wait_for_learner_nodes(0, 1)
+    await site.cluster.handle_message("node@b", ProcessEnded("learner@2", 1, "it has no ranks"))
+    assert site.learner_kills == 0
+    await site.cluster.handle_message("node@a", ProcessEnded("learner@1", 1, "it died"))
+    assert site.learner_kills == 1
+    await site.cluster.wait_for_learner_nodes(0, 2)
+    await site.cluster.handle_message("node@a", ProcessEnded("learner@1", 1, "it died"))  # of the previous incarnation
+    assert site.learner_kills == 1
+    await site.cluster.handle_message("node@a", NodeLeft("interrupted"))
+    assert site.learner_kills == 2
+    await site.drain("node@b")
+    rendezvous = await site.cluster.wait_for_learner_nodes(0, 3)  # two nodes are enough to continue
+    assert rendezvous is not None
+    assert await site.drain("node@b") == [
+        LearnerRanksRequested(3, 0, 1, 2, rendezvous.address.host, rendezvous.address.port)
+    ]
 
 
-def test_a_run_without_steps_left_waits_only_for_training_nodes(tmp_path: Path) -> None:
+async def test_a_restarted_learner_and_a_run_without_steps_left_wait_only_for_training_nodes(site: Site) -> None:
     """The nodes of a run that was killed after its last step have ended with it."""
-
-    async def scenario(site: Site) -> None:
-        assert await site.cluster.wait_for_learner_nodes(site.run.rl.steps, 1) is None
-
-    play(tmp_path, scenario)
-
-
-def test_a_learner_on_one_node_needs_no_rendezvous(tmp_path: Path) -> None:
-    async def scenario(site: Site) -> None:
-        assert await site.cluster.wait_for_learner_nodes(0, 1) is None
-
-    play(tmp_path, scenario, nodes=1)
+    assert await site.cluster.wait_for_learner_nodes(0, 2) is None
+    assert await site.cluster.wait_for_learner_nodes(site.run.rl.steps, 1) is None
 
 
 # ---------------------------------------------------------------- shutdown
 
 
-def test_shutdown_is_sent_to_all_nodes_and_waits_for_them(tmp_path: Path) -> None:
-    async def scenario(site: Site) -> None:
-        await site.join(FIRST, SECOND)
-        ending = asyncio.create_task(site.cluster.shut_down(4.0))
-        for name in ("node@a", "node@b"):
-            assert Shutdown() in await site.drain(name)
-            assert not ending.done()
-            await site.buses[name].send(LAUNCHER, NodeLeft("the run is over"))
-        await ending
-        assert asyncio.get_running_loop().time() == 0
-
-    play(tmp_path, scenario)
+async def test_shutdown_is_sent_to_all_nodes_and_waits_for_them(site: Site) -> None:
+    await site.join(FIRST, SECOND)
+    ending = asyncio.create_task(site.cluster.shut_down(4.0))
+    for name in ("node@a", "node@b"):
+        assert Shutdown() in await site.drain(name)
+        assert not ending.done()
+        await site.buses[name].send(LAUNCHER, NodeLeft("the run is over"))
+    await ending
+    assert asyncio.get_running_loop().time() == 0
 
 
-def test_a_node_that_does_not_leave_in_time_is_abandoned(tmp_path: Path) -> None:
-    async def scenario(site: Site) -> None:
-        await site.join(FIRST)
-        await site.cluster.shut_down(4.0)
-        assert asyncio.get_running_loop().time() == 4.0
-
-    play(tmp_path, scenario)
+async def test_a_node_that_does_not_leave_in_time_is_abandoned(site: Site) -> None:
+    await site.join(FIRST)
+    await site.cluster.shut_down(4.0)
+    assert asyncio.get_running_loop().time() == 4.0
 
 
 # ---------------------------------------------------------------- addresses
@@ -334,13 +274,10 @@ def test_a_node_with_more_processes_than_ports_is_refused() -> None:
         assign_ports(1, "10.0.0.2", 29_700, "node@a", ["p"] * 44)
 
 
-def test_processes_can_read_the_address_book(tmp_path: Path) -> None:
-    async def scenario(site: Site) -> None:
-        await site.join(FIRST)
-        network = Network(load_key(generate_key(tmp_path / "keys")), site.folder.sockets)
-        entry = network.find_entry("generator-1@1")
-        assert entry is not None
-        assert (entry.address.host, entry.address.port, entry.node) == ("10.0.0.2", 29_704, 1)
-        assert not network.is_local(entry)
-
-    play(tmp_path, scenario)
+async def test_processes_can_read_the_address_book(site: Site, tmp_path: Path) -> None:
+    await site.join(FIRST)
+    network = Network(load_key(generate_key(tmp_path / "keys")), site.folder.sockets)
+    entry = network.find_entry("generator-1@1")
+    assert entry is not None
+    assert (entry.address.host, entry.address.port, entry.node) == ("10.0.0.2", 29_704, 1)
+    assert not network.is_local(entry)

@@ -1,19 +1,19 @@
-"""A node of a run from its join request to its end. Virtual clock, simulated processes and bus, real address book."""
+"""A node of a run from its join request to its end. The processes and the bus are simulated."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from actors.launch import node_agent as node
-from actors.launch.child_processes import ChildProcess, ChildProcesses, ProcessDied
+from actors.launch import node_agent
+from actors.launch.child_processes import ProcessDied
 from actors.launch.join_handshake import JoinOptions
 from actors.launch.node_agent import NodeEnding, join_once
 from bus.addresses import LAUNCHER
@@ -39,35 +39,11 @@ from configs.errors import EXIT_UNUSABLE, UnusableInput
 from configs.load import write_resolved
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig, SupervisionConfig
-from tests.simulation.clock import run_virtually
-from tests.simulation.processes import SimulatedProcess
+from tests.simulation.processes import SimulatedChildren
 
 SETTINGS = SupervisionConfig(heartbeat_s=1.0, heartbeat_timeout_s=6.0)
 LAUNCH = 4
 GENERATOR, EXECUTOR = "generator-0@3", "executor-0@3"
-
-
-class SimulatedChildren(ChildProcesses):
-    """Records the processes instead of starting them."""
-
-    def __init__(self, outputs: Path) -> None:
-        super().__init__(RunFolder(outputs))
-        self._outputs = outputs
-        self.started: list[tuple[str, Sequence[str], Mapping[str, str]]] = []
-        self.processes: dict[str, SimulatedProcess] = {}
-
-    async def spawn(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> ChildProcess:
-        self.started.append((name, argv, environment))
-        process = self.processes[name] = SimulatedProcess()
-        child = ChildProcess(name, process, self._outputs / f"{name}.out")  # pyright: ignore[reportArgumentType]
-        self._children[name] = child
-        return child
-
-    async def kill(self, name: str) -> None:
-        self.processes[name].end(-9)
-
-    def list_incarnations(self, name: str) -> list[str]:
-        return [argv[argv.index("--incarnation") + 1] for started, argv, _ in self.started if started == name]
 
 
 class Site:
@@ -79,9 +55,11 @@ class Site:
         self.launcher = hub.join(LAUNCHER, 10_000)
         self.children = SimulatedChildren(folder.logs)
         self.on_log_error: DiskErrorHandler
-        monkeypatch.setattr(node, "ChildProcesses", lambda folder: self.children)
-        monkeypatch.setattr(node, "configure_logging", self._configure)
-        monkeypatch.setattr(node, "open_zmq_bus", lambda name, sockets, bound, epoch, network: hub.join(name, bound))
+        monkeypatch.setattr(node_agent, "ChildProcesses", lambda folder: self.children)
+        monkeypatch.setattr(node_agent, "configure_logging", self._configure)
+        monkeypatch.setattr(
+            node_agent, "open_zmq_bus", lambda name, sockets, bound, epoch, network: hub.join(name, bound)
+        )
         self.lines: list[str] = []
         self.name = ""
         self.interrupted = asyncio.Event()
@@ -119,105 +97,83 @@ class Site:
         path = str(self.folder.path)
         await self.send(JoinAccepted(3, launch, path, tuple(generators), tuple(executors), listeners))
 
+    def list_incarnations(self, name: str) -> list[str]:
+        return [read_option(start.argv, "--incarnation") for start in self.children.list_starts(name)]
+
     @property
     def address_book(self) -> AddressBook:
         return msgspec.json.decode((self.options.own_folder.sockets / "book").read_bytes(), type=AddressBook)
 
 
-Play = Callable[[Callable[[Site], Coroutine[Any, Any, None]]], None]
-
-
 @pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+@asynccontextmanager
+async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
     folder = RunFolder(tmp_path / "run")
-    folder.path.mkdir()
+    folder.logs.mkdir(parents=True)
     folder.launch_counter.write_text(f"{LAUNCH}\n")
     write_resolved(RunConfig(name="demo", supervision=SETTINGS), folder.config)
-    monkeypatch.setattr(node, "load_network", lambda sockets: None)
-
-    def play(scenario: Callable[[Site], Coroutine[Any, Any, None]]) -> None:
-        async def live() -> None:
-            site = Site(folder, monkeypatch)
-            try:
-                await scenario(site)
-            finally:
-                site.node.cancel()
-                await asyncio.gather(site.node, return_exceptions=True)
-            assert not site.options.own_folder.sockets.exists()
-            assert not site.options.own_folder.shared_memory.exists()
-
-        run_virtually(live())
-
-    return play
+    monkeypatch.setattr(node_agent, "load_network", lambda sockets: None)
+    site = Site(folder, monkeypatch)
+    try:
+        yield site
+    finally:
+        site.node.cancel()
+        await asyncio.gather(site.node, return_exceptions=True)
+    assert not site.options.own_folder.sockets.exists()
+    assert not site.options.own_folder.shared_memory.exists()
 
 
-def test_a_node_runs_its_processes_until_the_run_is_over(play: Play) -> None:
-    async def scenario(site: Site) -> None:
-        await site.join(generators=[GENERATOR], executors=[EXECUTOR])
-        assert sorted(name for name, _, _ in site.children.started) == [EXECUTOR, GENERATOR]
-        assert site.lines == [f"node 3 of the run in {site.folder.path}: {GENERATOR}, {EXECUTOR}"]
-        await site.send(Shutdown())
-        assert await site.receive() == NodeLeft("the run is over")
-        assert await site.node == "over"
-        assert all(process.returncode is not None for process in site.children.processes.values())
-
-    play(scenario)
+async def test_a_node_runs_its_processes_until_the_run_is_over(site: Site) -> None:
+    await site.join(generators=[GENERATOR], executors=[EXECUTOR])
+    assert sorted(start.name for start in site.children.started) == [EXECUTOR, GENERATOR]
+    assert site.lines == [f"node 3 of the run in {site.folder.path}: {GENERATOR}, {EXECUTOR}"]
+    await site.send(Shutdown())
+    assert await site.receive() == NodeLeft("the run is over")
+    assert await site.node == "over"
+    assert all(process.returncode is not None for process in site.children.processes.values())
 
 
-def test_its_address_book_follows_joins_and_departures(play: Play) -> None:
-    async def scenario(site: Site) -> None:
-        await site.join()
-        assert site.lines[-1].endswith(": ready to train")
-        assert (site.address_book.node, set(site.address_book.entries)) == (3, {LAUNCHER, site.name})
-        other = Listener("generator-0@4", 4, "10.0.0.4", 29_602)
-        await site.send(MembershipChanged((other,), ()))
-        assert site.address_book.entries["generator-0@4"].address == TcpAddress("10.0.0.4", 29_602)
-        await site.send(MembershipChanged((), ("generator-0@4",)))
-        assert "generator-0@4" not in site.address_book.entries
-        assert list(site.address_book.departed) == ["generator-0@4"]
-
-    play(scenario)
+async def test_its_address_book_follows_joins_and_departures(site: Site) -> None:
+    await site.join()
+    assert site.lines[-1].endswith(": ready to train")
+    assert (site.address_book.node, set(site.address_book.entries)) == (3, {LAUNCHER, site.name})
+    other = Listener("generator-0@4", 4, "10.0.0.4", 29_602)
+    await site.send(MembershipChanged((other,), ()))
+    assert site.address_book.entries["generator-0@4"].address == TcpAddress("10.0.0.4", 29_602)
+    await site.send(MembershipChanged((), ("generator-0@4",)))
+    assert "generator-0@4" not in site.address_book.entries
+    assert list(site.address_book.departed) == ["generator-0@4"]
 
 
-def test_a_process_that_ends_is_reported_and_restarted(play: Play) -> None:
-    async def scenario(site: Site) -> None:
-        await site.join(generators=[GENERATOR])
-        site.children.processes[GENERATOR].end(-9)
-        assert await site.receive() == ProcessEnded(GENERATOR, 1, f"{GENERATOR} ended with exit code -9")
-        await asyncio.sleep(3 * SETTINGS.backoff_s)
-        assert site.children.list_incarnations(GENERATOR) == ["1", "2"]
-
-    play(scenario)
+async def test_a_process_that_ends_is_reported_and_restarted(site: Site) -> None:
+    await site.join(generators=[GENERATOR])
+    site.children.processes[GENERATOR].end(-9)
+    assert await site.receive() == ProcessEnded(GENERATOR, 1, f"{GENERATOR} ended with exit code -9")
+    await asyncio.sleep(3 * SETTINGS.backoff_s)
+    assert site.list_incarnations(GENERATOR) == ["1", "2"]
 
 
-def test_unusable_input_in_a_first_incarnation_ends_the_node(play: Play) -> None:
-    async def scenario(site: Site) -> None:
-        await site.join(generators=[GENERATOR], executors=[EXECUTOR])
-        site.folder.logs.mkdir()
-        (site.folder.logs / f"{GENERATOR}.out").write_text("there is no GPU 7\n")
-        site.children.processes[GENERATOR].end(EXIT_UNUSABLE)
-        with pytest.raises(ProcessDied, match=r"(?s)exit code 2.*there is no GPU 7"):
-            await site.node
-        assert await site.receive() == NodeLeft("the node failed")
-        assert site.children.processes[EXECUTOR].returncode is not None
-
-    play(scenario)
+async def test_unusable_input_in_a_first_incarnation_ends_the_node(site: Site) -> None:
+    await site.join(generators=[GENERATOR], executors=[EXECUTOR])
+    (site.folder.logs / f"{GENERATOR}.out").write_text("there is no GPU 7\n")
+    site.children.processes[GENERATOR].end(EXIT_UNUSABLE)
+    with pytest.raises(ProcessDied, match=r"(?s)exit code 2.*there is no GPU 7"):
+        await site.node
+    assert await site.receive() == NodeLeft("the node failed")
+    assert site.children.processes[EXECUTOR].returncode is not None
 
 
-def test_a_write_error_of_its_log_ends_the_node_and_names_the_file(play: Play) -> None:
-    async def scenario(site: Site) -> None:
-        await site.join(generators=[GENERATOR])
-        site.on_log_error(DiskError("logs/launcher@3.jsonl", errno.ENOSPC))
-        with pytest.raises(DiskError, match=r"^logs/launcher@3\.jsonl: No space left on device$"):
-            await site.node
-        assert await site.receive() == NodeLeft("the node failed")
-        assert site.children.processes[GENERATOR].returncode is not None
-
-    play(scenario)
+async def test_a_write_error_of_its_log_ends_the_node_and_names_the_file(site: Site) -> None:
+    await site.join(generators=[GENERATOR])
+    site.on_log_error(DiskError("logs/launcher@3.jsonl", errno.ENOSPC))
+    with pytest.raises(DiskError, match=r"^logs/launcher@3\.jsonl: No space left on device$"):
+        await site.node
+    assert await site.receive() == NodeLeft("the node failed")
+    assert site.children.processes[GENERATOR].returncode is not None
 
 
-def test_a_node_without_messages_from_node_0_ends_as_lost(play: Play) -> None:
-    async def scenario(site: Site) -> None:
+async def test_a_node_without_messages_from_node_0_ends_as_lost(site: Site) -> None:
+    with capture_logs() as lines:
         await site.join(generators=[GENERATOR])
         for _ in range(5):
             await asyncio.sleep(SETTINGS.heartbeat_timeout_s - 2)
@@ -227,96 +183,78 @@ def test_a_node_without_messages_from_node_0_ends_as_lost(play: Play) -> None:
         assert await site.node == "lost"
         assert await site.receive() == NodeLeft("no message from node 0")
         assert site.children.processes[GENERATOR].returncode is not None
-
-    with capture_logs() as lines:
-        play(scenario)
     assert [entry["event"] for entry in lines if entry["log_level"] == "error"] == ["node.disconnected"]
 
 
-def test_an_interrupted_node_reports_that_it_leaves(play: Play) -> None:
-    async def scenario(site: Site) -> None:
-        await site.join()
-        site.interrupted.set()
-        assert await site.node == "interrupted"
-        assert await site.receive() == NodeLeft("interrupted")
-
-    play(scenario)
+async def test_an_interrupted_node_reports_that_it_leaves(site: Site) -> None:
+    await site.join()
+    site.interrupted.set()
+    assert await site.node == "interrupted"
+    assert await site.receive() == NodeLeft("interrupted")
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_a_join_without_an_answer_prints_notices_until_it_times_out(play: Play, interrupted: bool) -> None:
-    async def scenario(site: Site) -> None:
-        site.options = site.options._replace(join_timeout_s=25.0)
-        site.begin()
-        await asyncio.sleep(21)
-        notice = "no answer yet from tcp://127.0.0.1:29600: no launcher listens there, or it has another key than cluster.key"
-        assert site.lines == [notice] * 2
-        assert not site.node.done()
-        if interrupted:
-            site.interrupted.set()
-        assert await site.node == ("interrupted" if interrupted else "unanswered")
+async def test_a_join_without_an_answer_prints_notices_until_it_times_out(site: Site, interrupted: bool) -> None:
+    site.options = site.options._replace(join_timeout_s=25.0)
+    site.begin()
+    await asyncio.sleep(21)
+    notice = (
+        "no answer yet from tcp://127.0.0.1:29600: no launcher listens there, or it has another key than cluster.key"
+    )
+    assert site.lines == [notice] * 2
+    assert not site.node.done()
+    if interrupted:
+        site.interrupted.set()
+    assert await site.node == ("interrupted" if interrupted else "unanswered")
 
-    play(scenario)
+
+async def test_the_folder_of_another_run_is_refused(site: Site) -> None:
+    await site.join(generators=[GENERATOR], launch=LAUNCH + 1)
+    with pytest.raises(UnusableInput, match=r"not the folder of the run at tcp://127\.0\.0\.1:29600\. .* --run-folder"):
+        await site.node
+    assert site.children.started == []
 
 
-def test_the_folder_of_another_run_is_refused(play: Play) -> None:
-    async def scenario(site: Site) -> None:
-        await site.join(generators=[GENERATOR], launch=LAUNCH + 1)
-        with pytest.raises(
-            UnusableInput, match=r"not the folder of the run at tcp://127\.0\.0\.1:29600\. .* --run-folder"
-        ):
-            await site.node
-        assert site.children.started == []
-
-    play(scenario)
+def read_option(argv: Sequence[str], name: str) -> str:
+    return argv[argv.index(name) + 1]
 
 
 def request_ranks(incarnation: int) -> LearnerRanksRequested:
     return LearnerRanksRequested(incarnation, 2, 1, 2, "127.0.0.1", 29_690 + incarnation)
 
 
-def test_ranks_of_a_later_incarnation_replace_the_earlier_ones(play: Play) -> None:
-    async def scenario(site: Site) -> None:
-        await site.join()
-        await site.send(request_ranks(1))
-        first = site.children.processes["learner@3"]
-        (_, argv, environment) = site.children.started[0]
-        assert list(argv[argv.index("--node-rank") :][:2]) == ["--node-rank", "1"]
-        assert list(argv[argv.index("--master-port") :][:2]) == ["--master-port", "29691"]
-        assert environment["GLOO_SOCKET_IFNAME"] == "lo"
-        await site.send(request_ranks(2))
-        assert first.returncode == -9
-        assert site.children.list_incarnations("learner@3") == ["1", "2"]
-        (site.folder.logs).mkdir()
-        (site.folder.logs / "learner@3.out").write_text("gloo: connection closed\n")
-        site.children.processes["learner@3"].end(1)
-        cause = "learner@3 ended with exit code 1: gloo: connection closed"
-        assert await site.receive() == ProcessEnded(
-            "learner@3", 2, cause
-        )  # the end of the first incarnation is not reported
-        await site.send(request_ranks(3))
-        site.children.processes["learner@3"].end(0)
-        await site.send(request_ranks(4), Shutdown())
-        assert await site.receive() == NodeLeft("the run is over")
-        await site.node
-        assert site.children.processes["learner@3"].returncode == -9
-
-    play(scenario)
+async def test_ranks_of_a_later_incarnation_replace_the_earlier_ones(site: Site) -> None:
+    await site.join()
+    await site.send(request_ranks(1))
+    first = site.children.processes["learner@3"]
+    (start,) = site.children.started
+    assert (read_option(start.argv, "--node-rank"), read_option(start.argv, "--master-port")) == ("1", "29691")
+    assert start.environment["GLOO_SOCKET_IFNAME"] == "lo"
+    await site.send(request_ranks(2))
+    assert first.returncode == -9
+    assert site.list_incarnations("learner@3") == ["1", "2"]
+    (site.folder.logs / "learner@3.out").write_text("gloo: connection closed\n")
+    site.children.processes["learner@3"].end(1)
+    # The end of the first incarnation is not reported.
+    cause = "learner@3 ended with exit code 1: gloo: connection closed"
+    assert await site.receive() == ProcessEnded("learner@3", 2, cause)
+    await site.send(request_ranks(3))
+    site.children.processes["learner@3"].end(0)
+    await site.send(request_ranks(4), Shutdown())
+    assert await site.receive() == NodeLeft("the run is over")
+    await site.node
+    assert site.children.processes["learner@3"].returncode == -9
 
 
-def test_a_healthy_executor_resets_its_failures_and_misdirected_messages_are_logged(play: Play) -> None:
-    async def scenario(site: Site) -> None:
+async def test_a_healthy_executor_resets_its_failures_and_misdirected_messages_are_logged(site: Site) -> None:
+    with capture_logs() as lines:
         await site.join(executors=[EXECUTOR])
         for incarnation in range(1, 2 * SETTINGS.restarts):
             await site.send(ExecutorHealthy(f"{EXECUTOR}/{incarnation}"))
             site.children.processes[EXECUTOR].end(-9)
-            await site.send(NodeHeartbeat())
-            for _ in range(4):
+            for _ in range(5):
                 await site.send(NodeHeartbeat())
         await site.send(RunFinished(3))
         assert not site.node.done()
-        assert len(site.children.list_incarnations(EXECUTOR)) == 2 * SETTINGS.restarts
-
-    with capture_logs() as lines:
-        play(scenario)
+        assert len(site.list_incarnations(EXECUTOR)) == 2 * SETTINGS.restarts
     assert [entry["kind"] for entry in lines if entry["event"] == "message.misdirected"] == ["RunFinished"]
