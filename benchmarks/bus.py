@@ -2,11 +2,12 @@
 
     python -m benchmarks.bus [--quick]
 
-A message is a StartGroup of 64 ids and 200 characters: encoded by its sender, decoded by its receiver, either way. Bus
-and bare sockets (PUSH and PULL, one frame a message) take turns, a round each, and the ratio is the median of the
-rounds' ratios. The round trip is of one message at a time, with nothing else on the way. The peers are so many buses in
-two processes, each answering a message of the one measured; then `messages` are streamed, and the memory of both ends
-looked at. `--quick` streams fewer.
+A message is a StartGroup of 64 ids and 200 characters; the sender encodes it and the receiver
+decodes it, over the bus and over the bare sockets (PUSH and PULL, one frame per message). The two
+alternate by round; the ratio is the median of the rounds' ratios. The round trip is that of one
+message at a time on an idle bus. The peers are separate buses in two processes; each answers a
+message of the measured bus. Then `messages` messages are streamed, and the memory of both ends is
+measured. `--quick` streams fewer messages.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class ProcessPair:
         decode(await self._socket.recv())
 
     async def measure_rate(self, way: str, messages: int) -> float:
-        """Messages a second."""
+        """Messages per second."""
         receive: Callable[[], Awaitable[Any]] = self._bus.receive if way == "bus" else self._receive_plain
         self._send_command(f"{way} {messages}")
         await receive()
@@ -78,13 +79,13 @@ class ProcessPair:
         return sorted(trips)
 
     async def measure_memory_mib(self) -> tuple[float, float]:
-        """Of the receiver and of the sender."""
+        """Resident MiB of the receiver and of the sender."""
         self._send_command("memory")
         assert self._peer.stdout is not None
         return read_resident_mib(os.getpid()), float(await self._peer.stdout.readline())
 
     async def stream(self, messages: int) -> dict[str, float]:
-        """Memory after the first tenth, when all queues have been full, and its growth until the end."""
+        """Memory after the first tenth, when all queues have been full once, and its growth until the end."""
         marks: list[tuple[float, float]] = []
         began = time.perf_counter()
         for _ in range(_MARKS):

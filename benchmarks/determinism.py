@@ -2,8 +2,9 @@
 
     python -m benchmarks.determinism [--checkpoint runs/demo/checkpoints/step_000000] [--steps 8] [--rounds 3] [--quick]
 
-The kinds take turns; of each the best round counts, of the engine in seconds of processor time. A strict engine takes products of all rows at once where this machine
-gives each row the same bits that way, and else in tiles: what tiles of 64, 16 and 4 rows would cost is shown besides.
+The two alternate by round, and the best round of each counts; the engine is measured in CPU
+seconds. A strict engine multiplies all rows at once if that gives each row the same bits on this
+machine, and otherwise in tiles. The benchmark also reports the cost of tiles of 64, 16 and 4 rows.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ UNCOUNTED = 2  # the first step and the last, which saves a checkpoint
 
 
 def measure_tokens_per_s(core: EngineCore, prompts_BT: NDArray[np.int32], new_tokens: int) -> float:
-    """CPU seconds."""
+    """Tokens per CPU second."""
     started = time.process_time()
     for row, prompt in enumerate(prompts_BT):
         core.submit(GenerationRequest(row, prompt, new_tokens, seed=row))

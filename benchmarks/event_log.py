@@ -2,12 +2,13 @@
 
     python -m benchmarks.event_log [--quick] [--folder FOLDER]
 
-`measure_log_events_per_s`   small events with their decisions, appended until all are committed
-`measure_story_ms`           the command `asterism log story`, interpreter and all, on logs of so many events (`events`)
-`measure_story_query_ms`     what of it is opening the logs and finding the trajectory's events
-`measure_step_bytes`         of the head's and the rollout's logs of the report's step (512 prompts x 32 rollouts): a part of it is
-                     simulated with as many engines as are its share, every message is logged with drawn tokens in place of
-                     the simulation's zeros, and the bytes are scaled up; `step_plain_bytes` without compression
+`log_events_per_s`   small events with their decisions, from the first append until all are committed
+`story_ms`           the command `asterism log story`, with its start-up, on logs of `events` events
+`story_query_ms`     the part of it that opens the logs and finds the trajectory's events
+`step_bytes`         the logs of head and rollout for a step of the report (512 prompts x 32
+                     rollouts). A part of the step is simulated with its share of the engines. Every
+                     message is logged with drawn tokens instead of the simulation's zeros, and the
+                     bytes are scaled up. `step_plain_bytes` is the size without compression
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def measure_log_events_per_s(folder: Path, events: int = 200_000) -> float:
 
 
 def measure_story_ms(folder: Path, events: int = 1_000_000) -> float:
-    """Of the command. The run is left in `folder`."""
+    """Milliseconds of the command. The run stays in `folder`."""
     run = folder if (folder / "config.toml").exists() else write_logged_run(folder, events)
     middle = events // EVENTS_A_TRAJECTORY // 2
     command = [sys.executable, "-m", "actors.cli.main", "log", "story", str(run), str(middle)]
@@ -91,7 +92,7 @@ def measure_story_query_ms(folder: Path, events: int = 1_000_000) -> float:
 
 
 def write_logged_run(path: Path, events: int) -> Path:
-    """A run folder with so many events, half of them in the head's log, sufficient for a story."""
+    """A run folder with `events` events, half of them in the head's log, sufficient for a story."""
     path.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(path)
     (path / "model").mkdir(exist_ok=True)
@@ -163,7 +164,7 @@ class _LoggedSimulation(Simulation):
 
 
 class TokenSampler:
-    """Tokens of a model that is mostly sure: ids by Zipf's law, logprobs as float32 makes them of logits about 20."""
+    """Tokens of a confident model: ids by Zipf's law, logprobs with the float32 rounding of logits near 20."""
 
     def __init__(self) -> None:
         self._random = np.random.default_rng(0)

@@ -2,13 +2,14 @@
 
     python -m benchmarks.scheduler [--quick] [--workload NAME ...] [--policies NAME,NAME] [--seed 0]
 
-Each policy gets the same step: the same trajectories with the same turns, all of them asked for at time 0. Times are
-virtual but for those of kv_lookahead on the host: `simulate_report_s`, the CPU time that `report` takes to simulate;
-`decisions_per_s` of CPU time, the median of three replays of what the arbiter has decided; `worst_decision_ms`, each
-decision at the fastest of the three. `--quick` takes an eighth of prompts and engines.
+Each policy gets the same step: the same trajectories with the same turns, all requested at time 0.
+Times are virtual, except three figures of kv_lookahead on this machine: `simulate_report_s`, the CPU
+time of the simulation of `report`; `decisions_per_s`, per CPU second, the median of three replays of
+the arbiter's decisions; `worst_decision_ms`, where the fastest of the three replays counts for each
+decision. `--quick` uses an eighth of prompts and engines.
 
-This is a run's first step: kv_lookahead knows no lengths. `simulate_later_step` is the same step when it knows those of an earlier
-one, with other problems of the same kind.
+The step is the first of a run: kv_lookahead knows no lengths. `later_step` is the same step with
+the lengths of an earlier step on other problems of the same kind.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def compute_ratios(outcomes: dict[SimulatedPolicy, SimulationOutcome]) -> dict[s
 
 
 def summarize_speed(ours: Sequence[DecisionSpeed]) -> dict[str, float | None]:
-    """Of our decisions in all workloads that were run; live at once, and engines, in the largest of them."""
+    """Figures of our decisions in all workloads; live trajectories and engines of the largest workload."""
     if not ours:
         return dict.fromkeys(("decisions_per_s", "worst_decision_ms", "live_trajectories", "engines"))
     decisions_per_s = sum(each.decisions for each in ours) / sum(each.decided_s for each in ours)

@@ -92,7 +92,7 @@ FULL, QUICK = SglangBenchmarkSizes(12, 192, 32, MOST_TOKENS, 24), SglangBenchmar
 
 
 class FixedWeights:
-    """The way of new weights to a server that gets none."""
+    """Weight updates of a server that never gets new weights."""
 
     def check(self, server: ServerInfo) -> None:
         """Any will do."""
@@ -114,7 +114,7 @@ class BenchmarkServer(NamedTuple):
 
 
 def prepare_own_server(options: argparse.Namespace, folder: Path) -> BenchmarkServer:
-    """Without --enable-deterministic-inference, which is slower, and not needed here."""
+    """Start without --enable-deterministic-inference, which is slower and not needed here."""
     room = {"kv_tokens": ROOM_TOKENS, "max_running": IN_FLIGHT, "sequence_tokens": SEQUENCE_TOKENS}
     wanted = configure_tiny_server(options, folder, (), **room)
     return BenchmarkServer(SGLangServer(wanted, log=folder / "sglang.log", scratch=folder / "scratch"), wanted.model, 0)
@@ -140,7 +140,7 @@ async def attach_to_server(url: str, model: Path | None) -> BenchmarkServer:
 def draw_requests(
     draws: np.random.Generator, vocab_size: int, first_id: int, lengths: Sequence[int]
 ) -> list[GenerationRequest]:
-    """One for each of the lengths, with prompts that have nothing in common."""
+    """One request per length; the prompts share no prefix."""
     prompts = draws.integers(0, vocab_size, (len(lengths), PROMPT_TOKENS), dtype=np.int32)
     return [
         GenerationRequest(sequence_id, prompt, int(length), seed=sequence_id)
@@ -149,7 +149,7 @@ def draw_requests(
 
 
 class RequestSenders:
-    """To send the same requests, IN_FLIGHT of them at a time."""
+    """Send the same requests in three ways, IN_FLIGHT at a time."""
 
     def __init__(
         self, engine: SGLangEngine, server: SGLangServer | ExternalServer, bare: BareClient, stream_interval: int
@@ -178,7 +178,7 @@ class RequestSenders:
         )
 
     def _build_bodies(self, requests: Sequence[GenerationRequest], *, stream: bool) -> list[bytes]:
-        """Tokens of the engine."""
+        """Request bodies with token ids."""
         name = f"bare-{os.getpid()}-{next(self._rounds)}"
         turns = [PendingGeneration(request, f"{name}-{request.sequence_id}", self._interval) for request in requests]
         sent = [
@@ -188,7 +188,7 @@ class RequestSenders:
         return [msgspec.json.encode(replace(request, stream=stream)) for request in sent]
 
     async def _run_round(self, asks: Sequence[Callable[[], Awaitable[int]]]) -> RoundCost:
-        """Each piece has the number of tokens so far."""
+        """Run one round of a sender."""
         left = iter(asks)
 
         async def one_after_the_other() -> int:
@@ -210,7 +210,7 @@ class RequestSenders:
 async def run_rounds(
     ways: RequestSenders, requests: Sequence[GenerationRequest], rounds: int
 ) -> list[Mapping[str, RoundCost]]:
-    """By way. One more is not counted: caches fill, connections open."""
+    """The rounds' costs by sender. One more round, which is not counted, fills caches and opens connections."""
     spent: list[Mapping[str, RoundCost]] = []
     for number in range(rounds + 1):
         first = number % len(WAYS)

@@ -60,7 +60,7 @@ class PolicyRound(NamedTuple):
 
 
 def build_server_config(options: argparse.Namespace, shape: WorkloadShape, folder: Path) -> ServerRequirements:
-    """A server with room for a quarter of what the trajectories would hold at their ends."""
+    """A server with room for a quarter of the trajectories' final tokens."""
     work = draw_workload(shape, options.seed)
     arguments = ("--enable-deterministic-inference", f"--schedule-conservativeness={options.conservativeness}")
     longest = find_longest(work)

@@ -2,28 +2,31 @@
 
     python -m benchmarks.step [--checkpoint runs/demo/checkpoints/step_000000] [--steps 10] [--rounds 2] [--quick]
 
-| Column         | What takes the steps                                  | Key of its figures     |
-|----------------|-------------------------------------------------------|------------------------|
-| zeromq + log   | a run as it is: each actor is a process of its own    | processes              |
-| zeromq         | the same without event logs                           | without_log            |
-| in process+log | the same actors in one process, on the in-process bus | make_in_process_bus_factory             |
-| in process     | the same without event logs                           | in_process_without_log |
-| plain loop     | a script: no actors, no bus, no log                   | single                 |
+| Column         | How the steps run                                        | Key of its figures     |
+|----------------|----------------------------------------------------------|------------------------|
+| zeromq + log   | as in a real run: one process per actor                  | processes              |
+| zeromq         | the same without event logs                              | without_log            |
+| in process+log | the same actors in one process, on the in-process bus    | in_process             |
+| in process     | the same without event logs                              | in_process_without_log |
+| plain loop     | a script without actors, bus and log                     | single                 |
 
-The one process is benchmarks.support.in_process_run, the script benchmarks.support.single_loop_run.
+benchmarks.support.in_process_run is the single process; benchmarks.support.single_loop_run is the
+script.
 
-All begin at the same checkpoint with the same seed, so they generate and train on the same trajectories; the printed
-token counts say how nearly. They take turns, a round each; of each step the fastest round counts, so that whatever
-else the machine does meets all. A first step (caches, first calls) and a last one (it saves a checkpoint) are taken
-besides, and not counted. Without --checkpoint there is a cold start first: an untrained model babbles to its limit.
+All ways start from the same checkpoint with the same seed, so they generate and train on the same
+trajectories, up to rounding; the table prints the token counts. The ways alternate by round, and the
+fastest round of each step counts, so that other load on the machine affects all ways alike. The
+first step (cold caches) and the last one (it saves a checkpoint) are not counted. Without
+--checkpoint the benchmark starts with a cold start, because every answer of an untrained model
+reaches the token limit.
 
-A step's seconds (`step_s_KEY`) are `rollout_s` until its batch is collected, `train_s` of the learner, and the rest, the
-weights' way to the engine. Four ratios of a step's seconds compare the ways:
+The seconds of a step (`step_s_KEY`) are `rollout_s`, until its batch is collected; `train_s` of the
+learner; and the remainder, in which the weights reach the engine. Four ratios compare the ways:
 
-    log_ratio              zeromq with log / without: what the event log costs a run
+    log_ratio              zeromq with log / without: the cost of the event log in a run
     log_ratio_in_process   the same in process
-    zeromq_ratio           zeromq / in process, both with log: below 1 where cores of their own gain more than messages cost
-    ratio                  zeromq with log / plain loop: what all of it costs
+    zeromq_ratio           zeromq / in process, both with log: below 1 if separate cores save more than messages cost
+    ratio                  zeromq with log / plain loop: the total cost
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ Figures = Mapping[str, Mapping[str, float]]  # by way: means of its steps
 
 
 def build_ways(run: RunConfig, runs: Path) -> dict[str, Callable[[], Steps]]:
-    """How to run the steps, by the keys of COLUMNS and in their order."""
+    """The functions that run the steps, by the keys of COLUMNS and in their order."""
     logged = replace(run, runs_folder=str(runs), name="processes")
     bare = replace(logged, name="without_log", log=replace(run.log, events=False))
     return {
@@ -124,7 +127,7 @@ def compute_ratio(figures: Figures, way: str, to: str) -> float:
 
 
 def show(figures: Figures) -> None:
-    """Waits are means over a step's trajectories, the rest means over steps."""
+    """Waits are means over a step's trajectories; the other figures are means over steps."""
     print(f"{'':18}" + "".join(f"{column:>16}" for column in COLUMNS.values()))
     for name in SHOWN:
         print(f"{name:18}" + "".join(f"{figures[way][name]:16.4f}" for way in COLUMNS))

@@ -2,10 +2,11 @@
 
     python -m benchmarks.weights [--quick] [--mib MIB] [--nodes N] [--rounds N]
 
-The server is the process that a run has. In each round a new version is published, its file copied, fetched by one node,
-and fetched by several nodes at once, all in memory; ratios are medians of the rounds'. The lag is the worst that the event
-loop of a process has while it fetches; the server's memory is the most that it took. All nodes and the server share this
-machine's cores, which a cluster's do not; what the processors spend on a GB does not depend on other load on the machine.
+The server is the process of a real run. Each round publishes a new version, copies its file,
+fetches it with one node, and fetches it with several nodes at once, all in memory. Ratios are
+medians of the rounds' ratios. The lag is the longest delay of a fetching process's event loop; the
+server's memory is its maximum. All nodes and the server share the cores of this machine, unlike
+those of a cluster; the CPU seconds per GB do not depend on other load.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class FetchingNodes:
         self._memory, self._port, self._key = memory, port, load_key(key)
 
     async def fetch(self, published: WeightsPublished, nodes: int) -> float:
-        """Seconds."""
+        """Seconds of the transfer."""
         folders = [self._memory / f"node_{number}" for number in range(nodes)]
         fetchers = [WeightsFetcher(folder, LOOPBACK, self._port, self._key) for folder in folders]
         began = time.perf_counter()
@@ -58,7 +59,7 @@ class FetchingNodes:
         return took
 
     def copy(self, published: WeightsPublished) -> float:
-        """Seconds."""
+        """Seconds of the copy."""
         began = time.perf_counter()
         shutil.copyfile(published.path, self._memory / "copy")
         took = time.perf_counter() - began
@@ -88,7 +89,7 @@ class EventLoopLag:
 
 @asynccontextmanager
 async def running_server(folder: RunFolder, key: Path) -> AsyncGenerator[tuple[int, int]]:
-    """The process id and the port."""
+    """Yields the process id and the port."""
     argv = ("--run-folder", str(folder.path), "--host", LOOPBACK, "--port", "0", "--key", str(key))
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "engine.weight_transfer.weight_server", *argv, stdin=PIPE

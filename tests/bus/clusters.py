@@ -1,4 +1,4 @@
-"""Nodes on the loopback interface, each with a folder of get_sockets and a copy of the address book."""
+"""Nodes on the loopback interface, each with a folder of sockets and a copy of the address book."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def test_an_invalid_acknowledgement_is_refused(ack: Ack) -> None:
 
 
 class Link(RuleBasedStateMachine):
-    """A make_send_window that restores its state, and a receiver that restores it (`durable`) or starts a new epoch."""
+    """A send window that restores its state, and a receiver that restores it (`durable`) or starts a new epoch."""
 
     @initialize(durable=st.booleans())
     def begin(self, durable: bool) -> None:

@@ -13,7 +13,7 @@ LIMIT = 64  # one token per interval: the forecast is exact
 
 
 def make_curve(remaining: int, limit: int = LIMIT) -> NDArray[np.float64]:
-    """The survival curve of a make_curve remaining length."""
+    """The survival curve of a fixed remaining length."""
     return (compute_interval_starts(limit) < remaining).astype(np.float64)
 
 
