@@ -33,6 +33,7 @@ from bus.messages import (
     SessionEnded,
     SessionRestored,
 )
+from bus.process.waiting import wait_for_first
 from policies.rollout.trajectory import GRADING_CALL
 from sandbox.contract import Isolation, Sandbox, SandboxFailure
 from sandbox.load_gauge import SandboxLoad
@@ -90,20 +91,10 @@ class Executor:
             await self._sandbox.close()
 
     async def _serve(self) -> None:
-        serving = asyncio.create_task(
-            serve(
-                self._bus, self._dispatch, on_started=self._on_task_started, wait_for_capacity=self._wait_for_capacity
-            )
+        serving = serve(
+            self._bus, self._dispatch, on_started=self._on_task_started, wait_for_capacity=self._wait_for_capacity
         )
-        watching = asyncio.create_task(self._sandbox.wait_until_broken())
-        try:
-            done, _ = await asyncio.wait((serving, watching), return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in (serving, watching):
-                task.cancel()
-            await asyncio.gather(serving, watching, return_exceptions=True)
+        await wait_for_first(self._sandbox.wait_until_broken(), serving)
 
     def _dispatch(self, envelope: Envelope) -> Work | None:
         if envelope.to != self._address:  # for an earlier incarnation; the sender has received ExecutorLeft

@@ -1,16 +1,12 @@
 """`python -m actors.process NAME --run-folder FOLDER`: one process of a run, as the launcher starts it.
 
-`--step` is the step that the run resumes from, for deciding processes; `--incarnation` counts the starts of the process;
-`--epoch` is the epoch of its links (bus.transport.reliable_stream). The learner is a separate program (engine.learner),
-since torchrun starts it.
+The learner is a separate program (engine.learner), since torchrun starts it.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
-import signal
 import sys
 import threading
 from collections.abc import AsyncGenerator, Coroutine
@@ -25,8 +21,9 @@ import uvloop
 from msgspec.structs import replace
 
 from actors.engines.engine_gone import EngineGoneSignal
-from actors.head import run_head
+from actors.metrics_file import MetricsFile
 from actors.runtime.decider_process import ProcessIncarnation, decide_until_shutdown
+from actors.runtime.resume_point import find_cursor
 from actors.runtime.wiring import build_deciders
 from bus.addresses import (
     ARBITER,
@@ -41,17 +38,17 @@ from bus.addresses import (
 from bus.bus import Bus, BusFactory
 from bus.event_log.writer import EventLogFailure
 from bus.messages import BufferCursor, RunStarted
-from bus.process.exit_reason import exit_unusable
 from bus.process.heartbeat import sending_heartbeats
+from bus.process.process_main import make_process_parser, run_process_main
 from bus.process.structured_log import configure_logging
 from bus.transport.address_book import load_network
 from bus.transport.zeromq import make_zeromq_bus_factory
 from configs.atomic_write import raising_disk_errors, write_atomically
-from configs.errors import UnusableInput
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig, SandboxConfig
 from engine.contract import Engine, EngineFailure
+from policies.observers.step_observer import StepObserver
 from policies.observers.trajectory_observer import TrajectoryObserver
 from sandbox.contract import Isolation, SandboxFailure
 
@@ -61,6 +58,20 @@ if TYPE_CHECKING:
 COUNTS_INTERVAL_S = 0.1  # between two log lines with the number of trajectories in each state
 # Version of the weights that an engine starts with: it generates nothing before it has the learner's weights.
 NO_POLICY_VERSION = -1
+
+
+async def run_head(
+    incarnation: ProcessIncarnation, run: RunConfig, folder: RunFolder, step: int, open_bus: BusFactory
+) -> None:
+    """Arbiter, group buffer, recipe and recorder in one process, and the metrics file."""
+    deciders = build_deciders(HEAD, run, folder)
+    cursor = find_cursor(folder.events / f"{HEAD}.sqlite", step)
+    metrics = MetricsFile(folder.metrics)
+    logger = structlog.get_logger()
+    logger.info("head.started", step=step, position=cursor.position)
+    started, services = RunStarted(step, cursor), {"metrics": metrics.write}
+    observer = StepObserver(logger.info)
+    await decide_until_shutdown(incarnation, run, folder, deciders, started, services, observer, open_bus)
 
 
 async def run_rollout(
@@ -202,7 +213,7 @@ def build_process_coroutine(
     incarnation: ProcessIncarnation, run: RunConfig, folder: RunFolder, step: int, open_bus: BusFactory
 ) -> Coroutine[Any, Any, None]:
     if incarnation.process == HEAD:
-        return run_head(run, folder, step, incarnation, open_bus)
+        return run_head(incarnation, run, folder, step, open_bus)
     if is_executor(incarnation.process):
         return run_executor(incarnation, run, folder, open_bus)
     if is_generator(incarnation.process):
@@ -211,30 +222,24 @@ def build_process_coroutine(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name")
-    parser.add_argument("--run-folder", type=Path, required=True)
-    parser.add_argument("--scratch", default="", help="the field of configs.run_folder.RunFolder")
-    parser.add_argument("--step", type=int, default=0)
-    parser.add_argument("--incarnation", type=int, default=1)
-    parser.add_argument("--epoch", type=int, default=0)
+    parser = make_process_parser("actors.process", "Runs one process of a run, as the launcher starts it.")
+    parser.add_argument("name", help="name of the process")
+    parser.add_argument("--step", type=int, default=0, help="step that the run resumes from, for deciding processes")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher stops its processes in order
-    folder = RunFolder(arguments.run_folder, arguments.scratch)
-    try:
+    incarnation = ProcessIncarnation(arguments.name, arguments.epoch, arguments.incarnation)
+
+    def run_process(folder: RunFolder) -> None:
         run = load_resolved(folder.config)
-        configure_logging(folder, arguments.name, run.log.level)
-        incarnation = ProcessIncarnation(arguments.name, arguments.epoch, arguments.incarnation)
-        uvloop.run(
-            build_process_coroutine(incarnation, run, folder, arguments.step, make_zeromq_bus_factory(run, folder))
-        )
-    except (UnusableInput, EventLogFailure, SandboxFailure) as error:
-        return exit_unusable(folder, arguments.name, error)
+        configure_logging(folder, incarnation.process, run.log.level)
+        open_bus = make_zeromq_bus_factory(run, folder)
+        uvloop.run(build_process_coroutine(incarnation, run, folder, arguments.step, open_bus))
+
+    try:
+        return run_process_main(incarnation.process, arguments, run_process, (EventLogFailure, SandboxFailure))
     except EngineFailure as error:  # the next incarnation starts a new engine
         sys.stderr.write(f"{error}\n")
         structlog.get_logger().error("engine.lost", cause=str(error))
         return 1
-    return 0
 
 
 def exit_process(code: int) -> NoReturn:

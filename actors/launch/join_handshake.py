@@ -7,12 +7,13 @@ import contextlib
 import shutil
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from actors.launch.membership import build_address_book
 from bus.addresses import LAUNCHER
 from bus.bus import Bus
-from bus.messages import JoinAccepted, JoinRequested, Listener, MembershipChanged
+from bus.messages import Envelope, JoinAccepted, JoinRequested, Listener, MembershipChanged
+from bus.process.waiting import wait_for_first
 from bus.transport.address_book import TcpAddress, write_address_book, write_key_location
 from configs.errors import UnusableInput
 from configs.load import load_resolved
@@ -94,29 +95,22 @@ async def request_join(
     """None if the wait was interrupted or timed out."""
     own = options.own_address
     await bus.send(LAUNCHER, JoinRequested(name, own.host, own.port, options.num_generators, options.num_executors))
-    at, reply = options.head_address.format_endpoint("control"), asyncio.ensure_future(bus.receive())
-    stop = asyncio.ensure_future(interrupted.wait())
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + options.join_timeout_s
-    try:
-        while not (reply.done() or stop.done()) and loop.time() < deadline:
-            await asyncio.wait(
-                (reply, stop),
-                timeout=min(_WAIT_NOTICE_INTERVAL_S, deadline - loop.time()),
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if not (reply.done() or stop.done()):
-                print_line(
-                    f"no answer yet from {at}: no launcher listens there, or it has another key than {options.key_file}"
-                )
-        if not reply.done():
-            return None
-        message = reply.result().message
-        assert isinstance(message, JoinAccepted), f"{type(message).__name__} arrived before JoinAccepted"
-        return message
-    finally:
-        reply.cancel()
-        stop.cancel()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(options.join_timeout_s):
+            notices = _print_wait_notices(options, print_line)
+            answer = await wait_for_first(bus.receive(), interrupted.wait(), notices)
+            if isinstance(answer, Envelope):
+                message = answer.message
+                assert isinstance(message, JoinAccepted), f"{type(message).__name__} arrived before JoinAccepted"
+                return message
+    return None
+
+
+async def _print_wait_notices(options: JoinOptions, print_line: PrintLine) -> NoReturn:
+    at = options.head_address.format_endpoint("control")
+    while True:
+        await asyncio.sleep(_WAIT_NOTICE_INTERVAL_S)
+        print_line(f"no answer yet from {at}: no launcher listens there, or it has another key than {options.key_file}")
 
 
 def open_run_folder(accepted: JoinAccepted, options: JoinOptions) -> tuple[RunConfig, RunFolder]:

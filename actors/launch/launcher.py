@@ -50,6 +50,7 @@ from bus.messages import (
     RunFinished,
 )
 from bus.process.heartbeat import receiving_heartbeats
+from bus.process.waiting import wait_for_first
 from bus.transport.address_book import load_network, write_address_book, write_key_location
 from bus.transport.zeromq import open_zmq_bus
 from configs.atomic_write import DiskError
@@ -151,11 +152,8 @@ class Launcher:
         child = await self._children.spawn(
             "prepare", self._command_lines.build_prepare_argv(), build_thread_environment(1)
         )
-        exit_, stop = asyncio.ensure_future(child.process.wait()), asyncio.ensure_future(interrupted.wait())
-        await asyncio.wait((exit_, stop), return_when=asyncio.FIRST_COMPLETED)
-        stop.cancel()
-        if not exit_.done():
-            exit_.cancel()
+        await wait_for_first(child.process.wait(), interrupted.wait())
+        if child.process.returncode is None:
             return
         if child.process.returncode != 0:
             raise ProcessDied(f"preparing failed:\n{read_exit_reason(child)}")
@@ -229,31 +227,21 @@ class Launcher:
         self, bus: Bus, supervisor: Supervisor, executor_registry: ExecutorRegistry, interrupted: asyncio.Event
     ) -> RunEnding:
         stall_watchdog = StallWatchdog(self._folder, self._run.supervision.stall_report_s, self._display)
-        watching = asyncio.ensure_future(stall_watchdog.watch())
-        receiving = asyncio.ensure_future(self._receive_messages(bus, supervisor, executor_registry, stall_watchdog))
-        failing = asyncio.ensure_future(supervisor.wait_for_failure())
-        heartbeats = () if self._cluster is None else (asyncio.ensure_future(self._cluster.monitor_heartbeats()),)
-        stopping = asyncio.ensure_future(interrupted.wait())
-        log_failing = asyncio.ensure_future(self._log_failure.wait())
-        ends = (receiving, failing, stopping, log_failing, *heartbeats)
+        watching = asyncio.create_task(stall_watchdog.watch())
         try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if stopping.done():
-                return "interrupted"
-            if receiving.done():
-                receiving.result()
-                return "finished"
-            for end in ends:
-                if end.done():
-                    end.result()
-            raise AssertionError("the other tasks end only with an exception")
+            return await wait_for_first(
+                wait_for_interrupt(interrupted),
+                self._receive_messages(bus, supervisor, executor_registry, stall_watchdog),
+                supervisor.wait_for_failure(),
+                self._log_failure.wait(),
+                *(() if self._cluster is None else (self._cluster.monitor_heartbeats(),)),
+            )
         finally:
-            for task in (*ends, watching):
-                task.cancel()
+            watching.cancel()
 
     async def _receive_messages(
         self, bus: Bus, supervisor: Supervisor, executor_registry: ExecutorRegistry, stall_watchdog: StallWatchdog
-    ) -> None:
+    ) -> RunEnding:
         while True:
             envelope = await bus.receive()
             match envelope.message:
@@ -271,7 +259,7 @@ class Launcher:
                     self._logger.info("ledger.reported", **fields)
                 case RunFinished(steps=steps):
                     self._logger.info("run.finished", step=steps)
-                    return
+                    return "finished"
                 case message if self._cluster is not None and isinstance(message, ClusterMessage | ExecutorHealthy):
                     await self._cluster.handle_message(envelope.sender, message)
                 case other:
@@ -299,6 +287,11 @@ class Launcher:
         for child in self._children.list_failed():
             if child.name in (HEAD, ROLLOUT) and child.process.returncode == EXIT_UNUSABLE:
                 raise ProcessDied(f"{child.name} ended with exit code {EXIT_UNUSABLE}:\n{read_exit_reason(child)}")
+
+
+async def wait_for_interrupt(interrupted: asyncio.Event) -> Literal["interrupted"]:
+    await interrupted.wait()
+    return "interrupted"
 
 
 class LogWriteFailure:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NoReturn
 
 import msgspec
 import structlog
@@ -42,6 +43,7 @@ from bus.messages import (
     ProcessEnded,
     Shutdown,
 )
+from bus.process.waiting import SuspensionGuard
 from bus.transport.address_book import AddressBook, AddressEntry, TcpAddress, write_address_book
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
@@ -203,17 +205,16 @@ class ClusterMembership:
 
     # ---------------------------------------------------------------- departures
 
-    async def monitor_heartbeats(self) -> None:
+    async def monitor_heartbeats(self) -> NoReturn:
         """Until cancelled: send heartbeats to all nodes, and remove nodes without heartbeats."""
         loop, settings = asyncio.get_running_loop(), self._run.supervision
-        last_check = loop.time()
+        guard = SuspensionGuard(settings.heartbeat_s)
         while True:
             await asyncio.sleep(settings.heartbeat_s)
             now = loop.time()
-            if now - last_check > 3 * settings.heartbeat_s:  # this process was suspended and received nothing
+            if guard.check():
                 for node in self._nodes.values():
                     node.last_heartbeat_at = now
-            last_check = now
             for node in list(self._nodes.values()):
                 if now - node.last_heartbeat_at > settings.heartbeat_timeout_s:
                     await self._remove_node(node, f"no heartbeat for {now - node.last_heartbeat_at:.1f} s")

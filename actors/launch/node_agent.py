@@ -14,7 +14,13 @@ from typing import Literal
 
 import structlog
 
-from actors.launch.child_processes import ChildProcess, ChildProcesses, build_thread_environment, read_exit_reason
+from actors.launch.child_processes import (
+    ChildProcess,
+    ChildProcesses,
+    build_thread_environment,
+    describe_exit,
+    read_exit_reason,
+)
 from actors.launch.command_lines import CommandLines, Rendezvous
 from actors.launch.host_address import build_rendezvous_environment, check_port_free
 from actors.launch.join_handshake import (
@@ -25,7 +31,7 @@ from actors.launch.join_handshake import (
     request_join,
     scratch_folders,
 )
-from actors.launch.launcher import LogWriteFailure
+from actors.launch.launcher import LogWriteFailure, wait_for_interrupt
 from actors.launch.supervisor import Program, Supervisor
 from actors.runtime.wiring import get_stop_timeout_s
 from bus.addresses import LAUNCHER, LEARNER, parse_process
@@ -42,6 +48,7 @@ from bus.messages import (
 )
 from bus.process.heartbeat import receiving_heartbeats
 from bus.process.structured_log import configure_logging
+from bus.process.waiting import SuspensionGuard, wait_for_first
 from bus.transport.address_book import TcpAddress, load_network
 from bus.transport.zeromq import open_zmq_bus
 from configs.errors import EXIT_UNUSABLE
@@ -139,23 +146,15 @@ class NodeAgent:
     async def _wait_for_ending(
         self, supervisor: Supervisor, interrupted: asyncio.Event
     ) -> Literal["over", "interrupted", "lost"]:
-        receiving = asyncio.ensure_future(self._receive_messages(supervisor))
-        heartbeats = asyncio.ensure_future(self._send_heartbeats_until_timeout())
-        stopping = asyncio.ensure_future(interrupted.wait())
-        ends = [receiving, heartbeats, stopping, asyncio.ensure_future(self._log_failure.wait())]
-        if supervisor.names:
-            ends.append(asyncio.ensure_future(supervisor.wait_for_failure()))
-        try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            for end in ends:
-                if end.done():
-                    end.result()
-            return "interrupted" if stopping.done() else "over" if receiving.done() else "lost"
-        finally:
-            for end in ends:
-                end.cancel()
+        return await wait_for_first(
+            *((supervisor.wait_for_failure(),) if supervisor.names else ()),
+            self._log_failure.wait(),
+            wait_for_interrupt(interrupted),
+            self._receive_messages(supervisor),
+            self._send_heartbeats_until_timeout(),
+        )
 
-    async def _receive_messages(self, supervisor: Supervisor) -> None:
+    async def _receive_messages(self, supervisor: Supervisor) -> Literal["over"]:
         """Until node 0 sends Shutdown."""
         loop = asyncio.get_running_loop()
         while True:
@@ -171,25 +170,23 @@ class NodeAgent:
                 case ExecutorHealthy(executor=executor):
                     supervisor.mark_healthy(parse_process(executor))
                 case Shutdown():
-                    return
+                    return "over"
                 case other:
                     self._logger.error("message.misdirected", kind=type(other).__name__)
 
-    async def _send_heartbeats_until_timeout(self) -> None:
+    async def _send_heartbeats_until_timeout(self) -> Literal["lost"]:
         loop, settings = asyncio.get_running_loop(), self._run.supervision
-        last_check = loop.time()
+        guard = SuspensionGuard(settings.heartbeat_s)
         while loop.time() - self._last_message_at <= settings.heartbeat_timeout_s:
             await self._bus.send(LAUNCHER, NodeHeartbeat())
             await asyncio.sleep(settings.heartbeat_s)
-            now = loop.time()
-            if now - last_check > 3 * settings.heartbeat_s:  # this process was suspended
-                self._last_message_at = now
-            last_check = now
+            if guard.check():
+                self._last_message_at = loop.time()
         self._logger.error("node.disconnected", silent_s=round(loop.time() - self._last_message_at, 1))
+        return "lost"
 
     async def _on_exit(self, incarnation: int, child: ChildProcess) -> None:
-        cause = f"{child.name} ended with exit code {child.process.returncode}"
-        await self._bus.send(LAUNCHER, ProcessEnded(child.name, incarnation, cause))
+        await self._bus.send(LAUNCHER, ProcessEnded(child.name, incarnation, describe_exit(child)))
 
     # ---------------------------------------------------------------- ranks of the learner
 
@@ -212,7 +209,7 @@ class NodeAgent:
             self._logger.error(
                 "process.died", name=child.name, incarnation=incarnation, exit_code=child.process.returncode
             )
-            cause = f"{child.name} ended with exit code {child.process.returncode}: {read_exit_reason(child, 1)}"
+            cause = f"{describe_exit(child)}: {read_exit_reason(child, 1)}"
             await self._bus.send(LAUNCHER, ProcessEnded(child.name, incarnation, cause))
 
     # ---------------------------------------------------------------- ending

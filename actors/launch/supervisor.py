@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
+from typing import NoReturn
 
 import msgspec
 import structlog
@@ -22,6 +23,7 @@ from actors.launch.child_processes import (
     read_exit_reason_file,
 )
 from bus.process.heartbeat import Heartbeat
+from bus.process.waiting import SuspensionGuard
 from configs.errors import EXIT_UNUSABLE
 from configs.schema import SupervisionConfig
 
@@ -65,12 +67,12 @@ class Supervisor:
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._run_forever(name), name=name) for name in self._programs]
 
-    async def wait_for_failure(self) -> None:
+    async def wait_for_failure(self) -> NoReturn:
         """Raises ProcessDied when a process has failed too often, or with an error that a restart cannot fix."""
-        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in self._tasks:
-            if task.done():
-                task.result()
+        failed, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in failed:
+            task.result()
+        raise AssertionError("a process is restarted until it has failed too often")
 
     async def stop(self) -> None:
         """Stop restarting. ChildProcesses stops the processes that run."""
@@ -113,18 +115,17 @@ class Supervisor:
     async def _wait_for_exit(self, child: ChildProcess, began: float) -> None:
         """Return when the process exits, or kill it when its heartbeats time out."""
         loop, settings = asyncio.get_running_loop(), self._settings
-        last_check = loop.time()
+        guard = SuspensionGuard(settings.heartbeat_s)
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(settings.heartbeat_s):  # wait_for may lose a cancellation
                     await child.process.wait()
                 return
             now, last = loop.time(), self._last_heartbeats.get(child.name)
-            if now - last_check > 3 * settings.heartbeat_s:  # this process was suspended and received nothing
+            if guard.check():
                 began = now
                 if last is not None:
                     last = self._last_heartbeats[child.name] = now
-            last_check = now
             silent_s = now - (began if last is None else last)
             if silent_s > (settings.first_heartbeat_timeout_s if last is None else settings.heartbeat_timeout_s):
                 self._logger.error("process.timed_out", name=child.name, silent_s=round(silent_s, 1))

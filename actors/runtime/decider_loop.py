@@ -22,6 +22,7 @@ from bus.bus import Bus, Delivery
 from bus.codec import MalformedFrame, decode, encode
 from bus.event_log.writer import EventLog
 from bus.messages import AnyMessage, Envelope, GroupAborted, ProtocolError, Shutdown, StartGroup
+from bus.process.waiting import wait_for_first
 from policies.decider import Decider, Send
 
 FINGERPRINT_BYTES = 8
@@ -112,14 +113,7 @@ class DeciderLoop:
 
     async def run(self) -> None:
         """Raises EventLogFailure."""
-        tasks = [asyncio.create_task(self._apply_committed_effects()), asyncio.create_task(self._receive_and_decide())]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
+        await wait_for_first(self._apply_committed_effects(), self._receive_and_decide())
 
     # ---------------------------------------------------------------- deciding
 

@@ -11,8 +11,6 @@ import os
 import sys
 from pathlib import Path
 
-import structlog
-
 from configs.errors import EXIT_UNUSABLE
 from configs.run_folder import RunFolder
 
@@ -28,13 +26,6 @@ def write_exit_reason(folder: RunFolder, process: str, error: BaseException) -> 
     with contextlib.suppress(OSError):
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()
-
-
-def exit_unusable(folder: RunFolder, process: str, error: BaseException) -> int:
-    """Write the exit reason and return the exit code."""
-    write_exit_reason(folder, process, error)
-    structlog.get_logger().error("process.failed", exc_info=error)
-    return EXIT_UNUSABLE
 
 
 def exit_now(folder: RunFolder, process: str, error: BaseException) -> None:

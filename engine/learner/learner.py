@@ -11,14 +11,12 @@ but publishes only the last weights: the earlier ones may be in the slot of the 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import signal
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import NamedTuple
 
 import structlog
@@ -29,11 +27,12 @@ from bus.addresses import LAUNCHER, LEARNER, RECIPE
 from bus.bus import Bus, BusFactory
 from bus.codec import decode
 from bus.messages import BatchReady, GpuMemoryGranted, GpuMemoryRequested, Progress, Shutdown, StepTrained
-from bus.process.exit_reason import exit_unusable
 from bus.process.heartbeat import sending_heartbeats
+from bus.process.process_main import make_process_parser, run_process_main
 from bus.process.structured_log import configure_logging
+from bus.process.waiting import wait_for_first
 from bus.transport.zeromq import make_zeromq_bus_factory
-from configs.errors import EXIT_UNUSABLE, UnusableInput
+from configs.errors import EXIT_UNUSABLE
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
@@ -80,13 +79,7 @@ class Learner:
 
     async def run(self, resume_step: int | None) -> None:
         """Run until Shutdown, or until `stop` is set. Raises the worker's exceptions."""
-        working = asyncio.create_task(self._run_training(resume_step))
-        tasks = (working, asyncio.create_task(self._receive_messages()), asyncio.create_task(self.stop.wait()))
-        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
-        for task in done:
-            task.result()
+        await wait_for_first(self._run_training(resume_step), self._receive_messages(), self.stop.wait())
         self._logger.info("learner.stopped", abandoned=self.is_busy)
 
     async def _receive_messages(self) -> None:
@@ -194,26 +187,16 @@ def run_follower(run: RunConfig, folder: RunFolder, ranks: RankGroup, resume_ste
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="engine.learner", description="Trains the policy of a run.")
-    parser.add_argument("--run-folder", type=Path, required=True, help="run folder, with config.toml")
+    parser = make_process_parser("engine.learner", "Trains the policy of a run.")
     parser.add_argument("--resume-step", type=int, help="step of the checkpoint to resume from (default: the newest)")
-    parser.add_argument(
-        "--incarnation", type=int, default=1, help="number of this start of the learner within the launch"
-    )
-    parser.add_argument("--epoch", type=int, default=0, help="epoch of the learner's bus connections")
-    parser.add_argument("--scratch", default="", help="scratch folder (see configs.run_folder.RunFolder)")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles a terminal's ^C and sends Shutdown
-    folder = RunFolder(arguments.run_folder, arguments.scratch)
+    incarnation = LearnerIncarnation(arguments.incarnation, arguments.epoch, arguments.resume_step)
     try:
-        run_process(folder, LearnerIncarnation(arguments.incarnation, arguments.epoch, arguments.resume_step))
-    except UnusableInput as error:
-        return exit_unusable(folder, LEARNER, error)
+        return run_process_main(LEARNER, arguments, lambda folder: run_process(folder, incarnation))
     except OSError as error:
         structlog.get_logger().exception("process.failed")
         sys.stderr.write(f"{error}\n")
         return EXIT_UNUSABLE
-    return 0
 
 
 def run_process(folder: RunFolder, incarnation: LearnerIncarnation) -> None:

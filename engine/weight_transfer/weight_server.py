@@ -7,9 +7,7 @@ outstanding requests. SIGTERM ends it.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -19,9 +17,10 @@ import structlog
 import uvloop
 import zmq
 
-from bus.process.exit_reason import exit_unusable
 from bus.process.heartbeat import sending_heartbeats
+from bus.process.process_main import make_process_parser, run_process_main
 from bus.process.structured_log import configure_logging
+from bus.process.waiting import wait_for_first
 from bus.transport.curve_auth import ClusterKey, ZapAuthenticator, load_key, secure_server_socket
 from configs.errors import UnusableInput
 from configs.load import load_resolved
@@ -169,39 +168,25 @@ async def serve(run: RunConfig, folder: RunFolder, host: str, port: int, key: Cl
         async with sending_heartbeats(
             PROCESS_NAME, incarnation, run.supervision.heartbeat_s, folder.sockets, lambda: None
         ):
-            serving = asyncio.create_task(server.run())
-            stopping = asyncio.create_task(stop.wait())
-            await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-            for task in (serving, stopping):
-                task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await serving
+            await wait_for_first(server.run(), stop.wait())
     finally:
         server.close()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="engine.weight_transfer.weight_server", description="Serves a run's weights to other nodes."
-    )
-    parser.add_argument("--run-folder", type=Path, required=True, help="run folder, with config.toml")
+    parser = make_process_parser("engine.weight_transfer.weight_server", "Serves a run's weights to other nodes.")
     parser.add_argument("--host", required=True, help="address of this machine to listen on")
     parser.add_argument("--port", type=int, required=True, help="port to listen on (0: any free port)")
     parser.add_argument("--key", type=Path, required=True, help="file of the cluster key (see asterism keys)")
-    parser.add_argument(
-        "--incarnation", type=int, default=1, help="number of this start of the server within the launch"
-    )
     arguments = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher stops its processes, in order
-    folder = RunFolder(arguments.run_folder)
-    try:
+
+    def run_process(folder: RunFolder) -> None:
         run = load_resolved(folder.config)
         configure_logging(folder, PROCESS_NAME, run.log.level)
         key = load_key(arguments.key)
         uvloop.run(serve(run, folder, arguments.host, arguments.port, key, arguments.incarnation))
-    except UnusableInput as error:
-        return exit_unusable(folder, PROCESS_NAME, error)
-    return 0
+
+    return run_process_main(PROCESS_NAME, arguments, run_process)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,43 @@
+"""The `main` of a run's processes: common flags, and the exit code for input that the process cannot use."""
+
+from __future__ import annotations
+
+import signal
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from bus.process.exit_reason import write_exit_reason
+from configs.errors import EXIT_UNUSABLE, UnusableInput
+from configs.run_folder import RunFolder
+
+
+def make_process_parser(module: str, description: str) -> ArgumentParser:
+    parser = ArgumentParser(prog=module, description=description)
+    parser.add_argument("--run-folder", type=Path, required=True, help="run folder, with config.toml")
+    parser.add_argument("--scratch", default="", help="scratch folder (see configs.run_folder.RunFolder)")
+    parser.add_argument("--incarnation", type=int, default=1, help="number of this start within the launch")
+    parser.add_argument("--epoch", type=int, default=0, help="epoch of the links (see bus.transport.reliable_stream)")
+    return parser
+
+
+def run_process_main(
+    name: str, arguments: Namespace, work: Callable[[RunFolder], None], unusable: tuple[type[Exception], ...] = ()
+) -> int:
+    """Run `work` and return the exit code.
+
+    It is EXIT_UNUSABLE, with an exit reason, if `work` raises UnusableInput or an exception in `unusable`.
+    """
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # the launcher handles a terminal's ^C and stops its processes in order
+    folder = RunFolder(arguments.run_folder, arguments.scratch)
+    try:
+        work(folder)
+    except (UnusableInput, *unusable) as error:
+        write_exit_reason(folder, name, error)
+        structlog.get_logger().error("process.failed", exc_info=error)
+        return EXIT_UNUSABLE
+    return 0
