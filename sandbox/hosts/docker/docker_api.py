@@ -92,7 +92,10 @@ class DockerEngine:
         return container.id
 
     async def remove(self, container_id: str) -> None:
-        """Removes a container, running or not; no error if there is no such container."""
+        """Removes a container, running or not, and waits until it has disappeared from the list.
+
+        A container that does not exist is no error.
+        """
         async with self._slots, _as_sandbox_failure("remove a container"):
             await _remove(self._docker.containers.container(container_id))
 
@@ -144,7 +147,17 @@ async def _remove(container: DockerContainer) -> None:
     try:
         await container.delete(force=True, v=True)
     except aiodocker.DockerError as error:
-        if error.status not in (404, 409):  # removed, or removal in progress
+        if error.status == 409:  # removal in progress: the container is listed until its end
+            await _wait_until_removed(container)
+        elif error.status != 404:
+            raise
+
+
+async def _wait_until_removed(container: DockerContainer) -> None:
+    try:
+        await container.wait(condition="removed", timeout=_REQUEST_TIMEOUT_S)
+    except aiodocker.DockerError as error:
+        if error.status != 404:
             raise
 
 

@@ -167,6 +167,7 @@ DESCRIPTORS = [
         "import os, threading\nthreading.Thread(target=lambda: [os.read(3, 1 << 20) for _ in range(99)], daemon=True).start()",
         ok(),
         keeps_notebook=False,
+        outlives_answer=True,
     ),
     hostile(
         "waits on standard input",

@@ -69,6 +69,7 @@ HARNESS = [
         "import os, time\nos._exit = lambda code: time.sleep(60)\nprint('x')",
         ok(),  # its answer counts, and its process is killed
         keeps_notebook=False,
+        outlives_answer=True,
     ),
     hostile(
         "puts streams of its own in place of the output",

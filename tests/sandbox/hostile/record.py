@@ -75,6 +75,10 @@ class Hostile(NamedTuple):
     keeps_notebook: bool  # a later cell finds `kept`; False: the program may harm its own notebook
     shows: bool  # the cell prints the value of its last expression
     signals_others: bool  # dangerous without pid namespaces and separate users
+    reaches_limit: bool  # its process may live until the time limit
+
+    def list_ends(self, form: Form) -> tuple[Ending, ...]:
+        return self.ends if form == "program" else self.ends_as_cell
 
 
 def hostile(
@@ -87,9 +91,13 @@ def hostile(
     keeps_notebook: bool = True,
     shows: bool = False,
     signals_others: bool = False,
+    outlives_answer: bool = False,
 ) -> Hostile:
     code = textwrap.dedent(code).strip("\n")
-    return Hostile(name, code, ends, as_cell or ends, forms, stdin, keeps_notebook, shows, signals_others)
+    reaches_limit = outlives_answer or any(end.kind is CodeTimedOut for end in (*ends, *as_cell))
+    return Hostile(
+        name, code, ends, as_cell or ends, forms, stdin, keeps_notebook, shows, signals_others, reaches_limit
+    )
 
 
 def any_outcome() -> tuple[Ending, ...]:

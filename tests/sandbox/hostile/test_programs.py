@@ -10,15 +10,16 @@ from bus.messages import CodeOk, Output
 from sandbox.contract import SandboxFailure
 from tests.sandbox.hostile.arena import Arena, Encounter
 from tests.sandbox.hostile.catalogue import HOSTILE
-from tests.sandbox.hostile.record import Ending, Form, Hostile
+from tests.sandbox.hostile.record import Ending, Hostile
 from tests.sandbox.hostile.without_namespaces import KNOWN_ESCAPES, get_skip_reason
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_program_that(arena: Arena, name: str) -> None:
+def test_a_program_that(arena_pair: list[Arena], name: str) -> None:
     hostile = HOSTILE[name]
+    arena = arena_pair[hostile.reaches_limit]
     escape = None
     if not arena.has_namespaces:
         landlock = arena.client.isolation.landlock
@@ -44,15 +45,11 @@ def test_a_program_that(arena: Arena, name: str) -> None:
 def _check_stopped(encounter: Encounter, hostile: Hostile) -> None:
     for form, outcome in encounter.outcomes.items():
         assert not isinstance(outcome, SandboxFailure), form
-        assert any(end.fits(outcome) for end in _get_expected_ends(hostile, form)), (form, outcome)
+        assert any(end.fits(outcome) for end in hostile.list_ends(form)), (form, outcome)
 
 
 def _check_escaped(encounter: Encounter, hostile: Hostile, ends: tuple[Ending, ...]) -> None:
     for form, outcome in encounter.outcomes.items():
         assert not isinstance(outcome, SandboxFailure), form
-        assert not any(end.fits(outcome) for end in _get_expected_ends(hostile, form)), f"{form}: not an escape"
+        assert not any(end.fits(outcome) for end in hostile.list_ends(form)), f"{form}: not an escape"
         assert any(end.fits(outcome) for end in ends), (form, outcome)
-
-
-def _get_expected_ends(hostile: Hostile, form: Form) -> tuple[Ending, ...]:
-    return hostile.ends if form == "program" else hostile.ends_as_cell

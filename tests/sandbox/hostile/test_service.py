@@ -141,7 +141,7 @@ def test_the_doctor_warns_of_every_known_escape(arena: Arena) -> None:
 def test_a_sandbox_that_closes_during_hostile_programs_leaves_no_processes(name: str) -> None:
     async def scenario() -> None:
         backend, namespaces = ARENAS[name]
-        sandbox = BACKENDS[backend](SandboxConfig(namespaces=namespaces, **LIMITS), seed=7)  # pyright: ignore
+        sandbox = BACKENDS[backend](SandboxConfig(namespaces=namespaces, time_limit_s=1.0, **LIMITS), seed=7)  # pyright: ignore
         client = Client(sandbox, await sandbox.start())
         await client.printed(HOSTILE["leaves a daemon that lets go of its output"].code, 80)
         calls = [asyncio.create_task(client.program(HOSTILE["forks without end"].code)) for _ in range(3)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -35,39 +37,71 @@ def test_requests_to_an_engine_that_hangs_time_out(tmp_path: Path, monkeypatch: 
     asyncio.run(scenario())
 
 
+@asynccontextmanager
+async def serve_engine(
+    folder: Path, answer: Callable[[str], Awaitable[tuple[int, str]]]
+) -> AsyncGenerator[DockerEngine]:
+    """A client of a fake engine. `answer` maps a request line to a status and a JSON body."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            while line := await reader.readline():
+                length = 0
+                while (header := await reader.readline()).strip():
+                    name, _, value = header.decode().partition(":")
+                    length = int(value) if name.lower() == "content-length" else length
+                await reader.readexactly(length)
+                status, body = await answer(line.decode())
+                head = (
+                    f"HTTP/1.1 {status} Status\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+                )
+                writer.write((head + body).encode())
+
+    server = await asyncio.start_unix_server(serve, folder / "docker.sock")
+    engine = DockerEngine(f"unix://{folder}/docker.sock")
+    yield engine
+    await engine.close()
+    server.close()
+    await server.wait_closed()
+
+
 def test_a_cancelled_start_removes_the_container_that_the_engine_still_creates(tmp_path: Path) -> None:
     async def scenario() -> None:
         requested, cancelled, removed = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with contextlib.closing(writer):
-                while line := await reader.readline():
-                    length = 0
-                    while (header := await reader.readline()).strip():
-                        name, _, value = header.decode().partition(":")
-                        length = int(value) if name.lower() == "content-length" else length
-                    await reader.readexactly(length)
-                    body = b'{"ApiVersion": "1.41"}'
-                    if b"containers/create" in line:
-                        requested.set()
-                        await cancelled.wait()
-                        body = b'{"Id": "late-id", "Warnings": []}'
-                    elif line.startswith(b"DELETE") and b"late-id" in line:
-                        removed.set()
-                    head = b"HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-                    writer.write(head % len(body) + body)
+        async def answer(request: str) -> tuple[int, str]:
+            if "containers/create" in request:
+                requested.set()
+                await cancelled.wait()
+                return 201, '{"Id": "late-id", "Warnings": []}'
+            if request.startswith("DELETE") and "late-id" in request:
+                removed.set()
+            return 200, '{"ApiVersion": "1.41"}'
 
-        server = await asyncio.start_unix_server(serve, tmp_path / "docker.sock")
-        engine = DockerEngine(f"unix://{tmp_path}/docker.sock")
-        starting = asyncio.create_task(engine.start(SPEC))
-        await asyncio.wait_for(requested.wait(), 30)
-        starting.cancel()
-        asyncio.get_running_loop().call_soon(cancelled.set)
-        with pytest.raises(asyncio.CancelledError):
-            await starting
-        assert removed.is_set()
-        await engine.close()
-        server.close()
-        await server.wait_closed()
+        async with serve_engine(tmp_path, answer) as engine:
+            starting = asyncio.create_task(engine.start(SPEC))
+            await asyncio.wait_for(requested.wait(), 30)
+            starting.cancel()
+            asyncio.get_running_loop().call_soon(cancelled.set)
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+            assert removed.is_set()
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_removal_in_progress_is_waited_for(tmp_path: Path) -> None:
+    requests: list[str] = []
+
+    async def answer(request: str) -> tuple[int, str]:
+        requests.append(request)
+        if request.startswith("DELETE"):
+            return 409, '{"message": "removal of container id is already in progress"}'
+        return 200, '{"ApiVersion": "1.41", "StatusCode": 0}'
+
+    async def scenario() -> None:
+        async with serve_engine(tmp_path, answer) as engine:
+            await engine.remove("id")
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert "/containers/id/wait?condition=removed" in requests[-1]
