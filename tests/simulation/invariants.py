@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from math import isclose
 
 from actors.runtime.decider_loop import REFUSED_FINGERPRINT
+from actors.runtime.redecide import redecide
 from bus.addresses import HEAD, ROLLOUT, parse_process
 from bus.codec import decode
 from bus.event_log.records import Event
 from bus.lanes import select_lane
 from bus.messages import AnyMessage, RunStarted, StartGroup, TrajectoryAborted, TrajectoryFailed, TrajectoryFinished
 from policies.arbiter.arbiter import Arbiter
+from policies.decider import Decider
 from policies.groups.group_buffer import GroupBuffer
 from policies.rollout.rollout import Rollout
-from tests.simulation.replaying import replay
 from tests.simulation.world import World
 
 End = TrajectoryFinished | TrajectoryFailed | TrajectoryAborted
@@ -61,6 +63,22 @@ def check_that_each_ends_once(world: World) -> None:
     assert {end.cause.partition(":")[0] for end in ends if isinstance(end, TrajectoryFailed)} <= CAUSES
 
 
+def check_the_counts(world: World) -> None:
+    """The counts in the metrics are those of the trajectories' ends, in a run of one launch."""
+    groups = [each for each in messages(world.logs[ROLLOUT].events) if isinstance(each, StartGroup)]
+    training = {group.group_id for group in groups if group.purpose == "train"}
+    (heard,) = launches(world, HEAD)
+    ends = Counter(type(each) for each in messages(heard) if isinstance(each, End) and each.group_id in training)
+    steps = [line.values for line in world.metrics if line.kind == "step"]
+    lengths = [line.values for line in world.metrics if line.kind == "lengths"]
+    late = sum(values["late_trajectories"] for values in lengths)
+    counted = sum(values["trajectories"] + values["trajectories_failed"] for values in steps)
+    assert counted + late == ends[TrajectoryFinished] + ends[TrajectoryFailed]
+    assert sum(values["aborted_trajectories"] for values in lengths) == ends[TrajectoryAborted]
+    for values in steps:
+        assert isclose(values["rollout_s"] + values["train_s"] + values["weights_s"], values["step_s"], abs_tol=1e-6)
+
+
 def _started(events: Sequence[Event]) -> Iterator[int]:
     for message in messages(events):
         if isinstance(message, StartGroup):
@@ -96,6 +114,20 @@ def check_the_links(world: World) -> None:
                 assert following == expected and following[0] >= session, (
                     f"{link} to {process}: {following} after {session, number}"
                 )
+
+
+def replay(world: World, deciders: Mapping[str, Mapping[str, Decider]]) -> Iterator[Decider]:
+    """Replay all events, compare effects, state and refusals with the log, and yield each decider.
+
+    The last events before a kill may have no logged decision.
+    """
+    for process, log in world.logs.items():
+        for event in log.events:
+            decider = deciders[process][event.actor]
+            again = redecide(decider, decode(event.frame), event.time)
+            difference = again.find_difference(log.decisions.get(event.seq))
+            assert not difference, f"event {event.seq} of {process}: {event.kind} to {event.actor}: other {difference}"
+            yield decider
 
 
 def check_the_replay(world: World) -> None:

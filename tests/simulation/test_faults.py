@@ -15,7 +15,13 @@ from configs.schema import ArbiterConfig as ArbiterSection
 from configs.schema import DialogueConfig, EngineConfig, EvaluationConfig, RlConfig, RunConfig
 from policies.arbiter.registry import PolicyName
 from tests.simulation.clock import run_virtually
-from tests.simulation.invariants import check_that_each_ends_once, check_the_engines, check_the_replay, check_the_steps
+from tests.simulation.invariants import (
+    check_that_each_ends_once,
+    check_the_counts,
+    check_the_engines,
+    check_the_replay,
+    check_the_steps,
+)
 from tests.simulation.seeds import select_seeds
 from tests.simulation.world import Faults, World
 
@@ -31,6 +37,8 @@ RL = (
     replace(RUN.rl, group_oversampling=1.5),  # surplus groups are aborted
     replace(RUN.rl, steps=3, max_staleness=1, group_oversampling=1.5, surplus_groups="carry"),
     replace(RUN.rl, steps=4, max_staleness=2, group_oversampling=1.5),
+    replace(RUN.rl, steps=3, max_staleness=2, group_oversampling=2.0, surplus_groups="carry", stale_tokens="drop"),
+    replace(RUN.rl, max_staleness=1),
 )
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 FAULTS = Faults(engine_deaths=0.1, echoes=0.05, lags=0.05, evictions=0.1)
@@ -55,6 +63,7 @@ def live(seed: int) -> World:
 def test_every_trajectory_ends_once_under_engine_faults_and_duplicates(seed: int) -> None:
     check_that_each_ends_once(live(seed))
     check_the_steps(live(seed))
+    check_the_counts(live(seed))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -16,7 +16,7 @@ from bus.messages import ProtocolError, RunFinished, StartGroup
 from configs.schema import DialogueConfig, EngineConfig, EvaluationConfig, RlConfig, RunConfig
 from policies.arbiter.arbiter import Arbiter
 from tests.simulation.clock import Deadlock, run_virtually
-from tests.simulation.replaying import replay
+from tests.simulation.invariants import replay
 from tests.simulation.seeds import select_seeds
 from tests.simulation.world import World
 

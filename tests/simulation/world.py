@@ -390,10 +390,13 @@ class World:
     async def _kill_all(self) -> None:
         while self.faults.disasters:
             await asyncio.sleep(self.random.expovariate(self.faults.disasters))
-            for life in list(self.lives.values()):
-                self.kill(life)
-            if self.random.random() < 0.5:
-                self._say("the launcher is killed")
-                self.deaths["launcher"] += 1
-                self.network.kill(LAUNCHER)
-                self._over.set_result(None)
+            self.kill_all(with_launcher=self.random.random() < 0.5)
+
+    def kill_all(self, *, with_launcher: bool) -> None:
+        for life in list(self.lives.values()):
+            self.kill(life)
+        if with_launcher:
+            self._say("the launcher is killed")
+            self.deaths["launcher"] += 1
+            self.network.kill(LAUNCHER)
+            self._over.set_result(None)

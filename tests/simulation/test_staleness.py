@@ -1,0 +1,110 @@
+"""Whole runs whose rollouts are ahead of the learner, or end with the first groups."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cache
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from bus.addresses import HEAD, ROLLOUT
+from bus.messages import AnyMessage, MetricsRecorded, RunFinished, StartGroup, StepCollected
+from configs.schema import DialogueConfig, EngineConfig, EvaluationConfig, LearnerConfig, RlConfig, RunConfig
+from tests.simulation.clock import run_virtually
+from tests.simulation.invariants import check, check_the_counts, launches, messages
+from tests.simulation.world import World
+
+pytestmark = pytest.mark.slow
+
+SYNCHRONOUS = RlConfig(steps=5, prompts=4, rollouts=4, max_refill_groups=2)
+ABORTING = replace(SYNCHRONOUS, group_oversampling=1.5)
+AHEAD = replace(SYNCHRONOUS, max_staleness=1)
+CARRYING = replace(ABORTING, max_staleness=1, surplus_groups="carry")
+RUN = RunConfig(
+    name="ahead",
+    dialogue=DialogueConfig(prompt_tokens=16, response_tokens=400),
+    engine=EngineConfig(kv_tokens=2048, num_engines=2),
+    learner=LearnerConfig(checkpoint_every=1),
+    evaluation=EvaluationConfig(questions=3),
+)
+
+
+@cache
+def live(step: RlConfig) -> World:
+    world = World(replace(RUN, rl=step), seed=1, trouble=0.0)
+    assert run_virtually(world.live()) == RunFinished(step.steps)
+    check(world)
+    check_the_counts(world)
+    return world
+
+
+def lines(world: World, kind: str) -> list[dict[str, float]]:
+    return [line.values for line in world.metrics if line.kind == kind]
+
+
+def test_trained_samples_reach_but_never_exceed_the_staleness_bound() -> None:
+    world, behind = live(AHEAD), set[int]()
+    for batch in world.batches:
+        for row in batch.samples:
+            counted = np.frombuffer(row.loss_mask, np.uint8).astype(bool)
+            behind |= set((batch.step - 1 - np.frombuffer(row.versions, np.int32)[counted]).tolist())
+    assert behind == {0, 1}
+    steps = lines(world, "step")
+    assert max(values["staleness_max"] for values in steps) == 1.0
+    assert all(0 <= values["staleness_mean"] <= values["staleness_max"] for values in steps)
+
+
+def test_a_trajectory_continues_over_a_weight_change() -> None:
+    seen = [set(np.frombuffer(row.versions, np.int32)) - {-1} for row in live(AHEAD).disk.rows()]
+    assert any(len(versions) > 1 for versions in seen)
+
+
+def test_running_ahead_ends_earlier_than_waiting_for_the_learner() -> None:
+    ended = [live(step).logs[HEAD].events[-1].time for step in (AHEAD, SYNCHRONOUS)]
+    assert ended[0] < ended[1]
+
+
+def test_the_times_of_steps_that_overlap_add_up_to_the_run() -> None:
+    world = live(AHEAD)
+    first = next(event.time for event in world.logs[HEAD].events if event.kind == "StepRequested")
+    synced = [each for each in world.logs[HEAD].events if (each.kind, each.actor) == ("WeightsSynced", "recorder")]
+    summed_s = sum(values["step_s"] for values in lines(world, "step"))
+    assert summed_s == pytest.approx(synced[-1].time - first, abs=0.2)  # delay of messages to two actors
+
+
+def test_a_step_that_ends_with_the_first_groups_reports_its_shorter_batch() -> None:
+    lengths = lines(live(ABORTING), "lengths")
+    assert [line["started_trajectories"] >= line["taken_trajectories"] for line in lengths] == [True] * 5
+    assert sum(line["aborted_trajectories"] for line in lengths) > 0
+    for line in lengths:
+        assert line["length_bias"] == line["taken_response_tokens"] / line["started_response_tokens"]
+
+
+class KilledWorld(World):
+    """A kill of all processes and of the launcher follows the metrics line of the second step."""
+
+    async def _note(self, message: AnyMessage) -> None:
+        await super()._note(message)
+        assert isinstance(message, MetricsRecorded)
+        if (message.kind, message.step) == ("step", 2) and not self.deaths["launcher"]:
+            asyncio.get_running_loop().call_soon(lambda: self.kill_all(with_launcher=True))
+
+
+def test_a_resumed_run_keeps_the_groups_in_flight_for_later_steps() -> None:
+    world = KilledWorld(replace(RUN, rl=CARRYING), seed=4, trouble=0.0)
+    assert run_virtually(world.live()) == RunFinished(CARRYING.steps)
+    check(world)
+    assert world.first_step == 2
+    collected = [each for each in messages(world.logs[HEAD].events) if isinstance(each, StepCollected)]
+    cursor = next(each.cursor for each in collected if each.step == world.first_step)
+    assert cursor.pending
+    before, after = [
+        [each for each in messages(events) if isinstance(each, StartGroup) and each.purpose == "train"]
+        for events in launches(world, ROLLOUT)
+    ]
+    asked = {group.seed: group.problem for group in before}
+    again = after[: len(cursor.pending)]
+    assert [asked[group.seed] for group in again] == [group.problem for group in again]
+    assert min(group.group_id for group in again) == cursor.next_group_id
