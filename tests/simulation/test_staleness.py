@@ -1,4 +1,4 @@
-"""Whole runs whose rollouts are ahead of the learner, or end with the first groups."""
+"""Whole runs with rollouts ahead of the learner, or with steps that end with the first groups."""
 
 from __future__ import annotations
 
