@@ -8,7 +8,6 @@ from functools import cache
 
 import pytest
 from msgspec.structs import replace
-from tests.simulation.replaying import replay
 
 from actors.runtime.decider_loop import REFUSED_FINGERPRINT
 from bus.addresses import HEAD, ROLLOUT
@@ -27,6 +26,7 @@ from policies.rollout.rollout import Rollout
 from policies.rollout.token_record import bytes_to_ids
 from tests.fakes import TOKENIZER
 from tests.simulation.clock import run_virtually
+from tests.simulation.invariants import replay
 from tests.simulation.seeds import select_seeds
 from tests.simulation.world import Faults, World
 
