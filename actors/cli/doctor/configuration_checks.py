@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from actors.cli.doctor.finding import GIB, DoctorFinding, run_check
+from actors.cli.doctor.finding import GIB, CheckResult, DoctorFinding, run_check
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
@@ -57,17 +57,17 @@ def check_run(run: RunConfig) -> list[DoctorFinding]:
 # ---------------------------------------------------------------- any run
 
 
-def check_checkpoint(run: RunConfig) -> DoctorFinding:
-    name, folder = "model.checkpoint", resolve_checkpoint(run)
+def check_checkpoint(run: RunConfig) -> CheckResult:
+    folder = resolve_checkpoint(run)
     if folder is None:
-        return DoctorFinding(name, "ok", f"{run.model.checkpoint} will be created by the run ([tiny])")
+        return CheckResult("ok", f"{run.model.checkpoint} will be created by the run ([tiny])")
     try:
         config = load_model_config(folder)
     except UnusableInput as error:
-        return DoctorFinding(
-            name, "missing", str(error), f"Set {name} to the folder of a model with the Qwen3 architecture."
+        return CheckResult(
+            "missing", str(error), "Set model.checkpoint to the folder of a model with the Qwen3 architecture."
         )
-    return DoctorFinding(name, "ok", f"{folder}: {config.num_layers} layers of width {config.hidden_size}")
+    return CheckResult("ok", f"{folder}: {config.num_layers} layers of width {config.hidden_size}")
 
 
 def resolve_checkpoint(run: RunConfig) -> Path | None:
@@ -76,15 +76,12 @@ def resolve_checkpoint(run: RunConfig) -> Path | None:
     return None if run.tiny is not None and not folder.exists() else folder
 
 
-def check_device(run: RunConfig) -> DoctorFinding:
-    name = "engine.device"
+def check_device(run: RunConfig) -> CheckResult:
     try:
         devices = {str(select_device(run.engine.device, number)) for number in range(run.engine.num_engines)}
     except UnusableInput as error:
-        return DoctorFinding(
-            name, "missing", str(error), f'Set {name} to "cpu", or follow the remedy for the GPU above.'
-        )
-    return DoctorFinding(name, "ok", f"{run.engine.num_engines} engines on {', '.join(sorted(devices))}")
+        return CheckResult("missing", str(error), 'Set engine.device to "cpu", or follow the remedy for the GPU above.')
+    return CheckResult("ok", f"{run.engine.num_engines} engines on {', '.join(sorted(devices))}")
 
 
 # ---------------------------------------------------------------- managed servers
@@ -104,19 +101,18 @@ def _check_servers(run: RunConfig) -> list[DoctorFinding]:
     return findings
 
 
-def check_sglang_python(python: str, variables: Mapping[str, str]) -> DoctorFinding:
-    name = "sglang.python"
+def check_sglang_python(python: str, variables: Mapping[str, str]) -> CheckResult:
     try:
         version = asyncio.run(check_interpreter(python, variables))
     except ServerUnusable as error:
         versions = " or ".join(SUPPORTED_VERSIONS)
-        remedy = f"Set {name} to the Python of an environment with SGLang {versions}: see docs/sglang.md."
-        return DoctorFinding(name, "missing", str(error), remedy)
-    return DoctorFinding(name, "ok", f"SGLang {version} in {python}")
+        remedy = f"Set sglang.python to the Python of an environment with SGLang {versions}: see docs/sglang.md."
+        return CheckResult("missing", str(error), remedy)
+    return CheckResult("ok", f"SGLang {version} in {python}")
 
 
-def check_ports(run: RunConfig) -> DoctorFinding:
-    name, taken = "sglang.port", list[str]()
+def check_ports(run: RunConfig) -> CheckResult:
+    taken: list[str] = []
     ports = [compute_port(run.sglang, index) for index in range(run.engine.num_engines)]
     for port in ports:
         try:
@@ -124,16 +120,17 @@ def check_ports(run: RunConfig) -> DoctorFinding:
         except ServerUnusable as error:
             taken.append(str(error))
     if taken:
-        remedy = f"Set {name} so that it and every tenth port after it are free, one per engine (engine.num_engines)."
-        return DoctorFinding(name, "missing", "\n".join(taken), remedy)
-    return DoctorFinding(name, "ok", f"{', '.join(map(str, ports))}: free")
+        remedy = (
+            "Set sglang.port so that this port and every tenth after it are free, one per engine (engine.num_engines)."
+        )
+        return CheckResult("missing", "\n".join(taken), remedy)
+    return CheckResult("ok", f"{', '.join(map(str, ports))}: free")
 
 
-def check_gpus(run: RunConfig, python: str, variables: Mapping[str, str], gpus: list[VisibleGpu]) -> DoctorFinding:
+def check_gpus(run: RunConfig, python: str, variables: Mapping[str, str], gpus: list[VisibleGpu]) -> CheckResult:
     """Appends the GPUs that the servers would use to `gpus`."""
-    name = "GPUs"
     if run.engine.device == "cpu":
-        return DoctorFinding(name, "ok", 'engine.device = "cpu" needs none')
+        return CheckResult("ok", 'engine.device = "cpu" needs none')
     try:
         seen = asyncio.run(query_gpu_inventory(python, variables))
         gpus += check_gpu_count(seen, run.engine, run.sglang)
@@ -142,14 +139,14 @@ def check_gpus(run: RunConfig, python: str, variables: Mapping[str, str], gpus: 
             "Lower engine.num_engines, sglang.tensor_parallel or sglang.data_parallel, or make more GPUs visible"
             ' (driver, CUDA_VISIBLE_DEVICES, a CUDA torch in sglang.python); engine.device = "cpu" needs none.'
         )
-        return DoctorFinding(name, "missing", str(error), remedy)
-    return DoctorFinding(name, "ok", "; ".join(f"{gpu.name}, {gpu.total_bytes / GIB:.0f} GiB" for gpu in gpus))
+        return CheckResult("missing", str(error), remedy)
+    return CheckResult("ok", "; ".join(f"{gpu.name}, {gpu.total_bytes / GIB:.0f} GiB" for gpu in gpus))
 
 
-def check_gpu_memory(run: RunConfig, gpus: list[VisibleGpu]) -> DoctorFinding:
-    name, checkpoint = "GPU memory", resolve_checkpoint(run)
+def check_gpu_memory(run: RunConfig, gpus: list[VisibleGpu]) -> CheckResult:
+    checkpoint = resolve_checkpoint(run)
     if checkpoint is None:
-        return DoctorFinding(name, "ok", "enough for the model of [tiny]")
+        return CheckResult("ok", "enough for the model of [tiny]")
     try:
         room = check_memory_budget(gpus, _get_server_requirements(run, checkpoint))
     except UnusableInput as error:
@@ -157,41 +154,37 @@ def check_gpu_memory(run: RunConfig, gpus: list[VisibleGpu]) -> DoctorFinding:
             "Stop other programs on the GPUs, lower engine.kv_tokens or dialogue.response_tokens, raise"
             " sglang.memory_share or sglang.tensor_parallel, or use a smaller model.checkpoint."
         )
-        return DoctorFinding(name, "missing", str(error), remedy)
+        return CheckResult("missing", str(error), remedy)
     weights, cache = room.weights_bytes / GIB, room.free_bytes / GIB
-    return DoctorFinding(
-        name,
-        "ok",
-        f"{weights:.2f} GiB of weights; the other {cache:.1f} GiB hold {room.max_cache_tokens} tokens",
+    return CheckResult(
+        "ok", f"{weights:.2f} GiB of weights; the other {cache:.1f} GiB hold {room.max_cache_tokens} tokens"
     )
 
 
-def check_nccl() -> DoctorFinding:
-    name = "sglang.group_backend"
+def check_nccl() -> CheckResult:
     try:
         device = select_device("cuda", 0)
     except UnusableInput:
-        detail, remedy = '"nccl" needs a GPU for the generator, but its torch finds none', f'Set {name} to "gloo".'
-        return DoctorFinding(name, "missing", detail, remedy)
-    return DoctorFinding(name, "ok", f'"nccl", and {device} for the generator; the server must not use the same GPU')
+        detail = '"nccl" needs a GPU for the generator, but its torch finds none'
+        return CheckResult("missing", detail, 'Set sglang.group_backend to "gloo".')
+    return CheckResult("ok", f'"nccl", and {device} for the generator; the server must not use the same GPU')
 
 
 # ---------------------------------------------------------------- external servers
 
 
-def check_external_server(run: RunConfig, index: int) -> DoctorFinding:
+def check_external_server(run: RunConfig, index: int) -> CheckResult:
     key = format_config_key(run.sglang, index)
-    name = key.partition(" ")[0]
     try:
         return asyncio.run(_probe_external_server(run, index, key))
     except (ServerUnusable, EngineFailure) as error:
         versions = " or ".join(SUPPORTED_VERSIONS)
         remedy = f"Start SGLang {versions} there as in docs/sglang.md, or change the keys named above."
-        return DoctorFinding(name, "missing", str(error), remedy)
+        return CheckResult("missing", str(error), remedy)
 
 
-async def _probe_external_server(run: RunConfig, index: int, key: str) -> DoctorFinding:
-    name, _, url = key.partition(" = ")
+async def _probe_external_server(run: RunConfig, index: int, key: str) -> CheckResult:
+    url = run.sglang.external_urls[index].rstrip("/")
     client = SGLangClient(
         url, max_in_flight=1, request_timeout_s=min(run.sglang.request_timeout_s, EXTERNAL_SERVER_TIMEOUT_S)
     )
@@ -203,7 +196,7 @@ async def _probe_external_server(run: RunConfig, index: int, key: str) -> Doctor
     model = resolve_checkpoint(run) or Path(info.model_path)
     check_compatibility(info, _get_server_requirements(run, model), key)
     room = info.max_total_num_tokens * info.dp_size
-    return DoctorFinding(name, "ok", f"SGLang {info.version} at {url}, with a KV cache of {room} tokens")
+    return CheckResult("ok", f"SGLang {info.version} at {url}, with a KV cache of {room} tokens")
 
 
 def _get_server_requirements(run: RunConfig, model: Path) -> ServerRequirements:
@@ -213,16 +206,16 @@ def _get_server_requirements(run: RunConfig, model: Path) -> ServerRequirements:
 # ---------------------------------------------------------------- without a run
 
 
-def _find_sglang(pythons: tuple[str, ...]) -> DoctorFinding:
+def _find_sglang(pythons: tuple[str, ...]) -> CheckResult:
     for python in pythons:
         try:
             version = asyncio.run(check_interpreter(python, os.environ))
         except ServerUnusable:
             continue
-        return DoctorFinding("SGLang", "ok", f"{version} in {python}")
+        return CheckResult("ok", f"{version} in {python}")
     remedy = (
         'For engine.kind = "sglang", set sglang.python to an interpreter with SGLang (see docs/sglang.md);'
         " on a machine without a GPU `make sglang-environment` installs it."
     )
     detail = f"no version {' or '.join(SUPPORTED_VERSIONS)} in {' or '.join(pythons)}"
-    return DoctorFinding("SGLang", "warning", detail, remedy)
+    return CheckResult("warning", detail, remedy)

@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
-import msgspec
 from rich.table import Table
 
 FindingStatus = Literal["ok", "warning", "missing"]
@@ -17,17 +16,23 @@ GIB = 2**30
 _STYLES: dict[FindingStatus, str] = {"ok": "green", "warning": "yellow", "missing": "bold red"}
 
 
-class DoctorFinding(msgspec.Struct, frozen=True):
-    name: str
+class CheckResult(NamedTuple):
     status: FindingStatus
     detail: str
     remedy: str = ""  # one sentence; empty if the status is "ok"
 
 
-def run_check(name: str, check: Callable[[], DoctorFinding]) -> DoctorFinding:
+class DoctorFinding(NamedTuple):
+    name: str
+    status: FindingStatus
+    detail: str
+    remedy: str = ""
+
+
+def run_check(name: str, check: Callable[[], CheckResult]) -> DoctorFinding:
     """Turns an exception of the check into a warning, so that the other checks still run."""
     try:
-        return check()
+        return DoctorFinding(name, *check())
     except Exception as error:
         detail = f"the check failed: {type(error).__name__}: {error}"
         return DoctorFinding(name, "warning", detail, "Check it by hand; the other findings are valid.")

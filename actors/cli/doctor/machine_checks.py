@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from actors.cli.doctor.finding import GIB, DoctorFinding, FindingStatus, run_check
+from actors.cli.doctor.finding import GIB, CheckResult, DoctorFinding, run_check
 from configs.schema import RunConfig
 from sandbox.contract import Isolation
 from sandbox.docker_probe import DockerProbeResult, probe_docker
@@ -40,7 +40,7 @@ def examine(folder: Path = Path(), run: RunConfig | None = None) -> list[DoctorF
 
     Takes about as long as importing torch, twice as long if the run's servers use GPUs.
     """
-    checks: dict[str, Callable[[], DoctorFinding]] = {
+    checks: dict[str, Callable[[], CheckResult]] = {
         "Python": lambda: check_python(sys.version_info[:3]),
         "torch": check_torch,
         "uvloop": check_uvloop,
@@ -65,44 +65,42 @@ def examine(folder: Path = Path(), run: RunConfig | None = None) -> list[DoctorF
 # ---------------------------------------------------------------- software
 
 
-def check_python(version: tuple[int, ...]) -> DoctorFinding:
+def check_python(version: tuple[int, ...]) -> CheckResult:
     detail = ".".join(map(str, version))
     if version < (3, 11):
-        return DoctorFinding("Python", "missing", detail, "Install Python 3.11 or newer and run `make setup` with it.")
-    return DoctorFinding("Python", "ok", f"{detail} ({platform.python_implementation()}, {platform.machine()})")
+        return CheckResult("missing", detail, "Install Python 3.11 or newer and run `make setup` with it.")
+    return CheckResult("ok", f"{detail} ({platform.python_implementation()}, {platform.machine()})")
 
 
-def check_torch() -> DoctorFinding:
+def check_torch() -> CheckResult:
     try:
         import torch
     except (ImportError, OSError) as error:
-        return DoctorFinding("torch", "missing", str(error), _REINSTALL)
+        return CheckResult("missing", str(error), _REINSTALL)
     threads = torch.get_num_threads()
-    return DoctorFinding(
-        "torch", "ok", f"{torch.__version__}, {threads} {'thread' if threads == 1 else 'threads'} by default"
-    )
+    return CheckResult("ok", f"{torch.__version__}, {threads} {'thread' if threads == 1 else 'threads'} by default")
 
 
-def check_uvloop() -> DoctorFinding:
+def check_uvloop() -> CheckResult:
     try:
-        return DoctorFinding("uvloop", "ok", importlib.metadata.version("uvloop"))
+        return CheckResult("ok", importlib.metadata.version("uvloop"))
     except importlib.metadata.PackageNotFoundError:
-        return DoctorFinding("uvloop", "missing", "not installed", _REINSTALL)
+        return CheckResult("missing", "not installed", _REINSTALL)
 
 
 # ---------------------------------------------------------------- processor, memory, GPU
 
 
-def check_cpu(cpuinfo: Path) -> DoctorFinding:
+def check_cpu(cpuinfo: Path) -> CheckResult:
     lines = [line.partition(":") for line in cpuinfo.read_text().splitlines()]
     values = {key.strip(): value.strip() for key, _, value in lines}
     flags = set(values.get("flags", values.get("Features", "")).split())
     features = [label for flag, label in _CPU_FEATURES.items() if flag in flags]
     detail = f"{values.get('model name', platform.machine())}; {', '.join(features) or 'no vector extensions'}"
     if features:
-        return DoctorFinding("CPU", "ok", detail)
-    return DoctorFinding(
-        "CPU", "warning", detail, "Use a processor with AVX2 or NEON; without, the embedded engine is much slower."
+        return CheckResult("ok", detail)
+    return CheckResult(
+        "warning", detail, "Use a processor with AVX2 or NEON; without, the embedded engine is much slower."
     )
 
 
@@ -113,13 +111,11 @@ def count_usable_cores() -> float:
     return min(float(len(os.sched_getaffinity(0))), allowed)
 
 
-def check_cores(cores: float) -> DoctorFinding:
+def check_cores(cores: float) -> CheckResult:
     detail = f"{cores:g} usable"
     if cores < 2:
-        return DoctorFinding(
-            "cores", "warning", detail, "Use two cores or more; on one the demo takes about twice as long."
-        )
-    return DoctorFinding("cores", "ok", detail)
+        return CheckResult("warning", detail, "Use two cores or more; on one the demo takes about twice as long.")
+    return CheckResult("ok", detail)
 
 
 def read_memory_bytes() -> tuple[int, int]:
@@ -133,17 +129,15 @@ def read_memory_bytes() -> tuple[int, int]:
     return available, total
 
 
-def check_memory(available_and_total: tuple[int, int]) -> DoctorFinding:
+def check_memory(available_and_total: tuple[int, int]) -> CheckResult:
     available, total = available_and_total
     detail = f"{available / GIB:.1f} GiB available of {total / GIB:.1f}"
     if available < 4 * GIB:
-        return DoctorFinding(
-            "memory", "warning", detail, "The demo needs about 4 GiB; stop other programs or raise the limit."
-        )
-    return DoctorFinding("memory", "ok", detail)
+        return CheckResult("warning", detail, "The demo needs about 4 GiB; stop other programs or raise the limit.")
+    return CheckResult("ok", detail)
 
 
-def check_gpu() -> DoctorFinding:
+def check_gpu() -> CheckResult:
     import torch
 
     with warnings.catch_warnings():  # of an old driver, which the finding reports
@@ -151,77 +145,75 @@ def check_gpu() -> DoctorFinding:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count:
         devices = [torch.cuda.get_device_properties(index) for index in range(count)]
-        return DoctorFinding("GPU", "ok", "; ".join(f"{gpu.name}, {gpu.total_memory / GIB:.0f} GiB" for gpu in devices))
+        return CheckResult("ok", "; ".join(f"{gpu.name}, {gpu.total_memory / GIB:.0f} GiB" for gpu in devices))
     if not Path("/proc/driver/nvidia/version").exists():
-        return DoctorFinding(
-            "GPU", "warning", "none", "Use a machine with an NVIDIA GPU for any model larger than the tiny one."
+        return CheckResult(
+            "warning", "none", "Use a machine with an NVIDIA GPU for any model larger than the tiny one."
         )
     remedy = "Update the NVIDIA driver, or give this process access to the device."
     if not torch.version.cuda:
         remedy = "Install the CUDA build of torch instead of the CPU build."
-    return DoctorFinding("GPU", "warning", f"a driver is loaded, but torch {torch.__version__} finds no device", remedy)
+    return CheckResult("warning", f"a driver is loaded, but torch {torch.__version__} finds no device", remedy)
 
 
 # ---------------------------------------------------------------- sandbox
 
 
-def check_docker(trial: DockerProbeResult) -> DoctorFinding:
-    return DoctorFinding("Docker engine", "warning" if trial.remedy else "ok", trial.description, trial.remedy)
+def check_docker(trial: DockerProbeResult) -> CheckResult:
+    return CheckResult("warning" if trial.remedy else "ok", trial.description, trial.remedy)
 
 
-def check_isolation(isolation: Isolation) -> DoctorFinding:
+def check_isolation(isolation: Isolation) -> CheckResult:
     """`isolation`: of a sandbox that was started with the default settings."""
-    status: FindingStatus = "warning" if isolation.missing else "ok"
-    return DoctorFinding("sandbox", status, format_isolation(isolation), " ".join(isolation.missing))
+    return CheckResult(
+        "warning" if isolation.missing else "ok", format_isolation(isolation), " ".join(isolation.missing)
+    )
 
 
 # ---------------------------------------------------------------- limits and space
 
 
-def check_shared_memory(mount: Path) -> DoctorFinding:
+def check_shared_memory(mount: Path) -> CheckResult:
     """Generators receive new weights through shared memory."""
     if not mount.is_dir():
-        return DoctorFinding(
-            "shared memory", "missing", f"no {mount}", f"Mount it: `sudo mount -t tmpfs -o size=2G tmpfs {mount}`."
-        )
+        return CheckResult("missing", f"no {mount}", f"Mount it: `sudo mount -t tmpfs -o size=2G tmpfs {mount}`.")
     space = os.statvfs(mount)
     free, size = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
     detail = f"{free / GIB:.2f} GiB free of {size / GIB:.2f} in {mount}"
     if free < GIB / 4:
         remedy = f"Enlarge it: `sudo mount -o remount,size=2G {mount}`, or `docker run --shm-size=2g` in a container."
-        return DoctorFinding("shared memory", "warning", detail, remedy)
-    return DoctorFinding("shared memory", "ok", detail)
+        return CheckResult("warning", detail, remedy)
+    return CheckResult("ok", detail)
 
 
-def check_open_files(soft: int, hard: int) -> DoctorFinding:
+def check_open_files(soft: int, hard: int) -> CheckResult:
     def format_limit(limit: int) -> str:
         return "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}"
 
     detail = f"{format_limit(soft)} (may be raised to {format_limit(hard)})"
     if soft != resource.RLIM_INFINITY and soft < 1024:
-        return DoctorFinding(
-            "open files",
+        return CheckResult(
             "warning",
             detail,
             "Run `ulimit -n 65536` first, or raise nofile in /etc/security/limits.conf.",
         )
-    return DoctorFinding("open files", "ok", detail)
+    return CheckResult("ok", detail)
 
 
-def check_disk(folder: Path) -> DoctorFinding:
+def check_disk(folder: Path) -> CheckResult:
     where = folder.resolve()
     try:
         # Permission bits do not restrict root and do not show a full disk.
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         remedy = "Change into a writable folder with free space, or set `runs_folder` to one."
-        return DoctorFinding("disk", "missing", f"{where} cannot be written: {error.strerror}", remedy)
+        return CheckResult("missing", f"{where} cannot be written: {error.strerror}", remedy)
     free = shutil.disk_usage(folder).free
     detail = f"{free / GIB:.1f} GiB free in {where}"
     if free < 2 * GIB:
         remedy = "Delete old runs or set `runs_folder` to a larger disk: checkpoints need space."
-        return DoctorFinding("disk", "warning", detail, remedy)
-    return DoctorFinding("disk", "ok", detail)
+        return CheckResult("warning", detail, remedy)
+    return CheckResult("ok", detail)
 
 
 def _read(path: str) -> str:

@@ -57,15 +57,20 @@ def finish(process: subprocess.Popen[str], patience_s: float = PATIENCE_S) -> st
     return output
 
 
+def succeed(process: subprocess.Popen[str], patience_s: float = PATIENCE_S) -> str:
+    """The output of a run that finishes."""
+    output = finish(process, patience_s)
+    assert process.returncode == 0, output
+    return output
+
+
 def whole_run(runs: Path, *arguments: str, patience_s: float = PATIENCE_S) -> tuple[RunFolder, str]:
     """The folder and output of a run that succeeds."""
     with launch(runs, *arguments) as process:
         try:
-            output = finish(process, patience_s)
+            return RunFolder(runs / "demo"), succeed(process, patience_s)
         finally:
             process.kill()
-    assert process.returncode == 0, output
-    return RunFolder(runs / "demo"), output
 
 
 def asterism(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -17,7 +17,7 @@ from bus.codec import decode
 from bus.event_log.reader import read_events
 from bus.messages import CallFailed, TrajectoryFailed
 from configs.run_folder import RunFolder
-from tests.actors.runs.running import Start, finish, from_cold_start_of, is_conserved, metrics, wait_until
+from tests.actors.runs.running import Start, finish, from_cold_start_of, is_conserved, metrics, succeed, wait_until
 from tests.chaos.play import find_leftovers
 from tests.sandbox.own_engine import Engine, needs_root, own_engine
 
@@ -73,8 +73,7 @@ def test_a_restarted_docker_engine_masks_the_lost_calls_only(
     engine.stop(signal.SIGKILL)
     wait_until(lambda: len(metrics(folder, "step")) >= 2, process)
     engine.start()
-    output = finish(process)
-    assert process.returncode == 0, output
+    succeed(process)
 
     summary = json.loads(folder.summary.read_text())
     assert is_conserved(summary)

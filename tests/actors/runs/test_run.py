@@ -17,11 +17,11 @@ from configs.run_folder import RunFolder
 from tests.actors.runs.running import (
     Start,
     asterism,
-    finish,
     from_cold_start_of,
     is_conserved,
     metrics,
     read_token_versions,
+    succeed,
 )
 from tests.processes import processes_that_name
 
@@ -138,9 +138,7 @@ def test_replay_names_the_first_changed_event(finished_run: tuple[RunFolder, str
 
 
 def test_two_executors_share_a_run(tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str]) -> None:
-    process = start(tmp_path, *from_cold_start_of(finished_run[0]), "sandbox.executors=2")
-    output = finish(process)
-    assert process.returncode == 0, output
+    succeed(start(tmp_path, *from_cold_start_of(finished_run[0]), "sandbox.executors=2"))
     folder = RunFolder(tmp_path / "demo")
     kinds = ["CodeFinished", "AnswerGraded"]
     answers = [decode(event.frame).message for event, _ in read_events(folder.events / "rollout-0.sqlite", kinds=kinds)]
@@ -153,9 +151,7 @@ def test_a_bfloat16_engines_logprobs_differ_from_the_learners_within_the_stated_
     tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str]
 ) -> None:
     settings = ("engine.dtype=bfloat16", "rl.steps=1", "rl.prompts=8", "rl.rollouts=16", "evaluation.questions=0")
-    process = start(tmp_path, *from_cold_start_of(finished_run[0]), *settings)
-    output = finish(process)
-    assert process.returncode == 0, output
+    succeed(start(tmp_path, *from_cold_start_of(finished_run[0]), *settings))
     [step] = metrics(RunFolder(tmp_path / "demo"), "step")
     assert step["rows"] > 0
     assert 1e-4 < step["mismatch_mean"] < 0.01  # measured: 0.002 to 0.003; in float32 1e-7
@@ -163,18 +159,14 @@ def test_a_bfloat16_engines_logprobs_differ_from_the_learners_within_the_stated_
 
 
 def test_a_run_can_consist_of_only_the_cold_start(tmp_path: Path, start: Start) -> None:
-    process = start(tmp_path, "rl.steps=0", "evaluation.questions=0")
-    output = finish(process)
-    assert process.returncode == 0, output
+    succeed(start(tmp_path, "rl.steps=0", "evaluation.questions=0"))
     folder = RunFolder(tmp_path / "demo")
     assert json.loads(folder.summary.read_text())["steps"] == 0
     assert (folder.get_checkpoint_path(0) / "model.safetensors").exists()
 
 
 def test_a_run_with_two_learner_ranks_finishes(tmp_path: Path, start: Start) -> None:
-    process = start(tmp_path, "learner.ranks=2")
-    output = finish(process)
-    assert process.returncode == 0, output
+    succeed(start(tmp_path, "learner.ranks=2"))
     folder = RunFolder(tmp_path / "demo")
     assert [step["step"] for step in metrics(folder, "step")] == [1, 2, 3]
     assert not processes_that_name(str(tmp_path))

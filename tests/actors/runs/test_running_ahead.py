@@ -11,24 +11,25 @@ from bus.codec import decode
 from bus.event_log.reader import read_events
 from bus.messages import StepRequested, TrajectoryFinished
 from configs.run_folder import RunFolder
-from tests.actors.runs.running import COLD_START, from_cold_start_of, is_conserved, metrics, whole_run
+from tests.actors.runs.running import from_cold_start_of, is_conserved, metrics, whole_run
 
 pytestmark = pytest.mark.slow
 
 SETTINGS = (
-    *(*COLD_START, "rl.prompts=4", "rl.rollouts=8", "evaluation.questions=2"),
+    *("rl.prompts=4", "rl.rollouts=8", "evaluation.questions=2"),
     *("rl.max_staleness=1", "rl.group_oversampling=2.0"),
 )
 
 
 @pytest.fixture(scope="module")
-def carrying(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return whole_run(tmp_path_factory.mktemp("carrying"), *SETTINGS, "rl.surplus_groups=carry")[0]
+def carrying(tmp_path_factory: pytest.TempPathFactory, finished_run: tuple[RunFolder, str]) -> RunFolder:
+    arguments = (*SETTINGS, *from_cold_start_of(finished_run[0]), "rl.surplus_groups=carry")
+    return whole_run(tmp_path_factory.mktemp("carrying"), *arguments)[0]
 
 
 @pytest.fixture(scope="module")
-def aborting(tmp_path_factory: pytest.TempPathFactory, carrying: RunFolder) -> RunFolder:
-    arguments = (*SETTINGS, *from_cold_start_of(carrying), "rl.prompts=2", "rl.group_oversampling=4.0")
+def aborting(tmp_path_factory: pytest.TempPathFactory, finished_run: tuple[RunFolder, str]) -> RunFolder:
+    arguments = (*SETTINGS, *from_cold_start_of(finished_run[0]), "rl.prompts=2", "rl.group_oversampling=4.0")
     return whole_run(tmp_path_factory.mktemp("aborting"), *arguments)[0]
 
 

@@ -34,7 +34,7 @@ from configs.load import load_resolved
 from configs.run_folder import RunFolder
 from engine.learner.checkpoints import list_saved_steps
 from engine.learner.minibatches import check_versions
-from tests.actors.runs.running import Start, finish, from_cold_start_of, is_conserved, metrics, wait_until
+from tests.actors.runs.running import Start, finish, from_cold_start_of, is_conserved, metrics, succeed, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -130,9 +130,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, start: Start, finished_run:
     wait_until(lambda: has_started_work_for(folder, step=3), process)
     process.kill()
     finish(process)
-    resumed = start(runs, *arguments, "--resume")
-    output = finish(resumed)
-    assert resumed.returncode == 0, output
+    succeed(start(runs, *arguments, "--resume"))
     first, second = read_launches(folder)
     return Killed(folder, first, second)
 

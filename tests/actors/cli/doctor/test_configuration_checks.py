@@ -90,22 +90,25 @@ class TestManagedServers:
         assert "GPU memory" not in findings
 
     @pytest.mark.parametrize(
-        ("gpus", "layout", "expected"),
+        ("gpus", "changes", "name", "expected"),
         [
-            (0, "engine.num_engines=1", "need 1 GPUs, but torch 2.13.0 of the server's interpreter sees none"),
-            (1, "engine.num_engines=2", "engine.num_engines = 2, "),
-            (1, "sglang.tensor_parallel=2", "sglang.tensor_parallel = 2 and "),
-            (3, "sglang.data_parallel=4", "sglang.data_parallel = 4 need 4 GPUs, but torch 2.13.0 of the "),
+            (0, (), "GPUs", "need 1 GPUs, but torch 2.13.0 of the server's interpreter sees none"),
+            (1, ("engine.num_engines=2",), "GPUs", "engine.num_engines = 2, "),
+            (1, ("sglang.tensor_parallel=2",), "GPUs", "sglang.tensor_parallel = 2 and "),
+            (3, ("sglang.data_parallel=4",), "GPUs", "sglang.data_parallel = 4 need 4 GPUs, but torch 2.13.0 of the "),
+            (1, (f"sglang.python={sys.executable}",), "sglang.python", f"{sys.executable}: has no SGLang 0.5.23"),
+            (1, ("sglang.python=/none",), "sglang.python", "sglang.python = /none: "),
+            (1, ("sglang.python=/none",), "GPUs", "cannot be run: No such file or directory"),
         ],
     )
-    def test_too_few_gpus_are_reported_with_the_keys_that_need_them(
-        self, tmp_path: Path, settings: tuple[str, ...], gpus: int, layout: str, expected: str
+    def test_a_missing_requirement_is_reported_with_the_keys_that_need_it(
+        self, tmp_path: Path, settings: tuple[str, ...], gpus: int, changes: tuple[str, ...], name: str, expected: str
     ) -> None:
         interpreter(tmp_path / "python", *[80] * gpus)
-        findings = found(*settings, "engine.device=cuda", layout)
-        assert findings["GPUs"].status == "missing"
-        assert expected in findings["GPUs"].detail
-        assert "GPU memory" not in findings
+        findings = found(*settings, "engine.device=cuda", *changes)
+        assert statuses(findings)[name] == "missing"
+        assert expected in findings[name].detail
+        assert "GPU memory" not in findings or name == "sglang.python"
 
     @pytest.mark.parametrize(
         ("kv_tokens", "key"), [(300_000_000, "engine.kv_tokens = 300000000"), (0, "sglang.memory_share = 0.85")]
@@ -120,18 +123,6 @@ class TestManagedServers:
         findings = found(*cuda)
         assert statuses(findings)["GPU memory"] == "missing"
         assert findings["GPU memory"].detail.startswith(f"{key}: each GPU needs 0.00 GiB for weights and ")
-
-    def test_an_interpreter_without_sglang_is_reported_by_key(self, settings: tuple[str, ...]) -> None:
-        finding = found(*settings, f"sglang.python={sys.executable}")["sglang.python"]
-        assert finding.status == "missing"
-        assert finding.detail.startswith(f"sglang.python = {sys.executable}: has no SGLang 0.5.23")
-
-    def test_without_an_interpreter_sglang_and_gpus_are_missing(
-        self, tmp_path: Path, settings: tuple[str, ...]
-    ) -> None:
-        findings = found(*settings, f"sglang.python={tmp_path / 'none'}", "engine.device=cuda")
-        assert (findings["sglang.python"].status, findings["GPUs"].status) == ("missing", "missing")
-        assert findings["GPUs"].detail.endswith("cannot be run: No such file or directory")
 
     def test_an_unsupported_version_is_reported_with_the_supported_ones(
         self, tmp_path: Path, settings: tuple[str, ...]

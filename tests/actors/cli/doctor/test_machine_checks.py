@@ -7,7 +7,7 @@ import json
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,13 +18,15 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from actors.cli.doctor import machine_checks
-from actors.cli.doctor.finding import DoctorFinding, FindingStatus, build_findings_table
+from actors.cli.doctor.finding import CheckResult, DoctorFinding, FindingStatus, build_findings_table
 from actors.cli.main import app
 from sandbox import docker_probe
 from sandbox.contract import Isolation
 from sandbox.docker_probe import DockerProbeResult, probe_docker
 from tests.actors.cli.golden_text import assert_matches_golden
 
+COMPLETE = Isolation("docker", ("user", "pid"), True, (), landlock=7)
+INCOMPLETE = Isolation("process", (), False, ("No X: refused.", "Do this."))
 NAMES = [
     *("Python", "torch", "uvloop", "CPU", "cores", "memory", "GPU"),
     *("Docker engine", "sandbox", "shared memory", "open files", "disk", "SGLang"),
@@ -43,7 +45,7 @@ class TestExamination:
     def test_a_failing_check_is_a_warning_and_the_others_still_run(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
-        def breaks(*_: object) -> DoctorFinding:
+        def breaks(*_: object) -> CheckResult:
             raise RuntimeError("odd machine")
 
         monkeypatch.setattr(machine_checks, "check_cpu", breaks)
@@ -61,17 +63,16 @@ class TestExamination:
 
 
 class TestDocker:
-    def test_no_socket_means_not_installed(self, tmp_path: Path):
-        trial = probe_docker({"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})
-        assert trial.description.startswith("no engine at unix://")
-        assert "Install Docker Engine" in trial.remedy
-
-    def test_a_socket_without_a_listener_means_not_running(self, tmp_path: Path):
+    def test_a_missing_socket_and_a_socket_without_a_listener_have_different_remedies(self, tmp_path: Path):
+        environment = {"DOCKER_HOST": f"unix://{tmp_path}/d.sock"}
+        missing = probe_docker(environment)
+        assert missing.description.startswith("no engine at unix://")
+        assert "Install Docker Engine" in missing.remedy
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(tmp_path / "d.sock"))
-        trial = probe_docker({"DOCKER_HOST": f"unix://{tmp_path}/d.sock"})
-        assert trial.description.startswith("no process listens at unix://")
-        assert "systemctl start docker" in trial.remedy
+        stopped = probe_docker(environment)
+        assert stopped.description.startswith("no process listens at unix://")
+        assert "systemctl start docker" in stopped.remedy
 
     def test_a_socket_without_permission_is_reported_separately(self, monkeypatch: pytest.MonkeyPatch):
         def refuse(_: object) -> str:  # the tests may run as root
@@ -104,14 +105,6 @@ class TestDocker:
             trial = probe_docker({"XDG_RUNTIME_DIR": str(tmp_path)})
         assert trial.description == f"27.1, API 1.46 at unix://{tmp_path}/docker.sock"
 
-    def test_the_probe_result_becomes_the_finding(self):
-        assert machine_checks.check_docker(DockerProbeResult("27.1", "")) == DoctorFinding(
-            "Docker engine", "ok", "27.1"
-        )
-        assert machine_checks.check_docker(DockerProbeResult("none", "Install.")) == DoctorFinding(
-            "Docker engine", "warning", "none", "Install."
-        )
-
 
 @contextmanager
 def answering(path: Path, body: str) -> Iterator[list[bytes]]:
@@ -131,21 +124,6 @@ def answering(path: Path, body: str) -> Iterator[list[bytes]]:
         thread.start()
         yield requests
         thread.join()
-
-
-class TestIsolation:
-    def test_a_complete_isolation_is_ok(self):
-        finding = machine_checks.check_isolation(Isolation("docker", ("user", "pid"), True, (), landlock=7))
-        assert finding.status == "ok"
-        assert "user, pid" in finding.detail
-
-    @pytest.mark.parametrize(("namespaces", "seccomp"), [((), True), (("user",), False)])
-    def test_a_missing_layer_is_a_warning_with_its_remedy(self, namespaces: tuple[str, ...], seccomp: bool):
-        finding = machine_checks.check_isolation(
-            Isolation("process", namespaces, seccomp, ("No X: refused.", "Do this."))
-        )
-        assert finding.status == "warning"
-        assert finding.remedy == "No X: refused. Do this."
 
 
 class TestSoftware:
@@ -205,45 +183,50 @@ class TestCommand:
         assert "-> Do this." in result.output
 
 
+def check_flags(folder: Path, flags: str) -> CheckResult:
+    (folder / "cpuinfo").write_text(f"model name\t: A CPU\nflags\t\t: {flags}\n")
+    return machine_checks.check_cpu(folder / "cpuinfo")
+
+
 class TestLimits:
-    def test_an_old_python_is_missing_and_a_new_one_is_not(self):
-        assert machine_checks.check_python((3, 10, 12)).status == "missing"
-        assert machine_checks.check_python((3, 11, 0)).status == "ok"
+    @pytest.mark.parametrize(
+        ("check", "status", "detail"),
+        [
+            (lambda _: machine_checks.check_python((3, 10, 12)), "missing", "3.10.12"),
+            (lambda _: machine_checks.check_python((3, 11, 0)), "ok", "3.11.0 ("),
+            (lambda folder: check_flags(folder, "fpu avx2 avx512f amx_bf16"), "ok", "A CPU; AVX2, AVX-512, AMX BF16"),
+            (lambda folder: check_flags(folder, "fpu sse2"), "warning", "A CPU; no vector extensions"),
+            (lambda _: machine_checks.check_cores(1.5), "warning", "1.5 usable"),
+            (lambda _: machine_checks.check_cores(2), "ok", "2 usable"),
+            (lambda _: machine_checks.check_memory((3 << 30, 64 << 30)), "warning", "3.0 GiB available of 64.0"),
+            (lambda _: machine_checks.check_memory((8 << 30, 64 << 30)), "ok", "8.0 GiB available of 64.0"),
+            (lambda folder: machine_checks.check_shared_memory(folder / "shm"), "missing", "no "),
+            (lambda _: machine_checks.check_open_files(256, 4096), "warning", "256 (may be raised to 4,096)"),
+            (lambda _: machine_checks.check_open_files(-1, -1), "ok", "unlimited (may be raised to unlimited)"),
+            (lambda _: machine_checks.check_disk(Path("/proc")), "missing", "/proc cannot be written: "),
+            (lambda _: machine_checks.check_docker(DockerProbeResult("27.1", "")), "ok", "27.1"),
+            (lambda _: machine_checks.check_docker(DockerProbeResult("none", "Install.")), "warning", "none"),
+            (lambda _: machine_checks.check_isolation(COMPLETE), "ok", "docker; namespaces: user, pid"),
+            (lambda _: machine_checks.check_isolation(INCOMPLETE), "warning", "process"),
+        ],
+    )
+    def test_a_limit_that_is_too_low_is_found(
+        self, tmp_path: Path, check: Callable[[Path], CheckResult], status: FindingStatus, detail: str
+    ):
+        result = check(tmp_path)
+        assert result.status == status
+        assert result.detail.startswith(detail)
+        assert bool(result.remedy) == (status != "ok")
 
-    def test_relevant_cpu_features_are_named(self, tmp_path: Path):
-        cpuinfo = tmp_path / "cpuinfo"
-        cpuinfo.write_text("model name\t: A Fine CPU\nflags\t\t: fpu avx2 avx512f amx_bf16\n")
-        assert machine_checks.check_cpu(cpuinfo) == DoctorFinding("CPU", "ok", "A Fine CPU; AVX2, AVX-512, AMX BF16")
-
-    def test_a_cpu_without_vector_extensions_is_a_warning(self, tmp_path: Path):
-        cpuinfo = tmp_path / "cpuinfo"
-        cpuinfo.write_text("model name\t: An Old CPU\nflags\t\t: fpu sse2\n")
-        assert machine_checks.check_cpu(cpuinfo).status == "warning"
-
-    def test_less_than_two_cores_is_a_warning(self):
-        assert machine_checks.check_cores(1.5).status == "warning"
-        assert machine_checks.check_cores(2).status == "ok"
-
-    def test_little_memory_is_a_warning(self):
-        assert machine_checks.check_memory((3 * 2**30, 64 * 2**30)).status == "warning"
-        assert machine_checks.check_memory((8 * 2**30, 64 * 2**30)).detail == "8.0 GiB available of 64.0"
-
-    def test_no_shared_memory_is_missing(self, tmp_path: Path):
-        assert machine_checks.check_shared_memory(tmp_path / "shm").status == "missing"
-        assert "free of" in machine_checks.check_shared_memory(tmp_path).detail
-
-    def test_few_open_files_is_a_warning_and_unlimited_is_not(self):
-        assert machine_checks.check_open_files(256, 4096).status == "warning"
-        assert machine_checks.check_open_files(-1, -1) == DoctorFinding(
-            "open files", "ok", "unlimited (may be raised to unlimited)"
-        )
-
-    def test_little_shared_memory_is_a_warning(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-        space = SimpleNamespace(f_frsize=4096, f_bavail=16_384, f_blocks=16_384)
+    @pytest.mark.parametrize(("pages", "status"), [(16_384, "warning"), (1 << 20, "ok")])
+    def test_little_shared_memory_is_a_warning(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: int, status: FindingStatus
+    ):
+        space = SimpleNamespace(f_frsize=4096, f_bavail=pages, f_blocks=pages)
         monkeypatch.setattr(machine_checks.os, "statvfs", lambda mount: space)
-        finding = machine_checks.check_shared_memory(tmp_path)
-        assert (finding.status, finding.detail) == ("warning", f"0.06 GiB free of 0.06 in {tmp_path}")
-        assert "--shm-size=2g" in finding.remedy
+        result = machine_checks.check_shared_memory(tmp_path)
+        gib = f"{pages * 4096 / 2**30:.2f}"
+        assert (result.status, result.detail) == (status, f"{gib} GiB free of {gib} in {tmp_path}")
 
     def test_cgroup_limits_bound_memory_and_cores(self, monkeypatch: pytest.MonkeyPatch):
         gib = 2**30
@@ -256,15 +239,11 @@ class TestLimits:
         monkeypatch.setattr(machine_checks, "_read", lambda path: files.get(path, ""))
         assert machine_checks.read_memory_bytes() == (2 * gib, 8 * gib)
         assert machine_checks.count_usable_cores() == 0.5
-        files["/sys/fs/cgroup/memory.max"] = "max"
-        files["/sys/fs/cgroup/cpu.max"] = "max 100000"
+        files |= {"/sys/fs/cgroup/memory.max": "max", "/sys/fs/cgroup/cpu.max": "max 100000"}
         assert machine_checks.read_memory_bytes() == (32 * gib, 64 * gib)
         assert machine_checks.count_usable_cores() >= 1
 
     def test_an_almost_full_disk_is_a_warning(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(machine_checks.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**30))
-        finding = machine_checks.check_disk(tmp_path)
-        assert (finding.status, finding.detail) == ("warning", f"1.0 GiB free in {tmp_path}")
-
-    def test_an_unwritable_folder_is_missing(self):
-        assert machine_checks.check_disk(Path("/proc")).status == "missing"
+        result = machine_checks.check_disk(tmp_path)
+        assert (result.status, result.detail) == ("warning", f"1.0 GiB free in {tmp_path}")

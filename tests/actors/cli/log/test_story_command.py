@@ -24,6 +24,7 @@ from tests.actors.runs.running import (
     from_cold_start_of,
     is_conserved,
     metrics,
+    succeed,
     wait_until,
 )
 from tests.traces import checked_slices
@@ -65,9 +66,7 @@ def test_a_run_diverges_from_one_with_another_seed_but_not_from_itself(
     folder: RunFolder, tmp_path: Path, start: Start
 ) -> None:
     assert "identical, apart from times" in log("diff", folder.path, folder.path, "--exact")
-    process = start(tmp_path, *from_cold_start_of(folder), *TINY, "seed=1", "rl.steps=1")
-    output = finish(process)
-    assert process.returncode == 0, output
+    succeed(start(tmp_path, *from_cold_start_of(folder), *TINY, "seed=1", "rl.steps=1"))
     diff = asterism("log", "diff", str(folder.path), str(tmp_path / "demo"))
     assert diff.returncode == 1
     assert "the runs diverge at" in diff.stdout
@@ -112,9 +111,7 @@ def test_show_follows_a_live_run_until_an_interrupt(folder: RunFolder, tmp_path:
 
 def test_a_run_with_keep_steps_can_be_resumed(folder: RunFolder, tmp_path: Path, start: Start) -> None:
     settings = (*from_cold_start_of(folder), *TINY, "log.keep_steps=1")
-    first = start(tmp_path, *settings, "rl.steps=4")
-    output = finish(first)
-    assert first.returncode == 0, output
+    succeed(start(tmp_path, *settings, "rl.steps=4"))
     run = RunFolder(tmp_path / "demo")
     summary = json.loads(run.summary.read_text())
     assert is_conserved(summary)
@@ -125,7 +122,5 @@ def test_a_run_with_keep_steps_can_be_resumed(folder: RunFolder, tmp_path: Path,
     assert sum(1 for _ in collected) == 2 * 4  # kept for a resume
     assert "not replayed: log.keep_steps" in log("replay", run.path, "--verify")
     shutil.rmtree(run.get_checkpoint_path(4))
-    again = start(tmp_path, *settings, "rl.steps=4", "--resume")
-    output = finish(again)
-    assert again.returncode == 0, output
+    succeed(start(tmp_path, *settings, "rl.steps=4", "--resume"))
     assert [step["step"] for step in metrics(run, "step")] == [1, 2, 3, 4]
