@@ -63,10 +63,10 @@ from configs.errors import UnusableInput
 from configs.schema import EngineConfig
 from configs.sglang_options import SGLangConfig
 from engine.contract import EngineFailure, GenerationRequest, WeightsRefused
+from engine.model.hf_checkpoint import load_model_config
 from engine.sglang.client import SGLangClient
 from engine.sglang.generate import PendingGeneration
 from engine.sglang.http_api import ServerInfo
-from engine.sglang.request_mapping import read_limits
 from engine.sglang.server.compatibility import ServerRequirements
 from engine.sglang.server.external_server import ExternalServer
 from engine.sglang.server.managed_server import SGLangServer
@@ -237,7 +237,7 @@ async def measure(
     await engine.start()
     bare = BareClient(served.server.url)
     try:
-        vocab_size = read_limits(served.model, SEQUENCE_TOKENS, served.server.info).vocab_size
+        vocab_size = load_model_config(served.model).vocab_size
         draws = np.random.default_rng(seed)
         lengths = draws.integers(sizes.fewest, sizes.most, sizes.requests, endpoint=True).tolist()
         requests = draw_requests(draws, vocab_size, 0, lengths)

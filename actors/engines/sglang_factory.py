@@ -20,11 +20,8 @@ from engine.sglang.server.external_server import ExternalServer
 from engine.sglang.server.managed_server import SGLangServer
 from engine.sglang.sglang_engine import LONG_STREAM_INTERVAL, SHORT_STREAM_INTERVAL, ServerHandle, SGLangEngine
 from engine.sglang.weights import WeightTransport
-from engine.sglang.weights.buckets import PublishedLayout
 from engine.sglang.weights.checksums import ChecksumRegistry
-from engine.sglang.weights.from_disk import DiskTransport
-from engine.sglang.weights.from_distributed import ProcessGroupTransport
-from engine.sglang.weights.from_tensor import TensorTransport
+from engine.sglang.weights.transports import DiskTransport, ProcessGroupTransport, PublishedLayout, TensorTransport
 
 MAX_PENDING = 65_536  # turns; the arbiter's leases keep them below this bound
 

@@ -2,7 +2,7 @@
 
 Only safe requests are retried: reads (GET), and a generation that the server has not started
 because the connection was refused or the queue was full. All other failures raise an exception of
-engine.sglang.errors immediately.
+http_api immediately.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from typing import Literal
 import msgspec
 
 from engine.sglang.client_weights import WeightUpdateClient
-from engine.sglang.errors import InvalidResponse, ServerStatusError, ServerTimeout, ServerUnreachable
 from engine.sglang.http_api import (
     FinishedByAbort,
     GenerateRequest,
     GenerateResponse,
+    InvalidResponse,
     LoadsResponse,
     ModelInfo,
     RankLoad,
     ServerInfo,
+    ServerStatusError,
+    ServerTimeout,
+    ServerUnreachable,
     check_version,
     parse_error,
-    parse_response,
 )
 from engine.sglang.http_session import CONNECT_TIMEOUT_S, HttpSession
 
@@ -78,9 +80,9 @@ class SGLangClient:
     async def get_server_info(self) -> ServerInfo:
         """Raises InvalidResponse if the server's version is not in http_api.SUPPORTED_VERSIONS."""
         content = await self._session.get("/server_info")
-        self._session.server_version = parse_response(content, _ServerVersion).version
+        self._session.server_version = self._session.parse(content, _ServerVersion).version
         check_version(self._session.server_version)
-        return parse_response(content, ServerInfo)
+        return self._session.parse(content, ServerInfo)
 
     async def get_model_info(self) -> ModelInfo:
         return self._session.parse(await self._session.get("/model_info"), ModelInfo)

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.contract import EngineFailure, Generation, GenerationRequest
-from engine.sglang.http_api import GenerateRequest
-from engine.sglang.request_mapping import build_sampling_params
+from engine.sglang.http_api import GenerateRequest, SamplingParams
 from engine.sglang.responses import Finish, RequestOutput, build_generation
 
 
@@ -59,13 +58,26 @@ class PendingGeneration:
         return GenerateRequest(
             rid=f"{self._rid_prefix}-{len(self._outputs)};",
             input_ids=prompt.tolist(),
-            sampling_params=build_sampling_params(self.request, self.num_remaining_tokens, self._stream_interval),
+            sampling_params=self._build_sampling_params(),
             return_logprob=True,
             logprob_start_len=-1,
             stream=True,
             extra_key=extra_key,
             priority=len(prompt) if use_priority else None,
             routed_dp_rank=dp_rank,
+        )
+
+    def _build_sampling_params(self) -> SamplingParams:
+        request = self.request
+        return SamplingParams(
+            max_new_tokens=self.num_remaining_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k or -1,
+            stop_token_ids=request.stop_token_ids,
+            ignore_eos=not request.stop_token_ids,
+            sampling_seed=((request.seed + 2**63) % 2**64) - 2**63,  # the server needs a signed number
+            stream_interval=self._stream_interval,
         )
 
     def start_output(self, vocab_size: int) -> RequestOutput:

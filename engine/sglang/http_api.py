@@ -1,6 +1,13 @@
-"""Requests and responses of SGLang's HTTP API, and the supported SGLang versions.
+"""Requests, responses and errors of SGLang's HTTP API, and the supported SGLang versions.
 
 Unknown fields of a response are ignored; a missing or ill-typed field raises InvalidResponse.
+
+EngineFailure            of engine.contract
+  ServerUnreachable      connection refused or broken; `request_sent`: the server may have received the request
+  ServerTimeout          no response within the timeout
+  ServerStatusError      an HTTP status other than 200, with the server's message
+  InvalidResponse        a response that no supported SGLang version sends
+  UpdateRefused          the server refused a weight update or a process group, with its message
 """
 
 from __future__ import annotations
@@ -11,11 +18,41 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from engine.sglang.errors import InvalidResponse
+from engine.contract import EngineFailure
 
 SUPPORTED_VERSIONS = ("0.5.23",)
 
 Answer = TypeVar("Answer")
+
+
+# ---------------------------------------------------------------- errors
+
+
+class ServerUnreachable(EngineFailure):
+    def __init__(self, message: str, *, request_sent: bool) -> None:
+        super().__init__(message)
+        self.request_sent = request_sent
+
+
+class ServerTimeout(EngineFailure):
+    def __init__(self, message: str, waited_s: float) -> None:
+        super().__init__(message)
+        self.waited_s = waited_s
+
+
+class ServerStatusError(EngineFailure):
+    def __init__(self, path: str, status: int, message: str) -> None:
+        super().__init__(f"the server refused {path}: {status} {message}")
+        self.status = status
+        self.message = message
+
+
+class InvalidResponse(EngineFailure):
+    pass
+
+
+class UpdateRefused(EngineFailure):
+    pass
 
 
 # ---------------------------------------------------------------- requests
@@ -138,7 +175,6 @@ class RankLoad(msgspec.Struct, frozen=True):
 
 
 class LoadsResponse(msgspec.Struct, frozen=True):
-    version: str
     loads: list[RankLoad]
 
 
@@ -167,10 +203,6 @@ class ChecksumsResponse(msgspec.Struct, frozen=True):
     ranks: list[RankChecksums]
 
 
-class _OptionalVersion(msgspec.Struct):
-    version: str = ""
-
-
 class _ErrorDetail(msgspec.Struct):
     message: str = ""
     code: int | None = None
@@ -183,13 +215,13 @@ class _ErrorResponse(msgspec.Struct):
     message: str = ""
 
 
-def parse_response(content: bytes | bytearray, kind: type[Answer], version: str = "") -> Answer:
-    """Raises InvalidResponse, which names the field and the server's version, if known."""
+def parse_response(content: bytes, kind: type[Answer], version: str) -> Answer:
+    """Raises InvalidResponse, which names the field and the server's version ("": unknown)."""
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.DecodeError as error:
         raise InvalidResponse(
-            f"SGLang {version or _parse_version(content)} sent an invalid {kind.__name__}: {error}"
+            f"SGLang {version or '(version unknown)'} sent an invalid {kind.__name__}: {error}"
         ) from error
 
 
@@ -198,7 +230,7 @@ def check_version(version: str) -> None:
         raise InvalidResponse(f"SGLang {version} is not supported; supported: {', '.join(SUPPORTED_VERSIONS)}")
 
 
-def parse_error(content: bytes | bytearray) -> tuple[int | None, str] | None:
+def parse_error(content: bytes) -> tuple[int | None, str] | None:
     """The error's status, if included, and its message; None if the content is not an error."""
     try:
         response = msgspec.json.decode(content, type=_ErrorResponse)
@@ -211,10 +243,3 @@ def parse_error(content: bytes | bytearray) -> tuple[int | None, str] | None:
             return None, message
         case None:
             return (None, response.message) if response.message else None
-
-
-def _parse_version(content: bytes | bytearray) -> str:
-    try:
-        return msgspec.json.decode(content, type=_OptionalVersion).version or "(version unknown)"
-    except msgspec.DecodeError:
-        return "(version unknown)"

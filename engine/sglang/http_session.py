@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-from engine.sglang.errors import ServerStatusError, ServerTimeout, ServerUnreachable
-from engine.sglang.http_api import parse_error, parse_response
+from engine.sglang.http_api import ServerStatusError, ServerTimeout, ServerUnreachable, parse_error, parse_response
 
 Answer = TypeVar("Answer")
 CONNECT_TIMEOUT_S = 10.0

@@ -10,8 +10,15 @@ import numpy as np
 from msgspec import UNSET
 
 from engine.contract import EngineFailure, Generation, RequestRefused
-from engine.sglang.errors import InvalidResponse, ServerStatusError
-from engine.sglang.http_api import FinishedByAbort, FinishedByLength, FinishedByStop, GenerateResponse, MetaInfo
+from engine.sglang.http_api import (
+    FinishedByAbort,
+    FinishedByLength,
+    FinishedByStop,
+    GenerateResponse,
+    InvalidResponse,
+    MetaInfo,
+    ServerStatusError,
+)
 
 Finish = Literal["stop", "length", "abort"]
 Value = TypeVar("Value")

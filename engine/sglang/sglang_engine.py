@@ -36,14 +36,13 @@ from engine.contract import (
     RequestRefused,
     WeightsRefused,
 )
+from engine.model.hf_checkpoint import load_model_config
 from engine.request_checks import check_request
 from engine.sglang.client import SGLangClient
 from engine.sglang.dp_routing import DataParallelRouter
-from engine.sglang.errors import ServerTimeout, ServerUnreachable
 from engine.sglang.generate import PendingGeneration
-from engine.sglang.http_api import FinishedByAbort, ServerInfo
+from engine.sglang.http_api import FinishedByAbort, ServerInfo, ServerTimeout, ServerUnreachable
 from engine.sglang.load_counters import POLL_INTERVAL_S, LoadCounters, LoadPoller
-from engine.sglang.request_mapping import read_limits
 from engine.sglang.responses import to_engine_failure
 from engine.sglang.server_control import ServerControl
 from engine.sglang.weights import WeightTransport, build_extra_key
@@ -109,13 +108,12 @@ class SGLangEngine:
         self._logger = structlog.get_logger()
 
     async def start(self) -> Capacity:
-        """Raises the exceptions of the server's start; RequestRefused, InvalidResponse or
-        UpdateRefused if the server is unsuitable."""
+        """Raises the exceptions of the server's start; InvalidResponse or UpdateRefused if the server
+        is unsuitable."""
         try:
             client = self._client = self._connect(await self._server.start())
             self._info = await client.get_server_info()
-            self._transport.check(self._info)
-            self._limits = read_limits(self._model, self._sequence_tokens, self._info)
+            self._vocab_size = load_model_config(self._model).vocab_size  # a token id outside of it crashes the server
             await client.resume()  # its previous engine may have left it paused
             if await _sync_weight_version(client, self._model, self._version):
                 self._extra_key = self._instance_id
@@ -127,7 +125,7 @@ class SGLangEngine:
             self._logger.warning("engine.seeds_ignored", cause="the server has no --enable-deterministic-inference")
         if self._info.disable_radix_cache:
             self._logger.warning("engine.prefix_cache_disabled", cause="the server's disable_radix_cache is set")
-        self._counters.capacity = _compute_capacity(self._info, self._limits.sequence_tokens)
+        self._counters.capacity = _compute_capacity(self._info, self._sequence_tokens)
         self._router = DataParallelRouter(self._info.dp_size)
         self._failure = None
         self._control.sending_allowed.set()
@@ -137,7 +135,7 @@ class SGLangEngine:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         client = self._require_client()
-        check_request(request, self._limits.vocab_size, self._limits.sequence_tokens)
+        check_request(request, self._vocab_size, self._sequence_tokens)
         if request.sequence_id in self._pending:
             raise RequestRefused(f"sequence {request.sequence_id} is being generated already")
         if len(self._pending) >= self._max_pending:
@@ -232,7 +230,7 @@ class SGLangEngine:
         await self._control.sending_allowed.wait()
         pending.waiting_to_send = False
         prompt, request = pending.build_prompt(), pending.request
-        output = pending.start_output(self._limits.vocab_size)
+        output = pending.start_output(self._vocab_size)
         server_request = pending.build_request(
             prompt, extra_key=self._extra_key, dp_rank=rank, use_priority=self._info.enable_priority_scheduling
         )
@@ -332,7 +330,7 @@ async def _sync_weight_version(client: SGLangClient, model: Path, version: int) 
     if loaded_version == DEFAULT_WEIGHT_VERSION:
         await client.weights.set_weight_version(str(version))
         return False
-    await client.weights.update_from_disk(model, str(version), flush_cache=False)
+    await client.weights.update_from_disk(model, str(version))
     await client.flush_cache()
     return True
 

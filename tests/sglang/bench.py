@@ -16,9 +16,8 @@ from engine.sglang.client import SGLangClient
 from engine.sglang.server.compatibility import ServerRequirements
 from engine.sglang.server.managed_server import SGLangServer
 from engine.sglang.sglang_engine import SGLangEngine
-from engine.sglang.weights.buckets import PublishedLayout
 from engine.sglang.weights.checksums import ChecksumRegistry
-from engine.sglang.weights.from_disk import DiskTransport
+from engine.sglang.weights.transports import DiskTransport, PublishedLayout
 from engine.weight_transfer.shared_memory import WeightsPublisher
 from tests.engine.contract.bench import Traits
 from tests.sglang.serving import LONGEST

@@ -22,7 +22,7 @@ from configs.load import load_run
 from engine.contract import EngineFailure
 from engine.sglang import http_api
 from engine.sglang.client import SGLangClient
-from engine.sglang.errors import InvalidResponse, ServerTimeout
+from engine.sglang.http_api import InvalidResponse, ServerTimeout
 from engine.sglang.server import interpreter_check as interpreter
 from engine.sglang.server.compatibility import ServerRequirements, ServerUnusable
 from engine.sglang.server.external_server import ExternalServer

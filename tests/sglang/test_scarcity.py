@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from engine.sglang.client import SGLangClient
-from engine.sglang.errors import ServerStatusError
-from engine.sglang.http_api import GenerateRequest, SamplingParams
+from engine.sglang.http_api import GenerateRequest, SamplingParams, ServerStatusError
 from tests.engine.contract.bench import as_sequence, request, until_generated
 from tests.sglang.bench import SGLangBench, SharedServer, with_client
 

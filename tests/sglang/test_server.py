@@ -170,7 +170,7 @@ class TestAttached:
     def test_weights_from_a_removed_folder_count_as_the_same_model(self, started: Started, tmp_path: Path):
         async def updated() -> None:
             client = SGLangClient(started.server.url)
-            await client.weights.update_from_disk(folder, "7", flush_cache=True)
+            await client.weights.update_from_disk(folder, "7")
             await client.close()
 
         folder = tmp_path / "weights"

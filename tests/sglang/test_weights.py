@@ -23,11 +23,8 @@ from engine.sglang.client import SGLangClient
 from engine.sglang.http_api import GenerateRequest, GenerateResponse, SamplingParams
 from engine.sglang.server_control import ServerMemory
 from engine.sglang.weights import WeightTransport, build_extra_key
-from engine.sglang.weights.buckets import PublishedLayout
 from engine.sglang.weights.checksums import ChecksumRegistry
-from engine.sglang.weights.from_disk import DiskTransport
-from engine.sglang.weights.from_distributed import ProcessGroupTransport
-from engine.sglang.weights.from_tensor import TensorTransport
+from engine.sglang.weights.transports import DiskTransport, ProcessGroupTransport, PublishedLayout, TensorTransport
 from engine.weight_transfer.shared_memory import WeightsPublisher
 from tests.engine.tiny_models import small_config, small_model, write_tokenizer
 from tests.sglang.environment import PYTHON

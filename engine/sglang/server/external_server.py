@@ -8,14 +8,16 @@ import structlog
 
 from configs.sglang_options import SGLangConfig
 from engine.sglang.client import SGLangClient
-from engine.sglang.errors import InvalidResponse, ServerStatusError, ServerTimeout, ServerUnreachable
-from engine.sglang.http_api import ServerInfo
+from engine.sglang.http_api import InvalidResponse, ServerInfo, ServerStatusError, ServerTimeout, ServerUnreachable
 from engine.sglang.server.compatibility import ServerRequirements, ServerUnusable, check_compatibility
 from engine.sglang.server.managed_server import PROBE_INTERVAL_S, wait_until_unresponsive
 
 
 class ExternalServer:
-    """Same methods and properties as managed_server.SGLangServer."""
+    """Same interface as managed_server.SGLangServer. `start` sets `death` and `info`."""
+
+    death: asyncio.Future[str]  # the cause, once the server is unresponsive; cancelled by `close`
+    info: ServerInfo
 
     def __init__(
         self,
@@ -29,29 +31,12 @@ class ExternalServer:
         incarnation of the engine used the server, which may be restarting now."""
         self._requirements = requirements
         self._is_restart = is_restart
-        self._url = requirements.sglang.external_urls[index].rstrip("/")
+        self.url = requirements.sglang.external_urls[index].rstrip("/")
         self._config_key = format_config_key(requirements.sglang, index)
         self._probe_interval_s = probe_interval_s
         self._client: SGLangClient | None = None
         self._watch_task: asyncio.Task[None] | None = None
-        self._death: asyncio.Future[str] | None = None
-        self._info: ServerInfo | None = None
         self._logger = structlog.get_logger()
-
-    @property
-    def url(self) -> str:
-        return self._url
-
-    @property
-    def death(self) -> asyncio.Future[str]:
-        """The cause, once the server is unresponsive. Cancelled by `close`."""
-        assert self._death is not None, "the server has not been started"
-        return self._death
-
-    @property
-    def info(self) -> ServerInfo:
-        assert self._info is not None, "the server has not been started"
-        return self._info
 
     async def start(self) -> str:
         """The base URL. Raises ServerUnusable if no server responds or the server does not fit
@@ -59,32 +44,32 @@ class ExternalServer:
 
         A restarted engine waits up to sglang.startup_timeout_s for a response.
         """
-        self._death = asyncio.get_running_loop().create_future()
+        self.death = asyncio.get_running_loop().create_future()
         self._client = client = SGLangClient(
-            self._url, max_in_flight=1, request_timeout_s=self._requirements.sglang.request_timeout_s
+            self.url, max_in_flight=1, request_timeout_s=self._requirements.sglang.request_timeout_s
         )
         try:
             if self._is_restart:
                 await self._wait_until_responsive(client)
-            self._info = await fetch_server_info(client, self._config_key)
-            check_compatibility(self._info, self._requirements, self._config_key)
+            self.info = await fetch_server_info(client, self._config_key)
+            check_compatibility(self.info, self._requirements, self._config_key)
         except BaseException:
             await self.close()
             raise
         self._watch_task = asyncio.create_task(self._watch_liveness(client))
-        self._logger.info("server.attached", url=self._url, version=self._info.version)
-        return self._url
+        self._logger.info("server.attached", url=self.url, version=self.info.version)
+        return self.url
 
     async def close(self) -> None:
         """Leaves the server running. A second call does nothing."""
+        client, self._client = self._client, None
+        if client is None:
+            return
         if self._watch_task is not None:
             self._watch_task.cancel()
             await asyncio.gather(self._watch_task, return_exceptions=True)
-        if self._death is not None:
-            self._death.cancel()
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
+        self.death.cancel()
+        await client.close()
 
     async def _wait_until_responsive(self, client: SGLangClient) -> None:
         sglang = self._requirements.sglang
@@ -100,7 +85,7 @@ class ExternalServer:
 
     async def _watch_liveness(self, client: SGLangClient) -> None:
         await wait_until_unresponsive(client, self._requirements.sglang.health_timeout_s, self._probe_interval_s)
-        self._logger.error("server.died", url=self._url, how="silent")
+        self._logger.error("server.died", url=self.url, how="silent")
         self.death.set_result(f"{self._config_key} no longer responds")
 
 

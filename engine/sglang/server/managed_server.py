@@ -37,6 +37,11 @@ MAX_FAILED_PROBES = 3  # in a row
 
 
 class SGLangServer:
+    """`start` sets `death` and `info`."""
+
+    death: asyncio.Future[str]  # the cause, once the server is dead; cancelled by `close`
+    info: ServerInfo
+
     def __init__(
         self,
         requirements: ServerRequirements,
@@ -50,30 +55,14 @@ class SGLangServer:
         """`index`: the engine's index in the run. `version`: of the model's weights. `scratch`: a
         folder only for the server's temporary files; its path should be short, because they
         include sockets."""
+        self.url = f"http://{HOST}:{compute_port(requirements.sglang, index)}"
         self._requirements, self._index, self._version = requirements, index, version
         self._log, self._scratch = log, scratch
         self._probe_interval_s = probe_interval_s
         self._name = f"the SGLang server {log.stem}"
         self._group: ProcessGroup | None = None
         self._watch_tasks: list[asyncio.Task[None]] = []
-        self._death: asyncio.Future[str] | None = None
-        self._info: ServerInfo | None = None
         self._logger = structlog.get_logger()
-
-    @property
-    def url(self) -> str:
-        return f"http://{HOST}:{compute_port(self._requirements.sglang, self._index)}"
-
-    @property
-    def death(self) -> asyncio.Future[str]:
-        """The cause, once the server is dead. Cancelled by `close`."""
-        assert self._death is not None, "the server has not been started"
-        return self._death
-
-    @property
-    def info(self) -> ServerInfo:
-        assert self._info is not None, "the server has not been started"
-        return self._info
 
     def list_processes(self) -> dict[int, str]:
         """Names of the server's live processes, by pid."""
@@ -88,7 +77,7 @@ class SGLangServer:
         began = time.monotonic()
         try:
             async with asyncio.timeout(self._requirements.sglang.startup_timeout_s):
-                self._info = await self._start_and_check()
+                self.info = await self._start_and_check()
         except TimeoutError:
             await self.close()
             limit_s = self._requirements.sglang.startup_timeout_s
@@ -106,18 +95,18 @@ class SGLangServer:
         for task in self._watch_tasks:
             task.cancel()
         await asyncio.gather(*self._watch_tasks, return_exceptions=True)
-        if self._death is not None:
-            self._death.cancel()
         group, self._group = self._group, None
-        if group is not None and not await group.terminate(TERM_GRACE_S):
-            self._logger.info("server.killed", url=self.url)
+        if group is not None:
+            self.death.cancel()
+            if not await group.terminate(TERM_GRACE_S):
+                self._logger.info("server.killed", url=self.url)
         await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
 
     # ---------------------------------------------------------------- lifecycle
 
     async def _start_and_check(self) -> ServerInfo:
         engine, sglang = self._requirements.engine, self._requirements.sglang
-        self._death = asyncio.get_running_loop().create_future()
+        self.death = asyncio.get_running_loop().create_future()
         self._clear_scratch()
         variables = {**os.environ, **build_environment(engine, sglang, self._scratch)}
         python = sglang.python or sys.executable

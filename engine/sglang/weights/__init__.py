@@ -17,15 +17,9 @@ from typing import Protocol
 
 from bus.messages import WeightsPublished
 from engine.sglang.client import SGLangClient
-from engine.sglang.http_api import ServerInfo
 
 
 class WeightTransport(Protocol):
-    def check(self, server: ServerInfo) -> None:
-        """Raises UnusableInput, which names the configuration keys, if the server does not support
-        this transport."""
-        ...
-
     async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
         """Raises WeightsRefused if the server keeps its old weights and resumes.
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
+from torch import Tensor
+
 from bus.messages import WeightsPublished
-from configs.errors import UnusableInput
 from engine.contract import EngineFailure, WeightsRefused
 from engine.sglang.client import SGLangClient
-from engine.sglang.errors import ServerStatusError, UpdateRefused
-from engine.sglang.http_api import ServerInfo
+from engine.sglang.http_api import ServerStatusError, UpdateRefused
 from engine.sglang.weights.checksums import ChecksumRegistry
 
+Bucket = Mapping[str, Tensor]
 # Texts in a server's refusal that mean that it had started to write.
 _PARTIAL_UPDATE_MARKERS = ("partially updated", "Rolling back")
 
@@ -55,9 +56,28 @@ async def _verify_loaded(client: SGLangClient, weights: WeightsPublished, checks
     checksums.verify(weights, await client.get_server_info(), await client.weights.compute_checksums())
 
 
-@asynccontextmanager
-async def update_open(client: SGLangClient) -> AsyncGenerator[None]:
-    """Wraps begin_update and end_update. Closes an update that an earlier process left open."""
+async def update_in_buckets(
+    client: SGLangClient,
+    weights: WeightsPublished,
+    checksums: ChecksumRegistry,
+    buckets: Sequence[Bucket],
+    send: Callable[[Bucket, str | None], Awaitable[None]],
+) -> None:
+    """Pauses requests and sends all buckets; the last one carries the version, the others None."""
+    async with generation_paused(client, weights, checksums) as progress:
+        await _begin_update(client)
+        try:
+            for number, bucket in enumerate(buckets, 1):
+                await send(bucket, str(weights.version) if number == len(buckets) else None)
+                progress.any_loaded = True
+        except (UpdateRefused, ServerStatusError):
+            await client.weights.end_update()
+            raise
+        await client.weights.end_update()
+
+
+async def _begin_update(client: SGLangClient) -> None:
+    """Closes an update that an earlier process left open."""
     try:
         await client.weights.begin_update()
     except UpdateRefused as refusal:
@@ -65,22 +85,3 @@ async def update_open(client: SGLangClient) -> AsyncGenerator[None]:
             raise
         await client.weights.end_update()
         await client.weights.begin_update()
-    try:
-        yield
-    except (UpdateRefused, ServerStatusError):
-        await client.weights.end_update()
-        raise
-    await client.weights.end_update()
-
-
-def check_single_replica(transport: str, server: ServerInfo) -> None:
-    if server.dp_size > 1:
-        raise UnusableInput(
-            f'sglang.weights = "{transport}" does not work with sglang.data_parallel = {server.dp_size}: SGLang '
-            'supports it only with one model replica; set sglang.weights = "disk" or sglang.data_parallel = 1'
-        )
-
-
-def get_bucket_version(bucket_index: int, buckets: Sequence[object], weights: WeightsPublished) -> str | None:
-    """The version for the last bucket, which completes the update; None for earlier buckets."""
-    return str(weights.version) if bucket_index == len(buckets) - 1 else None

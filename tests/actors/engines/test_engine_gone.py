@@ -21,13 +21,14 @@ from engine.sglang.sglang_engine import SGLangEngine
 from tests.actors.generators import INCARNATION, turn
 from tests.engine.sglang.fake_server import FakeServer, Handler, make_response, streaming
 from tests.engine.sglang.scenes import FakeServerHandle, FakeTransport
+from tests.engine.tiny_models import small_config
 
 VERSION = 2
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 20}))
+    (tmp_path / "config.json").write_text(json.dumps(small_config(vocab_size=20).to_hf()))
     return tmp_path
 
 

@@ -19,9 +19,7 @@ from engine.sglang.server.external_server import ExternalServer
 from engine.sglang.server.managed_server import TERM_GRACE_S
 from engine.sglang.sglang_engine import LONG_STREAM_INTERVAL, SHORT_STREAM_INTERVAL
 from engine.sglang.weights import WeightTransport
-from engine.sglang.weights.from_disk import DiskTransport
-from engine.sglang.weights.from_distributed import ProcessGroupTransport
-from engine.sglang.weights.from_tensor import TensorTransport
+from engine.sglang.weights.transports import DiskTransport, ProcessGroupTransport, TensorTransport
 
 FOLDER = RunFolder(Path("/runs/demo"))
 

@@ -1,8 +1,9 @@
-"""The fake server's model folder, and a check that no process group's thread outlives its test."""
+"""The fake server's model folder, a free port, and a check that no process group's thread outlives its test."""
 
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +11,23 @@ from pathlib import Path
 import pytest
 
 from tests.engine.sglang.scenes import VOCABULARY
+from tests.engine.tiny_models import small_config
 
 JOIN_TIMEOUT_S = 30.0
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": VOCABULARY}))
+    (tmp_path / "config.json").write_text(json.dumps(small_config(vocab_size=VOCABULARY).to_hf()))
     return tmp_path
+
+
+@pytest.fixture
+def port() -> int:
+    """A port that is free now."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return bound.getsockname()[1]
 
 
 @pytest.fixture(autouse=True)

@@ -39,23 +39,21 @@ LOAD: dict[str, Any] = {
 
 
 class FakeServer:
-    """Plays `generations` in order and repeats the last one; `requests` records (path, body)."""
+    """Plays `generations` in order and repeats the last one; `requests` records (path, body).
+
+    `handlers`, by path, replace the successful responses to other requests.
+    """
 
     def __init__(self, *generations: Handler) -> None:
         self.info = dict(INFO)
         self.weight_version = "default"
-        self.loads = [dict(LOAD)]
+        self.generations = list(generations)
+        self.handlers: dict[str, Handler] = {}
         self.num_broken_requests = 0  # that many next requests end in a broken connection
-        self.stopped = False  # accepts connections and never responds
-        self.accepts_pause = True
-        self.paused = False  # by another client
-        self.idle = True
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.connections: set[object] = set()
         self.request_received = asyncio.Event()
         self.generation_received = asyncio.Event()
-        self.abort_received = asyncio.Event()
-        self.generations = list(generations)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
@@ -81,33 +79,22 @@ class FakeServer:
         self.requests.append((request.path, body))
         self.connections.add(request.transport)
         self.request_received.set()
-        if self.stopped:
-            await asyncio.Event().wait()
         if self.num_broken_requests:
             self.num_broken_requests -= 1
             return await broken(request, body)
+        if handler := self.handlers.get(request.path):
+            return await handler(request, body)
         match request.path:
             case "/generate":
                 self.generation_received.set()
                 handler = self.generations.pop(0) if len(self.generations) > 1 else self.generations[0]
                 return await handler(request, body)
-            case "/pause_generation" if not self.accepts_pause:
-                return web.json_response({"error": {"message": "not now"}}, status=500)
-            case "/ready" if self.paused:
-                return web.Response(status=503)
-            case "/flush_cache" if not self.idle:
-                return web.Response(status=400, text="Timed out waiting for idle state.")
-            case "/abort_request":
-                self.abort_received.set()
-                return web.Response()
-            case "/server_info" if not self.info["version"]:
-                return web.Response(status=404)  # a server of another kind
             case "/server_info":
                 return web.json_response(self.info)
             case "/model_info":
                 return web.json_response({"model_path": "/model", "weight_version": self.weight_version})
             case "/v1/loads":
-                return web.json_response({"version": self.info["version"], "loads": self.loads})
+                return web.json_response({"loads": [LOAD]})
             case _:
                 return web.json_response({"success": True, "message": ""})
 
@@ -148,11 +135,25 @@ STOPPED = {"type": "stop", "matched": 7}
 ABORTED = {"type": "abort", "message": "asked for", "status_code": None}
 
 
+def make_full_response(body: dict[str, Any]) -> dict[str, Any]:
+    return make_response(body, [4, 5, 6], LENGTH)
+
+
 async def broken(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
     """Closes the connection after reading the request."""
-    assert request.transport is not None
-    request.transport.abort()
+    _get_transport(request).abort()
     return web.Response()
+
+
+async def silent(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    """Never responds."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def _get_transport(request: web.Request) -> asyncio.Transport:
+    assert request.transport is not None
+    return request.transport
 
 
 def refusing(status: int, content: Any) -> Handler:
@@ -180,8 +181,7 @@ def streaming(*responses: Callable[[dict[str, Any]], dict[str, Any]] | asyncio.E
         if then == "silent":
             await asyncio.Event().wait()
         if then == "broken":
-            assert request.transport is not None
-            request.transport.close()
+            _get_transport(request).close()
         if then == "done":
             await response.write(b"data: [DONE]\n\n")
         return response

@@ -13,9 +13,8 @@ from structlog.testing import capture_logs
 from bus.messages import WeightsPublished
 from engine.contract import EngineFailure, GenerationRequest
 from engine.sglang.client import SGLangClient
-from engine.sglang.http_api import ServerInfo
 from engine.sglang.sglang_engine import SGLangEngine
-from tests.engine.sglang.fake_server import LENGTH, FakeServer, make_response
+from tests.engine.sglang.fake_server import FakeServer
 
 VOCABULARY = 20
 
@@ -45,9 +44,6 @@ class FakeTransport:
         self._failure = failure
         self.update_started, self.may_finish = asyncio.Event(), asyncio.Event()
         self.may_finish.set()
-
-    def check(self, server: ServerInfo) -> None:
-        pass
 
     async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
         self.update_started.set()
@@ -105,10 +101,6 @@ def make_request(
 ) -> GenerationRequest:
     ids = np.array(token_ids or (1, 2, 3), np.int32)
     return GenerationRequest(number, ids, new_tokens, stop_token_ids=stop, seed=2**63 + number)
-
-
-def make_full_response(body: dict[str, Any]) -> dict[str, Any]:
-    return make_response(body, [4, 5, 6], LENGTH)
 
 
 async def wait_for_tokens(engine: SGLangEngine, count: int) -> None:

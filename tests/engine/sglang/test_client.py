@@ -10,16 +10,31 @@ from typing import Any
 import pytest
 
 from engine.sglang.client import SGLangClient
-from engine.sglang.errors import InvalidResponse, ServerStatusError, ServerTimeout, ServerUnreachable, UpdateRefused
-from engine.sglang.http_api import FinishedByLength, GenerateRequest, GenerateResponse, SamplingParams
-from tests.engine.sglang.fake_server import ABORTED, LENGTH, FakeServer, broken, make_response, refusing, streaming
+from engine.sglang.http_api import (
+    FinishedByLength,
+    GenerateRequest,
+    GenerateResponse,
+    InvalidResponse,
+    SamplingParams,
+    ServerStatusError,
+    ServerTimeout,
+    ServerUnreachable,
+)
+from tests.engine.sglang.fake_server import (
+    ABORTED,
+    LENGTH,
+    FakeServer,
+    Handler,
+    broken,
+    make_full_response,
+    make_response,
+    refusing,
+    silent,
+    streaming,
+)
 
 REQUEST = GenerateRequest("1;", [1, 2, 3], SamplingParams(max_new_tokens=3), stream=True)
 FULL = {"type": "abort", "message": "The request queue is full.", "status_code": 503}
-
-
-def make_full_response(body: dict[str, Any]) -> dict[str, Any]:
-    return make_response(body, [4, 5, 6], LENGTH)
 
 
 def run_scene(
@@ -86,27 +101,25 @@ def test_a_full_queue_is_retried_for_every_form_of_its_error() -> None:
     assert len(set(rids)) == len(rids) == 3
 
 
-def test_a_queue_that_stays_full_raises_a_status_error() -> None:
-    server = FakeServer(refusing(503, {"error": {"message": "The request queue is full."}}))
+@pytest.mark.parametrize(
+    ("status", "content", "message", "num_attempts"),
+    [
+        (503, {"error": {"message": "The request queue is full."}}, "503 The request queue is full.", 3),
+        (400, {"error": "unknown field `sampling_params.beams`"}, "400 unknown field `sampling_params.beams`", 1),
+    ],
+)
+def test_a_refused_generation_shows_the_servers_message_and_is_retried_while_the_queue_is_full(
+    status: int, content: dict[str, Any], message: str, num_attempts: int
+) -> None:
+    server = FakeServer(refusing(status, content))
 
     async def scene(client: SGLangClient) -> None:
-        with pytest.raises(ServerStatusError, match=r"refused /generate: 503 The request queue is full\."):
+        with pytest.raises(ServerStatusError) as refusal:
             await collect(client)
+        assert (str(refusal.value), refusal.value.status) == (f"the server refused /generate: {message}", status)
 
     run_scene(server, scene)
-    assert len(server.get_bodies("/generate")) == 3
-
-
-def test_a_bad_request_is_not_retried_and_shows_the_servers_message() -> None:
-    server = FakeServer(refusing(400, {"error": "unknown field `sampling_params.beams`"}))
-
-    async def scene(client: SGLangClient) -> None:
-        with pytest.raises(ServerStatusError, match=r"400 unknown field `sampling_params\.beams`") as refusal:
-            await collect(client)
-        assert refusal.value.status == 400
-
-    run_scene(server, scene)
-    assert len(server.get_bodies("/generate")) == 1
+    assert len(server.get_bodies("/generate")) == num_attempts
 
 
 def test_an_error_within_a_stream_raises_a_status_error() -> None:
@@ -134,28 +147,24 @@ def test_a_refused_connection_means_that_no_request_was_sent() -> None:
     asyncio.run(scene())
 
 
-@pytest.mark.parametrize("then", ["broken", "cut"])
-def test_an_interrupted_stream_is_not_retried(then: str) -> None:
-    server = FakeServer(streaming(lambda body: make_response(body, [4]), then=then))
+@pytest.mark.parametrize(
+    ("handler", "received_ids"),
+    [
+        (streaming(lambda body: make_response(body, [4]), then="broken"), [[4]]),
+        (streaming(lambda body: make_response(body, [4]), then="cut"), [[4]]),
+        (broken, []),
+    ],
+    ids=["broken stream", "stream without its end", "no response"],
+)
+def test_a_generation_is_not_retried_after_it_was_sent(handler: Handler, received_ids: list[list[int]]) -> None:
+    server = FakeServer(handler)
 
     async def scene(client: SGLangClient) -> None:
-        received: list[GenerateResponse] = []
+        received: list[list[int]] = []
         with pytest.raises(ServerUnreachable) as failure:
             async for each in client.generate_streamed(REQUEST):
-                received.append(each)
-        assert ([each.output_ids for each in received], failure.value.request_sent) == ([[4]], True)
-
-    run_scene(server, scene)
-    assert len(server.get_bodies("/generate")) == 1
-
-
-def test_a_generation_is_not_retried_if_the_connection_breaks_after_sending() -> None:
-    server = FakeServer(broken)
-
-    async def scene(client: SGLangClient) -> None:
-        with pytest.raises(ServerUnreachable) as failure:
-            await collect(client)
-        assert failure.value.request_sent
+                received.append(each.output_ids)
+        assert (received, failure.value.request_sent) == (received_ids, True)
 
     run_scene(server, scene)
     assert len(server.get_bodies("/generate")) == 1
@@ -177,9 +186,7 @@ def test_a_server_without_a_response_times_out() -> None:
         with pytest.raises(ServerTimeout, match=r"/generate: no response within 0\.05 s"):
             await collect(client)
 
-    run_scene(
-        FakeServer(streaming(lambda body: make_response(body, [4]), then="silent")), scene, request_timeout_s=0.05
-    )
+    run_scene(FakeServer(silent), scene, request_timeout_s=0.05)
 
 
 def test_an_unsupported_version_is_refused_by_name() -> None:
@@ -219,20 +226,8 @@ def test_a_request_aborted_before_its_start_may_omit_fields() -> None:
     run_scene(FakeServer(streaming(lambda body: make_response(body, [], ABORTED, without=omitted))), scene)
 
 
-def test_a_rejected_weight_update_raises_update_refused() -> None:
-    async def act(client: SGLangClient) -> None:
-        with pytest.raises(UpdateRefused, match="/begin_weight_update: no such session"):
-            await client.weights.begin_update()
-
-    class Refusing(FakeServer):
-        async def _handle(self, request: Any) -> Any:
-            return await refusing(400, {"success": False, "message": "no such session"})(request, {})
-
-    run_scene(Refusing(), act)
-
-
 def test_concurrent_generations_are_limited_by_max_in_flight() -> None:
-    server = FakeServer(streaming(then="silent"))
+    server = FakeServer(silent)
 
     async def play() -> None:
         async with server.serving() as url:

@@ -10,11 +10,10 @@ import pytest
 
 from engine.contract import EngineFailure
 from engine.sglang.client import SGLangClient
-from engine.sglang.errors import ServerTimeout
-from engine.sglang.http_api import GenerateRequest, GenerateResponse
+from engine.sglang.http_api import GenerateRequest, GenerateResponse, ServerTimeout
 from engine.sglang.sglang_engine import SGLangEngine
-from tests.engine.sglang.fake_server import FakeServer, streaming
-from tests.engine.sglang.scenes import FakeServerHandle, FakeTransport, make_full_response, make_request, run_scene
+from tests.engine.sglang.fake_server import FakeServer, make_full_response, refusing, streaming
+from tests.engine.sglang.scenes import make_request, run_scene
 
 SLOW = "no response within 600 s"
 HANGS = 19  # prompts with this token get no response
@@ -77,33 +76,23 @@ def test_only_the_turn_without_tokens_fails_while_another_gets_tokens(model: Pat
     assert lost == []
 
 
-def test_a_paused_server_is_not_lost(model: Path):
-    slow, lost = SlowClients(0.0), list[str]()
-
-    async def scene(engine: SGLangEngine, handle: FakeServerHandle, transport: FakeTransport) -> None:
-        call = asyncio.ensure_future(engine.generate(make_request(1, 1, HANGS)))
-        await slow.request_sent.wait()
-        await engine.pause()
-        slow.may_time_out.set()
-        with pytest.raises(ServerTimeout):
-            await call
-        await engine.resume()
-        await engine.generate(make_request(2))
-
-    run_scene(model, FakeServer(streaming(make_full_response)), scene, connect=slow.client, on_engine_lost=lost.append)
-    assert lost == []
-
-
-def test_a_server_paused_by_another_client_is_not_lost(model: Path):
+@pytest.mark.parametrize("by_engine", [True, False])
+def test_a_paused_server_is_not_lost(model: Path, by_engine: bool):
+    """It may be paused by this engine or by another client."""
     slow, lost, server = SlowClients(0.0), list[str](), FakeServer(streaming(make_full_response))
 
     async def scene(engine: SGLangEngine, *_: object) -> None:
         call = asyncio.ensure_future(engine.generate(make_request(1, 1, HANGS)))
         await slow.request_sent.wait()
-        server.paused = True
+        if by_engine:
+            await engine.pause()
+        else:
+            server.handlers["/ready"] = refusing(503, {})
         slow.may_time_out.set()
         with pytest.raises(ServerTimeout):
             await call
+        if by_engine:
+            await engine.resume()
         await engine.generate(make_request(2))
 
     run_scene(model, server, scene, connect=slow.client, on_engine_lost=lost.append)

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from engine.contract import EngineFailure, RequestRefused
-from engine.sglang.errors import InvalidResponse, ServerStatusError, ServerTimeout
-from engine.sglang.http_api import GenerateResponse
+from engine.sglang.http_api import GenerateResponse, InvalidResponse, ServerStatusError, ServerTimeout
 from engine.sglang.responses import RequestOutput, build_generation, to_engine_failure
 from tests.engine.sglang.fake_server import ABORTED, LENGTH, STOPPED, make_response
 

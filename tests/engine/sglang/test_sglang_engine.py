@@ -1,29 +1,35 @@
 """The SGLang engine with a server that fails in ways that a real server does not show on request.
 
-tests/sglang runs the engine contract against a real server.
+tests/sglang runs the engine contract against a real server: it covers limits, priorities, ranks and
+a server's death.
 """
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.contract import EngineFailure, RequestRefused
-from engine.sglang.errors import InvalidResponse
+from engine.sglang.http_api import InvalidResponse
 from engine.sglang.sglang_engine import SGLangEngine
-from tests.engine.sglang.fake_server import LENGTH, STOPPED, FakeServer, broken, make_response, refusing, streaming
-from tests.engine.sglang.scenes import (
-    VOCABULARY,
-    FakeServerHandle,
-    FakeTransport,
+from tests.engine.sglang.fake_server import (
+    LENGTH,
+    STOPPED,
+    FakeServer,
+    Handler,
+    broken,
     make_full_response,
-    make_request,
-    run_scene,
-    wait_for_tokens,
+    make_response,
+    refusing,
+    streaming,
 )
+from tests.engine.sglang.scenes import make_request, run_scene
+
+
+async def _do_nothing(*_: Any) -> None:
+    pass
 
 
 def test_a_request_contains_all_sampling_parameters(model: Path):
@@ -59,25 +65,18 @@ def test_generation_continues_after_an_unrequested_stop(model: Path):
     server = FakeServer(
         streaming(lambda body: make_response(body, [4, 9], {"type": "stop", "matched": 9})),
         streaming(lambda body: make_response(body, [7], STOPPED)),
+        streaming(lambda body: make_response(body, [4, 5, 9], {"type": "stop", "matched": 9})),
     )
 
     async def scene(engine: SGLangEngine, *_: Any) -> None:
         generation = await engine.generate(make_request(new_tokens=5, stop=(7,)))
         assert (generation.token_ids.tolist(), generation.finish) == ([4, 9, 7], "stop")
+        assert (await engine.generate(make_request(stop=(7,)))).finish == "length"  # at the last token
 
     run_scene(model, server, scene)
-    first, second = server.get_bodies("/generate")
+    first, second, _ = server.get_bodies("/generate")
     assert (second["input_ids"], second["sampling_params"]["max_new_tokens"]) == ([*first["input_ids"], 4, 9], 3)
     assert first["rid"] != second["rid"]  # a reused rid is aborted two seconds later
-
-
-def test_an_unrequested_stop_at_the_last_token_finishes_with_length(model: Path):
-    server = FakeServer(streaming(lambda body: make_response(body, [4, 5, 9], {"type": "stop", "matched": 9})))
-
-    async def scene(engine: SGLangEngine, *_: Any) -> None:
-        assert (await engine.generate(make_request(stop=(7,)))).finish == "length"
-
-    run_scene(model, server, scene)
 
 
 @pytest.mark.parametrize(
@@ -94,10 +93,7 @@ def test_a_server_starts_with_the_checkpoints_weights_and_version(
     server = FakeServer()
     server.weight_version = loaded_version
 
-    async def scene(engine: SGLangEngine, *_: Any) -> None:
-        assert engine.version == 2
-
-    run_scene(model, server, scene)
+    run_scene(model, server, _do_nothing)
     if expected and loaded_version == "7":
         expected["model_path"] = str(model)
     assert server.get_bodies(path) == ([expected] if expected else [])
@@ -123,28 +119,10 @@ def test_a_server_left_paused_is_resumed_first(model: Path):
     assert changes == ["/continue_generation", "/update_weight_version"]
 
 
-async def _do_nothing(*_: Any) -> None:
-    pass
-
-
-def test_requests_that_would_crash_the_server_are_refused(model: Path):
-    server = FakeServer(streaming(make_full_response))
-
-    async def scene(engine: SGLangEngine, *_: Any) -> None:
-        for bad in (VOCABULARY, -1):
-            with pytest.raises(RequestRefused, match=f"token id {bad} at position 1 is outside the vocabulary of 20"):
-                await engine.generate(make_request(1, 3, bad))
-        with pytest.raises(RequestRefused, match="exceed the limit of 100 tokens per sequence"):
-            await engine.generate(make_request(new_tokens=98))
-
-    run_scene(model, server, scene)
-    assert server.get_bodies("/generate") == []
-
-
 @pytest.mark.parametrize("paused", [False, True])
 def test_a_turn_with_a_broken_connection_keeps_its_tokens_if_the_server_lives(model: Path, paused: bool):
     server = FakeServer(streaming(lambda body: make_response(body, [4, 5]), then="broken"))
-    server.paused = paused
+    server.handlers["/ready"] = refusing(503 if paused else 200, {})
 
     async def scene(engine: SGLangEngine, *_: Any) -> None:
         generation = await engine.generate(make_request())
@@ -154,97 +132,35 @@ def test_a_turn_with_a_broken_connection_keeps_its_tokens_if_the_server_lives(mo
     assert [line["tokens"] for line in lines if line["event"] == "turn.truncated"] == [2]
 
 
-def test_a_turn_with_a_connection_broken_before_its_first_token_fails(model: Path):
+@pytest.mark.parametrize(
+    ("handler", "kind", "message"),
+    [
+        (broken, EngineFailure, "/generate: the connection broke"),
+        (
+            streaming(lambda body: make_response(body, [4, 5, 20], LENGTH)),
+            InvalidResponse,
+            "outside the vocabulary of 20",
+        ),
+        (refusing(400, {"error": {"message": "no such thing"}}), RequestRefused, "sequence 1: no such thing"),
+    ],
+    ids=["broken before the first token", "invalid response", "rejected request"],
+)
+def test_a_failed_turn_names_its_cause(model: Path, handler: Handler, kind: type[EngineFailure], message: str):
     async def scene(engine: SGLangEngine, *_: Any) -> None:
-        with pytest.raises(EngineFailure, match="/generate: the connection broke"):
+        with pytest.raises(kind, match=message):
             await engine.generate(make_request())
 
-    run_scene(model, FakeServer(broken), scene)
+    run_scene(model, FakeServer(handler), scene)
 
 
-def test_an_invalid_response_fails_the_turn(model: Path):
-    async def scene(engine: SGLangEngine, *_: Any) -> None:
-        with pytest.raises(InvalidResponse, match="outside the vocabulary of 20"):
-            await engine.generate(make_request())
-
-    run_scene(model, FakeServer(streaming(lambda body: make_response(body, [4, 5, 20], LENGTH))), scene)
-
-
-def test_a_request_that_the_server_rejects_is_refused(model: Path):
-    async def scene(engine: SGLangEngine, *_: Any) -> None:
-        with pytest.raises(RequestRefused, match="sequence 1: no such thing"):
-            await engine.generate(make_request())
-
-    run_scene(model, FakeServer(refusing(400, {"error": {"message": "no such thing"}})), scene)
-
-
-def test_a_dead_server_fails_pending_and_later_turns(model: Path):
-    async def scene(engine: SGLangEngine, handle: FakeServerHandle, _: FakeTransport) -> None:
-        calls = [asyncio.ensure_future(engine.generate(make_request(number))) for number in range(3)]
-        await wait_for_tokens(engine, 3)
-        handle.death.set_result("signal 9")
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        assert [str(each) for each in results] == ["the server ended: signal 9"] * 3
-        with pytest.raises(EngineFailure, match="the server ended: signal 9"):
-            await engine.generate(make_request())
-
-    run_scene(model, FakeServer(streaming(lambda body: make_response(body, [4]), then="silent")), scene)
-
-
-def test_a_server_with_too_short_a_context_is_refused(model: Path):
-    async def never(*_: Any) -> None:
-        raise AssertionError
-
-    with pytest.raises(
-        RequestRefused, match=r"may have 251 tokens, the server accepts at most 250 \(max_req_input_len"
-    ):
-        run_scene(model, FakeServer(streaming(make_full_response)), never, sequence_tokens=251)
-
-
-def test_a_server_that_ignores_seeds_is_logged(model: Path):
-    server = FakeServer(streaming(make_full_response))
-    server.info["enable_deterministic_inference"] = False
-
-    async def scene(engine: SGLangEngine, *_: Any) -> None:
-        await engine.generate(make_request())
-
-    assert "engine.seeds_ignored" in [line["event"] for line in run_scene(model, server, scene)]
-
-
-def test_ranks_and_priorities_are_sent_if_the_server_supports_them(model: Path):
-    server = FakeServer(streaming(make_full_response))
-    server.info |= {"dp_size": 2, "enable_priority_scheduling": True}
-
-    async def scene(engine: SGLangEngine, *_: Any) -> None:
-        await engine.generate(make_request(1))
-        await engine.generate(make_request(1, 1, 2, 3, 4))
-
-    run_scene(model, server, scene)
-    bodies = server.get_bodies("/generate")
-    assert [(body["routed_dp_rank"], body["priority"]) for body in bodies] == [(0, 3), (0, 4)]
-
-
-def test_calls_beyond_the_limit_and_duplicate_sequences_fail(model: Path):
-    async def scene(engine: SGLangEngine, *_: Any) -> None:
-        first = asyncio.ensure_future(engine.generate(make_request(1)))
-        await wait_for_tokens(engine, 1)
-        with pytest.raises(RequestRefused, match="sequence 1 is being generated already"):
-            await engine.generate(make_request(1))
-        with pytest.raises(EngineFailure, match="1 calls are pending, the engine takes no more"):
-            await engine.generate(make_request(2))
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-
-    run_scene(model, FakeServer(streaming(lambda body: make_response(body, [4]), then="silent")), scene, max_pending=1)
-
-
-def test_closing_fails_pending_turns(model: Path):
-    async def scene(engine: SGLangEngine, *_: Any) -> None:
-        call = asyncio.ensure_future(engine.generate(make_request()))
-        await wait_for_tokens(engine, 1)
-        await engine.close()
-        with pytest.raises(EngineFailure, match="the engine is closed"):
-            await call
-
-    run_scene(model, FakeServer(streaming(lambda body: make_response(body, [4]), then="silent")), scene)
+@pytest.mark.parametrize(
+    ("option", "value", "event"),
+    [
+        ("enable_deterministic_inference", False, "engine.seeds_ignored"),
+        ("disable_radix_cache", True, "engine.prefix_cache_disabled"),
+    ],
+)
+def test_an_unfavourable_server_option_is_logged(model: Path, option: str, value: bool, event: str):
+    server = FakeServer()
+    server.info[option] = value
+    assert [line["event"] for line in run_scene(model, server, _do_nothing)] == [event]

@@ -17,14 +17,6 @@ from engine.sglang.server.managed_server import SGLangServer
 from tests.engine.sglang.server.requirements import make_requirements
 
 
-@pytest.fixture
-def port() -> int:
-    """A port that is free now."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return bound.getsockname()[1]
-
-
 def write_interpreter(folder: Path, behaviour: str, version: str = "0.5.23") -> str:
     """A program that prints this SGLang version, and runs `behaviour` as a server."""
     script = folder / "python"

@@ -1,147 +1,138 @@
-"""An in-process fake of SGLangClient with a server that loads weights."""
+"""A fake server that loads weights, over HTTP and a gloo process group."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+from aiohttp import web
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
-from engine.sglang.errors import UpdateRefused
-from engine.sglang.http_api import ModelInfo, ParallelismInfo, RankChecksums, ServerInfo
+from tests.engine.sglang.fake_server import FakeServer, Handler
+
+UPDATES = {
+    "disk": "/update_weights_from_disk",
+    "tensor": "/update_weights_from_tensor",
+    "group": "/update_weights_from_distributed",
+}
+Body = dict[str, Any]
 
 
-class FakeWeightServer:
-    """`calls`: all calls so far. `refused`: by call, messages with which the next calls are
-    refused."""
+class UpdateError(Exception):
+    pass
 
-    def __init__(self, *, dp_size: int = 1, tp_size: int = 1) -> None:
-        self.calls: list[str] = []
-        self.refused: dict[str, list[str]] = {}
+
+class FakeWeightServer(FakeServer):
+    """`refusals`: by path, the message with which the next request is refused."""
+
+    def __init__(self, *, tp_size: int = 1) -> None:
+        super().__init__()
+        self.info["tp_size"] = tp_size
+        self.refusals: dict[str, str] = {}
         self.loaded: dict[str, Tensor] = {}
-        self.version = "default"
-        self.has_paused_requests = False
-        self.leaves_during_broadcast = False  # leaves the group instead of taking part
-        self.stays_silent = False  # neither takes part in a broadcast nor responds
         self.groups: dict[str, ProcessGroupGloo] = {}
-        self.weights = self  # the server also implements WeightUpdateClient
-        self._sizes = (dp_size, tp_size)
         self._open = False
+        updates = {
+            "/begin_weight_update": self._begin_update,
+            "/end_weight_update": self._end_update,
+            UPDATES["disk"]: self._update_from_disk,
+            UPDATES["tensor"]: self._update_from_tensor,
+            UPDATES["group"]: self._update_from_group,
+            "/init_weights_update_group": self._init_group,
+            "/destroy_weights_update_group": self._destroy_group,
+        }
+        self.handlers |= {path: self._handle_update(path, update) for path, update in updates.items()}
+        self.handlers["/weights_checker"] = self.compute_checksum
 
-    async def get_server_info(self) -> ServerInfo:
-        dp_size, tp_size = self._sizes
-        return ServerInfo("0.5.23", "/model", 1, 1, 1, 1, dp_size, tp_size, "cpu", False, False, False, False)
+    @property
+    def paths(self) -> list[str]:
+        """Of all requests but reads."""
+        return [path for path, _ in self.requests if path not in ("/server_info", "/model_info", "/weights_checker")]
 
-    async def get_model_info(self) -> ModelInfo:
-        return ModelInfo("/model", self.version)
-
-    async def compute_checksums(self) -> list[RankChecksums]:
+    async def compute_checksum(self, request: web.Request, body: Body) -> web.StreamResponse:
         content = b"".join(self.loaded[name].view(torch.uint8).numpy().tobytes() for name in sorted(self.loaded))
-        return [RankChecksums({}, hashlib.sha256(content).hexdigest(), [ParallelismInfo(0, 0)])]
+        rank = {
+            "checksums": {},
+            "per_gpu_checksum": hashlib.sha256(content).hexdigest(),
+            "parallelism_info": [{"tp_rank": 0, "pp_rank": 0}],
+        }
+        return web.json_response({"ranks": [rank]})
 
-    async def pause(self, mode: str) -> None:
-        self._record(f"pause {mode}")
+    async def receive(self, shapes: Sequence[tuple[list[int], torch.dtype]], group: str) -> list[Tensor]:
+        """Takes part in one broadcast for each shape."""
+        if group not in self.groups:
+            raise UpdateError(f"Failed to receive weights: Group {group} not in {list(self.groups)}")
+        weights = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
+        try:
+            await asyncio.to_thread(_join_broadcasts, weights, self.groups[group])
+        except RuntimeError as error:
+            raise UpdateError(f"Failed to receive weights: {error}") from None
+        return weights
 
-    async def resume(self) -> None:
-        self._record("resume")
+    def _handle_update(self, path: str, update: Callable[[Body], Awaitable[None]]) -> Handler:
+        async def handle(request: web.Request, body: Body) -> web.StreamResponse:
+            try:
+                if path in self.refusals:
+                    raise UpdateError(self.refusals.pop(path))
+                await update(body)
+            except UpdateError as error:
+                return web.json_response({"success": False, "message": str(error)}, status=400)
+            return web.json_response({"success": True, "message": ""})
 
-    async def flush_cache(self) -> bool:
-        self._record("flush")
-        return not self.has_paused_requests
+        return handle
 
-    async def begin_update(self) -> None:
+    async def _begin_update(self, body: Body) -> None:
         if self._open:
-            raise UpdateRefused("a weight-update session is already open; call end_weight_update() first")
-        self._record("begin")
+            raise UpdateError("a weight-update session is already open; call end_weight_update() first")
         self._open = True
 
-    async def end_update(self) -> None:
-        self._record("end")
+    async def _end_update(self, body: Body) -> None:
         self._open = False
 
-    async def update_from_disk(self, folder: Path, version: str, *, flush_cache: bool) -> None:
-        self._record("disk")
-        assert not flush_cache
-        self.loaded = load_file(folder / "model.safetensors")
-        self.version = version
+    async def _update_from_disk(self, body: Body) -> None:
+        self._store(load_file(Path(body["model_path"]) / "model.safetensors"), body)
 
-    async def update_from_tensor(
-        self, payloads: Sequence[bytes], version: str | None, *, load_format: str | None, flush_cache: bool
-    ) -> None:
-        self._record("tensor")
+    async def _update_from_tensor(self, body: Body) -> None:
         assert self._open
-        assert not flush_cache
-        assert len(payloads) == self._sizes[1]
-        self._store(dict(pickle.loads(payloads[-1])), version)
+        payloads = body["serialized_named_tensors"]
+        assert len(payloads) == self.info["tp_size"]
+        self._store(dict(pickle.loads(base64.b64decode(payloads[-1]))), body)
 
-    async def init_group(
-        self, host: str, port: int, rank_offset: int, world_size: int, name: str, backend: str
-    ) -> None:
-        self._record("init")
-        assert (rank_offset, backend) == (1, "gloo")
+    async def _update_from_group(self, body: Body) -> None:
+        assert self._open
+        dtypes = [getattr(torch, dtype) for dtype in body["dtypes"]]
+        weights = await self.receive([*zip(body["shapes"], dtypes, strict=True)], body["group_name"])
+        self._store(dict(zip(body["names"], weights, strict=True)), body)
+
+    def _store(self, weights: dict[str, Tensor], body: Body) -> None:
+        assert not body["flush_cache"]
+        self.loaded |= weights
+        self.weight_version = body["weight_version"] or self.weight_version
+
+    async def _init_group(self, body: Body) -> None:
+        assert (body["rank_offset"], body["backend"]) == (1, "gloo")
+        name, size, timeout = body["group_name"], body["world_size"], timedelta(seconds=20)
 
         def join() -> None:
-            store = PrefixStore(name, TCPStore(host, port, world_size, timeout=timedelta(seconds=20)))
-            prefixed = PrefixStore("cpu/", PrefixStore(f"{name}/", store))
-            self.groups[name] = ProcessGroupGloo(prefixed, 1, world_size, timedelta(seconds=20))
+            store = PrefixStore(name, TCPStore(body["master_address"], body["master_port"], size, timeout=timeout))
+            self.groups[name] = ProcessGroupGloo(PrefixStore("cpu/", PrefixStore(f"{name}/", store)), 1, size, timeout)
 
         await asyncio.to_thread(join)
 
-    async def update_from_group(
-        self,
-        names: Sequence[str],
-        dtypes: Sequence[str],
-        shapes: Sequence[Sequence[int]],
-        group: str,
-        version: str | None,
-        *,
-        flush_cache: bool,
-    ) -> None:
-        self._record("group")
-        assert self._open
-        assert not flush_cache
-        if self.stays_silent:
-            await asyncio.Event().wait()
-        if self.leaves_during_broadcast:
-            self.groups.clear()
-        if group not in self.groups:
-            raise UpdateRefused(f"Failed to receive weights: Group {group} not in {list(self.groups)}")
-        weights = [
-            torch.empty(list(shape), dtype=getattr(torch, dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)
-        ]
-        try:
-            await asyncio.to_thread(self._receive, weights, self.groups[group])
-        except RuntimeError as error:
-            raise UpdateRefused(f"Failed to receive weights: {error}") from None
-        self._store(dict(zip(names, weights, strict=True)), version)
+    async def _destroy_group(self, body: Body) -> None:
+        if self.groups.pop(body["group_name"], None) is None:
+            raise UpdateError("The group to be destroyed does not exist.")
 
-    async def destroy_group(self, name: str) -> None:
-        self._record("destroy")
-        if self.groups.pop(name, None) is None:
-            raise UpdateRefused("The group to be destroyed does not exist.")
 
-    def leave(self) -> None:
-        """Closes this side of every group."""
-        self.groups.clear()
-
-    def _receive(self, weights: Sequence[Tensor], group: Any) -> None:
-        for work in [group.broadcast(weight, 0) for weight in weights]:
-            work.wait()
-
-    def _store(self, weights: Mapping[str, Tensor], version: str | None) -> None:
-        self.loaded.update(weights)
-        if version is not None:
-            self.version = version
-
-    def _record(self, call: str) -> None:
-        self.calls.append(call)
-        if messages := self.refused.get(call):
-            raise UpdateRefused(messages.pop(0))
+def _join_broadcasts(weights: Sequence[Tensor], group: Any) -> None:
+    for work in [group.broadcast(weight, 0) for weight in weights]:
+        work.wait()

@@ -1,0 +1,234 @@
+"""The three transports of new weights to a server, and the published parameters that they send.
+
+disk    a folder on the server's machine; supports data parallelism
+tensor  request bodies, in buckets: needs no shared folder or other connection
+group   a process group with the server's ranks, in buckets: gloo, or nccl between GPUs
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import secrets
+import shutil
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bus.messages import WeightsPublished
+from engine.contract import EngineFailure, WeightsRefused
+from engine.model.hf_checkpoint import load_model_config
+from engine.model.qwen3 import Qwen3
+from engine.sglang.client import SGLangClient
+from engine.sglang.http_api import ServerInfo, ServerStatusError, UpdateRefused
+from engine.sglang.weights.checksums import ChecksumRegistry
+from engine.sglang.weights.collective_thread import CollectiveThread
+from engine.sglang.weights.update_window import Bucket, generation_paused, update_in_buckets
+from engine.weight_transfer.shared_memory import load_published
+
+
+class PublishedLayout:
+    def __init__(self, model: Path, dtype: torch.dtype) -> None:
+        """`model`: checkpoint folder of the model that the learner publishes; the server uses the
+        same parameter names.
+
+        With tied embeddings there is no lm_head: the server uses the embedding.
+        """
+        with torch.device("meta"):
+            parameters = Qwen3(load_model_config(model)).named_parameters()
+        self._shapes = {name: parameter.shape for name, parameter in parameters}
+        self._dtype = dtype
+
+    def read(self, weights: WeightsPublished) -> dict[str, Tensor]:
+        """Copies of the parameters in separate memory. Raises WeightsRefused."""
+        parameters = {name: torch.empty(shape, dtype=self._dtype) for name, shape in self._shapes.items()}
+        load_published(weights, parameters)
+        return parameters
+
+    def read_buckets(self, weights: WeightsPublished, bucket_bytes: int) -> list[dict[str, Tensor]]:
+        return list(split_into_buckets(self.read(weights), bucket_bytes))
+
+
+def split_into_buckets(parameters: Mapping[str, Tensor], bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
+    """Keeps the order; a bucket exceeds `bucket_bytes` only if it holds a single parameter."""
+    bucket: dict[str, Tensor] = {}
+    filled_bytes = 0
+    for name, parameter in parameters.items():
+        if bucket and filled_bytes + parameter.nbytes > bucket_bytes:
+            yield bucket
+            bucket, filled_bytes = {}, 0
+        bucket[name] = parameter
+        filled_bytes += parameter.nbytes
+    if bucket:
+        yield bucket
+
+
+class DiskTransport:
+    """After an update, the server reports this folder as its model path."""
+
+    def __init__(self, layout: PublishedLayout, checksums: ChecksumRegistry, folder: Path) -> None:
+        """`folder`: used only by this engine and only during an update; should be in memory."""
+        self._layout = layout
+        self._checksums = checksums
+        self._folder = folder
+
+    async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
+        try:
+            await asyncio.to_thread(self._write, weights)
+            async with generation_paused(client, weights, self._checksums):
+                await client.weights.update_from_disk(self._folder, str(weights.version))
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    def _write(self, weights: WeightsPublished) -> None:
+        parameters = self._layout.read(weights)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            save_file(parameters, self._folder / "model.safetensors", metadata={"format": "pt"})
+        except (OSError, SafetensorError) as error:
+            raise WeightsRefused(f"weights cannot be written to {self._folder}: {error}") from error
+
+
+class TensorTransport:
+    """A payload is a pickle of [(name, tensor), ...]; the server's unpickler accepts only tensors.
+
+    Every tensor-parallel rank receives the whole payload and uses its shard.
+    """
+
+    def __init__(self, layout: PublishedLayout, checksums: ChecksumRegistry, bucket_bytes: int) -> None:
+        self._layout = layout
+        self._checksums = checksums
+        self._bucket_bytes = bucket_bytes
+
+    async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
+        server = await client.get_server_info()
+
+        async def send(bucket: Bucket, version: str | None) -> None:
+            payload = await asyncio.to_thread(pickle.dumps, list(bucket.items()), protocol=4)
+            await client.weights.update_from_tensor([payload] * server.tp_size, version)
+
+        buckets = await asyncio.to_thread(self._layout.read_buckets, weights, self._bucket_bytes)
+        await update_in_buckets(client, weights, self._checksums, buckets, send)
+
+    async def close(self) -> None:
+        """Nothing stays open between updates."""
+
+
+class ProcessGroupTransport:
+    """The group is created at the first update and reused. Any failure closes it; the next update
+    creates a new one. With nccl, this process needs a GPU that the server does not use."""
+
+    def __init__(
+        self,
+        layout: PublishedLayout,
+        checksums: ChecksumRegistry,
+        bucket_bytes: int,
+        backend: Literal["gloo", "nccl"] = "gloo",
+        host: str = "127.0.0.1",
+        timeout_s: float = 300.0,
+        response_timeout_s: float = 10.0,
+    ) -> None:
+        """`host`: this machine's address for the server. `timeout_s`: limit for joining and for
+        each bucket. `response_timeout_s`: limit for the server to report an error after this side
+        has left the group."""
+        self._layout = layout
+        self._checksums = checksums
+        self._bucket_bytes = bucket_bytes
+        self._backend = backend
+        self._host = host
+        self._timeout_s = timeout_s
+        self._response_timeout_s = response_timeout_s
+        self._group: CollectiveThread | None = None
+
+    @property
+    def group_name(self) -> str | None:
+        """The current group's name on the server."""
+        return self._group.name if self._group else None
+
+    async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
+        buckets = await asyncio.to_thread(self._layout.read_buckets, weights, self._bucket_bytes)
+        group = self._group or await self._join(client, await client.get_server_info())
+
+        async def send(bucket: Bucket, version: str | None) -> None:
+            server_call = client.weights.update_from_group(bucket, group.name, version)
+            await self._run_both(group.broadcast(list(bucket.values())), server_call)
+
+        try:
+            await update_in_buckets(client, weights, self._checksums, buckets, send)
+        except WeightsRefused:
+            await self._destroy_group(client, group)
+            raise
+        except BaseException:
+            self._leave()
+            raise
+
+    async def close(self) -> None:
+        self._leave()
+
+    async def _join(self, client: SGLangClient, server: ServerInfo) -> CollectiveThread:
+        # A server accepts a name only once.
+        name = f"asterism-{os.getpid()}-{secrets.token_hex(4)}"
+        world_size = 1 + server.tp_size
+        group = self._group = CollectiveThread(name, self._backend, self._host, world_size, self._timeout_s)
+        server_call = client.weights.init_group(self._host, group.port, world_size, name, self._backend)
+        try:
+            await self._run_both(group.join(), server_call)
+        except (UpdateRefused, ServerStatusError) as refusal:
+            await self._destroy_group(client, group)
+            raise WeightsRefused(f"could not create a process group with the server: {refusal}") from refusal
+        return group
+
+    async def _run_both(self, local_future: asyncio.Future[None], server_call: Coroutine[Any, Any, None]) -> None:
+        """Runs this side of a collective and the call that makes the server take part.
+
+        If either fails, this side leaves the group, which makes the other fail too. Raises the
+        server's error, or EngineFailure if the server does not respond.
+        """
+        server_future = asyncio.ensure_future(server_call)
+        try:
+            await asyncio.wait((local_future, server_future), return_when=asyncio.FIRST_EXCEPTION)
+            if not (_has_succeeded(local_future) and _has_succeeded(server_future)):
+                self._leave()
+                await asyncio.wait((server_future,), timeout=self._response_timeout_s)
+        except asyncio.CancelledError:
+            self._leave()
+            raise
+        finally:
+            server_future.cancel()
+            for future in (local_future, server_future):
+                future.add_done_callback(_has_succeeded)  # marks an exception as retrieved
+        local_error = str(local_future.exception()) if local_future.done() and local_future.exception() else ""
+        if not server_future.done() or server_future.cancelled():
+            raise EngineFailure(f"the process group broke, and the server does not respond; local error: {local_error}")
+        failure = server_future.exception()
+        if isinstance(failure, UpdateRefused) and local_error:
+            raise UpdateRefused(f"{failure}; local error: {local_error}") from failure
+        if failure is not None:
+            raise failure
+        if local_error:
+            raise EngineFailure(f"the server received the weights, but the broadcast failed locally: {local_error}")
+
+    def _leave(self) -> None:
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    async def _destroy_group(self, client: SGLangClient, group: CollectiveThread) -> None:
+        """Closes the group on both sides; ignores failures of the server."""
+        self._leave()
+        with suppress(EngineFailure):
+            await client.weights.destroy_group(group.name)
+
+
+def _has_succeeded(future: asyncio.Future[None]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
