@@ -1,7 +1,7 @@
 """A ready server's processes: the death of one kills all, and so does `close`.
 
-Uses a fake server, which starts quickly. tests/sglang/test_server.py checks with a real one that a
-server dies with the process that started it.
+Uses a fake server, which starts quickly. tests/sglang/test_server.py checks that a real server
+dies with the process that started it.
 """
 
 from __future__ import annotations
