@@ -10,7 +10,7 @@ import math
 from typing import Literal
 
 from configs.schema_tree import Section, require, require_positive
-from configs.sglang_options import PORTS_PER_SERVER, SPARE_TOKENS, SGLangConfig, check_colocation
+from configs.sglang_options import SPARE_TOKENS, SGLangConfig, check_colocation, check_servers
 
 
 class TinyConfig(Section, frozen=True):
@@ -318,8 +318,7 @@ class RunConfig(Section, frozen=True):
         require(self.name != "", "name must not be empty")
         _require_kv_capacity(self.dialogue.sequence_tokens, self.engine, self.sglang)
         if self.engine.kind == "sglang":
-            _require_matching_servers(self.engine, self.sglang)
-            _require_node_local_servers(self.sglang, self.cluster)
+            check_servers(self.sglang, self.engine.num_engines, self.engine.device, self.cluster.key)
         check_colocation(self.sglang, self.engine.kind, self.rl.max_staleness)
         require(
             self.log.keep_steps == 0 or self.log.keep_steps > self.rl.max_staleness,
@@ -351,34 +350,6 @@ def _require_kv_capacity(sequence_tokens: int, engine: EngineConfig, sglang: SGL
         engine.kv_tokens // caches // engine.page_tokens * engine.page_tokens >= sequence_tokens + spare,
         f"engine.kv_tokens must hold one trajectory, dialogue.prompt_tokens + response_tokens = {sequence_tokens},{also}"
         f" in whole pages of engine.page_tokens = {engine.page_tokens}",
-    )
-
-
-def _require_matching_servers(engine: EngineConfig, sglang: SGLangConfig) -> None:
-    """Raise ValueError if the servers do not match the engines."""
-    require(
-        len(sglang.external_urls) in (0, engine.num_engines),
-        f"sglang.external_urls must name one server per engine, engine.num_engines = {engine.num_engines}, or none:"
-        f" it names {len(sglang.external_urls)}",
-    )
-    require(
-        sglang.port + PORTS_PER_SERVER * engine.num_engines <= 65_536,
-        f"sglang.port must leave {PORTS_PER_SERVER} ports below 65536 for each of engine.num_engines = "
-        f"{engine.num_engines} servers:"
-        f" {sglang.port}",
-    )
-    require(
-        sglang.weights != "group" or sglang.group_backend != "nccl" or engine.device == "cuda",
-        f'sglang.group_backend = "nccl" needs engine.device = "cuda"; use "gloo": "{engine.device}"',
-    )
-
-
-def _require_node_local_servers(sglang: SGLangConfig, cluster: ClusterConfig) -> None:
-    """Raise ValueError if engines of two nodes would share a server."""
-    require(
-        cluster.key == "" or not sglang.remote_external_urls,
-        "sglang.external_urls must name servers on 127.0.0.1, one set per node, if cluster.key is set:"
-        f" {', '.join(sglang.remote_external_urls)}",
     )
 
 

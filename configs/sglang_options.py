@@ -61,6 +61,29 @@ class SGLangConfig(Section, frozen=True):
         return tuple(url for url in self.external_urls if urlsplit(url).hostname not in _LOOPBACK_HOSTS)
 
 
+def check_servers(sglang: SGLangConfig, num_engines: int, device: str, cluster_key: str) -> None:
+    """Raise ValueError if the servers do not match the engines, or if engines of two nodes would share a server."""
+    require(
+        len(sglang.external_urls) in (0, num_engines),
+        f"sglang.external_urls must name one server per engine, engine.num_engines = {num_engines}, or none:"
+        f" it names {len(sglang.external_urls)}",
+    )
+    require(
+        sglang.port + PORTS_PER_SERVER * num_engines <= 65_536,
+        f"sglang.port must leave {PORTS_PER_SERVER} ports below 65536 for each of engine.num_engines = {num_engines}"
+        f" servers: {sglang.port}",
+    )
+    require(
+        sglang.weights != "group" or sglang.group_backend != "nccl" or device == "cuda",
+        f'sglang.group_backend = "nccl" needs engine.device = "cuda"; use "gloo": "{device}"',
+    )
+    require(
+        cluster_key == "" or not sglang.remote_external_urls,
+        "sglang.external_urls must name servers on 127.0.0.1, one set per node, if cluster.key is set:"
+        f" {', '.join(sglang.remote_external_urls)}",
+    )
+
+
 def check_colocation(sglang: SGLangConfig, kind: str, max_staleness: int) -> None:
     """Raise ValueError if engines would hold memory, or generate, while the learner trains."""
     if not sglang.colocate:

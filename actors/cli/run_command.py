@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from actors.cli.join_command import EXIT_INTERRUPTED, join_run
-from actors.launch.claim_run_folder import claimed_run_folder, increment_launch_count
+from actors.launch.claim_run_folder import claimed_run_folder, increment_counter
 from actors.launch.display import Display, make_display
 from actors.launch.job_environment import configure_head, configure_worker, read_placement
 from actors.launch.launcher import Launcher, LogWriteFailure, ProcessDied, RunEnding
@@ -47,7 +47,7 @@ def run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwrit
             with raising_disk_errors(folder.path):
                 try:
                     ending = uvloop.run(
-                        Launcher(run, folder, display, increment_launch_count(folder), refusal).launch()
+                        Launcher(run, folder, display, increment_counter(folder.launch_counter), refusal).launch()
                     )
                 finally:
                     display.close()

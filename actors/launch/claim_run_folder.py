@@ -50,11 +50,6 @@ def claimed_run_folder(run: RunConfig, *, resume: bool, overwrite: bool) -> Gene
         yield folder
 
 
-def increment_launch_count(folder: RunFolder) -> int:
-    """The number of this launch in the folder, from 1."""
-    return increment_counter(folder.launch_counter)
-
-
 def _acquire_lock(lock_fd: int, folder: RunFolder) -> None:
     """The kernel releases the lock when this process ends, also after a kill."""
     try:

@@ -38,15 +38,11 @@ class CommandLines:
         return self._build_argv("tasks.tiny.prepare")
 
     def build_worker_argv(self, name: str, incarnation: int) -> list[str]:
-        return self._build_argv(
-            "actors.process",
-            name,
-            *self._build_incarnation_flags(incarnation, compute_link_epoch(self._launch, incarnation)),
-        )
+        return self._build_argv("actors.process", name, *self._build_incarnation_flags(incarnation))
 
     def build_decider_argv(self, name: str, step: int, incarnation: int) -> list[str]:
         """All incarnations share the launch's epoch, since a decider resumes where the killed one stopped."""
-        flags = self._build_incarnation_flags(incarnation, compute_link_epoch(self._launch))
+        flags = ("--incarnation", str(incarnation), "--epoch", str(compute_link_epoch(self._launch)))
         return self._build_argv("actors.process", name, "--step", str(step), *flags)
 
     def build_weight_server_argv(self, incarnation: int) -> list[str]:
@@ -59,27 +55,18 @@ class CommandLines:
         """The first incarnation resumes from the launch's step, a later one from the newest checkpoint."""
         first = ("--resume-step", str(step)) if incarnation == 1 else ()
         return self._build_argv(
-            *(
-                "torch.distributed.run",
-                "--nproc-per-node",
-                str(self._run.learner.ranks),
-                *_build_rendezvous_flags(rendezvous),
-            ),
+            *("torch.distributed.run", "--nproc-per-node", str(self._run.learner.ranks)),
+            *_build_rendezvous_flags(rendezvous),
             # Without --log-dir torchrun leaves a folder in the system's temporary folder.
             *("--log-dir", str(self._folder.sockets / "torchrun")),
             # Each rank dies with torchrun's agent.
             *("--no-python", sys.executable, "-m", "bus.process.parent_death"),
-            *(
-                sys.executable,
-                "-m",
-                "engine.learner",
-                *first,
-                *self._build_incarnation_flags(incarnation, compute_link_epoch(self._launch, incarnation)),
-            ),
+            *(sys.executable, "-m", "engine.learner", *first, *self._build_incarnation_flags(incarnation)),
         )
 
-    def _build_incarnation_flags(self, incarnation: int, epoch: int) -> tuple[str, ...]:
-        return "--incarnation", str(incarnation), "--epoch", str(epoch)
+    def _build_incarnation_flags(self, incarnation: int) -> tuple[str, ...]:
+        """Each incarnation has a new epoch: it knows nothing of the links of the killed one."""
+        return "--incarnation", str(incarnation), "--epoch", str(compute_link_epoch(self._launch, incarnation))
 
     def _build_argv(self, module: str, *arguments: str) -> list[str]:
         folder = ("--run-folder", str(self._folder.path))

@@ -50,11 +50,8 @@ def read_placement(environment: Mapping[str, str]) -> NodePlacement | None:
 
 
 def _read_torchrun(environment: Mapping[str, str]) -> NodePlacement:
-    rank, nodes = _read_number(environment, "GROUP_RANK"), _read_positive_number(environment, "GROUP_WORLD_SIZE")
-    local, everywhere = (
-        _read_positive_number(environment, "LOCAL_WORLD_SIZE"),
-        _read_positive_number(environment, "WORLD_SIZE"),
-    )
+    rank, nodes = _read_number(environment, "GROUP_RANK"), _read_positive(environment, "GROUP_WORLD_SIZE")
+    local, everywhere = _read_positive(environment, "LOCAL_WORLD_SIZE"), _read_positive(environment, "WORLD_SIZE")
     if local != 1 or everywhere != nodes:
         raise UnusableInput(
             f"torchrun started {everywhere} processes on {nodes} nodes, {local} of them here; "
@@ -65,8 +62,8 @@ def _read_torchrun(environment: Mapping[str, str]) -> NodePlacement:
 
 def _read_srun(environment: Mapping[str, str]) -> NodePlacement:
     """From the step's variables, since SLURM_NTASKS and SLURM_NODELIST may describe the whole job."""
-    rank, tasks = _read_number(environment, "SLURM_PROCID"), _read_positive_number(environment, "SLURM_STEP_NUM_TASKS")
-    nodes = _read_positive_number(environment, "SLURM_STEP_NUM_NODES")
+    rank, tasks = _read_number(environment, "SLURM_PROCID"), _read_positive(environment, "SLURM_STEP_NUM_TASKS")
+    nodes = _read_positive(environment, "SLURM_STEP_NUM_NODES")
     if tasks != nodes:
         raise UnusableInput(
             f"srun started {tasks} tasks on {nodes} nodes; "
@@ -77,10 +74,7 @@ def _read_srun(environment: Mapping[str, str]) -> NodePlacement:
 
 def _read_kubernetes(environment: Mapping[str, str]) -> NodePlacement:
     """The index is set by Kubernetes; the number of nodes and the host name of pod 0 by the manifest."""
-    rank, nodes = (
-        _read_number(environment, "JOB_COMPLETION_INDEX"),
-        _read_positive_number(environment, "ASTERISM_NODES"),
-    )
+    rank, nodes = _read_number(environment, "JOB_COMPLETION_INDEX"), _read_positive(environment, "ASTERISM_NODES")
     head = _read_variable(environment, "ASTERISM_HEAD") if nodes > 1 else ""
     return NodePlacement(rank, nodes, head, "kubernetes")
 
@@ -114,7 +108,7 @@ def _read_number(environment: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def _read_positive_number(environment: Mapping[str, str], name: str) -> int:
+def _read_positive(environment: Mapping[str, str], name: str) -> int:
     number = _read_number(environment, name)
     if number == 0:
         raise UnusableInput(f"{name}=0: expected a positive number")

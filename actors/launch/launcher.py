@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 import structlog
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from actors.launch.child_processes import (
     ChildProcess,
@@ -192,18 +192,12 @@ class Launcher:
         learner = Program(
             lambda incarnation: commands.build_learner_argv(step, incarnation, self._rendezvous), run.learner.threads
         )
+        programs = {**executor_registry.build_programs(), **deciding, **generating, LEARNER: learner}
         if self._cluster is None:
-            return {**executor_registry.build_programs(), **deciding, **generating, LEARNER: learner}
+            return programs
         meeting = build_rendezvous_environment(run.cluster.host) if run.cluster.learner_nodes > 1 else {}
         learner = replace(learner, wait_before_start=partial(self._wait_for_learner_nodes, step), environment=meeting)
-        weights = Program(commands.build_weight_server_argv)
-        return {
-            **executor_registry.build_programs(),
-            WEIGHT_SERVER: weights,
-            **deciding,
-            **generating,
-            LEARNER: learner,
-        }
+        return {WEIGHT_SERVER: Program(commands.build_weight_server_argv), **programs, LEARNER: learner}
 
     async def _wait_for_learner_nodes(self, step: int, incarnation: int) -> None:
         assert self._cluster is not None
@@ -252,11 +246,10 @@ class Launcher:
                     await executor_registry.on_joined(event)
                 case ExecutorHealthy(executor=executor) if parse_process(executor) in supervisor.names:
                     supervisor.mark_healthy(parse_process(executor))
-                case CallsRescheduled(executor=executor, sent=sent, waiting=waiting, lost=lost):
-                    self._logger.info("calls.rescheduled", executor=executor, sent=sent, waiting=waiting, lost=lost)
+                case CallsRescheduled() as report:
+                    self._logger.info("calls.rescheduled", **asdict(report))
                 case LedgerReported() as report:
-                    fields = {name: getattr(report, name) for name in report.__struct_fields__}
-                    self._logger.info("ledger.reported", **fields)
+                    self._logger.info("ledger.reported", **asdict(report))
                 case RunFinished(steps=steps):
                     self._logger.info("run.finished", step=steps)
                     return "finished"

@@ -147,24 +147,17 @@ class ClusterMembership:
                 self._logger.error("message.misdirected", kind=type(other).__name__)
 
     async def _accept_join(self, request: JoinRequested) -> None:
-        for earlier in [
-            node for node in self._nodes.values() if (node.host, node.port) == (request.host, request.port)
-        ]:
-            await self._remove_node(earlier, "a new node joined with its address")
-        number, run = self._allocate_node_number(), self._run
+        for earlier in list(self._nodes.values()):
+            if (earlier.host, earlier.port) == (request.host, request.port):
+                await self._remove_node(earlier, "a new node joined with its address")
+        # A node of an earlier launch may still run, so its number is not reused.
+        number = increment_counter(self._folder.node_counter)
+        num_generators = _resolve_count(request.generators, len(list_generators(self._run)))
+        num_executors = _resolve_count(request.executors, len(list_executors(self._run)))
         node = WorkerNode(
-            number,
-            request.node,
-            request.host,
-            request.port,
-            tuple(
-                name_generator(index, number)
-                for index in range(_resolve_count(request.generators, len(list_generators(run))))
-            ),
-            tuple(
-                name_executor(index, number)
-                for index in range(_resolve_count(request.executors, len(list_executors(run))))
-            ),
+            *(number, request.node, request.host, request.port),
+            tuple(name_generator(index, number) for index in range(num_generators)),
+            tuple(name_executor(index, number) for index in range(num_executors)),
             asyncio.get_running_loop().time(),
         )
         joined = assign_ports(number, node.host, node.port, node.launcher, node.processes[1:])
@@ -179,10 +172,6 @@ class ClusterMembership:
         self._logger.info("node.joined", node=number, host=node.host, port=node.port, processes=list(node.processes))
         self._print_status(node, f"has joined; generators: {len(node.generators)}, executors: {len(node.executors)}")
         self._node_joined.set()
-
-    def _allocate_node_number(self) -> int:
-        """A number that no node of an earlier launch had, since such a node may still run."""
-        return increment_counter(self._folder.node_counter)
 
     async def _forward_executor_healthy(self, event: ExecutorHealthy) -> None:
         """Forward the event to the launcher that supervises this executor."""
@@ -231,12 +220,11 @@ class ClusterMembership:
         self._print_status(node, f"has left: {cause}")
         for other in self._nodes.values():
             await self._bus.send(other.launcher, MembershipChanged((), node.processes))
+        left = f"node {node.number} left: {cause}"
         for engine in node.generators:
-            await send_engine_left(
-                self._bus, EngineLeft(engine, f"node {node.number} left: {cause}", _ALL_INCARNATIONS)
-            )
+            await send_engine_left(self._bus, EngineLeft(engine, left, _ALL_INCARNATIONS))
         for executor in node.executors:
-            await self._executor_registry.remove_executor(executor, f"node {node.number} left: {cause}")
+            await self._executor_registry.remove_executor(executor, left)
         if node.launcher in self._learner_launchers:
             await self._kill_learner()
 

@@ -13,7 +13,7 @@ import uvloop
 from msgspec.structs import replace
 from rich.console import Console
 
-from actors.launch.claim_run_folder import claimed_run_folder, increment_launch_count
+from actors.launch.claim_run_folder import claimed_run_folder, increment_counter
 from actors.launch.display import make_display
 from actors.launch.launcher import Launcher, LogWriteFailure
 from bus.addresses import LAUNCHER
@@ -61,7 +61,7 @@ def launch(run: RunConfig) -> RunFolder:
         display = make_display(Console(stderr=True))
         try:
             ending = uvloop.run(
-                Launcher(run, folder, display, increment_launch_count(folder), LogWriteFailure()).launch()
+                Launcher(run, folder, display, increment_counter(folder.launch_counter), LogWriteFailure()).launch()
             )
         finally:
             display.close()

@@ -54,13 +54,6 @@ def test_an_invalid_value_is_refused_by_key(override: str, message: str):
     assert load_error(*BASE, f"sglang.{override}") == f"--set sglang.{override}: `sglang`: {message}"
 
 
-@pytest.mark.parametrize("transfer", ["tensor", "group"])
-def test_a_server_with_several_copies_of_the_model_loads_weights_only_from_disk(transfer: str):
-    message = load_error(*BASE, "sglang.data_parallel=2", f"sglang.weights={transfer}")
-    assert '`sglang`: weights must be "disk" if data_parallel = 2' in message
-    assert load("sglang.data_parallel=2").sglang.weights == "disk"
-
-
 def test_the_environment_is_a_table_with_arbitrary_keys(tmp_path: Path):
     (tmp_path / "my.toml").write_text('name = "a"\n[sglang.environment]\nCUDA_VISIBLE_DEVICES = "0"\nA = "x"\n')
     run = load_run(tmp_path / "my.toml", ["sglang.environment.A=y"])
@@ -84,66 +77,63 @@ def test_differences_include_variables_that_only_one_run_sets():
     assert list_differences(a, b) == ['sglang.environment.A: "1" -> nothing', 'sglang.environment.B: nothing -> "2"']
 
 
-def test_external_servers_must_be_given_for_all_engines_or_none():
-    message = load_error(*BASE, "engine.num_engines=2", 'sglang.external_urls=["http://a:1"]')
-    assert (
-        "sglang.external_urls must name one server per engine, engine.num_engines = 2, or none: it names 1" in message
-    )
-    assert load("engine.num_engines=2", 'sglang.external_urls=["http://a:1", "http://a:2"]').engine.num_engines == 2
+NCCL = ("sglang.weights=group", "sglang.group_backend=nccl")
 
 
-def test_nodes_attach_only_to_local_servers():
-    message = load_error(*BASE, "cluster.key=my.key", 'sglang.external_urls=["http://gpu7:30000"]')
-    assert "sglang.external_urls must name servers on 127.0.0.1" in message
-    assert "http://gpu7:30000" in message
-    assert load("cluster.key=my.key", 'sglang.external_urls=["http://localhost:30000/"]').cluster.key == "my.key"
-    assert load('sglang.external_urls=["http://gpu7:30000"]').sglang.external_urls == ("http://gpu7:30000",)
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("sglang.data_parallel=2", "sglang.weights=tensor"), '`sglang`: weights must be "disk" if data_parallel = 2'),
+        (("sglang.data_parallel=2", "sglang.weights=group"), '`sglang`: weights must be "disk" if data_parallel = 2'),
+        (
+            ("engine.num_engines=2", 'sglang.external_urls=["http://a:1"]'),
+            "sglang.external_urls must name one server per engine, engine.num_engines = 2, or none: it names 1",
+        ),
+        (
+            ("cluster.key=my.key", 'sglang.external_urls=["http://gpu7:30000"]'),
+            "sglang.external_urls must name servers on 127.0.0.1, one set per node, if cluster.key is set: "
+            "http://gpu7:30000",
+        ),
+        (("sglang.port=65530",), "sglang.port must leave 10 ports below 65536"),
+        (("engine.num_engines=2", "sglang.port=65526"), "engine.num_engines = 2 servers: 65526"),
+        (NCCL, 'sglang.group_backend = "nccl" needs engine.device = "cuda"'),
+        (
+            ("engine.kind=embedded", "engine.kv_tokens=0"),
+            "kv_tokens must be positive; 0 leaves it to the server if kind =",
+        ),
+        (("engine.kv_tokens=-1",), "kv_tokens must be positive"),
+        # A server needs spare tokens, in each of its caches, besides the longest trajectory.
+        (("engine.kv_tokens=9216",), "= 9216, and 8 that a server reserves"),
+        (("engine.kv_tokens=9232", "sglang.data_parallel=2"), "2 times, for sglang.data_parallel"),
+        (("determinism=strict", "rl.prompts=8"), 'determinism = "strict" needs engine.kind = "embedded" ('),
+        (("sglang.colocate=true", "rl.max_staleness=1"), "sglang.colocate = true needs rl.max_staleness = 0"),
+        (("sglang.colocate=true", "engine.kind=embedded"), 'sglang.colocate = true needs engine.kind = "sglang"'),
+        (
+            ("sglang.colocate=true", 'sglang.external_urls=["http://localhost:30000"]'),
+            "external_urls must be empty if colocate = true",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused_with_both_keys(overrides: tuple[str, ...], message: str):
+    assert message in load_error(*BASE, *overrides)
 
 
-def test_ports_of_all_servers_must_be_valid():
-    assert "sglang.port must leave 10 ports below 65536" in load_error(*BASE, "sglang.port=65530")
-    assert load("sglang.port=65526").sglang.port == 65_526
-    assert "engine.num_engines = 2 servers: 65526" in load_error(*BASE, "sglang.port=65526", "engine.num_engines=2")
-
-
-def test_nccl_needs_a_gpu():
-    nccl = ("sglang.weights=group", "sglang.group_backend=nccl")
-    assert 'sglang.group_backend = "nccl" needs engine.device = "cuda"' in load_error(*BASE, *nccl)
-    assert load(*nccl, "engine.device=cuda").sglang.group_backend == "nccl"
-    assert load("sglang.group_backend=nccl").sglang.weights == "disk"  # unused then
-
-
-class TestKvCache:
-    def test_only_a_server_can_determine_its_capacity(self):
-        assert load("engine.kv_tokens=0").engine.kv_tokens == 0
-        assert 'kv_tokens must be positive; 0 leaves it to the server if kind = "sglang"' in load_error(
-            "name=a", "engine.kv_tokens=0"
-        )
-        assert "kv_tokens must be positive" in load_error(*BASE, "engine.kv_tokens=-1")
-
-    def test_a_server_needs_spare_tokens_besides_the_longest_trajectory(self):
-        assert load_run(None, ["name=a", "engine.kv_tokens=9216"]).engine.kv_tokens == 9216
-        assert "= 9216, and 8 that a server reserves" in load_error(*BASE, "engine.kv_tokens=9216")
-        assert load("engine.kv_tokens=9232").engine.kv_tokens == 9232
-
-    def test_a_trajectory_must_fit_into_each_cache_of_a_server(self):
-        assert "2 times, for sglang.data_parallel" in load_error(
-            *BASE, "engine.kv_tokens=9232", "sglang.data_parallel=2"
-        )
-        assert load("engine.kv_tokens=18464", "sglang.data_parallel=2").sglang.data_parallel == 2
-
-
-def test_a_strict_run_needs_the_embedded_engine():
-    message = load_error(*BASE, "determinism=strict", "rl.prompts=8")
-    assert 'determinism = "strict" needs engine.kind = "embedded" (' in message
-
-
-def test_colocation_needs_idle_engines_while_the_learner_trains():
-    colocated = "sglang.colocate=true"
-    assert load(colocated).sglang.colocate
-    message = load_error(*BASE, colocated, "rl.max_staleness=1")
-    assert "sglang.colocate = true needs rl.max_staleness = 0" in message
-    message = load_error(*BASE, colocated, "engine.kind=embedded")
-    assert 'sglang.colocate = true needs engine.kind = "sglang"' in message
-    message = load_error(*BASE, colocated, 'sglang.external_urls=["http://localhost:30000"]')
-    assert "external_urls must be empty if colocate = true" in message
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("sglang.data_parallel=2",),
+        ("engine.num_engines=2", 'sglang.external_urls=["http://a:1", "http://a:2"]'),
+        ("cluster.key=my.key", 'sglang.external_urls=["http://localhost:30000/"]'),
+        ('sglang.external_urls=["http://gpu7:30000"]',),
+        ("sglang.port=65526",),
+        (*NCCL, "engine.device=cuda"),
+        ("sglang.group_backend=nccl",),  # unused without weights = "group"
+        ("engine.kv_tokens=0",),
+        ("engine.kv_tokens=9232",),
+        ("engine.kv_tokens=18464", "sglang.data_parallel=2"),
+        ("engine.kind=embedded", "engine.kv_tokens=9216"),
+        ("sglang.colocate=true",),
+    ],
+)
+def test_settings_that_agree_are_accepted(overrides: tuple[str, ...]):
+    load(*overrides)

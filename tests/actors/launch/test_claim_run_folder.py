@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from actors.launch.claim_run_folder import RunFolderError, claimed_run_folder, increment_launch_count
+from actors.launch.claim_run_folder import RunFolderError, claimed_run_folder, increment_counter
 from bus.transport.curve_auth import generate_key
 from configs.errors import UnusableInput
 from configs.load import load_resolved
@@ -93,20 +93,20 @@ def test_resume_and_overwrite_together_are_refused(tmp_path: Path) -> None:
 
 def test_launches_are_counted(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    assert [increment_launch_count(folder) for _ in range(3)] == [1, 2, 3]
+    assert [increment_counter(folder.launch_counter) for _ in range(3)] == [1, 2, 3]
     assert [path.name for path in tmp_path.iterdir()] == [folder.launch_counter.name]
 
 
 def test_a_failed_write_keeps_the_old_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path)
-    increment_launch_count(folder)
+    increment_counter(folder.launch_counter)
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        increment_launch_count(folder)
+        increment_counter(folder.launch_counter)
     assert folder.launch_counter.read_text() == "1\n"
 
 
@@ -115,7 +115,7 @@ def test_a_counter_file_without_a_number_is_named(tmp_path: Path) -> None:
     for content in (b"", b"x\n", b"\xff"):
         folder.launch_counter.write_bytes(content)
         with pytest.raises(UnusableInput, match=f"^{folder.launch_counter}: not a number"):
-            increment_launch_count(folder)
+            increment_counter(folder.launch_counter)
 
 
 def test_resuming_a_missing_run_is_refused(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def in_namespace(script: str) -> subprocess.CompletedProcess[str]:
 
 CLAIM = """
 import subprocess, sys
-from actors.launch.claim_run_folder import RunFolderError, claimed_run_folder, increment_launch_count
+from actors.launch.claim_run_folder import RunFolderError, claimed_run_folder, increment_counter
 from configs.schema import RunConfig
 subprocess.run(["mount", "-t", "tmpfs", "-o", {options!r}, "none", {folder!r}], check=True)
 try:
