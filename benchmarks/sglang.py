@@ -208,13 +208,14 @@ class RequestSenders:
 
 
 async def run_rounds(
-    ways: RequestSenders, requests: Sequence[GenerationRequest], rounds: int
+    senders: RequestSenders, requests: Sequence[GenerationRequest], rounds: int
 ) -> list[Mapping[str, RoundCost]]:
     """The rounds' costs by sender. One more round, which is not counted, fills caches and opens connections."""
+    ways = {"adapter": senders.adapter, "bare": senders.bare, "streamed": senders.streamed}
     spent: list[Mapping[str, RoundCost]] = []
     for number in range(rounds + 1):
         first = number % len(WAYS)
-        done = {way: await getattr(ways, way)(requests) for way in (*WAYS[first:], *WAYS[:first])}
+        done = {way: await ways[way](requests) for way in (*WAYS[first:], *WAYS[:first])}
         assert len({each.tokens for each in done.values()}) == 1, "the ways had not as many tokens"
         print("  ".join(f"{way} {done[way].tokens_per_s:6.0f} tokens/s" for way in WAYS), flush=True)
         spent.append(done)

@@ -21,7 +21,6 @@ from benchmarks.support.planned_lengths import PlannedEngine
 from bus.transport.zeromq import open_zmq_bus
 from configs.schema import BusConfig
 from engine.contract import Capacity
-from engine.inference.embedded import EmbeddedEngine
 
 
 class EngineSetup(msgspec.Struct, frozen=True):
@@ -39,7 +38,7 @@ class EngineSetup(msgspec.Struct, frozen=True):
 
 async def run_engine(setup: EngineSetup) -> None:
     plans = {plan.trajectory_id: plan for plan in draw_workload(setup.shape, setup.seed).plans}
-    engine = PlannedEngine(EmbeddedEngine(setup.checkpoint, setup.capacity, threads=setup.threads), plans)
+    engine = PlannedEngine(setup.checkpoint, setup.capacity, threads=setup.threads, plans=plans)
     bus = open_zmq_bus(setup.name, Path(setup.folder), BusConfig().queue_messages)
     try:
         await Generator(setup.name, bus, engine, setup.arbiter).run()

@@ -7,7 +7,7 @@ All lengths are an eighth of the modelled ones (arXiv 2508.20722); each prompt h
     reasoning  its first stage: up to 10 turns and 8,192 tokens, mean 3,200.
                A sixth are tool results: mean three and a half calls
 
-The model has random weights, so its stop tokens carry no information. The wrapper sets each
+The model has random weights, so its stop tokens carry no information. The engine sets each
 request's limit to the planned end of the turn and replaces the turn's last token with "call" or
 "answer". The engine has not prefilled that token, as with a real stop token. All other behaviour is
 the engine's own: sampling by seed and position, leases that end within a turn, parked and shared
@@ -25,7 +25,6 @@ from msgspec.structs import replace
 
 from analysis.simulation.synthetic_tokens import ANSWER_TOKEN, CALL_TOKEN
 from analysis.simulation.workload import TrajectoryPlan, Workload, WorkloadShape
-from benchmarks.support.engine_wrapper import WrappedEngine
 from bus.messages import StartGroup
 from engine.contract import Capacity, EngineLoad, Generation, GenerationRequest
 from engine.inference.embedded import EmbeddedEngine
@@ -93,9 +92,11 @@ class EngineCounts(msgspec.Struct, frozen=True):
     cpu_s: float  # of the engine's process, from its capacity offer
 
 
-class PlannedEngine(WrappedEngine):
-    def __init__(self, engine: EmbeddedEngine, plans: Mapping[int, TrajectoryPlan]) -> None:
-        super().__init__(engine)
+class PlannedEngine(EmbeddedEngine):
+    def __init__(
+        self, checkpoint: str, capacity: Capacity, *, threads: int, plans: Mapping[int, TrajectoryPlan]
+    ) -> None:
+        super().__init__(checkpoint, capacity, threads=threads)
         self._plans = plans
         self._first_prefills = 0
         self._began_s = 0.0

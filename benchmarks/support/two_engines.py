@@ -227,7 +227,9 @@ async def measure(checkpoint: Path, shape: WorkloadShape, policy: PolicyName, se
                     process.kill()
                     await process.wait()
             await bus.close()
-    return build_outcome(outside, makespan_s, [msgspec.json.decode(line, type=EngineCounts) for line in lines])
+    outcome = build_outcome(outside, makespan_s, [msgspec.json.decode(line, type=EngineCounts) for line in lines])
+    assert outcome.generated_tokens == work.generated_tokens, "not every planned token was generated once"
+    return outcome
 
 
 def build_outcome(outside: RolloutHarness, makespan_s: float, counts: Sequence[EngineCounts]) -> TwoEngineOutcome:
@@ -251,7 +253,7 @@ def build_outcome(outside: RolloutHarness, makespan_s: float, counts: Sequence[E
         busy_share=sum(load.busy_s for load in loads) / len(loads) / makespan_s,
         cpu_s=sum(each.cpu_s for each in counts),
         lease_wait_s=sum(each.lease_wait_s for each in ended) / len(ended),
-        digests=tuple(hashlib.blake2b(each.token_ids, digest_size=8).hexdigest() for each in ended),
+        digests=compute_digests(ended),
     )
 
 
@@ -274,7 +276,7 @@ async def compare(
         for policy in policies:
             outcomes[policy].append(await measure(checkpoint, shape, policy, seed))
             print(_format_line(policy, outcomes[policy][-1]), flush=True)
-    differing = compute_differing_share([outcome for each in outcomes.values() for outcome in each])
+    differing = compute_differing_share([outcome.digests for each in outcomes.values() for outcome in each])
     typical = {policy: _select_median(each) for policy, each in outcomes.items()}
     figures: dict[str, object] = {"two_engines": {policy: _format_figures(each) for policy, each in typical.items()}}
     figures["differing_trajectories_share"] = round(differing, 4)
@@ -284,12 +286,17 @@ async def compare(
     return figures
 
 
-def compute_differing_share(outcomes: Sequence[TwoEngineOutcome]) -> float:
-    """Return the share of trajectories with tokens that differ between outcomes, in [0, 1].
+def compute_digests(ended: Sequence[TrajectoryFinished]) -> tuple[str, ...]:
+    """Return a digest of each trajectory's tokens."""
+    return tuple(hashlib.blake2b(each.token_ids, digest_size=8).hexdigest() for each in ended)
+
+
+def compute_differing_share(rounds: Sequence[Sequence[str]]) -> float:
+    """Return the share of trajectories with digests that differ between rounds, in [0, 1].
 
     A batch of another size may round the last bits of a logit otherwise, and then a sampled token differs.
     """
-    by_trajectory = list(zip(*(outcome.digests for outcome in outcomes), strict=True))
+    by_trajectory = list(zip(*rounds, strict=True))
     return sum(len(set(digests)) > 1 for digests in by_trajectory) / len(by_trajectory)
 
 

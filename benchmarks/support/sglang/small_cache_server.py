@@ -6,14 +6,13 @@ once.
 
 A turn ends where the model draws one of its stop tokens, at an unpredictable position. Their share
 of the vocabulary sets the planned mean turn length. The high temperature makes the weights
-negligible: a token depends on its trajectory's seed and its position alone, so all policies produce
-the same tokens.
+negligible: a token depends on its trajectory's seed and its position, and on the batch only in the
+last bits of a logit.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import Counter
 from collections.abc import Mapping
 
@@ -24,9 +23,8 @@ from actors.generator import Generator
 from analysis.simulation.synthetic_tokens import ANSWER_TOKEN, CALL_TOKEN
 from analysis.simulation.workload import TrajectoryPlan, Workload, WorkloadShape, draw_workload
 from benchmarks.sglang import FixedWeights
-from benchmarks.support.engine_wrapper import WrappedEngine
 from benchmarks.support.planned_lengths import build_groups
-from benchmarks.support.two_engines import ARBITER, HEAD, RolloutHarness, drive
+from benchmarks.support.two_engines import ARBITER, HEAD, RolloutHarness, compute_digests, drive
 from bus.addresses import GENERATOR
 from bus.transport.in_process import Hub
 from configs.schema import BusConfig
@@ -70,24 +68,30 @@ class ScarceServerOutcome(msgspec.Struct, frozen=True):
     evicted_tokens: int  # recomputed tokens that the server evicted before their trajectory's end
     retractions: int
     lease_wait_s: float  # mean over the trajectories
-    digest: str  # of all trajectories' tokens
+    digests: tuple[str, ...]  # of the tokens of each trajectory, by number
 
 
-class StoppingEngine(WrappedEngine):
+class StoppingEngine(SGLangEngine):
     """An engine with the planned mean turn length."""
 
-    def __init__(self, engine: SGLangEngine, plans: Mapping[int, TrajectoryPlan], vocabulary: int) -> None:
-        super().__init__(engine)
+    def __init__(self, served: ServerRequirements, plans: Mapping[int, TrajectoryPlan], vocabulary: int) -> None:
+        super().__init__(
+            ExternalServer(served),
+            FixedWeights(),
+            model=served.model,
+            sequence_tokens=served.sequence_tokens,
+            load_poll_s=0.05,
+        )
         self._plans, self._vocabulary = plans, vocabulary
-        self._turns = Counter[int]()  # completed turns by trajectory
+        self._completed_turns = Counter[int]()  # by trajectory
         self.counted: EngineLoad | None = None  # set at close
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        plan, turn = self._plans[request.sequence_id], self._turns[request.sequence_id]
+        plan, turn = self._plans[request.sequence_id], self._completed_turns[request.sequence_id]
         stops = min(MAX_STOP_TOKENS, max(1, round(self._vocabulary / plan.turns[turn].tokens)))
         found = await super().generate(replace(request, stop_token_ids=tuple(range(stops)), temperature=HOT))
         if found.finish == "stop":
-            self._turns[request.sequence_id] += 1
+            self._completed_turns[request.sequence_id] += 1
             found.token_ids[-1] = ANSWER_TOKEN if turn + 1 == len(plan.turns) else CALL_TOKEN
         return found
 
@@ -104,17 +108,7 @@ async def measure(
     work = draw_workload(shape, seed)
     await _flush_cache(served.sglang.external_urls[0])
     vocabulary = load_model_config(served.model).vocab_size
-    engine = StoppingEngine(
-        SGLangEngine(
-            ExternalServer(served),
-            FixedWeights(),
-            model=served.model,
-            sequence_tokens=served.sequence_tokens,
-            load_poll_s=0.05,
-        ),
-        {plan.trajectory_id: plan for plan in work.plans},
-        vocabulary,
-    )
+    engine = StoppingEngine(served, {plan.trajectory_id: plan for plan in work.plans}, vocabulary)
     hub, queue_messages = Hub(), BusConfig().queue_messages
     bus, its = hub.join(HEAD, queue_messages), hub.join(ENGINE, queue_messages)
     generating = asyncio.create_task(Generator(ENGINE, its, engine, ARBITER).run())
@@ -156,5 +150,5 @@ def _build_outcome(outside: RolloutHarness, makespan_s: float, load: EngineLoad)
         evicted_tokens=load.evicted_tokens,
         retractions=load.preempted,
         lease_wait_s=sum(each.lease_wait_s for each in ended) / len(ended),
-        digest=hashlib.blake2b(b"".join(each.token_ids for each in ended), digest_size=8).hexdigest(),
+        digests=compute_digests(ended),
     )

@@ -1,0 +1,55 @@
+"""Each benchmark runs in its short form and prints its figures as one JSON line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+WAYS = ("processes", "without_log", "in_process", "in_process_without_log", "single")
+BATCHES = (1, 16, 64, 256)
+KEYS: dict[str, tuple[str, ...]] = {
+    "weights": (
+        *("mib", "copied_bytes_per_s", "fetched_bytes_per_s", "ratio_to_copy", "nodes", "nodes_bytes_per_s"),
+        *("nodes_ratio_to_one", "server_cpu_s_per_gb", "node_cpu_s_per_gb", "worst_lag_ms", "server_peak_mib"),
+    ),
+    "bus --peers 50 --events 10000": (
+        *("ratio_to_pyzmq_asyncio", "messages_per_s", "round_trip_p50_us", "round_trip_p99_us", "peers"),
+        *("log_events_per_s", "story_ms_1m_events", "streamed_messages", "sender_mib", "receiver_mib"),
+    ),
+    "determinism": tuple(
+        f"{kind}_over_fast_{batch}" for kind in ("strict", "tiles_64", "tiles_16", "tiles_4") for batch in BATCHES
+    ),
+    "event_log": ("log_events_per_s", "story_ms", "story_query_ms", "run_bytes", "step_bytes", "step_plain_bytes"),
+    "generation": (
+        *(f"{figure}_{batch}" for figure in ("tokens_per_s", "ratio") for batch in BATCHES),
+        *("two_engines", "differing_trajectories_share", "kv_lookahead_over_least_requests"),
+    ),
+    "sandbox --backend process": ("process",),
+    "scheduler --workload report --policies static,kv_lookahead": (
+        *("decisions_per_s", "worst_decision_ms", "simulate_report_s", "workloads", "later_step"),
+        "times_as_long_as_kv_lookahead",
+    ),
+    "step": (
+        *(f"{part}_s_{way}" for part in ("step", "rollout", "train") for way in WAYS),
+        *("ratio", "log_ratio", "log_ratio_in_process", "zeromq_ratio"),
+    ),
+    "validation": ("share", "demand_tokens", "steps", "policies"),
+}
+
+
+@pytest.mark.parametrize(
+    "program", [pytest.param(each, marks=() if each == "weights" else pytest.mark.nightly) for each in KEYS]
+)
+def test_a_benchmark_prints_its_figures_as_one_json_line(program: str) -> None:
+    command = [sys.executable, "-m", *f"benchmarks.{program} --quick".split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert all(figures[key] is not None for key in KEYS[program])
