@@ -20,13 +20,13 @@ import structlog
 from actors.runtime.clock import Clock
 from bus.bus import Bus, Delivery
 from bus.codec import MalformedFrame, decode, encode
+from bus.event_log.records import REFUSED_FINGERPRINT
 from bus.event_log.writer import EventLog
 from bus.messages import AnyMessage, Envelope, GroupAborted, ProtocolError, Shutdown, StartGroup
 from bus.process.waiting import wait_for_first
 from policies.decider import Decider, Send
 
 FINGERPRINT_BYTES = 8
-REFUSED_FINGERPRINT = b"refused"  # of an event that the decider refused
 _EVENTS_PER_YIELD = 64  # decisions between two yields to the event loop, which sends the frames
 MAX_PENDING_EFFECTS = 16_384  # events that wait for the log; the loop stops receiving at this bound
 

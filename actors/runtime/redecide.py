@@ -6,13 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from actors.runtime.decider_loop import (
-    REFUSED_FINGERPRINT,
-    compute_fingerprint,
-    compute_state_fingerprint,
-    encode_effects,
-)
-from bus.event_log.records import Decision
+from actors.runtime.decider_loop import compute_fingerprint, compute_state_fingerprint, encode_effects
+from bus.event_log.records import REFUSED_FINGERPRINT, Decision
 from bus.messages import AnyMessage, Envelope, ProtocolError
 from policies.decider import Decider, Send
 

@@ -2,11 +2,13 @@
 
 Events have no arrival times, durations or workers. Each trajectory has a stream: its start, its
 turns, the results of its calls, its grade and its end. A turn is one event even if it took several
-leases. Each step and each evaluation has a stream too.
+leases. Steps, evaluations, weights, lines of metrics.jsonl and the newest checkpoint have streams
+too. If a resumed run repeats a part, the later one counts.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from math import inf
 from typing import Any, NamedTuple, TypeVar, cast
@@ -33,12 +35,10 @@ from bus.messages import (
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 
-# ("trajectory", number, count of starts with that number) or ("step", number, 0), ...
-EventStream = tuple[str, int, int]
 _KINDS = (
     *(StartGroup, TurnGenerated, CodeFinished, CallFailed, AnswerGraded),
     *(TrajectoryFinished, TrajectoryFailed, TrajectoryAborted),
-    *(StepCollected, StepTrained, EvaluationFinished),
+    *(StepCollected, StepTrained, EvaluationFinished, WeightsPublished),
 )
 # Worker, placement, and part of the stream's name.
 _EXCLUDED_FIELDS = ("executor", "trajectory_id", "lease")
@@ -50,93 +50,89 @@ class ComparableEvent(NamedTuple):
     at_s: float  # since the run's start
     label: str
     contents: dict[str, object]
-    source: str  # PROCESS:SEQ, or the file of a line of metrics
+    source: str  # PROCESS:SEQ, or a file
 
 
-def read_event_streams(folder: RunFolder) -> dict[EventStream, list[ComparableEvent]]:
+EventStreams = dict[str, list[ComparableEvent]]  # by name: "trajectory 7", "step 3", "metrics, step 3"
+
+
+def read_event_streams(folder: RunFolder) -> EventStreams:
     """Raises UnusableInput if there is no log."""
     start_time = read_start_time(folder)
-    trajectories = _TrajectoryStreams()
-    steps: dict[EventStream, list[ComparableEvent]] = {}
+    logged_streams = _LoggedStreams()
     for logged in merge_events(folder, EventFilter(kinds=tuple(kind.__name__ for kind in _KINDS))):
-        message, at_s = logged.envelope.message, logged.event.time - start_time
-        if isinstance(message, StepCollected | StepTrained | EvaluationFinished):
-            if logged.event.actor == "recipe":  # the recorder receives a copy
-                event = ComparableEvent(at_s, type(message).__name__, extract_contents(message), logged.name)
-                steps.setdefault(_identify_stream(message), []).append(event)
-        else:
-            trajectories.add_event(logged, message, at_s)
-    return {**trajectories.build_streams(), **steps, **_read_metric_lines(folder, steps)}
+        if logged.decision is None or not logged.decision.is_refused:
+            logged_streams.add_event(logged, logged.event.time - start_time)
+    streams = logged_streams.build_streams()
+    return {**streams, **_read_metric_lines(folder, streams), **_read_newest_checkpoint(folder, streams)}
 
 
-def _identify_stream(message: StepCollected | StepTrained | EvaluationFinished) -> EventStream:
-    if isinstance(message, EvaluationFinished):
-        return f"evaluation {message.label}", 0, 0
-    return "step", message.step, 0
-
-
-class _TrajectoryStreams:
+class _LoggedStreams:
     def __init__(self) -> None:
-        self._events: dict[EventStream, dict[tuple[float, ...], ComparableEvent]] = {}
-        self._occurrences: dict[int, int] = {}  # starts by number: a resumed run may reuse a number
+        self._events: dict[str, dict[tuple[float, ...], ComparableEvent]] = {}  # by stream and sort key
         self._last_turns: dict[int, int] = {}  # latest turn by trajectory
 
-    def build_streams(self) -> dict[EventStream, list[ComparableEvent]]:
-        return {
-            stream: [events[sort_key] for sort_key in sorted(events)]
-            for stream, events in self._events.items()
-            if events
-        }
+    def build_streams(self) -> EventStreams:
+        return {stream: [events[key] for key in sorted(events)] for stream, events in self._events.items()}
 
-    def add_event(self, logged: MergedEvent, message: AnyMessage, at_s: float) -> None:
-        name, contents = type(message).__name__, extract_contents(message)
-        if isinstance(message, StartGroup):
-            for trajectory in range(message.first_trajectory_id, message.first_trajectory_id + message.size):
-                self._occurrences[trajectory] = self._occurrences.get(trajectory, 0) + 1
-                self._last_turns[trajectory] = -1
-                self._put(trajectory, (-1,), ComparableEvent(at_s, name, contents, logged.name))
-            return
-        trajectory = logged.event.trajectory
-        assert trajectory is not None  # true of all other kinds
-        if isinstance(message, TurnGenerated):
-            self._last_turns[trajectory] = message.turn
-            self._merge_turn(
-                trajectory, message, ComparableEvent(at_s, f"{name} of turn {message.turn}", contents, logged.name)
-            )
-        elif isinstance(message, CodeFinished | CallFailed):
-            sort_key = (self._last_turns.get(trajectory, -1), 1, message.call)
-            self._put(
-                trajectory, sort_key, ComparableEvent(at_s, f"{name} of call {message.call}", contents, logged.name)
-            )
-        elif isinstance(message, AnswerGraded):
-            self._put(
-                trajectory,
-                (self._last_turns.get(trajectory, -1), 2),
-                ComparableEvent(at_s, name, contents, logged.name),
-            )
-        else:
-            self._put(trajectory, _SORTS_LAST, ComparableEvent(at_s, name, contents, logged.name))
+    def add_event(self, logged: MergedEvent, at_s: float) -> None:
+        message = logged.envelope.message
+        event = ComparableEvent(at_s, type(message).__name__, extract_contents(message), logged.name)
+        match message:
+            case StepCollected() | StepTrained() | EvaluationFinished() | WeightsPublished():
+                if logged.event.actor == "recipe":  # the recorder receives a copy
+                    self._put(_name_stream(message), (isinstance(message, StepTrained),), event)
+            case StartGroup():
+                for trajectory in range(message.first_trajectory_id, message.first_trajectory_id + message.size):
+                    self._last_turns[trajectory] = -1
+                    self._events[f"trajectory {trajectory}"] = {(-1,): event}
+            case _:
+                trajectory = logged.event.trajectory
+                assert trajectory is not None  # true of all other kinds
+                self._add_trajectory_event(trajectory, message, event)
 
-    def _put(self, trajectory: int, sort_key: tuple[float, ...], event: ComparableEvent) -> None:
-        stream = "trajectory", trajectory, self._occurrences.get(trajectory, 1)
+    def _add_trajectory_event(self, trajectory: int, message: AnyMessage, event: ComparableEvent) -> None:
+        stream, last_turn = f"trajectory {trajectory}", self._last_turns.get(trajectory, -1)
+        match message:
+            case TurnGenerated(turn=turn):
+                self._last_turns[trajectory] = turn
+                self._merge_turn(stream, (turn, 0), event._replace(label=f"{event.label} of turn {turn}"))
+            case CodeFinished(call=call) | CallFailed(call=call):
+                self._put(stream, (last_turn, 1, call), event._replace(label=f"{event.label} of call {call}"))
+            case AnswerGraded():
+                self._put(stream, (last_turn, 2), event)
+            case _:
+                self._put(stream, _SORTS_LAST, event)
+
+    def _put(self, stream: str, sort_key: tuple[float, ...], event: ComparableEvent) -> None:
         self._events.setdefault(stream, {})[sort_key] = event
 
-    def _merge_turn(self, trajectory: int, message: TurnGenerated, event: ComparableEvent) -> None:
+    def _merge_turn(self, stream: str, sort_key: tuple[float, ...], event: ComparableEvent) -> None:
         """Appends the tokens to the turn's tokens from an earlier lease."""
-        stream = "trajectory", trajectory, self._occurrences.get(trajectory, 1)
-        earlier = self._events.get(stream, {}).get((message.turn, 0))
+        earlier = self._events.get(stream, {}).get(sort_key)
         if earlier is not None:
             for name in ("token_ids", "logprobs", "versions"):
                 event.contents[name] = cast(bytes, earlier.contents[name]) + cast(bytes, event.contents[name])
             event = event._replace(at_s=earlier.at_s, source=earlier.source)
-        self._put(trajectory, (message.turn, 0), event)
+        self._put(stream, sort_key, event)
 
 
-def _read_metric_lines(
-    folder: RunFolder, steps: Mapping[EventStream, list[ComparableEvent]]
-) -> dict[EventStream, list[ComparableEvent]]:
+def _name_stream(message: StepCollected | StepTrained | EvaluationFinished | WeightsPublished) -> str:
+    match message:
+        case EvaluationFinished(label=label):
+            return f"evaluation {label}"
+        case WeightsPublished(version=version):
+            return f"weights of version {version}"
+        case _:
+            return f"step {message.step}"
+
+
+# ---------------------------------------------------------------- files of the run
+
+
+def _read_metric_lines(folder: RunFolder, logged: Mapping[str, list[ComparableEvent]]) -> EventStreams:
     """Streams of metrics.jsonl; a line has the time at which its step or evaluation ended."""
-    streams: dict[EventStream, list[ComparableEvent]] = {}
+    streams: EventStreams = {}
     lines = folder.metrics.read_bytes().splitlines(keepends=True) if folder.metrics.exists() else []
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n"):
@@ -145,13 +141,31 @@ def _read_metric_lines(
             values = msgspec.json.decode(line, type=dict[str, Any])
         except msgspec.DecodeError as error:
             raise UnusableInput(f"{folder.metrics}, line {number}: {error}") from error
-        label, step = values.get("label", ""), int(values["step"])
-        events = steps.get((f"evaluation {label}", 0, 0) if label else ("step", step, 0), [])
-        at_s = events[-1].at_s if events else 0.0
-        stream = f"metrics, {values['kind']} {label}".rstrip(), step, 0
+        label = values.get("label", "")
+        at_s = _get_end_time(logged, f"evaluation {label}" if label else f"step {values['step']}")
+        stream = " ".join(part for part in (values["kind"], label, str(values["step"])) if part)
         contents: dict[str, object] = _drop_times(values)
-        streams.setdefault(stream, []).append(ComparableEvent(at_s, "line", contents, folder.metrics.name))
+        streams[f"metrics, {stream}"] = [ComparableEvent(at_s, "line", contents, folder.metrics.name)]
     return streams
+
+
+def _read_newest_checkpoint(folder: RunFolder, logged: Mapping[str, list[ComparableEvent]]) -> EventStreams:
+    """One event per file; its time is the end of the step."""
+    newest = max(folder.checkpoints.glob("step_*"), default=None)
+    if newest is None:
+        return {}
+    at_s = _get_end_time(logged, f"step {int(newest.name.removeprefix('step_'))}")
+    events: list[ComparableEvent] = []
+    for path in sorted(path for path in newest.rglob("*") if path.is_file()):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "blake2b").hexdigest()
+        label = f"file {path.relative_to(newest)}"
+        events.append(ComparableEvent(at_s, label, {"blake2b": digest}, str(path.relative_to(folder.path))))
+    return {f"checkpoint {newest.name}": events}
+
+
+def _get_end_time(logged: Mapping[str, list[ComparableEvent]], stream: str) -> float:
+    return logged[stream][-1].at_s if stream in logged else 0.0
 
 
 # ---------------------------------------------------------------- removing times

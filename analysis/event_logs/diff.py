@@ -1,17 +1,16 @@
-"""Finds the first divergence of two runs: in the contents of their decisions, or byte for byte."""
+"""Finds the divergences of two runs: in the contents of their decisions, or byte for byte."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from typing import NamedTuple
 
-from analysis.event_logs.comparable_events import ComparableEvent, EventStream, read_event_streams, strip_times
+from analysis.event_logs.comparable_events import ComparableEvent, read_event_streams, strip_times
 from analysis.event_logs.merged_events import read_start_time
 from bus.codec import encode
 from bus.event_log.reader import decode_event, read_events
 from bus.messages import Envelope
-from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 
 
@@ -30,50 +29,41 @@ class RunDivergence(NamedTuple):
         return event.at_s
 
 
-def find_first_divergence(a: RunFolder, b: RunFolder) -> RunDivergence | None:
-    """The first in run A's time; None if all streams are equal. Raises UnusableInput."""
+def find_first_divergence(a: RunFolder, b: RunFolder, *, exact: bool = False) -> RunDivergence | None:
+    """The first in run A's time; None if the runs are equal. Raises UnusableInput."""
+    return next(iter(list_divergences(a, b, exact=exact)), None)
+
+
+def list_divergences(a: RunFolder, b: RunFolder, *, exact: bool = False) -> list[RunDivergence]:
+    """The first divergence of each stream, in run A's time.
+
+    `exact`: also compares the events of each process in order, byte for byte except for times and
+    durations. Raises UnusableInput.
+    """
     streams_a, streams_b = read_event_streams(a), read_event_streams(b)
-    divergences = (
-        _compare_stream(stream, streams_a.get(stream, []), streams_b.get(stream, []))
-        for stream in {**streams_a, **streams_b}
-    )
-    return min((each for each in divergences if each is not None), key=lambda each: each.at_s, default=None)
+    names = {path.stem for folder in (a, b) for path in folder.events.glob("*.sqlite")} if exact else ()
+    divergences = [
+        *(_compare_stream(name, _read_exact_events(name, a), _read_exact_events(name, b)) for name in sorted(names)),
+        *(
+            _compare_stream(name, streams_a.get(name, ()), streams_b.get(name, ()))
+            for name in {**streams_a, **streams_b}
+        ),
+    ]
+    return sorted((each for each in divergences if each is not None), key=lambda each: each.at_s)
 
 
-def _compare_stream(
-    stream: EventStream, a: Sequence[ComparableEvent], b: Sequence[ComparableEvent]
-) -> RunDivergence | None:
-    subject, number, start = stream
-    name = f"{subject} {number}" if number or subject == "trajectory" else subject
-    suffix = f", start {start}" if start > 1 else ""
+def _compare_stream(name: str, a: Iterable[ComparableEvent], b: Iterable[ComparableEvent]) -> RunDivergence | None:
     for ours, theirs in zip_longest(a, b):
         if ours is None or theirs is None or not _is_same(ours, theirs):
-            return RunDivergence(name + suffix, ours, theirs)
+            return RunDivergence(name, ours, theirs)
     return None
 
 
 def _is_same(a: ComparableEvent, b: ComparableEvent) -> bool:
+    if "bytes" in a.contents:
+        return a.contents["bytes"] == b.contents["bytes"]
     # repr: nan is not equal to itself.
     return a.label == b.label and (a.contents == b.contents or repr(a.contents) == repr(b.contents))
-
-
-def find_first_divergence_exact(a: RunFolder, b: RunFolder) -> RunDivergence | None:
-    """The first event of each process with different bytes; times and durations are ignored.
-
-    Raises UnusableInput.
-    """
-    names = sorted({path.stem for folder in (a, b) for path in folder.events.glob("*.sqlite")})
-    if not names:
-        raise UnusableInput(f"{a.events}, {b.events}: no event logs")
-    divergences = (_compare_process_exact(name, a, b) for name in names)
-    return min((each for each in divergences if each is not None), key=lambda each: each.at_s, default=None)
-
-
-def _compare_process_exact(process: str, a: RunFolder, b: RunFolder) -> RunDivergence | None:
-    for ours, theirs in zip_longest(_read_exact_events(process, a), _read_exact_events(process, b)):
-        if ours is None or theirs is None or ours.contents["bytes"] != theirs.contents["bytes"]:
-            return RunDivergence(process, ours, theirs)
-    return None
 
 
 def _read_exact_events(process: str, folder: RunFolder) -> Iterator[ComparableEvent]:

@@ -56,10 +56,17 @@ class Event(NamedTuple):
     frame: bytes
 
 
+REFUSED_FINGERPRINT = b"refused"  # of an event that the decider refused
+
+
 class Decision(NamedTuple):
     seq: int
     effects: bytes
     state: bytes | None
+
+    @property
+    def is_refused(self) -> bool:
+        return self.effects == REFUSED_FINGERPRINT
 
 
 class TrajectoryRange(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from actors.replay.replay import list_batches, redecide_all, replay_run
 from actors.runtime.wiring import build_deciders
-from analysis.event_logs import byte_compare
+from analysis.event_logs.diff import list_differing_fields, list_divergences
 from bus.addresses import HEAD
 from bus.messages import BatchReady, RunStarted
 from configs.load import load_resolved
@@ -56,12 +56,10 @@ def _find_missing_lines(folder: RunFolder) -> set[int]:
 
 
 def _find_differences(baseline: RunFolder, folder: RunFolder, missing_lines: set[int]) -> Iterator[str]:
-    lines = byte_compare.read_metric_lines(baseline)
-    expected = {key: line for key, line in lines.items() if key[0] != "step" or key[1] not in missing_lines}
-    as_expected = missing_lines and byte_compare.read_metric_lines(folder) == expected
-    for difference in byte_compare.list_differences(baseline, folder):
-        if not (as_expected and difference.startswith("line of metrics ")):
-            yield difference
+    expected = {f"metrics, step {step}" for step in missing_lines}
+    for divergence in list_divergences(baseline, folder):
+        if divergence.b is not None or divergence.stream not in expected:
+            yield f"{divergence.stream} differs from the baseline: {list_differing_fields(divergence)}"
 
 
 def _find_batch_violations(folder: RunFolder) -> Iterator[str]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import isclose
 
-from actors.runtime.decider_loop import REFUSED_FINGERPRINT
 from actors.runtime.redecide import redecide
 from bus.addresses import HEAD, ROLLOUT, parse_process
 from bus.codec import decode
@@ -41,7 +40,7 @@ def launches(world: World, process: str) -> list[list[Event]]:
             sessions.append(event.epoch)
             found.append([])
         decision = log.decisions.get(event.seq)
-        if decision is not None and decision.effects != REFUSED_FINGERPRINT:
+        if decision is not None and not decision.is_refused:
             found[-1].append(event)
     return found
 

@@ -9,7 +9,6 @@ from functools import cache
 import pytest
 from msgspec.structs import replace
 
-from actors.runtime.decider_loop import REFUSED_FINGERPRINT
 from bus.addresses import HEAD, ROLLOUT
 from bus.codec import decode
 from bus.messages import (
@@ -80,7 +79,7 @@ def test_no_call_is_answered_twice_and_late_answers_are_accepted(seed: int) -> N
         message = decode(event.frame).message
         before = dict(rollout.trajectories)
         effects = rollout.decide(event.time, message)
-        assert world.logs[ROLLOUT].decisions[event.seq].effects != REFUSED_FINGERPRINT
+        assert not world.logs[ROLLOUT].decisions[event.seq].is_refused
         if not isinstance(message, CodeFinished | CallFailed | AnswerGraded):
             continue
         asked = before.get(message.trajectory_id)

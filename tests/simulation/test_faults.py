@@ -9,7 +9,6 @@ from typing import get_args
 import pytest
 from msgspec.structs import replace
 
-from actors.runtime.decider_loop import REFUSED_FINGERPRINT
 from bus.messages import RunFinished
 from configs.schema import ArbiterConfig as ArbiterSection
 from configs.schema import DialogueConfig, EngineConfig, EvaluationConfig, RlConfig, RunConfig
@@ -84,7 +83,7 @@ def test_the_seeds_cover_the_tested_faults() -> None:
         for world in worlds
         for log in world.logs.values()
         for event in log.events
-        if log.decisions[event.seq].effects == REFUSED_FINGERPRINT
+        if log.decisions[event.seq].is_refused
     )
     of_trajectories = ("LeaseRequested", "LeaseGranted", "LeasePaused", "LeaseReleased", "TurnGenerated", "TurnFailed")
     of_lives = ("EngineJoined", "EngineLeft", "EngineLoadReported", "StartGroup")

@@ -12,7 +12,6 @@ import pytest
 from msgspec.structs import replace
 
 from actors.replay.logged_history import collect_history
-from actors.runtime.decider_loop import REFUSED_FINGERPRINT
 from analysis.what_if.trajectory_replay import ReplayedTrajectory, replay_trajectory
 from bus.addresses import HEAD, ROLLOUT
 from bus.codec import decode
@@ -74,7 +73,7 @@ def test_each_trajectory_ends_as_logged(seed: int) -> None:
     ends = 0
     for event in world.logs[HEAD].events:
         message = decode(event.frame).message
-        if world.logs[HEAD].decisions[event.seq].effects == REFUSED_FINGERPRINT or event.actor != "buffer":
+        if world.logs[HEAD].decisions[event.seq].is_refused or event.actor != "buffer":
             continue
         if isinstance(message, TrajectoryFinished | TrajectoryAborted | TrajectoryFailed):
             ends += 1

@@ -11,12 +11,7 @@ from rich.table import Table
 from actors.cli.log.story_command import load_text_context
 from analysis.event_logs.comparable_events import ComparableEvent
 from analysis.event_logs.describe import make_excerpt
-from analysis.event_logs.diff import (
-    RunDivergence,
-    find_first_divergence,
-    find_first_divergence_exact,
-    list_differing_fields,
-)
+from analysis.event_logs.diff import RunDivergence, find_first_divergence, list_differing_fields
 from analysis.event_logs.pretty import pretty_format
 from configs.run_folder import RunFolder
 from policies.rollout.token_record import bytes_to_ids
@@ -26,10 +21,10 @@ _ELEMENT_BYTES = {"token_ids": 4, "prompt_ids": 4, "logprobs": 4, "versions": 4,
 
 def compare_runs(a: RunFolder, b: RunFolder, *, exact: bool, console: Console) -> int:
     """Returns the exit code: 1 if the runs differ."""
-    found = find_first_divergence_exact(a, b) if exact else find_first_divergence(a, b)
+    found = find_first_divergence(a, b, exact=exact)
     if found is None:
-        same = "every event of every process" if exact else "every trajectory and every step"
-        console.print(f"identical, apart from times: {same}")
+        same = "every event of every process, " if exact else ""
+        console.print(f"identical, apart from times: {same}every trajectory, step, metrics line and checkpoint file")
         return 0
     console.print(f"the runs diverge at {found.stream}, {found.at_s:.4f} s after the start", highlight=False)
     console.print(_build_sides_table(found, a, b))

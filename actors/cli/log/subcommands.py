@@ -153,12 +153,14 @@ def diff(
     run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="The folder of a run.")],
     run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="The folder of another run.")],
     exact: Annotated[
-        bool, typer.Option("--exact", help="Compare each process's events in order, byte for byte except for times.")
+        bool,
+        typer.Option("--exact", help="Also compare each process's events in order, byte for byte except for times."),
     ] = False,
 ) -> None:
     """Show the first divergence of two runs; exit with 1 if there is one.
 
-    Compares the contents of each trajectory and the metrics of each step, in any order.
+    Compares the contents of each trajectory, the metrics and weights of each step, in any order,
+    and the newest checkpoint.
     """
     from actors.cli.log.diff_command import compare_runs
 

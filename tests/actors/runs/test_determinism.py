@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -16,11 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from analysis.event_logs.byte_compare import list_differences
+from analysis.event_logs.comparable_events import read_event_streams
+from analysis.event_logs.diff import list_divergences
 from configs.run_folder import RunFolder
 from tests.actors.runs.running import (
-    ROOT,
     Start,
+    asterism,
     finish,
     from_cold_start_of,
     list_process_ids,
@@ -70,7 +72,7 @@ def test_a_second_run_on_a_busy_machine_is_identical_byte_for_byte(
 ) -> None:
     with busy_machine():
         again, _ = whole_run(tmp_path, *build_strict_settings(finished_run[0]))
-    assert list_differences(strict_run, again) == []
+    assert list_divergences(strict_run, again) == []
     steps = metrics(again, "step")
     assert sum(step["updates"] for step in steps) > 0
     assert sum(step["groups_rejected"] for step in steps) > 0
@@ -84,7 +86,7 @@ def test_numbers_of_engines_cache_sizes_and_executors_do_not_change_the_results(
     other, _ = whole_run(
         tmp_path, *build_strict_settings(finished_run[0]), *engines, "sandbox.executors=2", "sandbox.fork_servers=2"
     )
-    assert list_differences(strict_run, other) == []
+    assert list_divergences(strict_run, other) == []
 
 
 def test_a_killed_and_resumed_run_has_the_same_results(
@@ -100,7 +102,7 @@ def test_a_killed_and_resumed_run_has_the_same_results(
     resumed = start(tmp_path, *settings, "--resume")
     output = finish(resumed)
     assert resumed.returncode == 0, output
-    assert list_differences(strict_run, folder) == []
+    assert list_divergences(strict_run, folder) == []
 
 
 def test_a_run_with_killed_processes_has_the_same_results(
@@ -115,7 +117,7 @@ def test_a_run_with_killed_processes_has_the_same_results(
     output = finish(process)
     assert process.returncode == 0, output
     assert json.loads(folder.summary.read_text())["trajectories_failed"] == 0
-    assert list_differences(strict_run, folder) == []
+    assert list_divergences(strict_run, folder) == []
 
 
 def test_two_runs_with_two_learner_ranks_are_identical(tmp_path: Path, finished_run: tuple[RunFolder, str]) -> None:
@@ -127,7 +129,7 @@ def test_two_runs_with_two_learner_ranks_are_identical(tmp_path: Path, finished_
         "evaluation.questions=0",
     )
     first, second = (whole_run(tmp_path / name, *settings)[0] for name in ("first", "second"))
-    assert list_differences(first, second) == []
+    assert list_divergences(first, second) == []
     assert (first.get_checkpoint_path(2) / "trainer" / "random_1.pt").exists()
 
 
@@ -141,19 +143,14 @@ def test_a_strict_run_with_racing_settings_is_refused(tmp_path: Path, start: Sta
 # ---------------------------------------------------------------- comparing
 
 
-def compare(a: RunFolder, b: RunFolder) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "analysis.event_logs.byte_compare", str(a.path), str(b.path)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+def test_a_run_equals_itself_and_every_part_is_compared(strict_run: RunFolder) -> None:
+    assert list_divergences(strict_run, strict_run) == []
+    assert {name.split()[0] for name in read_event_streams(strict_run)} == {
+        *("trajectory", "step", "evaluation", "weights", "metrics,", "checkpoint"),
+    }
 
 
-def test_a_run_equals_itself_and_every_part_is_counted(strict_run: RunFolder) -> None:
-    result = compare(strict_run, strict_run)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("identical (trajectory: ")
-    assert ": 0" not in result.stdout
-
-
-def test_each_differing_part_is_named_with_its_first_difference(strict_run: RunFolder, tmp_path: Path) -> None:
+def test_each_differing_part_is_named(strict_run: RunFolder, tmp_path: Path) -> None:
     copy = RunFolder(tmp_path / "demo")
     shutil.copytree(strict_run.path, copy.path)
     for process, kind in (("head", "TrajectoryFinished"), ("head", "WeightsPublished"), ("rollout-0", "CodeFinished")):
@@ -165,25 +162,18 @@ def test_each_differing_part_is_named_with_its_first_difference(strict_run: RunF
     copy.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     changed = copy.get_checkpoint_path(3) / "model.safetensors"
     changed.write_bytes(changed.read_bytes()[:-1] + b"x")
-    result = compare(strict_run, copy)
-    assert result.returncode == 1
-    lines_printed = result.stdout.splitlines()
-    assert [line.split(": ")[1].split(";")[0] for line in lines_printed] == [
-        *["only in the first run"] * 3,
-        *["differs"] * 2,
-    ]
-    parts = (
-        "trajectory ",
-        "tool answer (",
-        "weights of version 3",
-        "line of metrics ('evaluation', 3,",
-        "file step_000003/model",
+    streams = sorted(each.stream for each in list_divergences(strict_run, copy))
+    patterns = (
+        r"checkpoint step_000003",
+        r"metrics, evaluation \S+ 3",
+        *[r"trajectory \d+"] * 2,
+        r"weights of version 3",
     )
-    assert all(line.startswith(part) for line, part in zip(lines_printed, parts, strict=True))
-    assert all("; 1 of " in line for line in lines_printed)
+    assert all(re.fullmatch(pattern, name) for pattern, name in zip(patterns, streams, strict=True)), streams
 
 
-def test_a_folder_without_event_logs_cannot_be_compared(strict_run: RunFolder, tmp_path: Path) -> None:
-    result = compare(strict_run, RunFolder(tmp_path))
-    assert result.returncode == 2
-    assert "no event log" in result.stderr
+def test_the_command_exits_with_1_if_the_runs_differ(
+    strict_run: RunFolder, finished_run: tuple[RunFolder, str]
+) -> None:
+    for other, code in ((strict_run, 0), (finished_run[0], 1)):
+        assert asterism("log", "diff", str(strict_run.path), str(other.path)).returncode == code

@@ -11,7 +11,7 @@ from rich.console import Console
 from actors.cli.log import diff_command
 from actors.cli.log.diff_command import compare_runs
 from analysis.event_logs.describe import TextContext
-from analysis.event_logs.diff import find_first_divergence, find_first_divergence_exact, list_differing_fields
+from analysis.event_logs.diff import find_first_divergence, list_differing_fields
 from bus.codec import encode
 from bus.event_log.writer import EventLog
 from bus.messages import (
@@ -62,7 +62,7 @@ def test_the_order_of_arrival_is_only_an_exact_divergence(tmp_path: Path) -> Non
     a = a_run(tmp_path / "a", *messages, *calls)
     b = a_run(tmp_path / "b", messages[0], messages[2], messages[1], *reversed(calls))
     assert find_first_divergence(a, b) is None
-    found = find_first_divergence_exact(a, b)
+    found = find_first_divergence(a, b, exact=True)
     assert found is not None
     assert found.a is not None
     assert (found.stream, found.a.source, found.a.label) == ("head", "head:2", "TurnGenerated from x to head/r")
@@ -105,12 +105,25 @@ def test_an_event_of_only_one_run_is_a_divergence(tmp_path: Path) -> None:
         assert (found.a is None) == (one is b)
 
 
-def test_a_trajectory_restarted_by_a_resumed_run_has_its_own_stream(tmp_path: Path) -> None:
-    a = a_run(tmp_path / "a", ("r", START), ("r", generated(7, 0, "a")), ("r", START), ("r", generated(7, 0, "a")))
+def test_the_later_start_of_a_trajectory_that_a_resumed_run_repeats_counts(tmp_path: Path) -> None:
+    a = a_run(tmp_path / "a", ("r", START), ("r", generated(7, 0, "b")))
     b = a_run(tmp_path / "b", ("r", START), ("r", generated(7, 0, "a")), ("r", START), ("r", generated(7, 0, "b")))
-    found = find_first_divergence(a, b)
-    assert found is not None
-    assert found.stream == "trajectory 7, start 2"
+    assert find_first_divergence(a, b) is None
+
+
+def test_the_files_of_the_newest_checkpoint_are_compared(tmp_path: Path) -> None:
+    runs = [a_run(tmp_path / name, ("recipe", StepTrained(1, {}))) for name in "ab"]
+    for run, content in zip(runs, (b"1", b"2"), strict=True):
+        for step in (0, 1):
+            (run.get_checkpoint_path(step)).mkdir(parents=True)
+        (run.get_checkpoint_path(0) / "model.safetensors").write_bytes(content)
+        (run.get_checkpoint_path(1) / "config.json").write_bytes(b"")
+    assert find_first_divergence(*runs) is None
+    (runs[1].get_checkpoint_path(1) / "config.json").write_bytes(b"{}")
+    for exact in (False, True):
+        found = find_first_divergence(*runs, exact=exact)
+        assert found is not None and found.a is not None
+        assert (found.stream, found.a.source) == ("checkpoint step_000001", "checkpoints/step_000001/config.json")
 
 
 def test_the_metrics_file_is_compared_without_its_times(tmp_path: Path) -> None:
@@ -128,9 +141,9 @@ def test_an_exact_comparison_ignores_only_times_and_weight_paths(tmp_path: Path)
     b = a_run(
         tmp_path / "b", ("r", finished(0, "4", 2.0)), ("recipe", WeightsPublished(1, "/dev/shm/b", 5, "d")), tick_s=9
     )
-    assert find_first_divergence_exact(a, b) is None
+    assert find_first_divergence(a, b, exact=True) is None
     c = a_run(tmp_path / "c", ("r", finished(0, "4", 2.0)), ("recipe", WeightsPublished(1, "/dev/shm/b", 5, "e")))
-    found = find_first_divergence_exact(a, c)
+    found = find_first_divergence(a, c, exact=True)
     assert found is not None
     assert list_differing_fields(found) == ["digest"]
 
