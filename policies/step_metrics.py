@@ -15,6 +15,7 @@ from bus.addresses import LAUNCHER, METRICS
 from bus.messages import (
     AnyMessage,
     EvaluationFinished,
+    GroupJudged,
     LengthsMeasured,
     MetricsRecorded,
     Progress,
@@ -83,6 +84,8 @@ class Recorder:
                 return self._on_weights_synced(version, now)
             case EvaluationFinished():
                 return self._on_evaluation_finished(event)
+            case GroupJudged():  # only for the log
+                pass
             case LengthsMeasured():
                 metrics = compute_length_metrics(event)
                 return [Send(self._metrics_address, MetricsRecorded("lengths", event.step, "", metrics))]

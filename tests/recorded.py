@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from actors.replay.trajectory_replay import ReplayedTrajectory, ToolResult, replay_trajectory
 from actors.runtime.decider_loop import (
     compute_fingerprint,
     compute_state_fingerprint,
@@ -18,6 +21,7 @@ from bus.messages import (
     AnyMessage,
     CodeFinished,
     CodeOk,
+    CodeOutcome,
     CodeRequested,
     EngineJoined,
     Envelope,
@@ -28,31 +32,31 @@ from bus.messages import (
     TurnRequested,
 )
 from bus.messages.run import BufferCursor
+from configs.load import write_resolved
 from configs.run_folder import RunFolder
 from policies.arbiter.arbiter import Arbiter
 from policies.decider import Decider
 from policies.rollout.rollout import Rollout
 from tests.fakes import ANSWER, CALL, PROMPT, TOKENIZER, generated, rules
+from tests.simulation.world import World
 
 EXECUTOR = "executor-0/1"
 
 
-def deciders(response_tokens: int = 4000) -> dict[str, Decider]:
+def deciders(**rule_changes: object) -> dict[str, Decider]:
     """By address."""
-    return {
-        "head/arbiter": Arbiter("worst_case", response_tokens),
-        "rollout-0": Rollout(rules(response_tokens=response_tokens), TOKENIZER),
-    }
+    made = rules(**rule_changes)
+    return {"head/arbiter": Arbiter("worst_case", made.response_tokens), "rollout-0": Rollout(made, TOKENIZER)}
 
 
 class Recording:
     """A rollout process and an arbiter that log the messages that they receive, like a run's processes. The buffer's events
     are logged, and nothing is decided on them."""
 
-    def __init__(self, folder: RunFolder, response_tokens: int = 4000, *, tick_s: float = 0.25) -> None:
+    def __init__(self, folder: RunFolder, *, tick_s: float = 0.25, **rule_changes: object) -> None:
         folder.events.mkdir(parents=True)
         self._logs = {name: EventLog(folder.events / f"{name}.sqlite") for name in ("head", "rollout-0")}
-        self._deciders = deciders(response_tokens)
+        self._deciders = deciders(**rule_changes)
         self._tick_s = tick_s
         self.now = 100.0
         self.turns: list[TurnRequested] = []
@@ -95,11 +99,10 @@ class Recording:
                 said = generated(turn.trajectory_id, turn.turn, text, lease=turn.lease)
                 self.tell("rollout-0", said, "generator-0")
             else:
-                self._answer(self.calls.pop(0), output)
+                self.answer(self.calls.pop(0), CodeOk(Output(output)))
 
-    def _answer(self, call: CodeRequested | AnswerSubmitted, output: str) -> None:
+    def answer(self, call: CodeRequested | AnswerSubmitted, outcome: CodeOutcome) -> None:
         if isinstance(call, CodeRequested):
-            outcome = CodeOk(Output(output))
             self.tell("rollout-0", CodeFinished(call.trajectory_id, call.call, outcome, 0.01, EXECUTOR), EXECUTOR)
         else:
             self.tell("rollout-0", AnswerGraded(call.trajectory_id, True, 0.01, EXECUTOR), EXECUTOR)
@@ -107,6 +110,20 @@ class Recording:
     def close(self) -> None:
         for log in self._logs.values():
             log.close()
+
+
+def write_world_logs(world: World, path: Path, launches: int = 1) -> RunFolder:
+    """A run folder with the logs of a simulated run, repeated for each launch."""
+    folder = RunFolder(path)
+    for process, kept in world.logs.items():
+        log = EventLog(folder.events / f"{process}.sqlite")
+        for event in kept.events * launches:
+            seq = log.append(event.time, event.actor, event.sender, event.kind, event.trajectory, event.frame)
+            decision = kept.decisions[event.seq]
+            log.append_decision(seq, decision.effects, decision.state)
+        log.close()
+    write_resolved(world.run, folder.config)
+    return folder
 
 
 def small_run(folder: RunFolder, *, output: str = "4", tick_s: float = 0.25) -> RunFolder:
@@ -117,3 +134,40 @@ def small_run(folder: RunFolder, *, output: str = "4", tick_s: float = 0.25) -> 
     recording.work({(7, 0): CALL}, output)
     recording.close()
     return folder
+
+
+# ---------------------------------------------------------------- one trajectory of three turns
+
+TID = 8
+GROUP = StartGroup(3, "train", "q:1", "2", PROMPT, 1, TID, 1.0, 5)
+RULES = rules(max_calls_per_turn=2)
+THREE_TURNS = (CALL, CALL + CALL, ANSWER)
+SEVEN = CodeOk(Output("seven"))
+
+
+def record_trajectory(
+    recording: Recording, texts: Sequence[str] = THREE_TURNS, first_outcome: CodeOutcome = SEVEN
+) -> None:
+    """The calls print "seven", "eight" and "nine"; the last call of a turn ends first."""
+    outcomes = (first_outcome, CodeOk(Output("eight")), CodeOk(Output("nine")))
+    recording.begin()
+    recording.tell("rollout-0", GROUP, "head/buffer")
+    for text in texts:
+        turn = recording.turns.pop()
+        recording.tell("rollout-0", generated(TID, turn.turn, text, lease=turn.lease), "generator-0")
+        while recording.calls:
+            call = recording.calls.pop()
+            recording.answer(call, outcomes[call.call] if isinstance(call, CodeRequested) else SEVEN)
+
+
+def replay_recorded(
+    texts: Sequence[str] = THREE_TURNS,
+    first_outcome: CodeOutcome = SEVEN,
+    tool_result: ToolResult | None = None,
+) -> ReplayedTrajectory:
+    with TemporaryDirectory() as path:
+        folder = RunFolder(Path(path) / "run")
+        recording = Recording(folder, max_calls_per_turn=2)
+        record_trajectory(recording, texts, first_outcome)
+        recording.close()
+        return replay_trajectory(folder.events / "rollout-0.sqlite", Rollout(RULES, TOKENIZER), TID, tool_result)

@@ -11,10 +11,9 @@ from msgspec.structs import replace
 from actors.executor import Executor
 from actors.generator import Generator
 from actors.runtime.clock import Clock, make_steady_clock
-from analysis.what_if.trajectory_replay import TrajectoryEnd
 from bus.addresses import EXECUTOR, GENERATOR
 from bus.bus import Bus
-from bus.messages import Envelope, ExecutorJoined, Shutdown, TrajectoryAborted, TrajectoryFailed, TrajectoryFinished
+from bus.messages import Envelope, ExecutorJoined, Shutdown, TrajectoryEnd
 from bus.transport.in_process import Hub
 from engine.contract import Engine
 from policies.arbiter.arbiter import Arbiter
@@ -22,6 +21,7 @@ from policies.decider import Decider
 from policies.dialogue.chat_format import TextTokenizer
 from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Rules, Trajectory
+from policies.seeded_random import BRANCH, mix
 from sandbox.contract import Sandbox
 
 PROCESS = "fork"
@@ -35,6 +35,25 @@ _QUEUE_MESSAGES = 65_536
 class EndedTrajectory(NamedTuple):
     trajectory: Trajectory
     end: TrajectoryEnd
+
+
+def fork_trajectories(trajectory: Trajectory, count: int, seed: int | None) -> list[Trajectory]:
+    """`count` copies of the trajectory, each in a group with another seed.
+
+    The first copy has the trajectory's own seed or `seed`; the others have seeds derived from it.
+    """
+    group = trajectory.group
+    first = group.seed if seed is None else seed
+    seeds = [first, *(mix(first, BRANCH, number) for number in range(1, count))]
+    return [
+        replace(
+            trajectory,
+            # Each copy has its own notebook; the number seeds the random draws of its calls.
+            trajectory_id=trajectory.trajectory_id + number,
+            group=replace(group, seed=each, first_trajectory_id=group.first_trajectory_id + number),
+        )
+        for number, each in enumerate(seeds)
+    ]
 
 
 async def continue_trajectories(
@@ -86,7 +105,7 @@ class _ForkRunner:
 
     async def _handle_message(self, envelope: Envelope) -> None:
         message = envelope.message
-        if isinstance(message, TrajectoryFinished | TrajectoryFailed | TrajectoryAborted):
+        if isinstance(message, TrajectoryEnd):
             self._ended[message.trajectory_id] = EndedTrajectory(self._running.pop(message.trajectory_id), message)
         decider = self._deciders.get(envelope.to)
         if decider is None:

@@ -62,14 +62,19 @@ def replay_run(run: RunConfig, folder: RunFolder) -> ReplayResult:
     """Replay each deciding process. Raises UnusableInput if a log is missing."""
     num_events, num_skipped = 0, 0
     for process in DECIDING_PROCESSES:
-        path = folder.events / f"{process}.sqlite"
-        if not path.exists():
-            raise UnusableInput(f"{path}: there is no event log; was the run started with log.events = false?")
-        replay = replay_process(process, path, build_deciders(process, run, folder))
+        replay = replay_process(process, find_log(folder, process), build_deciders(process, run, folder))
         num_events, num_skipped = num_events + replay.num_events, num_skipped + replay.num_skipped
         if replay.difference is not None:
             return ReplayResult(num_events, replay.difference, num_skipped)
     return ReplayResult(num_events, None, num_skipped)
+
+
+def find_log(folder: RunFolder, process: str) -> Path:
+    """Raises UnusableInput if it is missing."""
+    path = folder.events / f"{process}.sqlite"
+    if not path.exists():
+        raise UnusableInput(f"{path}: there is no event log; was the run started with log.events = false?")
+    return path
 
 
 def replay_process(process: str, path: Path, deciders: Mapping[str, Decider]) -> ReplayResult:
@@ -89,8 +94,7 @@ def replay_process(process: str, path: Path, deciders: Mapping[str, Decider]) ->
                 process, event, what, redecision.effects, redecision.state, before, decision.effects
             )
             return ReplayResult(count, difference, num_skipped)
-        if not isinstance(redecision.effects, str):
-            before.messages.update((effect.to, type(effect.message).__name__) for effect in redecision.effects)
+        before.messages.update((send.to, type(send.message).__name__) for send in redecision.sends)
     return ReplayResult(count, None, num_skipped)
 
 
@@ -122,8 +126,22 @@ def replay_before(path: Path, deciders: Mapping[str, Decider], until: float) -> 
 
     Raises UnusableLog if log.keep_steps has removed the events that this state follows from.
     """
-    decided = redecide_all(path, deciders, since=find_first_complete_seq(path), until=until)
-    if not sum(1 for _ in decided):
+    for _ in redecide_complete_launches(path, deciders, until=until):
+        pass
+
+
+def redecide_complete_launches(
+    path: Path, deciders: Mapping[str, Decider], *, until: float | None = None
+) -> Iterator[tuple[Event, Redecision]]:
+    """From the first launch of the run of which the log still has every event.
+
+    Raises UnusableLog if log.keep_steps has removed events of every launch.
+    """
+    num_decided = 0
+    for event, _, redecision in redecide_all(path, deciders, since=find_first_complete_seq(path), until=until):
+        num_decided += 1
+        yield event, redecision
+    if not num_decided:
         check_complete(path, since_seq=1)
 
 
@@ -139,5 +157,4 @@ def redecide_all(
 
 def list_batches(redecision: Redecision) -> list[BatchReady]:
     """The batches that this decision sends to the learner."""
-    sends = () if isinstance(redecision.effects, str) else redecision.effects
-    return [send.message for send in sends if isinstance(send.message, BatchReady)]
+    return [send.message for send in redecision.sends if isinstance(send.message, BatchReady)]

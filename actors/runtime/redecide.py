@@ -21,6 +21,10 @@ class Redecision(msgspec.Struct, frozen=True):
     state: msgspec.Struct | None
     fingerprints: tuple[bytes, bytes | None]  # of effects and state, as in bus.event_log.records.Decision
 
+    @property
+    def sends(self) -> Sequence[Send]:
+        return () if isinstance(self.effects, str) else self.effects
+
     def find_difference(self, decision: Decision | None) -> str:
         """Returns "effects", "state" or nothing. An event that a kill left undecided differs in nothing."""
         if decision is None:

@@ -79,6 +79,8 @@ class _LoggedStreams:
         message = logged.envelope.message
         event = ComparableEvent(at_s, type(message).__name__, extract_contents(message), logged.name)
         match message:
+            case StepTrained() if not message.metrics:
+                pass  # the learner has loaded the checkpoint of this step
             case StepCollected() | StepTrained() | EvaluationFinished() | WeightsPublished():
                 if logged.event.actor == "recipe":  # the recorder receives a copy
                     self._put(_name_stream(message), (isinstance(message, StepTrained),), event)

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import msgspec
 import numpy as np
 import polars as pl
 
 from analysis.event_logs.merged_events import EventFilter, MergedEvent, merge_events, read_start_time
-from bus.messages import StartGroup, TrajectoryAborted, TrajectoryFailed, TrajectoryFinished
+from bus.messages import StartGroup, TrajectoryEnd
 from configs.run_folder import RunFolder
 
 EVENTS_PER_PART, TRAJECTORIES_PER_PART = 100_000, 2_000
-_END_KINDS = (TrajectoryFinished, TrajectoryFailed, TrajectoryAborted)
 
 _EVENT_SCHEMA = {
     **{"process": pl.String, "seq": pl.Int64, "time": pl.Float64, "since_start_s": pl.Float64, "actor": pl.String},
@@ -103,18 +102,16 @@ def _to_scalar(value: object) -> object:
 def _build_trajectory_rows(folder: RunFolder) -> Iterator[dict[str, Any]]:
     """In the order of their ends."""
     groups: dict[int, StartGroup] = {}
-    kinds = tuple(kind.__name__ for kind in (StartGroup, *_END_KINDS))
+    kinds = tuple(kind.__name__ for kind in (StartGroup, *get_args(TrajectoryEnd)))
     for logged in merge_events(folder, EventFilter(kinds=kinds)):
         message = logged.envelope.message
         if isinstance(message, StartGroup):
             groups[message.group_id] = message
-        elif isinstance(message, TrajectoryFinished | TrajectoryFailed | TrajectoryAborted):
+        elif isinstance(message, TrajectoryEnd):
             yield _build_trajectory_row(logged, message, groups.get(message.group_id))
 
 
-def _build_trajectory_row(
-    logged: MergedEvent, end: TrajectoryFinished | TrajectoryFailed | TrajectoryAborted, group: StartGroup | None
-) -> dict[str, Any]:
+def _build_trajectory_row(logged: MergedEvent, end: TrajectoryEnd, group: StartGroup | None) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(_TRAJECTORY_SCHEMA)
     row["ended"] = type(end).__name__.removeprefix("Trajectory").lower()
     row["ended_at"] = logged.event.time

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from bus.messages import TrainingSample, TrajectoryFinished
+from bus.addresses import HEAD
+from bus.event_log.reader import decode_event, read_events
+from bus.messages import (
+    EvaluationFinished,
+    GroupJudged,
+    RunStarted,
+    StepCollected,
+    TrainingSample,
+    TrajectoryFinished,
+)
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from policies.groups.selection import build_training_rows, compute_keep_count, judge_group
+from policies.groups.selection import (
+    build_training_rows,
+    compute_keep_count,
+    judge_group,
+    select_fresh_trajectories,
+)
+
+_KINDS = (RunStarted, TrajectoryFinished, GroupJudged, StepCollected, EvaluationFinished)
 
 
 class JudgedGroup(NamedTuple):
-    """A complete group as the buffer judged it."""
+    """A complete group, and the judgement of the buffer."""
 
-    step: int
-    group_id: int
-    seed: int
-    fresh: Sequence[TrajectoryFinished]  # candidates: not too stale to train on
-    rows: Sequence[TrainingSample]  # trained on; empty for a group that was not accepted
+    judged: GroupJudged
+    candidates: Sequence[TrajectoryFinished]  # without tokens that are too stale to train on
+
+    def has_all_candidates(self) -> bool:
+        """False if the log lacks an end of a trajectory."""
+        return tuple(each.trajectory_id for each in self.candidates) == self.judged.candidates
 
 
 class CandidateTrajectory(msgspec.Struct, frozen=True):
@@ -54,21 +75,67 @@ class SelectionDifference(msgspec.Struct, frozen=True):
     advantage_change_both_mean: float | None  # over the trajectories that both keep
 
 
+def read_judged_groups(run: RunConfig, folder: RunFolder) -> Iterator[tuple[int, list[JudgedGroup]]]:
+    """Every collected step with its groups; a step that a resumed run repeated appears twice.
+
+    A step with removed events is left out. Raises UnusableInput if there is no log, or if the run's
+    settings select other trajectories than the run did.
+    """
+    log = folder.events / f"{HEAD}.sqlite"
+    if not log.exists():
+        raise UnusableInput(f"{log}: there is no event log; was the run started with log.events = false?")
+    finished: defaultdict[int, list[TrajectoryFinished]] = defaultdict(list)  # by group
+    groups: defaultdict[int, list[JudgedGroup]] = defaultdict(list)  # by step
+    for event, decision in read_events(log, kinds=[kind.__name__ for kind in _KINDS]):
+        if event.actor == "recipe" or (decision is not None and decision.is_refused):
+            continue
+        match decode_event(log, event).message:
+            case RunStarted():
+                finished.clear()
+                groups.clear()
+            case EvaluationFinished():
+                finished.clear()
+            case TrajectoryFinished() as trajectory:
+                finished[trajectory.group_id].append(trajectory)
+            case GroupJudged(step=step, group_id=group_id) as judged:
+                fresh = select_fresh_trajectories(finished.pop(group_id, ()), step, run.rl)
+                groups[step].append(JudgedGroup(judged, fresh))
+            case StepCollected(step=step) as collected:
+                complete = [group for group in groups.pop(step, ()) if group.has_all_candidates()]
+                if len(complete) == collected.counts.groups:
+                    for group in complete:
+                        _check_reproduced(group, run, log)
+                    yield step, complete
+            case _:
+                pass
+
+
+def _check_reproduced(group: JudgedGroup, run: RunConfig, log: Path) -> None:
+    """Raises UnusableInput."""
+    judged, rows = group.judged, rebuild_training_rows(group, run)
+    kept = tuple((row.trajectory_id, row.advantage) for row in rows)
+    if kept != tuple(zip(judged.kept, judged.advantages, strict=True)):
+        raise UnusableInput(
+            f"{log}: group {judged.group_id} of step {judged.step} differs from the recomputed one; config.toml or the "
+            "code has changed since the run. `asterism log replay --verify` shows the first difference"
+        )
+
+
 def rebuild_training_rows(group: JudgedGroup, run: RunConfig) -> list[TrainingSample]:
     """The rows that the step would train on with the settings of `run`."""
     keep_count = compute_keep_count(run)
-    if judge_group(group.fresh, keep_count) != "accepted":
+    if judge_group(group.candidates, keep_count) != "accepted":
         return []
-    return build_training_rows(group.fresh, keep_count, run.roc, group.seed)
+    return build_training_rows(group.candidates, keep_count, run.roc, group.judged.seed)
 
 
 def list_candidates(group: JudgedGroup, other: RunConfig) -> list[CandidateTrajectory]:
     """All trajectories that the step could train on, in the order of their ids."""
-    ours = {row.trajectory_id: row.advantage for row in group.rows}
+    ours = dict(zip(group.judged.kept, group.judged.advantages, strict=True))
     theirs = {row.trajectory_id: row.advantage for row in rebuild_training_rows(group, other)}
     return [
         CandidateTrajectory(
-            group_id=group.group_id,
+            group_id=group.judged.group_id,
             trajectory_id=each.trajectory_id,
             reward=each.reward,
             calls=each.calls,
@@ -77,7 +144,7 @@ def list_candidates(group: JudgedGroup, other: RunConfig) -> list[CandidateTraje
             advantage=ours.get(each.trajectory_id),
             other_advantage=theirs.get(each.trajectory_id),
         )
-        for each in group.fresh
+        for each in group.candidates
     ]
 
 

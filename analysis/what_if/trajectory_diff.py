@@ -9,8 +9,7 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from analysis.what_if.trajectory_replay import TrajectoryEnd
-from bus.messages import TrajectoryAborted, TrajectoryFailed, TrajectoryFinished
+from bus.messages import TrajectoryAborted, TrajectoryEnd, TrajectoryFailed, TrajectoryFinished
 from policies.dialogue.chat_format import TextTokenizer
 from policies.rollout.token_record import TokenRecord, bytes_to_ids
 from policies.rollout.trajectory import Trajectory

@@ -33,6 +33,7 @@ from bus.messages import (
     CodeFinished,
     CodeRequested,
     ExecutorJoined,
+    GroupJudged,
     LeaseGranted,
     LeasePaused,
     LeaseReleased,
@@ -153,7 +154,7 @@ class SingleProcessLoop:
                 case TurnRequested() as turn:
                     self._turns[turn.trajectory_id] = turn
                     self._core.submit(_build_generation_request(turn))
-                case LeasePaused():
+                case LeasePaused() | GroupJudged():
                     pass
                 case LeaseReleased(trajectory_id=trajectory_id):
                     self._core.release_cache(trajectory_id)

@@ -3,7 +3,7 @@
     run        launcher and all processes: start, progress and end of a run
     steps      recipe, buffer, learner: StepRequested, BatchReady, StepTrained, WeightsPublished, WeightsLoaded, WeightsSynced;
                if learner and engines share GPUs: GpuMemoryRequested, EngineSleepRequested, EngineAsleep, GpuMemoryGranted
-    groups     buffer and rollout: StartGroup ... TrajectoryFinished
+    groups     buffer and rollout: StartGroup ... TrajectoryFinished, GroupJudged
     leases     rollout, arbiter, generators: LeaseRequested, LeaseGranted, LeasePaused, LeaseReleased
     turns      rollout and generators: TurnRequested, TurnGenerated
     calls      rollout and executors: CodeRequested, CodeFinished, AnswerSubmitted, AnswerGraded

@@ -72,4 +72,23 @@ class TrajectoryAborted(Message, frozen=True):
     response_tokens: int  # so far
 
 
-GroupMessage = StartGroup | GroupAborted | TrajectoryFinished | TrajectoryFailed | TrajectoryAborted
+# lost: too few trajectories are left; equal: equal rewards, and so no gradient.
+Verdict = Literal["accepted", "lost", "equal"]
+
+
+class GroupJudged(Message, frozen=True):
+    """buffer -> recorder, only for its log: the trajectories of a complete group that the step
+    may train on, and those that it trains on."""
+
+    step: int
+    group_id: int
+    seed: int  # of the group
+    verdict: Verdict
+    candidates: tuple[int, ...]  # trajectories within the staleness bound
+    rewards: tuple[float, ...]  # of the candidates
+    kept: tuple[int, ...]  # trajectories in the batch; none unless the group is accepted
+    advantages: tuple[float, ...]  # of the kept trajectories
+
+
+TrajectoryEnd = TrajectoryFinished | TrajectoryFailed | TrajectoryAborted
+GroupMessage = StartGroup | GroupAborted | TrajectoryEnd | GroupJudged

@@ -18,10 +18,11 @@ from bus.messages import (
     StepRequested,
     TrainingSample,
     TrajectoryAborted,
+    TrajectoryEnd,
     TrajectoryFailed,
     TrajectoryFinished,
 )
-from policies.groups.counts import StepLengths, TrajectoryEnd, add_to_step_counts, parse_failed_component
+from policies.groups.counts import StepLengths, add_to_step_counts, parse_failed_component
 
 STEP_ENDED = "the step ended without it"
 

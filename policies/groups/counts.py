@@ -13,11 +13,9 @@ from bus.messages import (
     LengthsMeasured,
     StepCounts,
     TrajectoryAborted,
-    TrajectoryFailed,
+    TrajectoryEnd,
     TrajectoryFinished,
 )
-
-TrajectoryEnd = TrajectoryFinished | TrajectoryFailed | TrajectoryAborted
 
 
 def add_to_step_counts(counts: StepCounts, trajectory: TrajectoryFinished) -> StepCounts:

@@ -24,20 +24,23 @@ from bus.messages import (
     BatchReady,
     BufferCursor,
     EvaluationRequested,
+    GroupJudged,
     ProtocolError,
     RunFinished,
     RunStarted,
     StepCollected,
     StepCounts,
     StepRequested,
+    TrainingSample,
     TrajectoryAborted,
+    TrajectoryEnd,
     TrajectoryFailed,
     TrajectoryFinished,
 )
 from configs.schema import RunConfig
 from policies.decider import Send
 from policies.groups.buffer_state import BufferState, GroupCollection, OpenGroup
-from policies.groups.counts import StepLengths, TrajectoryEnd, build_evaluation_finished
+from policies.groups.counts import StepLengths, build_evaluation_finished
 from policies.groups.group_starter import GroupStarter, TokenizedProblem
 from policies.groups.selection import build_training_rows, compute_keep_count, judge_group, select_fresh_trajectories
 from policies.groups.staleness import add_staleness, count_masked_tokens
@@ -200,23 +203,35 @@ class GroupBuffer:
             groups_lost=counts.groups_lost + (verdict == "lost"),
             groups_rejected=counts.groups_rejected + (verdict == "equal"),
         )
-        if verdict == "accepted":
-            self._accept_group(collection, group, fresh)
-            return []
-        if collection.num_refills >= self._rl.max_refill_groups:
-            return []
-        collection.num_refills += 1
-        return [self._start_training_group(collection)]
+        rows = self._accept_group(collection, group, fresh) if verdict == "accepted" else []
+        judged = GroupJudged(
+            step=collection.step,
+            group_id=group.start.group_id,
+            seed=group.start.seed,
+            verdict=verdict,
+            candidates=tuple(trajectory.trajectory_id for trajectory in fresh),
+            rewards=tuple(trajectory.reward for trajectory in fresh),
+            kept=tuple(row.trajectory_id for row in rows),
+            advantages=tuple(row.advantage for row in rows),
+        )
+        effects = [Send(RECORDER, judged)]
+        if verdict != "accepted" and collection.num_refills < self._rl.max_refill_groups:
+            collection.num_refills += 1
+            effects.append(self._start_training_group(collection))
+        return effects
 
-    def _accept_group(self, collection: GroupCollection, group: OpenGroup, fresh: list[TrajectoryFinished]) -> None:
+    def _accept_group(
+        self, collection: GroupCollection, group: OpenGroup, fresh: list[TrajectoryFinished]
+    ) -> list[TrainingSample]:
         rows = build_training_rows(fresh, self._keep_count, self._roc, group.start.seed)
         collection.rows[group.start.group_id] = rows
         if not self._rl.max_staleness:
-            return
+            return rows
         unmasked = {trajectory.trajectory_id: trajectory for trajectory in group.finished}
         masked = sum(count_masked_tokens(unmasked[row.trajectory_id], row) for row in rows)
         staleness = add_staleness(collection.staleness, rows, collection.step - 1)
         collection.staleness = replace(staleness, tokens_masked=staleness.tokens_masked + masked)
+        return rows
 
     # ---------------------------------------------------------------- ending
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
-from bus.messages import TrainingSample, TrajectoryFinished
+from bus.messages import TrainingSample, TrajectoryFinished, Verdict
 from configs.schema import RlConfig, RocConfig, RunConfig
 from policies.groups.advantages import group_advantages
 from policies.groups.roc import resample
 from policies.groups.staleness import apply_staleness_bound, compute_oldest_version
-
-# lost: too few trajectories are left; equal: equal rewards, and so no gradient.
-Verdict = Literal["accepted", "lost", "equal"]
 
 
 def compute_keep_count(run: RunConfig) -> int:

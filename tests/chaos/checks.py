@@ -56,7 +56,7 @@ def _find_missing_lines(folder: RunFolder) -> set[int]:
 
 
 def _find_differences(baseline: RunFolder, folder: RunFolder, missing_lines: set[int]) -> Iterator[str]:
-    expected = {f"metrics, step {step}" for step in missing_lines}
+    expected = {stream for step in missing_lines for stream in (f"step {step}", f"metrics, step {step}")}
     for divergence in list_divergences(baseline, folder):
         if divergence.b is not None or divergence.stream not in expected:
             yield f"{divergence.stream} differs from the baseline: {list_differing_fields(divergence)}"

@@ -14,9 +14,9 @@ import pytest
 from actors.cli.log import waits_command
 from actors.generator import Generator
 from actors.replay import replay
-from actors.replay.logged_history import read_history
+from actors.replay.trajectory_replay import replay_trajectory
+from actors.runtime.decider_loop import get_trajectory_ids
 from actors.runtime.recovery import Recovery
-from analysis.what_if.trajectory_replay import replay_trajectory
 from bus.addresses import HEAD, LAUNCHER, ROLLOUT
 from bus.codec import decode, encode
 from bus.event_log.reader import UnusableLog
@@ -31,8 +31,7 @@ from bus.messages import (
     ProtocolError,
     RunFinished,
     StartGroup,
-    TrajectoryAborted,
-    TrajectoryFailed,
+    TrajectoryEnd,
     TrajectoryFinished,
     TurnGenerated,
     TurnRequested,
@@ -42,12 +41,10 @@ from configs.run_folder import RunFolder
 from policies.arbiter.arbiter import Arbiter
 from policies.decider import Decider, Send
 from policies.recipe import Recipe
-from tests.fakes import TOKENIZER
+from policies.rollout.rollout import Rollout
 from tests.golden.logs import read, rebuild_world
 from tests.simulation.clock import run_virtually
 from tests.simulation.engines import SayingEngine, Script
-
-End = TrajectoryFinished | TrajectoryFailed | TrajectoryAborted
 
 
 def redecide(decider: Decider, event: Event) -> tuple[AnyMessage, Sequence[Send]]:
@@ -65,7 +62,8 @@ def write_log(folder: RunFolder, process: str, events: Sequence[Event], keep_ste
     log = EventLog(path, keep_steps=keep_steps)
     log.on_commit = committed.put
     for left, event in zip(reversed(range(len(events))), events, strict=True):
-        seq = log.append(event.time, event.actor, event.sender, event.kind, event.trajectory, event.frame)
+        trajectories = get_trajectory_ids(decode(event.frame).message)
+        seq = log.append(event.time, event.actor, event.sender, event.kind, trajectories, event.frame)
         if keep_steps and (event.kind == "StepTrained" or left < 5):
             while committed.get() < seq:
                 pass
@@ -124,7 +122,7 @@ def test_a_run_finishes_after_all_aborted_trajectories_have_ended() -> None:
     in_flight, num_finished = set[int](), 0
     for event in events:
         message, sends = redecide(deciders[event.actor], event)
-        if event.actor == "buffer" and isinstance(message, End):
+        if event.actor == "buffer" and isinstance(message, TrajectoryEnd):
             in_flight.remove(message.trajectory_id)
         for send in sends:
             if isinstance(send.message, StartGroup):
@@ -179,12 +177,10 @@ def test_no_turn_is_requested_from_a_departed_engine() -> None:
 def test_a_trajectory_that_started_after_an_engine_left_replays_from_its_log(tmp_path: Path) -> None:
     """Both leases on it were granted to trajectory 3, which started after EngineLeft."""
     source, events = read("leases_on_a_departed_engine")
-    folder = RunFolder(tmp_path)
-    write_log(folder, ROLLOUT, events)
     (rollout,) = rebuild_world(source.run).deciders()[ROLLOUT].values()
-    ends = [send.message for event in events for send in redecide(rollout, event)[1] if isinstance(send.message, End)]
-    assert replay_trajectory(rebuild_world(source.run).rules, TOKENIZER, read_history(folder, 3)).end == ends[-1]
-    assert ends[-1].trajectory_id == 3
+    assert isinstance(rollout, Rollout)
+    end = replay_trajectory(write_log(RunFolder(tmp_path), ROLLOUT, events), rollout, 3).end
+    assert isinstance(end, TrajectoryFinished)
 
 
 def test_a_stale_engine_left_does_not_affect_the_next_incarnation() -> None:

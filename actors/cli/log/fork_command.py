@@ -13,25 +13,19 @@ from actors.cli.json_output import check_json_path, write_json
 from actors.cli.log.fork_result import ForkPoint, build_fork_result
 from actors.cli.log.fork_table import show_fork
 from actors.cli.sandbox_commands import suppress_logs
-from actors.replay.branch_runner import EndedTrajectory, continue_trajectories
-from actors.replay.logged_history import read_end_at_head, read_history
+from actors.replay.branch_runner import EndedTrajectory, continue_trajectories, fork_trajectories
+from actors.replay.replay import find_log
+from actors.replay.trajectory_replay import ReplayedTrajectory, ToolResult, replay_trajectory
 from actors.runtime.wiring import build_rules
 from analysis.summary import read_isolation
-from analysis.what_if.trajectory_replay import (
-    ReplayedTrajectory,
-    TrajectoryHistory,
-    fork_trajectories,
-    replace_call_result,
-    replay_trajectory,
-)
-from bus.addresses import EXECUTOR
-from bus.messages import TrajectoryFinished
+from bus.addresses import EXECUTOR, ROLLOUT
 from configs.errors import UnusableInput
 from configs.load import load_with_overrides
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.learner.checkpoints import CHECKPOINT_NAME
 from engine.model.tokenizer import FastTokenizer, load_tokenizer
+from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Rules, Trajectory
 from sandbox.select_backend import make_sandbox
 
@@ -69,9 +63,12 @@ def fork_trajectory(folder: RunFolder, options: ForkOptions, console: Console) -
 # ---------------------------------------------------------------- fork point
 
 
-def _find_fork_point(folder: RunFolder, run_rules: Rules, tokenizer: FastTokenizer, options: ForkOptions) -> ForkPoint:
-    history = read_history(folder, options.trajectory)
-    original = _replay_original(folder, run_rules, tokenizer, history)
+def _find_fork_point(folder: RunFolder, rules: Rules, tokenizer: FastTokenizer, options: ForkOptions) -> ForkPoint:
+    def replay(tool_result: ToolResult | None = None) -> ReplayedTrajectory:
+        rollout = Rollout(rules, tokenizer)
+        return replay_trajectory(find_log(folder, ROLLOUT), rollout, options.trajectory, tool_result)
+
+    original = replay()
     name = f"{folder.path}: trajectory {options.trajectory}"
     if not 0 <= options.turn < len(original.turn_starts):
         turns = "only turn 0" if len(original.turn_starts) == 1 else f"turns 0 to {len(original.turn_starts) - 1}"
@@ -79,46 +76,19 @@ def _find_fork_point(folder: RunFolder, run_rules: Rules, tokenizer: FastTokeniz
     turn_start = original.turn_starts[options.turn]
     if options.tool_result is None:
         return ForkPoint(original, options.turn, turn_start, None)
-    stdout = _read_result_file(options.tool_result)
+    flag, stdout = f"--tool-result {options.tool_result}", _read_result_file(options.tool_result)
     if options.turn == 0:
-        raise UnusableInput(f"--tool-result {options.tool_result}: turn 0 follows no tool call; use a later --turn")
-    changed = _apply_tool_result(run_rules, tokenizer, history, options, stdout)
+        raise UnusableInput(f"{flag}: turn 0 follows no tool call; use a later --turn")
+    if options.turn not in original.last_results:
+        raise UnusableInput(f"{flag}: turn {options.turn - 1} ran no call, so there is no result to replace")
+    changed = replay(ToolResult(original.last_results[options.turn], stdout))
+    if len(changed.turn_starts) <= options.turn:
+        raise UnusableInput(
+            f"{flag}: too long: it exhausts the response's {rules.response_tokens} tokens before turn {options.turn}"
+        )
     # The branches' notebook is rebuilt from the cells that the original ran.
-    return ForkPoint(original, options.turn, replace(changed, cells=turn_start.cells), stdout)
-
-
-def _replay_original(
-    folder: RunFolder, run_rules: Rules, tokenizer: FastTokenizer, history: TrajectoryHistory
-) -> ReplayedTrajectory:
-    """The replayed trajectory, with the end that the head logged.
-
-    Raises UnusableInput if the tokens differ from the run's: the log holds tool results as text,
-    which the current code tokenizes again.
-    """
-    replayed = replay_trajectory(run_rules, tokenizer, history)
-    end = read_end_at_head(folder, history)
-    if isinstance(end, TrajectoryFinished) and not end.token_ids.startswith(replayed.final.record.token_ids):
-        raise UnusableInput(
-            f"{folder.events}: trajectory {history.trajectory_id} replays to other tokens than in the run: "
-            "its config.toml, its tokenizer or the program has changed since"
-        )
-    return replayed._replace(end=end or replayed.end)
-
-
-def _apply_tool_result(
-    run_rules: Rules, tokenizer: FastTokenizer, history: TrajectoryHistory, options: ForkOptions, stdout: str
-) -> Trajectory:
-    flag = f"--tool-result {options.tool_result}"
-    try:
-        changed = replace_call_result(run_rules, tokenizer, history, options.turn, stdout)
-    except LookupError as error:
-        raise UnusableInput(f"{flag}: {error}, so there is no result to replace") from None
-    replayed = replay_trajectory(run_rules, tokenizer, changed)
-    if len(replayed.turn_starts) <= options.turn:
-        raise UnusableInput(
-            f"{flag}: too long: it exhausts the response's {run_rules.response_tokens} tokens before turn {options.turn}"
-        )
-    return replayed.turn_starts[options.turn]
+    start = replace(changed.turn_starts[options.turn], cells=turn_start.cells)
+    return ForkPoint(original, options.turn, start, stdout)
 
 
 def _read_result_file(file: Path) -> str:

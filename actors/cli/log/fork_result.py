@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from actors.replay.branch_runner import EndedTrajectory
+from actors.replay.trajectory_replay import ReplayedTrajectory
 from analysis.what_if.trajectory_diff import TrajectoryComparison, TrajectoryOutcome, build_outcome, compare
-from analysis.what_if.trajectory_replay import ReplayedTrajectory
 from configs.run_folder import RunFolder
 from policies.dialogue.chat_format import TextTokenizer
 from policies.rollout.trajectory import Trajectory

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from actors.replay.replay import DECIDING_PROCESSES, ReplayDifference, replay_before, replay_run, replay_until
+from actors.replay.replay import DECIDING_PROCESSES, ReplayDifference, find_log, replay_before, replay_run, replay_until
 from actors.runtime.decider_loop import compute_fingerprint, encode_effects
 from actors.runtime.wiring import build_deciders
 from analysis.event_logs.merged_events import EventFilter, MergedEvent, merge_events
@@ -166,7 +166,7 @@ def show_state(folder: RunFolder, until: str, actor: str | None, trajectory: int
         )
     run = load_resolved(folder.config)
     deciders = build_deciders(process, run, folder)
-    event = replay_until(folder.events / f"{process}.sqlite", deciders, int(number))
+    event = replay_until(find_log(folder, process), deciders, int(number))
     actor = actor or event.actor
     if actor not in deciders:
         others = [each for each in DECIDING_PROCESSES if each != process]
@@ -174,7 +174,7 @@ def show_state(folder: RunFolder, until: str, actor: str | None, trajectory: int
         if actor not in deciders:
             raise UnusableInput(f"--state {actor}: unknown actor; this run has {', '.join(deciders)}")
         other = actor if actor in DECIDING_PROCESSES else HEAD
-        replay_before(folder.events / f"{other}.sqlite", deciders, event.time)
+        replay_before(find_log(folder, other), deciders, event.time)
     state = format_state(deciders[actor], trajectory)
     console.print(f"[bold]{actor}[/] after {until}, {event.kind} to {event.actor} from {event.sender}", highlight=False)
     console.print(escape(state), soft_wrap=True, highlight=False)

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.cli.json_output import check_json_path, write_json
-from actors.replay.logged_groups import read_step_groups
 from analysis.what_if.roc_refilter import (
     CandidateTrajectory,
     SelectionDifference,
     SelectionStats,
     compute_difference,
     list_candidates,
+    read_judged_groups,
 )
 from configs.errors import UnusableInput
 from configs.load import list_differences, load_resolved, load_with_overrides
@@ -52,12 +52,12 @@ def refilter(folder: RunFolder, other: RunConfig, only_step: int | None) -> Refi
     """If a step ran twice, as after a resume, the later one counts."""
     run = load_resolved(folder.config)
     steps: dict[int, RefilteredStep] = {}
-    for logged in read_step_groups(run, folder):
-        steps = {step: each for step, each in steps.items() if step < logged.step}
-        trajectories = [each for group in logged.groups for each in list_candidates(group, other)]
-        steps[logged.step] = RefilteredStep(logged.step, compute_difference(trajectories), tuple(trajectories))
+    for number, groups in read_judged_groups(run, folder):
+        steps = {earlier: each for earlier, each in steps.items() if earlier < number}
+        trajectories = [each for group in groups for each in list_candidates(group, other)]
+        steps[number] = RefilteredStep(number, compute_difference(trajectories), tuple(trajectories))
     if not steps:
-        raise UnusableInput(f"{folder.events}: no step has all of its events up to its batch")
+        raise UnusableInput(f"{folder.events}: no step has all of its events")
     if only_step is not None and only_step not in steps:
         raise UnusableInput(f"--step {only_step}: {folder.path} has steps {min(steps)} to {max(steps)}")
     chosen = tuple(steps.values()) if only_step is None else (steps[only_step],)

@@ -9,22 +9,19 @@ from __future__ import annotations
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from actors.replay.replay import find_first_complete_seq, list_batches, redecide_all
-from actors.runtime.redecide import Redecision
+from actors.replay.replay import find_log, list_batches, redecide_complete_launches
 from actors.runtime.wiring import build_deciders
 from bus.addresses import ARBITER, BUFFER, HEAD, LEARNER, RECIPE, ROLLOUT
-from bus.event_log.reader import check_complete
 from bus.messages import GpuMemoryRequested, RunStarted, StepRequested, WeightsPublished
 from configs.errors import UnusableInput
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from policies.decider import Decider
 from policies.groups.group_buffer import GroupBuffer
 from policies.recipe import Recipe
 from policies.rollout.rollout import Rollout
@@ -58,7 +55,7 @@ def _find_trajectory_waits(run: RunConfig, folder: RunFolder) -> Iterator[Pendin
     deciders = build_deciders(ROLLOUT, run, folder)
     rollout = deciders[ROLLOUT]
     assert isinstance(rollout, Rollout)
-    for _ in _redecide_log(ROLLOUT, folder, deciders):
+    for _ in redecide_complete_launches(find_log(folder, ROLLOUT), deciders):
         pass
     waiting: defaultdict[tuple[str, str], list[Trajectory]] = defaultdict(list)
     for trajectory in rollout.trajectories.values():
@@ -98,7 +95,8 @@ def _find_head_waits(run: RunConfig, folder: RunFolder) -> Iterator[PendingWait]
     published, started, wanted = 0.0, 0.0, 0.0
     requested: dict[int, float] = {}  # by step
     batches: dict[int, float] = {}  # by step: time at which the learner received it
-    for at, done in _redecide_log(HEAD, folder, deciders):
+    for event, done in redecide_complete_launches(find_log(folder, HEAD), deciders):
+        at = event.time
         if isinstance(done.message, RunStarted):
             published = started = at
             batches.clear()
@@ -128,24 +126,6 @@ def _find_head_waits(run: RunConfig, folder: RunFolder) -> Iterator[PendingWait]
         if collection.open_groups:
             reason = f"{len(collection.open_groups)} groups of step {collection.step}, {missing - ended} trajectories"
             yield PendingWait(BUFFER, ROLLOUT, reason, requested.get(collection.step, started))
-
-
-def _redecide_log(
-    process: str, folder: RunFolder, deciders: Mapping[str, Decider]
-) -> Iterator[tuple[float, Redecision]]:
-    """Times and decisions.
-
-    Raises UnusableInput if there is no log or log.keep_steps has removed its beginning.
-    """
-    path = folder.events / f"{process}.sqlite"
-    if not path.exists():
-        raise UnusableInput(f"{path}: no event log; the run may have had log.events = false")
-    num_decided = 0
-    for event, _, done in redecide_all(path, deciders, since=find_first_complete_seq(path)):
-        num_decided += 1
-        yield event.time, done
-    if not num_decided:
-        check_complete(path, since_seq=1)
 
 
 def print_waits(folder: RunFolder) -> None:

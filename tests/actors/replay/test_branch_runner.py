@@ -8,8 +8,7 @@ from random import Random
 
 import pytest
 
-from actors.replay.branch_runner import EndedTrajectory, continue_trajectories
-from analysis.what_if.trajectory_replay import TrajectoryHistory, fork_trajectories
+from actors.replay.branch_runner import EndedTrajectory, continue_trajectories, fork_trajectories
 from bus.messages import TrajectoryFailed, TrajectoryFinished
 from configs.errors import UnusableInput
 from configs.schema import SandboxConfig as SandboxConfig
@@ -19,8 +18,8 @@ from policies.rollout.trajectory import Trajectory
 from sandbox.contract import Isolation, SandboxFailure
 from sandbox.select_backend import make_sandbox
 from tests.actors.test_executor import ScriptedSandbox
-from tests.analysis.what_if.test_trajectory_replay import RULES, TID, history, replayed
-from tests.fakes import ANSWER, CALL, END, TOKENIZER, generated
+from tests.fakes import ANSWER, CALL, END, TOKENIZER
+from tests.recorded import RULES, TID, replay_recorded
 from tests.simulation.clock import run_virtually
 from tests.simulation.engines import SayingEngine
 
@@ -44,10 +43,27 @@ def fork(
     *texts: str, count: int = 1, kv_tokens: int = 8192, sandbox: ScriptedSandbox | None = None, strict: bool = False
 ) -> tuple[list[Trajectory], list[EndedTrajectory]]:
     """Fork at the start of turn 1, after one cell."""
-    begins = fork_trajectories(replayed(history()).turn_starts[1], count, None)
+    begins = fork_trajectories(replay_recorded().turn_starts[1], count, None)
     engine = SayingEngine(Random(1), ScriptedTurns(*texts), kv_tokens, version=0)  # pyright: ignore[reportArgumentType]
     going = continue_trajectories(RULES, TOKENIZER, engine, sandbox or ScriptedSandbox(), begins, strict=strict)
     return begins, run_virtually(going)
+
+
+def test_only_the_first_branch_has_the_originals_seed() -> None:
+    start = replay_recorded().turn_starts[1]
+    first, second, third = fork_trajectories(start, 3, None)
+    assert first == start
+    assert len({first.seed, second.seed, third.seed}) == 3
+    assert len({first.trajectory_id, second.trajectory_id, third.trajectory_id}) == 3
+    assert first.record == second.record == third.record
+
+
+def test_a_branch_can_be_repeated_with_its_seed() -> None:
+    start = replay_recorded().turn_starts[1]
+    second = fork_trajectories(start, 3, 77)[1]
+    (again,) = fork_trajectories(start, 1, second.group.seed)
+    assert again.seed == second.seed
+    assert fork_trajectories(start, 1, 77)[0].seed != start.seed
 
 
 def test_a_branch_continues_with_the_tokens_of_its_trajectory() -> None:
@@ -104,7 +120,7 @@ def test_an_engine_start_error_ends_all_branches() -> None:
     sandbox = ScriptedSandbox()
     engine = Refusing(Random(1), ScriptedTurns(), 8192)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ExceptionGroup) as raised:
-        run_virtually(continue_trajectories(RULES, TOKENIZER, engine, sandbox, [replayed(history()).turn_starts[1]]))
+        run_virtually(continue_trajectories(RULES, TOKENIZER, engine, sandbox, [replay_recorded().turn_starts[1]]))
     assert [str(each) for each in raised.value.exceptions] == ["no such file"]
     assert sandbox.requests == ["close"]
 
@@ -121,8 +137,7 @@ def test_a_sandbox_start_error_ends_all_branches() -> None:
 
 def real_notebook(*cells: str, limit_s: float = 4.0) -> EndedTrajectory:
     """A branch that runs its last cell in a real sandbox, after the cells that succeeded in its log."""
-    ran = with_code(history(), cells[0])
-    begins = replayed(ran).turn_starts[1]
+    begins = replay_recorded([call_of(cells[0])]).turn_starts[1]
     engine = SayingEngine(Random(1), ScriptedTurns(call_of(cells[1]), ANSWER), 8192, version=0)  # pyright: ignore[reportArgumentType]
     sandbox = make_sandbox(SandboxConfig(backend="process", time_limit_s=limit_s))
     (ended,) = asyncio.run(continue_trajectories(RULES, TOKENIZER, engine, sandbox, [begins]))
@@ -145,10 +160,3 @@ def test_a_notebook_that_cannot_be_restored_fails_the_trajectory() -> None:
 
 def call_of(code: str) -> str:
     return CALL.replace('"1"', json.dumps(code))
-
-
-def with_code(whole: TrajectoryHistory, code: str) -> TrajectoryHistory:
-    """The history with different code in its first call."""
-    events = list(whole.events)
-    events[1] = events[1]._replace(message=generated(TID, 0, call_of(code)))
-    return whole._replace(events=events)

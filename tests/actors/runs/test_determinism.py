@@ -153,9 +153,13 @@ def test_a_run_equals_itself_and_every_part_is_compared(strict_run: RunFolder) -
 def test_each_differing_part_is_named(strict_run: RunFolder, tmp_path: Path) -> None:
     copy = RunFolder(tmp_path / "demo")
     shutil.copytree(strict_run.path, copy.path)
-    for process, kind in (("head", "TrajectoryFinished"), ("head", "WeightsPublished"), ("rollout-0", "CodeFinished")):
+    for process, which in (
+        ("head", "max(seq) FROM events WHERE kind = 'TrajectoryFinished'"),
+        ("head", "max(seq) FROM events WHERE kind = 'WeightsPublished'"),
+        ("rollout-0", "min(seq) FROM events WHERE kind = 'CodeFinished'"),
+    ):
         with contextlib.closing(sqlite3.connect(copy.events / f"{process}.sqlite")) as log, log:
-            log.execute("DELETE FROM events WHERE seq = (SELECT max(seq) FROM events WHERE kind = ?)", (kind,))
+            log.execute(f"DELETE FROM events WHERE seq = (SELECT {which})")
     lines = [json.loads(line) for line in copy.metrics.read_text().splitlines()]
     lines[0] |= {"step_s": 7.0}
     lines[-1] |= {"accuracy": 7.0}

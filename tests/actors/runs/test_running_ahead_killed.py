@@ -26,9 +26,7 @@ from bus.messages import (
     StartGroup,
     StepCollected,
     StepRequested,
-    TrajectoryAborted,
-    TrajectoryFailed,
-    TrajectoryFinished,
+    TrajectoryEnd,
 )
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
@@ -85,7 +83,7 @@ def read_launches(folder: RunFolder) -> list[LaunchRecord]:
         message = decode(event.frame).message
         if isinstance(message, RunStarted):
             launches.append(LaunchRecord(message))
-        if isinstance(message, TrajectoryFinished | TrajectoryFailed | TrajectoryAborted):
+        if isinstance(message, TrajectoryEnd):
             launches[-1].ended.append(message.trajectory_id)
         for effect in buffer.decide(event.time, message):
             _note(launches[-1], effect.message)

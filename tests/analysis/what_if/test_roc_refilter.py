@@ -1,14 +1,29 @@
-"""Judging a run's groups with other settings."""
+"""A run's judged groups in the log of its head, and their judgement with other settings."""
 
 from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from analysis.what_if.roc_refilter import JudgedGroup, compute_difference, list_candidates, rebuild_training_rows
+from analysis.what_if.roc_refilter import (
+    JudgedGroup,
+    compute_difference,
+    list_candidates,
+    read_judged_groups,
+    rebuild_training_rows,
+)
+from bus.messages import GroupJudged, TrajectoryFinished
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
 from configs.schema import RlConfig, RocConfig, RunConfig
 from policies.groups.selection import build_training_rows, compute_keep_count
 from tests.policies.groups.finished import finished
+from tests.recorded import write_world_logs
+from tests.simulation.test_faults import live
 
 RUN = RunConfig(name="test", seed=3, rl=RlConfig(prompts=2, rollouts=8))
 # Positives 0 to 4 call twice: no call of the first two fails, every call of the others does.
@@ -18,14 +33,16 @@ YOUNG = [
 ]
 
 
-def judged(seed: int = 5, run: RunConfig = RUN) -> JudgedGroup:
-    return JudgedGroup(1, 0, seed, YOUNG, build_training_rows(YOUNG, compute_keep_count(run), run.roc, seed))
+def judged(fresh: list[TrajectoryFinished] = YOUNG, *, accepted: bool = True) -> JudgedGroup:
+    rows = build_training_rows(fresh, compute_keep_count(RUN), RUN.roc, seed=5) if accepted else []
+    kept, advantages = tuple(row.trajectory_id for row in rows), tuple(row.advantage for row in rows)
+    ids, rewards = tuple(each.trajectory_id for each in fresh), tuple(each.reward for each in fresh)
+    verdict = "accepted" if accepted else "lost"
+    return JudgedGroup(GroupJudged(1, 0, 5, verdict, ids, rewards, kept, advantages), fresh)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_runs_own_settings_keep_the_same_trajectories(seed: int) -> None:
-    assert rebuild_training_rows(judged(seed), RUN) == judged(seed).rows
-    same = compute_difference(list_candidates(judged(seed), RUN))
+def test_the_runs_own_settings_keep_the_same_trajectories() -> None:
+    same = compute_difference(list_candidates(judged(), RUN))
     assert (same.run, same.both, same.advantage_change_mean) == (same.other, 4, 0.0)
 
 
@@ -35,7 +52,7 @@ def test_plain_grpo_keeps_the_whole_group_and_moves_the_advantages() -> None:
     assert [each.other_advantage is not None for each in candidates] == [True] * 8
     found = compute_difference(candidates)
     assert (found.run.trajectories, found.other.trajectories, found.both) == (4, 8, 4)
-    ours = {row.trajectory_id: row.advantage for row in judged().rows}
+    ours = dict(zip(judged().judged.kept, judged().judged.advantages, strict=True))
     theirs = {row.trajectory_id: row.advantage for row in rebuild_training_rows(judged(), plain)}
     expected = [abs(theirs[tid] - ours.get(tid, 0.0)) for tid in range(8)]
     assert found.advantage_change_mean == pytest.approx(sum(expected) / 8)
@@ -50,13 +67,57 @@ def test_lowest_keeps_the_positives_that_fail_least() -> None:
 
 
 def test_other_settings_may_accept_a_rejected_group() -> None:
-    lost = judged()._replace(fresh=[YOUNG[0], YOUNG[1], YOUNG[7]], rows=())
+    lost = judged([YOUNG[0], YOUNG[1], YOUNG[7]], accepted=False)
     assert rebuild_training_rows(lost, RUN) == []
     assert len(rebuild_training_rows(lost, replace(RUN, roc=RocConfig(enabled=False)))) == 3
 
 
 def test_without_kept_trajectories_there_are_no_shares() -> None:
-    equal = judged()._replace(fresh=YOUNG[:5], rows=())
+    equal = judged(YOUNG[:5], accepted=False)
     found = compute_difference(list_candidates(equal, RUN))
     assert (found.run.groups, found.other.groups, found.both) == (0, 0, 0)
     assert found.run.failed_call_share is found.run.response_tokens_mean is found.advantage_change_mean is None
+
+
+# ---------------------------------------------------------------- reading the log
+
+# One seed per kind of step: synchronous, oversampled, and two with stale rollouts (tests.simulation.test_faults.RL).
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_step_keeps_the_batch_that_the_learner_received(seed: int, tmp_path: Path) -> None:
+    world = live(seed)
+    steps = dict(read_judged_groups(world.run, write_world_logs(world, tmp_path)))
+    assert list(steps) == [batch.step for batch in world.batches]
+    assert sum(len(batch.samples) for batch in world.batches) > 0
+    for batch in world.batches:
+        rows = [row for group in steps[batch.step] for row in rebuild_training_rows(group, world.run)]
+        assert tuple(sorted(rows, key=lambda row: row.trajectory_id)) == batch.samples
+
+
+def test_changed_settings_of_the_run_are_refused(tmp_path: Path) -> None:
+    world = live(0)
+    folder = write_world_logs(world, tmp_path)
+    with pytest.raises(UnusableInput, match=r"group \d+ of step 1 differs from the recomputed one"):
+        list(read_judged_groups(replace(world.run, roc=RocConfig(enabled=False)), folder))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_step_with_missing_events_is_left_out_and_later_steps_are_kept(share: float, tmp_path: Path) -> None:
+    world = live(0)
+    folder = write_world_logs(world, tmp_path)
+    with contextlib.closing(sqlite3.connect(folder.events / "head.sqlite")) as log, log:
+        (second,) = log.execute("SELECT max(seq) FROM events WHERE kind = 'StepRequested'").fetchone()
+        log.execute(
+            "DELETE FROM events WHERE seq < ? AND kind NOT IN ('RunStarted', 'StepRequested', 'StepCollected')",
+            ((1 - share) * second,),
+        )
+    ((step, groups),) = read_judged_groups(world.run, folder)
+    assert step == world.batches[-1].step
+    assert sum(len(group.judged.kept) for group in groups) == len(world.batches[-1].samples)
+
+
+def test_a_run_without_an_event_log_is_refused_with_the_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(UnusableInput, match=r"head\.sqlite: there is no event log"):
+        list(read_judged_groups(live(0).run, RunFolder(tmp_path)))

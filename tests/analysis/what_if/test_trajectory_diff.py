@@ -10,8 +10,8 @@ from analysis.what_if.trajectory_diff import TokenDivergence, build_outcome, com
 from bus.messages import TrajectoryAborted, TrajectoryFailed
 from policies.rollout.token_record import TokenRecord, ids_to_bytes
 from policies.rollout.trajectory import Trajectory
-from tests.analysis.what_if.test_trajectory_replay import GROUP, TID, history, replayed
 from tests.fakes import TOKENIZER
+from tests.recorded import GROUP, TID, replay_recorded
 
 # Two prompt tokens, three of turn 0, two of a tool result, two of turn 1.
 MASK = [0, 0, 1, 1, 1, 0, 0, 1, 1]
@@ -60,7 +60,7 @@ def test_each_turn_has_a_span() -> None:
 
 
 def test_an_outcome_has_the_text_and_tool_results_of_each_turn() -> None:
-    whole = replayed(history())
+    whole = replay_recorded()
     outcome = build_outcome(TOKENIZER, whole.final, whole.end)
     assert [turn.turn for turn in outcome.turn_texts] == [0, 1, 2]
     assert outcome.turn_texts[0].given == ""
@@ -70,7 +70,7 @@ def test_an_outcome_has_the_text_and_tool_results_of_each_turn() -> None:
 
 
 def test_failed_and_aborted_trajectories_have_no_reward() -> None:
-    last: Trajectory = replayed(history()).final
+    last: Trajectory = replay_recorded().final
     lost = build_outcome(TOKENIZER, last, TrajectoryFailed(TID, GROUP.group_id, "sandbox: gone"))
     assert (lost.reward, lost.ending, lost.infrastructure_failed) == (None, "failed: sandbox: gone", True)
     aborted = build_outcome(TOKENIZER, last, TrajectoryAborted(TID, GROUP.group_id, "not needed", 3))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from bus.messages import (
     BufferCursor,
     EvaluationFinished,
     EvaluationRequested,
+    GroupJudged,
     ProtocolError,
     RunStarted,
     StartGroup,
@@ -199,7 +202,7 @@ def test_every_step_ends_and_its_counts_add_up(data: st.DataObject) -> None:
         for group in list_starts(list(group_buffer.decide(0.0, StepRequested(1, 0))))
         for place in range(group.size)
     ]
-    started, effects = len(pending), list[Send]()
+    started, effects, judged = len(pending), list[Send](), list[GroupJudged]()
     while pending:
         group, place = pending.pop(data.draw(st.integers(0, len(pending) - 1)))
         tid, outcome = group.first_trajectory_id + place, data.draw(st.sampled_from([0.0, 1.0, None]))
@@ -209,6 +212,7 @@ def test_every_step_ends_and_its_counts_add_up(data: st.DataObject) -> None:
             else finished(tid, outcome, group_id=group.group_id)
         )
         effects = list(group_buffer.decide(0.0, event))
+        judged += [effect.message for effect in effects if isinstance(effect.message, GroupJudged)]
         for refill in list_starts(effects):
             started += refill.size
             pending += [(refill, place) for place in range(refill.size)]
@@ -218,6 +222,12 @@ def test_every_step_ends_and_its_counts_add_up(data: st.DataObject) -> None:
     accepted = counts.groups - counts.groups_rejected - counts.groups_lost
     assert len({row.group_id for row in rows}) == accepted <= 3
     assert len(rows) == 2 * accepted
+    assert Counter(each.verdict for each in judged) == Counter(
+        accepted=accepted, equal=counts.groups_rejected, lost=counts.groups_lost
+    )
+    judged.sort(key=lambda each: each.group_id)
+    kept = [pair for each in judged for pair in zip(each.kept, each.advantages, strict=True)]
+    assert kept == [(row.trajectory_id, row.advantage) for row in rows]
     assert not group_buffer.state.steps
 
 

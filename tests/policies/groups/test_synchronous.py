@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from bus.codec import decode
-from bus.messages import AnyMessage, Envelope, RunFinished, WeightsLoaded, WeightsSynced
+from bus.messages import AnyMessage, Envelope, GroupJudged, RunFinished, WeightsLoaded, WeightsSynced
 from configs.schema import EvaluationConfig, RlConfig, RocConfig, RunConfig
 from policies.groups.group_buffer import GroupBuffer
 from policies.groups.group_starter import TokenizedProblem
@@ -55,6 +55,7 @@ def test_a_recorded_synchronous_run_is_reproduced(name: str) -> None:
 
 
 def without_loads(effects: Sequence[Envelope]) -> list[Envelope]:
-    """Recordings have WeightsLoaded at the recorder and the recipe's RunFinished to the launcher."""
-    kept = [effect for effect in effects if not isinstance(effect.message, WeightsLoaded | WeightsSynced)]
+    """Recordings have WeightsLoaded at the recorder, the recipe's RunFinished to the launcher, and no GroupJudged."""
+    left_out = WeightsLoaded | WeightsSynced | GroupJudged
+    kept = [effect for effect in effects if not isinstance(effect.message, left_out)]
     return [replace(effect, to="") if isinstance(effect.message, RunFinished) else effect for effect in kept]

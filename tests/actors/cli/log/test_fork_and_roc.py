@@ -15,18 +15,18 @@ from rich.console import Console
 
 from actors.cli.log.fork_command import ForkOptions, fork_trajectory
 from actors.replay.branch_runner import EndedTrajectory
-from actors.replay.logged_groups import read_step_groups
-from actors.replay.logged_history import read_end_at_head, read_history
+from actors.replay.replay import list_batches, redecide_all
+from actors.replay.trajectory_replay import replay_trajectory
 from actors.runtime.wiring import build_deciders, build_rules
-from analysis.what_if.roc_refilter import rebuild_training_rows
-from analysis.what_if.trajectory_replay import replay_trajectory
+from analysis.what_if.roc_refilter import read_judged_groups
 from bus.addresses import HEAD
 from bus.codec import decode
 from bus.event_log.reader import read_events
-from bus.messages import BatchReady, ProtocolError, TrajectoryFinished
+from bus.messages import BatchReady, TrajectoryFinished
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
 from engine.model.tokenizer import load_tokenizer
+from policies.rollout.rollout import Rollout
 from policies.rollout.token_record import bytes_to_ids
 from tests.actors.runs.running import asterism
 
@@ -216,47 +216,34 @@ def test_a_log_that_replays_to_other_tokens_is_refused(folder: RunFolder, tmp_pa
     assert changed != resolved
     copy.config.write_text(changed)
     number = str(answered(folder, 0).trajectory_id)
-    assert f"trajectory {number} replays to other tokens" in refused("fork", str(tmp_path), number, "--turn", "1")
+    assert f"trajectory {number} replays differently" in refused("fork", str(tmp_path), number, "--turn", "1")
 
 
-def test_every_replayed_trajectory_has_the_end_that_the_head_logged(folder: RunFolder) -> None:
+def test_a_replayed_trajectory_has_the_end_that_the_head_logged(folder: RunFolder) -> None:
     run = load_resolved(folder.config)
     tokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
-    for event, _ in read_events(folder.events / "head.sqlite", kinds=["TrajectoryFinished"]):
-        message = decode(event.frame).message
-        assert isinstance(message, TrajectoryFinished)
-        history = read_history(folder, message.trajectory_id)
-        assert (
-            replay_trajectory(build_rules(run, tokenizer), tokenizer, history).end
-            == read_end_at_head(folder, history)
-            == message
-        )
+    for original in (answered(folder, 0), answered(folder, 1)):
+        rollout = Rollout(build_rules(run, tokenizer), tokenizer)
+        assert replay_trajectory(folder.events / "rollout-0.sqlite", rollout, original.trajectory_id).end == original
 
 
 # ---------------------------------------------------------------- roc
 
 
-def replay_batches(folder: RunFolder) -> list[BatchReady]:
+def read_batches(folder: RunFolder) -> list[BatchReady]:
     """The batches of the run, from a replay of the whole head."""
     deciders = build_deciders(HEAD, load_resolved(folder.config), folder)
-    batches: list[BatchReady] = []
-    for event, _ in read_events(folder.events / "head.sqlite"):
-        try:
-            effects = deciders[event.actor].decide(event.time, decode(event.frame).message)
-        except ProtocolError:
-            continue
-        batches += [effect.message for effect in effects if isinstance(effect.message, BatchReady)]
-    return batches
+    decided = redecide_all(folder.events / "head.sqlite", deciders, since=1)
+    return [batch for _, _, redecision in decided for batch in list_batches(redecision)]
 
 
-def test_the_runs_own_settings_rebuild_its_training_rows(folder: RunFolder) -> None:
-    run = load_resolved(folder.config)
-    steps = list(read_step_groups(run, folder))
-    assert [step.batch for step in steps] == replay_batches(folder)
-    assert sum(len(step.batch.samples) for step in steps) > 0
-    for step in steps:
-        by_group = {group.group_id: rebuild_training_rows(group, run) for group in step.groups}
-        assert tuple(row for group_id in sorted(by_group) for row in by_group[group_id]) == step.batch.samples
+def test_every_step_keeps_the_trajectories_of_its_batch(folder: RunFolder) -> None:
+    batches = read_batches(folder)
+    steps = dict(read_judged_groups(load_resolved(folder.config), folder))
+    assert sum(len(batch.samples) for batch in batches) > 0
+    assert {step: sorted(each for group in groups for each in group.judged.kept) for step, groups in steps.items()} == {
+        batch.step: [row.trajectory_id for row in batch.samples] for batch in batches
+    }
 
 
 def roc(folder: RunFolder, tmp_path: Path, *arguments: str) -> tuple[dict[str, Any], str]:
@@ -270,7 +257,7 @@ def test_the_runs_own_settings_change_no_advantage(folder: RunFolder, tmp_path: 
     result, printed = roc(folder, tmp_path)
     assert [step["step"] for step in result["steps"]] == [1, 2, 3]
     assert result["all_steps"]["run"] == result["all_steps"]["other"]
-    assert result["all_steps"]["both"] == sum(len(batch.samples) for batch in replay_batches(folder))
+    assert result["all_steps"]["both"] == sum(len(batch.samples) for batch in read_batches(folder))
     assert result["all_steps"]["advantage_change_mean"] == 0.0
     assert "the run's own settings" in printed
 

@@ -26,8 +26,8 @@ from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import DialogueConfig, RunConfig
 from policies.decider import Decider
-from tests.actors.replay.test_logged_groups import logged
 from tests.fakes import TOKENIZER
+from tests.recorded import write_world_logs
 from tests.simulation.test_faults import live
 from tests.simulation.world import World
 from tests.traces import checked_slices
@@ -42,9 +42,7 @@ def world() -> World:
 
 @pytest.fixture(scope="module")
 def recorded(world: World, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    path = tmp_path_factory.mktemp("run")
-    logged(world, path, process=ROLLOUT)
-    return logged(world, path)
+    return write_world_logs(world, tmp_path_factory.mktemp("run"))
 
 
 @pytest.fixture
@@ -264,8 +262,7 @@ def test_a_run_does_not_diverge_from_itself(folder: RunFolder, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_diverging_runs_exit_with_1(folder: RunFolder, tmp_path: Path) -> None:
-    other = logged(live(SEED + 1), tmp_path / "other")
-    logged(live(SEED + 1), tmp_path / "other", process=ROLLOUT)
+    other = write_world_logs(live(SEED + 1), tmp_path / "other")
     result = invoke("diff", folder.path, other.path)
     assert result.exit_code == 1
     assert "the runs diverge at " in result.output

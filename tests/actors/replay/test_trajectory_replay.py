@@ -1,0 +1,93 @@
+"""Replay of one trajectory from the log of its rollout process, also with another tool result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from actors.replay.trajectory_replay import ReplayedTrajectory, ToolResult, replay_trajectory
+from bus.addresses import HEAD, ROLLOUT
+from bus.codec import decode
+from bus.messages import CodeTimedOut, Output, RunStarted, TrajectoryEnd, TrajectoryFinished
+from bus.messages.run import BufferCursor
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+from policies.rollout.rollout import Rollout
+from policies.rollout.token_record import bytes_to_ids
+from tests.fakes import PROMPT, TOKENIZER, rules
+from tests.recorded import RULES, THREE_TURNS, TID, Recording, record_trajectory, replay_recorded, write_world_logs
+from tests.simulation.test_faults import live
+
+
+def read_context(replayed: ReplayedTrajectory, turn: int) -> str:
+    """The model's context at the start of the turn."""
+    return TOKENIZER.decode(bytes_to_ids(replayed.turn_starts[turn].record.token_ids))
+
+
+def test_a_replay_has_the_state_at_every_turn_start_and_the_end() -> None:
+    whole = replay_recorded()
+    assert [start.turn for start in whole.turn_starts] == [0, 1, 2]
+    assert [start.calls for start in whole.turn_starts] == [0, 1, 3]
+    assert whole.turn_starts[0].record.token_ids == PROMPT
+    assert isinstance(whole.end, TrajectoryFinished)
+    assert (whole.end.reward, whole.end.turns, whole.end.token_ids) == (1.0, 3, whole.final.record.token_ids)
+
+
+def test_an_incomplete_log_leaves_the_trajectory_without_an_end() -> None:
+    cut = replay_recorded(THREE_TURNS[:1])
+    assert cut.end is None
+    assert (cut.final.phase, len(cut.turn_starts)) == ("generating", 2)
+
+
+def test_another_result_changes_the_context_from_there_on() -> None:
+    before = replay_recorded()
+    after = replay_recorded(tool_result=ToolResult(before.last_results[1], "a hundred\n"))
+    assert read_context(after, 1) == read_context(before, 1).replace("seven", "a hundred")
+    assert after.turn_starts[0] == before.turn_starts[0]
+
+
+def test_only_the_last_calls_result_is_replaced() -> None:
+    changed = replay_recorded(tool_result=ToolResult(replay_recorded().last_results[2], "ninety"))
+    assert "ninety" in read_context(changed, 2) and "nine\n" not in read_context(changed, 2)
+    assert "eight" in read_context(changed, 2)
+
+
+def test_a_replaced_failure_is_not_counted() -> None:
+    failed = replay_recorded(first_outcome=CodeTimedOut(Output(), 4.0))
+    assert failed.turn_starts[1].calls_failed == 1
+    works = replay_recorded(
+        first_outcome=CodeTimedOut(Output(), 4.0), tool_result=ToolResult(failed.last_results[1], "now it works")
+    )
+    assert works.turn_starts[1].calls_failed == 0
+
+
+def test_a_turn_after_a_malformed_call_follows_no_result() -> None:
+    assert replay_recorded(["<tool_call>{</tool_call>"]).last_results == {}
+
+
+def test_the_later_of_two_launches_counts(tmp_path: Path) -> None:
+    recording = Recording(RunFolder(tmp_path / "run"), max_calls_per_turn=2)
+    record_trajectory(recording)
+    record_trajectory(recording, THREE_TURNS[:1])
+    recording.tell(ROLLOUT, RunStarted(0, BufferCursor()), ROLLOUT)  # a third launch without the trajectory
+    recording.close()
+    log = tmp_path / "run" / "events" / "rollout-0.sqlite"
+    again = replay_trajectory(log, Rollout(RULES, TOKENIZER), TID)
+    assert (again.end, len(again.turn_starts)) == (None, 2)
+    with pytest.raises(UnusableInput, match="no trajectory 99"):
+        replay_trajectory(log, Rollout(RULES, TOKENIZER), 99)
+    with pytest.raises(UnusableInput, match=r"trajectory 8 replays differently from event \d+ on"):
+        replay_trajectory(log, Rollout(rules(result_characters=1), TOKENIZER), TID)
+
+
+@pytest.mark.parametrize("seed", [1, 2])  # odd seeds kill executors
+def test_trajectories_end_as_in_a_run_with_faults(seed: int, tmp_path: Path) -> None:
+    world = live(seed)
+    log = write_world_logs(world, tmp_path).events / "rollout-0.sqlite"
+    logged = [event for event in world.logs[HEAD].events if not world.logs[HEAD].decisions[event.seq].is_refused]
+    ends = [decode(event.frame).message for event in logged if event.actor == "buffer"]
+    for end in [end for end in ends if isinstance(end, TrajectoryEnd)][::6]:
+        (rollout,) = world.deciders()[ROLLOUT].values()
+        assert isinstance(rollout, Rollout)
+        assert replay_trajectory(log, rollout, end.trajectory_id).end == end
