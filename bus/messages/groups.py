@@ -77,8 +77,8 @@ Verdict = Literal["accepted", "lost", "equal"]
 
 
 class GroupJudged(Message, frozen=True):
-    """buffer -> recorder, only for its log: the trajectories of a complete group that the step
-    may train on, and those that it trains on."""
+    """buffer -> recorder, only for its log: the verdict on a complete group, and the
+    trajectories that the step trains on."""
 
     step: int
     group_id: int

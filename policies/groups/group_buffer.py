@@ -24,7 +24,6 @@ from bus.messages import (
     BatchReady,
     BufferCursor,
     EvaluationRequested,
-    GroupJudged,
     ProtocolError,
     RunFinished,
     RunStarted,
@@ -42,7 +41,13 @@ from policies.decider import Send
 from policies.groups.buffer_state import BufferState, GroupCollection, OpenGroup
 from policies.groups.counts import StepLengths, build_evaluation_finished
 from policies.groups.group_starter import GroupStarter, TokenizedProblem
-from policies.groups.selection import build_training_rows, compute_keep_count, judge_group, select_fresh_trajectories
+from policies.groups.selection import (
+    build_training_rows,
+    compute_keep_count,
+    describe_judgement,
+    judge_group,
+    select_fresh_trajectories,
+)
 from policies.groups.staleness import add_staleness, count_masked_tokens
 
 
@@ -204,17 +209,7 @@ class GroupBuffer:
             groups_rejected=counts.groups_rejected + (verdict == "equal"),
         )
         rows = self._accept_group(collection, group, fresh) if verdict == "accepted" else []
-        judged = GroupJudged(
-            step=collection.step,
-            group_id=group.start.group_id,
-            seed=group.start.seed,
-            verdict=verdict,
-            candidates=tuple(trajectory.trajectory_id for trajectory in fresh),
-            rewards=tuple(trajectory.reward for trajectory in fresh),
-            kept=tuple(row.trajectory_id for row in rows),
-            advantages=tuple(row.advantage for row in rows),
-        )
-        effects = [Send(RECORDER, judged)]
+        effects = [Send(RECORDER, describe_judgement(collection.step, group.start, verdict, fresh, rows))]
         if verdict != "accepted" and collection.num_refills < self._rl.max_refill_groups:
             collection.num_refills += 1
             effects.append(self._start_training_group(collection))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from bus.messages import TrainingSample, TrajectoryFinished, Verdict
+from bus.messages import GroupJudged, StartGroup, TrainingSample, TrajectoryFinished, Verdict
 from configs.schema import RlConfig, RocConfig, RunConfig
 from policies.groups.advantages import group_advantages
 from policies.groups.roc import resample
@@ -38,6 +38,25 @@ def judge_group(fresh: Sequence[TrajectoryFinished], keep_count: int) -> Verdict
     if len(fresh) < keep_count or len(fresh) < 2:
         return "lost"
     return "equal" if len({trajectory.reward for trajectory in fresh}) == 1 else "accepted"
+
+
+def describe_judgement(
+    step: int,
+    group: StartGroup,
+    verdict: Verdict,
+    fresh: Sequence[TrajectoryFinished],
+    rows: Sequence[TrainingSample],
+) -> GroupJudged:
+    return GroupJudged(
+        step=step,
+        group_id=group.group_id,
+        seed=group.seed,
+        verdict=verdict,
+        candidates=tuple(trajectory.trajectory_id for trajectory in fresh),
+        rewards=tuple(trajectory.reward for trajectory in fresh),
+        kept=tuple(row.trajectory_id for row in rows),
+        advantages=tuple(row.advantage for row in rows),
+    )
 
 
 def build_training_rows(
