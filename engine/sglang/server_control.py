@@ -30,9 +30,10 @@ class ServerControl:
         # Loop time of the last response, or of the last change that may have delayed responses.
         self.last_activity_at = 0.0
         self._transport = transport
-        self._memory = ServerMemory()
+        self._released: set[MemoryTag] = set()
         self._paused = False
         self._lock = asyncio.Lock()
+        self._logger = structlog.get_logger()
 
     async def load_weights(self, client: SGLangClient, weights: WeightsPublished) -> None:
         """Raises WeightsRefused if the server keeps its old weights, another EngineFailure if they
@@ -40,31 +41,31 @@ class ServerControl:
         async with self._lock:
             self.sending_allowed.clear()
             try:
-                await self._memory.resume(client, "weights")
+                await self._resume_memory(client, "weights")
                 await self._transport.update(client, weights)
-                await self._memory.resume(client, "kv_cache")
+                await self._resume_memory(client, "kv_cache")
                 if self._paused:
                     await client.pause("in_place")
             finally:
-                self.update_sending_allowed()
+                self._update_sending_allowed()
 
     async def pause(self, client: SGLangClient) -> None:
         """In place: running requests keep their KV cache."""
         async with self._lock:
             self._paused = True
-            self.update_sending_allowed()
+            self._update_sending_allowed()
             try:
                 await client.pause("in_place")
             except EngineFailure:
                 self._paused = False
-                self.update_sending_allowed()
+                self._update_sending_allowed()
                 raise
 
     async def resume(self, client: SGLangClient) -> None:
         async with self._lock:
             await client.resume()
             self._paused = False
-            self.update_sending_allowed()
+            self._update_sending_allowed()
 
     async def release_memory(self, client: SGLangClient, pending: Sized) -> None:
         """Raises EngineFailure if a request is pending or the server does not become idle."""
@@ -73,40 +74,31 @@ class ServerControl:
                 raise EngineFailure(f"{len(pending)} requests are pending")
             self.sending_allowed.clear()
             try:
-                await self._memory.release(client)
+                await self._release_memory(client)
             finally:
-                self.update_sending_allowed()
+                self._update_sending_allowed()
 
-    def update_sending_allowed(self) -> None:
+    def _update_sending_allowed(self) -> None:
         self.last_activity_at = asyncio.get_running_loop().time()
-        if self._paused or self._memory.released:
+        if self._paused or self._released:
             self.sending_allowed.clear()
         else:
             self.sending_allowed.set()
 
-
-class ServerMemory:
-    def __init__(self) -> None:
-        self.released: set[MemoryTag] = set()
-        self._logger = structlog.get_logger()
-
-    async def release(self, client: SGLangClient) -> None:
-        """Releases weights and KV cache. Raises EngineFailure if the server does not become
-        idle."""
-        tags: list[MemoryTag] = [tag for tag in _MEMORY_TAGS if tag not in self.released]
+    async def _release_memory(self, client: SGLangClient) -> None:
+        tags: list[MemoryTag] = [tag for tag in _MEMORY_TAGS if tag not in self._released]
         if not tags:
             return
         if not await client.flush_cache(IDLE_TIMEOUT_S):
             raise EngineFailure(f"the server was not idle within {IDLE_TIMEOUT_S:g} s")
         await client.pause("in_place")
         await client.release_memory(tags)
-        self.released.update(tags)
+        self._released.update(tags)
         self._logger.info("memory.released", parts=tags)
 
-    async def resume(self, client: SGLangClient, tag: MemoryTag) -> None:
-        """Resume the weights before an update and the KV cache after it. Does nothing for memory
-        that is not released."""
-        if tag in self.released:
+    async def _resume_memory(self, client: SGLangClient, tag: MemoryTag) -> None:
+        """Does nothing for memory that is not released."""
+        if tag in self._released:
             await client.resume_memory([tag])
-            self.released.discard(tag)
+            self._released.discard(tag)
             self._logger.info("memory.resumed", part=tag)

@@ -1,7 +1,7 @@
-"""A real server with slow responses, an unsupported version or an invalid model.
+"""A real server with slow responses or an invalid model.
 
-tests/engine/contract covers refused requests, test_scarcity.py a full queue, test_server.py a
-different model, and test_run_faults.py a server's death.
+tests/engine/contract covers refused requests, test_scarcity.py a full queue, and
+test_run_faults.py a server's death.
 """
 
 from __future__ import annotations
@@ -14,23 +14,16 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from actors.cli.doctor.configuration_checks import check_run
 from configs.load import load_run
 from engine.contract import EngineFailure
-from engine.sglang import http_api
 from engine.sglang.client import SGLangClient
-from engine.sglang.http_api import InvalidResponse, ServerTimeout
-from engine.sglang.server import interpreter_check as interpreter
-from engine.sglang.server.compatibility import ServerRequirements, ServerUnusable
-from engine.sglang.server.external_server import ExternalServer
-from engine.sglang.server.interpreter_check import check_interpreter
+from engine.sglang.http_api import ServerTimeout
 from engine.sglang.server.managed_server import SGLangServer
 from tests.engine.contract.bench import request, tokens, until_generated
 from tests.sglang.bench import TRAITS, SGLangBench, SharedServer, with_client
-from tests.sglang.environment import PYTHON
 from tests.sglang.serving import make_requirements
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
@@ -43,11 +36,6 @@ LONG = 900
 @pytest.fixture
 def roomy(servers: tuple[SharedServer, SharedServer]) -> SharedServer:
     return servers[0]
-
-
-def make_external_requirements(shared: SharedServer) -> ServerRequirements:
-    given = shared.requirements
-    return given._replace(sglang=replace(given.sglang, external_urls=(shared.server.url,)))
 
 
 # ---------------------------------------------------------------- slow responses
@@ -100,34 +88,6 @@ def test_a_turn_that_times_out_keeps_its_tokens_and_is_aborted_on_the_server(
     assert [(line["trajectory_id"], line["cause"]) for line in truncations] == [
         (1, "/generate: no response within 3 s")
     ]
-
-
-# ---------------------------------------------------------------- unsupported version
-
-
-@pytest.fixture
-def only_other_version_supported(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (http_api, interpreter):
-        monkeypatch.setattr(module, "SUPPORTED_VERSIONS", ("9.9.9",))
-
-
-@pytest.mark.usefixtures("only_other_version_supported")
-def test_an_unsupported_server_version_is_reported_with_the_supported_ones(
-    loop: asyncio.Runner, roomy: SharedServer
-) -> None:
-    message = f"SGLang {roomy.server.info.version} is not supported; supported: 9.9.9"
-
-    async def scene(client: SGLangClient) -> None:
-        with pytest.raises(InvalidResponse) as answer:
-            await client.get_server_info()
-        assert str(answer.value) == message
-        with pytest.raises(ServerUnusable) as refusal:
-            await ExternalServer(make_external_requirements(roomy)).start()
-        assert str(refusal.value) == f"sglang.external_urls[0] = {client.base_url}: {message}"
-        with pytest.raises(ServerUnusable, match=f": has SGLang {roomy.server.info.version}; supported: 9.9.9$"):
-            await check_interpreter(str(PYTHON), {})
-
-    with_client(loop, roomy, scene)
 
 
 # ---------------------------------------------------------------- invalid model

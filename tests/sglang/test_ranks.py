@@ -12,13 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from msgspec.structs import replace
 
 from engine.contract import Engine, EngineFailure, Generation, GenerationRequest
 from engine.sglang.client import SGLangClient
 from engine.sglang.http_api import GenerateRequest, GenerateResponse
-from engine.sglang.server.compatibility import ServerUnusable
-from engine.sglang.server.external_server import ExternalServer
 from tests.engine.contract.bench import (
     as_sequence,
     changed_model,
@@ -167,18 +164,6 @@ def test_of_the_queued_requests_of_a_rank_the_longest_runs_first(
         assert ranks == {31: [0], 32: [0, 0], 33: [0]}
 
     loop.run(scene())
-
-
-@pytest.mark.parametrize("transport", ["tensor", "group"])
-def test_other_weight_transports_are_refused_by_key(loop: asyncio.Runner, shared: SharedServer, transport: str) -> None:
-    given = shared.requirements
-    sglang = replace(given.sglang, data_parallel=1, weights=transport, external_urls=(shared.server.url,))
-    with pytest.raises(ServerUnusable) as caught:
-        loop.run(ExternalServer(given._replace(sglang=sglang)).start())
-    assert str(caught.value) == (
-        f'sglang.weights = "{transport}": sglang.external_urls[0] = {shared.server.url} has 2 model replicas; '
-        'set sglang.weights = "disk"'
-    )
 
 
 def test_the_death_of_one_rank_fails_all_turns(loop: asyncio.Runner, bench: SGLangBench, shared: SharedServer) -> None:

@@ -1,4 +1,7 @@
-"""A real SGLang server process: start, attach, death and shutdown."""
+"""A real SGLang server process: start, attach and shutdown.
+
+test_run_faults.py and test_ranks.py cover the death of one of its processes.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import asyncio
 import os
 import select
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -19,17 +21,15 @@ from msgspec.structs import replace
 
 from engine.sglang.client import SGLangClient
 from engine.sglang.http_api import SUPPORTED_VERSIONS, GenerateRequest, SamplingParams
-from engine.sglang.server.compatibility import ServerUnusable
 from engine.sglang.server.external_server import ExternalServer
 from engine.sglang.server.managed_server import SGLangServer
 from engine.sglang.server.server_arguments import HOST
 from tests.sglang.environment import ROOT
-from tests.sglang.serving import SEQUENCE_TOKENS, make_requirements, save_tiny_model
+from tests.sglang.serving import make_requirements
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
 
-PORT, KILLED_PORT, ORPHAN_PORT = 31_000, 31_010, 31_020
-PROMPT = [1, 2, 3, 4, 5, 6, 7, 8]
+PORT, ORPHAN_PORT = 31_000, 31_020
 
 ORPHAN = """
 import asyncio, sys
@@ -74,120 +74,60 @@ def wait_for_end(pidfd: int) -> None:
     os.close(pidfd)
 
 
-async def tokens(url: str, seed: int, num: int = 24, prompt: list[int] = PROMPT) -> list[int]:
-    client = SGLangClient(url)
+async def generate_token(server: ExternalServer) -> list[int]:
+    client = SGLangClient(server.url)
     try:
-        sampling = SamplingParams(max_new_tokens=num, sampling_seed=seed, ignore_eos=True)
-        request = GenerateRequest(
-            rid=f"{seed}", input_ids=prompt, sampling_params=sampling, return_logprob=True, logprob_start_len=-1
-        )
-        return (await client.generate(request)).output_ids
+        sampling = SamplingParams(max_new_tokens=1, ignore_eos=True)
+        return (await client.generate(GenerateRequest("1;", [1, 2, 3], sampling, return_logprob=True))).output_ids
     finally:
         await client.close()
 
 
 def test_a_server_matches_its_configuration(started: Started):
-    info = started.server.info
-    assert info.version in SUPPORTED_VERSIONS
-    assert (info.max_total_num_tokens, info.page_size, info.dp_size, info.tp_size) == (8192, 16, 1, 1)
-    assert info.enable_deterministic_inference
-    assert info.enable_priority_scheduling
-    assert not info.disable_radix_cache
-
-
-def test_the_servers_output_is_in_its_log_file(started: Started):
-    assert "The server is fired up" in started.log.read_text()
-
-
-def test_the_weights_have_the_configured_version(started: Started):
-    async def scenario() -> str:
+    async def get_version() -> str:
         client = SGLangClient(started.server.url)
         try:
             return (await client.get_model_info()).weight_version
         finally:
             await client.close()
 
-    assert started.loop.run(scenario()) == "7"
+    info = started.server.info
+    assert info.version in SUPPORTED_VERSIONS
+    assert (info.max_total_num_tokens, info.page_size, info.dp_size, info.tp_size) == (8192, 16, 1, 1)
+    assert info.enable_deterministic_inference
+    assert info.enable_priority_scheduling
+    assert not info.disable_radix_cache
+    assert started.loop.run(get_version()) == "7"
+    assert "The server is fired up" in started.log.read_text()
 
 
-def test_a_paused_server_responds_but_is_not_ready(started: Started):
-    async def scenario() -> tuple[bool, bool, bool]:
+def test_an_external_server_keeps_running_after_close(started: Started):
+    attached = attach(started)
+    assert started.loop.run(attached.start()) == started.server.url
+    assert attached.info == started.server.info
+    started.loop.run(attached.close())
+    assert len(started.loop.run(generate_token(attached))) == 1
+
+
+def test_weights_from_a_removed_folder_count_as_the_same_model(started: Started, tmp_path: Path):
+    async def update() -> None:
         client = SGLangClient(started.server.url)
-        try:
-            await client.pause("in_place")
-            paused = await client.is_ready(), await client.is_responsive()
-            await client.resume()
-            return *paused, await client.is_ready()
-        finally:
-            await client.close()
+        await client.weights.update_from_disk(folder, "7")
+        await client.close()
 
-    assert started.loop.run(scenario()) == (False, True, True)
-
-
-def test_the_longest_sequence_fits_to_its_last_token(started: Started):
-    prompt = [5] * (SEQUENCE_TOKENS - 1)
-    assert len(started.loop.run(tokens(started.server.url, 0, 1, prompt))) == 1
+    folder = tmp_path / "weights"
+    shutil.copytree(started.server.info.model_path, folder)
+    started.loop.run(update())
+    shutil.rmtree(folder)
+    attached = attach(started)
+    assert started.loop.run(attached.start()) == started.server.url
+    started.loop.run(attached.close())
 
 
-def test_equal_seeds_give_equal_tokens_and_different_seeds_different_tokens(started: Started):
-    async def scenario() -> list[list[int]]:
-        return [await tokens(started.server.url, seed) for seed in (3, 4, 5, 3)]
-
-    first, *others, again = started.loop.run(scenario())
-    assert again == first
-    assert len({tuple(drawn) for drawn in (first, *others)}) == 3
-
-
-class TestAttached:
-    def attach(self, started: Started, **changes: object) -> ExternalServer:
-        requirements = make_requirements(Path(started.server.info.model_path), PORT)
-        sglang = replace(requirements.sglang, external_urls=(started.server.url,))
-        changed = requirements._replace(sglang=sglang)._replace(**changes)  # pyright: ignore[reportArgumentType]
-        return ExternalServer(changed)
-
-    def refusal(self, started: Started, **changes: object) -> str:
-        with pytest.raises(ServerUnusable) as caught:
-            started.loop.run(self.attach(started, **changes).start())
-        return str(caught.value)
-
-    def test_an_external_server_keeps_running_after_close(self, started: Started):
-        attached = self.attach(started)
-        assert started.loop.run(attached.start()) == started.server.url
-        assert attached.info == started.server.info
-        started.loop.run(attached.close())
-        assert len(started.loop.run(tokens(started.server.url, 1))) == 24
-
-    def test_a_different_model_is_refused(self, started: Started, tmp_path: Path):
-        message = self.refusal(started, model=save_tiny_model(tmp_path, num_layers=3))
-        assert message.startswith(f"model.checkpoint = {tmp_path}")
-        assert f"sglang.external_urls[0] = {started.server.url} has a different model" in message
-
-    def test_a_model_of_the_same_shape_is_accepted(self, started: Started, tmp_path: Path):
-        attached = self.attach(started, model=save_tiny_model(tmp_path, seed=1))
-        assert started.loop.run(attached.start()) == started.server.url
-        started.loop.run(attached.close())
-
-    def test_weights_from_a_removed_folder_count_as_the_same_model(self, started: Started, tmp_path: Path):
-        async def updated() -> None:
-            client = SGLangClient(started.server.url)
-            await client.weights.update_from_disk(folder, "7")
-            await client.close()
-
-        folder = tmp_path / "weights"
-        shutil.copytree(started.server.info.model_path, folder)
-        started.loop.run(updated())
-        shutil.rmtree(folder)
-        attached = self.attach(started)
-        assert started.loop.run(attached.start()) == started.server.url
-        started.loop.run(attached.close())
-
-    def test_insufficient_capacity_is_refused_with_the_required_values(self, started: Started):
-        message = self.refusal(
-            started, sequence_tokens=300, engine=replace(make_requirements(Path()).engine, kv_tokens=9000)
-        )
-        assert "dialogue.prompt_tokens + response_tokens = 300: " in message
-        assert "(its --context-length is 200; 308 is enough)" in message
-        assert "engine.kv_tokens = 9000: " in message
+def attach(started: Started) -> ExternalServer:
+    requirements = make_requirements(Path(started.server.info.model_path), PORT)
+    external = replace(requirements.sglang, external_urls=(started.server.url,))
+    return ExternalServer(requirements._replace(sglang=external))
 
 
 def test_closing_leaves_no_process_and_no_file(started: Started):
@@ -201,33 +141,6 @@ def test_closing_leaves_no_process_and_no_file(started: Started):
     assert is_free(PORT)
     assert not started.scratch.exists()
     assert set(Path("/dev/shm").glob("sglang_*")) < memory
-
-
-@pytest.mark.parametrize("victim", ["sglang::scheduler", "python"])
-def test_the_death_of_one_process_is_the_servers_death(victim: str, model: Path, tmp_path: Path):
-    async def scenario() -> tuple[str, str]:
-        requirements = make_requirements(model, KILLED_PORT)
-        server = SGLangServer(requirements, log=tmp_path / "sglang-1.log", scratch=tmp_path / "scratch")
-        url = await server.start()
-        attaching = requirements._replace(sglang=replace(requirements.sglang, external_urls=(url,)))
-        attached = ExternalServer(attaching, probe_interval_s=0.05)
-        try:
-            await attached.start()
-            processes = server.list_processes()
-            watched = [os.pidfd_open(pid) for pid in processes]
-            os.kill(next(pid for pid, name in processes.items() if victim in name), signal.SIGKILL)
-            cause, external_cause = await server.death, await attached.death
-            await asyncio.to_thread(lambda: [wait_for_end(pidfd) for pidfd in watched])
-            return cause, external_cause
-        finally:
-            await attached.close()
-            await server.close()
-
-    cause, external_cause = asyncio.run(scenario())
-    assert cause.startswith("the SGLang server sglang-1 ")
-    assert str(tmp_path / "sglang-1.log") in cause
-    assert external_cause == f"sglang.external_urls[0] = http://{HOST}:{KILLED_PORT} no longer responds"
-    assert is_free(KILLED_PORT)
 
 
 def test_a_server_dies_with_the_process_that_started_it(model: Path, tmp_path: Path):

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import aclosing
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,39 +14,28 @@ import torch
 from torch import Tensor
 
 from bus.messages import WeightsPublished
+from configs.schema import EngineConfig
 from engine.contract import WeightsRefused
 from engine.model.hf_checkpoint import save_model
 from engine.sglang.client import SGLangClient
 from engine.sglang.http_api import GenerateRequest, GenerateResponse, SamplingParams
-from engine.sglang.server_control import ServerMemory
+from engine.sglang.server.compatibility import ServerRequirements
+from engine.sglang.server.managed_server import SGLangServer
 from engine.sglang.weights import WeightTransport, build_extra_key
 from engine.sglang.weights.checksums import ChecksumRegistry
 from engine.sglang.weights.transports import DiskTransport, ProcessGroupTransport, PublishedLayout, TensorTransport
 from engine.weight_transfer.shared_memory import WeightsPublisher
 from tests.engine.tiny_models import small_config, small_model, write_tokenizer
-from tests.sglang.environment import PYTHON
+from tests.sglang.serving import sglang
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
 
-SHIMS = Path(__file__).parent / "shims"
 PORT = 31_200
+SEQUENCE_TOKENS = 2000
 VOCABULARY = 280
 PROMPT = np.random.default_rng(0).integers(0, VOCABULARY, 100).tolist()
 TRANSPORTS = ("disk", "tensor", "group")
 BUCKET = 32 * 2**10  # several for the model
-FLAGS = (
-    *(
-        "--device",
-        "cpu",
-        "--attention-backend",
-        "torch_native",
-        "--sampling-backend",
-        "pytorch",
-        "--disable-cuda-graph",
-    ),
-    *("--disable-overlap-schedule", "--grammar-backend", "none", "--skip-server-warmup", "--sleep-on-idle"),
-    *("--max-total-tokens", "8192", "--max-running-requests", "16", "--context-length", "2048"),
-)
 
 
 class Served(NamedTuple):
@@ -57,7 +43,7 @@ class Served(NamedTuple):
 
     loop: asyncio.Runner
     client: SGLangClient
-    transports: dict[str, WeightTransport]
+    transports: Mapping[str, WeightTransport]
     publisher: WeightsPublisher
     parameters: dict[str, Tensor]
     checksums: dict[str, str]
@@ -88,42 +74,21 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "tensor": TensorTransport(layout, checksums, BUCKET),
         "group": ProcessGroupTransport(layout, checksums, BUCKET, timeout_s=60.0),
     }
-    process = start(folder, dtype)
-    try:
-        with asyncio.Runner() as loop:
-            client = SGLangClient(f"http://127.0.0.1:{PORT}")
-            loop.run(wait_until_ready(client, process))
+    engine = EngineConfig(kind="sglang", kv_tokens=8192, max_running=16, page_tokens=1, dtype=dtype)
+    requirements = ServerRequirements(engine, sglang(PORT), folder / "model", SEQUENCE_TOKENS)
+    server = SGLangServer(requirements, log=folder / "log", scratch=folder / "scratch")
+    with asyncio.Runner() as loop:
+        client = SGLangClient(loop.run(server.start()))
+        try:
             initial_checksums = dict(loop.run(client.weights.compute_checksums())[0].checksums)
             logprobs = get_logprobs(loop.run(client.generate(make_request(PROMPT, "before"))))
             publisher = WeightsPublisher(folder / "published")
             yield Served(
                 loop, client, transports, publisher, dict(model.named_parameters()), initial_checksums, logprobs
             )
-            for transport in transports.values():
-                loop.run(transport.close())
-            loop.run(client.close())
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def start(folder: Path, dtype: str) -> subprocess.Popen[bytes]:
-    command = [PYTHON, "-m", "sglang.launch_server", "--model-path", folder / "model", "--dtype", dtype, *FLAGS]
-    environment = os.environ | {"PYTHONPATH": str(SHIMS), "OMP_NUM_THREADS": "1"}
-    with (folder / "log").open("wb") as log:
-        return subprocess.Popen(
-            [*map(str, command), "--host", "127.0.0.1", "--port", str(PORT)],
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-
-async def wait_until_ready(client: SGLangClient, process: subprocess.Popen[bytes]) -> None:
-    while not await client.is_ready():
-        assert process.poll() is None, "the server exited"
-        await asyncio.sleep(0.5)
+        finally:
+            for closed in (*transports.values(), client, server):
+                loop.run(closed.close())
 
 
 def make_request(ids: list[int], key: str, tokens: int = 4, *, stream: bool = False) -> GenerateRequest:
@@ -205,27 +170,6 @@ def test_without_paused_requests_the_cache_is_flushed(served: Served, transport:
 
     answer = served.loop.run(run())
     assert answer.meta_info.cached_tokens == 0
-    assert get_logprobs(answer) == served.logprobs
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_released_memory_is_resumed_for_weights_first_and_then_for_the_cache(served: Served, transport: str) -> None:
-    """A server on a CPU releases no memory: only the order is tested."""
-    first, memory = 50 + 2 * TRANSPORTS.index(transport), ServerMemory()
-    old, new = served.publish(first, noise=0.1), served.publish(first + 1)
-
-    async def run() -> GenerateResponse:
-        client, update = served.client, served.transports[transport].update
-        await update(client, old)
-        await client.generate(make_request(PROMPT, build_extra_key(old)))
-        await memory.release(client)
-        await memory.resume(client, "weights")
-        await update(client, new)
-        await memory.resume(client, "kv_cache")
-        return await client.generate(make_request(PROMPT, build_extra_key(new)))
-
-    answer = served.loop.run(run())
-    assert {span.version for span in answer.meta_info.weight_versions} == {str(first + 1)}
     assert get_logprobs(answer) == served.logprobs
 
 
