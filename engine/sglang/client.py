@@ -8,29 +8,35 @@ http_api immediately.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import base64
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Literal
 
 import msgspec
+from torch import Tensor
 
-from engine.sglang.client_weights import WeightUpdateClient
 from engine.sglang.http_api import (
+    ChecksumsResponse,
     FinishedByAbort,
     GenerateRequest,
     GenerateResponse,
     InvalidResponse,
     LoadsResponse,
     ModelInfo,
+    RankChecksums,
     RankLoad,
     ServerInfo,
     ServerStatusError,
     ServerTimeout,
     ServerUnreachable,
+    UpdateRefused,
+    UpdateResponse,
     check_version,
     parse_error,
 )
-from engine.sglang.http_session import CONNECT_TIMEOUT_S, HttpSession
+from engine.sglang.http_session import CONNECT_TIMEOUT_S, HttpSession, extract_error_message, make_status_error
 
 RETRY_DELAYS_S = (0.05, 0.2, 0.8, 2.0)
 _QUEUE_FULL_STATUSES = (429, 503)
@@ -53,7 +59,6 @@ class SGLangClient:
     ) -> None:
         self._session = HttpSession(base_url, request_timeout_s, retry_delays_s)
         self.base_url = self._session.base_url
-        self.weights = WeightUpdateClient(self._session)
         self._retry_delays_s = retry_delays_s
         self._generation_slots = asyncio.Semaphore(max_in_flight)
 
@@ -165,6 +170,72 @@ class SGLangClient:
     async def resume_memory(self, tags: Sequence[str]) -> None:
         """The memory must have been released; otherwise the server crashes."""
         await self._session.post("/resume_memory_occupation", {"tags": tags})
+
+    # ---------------------------------------------------------------- weights
+    # Each call raises UpdateRefused if the server refuses it. No update flushes the cache.
+
+    async def begin_update(self) -> None:
+        await self._update("/begin_weight_update", selector="all")
+
+    async def end_update(self) -> None:
+        await self._update("/end_weight_update")
+
+    async def set_weight_version(self, version: str) -> None:
+        """Relabels the current weights."""
+        await self._update("/update_weight_version", new_version=version, abort_all_requests=False)
+
+    async def update_from_disk(self, folder: Path, version: str) -> None:
+        await self._update(
+            "/update_weights_from_disk", model_path=str(folder), weight_version=version, flush_cache=False
+        )
+
+    async def update_from_tensor(self, payloads: Sequence[bytes], version: str | None) -> None:
+        """`payloads`: a pickle of [(name, tensor), ...] for each tensor-parallel rank."""
+        encoded = [base64.b64encode(payload).decode() for payload in payloads]
+        await self._update(
+            "/update_weights_from_tensor", serialized_named_tensors=encoded, weight_version=version, flush_cache=False
+        )
+
+    async def init_group(self, host: str, port: int, world_size: int, name: str, backend: str) -> None:
+        """The server's ranks start at 1."""
+        await self._update(
+            "/init_weights_update_group",
+            master_address=host,
+            master_port=port,
+            rank_offset=1,
+            world_size=world_size,
+            group_name=name,
+            backend=backend,
+        )
+
+    async def update_from_group(self, tensors: Mapping[str, Tensor], group: str, version: str | None) -> None:
+        """Makes the server receive one broadcast for each of `tensors`."""
+        await self._update(
+            "/update_weights_from_distributed",
+            names=list(tensors),
+            dtypes=[str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
+            shapes=[list(tensor.shape) for tensor in tensors.values()],
+            group_name=group,
+            weight_version=version,
+            flush_cache=False,
+        )
+
+    async def destroy_group(self, name: str) -> None:
+        await self._update("/destroy_weights_update_group", group_name=name)
+
+    async def compute_checksums(self) -> Sequence[RankChecksums]:
+        """Checksums of the weights that each rank holds."""
+        content = await self._session.post("/weights_checker", {"action": "checksum"})
+        return self._session.parse(content, ChecksumsResponse).ranks
+
+    async def _update(self, path: str, **body: object) -> None:
+        """Raises UpdateRefused if the server refuses the update."""
+        status, content = await self._session.send("POST", path, body)
+        if status not in (200, 400):
+            raise make_status_error(path, status, content)
+        response = self._session.parse(content, UpdateResponse)
+        if not response.success:
+            raise UpdateRefused(f"{path}: {response.message or extract_error_message(content)}")
 
 
 class _ServerVersion(msgspec.Struct):

@@ -328,9 +328,9 @@ async def _sync_weight_version(client: SGLangClient, model: Path, version: int) 
     if loaded_version == str(version):
         return False
     if loaded_version == DEFAULT_WEIGHT_VERSION:
-        await client.weights.set_weight_version(str(version))
+        await client.set_weight_version(str(version))
         return False
-    await client.weights.update_from_disk(model, str(version))
+    await client.update_from_disk(model, str(version))
     await client.flush_cache()
     return True
 

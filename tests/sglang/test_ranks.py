@@ -119,7 +119,7 @@ def test_new_weights_reach_both_ranks_during_turns(
     async def checksums() -> list[str]:
         client = SGLangClient(shared.server.url)
         try:
-            return [rank.per_gpu_checksum for rank in await client.weights.compute_checksums()]
+            return [rank.per_gpu_checksum for rank in await client.compute_checksums()]
         finally:
             await client.close()
 

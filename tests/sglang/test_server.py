@@ -112,7 +112,7 @@ def test_an_external_server_keeps_running_after_close(started: Started):
 def test_weights_from_a_removed_folder_count_as_the_same_model(started: Started, tmp_path: Path):
     async def update() -> None:
         client = SGLangClient(started.server.url)
-        await client.weights.update_from_disk(folder, "7")
+        await client.update_from_disk(folder, "7")
         await client.close()
 
     folder = tmp_path / "weights"

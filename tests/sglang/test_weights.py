@@ -80,7 +80,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     with asyncio.Runner() as loop:
         client = SGLangClient(loop.run(server.start()))
         try:
-            initial_checksums = dict(loop.run(client.weights.compute_checksums())[0].checksums)
+            initial_checksums = dict(loop.run(client.compute_checksums())[0].checksums)
             logprobs = get_logprobs(loop.run(client.generate(make_request(PROMPT, "before"))))
             publisher = WeightsPublisher(folder / "published")
             yield Served(
@@ -111,10 +111,10 @@ def get_logprobs(answer: GenerateResponse) -> list[float]:
 def test_an_updated_server_has_the_checksums_of_one_started_from_these_weights(served: Served, transport: str) -> None:
     first = 10 + 2 * TRANSPORTS.index(transport)
     served.loop.run(served.transports[transport].update(served.client, served.publish(first, noise=0.1)))
-    changed = served.loop.run(served.client.weights.compute_checksums())[0].checksums
+    changed = served.loop.run(served.client.compute_checksums())[0].checksums
     assert all(changed[name] != checksum for name, checksum in served.checksums.items() if "cos_sin" not in name)
     served.loop.run(served.transports[transport].update(served.client, served.publish(first + 1)))
-    assert served.loop.run(served.client.weights.compute_checksums())[0].checksums == served.checksums
+    assert served.loop.run(served.client.compute_checksums())[0].checksums == served.checksums
     assert served.loop.run(served.client.get_model_info()).weight_version == str(first + 1)
 
 
@@ -181,7 +181,7 @@ def test_an_update_with_a_lost_group_is_refused_and_the_next_one_creates_a_group
         await group.update(served.client, served.publish(40))
         name = group.group_name
         assert name is not None
-        await served.client.weights.destroy_group(name)
+        await served.client.destroy_group(name)
         with pytest.raises(WeightsRefused, match=name):
             await group.update(served.client, served.publish(41, noise=0.1))
         assert (await served.client.get_model_info()).weight_version == "40"

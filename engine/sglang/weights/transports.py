@@ -83,7 +83,7 @@ class DiskTransport:
         try:
             await asyncio.to_thread(self._write, weights)
             async with generation_paused(client, weights, self._checksums):
-                await client.weights.update_from_disk(self._folder, str(weights.version))
+                await client.update_from_disk(self._folder, str(weights.version))
         finally:
             await self.close()
 
@@ -115,7 +115,7 @@ class TensorTransport:
 
         async def send(bucket: Bucket, version: str | None) -> None:
             payload = await asyncio.to_thread(pickle.dumps, list(bucket.items()), protocol=4)
-            await client.weights.update_from_tensor([payload] * server.tp_size, version)
+            await client.update_from_tensor([payload] * server.tp_size, version)
 
         buckets = await asyncio.to_thread(self._layout.read_buckets, weights, self._bucket_bytes)
         await update_in_buckets(client, weights, self._checksums, buckets, send)
@@ -160,7 +160,7 @@ class ProcessGroupTransport:
         group = self._group or await self._join(client, await client.get_server_info())
 
         async def send(bucket: Bucket, version: str | None) -> None:
-            server_call = client.weights.update_from_group(bucket, group.name, version)
+            server_call = client.update_from_group(bucket, group.name, version)
             await self._run_both(group.broadcast(list(bucket.values())), server_call)
 
         try:
@@ -180,7 +180,7 @@ class ProcessGroupTransport:
         name = f"asterism-{os.getpid()}-{secrets.token_hex(4)}"
         world_size = 1 + server.tp_size
         group = self._group = CollectiveThread(name, self._backend, self._host, world_size, self._timeout_s)
-        server_call = client.weights.init_group(self._host, group.port, world_size, name, self._backend)
+        server_call = client.init_group(self._host, group.port, world_size, name, self._backend)
         try:
             await self._run_both(group.join(), server_call)
         except (UpdateRefused, ServerStatusError) as refusal:
@@ -227,7 +227,7 @@ class ProcessGroupTransport:
         """Closes the group on both sides; ignores failures of the server."""
         self._leave()
         with suppress(EngineFailure):
-            await client.weights.destroy_group(group.name)
+            await client.destroy_group(group.name)
 
 
 def _has_succeeded(future: asyncio.Future[None]) -> bool:

@@ -53,7 +53,7 @@ async def _verify_loaded(client: SGLangClient, weights: WeightsPublished, checks
     loaded_version = (await client.get_model_info()).weight_version
     if loaded_version != str(weights.version):
         raise EngineFailure(f"the server reports version {loaded_version} after an update to {weights.version}")
-    checksums.verify(weights, await client.get_server_info(), await client.weights.compute_checksums())
+    checksums.verify(weights, await client.get_server_info(), await client.compute_checksums())
 
 
 async def update_in_buckets(
@@ -71,17 +71,17 @@ async def update_in_buckets(
                 await send(bucket, str(weights.version) if number == len(buckets) else None)
                 progress.any_loaded = True
         except (UpdateRefused, ServerStatusError):
-            await client.weights.end_update()
+            await client.end_update()
             raise
-        await client.weights.end_update()
+        await client.end_update()
 
 
 async def _begin_update(client: SGLangClient) -> None:
     """Closes an update that an earlier process left open."""
     try:
-        await client.weights.begin_update()
+        await client.begin_update()
     except UpdateRefused as refusal:
         if "already open" not in str(refusal):
             raise
-        await client.weights.end_update()
-        await client.weights.begin_update()
+        await client.end_update()
+        await client.begin_update()

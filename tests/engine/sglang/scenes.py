@@ -11,7 +11,7 @@ import numpy as np
 from structlog.testing import capture_logs
 
 from bus.messages import WeightsPublished
-from engine.contract import EngineFailure, GenerationRequest
+from engine.contract import EngineFailure, Generation, GenerationRequest
 from engine.sglang.client import SGLangClient
 from engine.sglang.sglang_engine import SGLangEngine
 from tests.engine.sglang.fake_server import FakeServer
@@ -22,15 +22,11 @@ VOCABULARY = 20
 class FakeServerHandle:
     def __init__(self, url: str) -> None:
         self._url = url
-        self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.closed = False
 
     async def start(self) -> str:
         return self._url
-
-    @property
-    def death(self) -> asyncio.Future[str]:
-        return self._death
 
     async def close(self) -> None:
         self.closed = True
@@ -94,6 +90,16 @@ def run_scene(
     with capture_logs() as lines:
         asyncio.run(play())
     return [dict(line) for line in lines]
+
+
+def run_turn(model: Path, server: FakeServer, **request: Any) -> Generation:
+    generations = list[Generation]()
+
+    async def scene(engine: SGLangEngine, *_: Any) -> None:
+        generations.append(await engine.generate(make_request(**request)))
+
+    run_scene(model, server, scene)
+    return generations[0]
 
 
 def make_request(

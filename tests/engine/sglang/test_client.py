@@ -55,15 +55,21 @@ async def collect(client: SGLangClient) -> list[GenerateResponse]:
     return [each async for each in client.generate_streamed(REQUEST)]
 
 
-def test_a_stream_yields_its_responses_in_order_up_to_the_last() -> None:
-    server = FakeServer(streaming(lambda body: make_response(body, [4]), make_full_response))
+def generate(*handlers: Handler, request_timeout_s: float = 600.0) -> tuple[list[GenerateResponse], FakeServer]:
+    """The responses to one request, and the server."""
+    server, responses = FakeServer(*handlers), list[GenerateResponse]()
 
     async def scene(client: SGLangClient) -> None:
-        answers = await collect(client)
-        assert [each.output_ids for each in answers] == [[4], [4, 5, 6]]
-        assert [each.meta_info.finish_reason for each in answers] == [None, FinishedByLength()]
+        responses.extend(await collect(client))
 
-    run_scene(server, scene)
+    run_scene(server, scene, request_timeout_s=request_timeout_s)
+    return responses, server
+
+
+def test_a_stream_yields_its_responses_in_order_up_to_the_last() -> None:
+    answers, server = generate(streaming(lambda body: make_response(body, [4]), make_full_response))
+    assert [each.output_ids for each in answers] == [[4], [4, 5, 6]]
+    assert [each.meta_info.finish_reason for each in answers] == [None, FinishedByLength()]
     [body] = server.get_bodies("/generate")
     assert (body["input_ids"], body["sampling_params"]["top_k"], body["stream"]) == ([1, 2, 3], -1, True)
     assert "priority" not in body
@@ -82,21 +88,15 @@ def test_a_completed_stream_leaves_its_connection_for_reuse() -> None:
 
 def test_a_response_larger_than_one_read_is_reassembled() -> None:
     ids = [7] * 20_000
-
-    async def scene(client: SGLangClient) -> None:
-        assert [each.output_ids for each in await collect(client)] == [ids]
-
-    run_scene(FakeServer(streaming(lambda body: make_response(body, ids, LENGTH))), scene)
+    [answer], _ = generate(streaming(lambda body: make_response(body, ids, LENGTH)))
+    assert answer.output_ids == ids
 
 
 def test_a_full_queue_is_retried_for_every_form_of_its_error() -> None:
     refused = refusing(503, {"object": "error", "message": "full", "type": "503", "code": 503})
-    server = FakeServer(refused, streaming(lambda body: make_response(body, [], FULL)), streaming(make_full_response))
-
-    async def scene(client: SGLangClient) -> None:
-        assert (await collect(client))[-1].output_ids == [4, 5, 6]
-
-    run_scene(server, scene)
+    aborted = streaming(lambda body: make_response(body, [], FULL))
+    answers, server = generate(refused, aborted, streaming(make_full_response))
+    assert answers[-1].output_ids == [4, 5, 6]
     rids = [body["rid"] for body in server.get_bodies("/generate")]
     assert len(set(rids)) == len(rids) == 3
 
@@ -124,12 +124,8 @@ def test_a_refused_generation_shows_the_servers_message_and_is_retried_while_the
 
 def test_an_error_within_a_stream_raises_a_status_error() -> None:
     error = {"error": {"message": "too long", "type": "invalid_request_error", "code": 400, "retryable": False}}
-
-    async def scene(client: SGLangClient) -> None:
-        with pytest.raises(ServerStatusError, match="400 too long"):
-            await collect(client)
-
-    run_scene(FakeServer(streaming(lambda body: error)), scene)
+    with pytest.raises(ServerStatusError, match="400 too long"):
+        generate(streaming(lambda body: error))
 
 
 def test_a_refused_connection_means_that_no_request_was_sent() -> None:
@@ -182,11 +178,8 @@ def test_reads_are_retried_when_the_connection_breaks() -> None:
 
 
 def test_a_server_without_a_response_times_out() -> None:
-    async def scene(client: SGLangClient) -> None:
-        with pytest.raises(ServerTimeout, match=r"/generate: no response within 0\.05 s"):
-            await collect(client)
-
-    run_scene(FakeServer(silent), scene, request_timeout_s=0.05)
+    with pytest.raises(ServerTimeout, match=r"/generate: no response within 0\.05 s"):
+        generate(silent, request_timeout_s=0.05)
 
 
 def test_an_unsupported_version_is_refused_by_name() -> None:
@@ -218,12 +211,8 @@ def test_a_missing_field_is_reported_with_the_servers_version() -> None:
 
 def test_a_request_aborted_before_its_start_may_omit_fields() -> None:
     omitted = ("prompt_tokens", "cached_tokens", "num_retractions", "weight_versions", "dp_rank")
-
-    async def scene(client: SGLangClient) -> None:
-        [only] = await collect(client)
-        assert only.output_ids == []
-
-    run_scene(FakeServer(streaming(lambda body: make_response(body, [], ABORTED, without=omitted))), scene)
+    [only], _ = generate(streaming(lambda body: make_response(body, [], ABORTED, without=omitted)))
+    assert only.output_ids == []
 
 
 def test_concurrent_generations_are_limited_by_max_in_flight() -> None:

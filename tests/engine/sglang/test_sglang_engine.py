@@ -25,7 +25,7 @@ from tests.engine.sglang.fake_server import (
     refusing,
     streaming,
 )
-from tests.engine.sglang.scenes import make_request, run_scene
+from tests.engine.sglang.scenes import make_request, run_scene, run_turn
 
 
 async def _do_nothing(*_: Any) -> None:
@@ -34,13 +34,9 @@ async def _do_nothing(*_: Any) -> None:
 
 def test_a_request_contains_all_sampling_parameters(model: Path):
     server = FakeServer(streaming(make_full_response))
-
-    async def scene(engine: SGLangEngine, *_: Any) -> None:
-        generation = await engine.generate(make_request(stop=(7, 8)))
-        assert (generation.token_ids.tolist(), generation.finish) == ([4, 5, 6], "length")
-        assert generation.versions.tolist() == [2, 2, 2]
-
-    run_scene(model, server, scene)
+    generation = run_turn(model, server, stop=(7, 8))
+    assert (generation.token_ids.tolist(), generation.finish) == ([4, 5, 6], "length")
+    assert generation.versions.tolist() == [2, 2, 2]
     [body] = server.get_bodies("/generate")
     params = body["sampling_params"]
     assert params["sampling_seed"] == -(2**63) + 1
@@ -102,12 +98,8 @@ def test_a_server_starts_with_the_checkpoints_weights_and_version(
 def test_a_cache_of_other_weights_is_not_reused(model: Path):
     server = FakeServer(streaming(make_full_response))
     server.weight_version = "7"
-
-    async def scene(engine: SGLangEngine, *_: Any) -> None:
-        await engine.generate(make_request())
-
-    run_scene(model, server, scene)
-    run_scene(model, server, scene)
+    for _ in range(2):
+        run_turn(model, server)
     first, second = (body["extra_key"] for body in server.get_bodies("/generate"))
     assert first != second
 
@@ -146,11 +138,8 @@ def test_a_turn_with_a_broken_connection_keeps_its_tokens_if_the_server_lives(mo
     ids=["broken before the first token", "invalid response", "rejected request"],
 )
 def test_a_failed_turn_names_its_cause(model: Path, handler: Handler, kind: type[EngineFailure], message: str):
-    async def scene(engine: SGLangEngine, *_: Any) -> None:
-        with pytest.raises(kind, match=message):
-            await engine.generate(make_request())
-
-    run_scene(model, FakeServer(handler), scene)
+    with pytest.raises(kind, match=message):
+        run_turn(model, FakeServer(handler))
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,7 @@ def test_an_update_left_open_is_closed_first(make: Make, weights: WeightsPublish
 
     async def run() -> None:
         async with connected(server, transport) as client:
-            await client.weights.begin_update()
+            await client.begin_update()
             await transport.update(client, weights)
 
     asyncio.run(run())
