@@ -6,7 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from itertools import count, product
+from itertools import product
 from pathlib import Path
 
 import structlog
@@ -30,9 +30,9 @@ from sandbox.checks.load_test import (
     PRINT,
     SYMPY,
     LoadFigures,
-    limit_duration,
     make_program_probes,
-    run_closed_loop,
+    measure_programs,
+    run_burst,
 )
 from sandbox.contract import Isolation
 from sandbox.fork_server_sandbox import ForkServerSandbox
@@ -130,12 +130,9 @@ async def _run_benchmark(
     async with _open_sandbox(run, at) as sandbox:
         for kind in _BENCHMARK_CALLS:
             # Warm-up: fork servers start with the first call.
-            await run_closed_loop(sandbox, make_program_probes(kind, range(8)), 8)
+            await run_burst(sandbox, list(make_program_probes(kind, range(8))))
             for in_flight in _IN_FLIGHT:
-                tally = await run_closed_loop(
-                    sandbox, limit_duration(make_program_probes(kind, count()), seconds_per_case), in_flight
-                )
-                seen = tally.compute_figures()
+                seen = await measure_programs(sandbox, kind, in_flight, seconds_per_case)
                 table.add_row(kind, str(in_flight), *_format_cells(seen))
                 name = f"{kind}_{in_flight}"
                 figures |= {f"{name}_per_s": seen.per_s, f"{name}_p50_ms": seen.p50_ms, f"{name}_p99_ms": seen.p99_ms}

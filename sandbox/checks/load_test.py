@@ -2,6 +2,7 @@
 
 run_closed_loop(sandbox, probes, in_flight)   `in_flight` callers; each sends its next call after its last answer
 run_burst(sandbox, probes)                    all calls concurrently
+measure_programs(sandbox, kind, in_flight, s) a closed loop of programs of one kind for some seconds
 CallTally                                     the counts, also for answers that arrive as messages
 """
 
@@ -12,6 +13,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
 from typing import Protocol
 
 import msgspec
@@ -202,6 +204,12 @@ def limit_duration(probes: Iterable[Probe], seconds: float) -> Iterator[Probe]:
         yield probe
 
 
+async def measure_programs(sandbox: CallRunner, kind: str, in_flight: int, seconds: float) -> LoadFigures:
+    """Figures of programs of one kind that are requested within `seconds`."""
+    probes = limit_duration(make_program_probes(kind, count()), seconds)
+    return (await run_closed_loop(sandbox, probes, in_flight)).compute_figures()
+
+
 async def _submit(sandbox: CallRunner, probe: Probe, tally: CallTally) -> None:
     tally.record_request(probe, time.perf_counter())
     try:
@@ -243,8 +251,8 @@ def make_mixed_probes(healthy: int, seed: int = 0) -> list[Probe]:
     total = round(healthy / 0.95)
     counts = {PRINT: healthy, LOOP: round(total * 0.02), HOG: round(total * 0.02), MEGABYTE: round(total * 0.01)}
     probes: list[Probe] = []
-    for kind, count in counts.items():
-        probes += make_program_probes(kind, range(len(probes), len(probes) + count))
+    for kind, number in counts.items():
+        probes += make_program_probes(kind, range(len(probes), len(probes) + number))
     random.Random(seed).shuffle(probes)
     return probes
 

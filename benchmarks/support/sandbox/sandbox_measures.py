@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import count
 from statistics import median
 
@@ -26,6 +26,7 @@ from sandbox.checks.load_test import (
     make_cell_probes,
     make_mixed_probes,
     make_program_probes,
+    measure_programs,
     percentile,
     run_burst,
     run_closed_loop,
@@ -75,10 +76,6 @@ async def run_load(sandbox: ForkServerSandbox, probes: Iterable[Probe], in_fligh
     return check_figures((await run_closed_loop(sandbox, probes, in_flight)).compute_figures())
 
 
-def iterate_probes(kind: str) -> Iterator[Probe]:
-    return make_program_probes(kind, count())
-
-
 # ---------------------------------------------------------------- rates
 
 
@@ -94,7 +91,7 @@ async def measure_rates(
         calls = 0
         for _ in range(sizes.rounds):
             alone_s += alone.measure_seconds(CODE[kind], PRINTED[kind], sizes.alone[kind])
-            done = await run_load(sandbox, limit_duration(iterate_probes(kind), sizes.rate_s), RATE_IN_FLIGHT)
+            done = check_figures(await measure_programs(sandbox, kind, RATE_IN_FLIGHT, sizes.rate_s))
             calls += done.answered
             service_s += done.elapsed_s
         alone_per_s = sizes.rounds * sizes.alone[kind] / alone_s
@@ -126,7 +123,7 @@ async def measure_overhead(
     direct.measure_seconds_per_call(CODE[PRINT], RATE_IN_FLIGHT, 0)
     for _ in range(sizes.rounds):
         direct_s.append(direct.measure_seconds_per_call(CODE[PRINT], in_flight, sizes.overhead_s))
-        done = await run_load(sandbox, limit_duration(iterate_probes(PRINT), sizes.overhead_s), in_flight)
+        done = check_figures(await measure_programs(sandbox, PRINT, in_flight, sizes.overhead_s))
         through_s.append(done.elapsed_s / done.answered)
         latencies_ms += done.latencies_ms
     latencies_ms.sort()

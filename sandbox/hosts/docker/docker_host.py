@@ -139,6 +139,10 @@ class ContainerHost:
                 if isinstance(error, TimeoutError):
                     raise SandboxFailure("the container's init process did not connect") from None
                 raise
+        except BaseException:
+            if arrival.done() and not arrival.cancelled():  # the init process was faster than the engine's answer
+                arrival.result().close()
+            raise
         finally:
             del self._pending_connections[secret]
         container = Container(container_id, self._on_container_end)

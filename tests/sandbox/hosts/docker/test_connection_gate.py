@@ -1,15 +1,20 @@
-"""Connections to the gate without a valid secret, and a gate without free descriptors."""
+"""Connections without a valid secret or a container, a gate without free descriptors, owner identities."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import socket
+from pathlib import Path
 
 import pytest
 
+from configs.schema import SandboxConfig
 from sandbox.hosts.docker import connection_gate
-from sandbox.hosts.docker.connection_gate import ConnectionGate
+from sandbox.hosts.docker.connection_gate import ConnectionGate, get_process_identity, has_process_exited
+from sandbox.hosts.docker.docker_api import ContainerSpec, DockerEngine
+from sandbox.hosts.docker.docker_host import ContainerHost
+from sandbox.inside.container_init import SECRET_VARIABLE
 from sandbox.inside.wire.frames import LENGTH, Frame, encode_frame
 
 
@@ -72,3 +77,46 @@ def test_the_gate_accepts_again_after_it_ran_out_of_descriptors(monkeypatch: pyt
             await gate.close()
 
     asyncio.run(scenario())
+
+
+def test_a_cancelled_start_closes_the_connection_of_the_container() -> None:
+    connection, peer = socket.socketpair()
+
+    class SlowEngine(DockerEngine):
+        async def start(self, spec: ContainerSpec) -> str:
+            """The init process connects before the engine answers."""
+            assert host._on_connection({"secret": spec.environment[SECRET_VARIABLE]}, connection)  # pyright: ignore
+            starting.cancel()
+            return await asyncio.Event().wait() or "never"
+
+    async def scenario() -> None:
+        nonlocal starting
+        engine = SlowEngine("unix:///nonexistent")
+        starting = asyncio.create_task(host._start_container(engine))  # pyright: ignore[reportPrivateUsage]
+        await asyncio.wait([starting])
+        await engine.close()
+
+    host = ContainerHost(SandboxConfig(image="any"), "run")
+    starting: asyncio.Task[None]
+    asyncio.run(scenario())
+    with connection, peer:
+        assert connection.fileno() == -1
+
+
+def test_only_identities_of_this_machine_count_as_exited() -> None:
+    assert not has_process_exited(get_process_identity())
+    machine = get_process_identity().partition("/")[0]
+    assert has_process_exited(f"{machine}/{2**22 + 1}/1")
+    assert not has_process_exited("another-machine/1/1")
+
+
+def test_a_process_of_another_pid_namespace_does_not_count_as_exited(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # The pid of this process, with another start time.
+    identity = get_process_identity().rpartition("/")[0] + "/1"
+    assert has_process_exited(identity)
+    namespace_file = tmp_path / "pid"
+    namespace_file.symlink_to("pid:[1]")
+    monkeypatch.setattr(connection_gate, "_PID_NAMESPACE_FILE", namespace_file)
+    assert not has_process_exited(identity)
