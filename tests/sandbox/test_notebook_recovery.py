@@ -222,10 +222,10 @@ def test_a_child_process_stays_with_the_notebook_until_it_is_reaped(play: Play) 
         await client.printed("answer = child.communicate('hello')[0]")
         assert await client.printed("answer, child.returncode") == "('hello\\n', 0)\n"
         await client.printed(start)
-        assert isinstance((await client.cell("while True: pass")).outcome, CodeTimedOut)
+        assert isinstance((await client.cell("import os; os._exit(1)")).outcome, CodeCrashed)
         assert await client.printed("child.communicate('again')[0]") == "'again\\n'\n"
 
-    play(scenario, time_limit_s=4.0)
+    play(scenario, time_limit_s=60.0)
 
 
 def test_threads_timers_and_the_process_id_persist_between_cells(play: Play) -> None:

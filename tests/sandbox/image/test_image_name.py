@@ -243,6 +243,7 @@ class TestBuiltImage:
     def test_no_program_in_it_is_setuid(self):
         assert self.run_inside(_FIND_SETUID, "--user", "0") == ""
 
+    @pytest.mark.nightly
     def test_two_builds_give_the_same_layers(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         def one_module(requirements: Path, folder: Path, architecture: str) -> None:
             folder.mkdir()

@@ -20,10 +20,10 @@ from tests.sandbox.own_engine import Engine, needs_root, own_engine
 pytestmark = [pytest.mark.docker, pytest.mark.slow, needs_root]
 
 
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    with own_engine() as engine:
-        monkeypatch.setenv("DOCKER_HOST", engine.address)
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with own_engine() as engine, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_HOST", engine.address)
         yield engine
 
 
