@@ -49,6 +49,7 @@ from bus.messages import (
     TurnGenerated,
     TurnRequested,
 )
+from engine.prefix_tracker import PrefixTracker
 from policies.decider import Send
 from policies.rollout.rollout import Rollout
 
@@ -80,7 +81,7 @@ class Simulation:
     ) -> None:
         self.timeline = VirtualTimeline()
         self.plans: Mapping[int, TrajectoryPlan] = {plan.trajectory_id: plan for plan in workload.plans}
-        self.computed_tokens: dict[int, int] = {}
+        self.prefix_tracker = PrefixTracker()
         self.workload = workload
         names = [name_generator(number) for number in range(cluster.engines)]
         self.engines = {name: SimulatedEngine(name, cluster, self) for name in names}
@@ -124,7 +125,7 @@ class Simulation:
             self._decide_arbiter(EngineJoined(name, cluster.kv_tokens, cluster.page_tokens, 0))
             if self._recording is not None:
                 page = cluster.page_tokens
-                self._recording.on_engine_started(0.0, name, engine.kv_cache.num_pages * page, page)
+                self._recording.on_engine_started(0.0, name, engine.num_pages * page, page)
         self._decide_rollout(ExecutorJoined(_EXECUTOR_ADDRESS, 1 << 20))
         for number, group in self._groups.items():
             if number not in self.workload.started_after:
@@ -244,13 +245,13 @@ class Simulation:
                 self._send(ROLLOUT, self._groups[follower])
 
     def _sample(self, _: None) -> None:
-        running = waiting = pages = 0
+        running = waiting = used = 0
         for engine in self.engines.values():
             engine.update_counters()
-            running += len(engine.running) + len(engine.prefilling)
-            waiting += len(engine.waiting)
-            pages += engine.kv_cache.used_pages
-        used = pages * self._cluster.page_tokens
+            load = engine.get_load()
+            running += load.running
+            waiting += load.waiting
+            used += load.used_tokens
         self.samples.append(
             TimelineSample(self.timeline.now, running, waiting, used, self.live, self.leasing, self.calling)
         )
@@ -296,8 +297,10 @@ def _build_outcome(
     simulation: Simulation, cluster: SimulatedCluster, policy: SimulatedPolicy, seed: int, took_s: float
 ) -> SimulationOutcome:
     engines, workload = list(simulation.engines.values()), simulation.workload
+    loads = [engine.get_load() for engine in engines]
+    num_pages = sum(engine.num_pages for engine in engines)
     makespan_s = max(at for at, _ in simulation.finished.values())
-    over_pages = makespan_s * sum(engine.kv_cache.num_pages for engine in engines)
+    over_pages = makespan_s * num_pages
     over_slots = makespan_s * cluster.max_running * cluster.engines
     return SimulationOutcome(
         workload=workload.name,
@@ -308,19 +311,19 @@ def _build_outcome(
         bounds=compute_bounds(workload, cluster),
         trajectories=len(simulation.finished),
         failed=simulation.failed,
-        generated_tokens=sum(engine.generated_tokens for engine in engines),
+        generated_tokens=sum(load.generated_tokens for load in loads),
         slots=cluster.max_running * cluster.engines,
-        kv_tokens=cluster.page_tokens * sum(engine.kv_cache.num_pages for engine in engines),
+        kv_tokens=cluster.page_tokens * num_pages,
         kv_utilization=sum(engine.used_page_s for engine in engines) / over_pages,
         slot_utilization=sum(engine.running_s for engine in engines) / over_slots,
-        most_kv=max(engine.peak_pages / engine.kv_cache.num_pages for engine in engines),
+        most_kv=max(engine.peak_pages / engine.num_pages for engine in engines),
         waits_s=_sum_waits_s(simulation),
-        evictions=sum(engine.kv_cache.evictions for engine in engines),
-        evicted_tokens=sum(engine.kv_cache.evicted_tokens for engine in engines),
-        preemptions=sum(engine.preempted for engine in engines),
+        evictions=sum(engine.evicted_caches for engine in engines),
+        evicted_tokens=sum(load.evicted_tokens for load in loads),
+        preemptions=sum(load.preempted for load in loads),
         overflows=sum(engine.overflows for engine in engines),
-        prefilled_tokens=sum(engine.prefilled_tokens for engine in engines),
-        recomputed_tokens=sum(engine.recomputed_tokens for engine in engines),
+        prefilled_tokens=sum(load.prefilled_tokens for load in loads),
+        recomputed_tokens=sum(load.recomputed_tokens for load in loads),
         migrations=simulation.migrations,
         leases=simulation.leases,
         tail=_build_tail(simulation),

@@ -1,6 +1,8 @@
 """Synthetic dialogues: rules, groups and tokens with the planned lengths, but without text.
 
-All tokens are 0, except the last token of a turn, from which LengthTokenizer derives the turn's text.
+The ids of prompts are those of their group, generated ids those of their trajectory, so that engines share the
+prompts of a group and nothing else. LengthTokenizer derives a turn's text from the turn's last token. The results of
+tools are zeros.
 """
 
 from __future__ import annotations
@@ -8,19 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from analysis.simulation.simulated_cache import SimulatedSequence
+import numpy as np
+from numpy.typing import NDArray
+
 from analysis.simulation.workload import TrajectoryPlan, Workload
-from bus.messages import StartGroup, TurnGenerated
+from bus.messages import StartGroup, TurnGenerated, TurnRequested
 from policies.dialogue.chat_format import format_tool_call
 from policies.rollout.trajectory import Rules
 
 CALL_TOKEN, ANSWER_TOKEN = 1, 2
+_NUM_SPECIAL, _NUM_IDS = 3, 250  # small ids: Python has their int objects
 
 _TURN_TEXTS = {
     CALL_TOKEN: format_tool_call("jupyter_code", {"code": "1"}),
     ANSWER_TOKEN: "<answer>\\boxed{1}</answer>",
 }
-_ZEROS = bytes(4 * 65_536)
 
 
 class LengthTokenizer:
@@ -36,17 +40,24 @@ class LengthTokenizer:
         return _TURN_TEXTS[token_ids[-1]]
 
 
-def build_generated_turn(sequence: SimulatedSequence, *, stops: bool, last: bool) -> TurnGenerated:
-    """`last`: this is the trajectory's last turn, which submits the answer."""
-    tokens = sequence.tokens - sequence.request_tokens
+def build_trajectory_ids(number: int, count: int) -> NDArray[np.int32]:
+    """Tokens that differ from those of the next trajectories."""
+    return np.full(count, _NUM_SPECIAL + number % _NUM_IDS, np.int32)
+
+
+def build_generated_turn(request: TurnRequested, plan: TrajectoryPlan) -> TurnGenerated:
+    """The planned tokens, or as many of them as the request allows."""
+    planned_tokens = plan.ends[request.turn] - len(request.token_ids) // 4
+    ids = build_trajectory_ids(plan.trajectory_id, min(planned_tokens, request.max_new_tokens))
+    ids[-1] = ANSWER_TOKEN if request.turn + 1 == len(plan.turns) else CALL_TOKEN
     return TurnGenerated(
-        trajectory_id=sequence.trajectory_id,
-        turn=sequence.turn,
-        lease=sequence.lease,
-        token_ids=_ZEROS[: 4 * tokens - 4] + (ANSWER_TOKEN if last else CALL_TOKEN).to_bytes(4, "little"),
+        trajectory_id=request.trajectory_id,
+        turn=request.turn,
+        lease=request.lease,
+        token_ids=ids.tobytes(),
         logprobs=b"",  # unused here; a step's would take a gigabyte
         versions=b"",
-        finish="stop" if stops else "length",
+        finish="stop" if planned_tokens <= request.max_new_tokens else "length",
     )
 
 
@@ -68,12 +79,14 @@ def build_groups(workload: Workload) -> list[StartGroup]:
 
 
 def _build_group(plans: Sequence[TrajectoryPlan]) -> StartGroup:
+    prompt_ids = build_trajectory_ids(plans[0].group_id, plans[0].prompt_tokens)
+    prompt_ids[0] += plans[0].group_id // _NUM_IDS  # no other group has this prompt
     return StartGroup(
         group_id=plans[0].group_id,
         purpose="train",
         problem="",
         ground_truth="",
-        prompt_ids=bytes(4 * plans[0].prompt_tokens),
+        prompt_ids=prompt_ids.tobytes(),
         size=len(plans),
         first_trajectory_id=plans[0].trajectory_id,
         temperature=1.0,

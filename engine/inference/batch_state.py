@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine.contract import GenerationRequest
 from engine.inference.sampling import SamplingFlags, SamplingTensors
+from engine.inference.sequence import MissingPages
 from engine.request_checks import MAX_STOP_TOKENS
 
 
@@ -38,7 +39,7 @@ class BatchState:
         self._stop_ids = make_zeros(num_rows, MAX_STOP_TOKENS)  # unused: -1
         self._sampling_floats = make_zeros(num_rows, 2, dtype=torch.float32)  # temperature, top_p
         self._sampling_ints = make_zeros(num_rows, 2)  # top_k, seed
-        self.activate([], [])
+        self.activate(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
     def assign(
         self,
@@ -60,9 +61,11 @@ class BatchState:
         self._sampling_floats[row] = torch.tensor((request.temperature, request.top_p))
         self._sampling_ints[row] = torch.tensor((request.top_k, _to_int64(request.seed)))
 
-    def append_page(self, row: int, page_index: int, page: int) -> None:
-        """`page` is the sequence's page number `page_index`."""
-        self._tables[row, page_index] = page
+    def append_pages(self, appended: list[MissingPages]) -> None:
+        """The last pages of these sequences are new."""
+        for sequence, count in appended:
+            for number in range(len(sequence.pages) - count, len(sequence.pages)):
+                self._tables[sequence.row, number] = sequence.pages[number]
         self.revision += 1
 
     def read_back(self, row: int, first: int, end: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
@@ -72,7 +75,7 @@ class BatchState:
 
     # ------------------------------------------------------------ the batch
 
-    def activate(self, rows: Sequence[int], positions: Sequence[int]) -> None:
+    def activate(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
         """Make these rows the batch, in this order; the next step reads the tokens at `positions`."""
         self.revision += 1
         device = self._last_position.device

@@ -9,6 +9,7 @@ its tokens once there is room.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from typing import Literal
@@ -32,22 +33,26 @@ class Scheduler:
         prefill_tokens: int,
         version: int,
         clear_pages: Callable[[list[int]], None],
+        prefix_tracker: PrefixTracker | None = None,
     ) -> None:
-        """`capacity`: whole pages. `clear_pages` zeroes pages with keys or values that are not finite."""
+        """`capacity`: whole pages. `clear_pages` zeroes pages with keys or values that are not finite.
+
+        Engines with a common `prefix_tracker` count tokens as recomputed that another of them has computed.
+        """
         self.batch = batch
         self.version = version
         self._page_tokens = capacity.page_tokens
         self._prefill_tokens = prefill_tokens
         self._clear_pages = clear_pages
-        self._kv_manager = KvCacheManager(capacity.kv_tokens // capacity.page_tokens, capacity.page_tokens)
+        self.kv_manager = KvCacheManager(capacity.kv_tokens // capacity.page_tokens, capacity.page_tokens)
         self._sequences: dict[int, Sequence] = {}  # until release_cache
-        self._prefix_tracker = PrefixTracker()
+        self._prefix_tracker = prefix_tracker or PrefixTracker()
         # Requests of preempted and of idle sequences go before those of new sequences. The caller bounds both queues.
         self._priority_waiting: deque[Sequence] = deque()
         self._waiting: deque[Sequence] = deque()
         self._prefilling: Sequence | None = None  # it has pages, but not all of its tokens are cached
         self._num_arrivals = 0
-        self._decode_steps = self._generated_tokens = self._num_preempted = 0
+        self._decode_steps = self._generated_tokens = self.num_preempted = 0
         self._prefilled_tokens = self._recomputed_tokens = 0
 
     # ------------------------------------------------------------ between steps
@@ -56,6 +61,15 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a step would do anything. Without running sequences any request has room."""
         return bool(self.batch.sequences or self._prefilling or self._priority_waiting or self._waiting)
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether a sequence has pages but not all of its tokens are cached."""
+        return self._prefilling is not None
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._priority_waiting) + len(self._waiting)
 
     def submit(self, request: GenerationRequest) -> None:
         """The request has passed check_request. Raises RequestRefused if its sequence already has a request."""
@@ -71,7 +85,7 @@ class Scheduler:
             self._priority_waiting.append(sequence)
         self._num_arrivals += 1
         sequence.start_request(request, self._num_arrivals)
-        self._kv_manager.touch(sequence)
+        self.kv_manager.touch(sequence)
 
     def abort(self, sequence_id: int) -> list[SequenceOutcome]:
         """The tokens that the pending request has generated; empty without a pending request."""
@@ -82,7 +96,7 @@ class Scheduler:
             return self._finish([sequence], "abort")
         if sequence is self._prefilling:
             self._prefilling = None
-            self._kv_manager.mark_idle(sequence)
+            self.kv_manager.mark_idle(sequence)
         else:
             (self._priority_waiting if sequence in self._priority_waiting else self._waiting).remove(sequence)
         return [sequence.finish_request("abort")]
@@ -92,7 +106,7 @@ class Scheduler:
         outcomes = self.abort(sequence_id)
         sequence = self._sequences.pop(sequence_id, None)
         if sequence is not None:
-            self._kv_manager.free(sequence)
+            self.kv_manager.free(sequence)
             self._prefix_tracker.record(sequence_id, sequence.token_ids[: sequence.computed_tokens])
         return outcomes
 
@@ -102,30 +116,30 @@ class Scheduler:
         Running sequences keep their KV cache, which is no longer shared; a sequence in prefill restarts.
         """
         self.version = version
-        self._kv_manager.free_idle()
+        self.kv_manager.free_idle()
         self._prefix_tracker.clear()
         for sequence, position in zip(self.batch.sequences, self.batch.positions.tolist(), strict=True):
             sequence.record_version(position + 1, version)
             sequence.stale = True
         if self._prefilling is not None:
             sequence, self._prefilling = self._prefilling, None
-            self._kv_manager.free(sequence)
+            self.kv_manager.free(sequence)
             sequence.computed_tokens = 0
             self._priority_waiting.appendleft(sequence)
 
     def get_load(self, busy_s: float) -> EngineLoad:
-        page_tokens, pool = self._page_tokens, self._kv_manager.pool
+        page_tokens, pool = self._page_tokens, self.kv_manager.pool
         return EngineLoad(
-            running=len(self.batch.sequences) + (self._prefilling is not None),
-            waiting=len(self._priority_waiting) + len(self._waiting),
+            running=len(self.batch.sequences) + self.is_prefilling,
+            waiting=self.num_waiting,
             used_tokens=pool.num_used * page_tokens,
             cached_tokens=pool.num_cached * page_tokens,
             decode_steps=self._decode_steps,
             generated_tokens=self._generated_tokens,
             prefilled_tokens=self._prefilled_tokens,
             recomputed_tokens=self._recomputed_tokens,
-            evicted_tokens=self._kv_manager.evicted_pages * page_tokens,
-            preempted=self._num_preempted,
+            evicted_tokens=self.kv_manager.evicted_pages * page_tokens,
+            preempted=self.num_preempted,
             busy_s=busy_s,
         )
 
@@ -146,6 +160,24 @@ class Scheduler:
         self._generated_tokens += len(self.batch.sequences)
         return self._finish([self.batch.sequences[index] for index in finished], None) if finished else []
 
+    # ------------------------------------------------------------ many steps at once
+
+    def count_steps_ahead(self) -> int:
+        """Steps until a running sequence reaches its last token or the available pages do not suffice; at least 1."""
+        longest = self.batch.count_steps_to_limit()
+        available, count_missing = self.kv_manager.num_available, self.batch.count_missing_pages
+        if count_missing(longest) <= available:
+            return longest
+        return bisect_right(range(longest), available, lo=2, key=count_missing) - 1
+
+    def skip_steps(self, steps: int) -> None:
+        """As so many steps without prompt tokens in which no sequence ends, at most `count_steps_ahead` - 1."""
+        if steps:
+            self.batch.advance(steps)
+            self._decode_steps += steps
+            self._generated_tokens += steps * len(self.batch.sequences)
+            self._allocate_decode_pages()
+
     def _finish(self, finished: list[Sequence], reason: Literal["abort"] | None) -> list[SequenceOutcome]:
         """Take these sequences out of the batch and keep their cached tokens."""
         self.batch.remove(finished)
@@ -153,19 +185,17 @@ class Scheduler:
         for sequence in finished:
             outcomes.append(sequence.finish_request(reason))
             if np.isfinite(sequence.logprobs).all():
-                self._kv_manager.mark_idle(sequence)
+                self.kv_manager.mark_idle(sequence)
             else:
-                self._clear_pages(self._kv_manager.free(sequence))
+                self._clear_pages(self.kv_manager.free(sequence))
         return outcomes
 
     # ------------------------------------------------------------ pages and prefill
 
     def _allocate_decode_pages(self) -> None:
-        for sequence in self.batch.list_short_of_pages():
-            while sequence.row >= 0 and not self._kv_manager.append_page(sequence):
-                self._preempt()
-            if sequence.row >= 0:
-                self.batch.on_page_appended(sequence)
+        while not self.kv_manager.append_pages(missing := self.batch.list_missing_pages()):
+            self._preempt()
+        self.batch.on_pages_appended(missing)
 
     def _preempt(self) -> None:
         """Free the pages of the newest request, which waits at the head of the queue."""
@@ -175,9 +205,9 @@ class Scheduler:
             self._prefilling = None
         else:
             self.batch.remove([newest])
-        self._kv_manager.free(newest)
+        self.kv_manager.free(newest)
         self._priority_waiting.appendleft(newest)
-        self._num_preempted += 1
+        self.num_preempted += 1
 
     def _schedule_prefill(self) -> list[PrefillChunk]:
         chunks: list[PrefillChunk] = []
@@ -188,7 +218,7 @@ class Scheduler:
             end = min(last, start + tokens_left)
             if start < end:
                 chunks.append(PrefillChunk(sequence, start, end))
-                self._kv_manager.record_prefill(chunks[-1])
+                self.kv_manager.record_prefill(chunks[-1])
                 self._count_prefilled(sequence, start, end)
             tokens_left -= end - start
             if end == last:
@@ -203,7 +233,7 @@ class Scheduler:
         """The sequence in prefill; else the first waiting sequence, if it has a row and pages."""
         if self._prefilling is None and self.batch.num_free_rows > num_joining:
             queue = self._priority_waiting or self._waiting
-            if queue and self._kv_manager.allocate(queue[0]):
+            if queue and self.kv_manager.allocate(queue[0]):
                 self._prefilling = queue.popleft()
                 self._prefilling.record_cache_hit()
         return self._prefilling

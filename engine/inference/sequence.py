@@ -26,9 +26,11 @@ class Sequence:
         self.logprobs = NO_LOGPROBS  # of the generated tokens
         self.versions: list[tuple[int, int]] = []  # (first position, policy version)
         self.pages: list[int] = []
+        self.shared_pages: list[int] = []  # the part of `pages` that has been in the prefix index
         self.cached_tokens = 0  # leading tokens with keys and values in its pages
         self.cache_hit_tokens: int | None = None  # request tokens found in the cache; None before prefill
         self.computed_tokens = 0  # leading tokens ever computed, under these weights or while it ran
+        self.page_digests: dict[int, bytes] = {}  # of full pages without keys and values, by page of the sequence
         self.stale = False  # some keys and values are of older weights: no other sequence may share them
         self.row = -1  # -1: not running
         self.join_id = 0  # number of its latest join of the batch; a preempted sequence gets a new one
@@ -56,7 +58,7 @@ class Sequence:
     def finish_request(self, finish: Literal["abort"] | None) -> SequenceOutcome:
         """End the pending request; returns its Generation, or EngineFailure if logits were not finite."""
         assert self.request is not None
-        request, self.request = self.request, None
+        request, self.request, self.page_digests = self.request, None, {}
         if not np.isfinite(self.logprobs).all():
             return self.sequence_id, EngineFailure(f"sequence {self.sequence_id}: logits are not finite")
         first, end = len(request.token_ids), len(self.token_ids)
@@ -67,6 +69,9 @@ class Sequence:
         reason = finish or ("stop" if stopped else "length")
         ids = self.token_ids[first:].copy()
         return self.sequence_id, Generation(ids, self.logprobs, versions, reason, self.cache_hit_tokens or 0)
+
+
+MissingPages = tuple[Sequence, int]  # how many pages the running sequence lacks for its next token
 
 
 class PrefillChunk(NamedTuple):
@@ -92,5 +97,5 @@ def enumerate_chunks(chunks: list[PrefillChunk]) -> Iterator[tuple[int, PrefillC
 def _count_common_prefix(ids: NDArray[np.int32], others: NDArray[np.int32]) -> int:
     """How many leading ids are equal."""
     count = min(len(ids), len(others))
-    differ = np.flatnonzero(ids[:count] != others[:count])
-    return int(differ[0]) if len(differ) else count
+    differ = np.append(ids[:count] != others[:count], True)
+    return int(differ.argmax())

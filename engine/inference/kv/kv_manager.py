@@ -6,7 +6,7 @@ Eviction takes the pages of the least recently used idle sequence, last page fir
 from __future__ import annotations
 
 from engine.inference.kv.page_pool import PagePool, compute_page_digests
-from engine.inference.sequence import PrefillChunk, Sequence
+from engine.inference.sequence import MissingPages, PrefillChunk, Sequence
 
 
 class KvCacheManager:
@@ -14,9 +14,15 @@ class KvCacheManager:
         self.pool = PagePool(num_pages)
         self.page_tokens = page_tokens
         self.evicted_pages = 0
+        self.evicted_caches = 0  # idle sequences that lost pages; once each time that they are idle
+        self._evicting: Sequence | None = None  # it has lost pages since it is idle
         # Idle sequences with pages, by sequence_id, the least recently used first.
         self._idle: dict[int, Sequence] = {}
-        self._page_digests: dict[int, list[bytes]] = {}  # of sequences in prefill, by sequence_id
+
+    @property
+    def num_available(self) -> int:
+        """Pages that are free, or that only idle sequences hold."""
+        return self.pool.num_free + self.pool.num_cached
 
     # ------------------------------------------------------------ start of a request
 
@@ -25,24 +31,20 @@ class KvCacheManager:
 
         False: it must wait, and keeps only the usable part of its own pages.
         """
-        pool, size, ids = self.pool, self.page_tokens, sequence.token_ids
-        self._idle.pop(sequence.sequence_id, None)
-        pool.mark_running(sequence.pages)
+        pool, size = self.pool, self.page_tokens
+        self._pop_idle(sequence)
+        pool.mark_running(sequence)
         self._release_unusable_pages(sequence)
-        page_digests = compute_page_digests(ids, size)
-        found = self._find_shared_prefix(sequence, page_digests)
+        found = self._find_shared_prefix(sequence)
         for page in found:
-            pool.share(page)
-        missing = -(-len(ids) // size) - len(sequence.pages) - len(found)
-        if pool.num_free + pool.num_cached < missing:
-            pool.release(found, running=True)
+            pool.share(sequence, page)
+        missing = -(-len(sequence.token_ids) // size) - len(sequence.pages)
+        if self.num_available < missing:
             self.mark_idle(sequence)
             return False
         self._evict(missing)
-        sequence.pages += found
+        sequence.pages += pool.allocate(missing)
         sequence.cached_tokens += len(found) * size
-        sequence.pages += [pool.allocate() for _ in range(missing)]
-        self._page_digests[sequence.sequence_id] = page_digests
         return True
 
     def _release_unusable_pages(self, sequence: Sequence) -> None:
@@ -51,17 +53,20 @@ class KvCacheManager:
         if part and not self.pool.is_private(sequence.pages[full]):
             sequence.cached_tokens, part = full * self.page_tokens, 0
         usable_pages = full + bool(part)
-        self.pool.release(sequence.pages[usable_pages:], running=True)
-        del sequence.pages[usable_pages:]
+        self.pool.truncate(sequence, usable_pages, running=True)
         sequence.stale = sequence.stale and usable_pages > 0
 
-    def _find_shared_prefix(self, sequence: Sequence, page_digests: list[bytes]) -> list[int]:
+    def _find_shared_prefix(self, sequence: Sequence) -> list[int]:
         """Pages that continue its own with the same tokens, up to its last token, which needs a pass for its logits."""
         found: list[int] = []
-        if sequence.stale or sequence.cached_tokens % self.page_tokens:
+        first, part = divmod(sequence.cached_tokens, self.page_tokens)
+        end = (len(sequence.token_ids) - 1) // self.page_tokens
+        if sequence.stale or first == end:
             return found
-        for digest in page_digests[len(sequence.pages) : (len(sequence.token_ids) - 1) // self.page_tokens]:
-            page = self.pool.find(digest)
+        if first not in sequence.page_digests:
+            sequence.page_digests = compute_page_digests(sequence.token_ids, self.page_tokens, first)
+        for number in range(first, end) if not part else ():
+            page = self.pool.find(sequence.page_digests[number])
             if page is None:
                 break
             found.append(page)
@@ -72,27 +77,27 @@ class KvCacheManager:
         sequence = chunk.sequence
         sequence.cached_tokens = chunk.end
         if not sequence.stale:
-            page_digests = self._page_digests[sequence.sequence_id]
             for number in range(chunk.start // self.page_tokens, chunk.end // self.page_tokens):
-                self.pool.register_full_page(sequence.pages[number], page_digests[number])
+                self.pool.register_full_page(sequence, number, sequence.page_digests[number])
 
     # ------------------------------------------------------------ while it runs
 
-    def append_page(self, sequence: Sequence) -> bool:
-        """One more page. False: no page is free, and no idle sequence has one."""
-        if self.pool.num_free + self.pool.num_cached < 1:
+    def append_pages(self, missing: list[MissingPages]) -> bool:
+        """Give these sequences their missing pages. False: too few are available, and none gets any."""
+        total = sum([count for _, count in missing])
+        if self.num_available < total:
             return False
-        self._evict(1)
-        sequence.pages.append(self.pool.allocate())
+        self._evict(total)
+        pages, first = self.pool.allocate(total), 0
+        for sequence, count in missing:
+            sequence.pages += pages[first : first + count]
+            first += count
         return True
 
     def mark_idle(self, sequence: Sequence) -> None:
         """The sequence has no request; its cached tokens stay until they are evicted or freed."""
-        self._page_digests.pop(sequence.sequence_id, None)
-        cached_pages = -(-sequence.cached_tokens // self.page_tokens)
-        self.pool.release(sequence.pages[cached_pages:], running=True)
-        del sequence.pages[cached_pages:]
-        self.pool.mark_idle(sequence.pages)
+        self.pool.truncate(sequence, -(-sequence.cached_tokens // self.page_tokens), running=True)
+        self.pool.mark_idle(sequence)
         if sequence.pages:
             self._idle[sequence.sequence_id] = sequence
 
@@ -105,11 +110,10 @@ class KvCacheManager:
 
     def free(self, sequence: Sequence) -> list[int]:
         """Release all pages of the sequence, running or idle; returns the pages that are now free."""
-        running = self._idle.pop(sequence.sequence_id, None) is None
-        self._page_digests.pop(sequence.sequence_id, None)
-        freed = self.pool.release(sequence.pages, running=running)
-        sequence.pages, sequence.cached_tokens, sequence.stale = [], 0, False
-        return freed
+        running = not self._pop_idle(sequence)
+        sequence.page_digests = {}
+        sequence.cached_tokens, sequence.stale = 0, False
+        return self.pool.truncate(sequence, 0, running=running)
 
     def free_idle(self) -> None:
         """After new weights: free the pages of idle sequences, and share no existing page."""
@@ -122,8 +126,16 @@ class KvCacheManager:
         """Evict until this many pages are free."""
         while self.pool.num_free < pages:
             sequence = next(iter(self._idle.values()))
-            self.evicted_pages += len(self.pool.release([sequence.pages.pop()], running=False))
+            self.evicted_caches += sequence is not self._evicting
+            self._evicting = sequence
+            self.evicted_pages += len(self.pool.truncate(sequence, len(sequence.pages) - 1, running=False))
             sequence.cached_tokens = min(sequence.cached_tokens, len(sequence.pages) * self.page_tokens)
             if not sequence.pages:
-                del self._idle[sequence.sequence_id]
+                self._pop_idle(sequence)
                 sequence.stale = False
+
+    def _pop_idle(self, sequence: Sequence) -> bool:
+        """Whether the sequence was idle, with pages."""
+        if sequence is self._evicting:
+            self._evicting = None
+        return self._idle.pop(sequence.sequence_id, None) is not None

@@ -8,10 +8,19 @@ that no sequence holds is free, and not in the index.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from engine.inference.sequence import Sequence
+
+
+@dataclass(slots=True)
+class _SharedPage:
+    num_holders: int
+    num_running: int  # holders that run
+    digest: bytes | None  # None: no longer in the index
 
 
 class PagePool:
@@ -19,12 +28,10 @@ class PagePool:
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
+        self.num_cached = 0  # pages that only idle sequences hold
         self._free = list(range(num_pages - 1, -1, -1))
-        self._ref_counts = [0] * num_pages  # sequences that hold the page
-        self._running_ref_counts = [0] * num_pages  # running sequences that hold the page
-        self._digests: list[bytes | None] = [None] * num_pages
+        self._shared: dict[int, _SharedPage] = {}  # pages that have been in the index; each other page has one holder
         self._page_by_digest: dict[bytes, int] = {}
-        self._num_idle = 0  # pages that only idle sequences hold
 
     @property
     def num_free(self) -> int:
@@ -34,82 +41,96 @@ class PagePool:
     def num_used(self) -> int:
         return self.num_pages - len(self._free)
 
-    @property
-    def num_cached(self) -> int:
-        """Pages that only idle sequences hold."""
-        return self._num_idle
-
     # ------------------------------------------------------------ for one sequence
 
-    def allocate(self) -> int:
-        """A free page for a running sequence. Raises IndexError if num_free is 0."""
-        page = self._free.pop()
-        self._ref_counts[page] = self._running_ref_counts[page] = 1
-        return page
+    def allocate(self, count: int) -> list[int]:
+        """Free pages for running sequences; at most num_free."""
+        first = len(self._free) - count
+        pages, self._free[first:] = self._free[first:], []
+        return pages
 
     def find(self, digest: bytes) -> int | None:
         return self._page_by_digest.get(digest)
 
-    def share(self, page: int) -> None:
-        """One more running sequence holds the page."""
-        self._ref_counts[page] += 1
-        self._add_running_ref(page)
+    def share(self, sequence: Sequence, page: int) -> None:
+        """Add this page of the index to the pages of a running sequence."""
+        sequence.pages.append(page)
+        sequence.shared_pages.append(page)
+        shared = self._shared[page]
+        self.num_cached -= shared.num_running == 0
+        shared.num_holders += 1
+        shared.num_running += 1
 
-    def register_full_page(self, page: int, digest: bytes) -> None:
-        """Add a full page to the index. Of two equal pages the first stays in the index."""
-        if self._digests[page] is None and digest not in self._page_by_digest:
-            self._digests[page] = digest
+    def register_full_page(self, sequence: Sequence, number: int, digest: bytes) -> None:
+        """Add page `number` of a running sequence to the index. Of two equal pages the first stays in the index."""
+        page = sequence.pages[number]
+        if page not in self._shared and digest not in self._page_by_digest:
+            sequence.shared_pages.append(page)
+            self._shared[page] = _SharedPage(1, 1, digest)
             self._page_by_digest[digest] = page
 
     def is_private(self, page: int) -> bool:
         """Whether its holder may overwrite it: no other sequence holds it, and it is not in the index."""
-        return self._ref_counts[page] == 1 and self._digests[page] is None
+        shared = self._shared.get(page)
+        return shared is None or (shared.num_holders == 1 and shared.digest is None)
 
-    def release(self, pages: Iterable[int], *, running: bool) -> list[int]:
-        """Remove one sequence's reference to these pages; returns the pages that are now free."""
-        return [page for page in pages if self._release_page(page, running)]
+    def truncate(self, sequence: Sequence, num_pages: int, *, running: bool) -> list[int]:
+        """Take all but the first pages from the sequence; returns the pages that are now free."""
+        dropped = sequence.pages[num_pages:]
+        if not dropped:
+            return []
+        shared_pages = set(sequence.shared_pages).intersection(dropped)
+        freed = [page for page in dropped if page not in shared_pages or self._release_shared(page, running)]
+        if not running:
+            self.num_cached -= len(dropped) - len(shared_pages)
+        self._free += freed
+        del sequence.pages[num_pages:], sequence.shared_pages[len(sequence.shared_pages) - len(shared_pages) :]
+        return freed
 
-    def mark_idle(self, pages: Iterable[int]) -> None:
-        for page in pages:
-            self._running_ref_counts[page] -= 1
-            self._num_idle += self._running_ref_counts[page] == 0
+    def mark_idle(self, sequence: Sequence) -> None:
+        self.num_cached += len(sequence.pages) - len(sequence.shared_pages)
+        for page in sequence.shared_pages:
+            shared = self._shared[page]
+            shared.num_running -= 1
+            self.num_cached += shared.num_running == 0
 
-    def mark_running(self, pages: Iterable[int]) -> None:
-        for page in pages:
-            self._add_running_ref(page)
+    def mark_running(self, sequence: Sequence) -> None:
+        self.num_cached -= len(sequence.pages) - len(sequence.shared_pages)
+        for page in sequence.shared_pages:
+            shared = self._shared[page]
+            self.num_cached -= shared.num_running == 0
+            shared.num_running += 1
 
     # ------------------------------------------------------------ for all sequences
 
     def clear_prefix_index(self) -> None:
         """Make all existing pages unfindable: older weights computed them."""
         self._page_by_digest.clear()
-        self._digests = [None] * self.num_pages
+        for shared in self._shared.values():
+            shared.digest = None
 
-    def _add_running_ref(self, page: int) -> None:
-        self._num_idle -= self._running_ref_counts[page] == 0
-        self._running_ref_counts[page] += 1
-
-    def _release_page(self, page: int, running: bool) -> bool:
-        self._ref_counts[page] -= 1
+    def _release_shared(self, page: int, running: bool) -> bool:
+        """One holder less; returns whether the page is now free."""
+        shared = self._shared[page]
+        shared.num_holders -= 1
         if running:
-            self._running_ref_counts[page] -= 1
-            self._num_idle += self._running_ref_counts[page] == 0 and self._ref_counts[page] > 0
-        elif self._ref_counts[page] == 0:
-            self._num_idle -= 1
-        if self._ref_counts[page] > 0:
+            shared.num_running -= 1
+            self.num_cached += shared.num_running == 0
+        if shared.num_holders > 0:
             return False
-        digest, self._digests[page] = self._digests[page], None
-        if digest is not None:
-            del self._page_by_digest[digest]
-        self._free.append(page)
+        self.num_cached -= 1
+        del self._shared[page]
+        if shared.digest is not None:
+            del self._page_by_digest[shared.digest]
         return True
 
 
-def compute_page_digests(token_ids: NDArray[np.int32], page_tokens: int) -> list[bytes]:
-    """For every full page a hash of all tokens up to its end."""
-    chained = hashlib.blake2b(digest_size=16)
-    found: list[bytes] = []
-    for end in range(page_tokens, len(token_ids) + 1, page_tokens):
-        chained.update(token_ids[end - page_tokens : end].tobytes())
-        found.append(chained.digest())
+def compute_page_digests(token_ids: NDArray[np.int32], page_tokens: int, first: int = 0) -> dict[int, bytes]:
+    """For every full page from page `first` on, a hash of all tokens up to its end."""
+    page_bytes, tokens = page_tokens * token_ids.itemsize, token_ids.tobytes()
+    chained = hashlib.blake2b(tokens[: first * page_bytes], digest_size=16)
+    found: dict[int, bytes] = {}
+    for page in range(first, len(tokens) // page_bytes):
+        chained.update(tokens[page * page_bytes : (page + 1) * page_bytes])
+        found[page] = chained.digest()
     return found

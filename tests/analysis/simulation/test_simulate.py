@@ -52,7 +52,7 @@ def test_every_trajectory_ends_once_with_its_planned_tokens(policy: SimulatedPol
     generated = sum(sum(finished.loss_mask) for _, finished in simulation.finished.values())
     assert generated == WORKLOAD.generated_tokens == outcome(policy).generated_tokens
     for engine in simulation.engines.values():
-        assert engine.kv_cache.used_pages == 0
+        assert engine.used_pages == 0
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -7,64 +7,79 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.inference.kv.page_pool import PagePool, compute_page_digests
+from engine.inference.sequence import Sequence
 
 PAGES = 6
 
 
 def test_a_full_page_is_found_by_all_tokens_up_to_its_end() -> None:
-    first, second = compute_page_digests(np.arange(8, dtype=np.int32), 4)
-    assert compute_page_digests(np.arange(11, dtype=np.int32), 4) == [first, second]
-    assert compute_page_digests(np.array([9, 1, 2, 3, 4, 5, 6, 7], np.int32), 4)[1] != second
-    assert compute_page_digests(np.arange(3, dtype=np.int32), 4) == []
+    digests = compute_page_digests(np.arange(8, dtype=np.int32), 4)
+    assert list(digests) == [0, 1]
+    assert compute_page_digests(np.arange(11, dtype=np.int32), 4) == digests
+    assert compute_page_digests(np.arange(11, dtype=np.int32), 4, first=1) == {1: digests[1]}
+    assert compute_page_digests(np.array([9, 1, 2, 3, 4, 5, 6, 7], np.int32), 4)[1] != digests[1]
+    assert compute_page_digests(np.arange(3, dtype=np.int32), 4) == {}
+
+
+def start_sequence(pool: PagePool, pages: int = 1) -> Sequence:
+    sequence = Sequence(0)
+    sequence.pages = pool.allocate(pages)
+    return sequence
 
 
 def test_a_page_is_found_while_a_sequence_holds_it_and_not_after_new_weights() -> None:
     pool = PagePool(PAGES)
-    page = pool.allocate()
-    pool.register_full_page(page, b"a")
+    first, second = start_sequence(pool), Sequence(1)
+    pool.register_full_page(first, 0, b"a")
+    page = first.pages[0]
     assert (pool.find(b"a"), pool.is_private(page)) == (page, False)
-    pool.share(page)
-    assert pool.release([page], running=True) == []
+    pool.share(second, page)
+    assert pool.truncate(first, 0, running=True) == []
     assert pool.find(b"a") == page
-    assert pool.release([page], running=True) == [page]
+    assert pool.truncate(second, 0, running=True) == [page]
     assert pool.find(b"a") is None
-    other = pool.allocate()
-    pool.register_full_page(other, b"b")
+    other = start_sequence(pool)
+    pool.register_full_page(other, 0, b"b")
     pool.clear_prefix_index()
-    assert pool.find(b"b") is None
+    assert (pool.find(b"b"), pool.is_private(other.pages[0])) == (None, True)
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["take", "share", "park", "resume", "release"]), st.integers(0, 99)), max_size=40
-    )
-)
+MOVES = ("start", "register", "share", "park", "resume", "truncate")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(MOVES), st.integers(0, 99)), max_size=40))
 def test_page_counts_equal_the_sum_over_holders(moves: list[tuple[str, int]]) -> None:
     pool = PagePool(PAGES)
-    holds: list[tuple[int, bool]] = []  # (page, whether its holder runs)
-    for move, choice in moves:
-        match move, holds:
-            case "take", _ if pool.num_free:
-                holds.append((pool.allocate(), True))
-            case _, []:
-                continue
-            case "share", _:
-                page, _ = holds[choice % len(holds)]
-                pool.share(page)
-                holds.append((page, True))
-            case "take", _:
-                continue
-            case _, _:
-                page, running = holds.pop(choice % len(holds))
-                if move == "release":
-                    freed = pool.release([page], running=running)
-                    assert freed == ([] if any(held == page for held, _ in holds) else [page])
-                else:
-                    if (move == "park") == running:
-                        (pool.mark_idle if running else pool.mark_running)([page])
-                        running = not running
-                    holds.append((page, running))
-        held = {page for page, _ in holds}
+    holders: list[tuple[Sequence, bool]] = []  # and whether each runs
+    for number, (move, choice) in enumerate(moves):
+        if move == "start" and pool.num_free:
+            holders.append((start_sequence(pool, 1 + choice % pool.num_free), True))
+        if move == "start" or not holders:
+            continue
+        sequence, running = holders.pop(choice % len(holders))
+        match move:
+            case "register" if running:
+                pool.register_full_page(sequence, choice % len(sequence.pages), b"%d" % number)
+            case "share" if sequence.shared_pages:
+                holders.append((Sequence(0), True))
+                pool.share(holders[-1][0], sequence.shared_pages[choice % len(sequence.shared_pages)])
+            case "park" if running:
+                pool.mark_idle(sequence)
+                running = False
+            case "resume" if not running:
+                pool.mark_running(sequence)
+                running = True
+            case "truncate":
+                pages, kept = sequence.pages[:], choice % len(sequence.pages)
+                elsewhere = {page for other, _ in holders for page in other.pages}
+                freed = pool.truncate(sequence, kept, running=running)
+                assert sequence.pages == pages[:kept]
+                assert freed == [page for page in pages[kept:] if page not in elsewhere]
+            case _:
+                pass
+        if sequence.pages:
+            holders.append((sequence, running))
+        held = {page for sequence, _ in holders for page in sequence.pages}
         assert (pool.num_used, pool.num_free) == (len(held), PAGES - len(held))
-        assert pool.num_cached == len(held - {page for page, running in holds if running})
+        assert pool.num_cached == len(held - {page for sequence, runs in holders if runs for page in sequence.pages})
