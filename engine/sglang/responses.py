@@ -36,9 +36,8 @@ class RequestOutput:
         self.logprobs: list[float] = []
         self.meta: MetaInfo | None = None  # of the newest response
 
-    def add_response(self, response: GenerateResponse) -> int:
-        """The number of new tokens. Raises InvalidResponse, and changes nothing, if fields
-        contradict each other."""
+    def add_response(self, response: GenerateResponse) -> None:
+        """Raises InvalidResponse, and changes nothing, if fields contradict each other."""
         meta, num_before = response.meta_info, len(self.token_ids)
         total = meta.completion_tokens
         token_ids = _select_new("output_ids", response.output_ids, num_before, total)
@@ -56,7 +55,6 @@ class RequestOutput:
         self.token_ids += token_ids
         self.logprobs += [logprob for logprob, _, _ in sampled if logprob is not None]
         self.meta = meta
-        return len(token_ids)
 
     @property
     def versions(self) -> list[int]:

@@ -12,8 +12,8 @@ import os
 import pickle
 import secrets
 import shutil
-from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,8 +30,11 @@ from engine.sglang.client import SGLangClient
 from engine.sglang.http_api import ServerInfo, ServerStatusError, UpdateRefused
 from engine.sglang.weights.checksums import ChecksumRegistry
 from engine.sglang.weights.collective_thread import CollectiveThread
-from engine.sglang.weights.update_window import Bucket, generation_paused, update_in_buckets
 from engine.weight_transfer.shared_memory import load_published
+
+Bucket = Mapping[str, Tensor]
+# Texts in a server's refusal that mean that it had started to write.
+_PARTIAL_UPDATE_MARKERS = ("partially updated", "Rolling back")
 
 
 class PublishedLayout:
@@ -70,6 +73,81 @@ def split_into_buckets(parameters: Mapping[str, Tensor], bucket_bytes: int) -> I
         yield bucket
 
 
+# ---------------------------------------------------------------- updates while requests are paused
+
+
+class UpdateProgress:
+    """How much of one version the server has loaded."""
+
+    def __init__(self) -> None:
+        self.any_loaded = False
+
+
+@asynccontextmanager
+async def _generation_paused(
+    client: SGLangClient, weights: WeightsPublished, checksums: ChecksumRegistry
+) -> AsyncGenerator[UpdateProgress]:
+    """Pauses requests in place, and resumes them after a successful or refused update.
+
+    A refusal by the server becomes WeightsRefused; if some weights are loaded, or wrong ones, it
+    becomes EngineFailure and requests stay paused.
+    """
+    progress = UpdateProgress()
+    await client.pause("in_place")
+    try:
+        yield progress
+        progress.any_loaded = True
+        await client.flush_cache()
+        await _verify_loaded(client, weights, checksums)
+    except (UpdateRefused, ServerStatusError, WeightsRefused) as refusal:
+        if progress.any_loaded or any(marker in str(refusal) for marker in _PARTIAL_UPDATE_MARKERS):
+            raise EngineFailure(f"weights of version {weights.version} are partially loaded: {refusal}") from refusal
+        await client.resume()
+        raise WeightsRefused(f"the server refused version {weights.version}: {refusal}") from refusal
+    await client.resume()
+
+
+async def _verify_loaded(client: SGLangClient, weights: WeightsPublished, checksums: ChecksumRegistry) -> None:
+    loaded_version = (await client.get_model_info()).weight_version
+    if loaded_version != str(weights.version):
+        raise EngineFailure(f"the server reports version {loaded_version} after an update to {weights.version}")
+    checksums.verify(weights, await client.get_server_info(), await client.compute_checksums())
+
+
+async def _update_in_buckets(
+    client: SGLangClient,
+    weights: WeightsPublished,
+    checksums: ChecksumRegistry,
+    buckets: Sequence[Bucket],
+    send: Callable[[Bucket, str | None], Awaitable[None]],
+) -> None:
+    """Pauses requests and sends all buckets; the last one carries the version, the others None."""
+    async with _generation_paused(client, weights, checksums) as progress:
+        await _begin_update(client)
+        try:
+            for number, bucket in enumerate(buckets, 1):
+                await send(bucket, str(weights.version) if number == len(buckets) else None)
+                progress.any_loaded = True
+        except (UpdateRefused, ServerStatusError):
+            await client.end_update()
+            raise
+        await client.end_update()
+
+
+async def _begin_update(client: SGLangClient) -> None:
+    """Closes an update that an earlier process left open."""
+    try:
+        await client.begin_update()
+    except UpdateRefused as refusal:
+        if "already open" not in str(refusal):
+            raise
+        await client.end_update()
+        await client.begin_update()
+
+
+# ---------------------------------------------------------------- transports
+
+
 class DiskTransport:
     """After an update, the server reports this folder as its model path."""
 
@@ -82,7 +160,7 @@ class DiskTransport:
     async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
         try:
             await asyncio.to_thread(self._write, weights)
-            async with generation_paused(client, weights, self._checksums):
+            async with _generation_paused(client, weights, self._checksums):
                 await client.update_from_disk(self._folder, str(weights.version))
         finally:
             await self.close()
@@ -118,7 +196,7 @@ class TensorTransport:
             await client.update_from_tensor([payload] * server.tp_size, version)
 
         buckets = await asyncio.to_thread(self._layout.read_buckets, weights, self._bucket_bytes)
-        await update_in_buckets(client, weights, self._checksums, buckets, send)
+        await _update_in_buckets(client, weights, self._checksums, buckets, send)
 
     async def close(self) -> None:
         """Nothing stays open between updates."""
@@ -164,7 +242,7 @@ class ProcessGroupTransport:
             await self._run_both(group.broadcast(list(bucket.values())), server_call)
 
         try:
-            await update_in_buckets(client, weights, self._checksums, buckets, send)
+            await _update_in_buckets(client, weights, self._checksums, buckets, send)
         except WeightsRefused:
             await self._destroy_group(client, group)
             raise
