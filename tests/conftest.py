@@ -24,6 +24,8 @@ from tests.cluster.hosts import find_obstacle
 from tests.sglang.environment import missing_for_sglang
 from tests.simulation.clock import run_virtually
 
+pytest_plugins = ["tests.actors.runs.fixtures"]
+
 settings.register_profile("thorough", max_examples=100, deadline=None, print_blob=True)
 settings.register_profile("quick", max_examples=5, deadline=None, print_blob=True)
 settings.load_profile("thorough")

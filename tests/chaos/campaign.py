@@ -20,7 +20,7 @@ from pathlib import Path
 from tests.chaos.checks import count_failures, find_violations
 from tests.chaos.over_hosts import OverHosts
 from tests.chaos.plans import draw_num_hosts, plan, plan_over_hosts, plan_resumption
-from tests.chaos.play import Baseline, OneMachine, PlayResult, play, run_baseline
+from tests.chaos.play import Baseline, OneMachine, PlayResult, play, run_baseline, run_cold_start
 from tests.cluster.hosts import find_obstacle
 
 KINDS = ("mixed", "one-machine", "hosts", "resumptions")
@@ -45,7 +45,7 @@ def main() -> int:
         sys.stderr.write(f"runs over hosts, which are network namespaces, cannot be made: {problem}\n")
         return 2
     runs = Path(tempfile.mkdtemp(prefix="asterism-chaos-"))
-    baseline = run_baseline(runs)
+    baseline = run_baseline(run_cold_start(runs / "cold"), runs)
     failed: list[int] = []
     num_faults, num_same, began = 0, 0, time.monotonic()
     for seed in range(options.seed, options.seed + options.runs):

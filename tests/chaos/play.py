@@ -79,9 +79,11 @@ class Scene(Protocol):
         ...
 
 
-def run_baseline(runs: Path) -> Baseline:
-    cold = ("rl.steps=0", "evaluation.questions=0", *COLD_START)
-    cold_start, _ = whole_run(runs / "cold", *SETTINGS, *cold)
+def run_cold_start(runs: Path) -> RunFolder:
+    return whole_run(runs, *SETTINGS, "rl.steps=0", "evaluation.questions=0", *COLD_START)[0]
+
+
+def run_baseline(cold_start: RunFolder, runs: Path) -> Baseline:
     folder, _ = whole_run(runs / "undisturbed", *SETTINGS, *from_cold_start_of(cold_start))
     return Baseline(cold_start, folder, count_events(folder))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.run_folder import RunFolder
 from tests.chaos.checks import find_violations
 from tests.chaos.over_hosts import OverHosts
 from tests.chaos.plans import HOST, LAUNCHER, Fault
@@ -30,8 +31,8 @@ OVER_HOSTS = (
 
 
 @pytest.fixture(scope="module")
-def baseline(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
-    return run_baseline(tmp_path_factory.mktemp("baseline"))
+def baseline(tmp_path_factory: pytest.TempPathFactory, finished_run: tuple[RunFolder, str]) -> Baseline:
+    return run_baseline(finished_run[0], tmp_path_factory.mktemp("baseline"))
 
 
 @pytest.mark.timeout(900)

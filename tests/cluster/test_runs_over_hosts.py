@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.actors.runs.running import COLD_START, from_cold_start_of, is_conserved, whole_run
+from configs.run_folder import RunFolder
+from tests.actors.runs.running import from_cold_start_of, is_conserved
 from tests.cluster.hosts import Hosts
 from tests.cluster.running import ClusterRun
 
@@ -16,10 +17,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.hosts, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def cold(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+def cold(finished_run: tuple[RunFolder, str]) -> tuple[str, ...]:
     """Settings that start a run from the common cold start."""
-    runs = tmp_path_factory.mktemp("cold")
-    return from_cold_start_of(whole_run(runs, *COLD_START, "rl.steps=0", "evaluation.questions=0")[0])
+    return from_cold_start_of(finished_run[0])
 
 
 def assert_invariants(run: ClusterRun, summary: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Runs that several suites read, and a fixture that starts runs."""
+"""Fixtures of whole runs, for all suites: a finished run, and a starter of runs."""
 
 from __future__ import annotations
 
