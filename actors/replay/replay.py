@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from actors.runtime.redecide import Redecision, redecide
+from actors.runtime.decider_loop import DecidedEvent, decide_event
 from actors.runtime.wiring import build_deciders
 from bus.addresses import HEAD, ROLLOUT
 from bus.event_log.reader import check_complete, decode_event, list_removed_events, read_events
@@ -83,18 +83,18 @@ def replay_process(process: str, path: Path, deciders: Mapping[str, Decider]) ->
     sent: dict[str, SentCounts] = {}
     since = find_first_complete_seq(path)
     num_skipped = sum(1 for event, _ in read_events(path) if event.seq < since) if since > 1 else 0
-    for event, decision, redecision in redecide_all(path, deciders, since=since):
+    for event, decision, decided in redecide_all(path, deciders, since=since):
         count += 1
         before = sent.setdefault(event.actor, SentCounts(event.time))
         if event.kind == RunStarted.__name__:
             before = sent[event.actor] = SentCounts(event.time)
-        what = redecision.find_difference(decision)
+        what = decided.find_difference(decision)
         if what and decision is not None:
             difference = ReplayDifference(
-                process, event, what, redecision.effects, redecision.state, before, decision.effects
+                process, event, what, decided.effects, decided.state, before, decision.effects
             )
             return ReplayResult(count, difference, num_skipped)
-        before.messages.update((send.to, type(send.message).__name__) for send in redecision.sends)
+        before.messages.update((send.to, type(send.message).__name__) for send in decided.sends)
     return ReplayResult(count, None, num_skipped)
 
 
@@ -132,29 +132,29 @@ def replay_before(path: Path, deciders: Mapping[str, Decider], until: float) -> 
 
 def redecide_complete_launches(
     path: Path, deciders: Mapping[str, Decider], *, until: float | None = None
-) -> Iterator[tuple[Event, Redecision]]:
+) -> Iterator[tuple[Event, DecidedEvent]]:
     """From the first launch of the run of which the log still has every event.
 
     Raises UnusableLog if log.keep_steps has removed events of every launch.
     """
     num_decided = 0
-    for event, _, redecision in redecide_all(path, deciders, since=find_first_complete_seq(path), until=until):
+    for event, _, decided in redecide_all(path, deciders, since=find_first_complete_seq(path), until=until):
         num_decided += 1
-        yield event, redecision
+        yield event, decided
     if not num_decided:
         check_complete(path, since_seq=1)
 
 
 def redecide_all(
     path: Path, deciders: Mapping[str, Decider], *, since: int, until: float | None = None
-) -> Iterator[tuple[Event, Decision | None, Redecision]]:
+) -> Iterator[tuple[Event, Decision | None, DecidedEvent]]:
     """From event number `since`, up to the time `until` (seconds since the epoch) if it is given."""
     for event, decision in read_events(path, since_seq=since):
         if until is not None and event.time > until:
             return
-        yield event, decision, redecide(deciders[event.actor], decode_event(path, event), event.time)
+        yield event, decision, decide_event(deciders[event.actor], decode_event(path, event), event.time)
 
 
-def list_batches(redecision: Redecision) -> list[BatchReady]:
+def list_batches(decided: DecidedEvent) -> list[BatchReady]:
     """The batches that this decision sends to the learner."""
-    return [send.message for send in redecision.sends if isinstance(send.message, BatchReady)]
+    return [send.message for send in decided.sends if isinstance(send.message, BatchReady)]

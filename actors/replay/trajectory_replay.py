@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from actors.runtime.redecide import Redecision, redecide
+from actors.runtime.decider_loop import DecidedEvent, decide_event
 from bus.event_log.reader import decode_event, read_events
 from bus.event_log.records import Decision, Event
 from bus.messages import CodeFinished, CodeOk, Envelope, Output, RunStarted, StartGroup, TrajectoryEnd
@@ -51,13 +51,13 @@ def replay_trajectory(
         if tool_result is not None and event.seq == tool_result.seq:
             envelope = _replace_output(envelope, tool_result.stdout)
         before = rollout.trajectories.get(trajectory_id)
-        redecision = redecide(rollout, envelope, event.time)
-        if tool_result is None and event.trajectory == trajectory_id and redecision.find_difference(decision):
+        decided = decide_event(rollout, envelope, event.time)
+        if tool_result is None and event.trajectory == trajectory_id and decided.find_difference(decision):
             raise UnusableInput(
                 f"{log}: trajectory {trajectory_id} replays differently from event {event.seq} on: config.toml, the "
                 "tokenizer or the program has changed since the run, or log.keep_steps has removed events"
             )
-        after = final = _get_changed(redecision, trajectory_id) or rollout.trajectories.get(trajectory_id) or final
+        after = final = _get_changed(decided, trajectory_id) or rollout.trajectories.get(trajectory_id) or final
         if after is None:
             continue
         if after.phase == "leasing" and after.turn == len(turn_starts):
@@ -65,21 +65,21 @@ def replay_trajectory(
         finished = envelope.message
         if isinstance(finished, CodeFinished) and before is not None and after is not before:
             last_calls[before.turn] = max(last_calls.get(before.turn, (-1, -1)), (finished.call, event.seq))
-        end = next((each for each in _list_ends(redecision) if each.trajectory_id == trajectory_id), None)
+        end = next((each for each in _list_ends(decided) if each.trajectory_id == trajectory_id), None)
         if end is not None:
             break
     assert final is not None
     return ReplayedTrajectory(turn_starts, final, end, {turn: seq for turn, (_, seq) in last_calls.items()})
 
 
-def _get_changed(redecision: Redecision, trajectory_id: int) -> Trajectory | None:
+def _get_changed(decided: DecidedEvent, trajectory_id: int) -> Trajectory | None:
     """The state that the event changed, also if the trajectory has ended; None for other trajectories."""
-    changed = redecision.state
+    changed = decided.state
     return changed if isinstance(changed, Trajectory) and changed.trajectory_id == trajectory_id else None
 
 
-def _list_ends(redecision: Redecision) -> list[TrajectoryEnd]:
-    return [send.message for send in redecision.sends if isinstance(send.message, TrajectoryEnd)]
+def _list_ends(decided: DecidedEvent) -> list[TrajectoryEnd]:
+    return [send.message for send in decided.sends if isinstance(send.message, TrajectoryEnd)]
 
 
 def _read_launch(log: Path, trajectory_id: int) -> Iterator[tuple[Event, Decision | None]]:

@@ -20,7 +20,7 @@ import structlog
 from actors.runtime.clock import Clock
 from bus.bus import Bus, Delivery
 from bus.codec import MalformedFrame, decode, encode
-from bus.event_log.records import REFUSED_FINGERPRINT
+from bus.event_log.records import REFUSED_FINGERPRINT, Decision
 from bus.event_log.writer import EventLog
 from bus.messages import AnyMessage, Envelope, GroupAborted, ProtocolError, Shutdown, StartGroup
 from bus.process.waiting import wait_for_first
@@ -67,6 +67,45 @@ def compute_fingerprint(parts: Sequence[bytes]) -> bytes:
 
 def compute_state_fingerprint(state: msgspec.Struct | None) -> bytes | None:
     return None if state is None else compute_fingerprint([_state_encoder.encode(state)])
+
+
+class DecidedEvent(msgspec.Struct, frozen=True):
+    """The result of a decision on one event: live, in recovery or in replay."""
+
+    message: AnyMessage  # of the event
+    effects: Sequence[Send] | str  # or the reason for which the decider refuses the event
+    frames: Sequence[bytes]  # of the effects
+    state: msgspec.Struct | None  # shared with the decider: valid until its next decision
+
+    @property
+    def sends(self) -> Sequence[Send]:
+        """A refused event has none."""
+        return () if isinstance(self.effects, str) else self.effects
+
+    @property
+    def fingerprints(self) -> tuple[bytes, bytes | None]:
+        """Of effects and state, as in bus.event_log.records.Decision."""
+        if isinstance(self.effects, str):
+            return REFUSED_FINGERPRINT, None
+        return compute_fingerprint(self.frames), compute_state_fingerprint(self.state)
+
+    def find_difference(self, decision: Decision | None) -> str:
+        """Returns "effects", "state" or nothing. An event that a kill left undecided differs in nothing."""
+        if decision is None:
+            return ""
+        effects, state = self.fingerprints
+        if effects != decision.effects:
+            return "effects"
+        return "state" if state != decision.state else ""
+
+
+def decide_event(decider: Decider, envelope: Envelope, now: float) -> DecidedEvent:
+    try:
+        effects = decider.decide(now, envelope.message)
+    except ProtocolError as error:
+        return DecidedEvent(envelope.message, str(error), (), None)
+    frames = encode_effects(envelope.to, effects)
+    return DecidedEvent(envelope.message, effects, frames, decider.get_state_after(envelope.message))
 
 
 class PendingEffects(NamedTuple):
@@ -155,26 +194,18 @@ class DeciderLoop:
     async def _decide(self, actor: str, decider: Decider, envelope: Envelope, delivery: Delivery) -> PendingEffects:
         event, now = envelope.message, self._clock()
         self._log_event(now, actor, envelope, delivery)
-        try:
-            effects = decider.decide(now, event)
-        except ProtocolError as error:
+        decided = decide_event(decider, envelope, now)
+        if self._log is not None:
+            self._log.append_decision(self._last_logged_seq, *decided.fingerprints)
+        if isinstance(cause := decided.effects, str):
             self._num_refused += 1
             kind = type(event).__name__
-            self._logger.error("event.refused", actor=actor, kind=kind, cause=str(error), num_refused=self._num_refused)
-            if self._log is not None:
-                self._log.append_decision(self._last_logged_seq, REFUSED_FINGERPRINT, None)
+            self._logger.error("event.refused", actor=actor, kind=kind, cause=cause, num_refused=self._num_refused)
             return PendingEffects(self._last_logged_seq, delivery, ())
-        frames = encode_effects(envelope.to, effects)
-        if self._log is not None:
-            self._log.append_decision(
-                self._last_logged_seq,
-                compute_fingerprint(frames),
-                compute_state_fingerprint(decider.get_state_after(event)),
-            )
         if self._observer is not None:
-            self._observer.on_decision(now, event, effects)
+            self._observer.on_decision(now, event, decided.effects)
         outward: list[tuple[str, bytes]] = []
-        for effect, frame in zip(effects, frames, strict=True):
+        for effect, frame in zip(decided.effects, decided.frames, strict=True):
             process, _, actor = effect.to.partition("/")
             if process == self._bus.process and actor not in self._services:
                 await self._bus.send_frame(effect.to, frame)  # the event that it becomes is logged after this one

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from actors.runtime.decider_loop import MAX_PENDING_EFFECTS, Observer
-from actors.runtime.redecide import redecide
+from actors.runtime.decider_loop import MAX_PENDING_EFFECTS, Observer, decide_event
 from bus.addresses import parse_process
 from bus.codec import MalformedFrame, decode
 from bus.event_log.reader import check_complete, find_epoch_start, read_events
@@ -135,13 +134,13 @@ class Recovery:
                 f"event {event.seq} of {self._process} ({event.actor}, {event.kind}) is damaged ({error}); "
                 "--resume restarts from the last checkpoint"
             ) from error
-        redecision = redecide(self._deciders[event.actor], envelope, event.time)
-        if not isinstance(redecision.effects, str):
+        decided = decide_event(self._deciders[event.actor], envelope, event.time)
+        if not isinstance(decided.effects, str):
             if self._observer is not None:
-                self._observer.on_decision(event.time, redecision.message, redecision.effects)
-            for effect, frame in zip(redecision.effects, redecision.frames, strict=True):
+                self._observer.on_decision(event.time, decided.message, decided.effects)
+            for effect, frame in zip(decided.effects, decided.frames, strict=True):
                 self._record_effect(effect, frame)
-        return Decision(event.seq, *redecision.fingerprints)
+        return Decision(event.seq, *decided.fingerprints)
 
     def _record_effect(self, effect: Send, frame: bytes) -> None:
         process, _, actor = effect.to.partition("/")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import isclose
 
-from actors.runtime.redecide import redecide
+from actors.runtime.decider_loop import decide_event
 from bus.addresses import HEAD, ROLLOUT, parse_process
 from bus.codec import decode
 from bus.event_log.records import Event
@@ -123,7 +123,7 @@ def replay(world: World, deciders: Mapping[str, Mapping[str, Decider]]) -> Itera
     for process, log in world.logs.items():
         for event in log.events:
             decider = deciders[process][event.actor]
-            again = redecide(decider, decode(event.frame), event.time)
+            again = decide_event(decider, decode(event.frame), event.time)
             difference = again.find_difference(log.decisions.get(event.seq))
             assert not difference, f"event {event.seq} of {process}: {event.kind} to {event.actor}: other {difference}"
             yield decider
