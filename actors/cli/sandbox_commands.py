@@ -6,7 +6,6 @@ import asyncio
 import signal
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from itertools import product
 from pathlib import Path
 
 import structlog
@@ -19,7 +18,7 @@ from actors.cli.sandbox_client import SERVED_ADDRESS, SandboxClient, is_served
 from actors.cli.sandbox_shell import run_shell
 from actors.executor import Executor
 from bus.lanes import LANES
-from bus.messages import Shutdown
+from bus.process.waiting import wait_for_first
 from bus.transport.zeromq import get_socket_path, open_zmq_bus
 from configs.errors import UnusableInput
 from configs.load import load_run
@@ -72,21 +71,16 @@ def serve_sandbox(run: RunConfig, folder: Path, console: Console) -> None:
 async def _serve(run: RunConfig, folder: Path, console: Console) -> None:
     sandbox = make_sandbox(run.sandbox, run.seed, run.name)
     bus = open_zmq_bus(SERVED_ADDRESS, folder, run.bus.queue_messages)
-    stopper = open_zmq_bus("stopper", folder, run.bus.queue_messages)
-
-    def stop() -> None:
-        asyncio.get_running_loop().create_task(stopper.send(SERVED_ADDRESS, Shutdown()))
-
+    interrupted = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
+        asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
     console.print(f"serving in {folder}; stop with Ctrl-C", markup=False, soft_wrap=True)
     try:
-        await Executor(bus, sandbox).run()
+        await wait_for_first(Executor(bus, sandbox).run(), interrupted.wait())
     finally:
         await bus.close()
-        await stopper.close()
-        for name, lane in product((SERVED_ADDRESS, "stopper"), LANES):
-            get_socket_path(folder, name, lane).unlink(missing_ok=True)
+        for lane in LANES:
+            get_socket_path(folder, SERVED_ADDRESS, lane).unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------- shell, bench

@@ -39,19 +39,27 @@ def joined(monkeypatch: pytest.MonkeyPatch, *endings: NodeEnding | Exception) ->
 
 
 JOINS = "joining the run at tcp://10.0.0.1:29600 from 10.0.0.2:29700"
+AGAIN = "tcp://10.0.0.1:29600 stopped answering; joining again"
 
 
-def test_the_end_of_the_run_is_a_success(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert joined(monkeypatch, "over") == (0, [JOINS, "the run is over"])
-
-
-def test_a_disconnected_node_joins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    again = "tcp://10.0.0.1:29600 stopped answering; joining again"
-    assert joined(monkeypatch, "lost", "lost", "over") == (0, [JOINS, again, again, "the run is over"])
-
-
-def test_an_interrupt_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert joined(monkeypatch, "lost", "interrupted")[0] == EXIT_INTERRUPTED
+@pytest.mark.parametrize(
+    ("endings", "code", "lines"),
+    [
+        (["over"], 0, ["the run is over"]),
+        (["lost", "lost", "over"], 0, [AGAIN, AGAIN, "the run is over"]),
+        (["lost", "interrupted"], EXIT_INTERRUPTED, [AGAIN]),
+        (
+            [ProcessDied("a process ended: [/dev/gpu7] is missing")],
+            1,
+            ["failed: a process ended: [/dev/gpu7] is missing"],
+        ),
+    ],
+    ids=["over", "disconnected", "interrupted", "failed"],
+)
+def test_each_end_of_a_membership_has_its_exit_code_and_output(
+    monkeypatch: pytest.MonkeyPatch, endings: list[NodeEnding | Exception], code: int, lines: list[str]
+) -> None:
+    assert joined(monkeypatch, *endings) == (code, [JOINS, *lines])
 
 
 def test_without_an_answer_the_error_names_what_to_check(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,13 +67,6 @@ def test_without_an_answer_the_error_names_what_to_check(monkeypatch: pytest.Mon
         UnusableInput, match=r"tcp://10\.0\.0\.1:29600 has not answered for 8 s: .* keys/cluster\.key is "
     ):
         joined(monkeypatch, "unanswered")
-
-
-def test_a_dead_process_is_a_failure_with_its_message_verbatim(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    code, lines = joined(monkeypatch, ProcessDied("generator-0@1 ended: [/dev/gpu7] is missing"))
-    assert (code, lines[-1]) == (1, "failed: generator-0@1 ended: [/dev/gpu7] is missing")
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://10.0.0.1:29600", "10.0.0.1:29600"])

@@ -17,20 +17,16 @@ def option(argv: list[str], name: str) -> str:
     return argv[argv.index(name) + 1]
 
 
-def test_ranks_of_one_node_meet_on_its_loopback_address() -> None:
+def test_ranks_of_one_node_meet_on_its_loopback_address_and_log_next_to_the_sockets() -> None:
     argv = COMMANDS.build_learner_argv(step=0, incarnation=1)
     assert "--standalone" in argv
     assert option(argv, "--local-addr") == "127.0.0.1"
-
-
-def test_torchruns_log_folder_is_deleted_with_the_sockets() -> None:
-    assert FOLDER.sockets in Path(option(COMMANDS.build_learner_argv(step=0, incarnation=1), "--log-dir")).parents
+    assert FOLDER.sockets in Path(option(argv, "--log-dir")).parents
 
 
 def test_ranks_of_several_nodes_meet_at_their_rendezvous() -> None:
-    argv = COMMANDS.build_learner_argv(
-        step=0, incarnation=1, rendezvous=Rendezvous(TcpAddress("10.0.0.1", 29_791), node_rank=1, num_nodes=2)
-    )
+    rendezvous = Rendezvous(TcpAddress("10.0.0.1", 29_791), node_rank=1, num_nodes=2)
+    argv = COMMANDS.build_learner_argv(step=0, incarnation=1, rendezvous=rendezvous)
     assert "--standalone" not in argv
     values = [option(argv, name) for name in ("--nnodes", "--node-rank", "--master-addr", "--master-port")]
     assert values == ["2", "1", "10.0.0.1", "29791"]

@@ -1,13 +1,15 @@
-"""A launch that ends before its processes are started."""
+"""A launch that ends before its processes are started, and write errors of its log."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -17,6 +19,7 @@ from actors.launch.child_processes import ProcessDied
 from actors.launch.command_lines import CommandLines
 from actors.launch.launcher import Launcher, LogWriteFailure, RunEnding
 from actors.runtime import wiring
+from configs.atomic_write import DiskError
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig, TinyConfig
 from tests.processes import family
@@ -34,50 +37,49 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
     folder.sockets.rmdir()
 
 
-def launch(
-    folder: RunFolder, code: str, monkeypatch: pytest.MonkeyPatch, should_interrupt: Callable[[], bool] = lambda: False
-) -> RunEnding:
-    """A launch with `code` as its first process, interrupted as soon as `should_interrupt()`."""
+def launch(folder: RunFolder, code: str, monkeypatch: pytest.MonkeyPatch) -> Coroutine[Any, Any, RunEnding]:
+    """A launch with `code` as its first process."""
     run = replace(RunConfig(name="run"), tiny=TinyConfig())
     monkeypatch.setattr(CommandLines, "build_prepare_argv", lambda commands: [sys.executable, "-c", code])
-
-    async def live() -> RunEnding:
-        launching = asyncio.create_task(
-            Launcher(run, folder, RecordedDisplay(), launch=1, log_failure=LogWriteFailure()).launch()
-        )
-        while not launching.done():
-            await asyncio.sleep(0.01)
-            if should_interrupt():
-                os.kill(os.getpid(), signal.SIGINT)
-                break
-        return await launching
-
-    return asyncio.run(asyncio.wait_for(live(), 60))
+    return Launcher(run, folder, RecordedDisplay(), launch=1, log_failure=LogWriteFailure()).launch()
 
 
 @pytest.mark.slow
-def test_a_failed_task_preparation_ends_the_run_with_its_error(
+@pytest.mark.real_clock
+async def test_a_failed_task_preparation_ends_the_run_with_its_error(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = set(family(os.getpid()))
     with pytest.raises(ProcessDied, match=r"(?s)^preparing failed:\n.*no room for a tokenizer$"):
-        launch(folder, "raise SystemExit('no room for a tokenizer')", monkeypatch)
+        await launch(folder, "raise SystemExit('no room for a tokenizer')", monkeypatch)
     assert set(family(os.getpid())) <= before
 
 
 @pytest.mark.slow
-def test_an_interrupt_during_task_preparation_ends_the_run_without_leftovers(
+@pytest.mark.real_clock
+async def test_an_interrupt_during_task_preparation_ends_the_run_without_leftovers(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wiring, "STOP_TIMEOUT_S", 0.05)
     before, output = set(family(os.getpid())), folder.logs / "prepare.out"
+    program = "import signal; print('here', flush=True); signal.pause()"
     with capture_logs() as logged:
-        ending = launch(
-            folder,
-            "import signal; print('here', flush=True); signal.pause()",
-            monkeypatch,
-            lambda: output.exists() and "here" in output.read_text(),
-        )
-    assert ending == "interrupted"
+        launching = asyncio.create_task(launch(folder, program, monkeypatch))
+        while not (output.exists() and "here" in output.read_text()):  # noqa: ASYNC110 - output has no event
+            await asyncio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert await launching == "interrupted"
     assert [entry["event"] for entry in logged] == ["process.started", "process.killed", "processes.stopped"]
     assert set(family(os.getpid())) <= before
+
+
+async def test_waiters_see_the_first_write_error_of_the_log_even_if_it_came_earlier() -> None:
+    failure = LogWriteFailure()
+    early = asyncio.create_task(failure.wait())
+    await asyncio.sleep(0)
+    assert not early.done()
+    failure.record(DiskError("logs/launcher.jsonl", errno.ENOSPC))
+    failure.record(DiskError("logs/launcher.jsonl", errno.EROFS))
+    for waiting in (early, failure.wait()):
+        with pytest.raises(DiskError, match=r"^logs/launcher\.jsonl: No space left on device$"):
+            await waiting

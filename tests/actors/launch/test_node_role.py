@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from actors.cli import run_command
@@ -16,6 +17,7 @@ from configs.errors import UnusableInput
 from configs.schema import ClusterConfig, RunConfig
 
 SRUN = NodePlacement(1, 3, "node01", "srun")
+WITH_HOST = RunConfig(name="run", cluster=ClusterConfig(key="cluster.key", host="10.1.1.1"))
 WITH_KEY = RunConfig(name="run", cluster=ClusterConfig(key="cluster.key", port=29_600))
 
 
@@ -32,32 +34,32 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     return peers
 
 
-def test_a_single_node_run_is_unchanged(peers: list[tuple[str, int]]) -> None:
-    assert configure_head(RunConfig(name="run"), None) == RunConfig(name="run")
-    assert peers == []
-
-
-def test_a_run_with_a_key_gets_the_address_of_its_default_route(peers: list[tuple[str, int]]) -> None:
-    assert configure_head(WITH_KEY, None).cluster == ClusterConfig(key="cluster.key", port=29_600, host="10.0.0.9")
-    assert peers == [("192.0.2.1", 29_600)]
-
-
-def test_a_placed_head_waits_for_all_started_nodes(peers: list[tuple[str, int]]) -> None:
-    cluster = configure_head(WITH_KEY, SRUN._replace(rank=0)).cluster
-    assert (cluster.nodes, cluster.host) == (3, "10.0.0.9")
-    assert peers == [("node01", 29_600)]
-
-
-def test_a_configured_address_is_kept(peers: list[tuple[str, int]]) -> None:
-    run = RunConfig(name="run", cluster=ClusterConfig(key="cluster.key", host="10.1.1.1"))
-    assert configure_head(run, SRUN).cluster.host == "10.1.1.1"
-    assert peers == []
-    assert configure_worker(run, SRUN).head_address == TcpAddress("10.1.1.1", run.cluster.port)
+@pytest.mark.parametrize(
+    ("run", "place", "host", "nodes", "expected_peers"),
+    [
+        (RunConfig(name="run"), None, "", 1, []),
+        (WITH_KEY, None, "10.0.0.9", 1, [("192.0.2.1", 29_600)]),  # on the default route
+        (WITH_KEY, SRUN._replace(rank=0), "10.0.0.9", 3, [("node01", 29_600)]),
+        (WITH_HOST, SRUN._replace(rank=0), "10.1.1.1", 3, []),
+    ],
+    ids=["no cluster", "other nodes may join", "placed", "configured address"],
+)
+def test_the_head_gets_its_address_and_the_number_of_nodes(
+    run: RunConfig,
+    place: NodePlacement | None,
+    host: str,
+    nodes: int,
+    expected_peers: list[tuple[str, int]],
+    peers: list[tuple[str, int]],
+) -> None:
+    assert configure_head(run, place) == replace(run, cluster=replace(run.cluster, host=host, nodes=nodes))
+    assert peers == expected_peers
 
 
 def test_another_node_joins_the_node_of_rank_0() -> None:
     options = configure_worker(WITH_KEY, SRUN)
     assert options == JoinOptions(TcpAddress("node01", 29_600), TcpAddress("10.0.0.9", 29_600), Path("cluster.key"))
+    assert configure_worker(WITH_HOST, SRUN).head_address == TcpAddress("10.1.1.1", WITH_HOST.cluster.port)
 
 
 @pytest.mark.parametrize("configure", [configure_head, configure_worker])
