@@ -57,7 +57,8 @@ class Encounter(NamedTuple):
 
     def has_unexpected_timeout(self, hostile: Hostile) -> bool:
         own = [] if hostile.reaches_limit else self.outcomes.values()
-        return CodeTimedOut.__name__ in repr([*own, self.later, self.neighbours])
+        later = self.later if hostile.keeps_notebook else None
+        return CodeTimedOut.__name__ in repr([*own, later, self.neighbours])
 
 
 class Arena:
