@@ -53,7 +53,7 @@ def show_difference(folder: RunFolder, difference: ReplayDifference, console: Co
     event = difference.event
     console.print(
         f"event {event.seq} of {difference.process} ({event.actor}, {event.kind} from {event.sender}): "
-        f"the {difference.what} differ",
+        f"the {difference.what} {'differ' if difference.what == 'effects' else 'differs'}",
         soft_wrap=True,
     )
     console.print(escape(pretty_format(decode(event.frame).message)), soft_wrap=True, highlight=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import sqlite3
 from pathlib import Path
 
@@ -15,9 +14,10 @@ from actors.replay.replay import ReplayDifference, replay_before, replay_process
 from analysis.event_logs.pretty import pretty_format
 from bus.codec import encode
 from bus.event_log.reader import read_events
-from bus.messages import CodeFinished, CodeOk, Envelope, LeaseRequested, Output
+from bus.messages import CodeFinished, CodeOk, Envelope, Output
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
+from tests.actors.cli.golden_text import assert_matches_golden
 from tests.fakes import PROMPT, generated
 from tests.recorded import EXECUTOR, Recording, deciders, small_run
 
@@ -55,24 +55,30 @@ def test_a_recorded_run_replays_identically(folder: RunFolder) -> None:
     assert replayed(folder) is None
 
 
-def test_the_first_difference_shows_the_logged_and_the_replayed_messages(folder: RunFolder) -> None:
-    """The log has a longer tool output than the run, so the replay requests a larger lease."""
-    seq = first(folder, "CodeFinished")
-    altered = CodeFinished(7, 0, CodeOk(Output("four hundred")), 0.01, EXECUTOR)
-    change(folder, "UPDATE events SET frame = ? WHERE seq = ?", encode(Envelope(EXECUTOR, "rollout-0", altered)), seq)
+def encode_finished(call: int, output: str) -> bytes:
+    return encode(Envelope(EXECUTOR, "rollout-0", CodeFinished(7, call, CodeOk(Output(output)), 0.01, EXECUTOR)))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "what", "sql", "values"),
+    [
+        # The log has a longer tool output than the run, so the replay requests a larger lease.
+        ("effects", "CodeFinished", "effects", "UPDATE events SET frame = ?", [encode_finished(0, "four hundred")]),
+        ("refused", "CodeFinished", "effects", "UPDATE events SET frame = ?", [encode_finished(5, "4")]),
+        ("without_receiver_log", "LeaseGranted", "effects", "UPDATE decisions SET effects = x'00'", []),
+        ("without_fingerprint", "CodeFinished", "effects", "UPDATE decisions SET effects = x'00'", []),
+        ("state", "CodeFinished", "state", "UPDATE decisions SET state = x'00'", []),
+    ],
+)
+def test_the_first_difference_shows_the_logged_and_the_replayed_side(
+    folder: RunFolder, name: str, kind: str, what: str, sql: str, values: list[bytes]
+) -> None:
+    seq = first(folder, kind)
+    change(folder, f"{sql} WHERE seq = ?", *values, seq)
     difference = replayed(folder)
     assert difference is not None
-    assert (difference.event.seq, difference.what) == (seq, "effects")
-    text = shown(folder, difference)
-    assert f"event {seq} of rollout-0 (rollout-0, CodeFinished from executor-0/1): the effects differ" in text
-    assert "stdout 'four hundred'" in text
-    (requested,) = [effect.message for effect in difference.effects if not isinstance(effect, str)]
-    assert isinstance(requested, LeaseRequested)
-    sizes = next(line for line in text.splitlines() if " tokens " in line)
-    assert re.findall(r"tokens (\d+)", sizes) == [str(requested.tokens - len("our hundred")), str(requested.tokens)]
-    assert "head:" in text
-    assert "run, as its receivers logged it" in text  # identified by the fingerprint
-    assert "TrajectoryFinished" not in text  # a later event
+    assert (difference.event.seq, difference.what) == (seq, what)
+    assert_matches_golden(f"replay_{name}", shown(folder, difference))
 
 
 def test_messages_from_before_the_event_are_excluded(folder: RunFolder) -> None:
@@ -83,53 +89,6 @@ def test_messages_from_before_the_event_are_excluded(folder: RunFolder) -> None:
     logged = collect_later_messages(folder, difference)["head/arbiter"]
     assert [each.envelope.message for each in logged[:1]] == [effect.message for effect in difference.effects]  # pyright: ignore
     assert all(each.event.time >= difference.event.time for each in logged)
-
-
-def test_without_a_matching_fingerprint_the_next_logged_messages_are_shown(folder: RunFolder) -> None:
-    seq = first(folder, "CodeFinished")
-    change(folder, "UPDATE decisions SET effects = x'00' WHERE seq = ?", seq)
-    difference = replayed(folder)
-    assert difference is not None
-    (logged,) = collect_later_messages(folder, difference)["head/arbiter"][:1]
-    with contextlib.closing(sqlite3.connect(folder.events / "head.sqlite")) as head, head:
-        head.execute("DELETE FROM events WHERE seq = ?", (logged.event.seq,))
-    text = shown(folder, difference)
-    assert "LeaseReleased" in text  # the arbiter's next event from the actor
-    assert "run: next messages that its receivers logged" in text
-
-
-def test_an_event_that_the_replay_refuses_is_shown_with_the_reason(folder: RunFolder) -> None:
-    seq = first(folder, "CodeFinished")
-    twice = CodeFinished(7, 5, CodeOk(Output("4")), 0.01, EXECUTOR)
-    change(folder, "UPDATE events SET frame = ? WHERE seq = ?", encode(Envelope(EXECUTOR, "rollout-0", twice)), seq)
-    difference = replayed(folder)
-    assert difference is not None
-    assert isinstance(difference.effects, str)
-    text = shown(folder, difference)
-    assert f"The replay refuses the event: {difference.effects}" in text
-    row = next(line for line in text.splitlines() if "head/arbiter" in line)
-    assert row.split("│")[-2].strip() == "no message"
-
-
-def test_receivers_without_an_event_log_show_only_the_replays_message(folder: RunFolder) -> None:
-    seq = first(folder, "LeaseGranted")
-    change(folder, "UPDATE decisions SET effects = x'00' WHERE seq = ?", seq)
-    difference = replayed(folder)
-    assert difference is not None
-    row = next(line for line in shown(folder, difference).splitlines() if line.startswith("│ generator-0"))
-    assert row.split("│")[2].strip() == "no event log"
-    assert "TurnRequested" in row.split("│")[3]
-
-
-def test_a_state_difference_shows_the_replays_state(folder: RunFolder) -> None:
-    seq = first(folder, "CodeFinished")
-    change(folder, "UPDATE decisions SET state = x'00' WHERE seq = ?", seq)
-    difference = replayed(folder)
-    assert difference is not None
-    assert difference.what == "state"
-    text = shown(folder, difference)
-    assert "The effects are the same" in text
-    assert "calls 1" in text
 
 
 def test_the_state_is_that_just_after_the_event(folder: RunFolder) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from analysis.event_logs.merged_events import merge_events
 from bus.event_log.reader import list_removed_events, read_events
 from configs.run_folder import RunFolder
 from tests.actors.runs.running import (
@@ -43,33 +42,6 @@ def log(*arguments: object) -> str:
     done = asterism("log", *map(str, arguments))
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def test_show_prints_every_event_and_searches_generated_text(folder: RunFolder) -> None:
-    assert len(log("show", folder.path).splitlines()) == sum(1 for _ in merge_events(folder))
-    found = log("show", folder.path, "--text", "print(", "--kind", "TurnGenerated", "--limit", 5).splitlines()
-    assert len(found) == 5
-    assert all("TurnGenerated" in line and "print(" in line for line in found)
-
-
-def test_replay_prints_states_at_an_event(folder: RunFolder) -> None:
-    event = next(event for event, _ in read_events(folder.events / "rollout-0.sqlite", kinds=["CodeFinished"]))
-    where = f"rollout-0:{event.seq}"
-    text = log("replay", folder.path, "--until", where, "--state", "rollout-0", "--trajectory", event.trajectory)
-    assert f"trajectory_id {event.trajectory}" in text
-    assert "calls 1" in text
-    assert "BufferState" in log("replay", folder.path, "--until", where, "--state", "buffer")
-    assert "ledger Ledger" in log("replay", folder.path, "--until", where, "--state", "arbiter")
-
-
-def test_a_run_diverges_from_one_with_another_seed_but_not_from_itself(
-    folder: RunFolder, tmp_path: Path, start: Start
-) -> None:
-    assert "identical, apart from times" in log("diff", folder.path, folder.path, "--exact")
-    succeed(start(tmp_path, *from_cold_start_of(folder), *TINY, "seed=1", "rl.steps=1"))
-    diff = asterism("log", "diff", str(folder.path), str(tmp_path / "demo"))
-    assert diff.returncode == 1
-    assert "the runs diverge at" in diff.stdout
 
 
 def test_export_writes_a_valid_trace_and_complete_tables(folder: RunFolder, tmp_path: Path) -> None:
