@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from actors.cli.log.story_command import load_text_context
+from actors.cli.log.show_command import load_text_context
 from analysis.event_logs.comparable_events import ComparableEvent
 from analysis.event_logs.describe import make_excerpt
 from analysis.event_logs.diff import RunDivergence, find_first_divergence, list_differing_fields

@@ -1,4 +1,4 @@
-"""`asterism log show`: prints the events of all processes, merged by time, one per line."""
+"""`asterism log show` and `log story`: print the events of all processes or of one trajectory, by time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,22 @@ from typing import get_args
 from rich.console import Console
 from rich.markup import escape
 
-from actors.cli.log.story_command import load_text_context
 from analysis.event_logs.describe import TextContext, describe, extract_texts, make_excerpt
 from analysis.event_logs.merged_events import EventFilter, MergedEvent, merge_events, read_start_time
 from bus.messages import AnyMessage
 from configs.errors import UnusableInput
+from configs.load import load_resolved
 from configs.run_folder import RunFolder
+from engine.model.tokenizer import load_tokenizer
 
 _POLL_INTERVAL_S = 0.2  # for new events
 _KINDS = tuple(kind.__name__ for family in get_args(AnyMessage) for kind in get_args(family) or (family,))
+
+
+def load_text_context(folder: RunFolder) -> TextContext:
+    """Raises UnusableInput if the run's tokenizer is missing."""
+    run = load_resolved(folder.config)
+    return TextContext(load_tokenizer(folder.expand_path(run.model.checkpoint)), run.dialogue)
 
 
 def check_kind(kind: str) -> str:
@@ -85,3 +92,30 @@ def format_lines(events: Iterator[MergedEvent], context: TextContext, text: str,
 def _find_text(text: str, message: object, context: TextContext) -> str | None:
     """The message's first text that contains `text`, ignoring case."""
     return next((each for each in extract_texts(message, context) if text.casefold() in each.casefold()), None)
+
+
+# ---------------------------------------------------------------- one trajectory
+
+
+def print_story(folder: RunFolder, trajectory: int, console: Console) -> None:
+    """Raises UnusableInput if no log has an event of the trajectory."""
+    for line in format_story(folder, trajectory, load_text_context(folder)):
+        console.print(line, soft_wrap=True)
+
+
+def format_story(folder: RunFolder, trajectory: int, context: TextContext) -> list[str]:
+    """One line per event, in rich markup.
+
+    Raises UnusableInput if no log has an event of the trajectory.
+    """
+    events = list(merge_events(folder, EventFilter(trajectory=trajectory)))
+    if not events:
+        raise UnusableInput(f"{folder.events}: no event of trajectory {trajectory}")
+    start_time = events[0].event.time
+    return [_format_story_line(logged, start_time, context) for logged in events]
+
+
+def _format_story_line(logged: MergedEvent, start_time: float, context: TextContext) -> str:
+    event = logged.event
+    description = escape(describe(logged.envelope.message, context))
+    return f"[dim]{event.time - start_time:9.4f} s[/]  {event.actor:<10} [bold]{event.kind}[/]  {description}"

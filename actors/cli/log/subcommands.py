@@ -105,7 +105,7 @@ def replay(
 @log_app.command()
 def story(run: RunArgument, trajectory: TrajectoryArgument) -> None:
     """Print every event of one trajectory in the order of time."""
-    from actors.cli.log.story_command import print_story
+    from actors.cli.log.show_command import print_story
 
     print_story(open_run_folder(run), trajectory, console=_make_console())
 

@@ -26,6 +26,7 @@ from configs.schema import RlConfig, RocConfig, RunConfig
 from policies.decider import Send
 from policies.groups.group_buffer import GroupBuffer
 from policies.groups.group_starter import TokenizedProblem
+from tests.policies.groups.buffers import get_collected, list_starts
 from tests.policies.groups.finished import finished
 
 RUN = RunConfig(name="test", seed=3, rl=RlConfig(prompts=2, rollouts=4, max_refill_groups=1))
@@ -35,10 +36,6 @@ TEST = [TokenizedProblem(f"test:{number}", str(number), bytes(8)) for number in 
 
 def buffer(run: RunConfig = RUN) -> GroupBuffer:
     return GroupBuffer(run, TRAIN, TEST)
-
-
-def list_starts(effects: list[Send]) -> list[StartGroup]:
-    return [effect.message for effect in effects if isinstance(effect.message, StartGroup)]
 
 
 def play(group_buffer: GroupBuffer, group: StartGroup, rewards: list[float | None]) -> list[Send]:
@@ -58,10 +55,6 @@ def play(group_buffer: GroupBuffer, group: StartGroup, rewards: list[float | Non
 def get_batch(effects: list[Send]) -> BatchReady:
     (batch,) = [effect.message for effect in effects if isinstance(effect.message, BatchReady)]
     return batch
-
-
-def get_collected(effects: list[Send]) -> StepCollected:
-    return next(effect.message for effect in effects if isinstance(effect.message, StepCollected))
 
 
 def test_a_step_starts_as_many_groups_as_it_trains_on_each_of_2g_trajectories() -> None:
@@ -128,23 +121,6 @@ def test_a_group_with_too_many_failures_is_lost_and_replaced() -> None:
     step = get_collected(play(group_buffer, second, [0.0, 1.0, 0.0, 0.0]))
     assert step.counts.groups_lost == 1
     assert step.counts.groups_rejected == 0
-
-
-def test_the_batch_does_not_depend_on_group_completion_order() -> None:
-    def batch(order: list[int]) -> BatchReady:
-        group_buffer = buffer()
-        groups = list_starts(list(group_buffer.decide(0.0, StepRequested(1, 0))))
-        events = [
-            finished(group.first_trajectory_id + place, float(place % 2), group_id=group.group_id)
-            for group in groups
-            for place in range(4)
-        ]
-        effects: list[Send] = []
-        for index in order:
-            effects += group_buffer.decide(0.0, events[index])
-        return get_batch(effects)
-
-    assert batch([0, 1, 2, 3, 4, 5, 6, 7]) == batch([7, 2, 5, 0, 6, 1, 3, 4])
 
 
 def test_a_trajectory_that_ends_twice_is_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.cli.log.story_command import format_story
+from actors.cli.log.show_command import format_story
 from analysis.event_logs.describe import TextContext
 from bus.messages import EngineJoined, StartGroup
 from configs.errors import UnusableInput

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from actors.cli.log import diff_command, replay_command, show_command, story_command, subcommands, waits_command
+from actors.cli.log import diff_command, replay_command, show_command, subcommands, waits_command
 from actors.replay import replay
 from analysis.event_logs.describe import TextContext
 from analysis.event_logs.merged_events import merge_events
@@ -54,7 +54,7 @@ def folder(recorded: RunFolder, world: World, monkeypatch: pytest.MonkeyPatch) -
 
     for module in (replay, waits_command, replay_command):
         monkeypatch.setattr(module, "build_deciders", build_world_deciders)
-    for module in (story_command, show_command, diff_command):
+    for module in (show_command, diff_command):
         monkeypatch.setattr(module, "load_text_context", lambda folder: TextContext(TOKENIZER, DialogueConfig()))
     monkeypatch.setattr(subcommands, "_make_console", lambda: Console(width=200, emoji=False))
     return recorded
