@@ -1,4 +1,4 @@
-"""One torch thread for these tests: with several threads the bits of a row depend on the batch."""
+"""A model and one torch thread for these tests: with several threads the bits of a row depend on the batch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from engine.model.qwen3 import Qwen3
+from tests.engine.tiny_models import small_model
+
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
@@ -14,3 +17,8 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="package")
+def model() -> Qwen3:
+    return small_model()

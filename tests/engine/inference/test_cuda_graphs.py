@@ -14,15 +14,10 @@ from engine.inference.cuda_graphs import pad_to_bucket
 from engine.inference.engine_core import EngineCore
 from engine.inference.kernels.attention_kernels import SdpaKernels
 from engine.model.qwen3 import Qwen3
+from tests.engine.inference.cores import alone, assert_same, generate, greedy, new_core, training_logprobs
 from tests.engine.inference.recorded_graph import Recorded
-from tests.engine.inference.test_engine_core import greedy, training_logprobs
-from tests.engine.inference.test_paging import alone, assert_same, drain, new_core, random_life
+from tests.engine.inference.test_paging import random_life
 from tests.engine.tiny_models import random_ids, small_config, small_model
-
-
-@pytest.fixture(scope="module")
-def model() -> Qwen3:
-    return small_model()
 
 
 def requests(count: int, new_tokens: int = 12) -> list[GenerationRequest]:
@@ -41,7 +36,7 @@ def test_graphs_give_sequences_that_join_leave_and_grow_the_bits_of_a_batch_of_o
         core.submit(request)
         for _ in range(3):
             found |= {number: outcome for number, outcome in core.step() if isinstance(outcome, Generation)}
-    found |= drain(core)
+    found |= generate(core)
     for request in requests(9, 20):
         assert_same(found[request.sequence_id], alone(model, request))
     assert capture.replays > 30
@@ -53,7 +48,7 @@ def test_a_graph_serves_every_batch_of_its_size_bucket(model: Qwen3) -> None:
     core = new_core(model, capture=capture)
     for number, new_tokens in enumerate((5, 7, 9, 28)):
         core.submit(GenerationRequest(number, random_ids(3, number), new_tokens, seed=number))
-    found = drain(core)
+    found = generate(core)
     assert (capture.graphs, capture.replays) == (1, 28 - 1)  # the first token comes with the prompt
     for number, generation in found.items():
         assert_same(
@@ -65,11 +60,9 @@ def test_a_graph_serves_every_batch_of_its_size_bucket(model: Qwen3) -> None:
 @pytest.mark.slow
 def test_graphs_read_the_latest_weights() -> None:
     core, other = new_core(small_model(), capture=Recorded()), small_model(seed=5)
-    core.submit(requests(1)[0])
-    drain(core)
+    generate(core, requests(1)[0])
     core.install_weights(1, other.state_dict())
-    core.submit(requests(2)[1])
-    assert_same(drain(core)[1], alone(other, requests(2)[1]))
+    assert_same(generate(core, requests(2)[1])[1], alone(other, requests(2)[1]))
 
 
 def test_graph_sizes_pad_by_at_most_a_quarter() -> None:
@@ -103,7 +96,7 @@ def test_cuda_kernels_match_the_training_forward(model: Qwen3, monkeypatch: pyte
     core = EngineCore(model, Capacity(1024, 8, 96), prefill_tokens=40, capture=Recorded())
     for request in requests(6):
         core.submit(GenerationRequest(request.sequence_id, request.token_ids, 12, temperature=0))
-    for number, found in drain(core).items():
+    for number, found in generate(core).items():
         ids = requests(6)[number].token_ids
         assert found.token_ids.tolist() == greedy(model, ids, 12)
         np.testing.assert_allclose(found.logprobs, training_logprobs(model, ids, found.token_ids, 1.0), atol=1e-4)

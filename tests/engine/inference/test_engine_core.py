@@ -2,84 +2,43 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from engine.contract import Capacity, EngineFailure, Generation, GenerationRequest, RequestRefused
 from engine.inference.engine_core import EngineCore
 from engine.model.qwen3 import Qwen3, Qwen3Config
+from tests.engine.inference.cores import PAGE, alone, generate, greedy, step, submit, training_logprobs
 from tests.engine.tiny_models import get_batch_invariant_matmul, random_ids, small_config, small_model
 
 LONGEST = 48
-PAGE = 8
 
 
-@pytest.fixture(scope="module")
-def model() -> Qwen3:
-    return small_model()
-
-
-def new_core(model: Qwen3, rows: int = 4, prefill_tokens: int = 512) -> EngineCore:
+def core_with_rows(model: Qwen3, rows: int = 4, prefill_tokens: int = 512) -> EngineCore:
     """Pages and rows for `rows` sequences of the longest size."""
     capacity = Capacity(kv_tokens=rows * LONGEST, page_tokens=PAGE, sequence_tokens=LONGEST)
     matmul = get_batch_invariant_matmul(model.config)
     return EngineCore(model, capacity, prefill_tokens=prefill_tokens, max_running=rows, matmul=matmul)
 
 
-def drain(core: EngineCore) -> dict[int, Generation]:
-    """Step until all requests have finished; every outcome must be a generation."""
-    found: dict[int, Generation] = {}
-    while core.has_work:
-        for sequence_id, outcome in core.step():
-            assert isinstance(outcome, Generation)
-            found[sequence_id] = outcome
-    return found
-
-
-def alone(model: Qwen3, request: GenerationRequest) -> Generation:
-    core = new_core(model, rows=1)
-    core.submit(request)
-    return drain(core)[request.sequence_id]
-
-
-def greedy(model: Qwen3, ids: NDArray[np.int32], count: int) -> list[int]:
-    """The reference: the training forward over the whole sequence for every token."""
-    tokens = ids.tolist()
-    for _ in range(count):
-        hidden = model(torch.tensor([tokens]))
-        tokens.append(int(model.compute_logits(hidden[0, -1]).argmax()))
-    return tokens[len(ids) :]
-
-
-def training_logprobs(
-    model: Qwen3, ids: NDArray[np.int32], generated: NDArray[np.int32], temperature: float
-) -> NDArray[np.float32]:
-    tokens = torch.tensor(np.concatenate((ids, generated)), dtype=torch.int64)
-    logits = model.compute_logits(model(tokens[None])[0])[len(ids) - 1 : -1] / temperature
-    return logits.log_softmax(-1).gather(-1, tokens[len(ids) :, None]).squeeze(-1).numpy()
-
-
 @pytest.mark.slow
 def test_greedy_decoding_equals_the_training_forward_while_sequences_join_and_leave(model: Qwen3) -> None:
-    core = new_core(model, rows=3)
+    core = core_with_rows(model, rows=3)
     requests = [
         GenerationRequest(number, random_ids(3 + 5 * number, number), 4 + 3 * number, temperature=0)
         for number in range(6)
     ]
     found: dict[int, Generation] = {}
-    for request in requests:  # one request per step; three fit
-        core.submit(request)
-        for sequence_id, outcome in core.step():
-            assert isinstance(outcome, Generation)
-            found[sequence_id] = outcome
-            core.release_cache(sequence_id)
+    coming = iter(requests)  # one request per step; three fit
     while len(found) < len(requests):
-        for sequence_id, outcome in core.step():
-            assert isinstance(outcome, Generation)
-            found[sequence_id] = outcome
+        submit(core, islice(coming, 1))
+        ended = step(core)
+        for sequence_id in ended:
             core.release_cache(sequence_id)
+        found |= ended
     for request in requests:
         generation = found[request.sequence_id]
         assert generation.token_ids.tolist() == greedy(model, request.token_ids, request.max_new_tokens)
@@ -87,13 +46,13 @@ def test_greedy_decoding_equals_the_training_forward_while_sequences_join_and_le
 
 
 def test_logprobs_equal_the_training_forward_for_every_temperature(model: Qwen3) -> None:
-    core = new_core(model)
+    core = core_with_rows(model)
     temperatures = (1.0, 0.5, 2.0, 0.0)
     for number, temperature in enumerate(temperatures):
         core.submit(
             GenerationRequest(number, random_ids(5 + number, number), 20, temperature=temperature, top_p=0.8, seed=3)
         )
-    found = drain(core)
+    found = generate(core)
     for number, temperature in enumerate(temperatures):
         expected = training_logprobs(model, random_ids(5 + number, number), found[number].token_ids, temperature or 1.0)
         np.testing.assert_allclose(found[number].logprobs, expected, atol=1e-4)
@@ -102,27 +61,15 @@ def test_logprobs_equal_the_training_forward_for_every_temperature(model: Qwen3)
 def test_a_seed_gives_the_same_tokens_in_any_batch(model: Qwen3) -> None:
     request = GenerationRequest(7, random_ids(9, 1), 24, seed=2**63 + 5)
     expected = alone(model, request)
-    core = new_core(model)
+    core = core_with_rows(model)
     for number in range(3):
         core.submit(
             GenerationRequest(number, random_ids(4 + 7 * number, number), 5 + 9 * number, temperature=0.7, seed=number)
         )
     core.step()
-    core.submit(request)
-    found = drain(core)
+    found = generate(core, request)
     assert found[7].token_ids.tolist() == expected.token_ids.tolist()
     assert found[7].logprobs.tolist() == expected.logprobs.tolist()
-
-
-def test_siblings_with_a_shared_prompt_get_the_tokens_of_single_requests(model: Qwen3) -> None:
-    core = new_core(model, rows=5)
-    prompts = (random_ids(9, 1), random_ids(9, 1), random_ids(1, 2), random_ids(9, 1), random_ids(1, 2))
-    requests = [GenerationRequest(number, prompt, 8 + number, seed=number) for number, prompt in enumerate(prompts)]
-    for request in requests:
-        core.submit(request)
-    found = drain(core)
-    for request in requests:
-        assert found[request.sequence_id].token_ids.tolist() == alone(model, request).token_ids.tolist()
 
 
 def test_different_seeds_give_different_tokens(model: Qwen3) -> None:
@@ -131,58 +78,35 @@ def test_different_seeds_give_different_tokens(model: Qwen3) -> None:
 
 
 def test_a_turn_on_a_cached_prefix_equals_a_recomputed_turn(model: Qwen3) -> None:
-    core = new_core(model, rows=2)
+    core = core_with_rows(model, rows=2)
     prompt = random_ids(6, 0)
     core.submit(GenerationRequest(1, prompt, 5, seed=1))
     core.submit(GenerationRequest(2, random_ids(3, 4), 30, seed=1))  # runs while the other is idle
-    first = core_outcome(core, 1)
+    first = step(core, 5)[1]
     ids = np.concatenate((prompt, first.token_ids, random_ids(4, 9)))
     second = GenerationRequest(1, ids, 8, seed=1)
-    core.submit(second)
-    found = drain(core)[1]
+    found = generate(core, second)[1]
     assert found.token_ids.tolist() == alone(model, second).token_ids.tolist()
     np.testing.assert_allclose(found.logprobs, training_logprobs(model, ids, found.token_ids, 1.0), atol=1e-4)
 
 
-def core_outcome(core: EngineCore, wanted: int) -> Generation:
-    while True:
-        for sequence_id, outcome in core.step():
-            if sequence_id == wanted:
-                assert isinstance(outcome, Generation)
-                return outcome
-
-
 @pytest.mark.parametrize("changed", [0, 3, 9])
 def test_a_cached_prefix_is_used_up_to_its_first_different_id(model: Qwen3, changed: int) -> None:
-    core = new_core(model)
+    core = core_with_rows(model)
     prompt = random_ids(6, 0)
-    core.submit(GenerationRequest(1, prompt, 5, seed=1))
-    ids = np.concatenate((prompt, drain(core)[1].token_ids, random_ids(2, 9)))
+    ids = np.concatenate(
+        (prompt, generate(core, GenerationRequest(1, prompt, 5, seed=1))[1].token_ids, random_ids(2, 9))
+    )
     ids[changed] = (ids[changed] + 1) % 97
     again = GenerationRequest(1, ids, 8, seed=1)
-    core.submit(again)
-    assert drain(core)[1].token_ids.tolist() == alone(model, again).token_ids.tolist()
+    assert generate(core, again)[1].token_ids.tolist() == alone(model, again).token_ids.tolist()
 
 
 def test_a_second_turn_may_be_shorter(model: Qwen3) -> None:
-    core = new_core(model)
-    core.submit(GenerationRequest(1, random_ids(12, 0), 5, seed=1))
-    drain(core)
+    core = core_with_rows(model)
+    generate(core, GenerationRequest(1, random_ids(12, 0), 5, seed=1))
     again = GenerationRequest(1, random_ids(12, 0)[:4], 8, seed=1)
-    core.submit(again)
-    assert drain(core)[1].token_ids.tolist() == alone(model, again).token_ids.tolist()
-
-
-def test_long_prompts_are_prefilled_in_chunks(model: Qwen3) -> None:
-    requests = [
-        GenerationRequest(number, random_ids(size, number), 6, seed=1) for number, size in enumerate((30, 3, 17, 16))
-    ]
-    expected = [alone(model, request).token_ids.tolist() for request in requests]
-    core = new_core(model, prefill_tokens=8)
-    for request in requests:
-        core.submit(request)
-    found = drain(core)
-    assert [found[number].token_ids.tolist() for number in range(4)] == expected
+    assert generate(core, again)[1].token_ids.tolist() == alone(model, again).token_ids.tolist()
 
 
 def test_generation_ends_at_a_stop_token_which_is_kept(model: Qwen3) -> None:
@@ -203,29 +127,27 @@ def test_a_sequence_may_grow_to_the_last_token(model: Qwen3) -> None:
 
 
 def test_requests_without_a_free_row_are_served_first_come_first_served(model: Qwen3) -> None:
-    core = new_core(model, rows=1)
+    core = core_with_rows(model, rows=1)
     for number in (1, 2, 3):
         core.submit(GenerationRequest(number, random_ids(4, number), 3))
     core.step()
     assert (core.get_load().running, core.get_load().waiting) == (1, 2)
-    assert list(drain(core)) == [1, 2, 3]
+    assert list(generate(core)) == [1, 2, 3]
 
 
 def test_an_idle_sequence_is_served_before_new_sequences(model: Qwen3) -> None:
-    core = new_core(model, rows=1)
-    core.submit(GenerationRequest(1, random_ids(4, 1), 3))
-    drain(core)
+    core = core_with_rows(model, rows=1)
+    generate(core, GenerationRequest(1, random_ids(4, 1), 3))
     core.submit(GenerationRequest(2, random_ids(4, 2), 3))
-    core.submit(GenerationRequest(1, random_ids(4, 1), 3))
-    assert list(drain(core)) == [1, 2]
+    assert list(generate(core, GenerationRequest(1, random_ids(4, 1), 3))) == [1, 2]
 
 
 def test_used_tokens_are_full_pages_of_running_and_idle_sequences(model: Qwen3) -> None:
-    core = new_core(model)
+    core = core_with_rows(model)
     assert core.capacity == Capacity(4 * LONGEST, PAGE, LONGEST)
     for number in (1, 2):
         core.submit(GenerationRequest(number, random_ids(4, number), 6 * number))
-    drain(core)  # 9 and 15 tokens are cached: the last token of each has not been read
+    generate(core)  # 9 and 15 tokens are cached: the last token of each has not been read
     assert (core.get_load().used_tokens, core.get_load().cached_tokens) == (4 * PAGE, 4 * PAGE)
     core.release_cache(1)
     core.release_cache(1)
@@ -235,12 +157,11 @@ def test_used_tokens_are_full_pages_of_running_and_idle_sequences(model: Qwen3) 
 
 
 def test_an_abort_returns_the_generated_tokens_and_does_not_affect_other_requests(model: Qwen3) -> None:
-    core = new_core(model, rows=2)
+    core = core_with_rows(model, rows=2)
     requests = {number: GenerationRequest(number, random_ids(4, number), 20, seed=number) for number in (1, 2, 3)}
     for request in requests.values():
         core.submit(request)
-    for _ in range(5):
-        core.step()
+    step(core, 5)
     [(sequence_id, aborted)] = core.abort(1)
     [(_, never_started)] = core.abort(3)
     assert core.abort(1) == []
@@ -249,11 +170,11 @@ def test_an_abort_returns_the_generated_tokens_and_does_not_affect_other_request
     assert (sequence_id, aborted.finish, len(aborted.token_ids)) == (1, "abort", 5)
     assert aborted.token_ids.tolist() == alone(model, requests[1]).token_ids.tolist()[:5]
     assert (never_started.finish, len(never_started.token_ids)) == ("abort", 0)
-    assert drain(core)[2].token_ids.tolist() == alone(model, requests[2]).token_ids.tolist()
+    assert generate(core)[2].token_ids.tolist() == alone(model, requests[2]).token_ids.tolist()
 
 
 def test_releasing_a_running_sequence_aborts_it_and_frees_its_row(model: Qwen3) -> None:
-    core = new_core(model, rows=1)
+    core = core_with_rows(model, rows=1)
     core.submit(GenerationRequest(1, random_ids(4, 1), 20))
     core.step()
     [(_, outcome)] = core.release_cache(1)
@@ -263,7 +184,7 @@ def test_releasing_a_running_sequence_aborts_it_and_frees_its_row(model: Qwen3) 
 
 
 def test_a_second_request_of_a_running_sequence_is_refused(model: Qwen3) -> None:
-    core = new_core(model, rows=1)
+    core = core_with_rows(model, rows=1)
     core.submit(GenerationRequest(1, random_ids(4, 1), 20))
     with pytest.raises(RequestRefused, match="sequence 1 is being generated already"):
         core.submit(GenerationRequest(1, random_ids(4, 1), 20))
@@ -273,14 +194,12 @@ def test_a_second_request_of_a_running_sequence_is_refused(model: Qwen3) -> None
 
 
 def test_tokens_have_the_version_of_their_weights() -> None:
-    core = new_core(small_model(), rows=2)
+    core = core_with_rows(small_model(), rows=2)
     other = small_model(seed=5)
     core.submit(GenerationRequest(1, random_ids(4, 1), 6, seed=1))
-    for _ in range(2):
-        core.step()
+    step(core, 2)
     core.install_weights(7, other.state_dict())
-    core.submit(GenerationRequest(2, random_ids(4, 2), 6, seed=1))
-    found = drain(core)
+    found = generate(core, GenerationRequest(2, random_ids(4, 2), 6, seed=1))
     assert found[1].versions.tolist() == [0, 0, 7, 7, 7, 7]
     assert found[2].versions.tolist() == [7] * 6
     assert (
@@ -290,14 +209,18 @@ def test_tokens_have_the_version_of_their_weights() -> None:
 
 
 def test_new_weights_invalidate_cached_prefixes() -> None:
-    core = new_core(small_model())
+    core = core_with_rows(small_model())
     other = small_model(seed=5)
-    core.submit(GenerationRequest(1, random_ids(8, 1), 6, seed=1))
-    ids = np.concatenate((random_ids(8, 1), drain(core)[1].token_ids, random_ids(2, 3)))
+    ids = np.concatenate(
+        (
+            random_ids(8, 1),
+            generate(core, GenerationRequest(1, random_ids(8, 1), 6, seed=1))[1].token_ids,
+            random_ids(2, 3),
+        )
+    )
     core.install_weights(1, other.state_dict())
     again = GenerationRequest(1, ids, 6, seed=1)
-    core.submit(again)
-    found = drain(core)[1]
+    found = generate(core, again)[1]
     assert found.token_ids.tolist() == alone(other, again).token_ids.tolist()
     np.testing.assert_allclose(found.logprobs, training_logprobs(other, ids, found.token_ids, 1.0), atol=1e-4)
 
@@ -307,7 +230,7 @@ def test_new_weights_invalidate_cached_prefixes() -> None:
 def test_logits_that_are_not_finite_fail_only_their_request(matrix: str, count: int) -> None:
     broken, whole = small_model(), small_model()
     broken.get_parameter(f"model.layers.0.{matrix}.weight").fill_(float("inf"))
-    core = new_core(broken)
+    core = core_with_rows(broken)
     core.submit(GenerationRequest(1, random_ids(8, 1), 3))
     while not (outcomes := core.step()):
         pass
@@ -316,7 +239,7 @@ def test_logits_that_are_not_finite_fail_only_their_request(matrix: str, count: 
     core.install_weights(1, whole.state_dict())
     for number in range(2, 2 + count):
         core.submit(GenerationRequest(number, random_ids(3, number), 3, temperature=0))
-    for number, found in drain(core).items():
+    for number, found in generate(core).items():
         assert found.token_ids.tolist() == greedy(whole, random_ids(3, number), 3)
 
 

@@ -5,61 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.contract import Capacity, EngineLoad, Generation, GenerationRequest
+from engine.contract import EngineLoad, Generation, GenerationRequest
 from engine.inference.cuda_graphs import GraphCapture
-from engine.inference.engine_core import EngineCore
 from engine.model.qwen3 import Qwen3
-from tests.engine.tiny_models import get_batch_invariant_matmul, random_ids, small_config, small_model
-
-LONGEST = 96
-PAGE = 8
-
-
-@pytest.fixture(scope="module")
-def model() -> Qwen3:
-    return small_model()
-
-
-def new_core(
-    model: Qwen3,
-    pages: int = 64,
-    *,
-    page_tokens: int = PAGE,
-    prefill_tokens: int = 512,
-    max_running: int = 256,
-    capture: GraphCapture | None = None,
-) -> EngineCore:
-    capacity = Capacity(pages * page_tokens, page_tokens, min(LONGEST, pages * page_tokens))
-    return EngineCore(
-        model,
-        capacity,
-        prefill_tokens=prefill_tokens,
-        max_running=max_running,
-        capture=capture,
-        matmul=get_batch_invariant_matmul(model.config),
-    )
-
-
-def drain(core: EngineCore) -> dict[int, Generation]:
-    found: dict[int, Generation] = {}
-    while core.has_work:
-        for sequence_id, outcome in core.step():
-            assert isinstance(outcome, Generation)
-            found[sequence_id] = outcome
-    return found
-
-
-def alone(model: Qwen3, request: GenerationRequest) -> Generation:
-    core = new_core(model, page_tokens=32)
-    core.submit(request)
-    return drain(core)[request.sequence_id]
-
-
-def assert_same(found: Generation, wanted: Generation) -> None:
-    """Bit for bit."""
-    assert found.token_ids.tolist() == wanted.token_ids.tolist()
-    assert found.logprobs.tolist() == wanted.logprobs.tolist()
-
+from tests.engine.inference.cores import PAGE, alone, assert_as_alone, assert_same, generate, new_core, step, submit
+from tests.engine.tiny_models import random_ids, small_config, small_model
 
 # ---------------------------------------------------------------- shared prefixes
 
@@ -68,42 +18,36 @@ def test_a_groups_prompt_is_prefilled_once_and_its_full_pages_are_shared(model: 
     core = new_core(model)
     prompt = random_ids(3 * PAGE + 2, 1)
     requests = [GenerationRequest(number, prompt, 5, seed=number) for number in range(4)]
-    for request in requests:
-        core.submit(request)
+    submit(core, requests)
     core.step()
     assert core.get_load().running == 4
     assert (
         core.get_load().prefilled_tokens == len(prompt) + 3 * 2
     )  # siblings prefill the tokens after the last full page
     assert core.get_load().used_tokens == (3 + 4) * PAGE
-    found = drain(core)
-    for request in requests:
-        assert_same(found[request.sequence_id], alone(model, request))
+    found = generate(core)
+    assert_as_alone(model, found, *requests)
     assert core.get_load().recomputed_tokens == 0
 
 
 def test_the_last_token_of_a_prompt_of_full_cached_pages_is_computed(model: Qwen3) -> None:
     core = new_core(model)
     requests = [GenerationRequest(number, random_ids(2 * PAGE, 1), 5, seed=number) for number in range(2)]
-    for request in requests:
-        core.submit(request)
-    found = drain(core)
+    found = generate(core, *requests)
     assert core.get_load().prefilled_tokens == 2 * PAGE + PAGE
-    for request in requests:
-        assert_same(found[request.sequence_id], alone(model, request))
+    assert_as_alone(model, found, *requests)
 
 
 def test_shared_pages_stay_until_their_last_sequence_is_released(model: Qwen3) -> None:
     core = new_core(model)
     for number in (1, 2):
         core.submit(GenerationRequest(number, random_ids(2 * PAGE + 1, 1), 1, seed=number))
-    drain(core)
+    generate(core)
     assert core.get_load().used_tokens == (2 + 2) * PAGE  # each has a separate page after the shared pages
     core.release_cache(1)
     assert core.get_load().used_tokens == (2 + 1) * PAGE
     late = GenerationRequest(3, random_ids(2 * PAGE + 1, 1), 6, seed=3)
-    core.submit(late)
-    assert_same(drain(core)[3], alone(model, late))
+    assert_same(generate(core, late)[3], alone(model, late))
     assert core.get_load().prefilled_tokens == 2 * PAGE + 1 + 1 + 1
     core.release_cache(2)
     core.release_cache(3)
@@ -112,12 +56,10 @@ def test_shared_pages_stay_until_their_last_sequence_is_released(model: Qwen3) -
 
 def test_the_next_turn_prefills_only_its_new_tokens(model: Qwen3) -> None:
     core = new_core(model)
-    core.submit(GenerationRequest(1, random_ids(11, 1), 9, seed=1))
-    first = drain(core)[1]
+    first = generate(core, GenerationRequest(1, random_ids(11, 1), 9, seed=1))[1]
     ids = np.concatenate((random_ids(11, 1), first.token_ids, random_ids(6, 2)))
     second = GenerationRequest(1, ids, 9, seed=1)
-    core.submit(second)
-    assert_same(drain(core)[1], alone(model, second))
+    assert_same(generate(core, second)[1], alone(model, second))
     assert core.get_load().prefilled_tokens == 11 + 1 + 6  # the last token of a turn is computed in the next turn
     assert core.get_load().recomputed_tokens == 0
 
@@ -128,7 +70,7 @@ def test_a_turn_over_several_leases_equals_a_turn_in_one_lease(model: Qwen3) -> 
     ids, logprobs = whole.token_ids, np.zeros(0, np.float32)
     for tokens in (7, 1, 20, 12):
         core.submit(GenerationRequest(1, ids, tokens, seed=5))
-        part = drain(core)[1]
+        part = generate(core)[1]
         ids, logprobs = np.concatenate((ids, part.token_ids)), np.concatenate((logprobs, part.logprobs))
     wanted = alone(model, whole)
     assert ids[13:].tolist() == wanted.token_ids.tolist()
@@ -140,13 +82,11 @@ def test_prefixes_computed_by_old_weights_are_not_shared() -> None:
     prompt = random_ids(2 * PAGE + 1, 1)
     core.submit(GenerationRequest(1, prompt, 40, seed=1))
     core.submit(GenerationRequest(2, prompt, 2, seed=1))
-    for _ in range(3):
-        core.step()
+    step(core, 3)
     core.install_weights(1, other.state_dict())
     assert core.get_load().used_tokens == 3 * PAGE  # of the running sequence
     late = GenerationRequest(3, prompt, 6, seed=3)
-    core.submit(late)
-    assert_same(drain(core)[3], alone(other, late))
+    assert_same(generate(core, late)[3], alone(other, late))
 
 
 def test_new_weights_during_prefill_restart_it() -> None:
@@ -155,7 +95,7 @@ def test_new_weights_during_prefill_restart_it() -> None:
     core.submit(request)
     core.step()
     core.install_weights(3, other.state_dict())
-    found = drain(core)[1]
+    found = generate(core)[1]
     assert_same(found, alone(other, request))
     assert found.versions.tolist() == [3] * 6
 
@@ -169,22 +109,19 @@ def test_running_sequences_get_a_token_in_every_step_during_a_long_prefill(model
     core.step()
     long = GenerationRequest(2, random_ids(80, 2), 5, seed=2)
     core.submit(long)
-    for step in range(1, 8):
+    for number in range(1, 8):
         core.step()
-        assert core.get_load().generated_tokens == 1 + step
-        assert core.get_load().prefilled_tokens == 4 + 10 * step
-    assert_same(drain(core)[2], alone(model, long))
+        assert core.get_load().generated_tokens == 1 + number
+        assert core.get_load().prefilled_tokens == 4 + 10 * number
+    assert_same(generate(core)[2], alone(model, long))
 
 
 @pytest.mark.parametrize("prefill_tokens", [1, 33, 40])
 def test_the_prefill_chunk_size_does_not_change_bits(model: Qwen3, prefill_tokens: int) -> None:
     core = new_core(model, prefill_tokens=prefill_tokens)
     requests = [GenerationRequest(number, random_ids(70 + number, number), 4, seed=1) for number in range(2)]
-    for request in requests:
-        core.submit(request)
-    found = drain(core)
-    for request in requests:
-        assert_same(found[request.sequence_id], alone(model, request))
+    found = generate(core, *requests)
+    assert_as_alone(model, found, *requests)
 
 
 # ---------------------------------------------------------------- eviction and preemption
@@ -192,55 +129,53 @@ def test_the_prefill_chunk_size_does_not_change_bits(model: Qwen3, prefill_token
 
 def test_tokens_of_a_released_sequence_count_as_recomputed(model: Qwen3) -> None:
     core = new_core(model)
-    core.submit(GenerationRequest(1, random_ids(20, 1), 9, seed=1))
-    ids = np.concatenate((random_ids(20, 1), drain(core)[1].token_ids, random_ids(5, 2)))
+    ids = np.concatenate(
+        (
+            random_ids(20, 1),
+            generate(core, GenerationRequest(1, random_ids(20, 1), 9, seed=1))[1].token_ids,
+            random_ids(5, 2),
+        )
+    )
     core.release_cache(1)
-    core.submit(GenerationRequest(1, ids, 4, seed=1))
-    drain(core)
+    generate(core, GenerationRequest(1, ids, 4, seed=1))
     assert core.get_load().prefilled_tokens == 20 + 34
     assert core.get_load().recomputed_tokens == 28  # the last token of the turn had not been read
     core.release_cache(1)
     core.submit(GenerationRequest(1, random_ids(34, 5), 4, seed=1))  # another sequence with the same id
-    drain(core)
+    generate(core)
     assert core.get_load().recomputed_tokens == 28
 
 
 def test_tokens_invalidated_by_new_weights_do_not_count_as_recomputed(model: Qwen3) -> None:
     core = new_core(small_model())
-    core.submit(GenerationRequest(1, random_ids(20, 1), 1, seed=1))
-    drain(core)
+    generate(core, GenerationRequest(1, random_ids(20, 1), 1, seed=1))
     core.release_cache(1)
     core.install_weights(1, model.state_dict())
-    core.submit(GenerationRequest(1, random_ids(20, 1), 1, seed=1))
-    drain(core)
+    generate(core, GenerationRequest(1, random_ids(20, 1), 1, seed=1))
     assert core.get_load().recomputed_tokens == 0
 
 
 def test_a_generation_has_the_number_of_cached_request_tokens(model: Qwen3) -> None:
     core = new_core(model)
     prompt = random_ids(2 * PAGE + 3, 1)
-    core.submit(GenerationRequest(1, prompt, 5, seed=1))
-    first = drain(core)[1]
+    first = generate(core, GenerationRequest(1, prompt, 5, seed=1))[1]
     assert first.cached_tokens == 0
-    core.submit(GenerationRequest(2, prompt, 5, seed=2))
-    assert drain(core)[2].cached_tokens == 2 * PAGE
+    assert generate(core, GenerationRequest(2, prompt, 5, seed=2))[2].cached_tokens == 2 * PAGE
     core.submit(GenerationRequest(1, np.concatenate((prompt, first.token_ids, random_ids(4, 3))), 5, seed=1))
-    assert drain(core)[1].cached_tokens == len(prompt) + 4
+    assert generate(core)[1].cached_tokens == len(prompt) + 4
 
 
 def test_eviction_takes_the_least_recently_used_sequence_last_page_first(model: Qwen3) -> None:
     core = new_core(model, pages=12)
     for number in (1, 2):
         core.submit(GenerationRequest(number, random_ids(3 * PAGE, number), 1 + PAGE, seed=number))
-        drain(core)
+        generate(core)
     assert core.get_load().cached_tokens == 8 * PAGE
-    core.submit(GenerationRequest(3, random_ids(5 * PAGE + 1, 3), 1, seed=3))
-    drain(core)
+    generate(core, GenerationRequest(3, random_ids(5 * PAGE + 1, 3), 1, seed=3))
     assert (core.get_load().evicted_tokens, core.get_load().used_tokens) == (2 * PAGE, 12 * PAGE)
     before = core.get_load()
     again = GenerationRequest(1, random_ids(3 * PAGE, 1), 1 + PAGE, seed=1)
-    core.submit(again)
-    assert_same(drain(core)[1], alone(model, again))
+    assert_same(generate(core, again)[1], alone(model, again))
     assert core.get_load().prefilled_tokens - before.prefilled_tokens == PAGE
     assert core.get_load().recomputed_tokens == PAGE
 
@@ -248,9 +183,8 @@ def test_eviction_takes_the_least_recently_used_sequence_last_page_first(model: 
 def test_the_newest_request_is_preempted_and_resumes_with_the_same_tokens(model: Qwen3) -> None:
     core = new_core(model, pages=12)
     requests = [GenerationRequest(number, random_ids(3 * PAGE, number), 6 * PAGE, seed=number) for number in range(2)]
-    for request in requests:
-        core.submit(request)
-    order = list(drain(core).items())
+    submit(core, requests)
+    order = list(generate(core).items())
     assert [sequence_id for sequence_id, _ in order] == [0, 1]
     for request, (_, found) in zip(requests, order, strict=True):
         assert_same(found, alone(model, request))
@@ -264,8 +198,7 @@ def test_the_newest_request_is_preempted_and_resumes_with_the_same_tokens(model:
 def test_aborting_a_preempted_request_returns_its_tokens(model: Qwen3) -> None:
     core = new_core(model, pages=12)
     requests = [GenerationRequest(number, random_ids(3 * PAGE, number), 6 * PAGE, seed=number) for number in range(2)]
-    for request in requests:
-        core.submit(request)
+    submit(core, requests)
     while core.get_load().preempted == 0:
         core.step()
     [(_, found)] = core.abort(1)
@@ -281,7 +214,7 @@ def test_a_request_waits_while_running_sequences_hold_the_pages(model: Qwen3) ->
     core.submit(GenerationRequest(2, random_ids(5 * PAGE, 2), 2))
     core.step()
     assert (core.get_load().running, core.get_load().waiting) == (1, 1)
-    assert list(drain(core)) == [1, 2]
+    assert list(generate(core)) == [1, 2]
     assert core.get_load().preempted == 0
 
 
@@ -309,9 +242,8 @@ def test_the_attention_block_size_does_not_change_bits(
         core.submit(request)
         for _ in range(int(draws.integers(0, 9))):
             found |= {number: outcome for number, outcome in core.step() if isinstance(outcome, Generation)}
-    found |= drain(core)
-    for request in requests:
-        assert_same(found[request.sequence_id], alone(model, request))
+    found |= generate(core)
+    assert_as_alone(model, found, *requests)
 
 
 # ---------------------------------------------------------------- all together

@@ -1,0 +1,95 @@
+"""Small engine cores, and references for their tokens: a batch of one, and the training forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.contract import Capacity, Generation, GenerationRequest
+from engine.inference.cuda_graphs import GraphCapture
+from engine.inference.engine_core import EngineCore
+from engine.model.qwen3 import Qwen3
+from tests.engine.tiny_models import get_batch_invariant_matmul
+
+LONGEST = 96
+PAGE = 8
+
+
+def new_core(
+    model: Qwen3,
+    pages: int = 64,
+    *,
+    page_tokens: int = PAGE,
+    prefill_tokens: int = 512,
+    max_running: int = 256,
+    capture: GraphCapture | None = None,
+) -> EngineCore:
+    capacity = Capacity(pages * page_tokens, page_tokens, min(LONGEST, pages * page_tokens))
+    return EngineCore(
+        model,
+        capacity,
+        prefill_tokens=prefill_tokens,
+        max_running=max_running,
+        capture=capture,
+        matmul=get_batch_invariant_matmul(model.config),
+    )
+
+
+def step(core: EngineCore, steps: int = 1) -> dict[int, Generation]:
+    """What ends in these steps; every outcome must be a generation."""
+    found: dict[int, Generation] = {}
+    for _ in range(steps):
+        for sequence_id, outcome in core.step():
+            assert isinstance(outcome, Generation)
+            found[sequence_id] = outcome
+    return found
+
+
+def generate(core: EngineCore, *requests: GenerationRequest) -> dict[int, Generation]:
+    """Submit these requests and step until all requests have finished, in the order in which they finish."""
+    submit(core, requests)
+    found: dict[int, Generation] = {}
+    while core.has_work:
+        found |= step(core)
+    return found
+
+
+def submit(core: EngineCore, requests: Iterable[GenerationRequest]) -> None:
+    for request in requests:
+        core.submit(request)
+
+
+def alone(model: Qwen3, request: GenerationRequest) -> Generation:
+    return generate(new_core(model, page_tokens=32), request)[request.sequence_id]
+
+
+def assert_same(found: Generation, wanted: Generation) -> None:
+    """Bit for bit."""
+    assert found.token_ids.tolist() == wanted.token_ids.tolist()
+    assert found.logprobs.tolist() == wanted.logprobs.tolist()
+
+
+def assert_as_alone(model: Qwen3, found: dict[int, Generation], *requests: GenerationRequest) -> None:
+    """Bit for bit the generations of these requests in batches of one."""
+    for request in requests:
+        assert_same(found[request.sequence_id], alone(model, request))
+
+
+def greedy(model: Qwen3, ids: NDArray[np.int32], count: int) -> list[int]:
+    """The reference: the training forward over the whole sequence for every token."""
+    tokens = ids.tolist()
+    for _ in range(count):
+        hidden = model(torch.tensor([tokens]))
+        tokens.append(int(model.compute_logits(hidden[0, -1]).argmax()))
+    return tokens[len(ids) :]
+
+
+def training_logprobs(
+    model: Qwen3, ids: NDArray[np.int32], generated: NDArray[np.int32], temperature: float
+) -> NDArray[np.float32]:
+    tokens = torch.tensor(np.concatenate((ids, generated)), dtype=torch.int64)
+    logits = model.compute_logits(model(tokens[None])[0])[len(ids) - 1 : -1] / temperature
+    return logits.log_softmax(-1).gather(-1, tokens[len(ids) :, None]).squeeze(-1).numpy()
