@@ -19,7 +19,6 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
 import msgspec
-import numpy as np
 import structlog
 
 from actors.runtime.clock import Clock
@@ -194,30 +193,12 @@ class Generator:
             await self._weights_ready.wait()
         if turn.trajectory_id in self._aborted:
             return TurnGenerated(turn.trajectory_id, turn.turn, turn.lease, b"", b"", b"", "abort")
-        request = GenerationRequest(
-            sequence_id=turn.trajectory_id,
-            token_ids=np.frombuffer(turn.token_ids, dtype=np.int32),
-            max_new_tokens=turn.max_new_tokens,
-            temperature=turn.temperature,
-            top_p=turn.top_p,
-            top_k=turn.top_k,
-            stop_token_ids=turn.stop_token_ids,
-            seed=turn.seed,
-        )
         try:
-            generation = await self._generate_tokens(request)
+            generation = await self._generate_tokens(GenerationRequest.from_turn(turn))
         except EngineFailure as error:
             self._logger.error("turn.failed", trajectory_id=turn.trajectory_id, turn=turn.turn, cause=str(error))
             return TurnFailed(turn.trajectory_id, turn.turn, turn.lease, f"engine: {error}")
-        return TurnGenerated(
-            trajectory_id=turn.trajectory_id,
-            turn=turn.turn,
-            lease=turn.lease,
-            token_ids=generation.token_ids.tobytes(),
-            logprobs=generation.logprobs.tobytes(),
-            versions=generation.versions.tobytes(),
-            finish=generation.finish,
-        )
+        return generation.build_answer(turn)
 
     async def _generate_tokens(self, request: GenerationRequest) -> Generation:
         self._num_generating += 1

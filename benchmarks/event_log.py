@@ -177,8 +177,9 @@ class TokenSampler:
                 tokens = len(message.token_ids) // 4
                 return replace(message, token_ids=self.draw_ids(tokens), **self._draw_arrays(np.ones(tokens, np.uint8)))
             case TrajectoryFinished():
-                mask = np.frombuffer(message.loss_mask, np.uint8)
-                return replace(message, token_ids=self.draw_ids(len(mask)), **self._draw_arrays(mask))
+                mask = np.frombuffer(message.record.loss_mask, np.uint8)
+                arrays = self._draw_arrays(mask)
+                return replace(message, record=replace(message.record, token_ids=self.draw_ids(len(mask)), **arrays))
             case CodeFinished(outcome=CodeOk(output=Output(stdout=tokens))):
                 return replace(message, outcome=CodeOk(Output(self._draw_text(int(tokens)))))
             case _:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from bus.messages import WeightsPublished
+from bus.messages import TurnGenerated, TurnRequested, WeightsPublished
 
 
 class EngineFailure(Exception):
@@ -44,6 +44,19 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0  # a token's draw depends only on it and the token's position
 
+    @classmethod
+    def from_turn(cls, turn: TurnRequested) -> GenerationRequest:
+        return cls(
+            sequence_id=turn.trajectory_id,
+            token_ids=np.frombuffer(turn.token_ids, np.int32),
+            max_new_tokens=turn.max_new_tokens,
+            temperature=turn.temperature,
+            top_p=turn.top_p,
+            top_k=turn.top_k,
+            stop_token_ids=turn.stop_token_ids,
+            seed=turn.seed,
+        )
+
 
 class Generation(msgspec.Struct, frozen=True):
     """N new tokens, the stop token included."""
@@ -55,6 +68,17 @@ class Generation(msgspec.Struct, frozen=True):
     versions: NDArray[np.int32]  # [N], policy version of each token
     finish: Literal["stop", "length", "abort"]
     cached_tokens: int = 0  # tokens of the request that were found in the cache
+
+    def build_answer(self, turn: TurnRequested) -> TurnGenerated:
+        return TurnGenerated(
+            trajectory_id=turn.trajectory_id,
+            turn=turn.turn,
+            lease=turn.lease,
+            token_ids=self.token_ids.tobytes(),
+            logprobs=self.logprobs.tobytes(),
+            versions=self.versions.tobytes(),
+            finish=self.finish,
+        )
 
 
 class EngineLoad(msgspec.Struct, frozen=True):

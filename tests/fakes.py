@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from bus.messages import TurnGenerated
+from bus.messages import TurnGenerated, ids_to_bytes
 from policies.dialogue.chat_format import PROTOCOL_TAGS, TURN_END, TURN_START
-from policies.rollout.token_record import ids_to_bytes
 from policies.rollout.trajectory import Rules
 
 TAGS = (TURN_START, TURN_END, *PROTOCOL_TAGS)

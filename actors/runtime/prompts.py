@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import structlog
 
+from bus.messages import ids_to_bytes
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.data.datasets import DatasetError, read_problems
 from policies.dialogue.chat_format import TextTokenizer, build_prompt_segments, encode_segments
 from policies.groups.group_starter import TokenizedProblem
-from policies.rollout.token_record import ids_to_bytes
 
 
 class ProblemSets(NamedTuple):

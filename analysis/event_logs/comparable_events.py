@@ -26,6 +26,7 @@ from bus.messages import (
     StartGroup,
     StepCollected,
     StepTrained,
+    TokenRecord,
     TrajectoryAborted,
     TrajectoryFailed,
     TrajectoryFinished,
@@ -174,8 +175,10 @@ def _get_end_time(logged: Mapping[str, list[ComparableEvent]], stream: str) -> f
 
 
 def extract_contents(message: AnyMessage) -> dict[str, object]:
-    timeless = strip_times(message)
-    return {name: getattr(timeless, name) for name in timeless.__struct_fields__ if name not in _EXCLUDED_FIELDS}
+    contents: dict[str, object] = msgspec.structs.asdict(strip_times(message))
+    if isinstance(record := contents.pop("record", None), TokenRecord):
+        contents |= msgspec.structs.asdict(record)
+    return {name: value for name, value in contents.items() if name not in _EXCLUDED_FIELDS}
 
 
 def strip_times(message: Timed) -> Timed:

@@ -21,11 +21,11 @@ from bus.messages import (
     TrajectoryFinished,
     TurnGenerated,
     TurnRequested,
+    bytes_to_ids,
 )
 from configs.schema import DialogueConfig
 from policies.dialogue.chat_format import TextTokenizer
 from policies.dialogue.tool_results import format_result
-from policies.rollout.token_record import bytes_to_ids
 
 _TOKEN_ID_FIELDS = ("token_ids", "prompt_ids")
 _ARRAY_FIELDS = (*_TOKEN_ID_FIELDS, "loss_mask", "logprobs", "versions")

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from analysis.event_logs.merged_events import EventFilter, MergedEvent, merge_events, read_start_time
-from bus.messages import StartGroup, TrajectoryEnd
+from bus.messages import StartGroup, TrajectoryEnd, TrajectoryFinished
 from configs.run_folder import RunFolder
 
 EVENTS_PER_PART, TRAJECTORIES_PER_PART = 100_000, 2_000
@@ -117,9 +117,9 @@ def _build_trajectory_row(logged: MergedEvent, end: TrajectoryEnd, group: StartG
     row["ended_at"] = logged.event.time
     if group is not None:
         row |= {name: getattr(group, name) for name in ("problem", "ground_truth", "purpose")}
-    for name in end.__struct_fields__:
-        if name in _ARRAY_TYPES:
-            row[name] = np.frombuffer(getattr(end, name), _ARRAY_TYPES[name][0])
-        elif name in row:
-            row[name] = getattr(end, name)
+    columns = msgspec.structs.asdict(end)
+    if isinstance(end, TrajectoryFinished):
+        columns |= msgspec.structs.asdict(end.record)
+    for name in columns.keys() & row.keys():
+        row[name] = np.frombuffer(columns[name], _ARRAY_TYPES[name][0]) if name in _ARRAY_TYPES else columns[name]
     return row

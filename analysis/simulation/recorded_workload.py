@@ -281,9 +281,9 @@ def _find_replacements(history: _RolloutHistory, finished: Sequence[_FinishedTra
 def _build_plan(
     number: int, finished: TrajectoryFinished, times: _TurnTimes, limit: int, latency_s: float
 ) -> TrajectoryPlan:
+    record = finished.record
     runs = [
-        (generated == 1, sum(1 for _ in run))
-        for generated, run in groupby(finished.loss_mask[finished.prompt_tokens :])
+        (generated == 1, sum(1 for _ in run)) for generated, run in groupby(record.loss_mask[record.prompt_tokens :])
     ]
 
     def compute_tool_s(turn: int) -> float:
@@ -301,4 +301,4 @@ def _build_plan(
         turns[-1] = (
             PlannedTurn(last.tokens, compute_tool_s(place), limit) if stopped else PlannedTurn(last.tokens + limit)
         )
-    return build_plan(number, finished.group_id, finished.prompt_tokens, turns, limit)
+    return build_plan(number, finished.group_id, record.prompt_tokens, turns, limit)

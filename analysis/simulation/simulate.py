@@ -235,7 +235,8 @@ class Simulation:
         if isinstance(message, TrajectoryFailed):
             self.failed += 1
         elif isinstance(message, TrajectoryFinished):
-            slim = msgspec.structs.replace(message, token_ids=b"", logprobs=b"", versions=b"")
+            record = msgspec.structs.replace(message.record, token_ids=b"", logprobs=b"", versions=b"")
+            slim = msgspec.structs.replace(message, record=record)
             self.finished[message.trajectory_id] = (self.timeline.now - self._latency_s, slim)
         else:
             return
@@ -357,5 +358,5 @@ def _build_tail(simulation: Simulation) -> TailStatistics:
         first_end_s=last[0][0],
         last_end_s=last[-1][0],
         waited_s=mean(each.lease_wait_s for _, each in last),
-        tokens=mean(len(each.loss_mask) for _, each in last),
+        tokens=mean(each.record.num_tokens for _, each in last),
     )

@@ -140,7 +140,7 @@ def list_candidates(group: JudgedGroup, other: RunConfig) -> list[CandidateTraje
             reward=each.reward,
             calls=each.calls,
             calls_failed=each.calls_failed,
-            response_tokens=len(each.loss_mask) - each.prompt_tokens,
+            response_tokens=each.record.response_tokens,
             advantage=ours.get(each.trajectory_id),
             other_advantage=theirs.get(each.trajectory_id),
         )

@@ -9,9 +9,15 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from bus.messages import TrajectoryAborted, TrajectoryEnd, TrajectoryFailed, TrajectoryFinished
+from bus.messages import (
+    TokenRecord,
+    TrajectoryAborted,
+    TrajectoryEnd,
+    TrajectoryFailed,
+    TrajectoryFinished,
+    bytes_to_ids,
+)
 from policies.dialogue.chat_format import TextTokenizer
-from policies.rollout.token_record import TokenRecord, bytes_to_ids
 from policies.rollout.trajectory import Trajectory
 
 

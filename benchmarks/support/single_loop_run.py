@@ -19,7 +19,6 @@ from collections.abc import Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import uvloop
 
@@ -43,7 +42,6 @@ from bus.messages import (
     StepCollected,
     StepRequested,
     TrajectoryFinished,
-    TurnGenerated,
     TurnRequested,
 )
 from configs.load import load_resolved
@@ -129,12 +127,7 @@ class SingleProcessLoop:
         for trajectory_id, result in self._core.step():
             if isinstance(result, Exception):
                 raise result
-            token_ids, logprobs = result.token_ids.tobytes(), result.logprobs.tobytes()
-            turn = self._turns.pop(trajectory_id)
-            versions = result.versions.tobytes()
-            events.append(
-                TurnGenerated(trajectory_id, turn.turn, turn.lease, token_ids, logprobs, versions, result.finish)
-            )
+            events.append(result.build_answer(self._turns.pop(trajectory_id)))
         return events
 
     async def _carry_out(self, effects: Iterable[Send]) -> None:
@@ -153,7 +146,7 @@ class SingleProcessLoop:
                     messages.extend(send.message for send in self._buffer.decide(now, finished))
                 case TurnRequested() as turn:
                     self._turns[turn.trajectory_id] = turn
-                    self._core.submit(_build_generation_request(turn))
+                    self._core.submit(GenerationRequest.from_turn(turn))
                 case LeasePaused() | GroupJudged():
                     pass
                 case LeaseReleased(trajectory_id=trajectory_id):
@@ -186,19 +179,6 @@ class SingleProcessLoop:
     async def _grade(self, answer: AnswerSubmitted) -> AnswerGraded:
         grade = await self._sandbox.grade(answer)
         return AnswerGraded(answer.trajectory_id, grade.correct, grade.duration_s, EXECUTOR)
-
-
-def _build_generation_request(turn: TurnRequested) -> GenerationRequest:
-    return GenerationRequest(
-        sequence_id=turn.trajectory_id,
-        token_ids=np.frombuffer(turn.token_ids, dtype=np.int32),
-        max_new_tokens=turn.max_new_tokens,
-        temperature=turn.temperature,
-        top_p=turn.top_p,
-        top_k=turn.top_k,
-        stop_token_ids=turn.stop_token_ids,
-        seed=turn.seed,
-    )
 
 
 def main() -> None:

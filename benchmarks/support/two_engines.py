@@ -288,7 +288,7 @@ async def compare(
 
 def compute_digests(ended: Sequence[TrajectoryFinished]) -> tuple[str, ...]:
     """Return a digest of each trajectory's tokens."""
-    return tuple(hashlib.blake2b(each.token_ids, digest_size=8).hexdigest() for each in ended)
+    return tuple(hashlib.blake2b(each.record.token_ids, digest_size=8).hexdigest() for each in ended)
 
 
 def compute_differing_share(rounds: Sequence[Sequence[str]]) -> float:

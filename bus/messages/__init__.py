@@ -6,6 +6,7 @@
     groups     buffer and rollout: StartGroup ... TrajectoryFinished, GroupJudged
     leases     rollout, arbiter, generators: LeaseRequested, LeaseGranted, LeasePaused, LeaseReleased
     turns      rollout and generators: TurnRequested, TurnGenerated
+    tokens     the tokens of a trajectory, within messages of groups and steps
     calls      rollout and executors: CodeRequested, CodeFinished, AnswerSubmitted, AnswerGraded
     cluster    the launcher and the launchers of joined nodes: JoinRequested, JoinAccepted ... NodeLeft
     envelope   a message with its sender and its receiver
@@ -29,4 +30,5 @@ from bus.messages.groups import *
 from bus.messages.leases import *
 from bus.messages.run import *
 from bus.messages.steps import *
+from bus.messages.tokens import *
 from bus.messages.turns import *

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from bus.messages.message import Message
+from bus.messages.tokens import TokenRecord
 
 
 class StartGroup(Message, frozen=True):
@@ -31,17 +32,13 @@ class GroupAborted(Message, frozen=True):
 
 
 class TrajectoryFinished(Message, frozen=True):
-    """rollout -> buffer. T tokens, prompt included; shapes as in TrainingSample."""
+    """rollout -> buffer."""
 
     trajectory_id: int
     group_id: int
     reward: float
     ending: Literal["answered", "no_answer", "length", "turns"]
-    prompt_tokens: int
-    token_ids: bytes
-    loss_mask: bytes
-    logprobs: bytes
-    versions: bytes
+    record: TokenRecord
     turns: int
     calls: int
     calls_failed: int

@@ -6,6 +6,7 @@ import msgspec
 
 from bus.messages.message import Message
 from bus.messages.run import BufferCursor
+from bus.messages.tokens import TokenRecord
 
 
 class StepRequested(Message, frozen=True):
@@ -35,16 +36,12 @@ class EvaluationFinished(Message, frozen=True):
 
 
 class TrainingSample(msgspec.Struct, frozen=True, array_like=True):
-    """A trajectory for the learner. T tokens, prompt included."""
+    """A trajectory for the learner."""
 
     trajectory_id: int
     group_id: int
     advantage: float
-    prompt_tokens: int
-    token_ids: bytes  # int32 [T]
-    loss_mask: bytes  # uint8 [T]; 1 for generated tokens that are not too stale
-    logprobs: bytes  # float32 [T]; under the version that generated the token, 0 for other tokens
-    versions: bytes  # int32 [T]; -1 for tokens that were not generated
+    record: TokenRecord
 
 
 class StepCounts(msgspec.Struct, frozen=True):

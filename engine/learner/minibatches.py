@@ -55,9 +55,9 @@ def build_rl_sequence(row: TrainingSample) -> TrainingSequence:
     """Raises ValueError, naming the trajectory, if the row's arrays differ in length."""
     try:
         return build_training_sequence(
-            np.frombuffer(row.token_ids, "<i4"),
-            np.frombuffer(row.loss_mask, np.uint8).astype(np.bool_),
-            np.frombuffer(row.logprobs, "<f4"),
+            np.frombuffer(row.record.token_ids, "<i4"),
+            np.frombuffer(row.record.loss_mask, np.uint8).astype(np.bool_),
+            np.frombuffer(row.record.logprobs, "<f4"),
             row.advantage,
         )
     except ValueError as error:
@@ -71,8 +71,8 @@ def check_versions(rows: Iterable[TrainingSample], step: int, max_staleness: int
     """
     oldest, newest = compute_oldest_version(step, max_staleness), step - 1
     for row in rows:
-        counted = np.frombuffer(row.loss_mask, np.uint8).astype(np.bool_)
-        versions = np.frombuffer(row.versions, "<i4")[counted]
+        counted = np.frombuffer(row.record.loss_mask, np.uint8).astype(np.bool_)
+        versions = np.frombuffer(row.record.versions, "<i4")[counted]
         outside = versions[(versions < oldest) | (versions > newest)]
         if len(outside):
             allowed = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"

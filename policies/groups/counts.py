@@ -29,8 +29,8 @@ def add_to_step_counts(counts: StepCounts, trajectory: TrajectoryFinished) -> St
         calls_failed=counts.calls_failed + trajectory.calls_failed,
         positive_calls=counts.positive_calls + (trajectory.calls if positive else 0),
         positive_calls_failed=counts.positive_calls_failed + (trajectory.calls_failed if positive else 0),
-        generated_tokens=counts.generated_tokens + sum(trajectory.loss_mask),
-        response_tokens=counts.response_tokens + len(trajectory.loss_mask) - trajectory.prompt_tokens,
+        generated_tokens=counts.generated_tokens + sum(trajectory.record.loss_mask),
+        response_tokens=counts.response_tokens + trajectory.record.response_tokens,
         lease_wait_s=counts.lease_wait_s + trajectory.lease_wait_s,
         generation_s=counts.generation_s + trajectory.generation_s,
         tools_s=counts.tools_s + trajectory.tools_s,
@@ -56,7 +56,7 @@ def parse_failed_component(cause: str) -> str:
 def _add_to_length_counts(counts: LengthCounts, trajectory: TrajectoryFinished) -> LengthCounts:
     return LengthCounts(
         trajectories=counts.trajectories + 1,
-        response_tokens=counts.response_tokens + len(trajectory.loss_mask) - trajectory.prompt_tokens,
+        response_tokens=counts.response_tokens + trajectory.record.response_tokens,
         overlong=counts.overlong + (trajectory.ending == "length"),
     )
 

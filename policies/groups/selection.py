@@ -70,11 +70,7 @@ def build_training_rows(
             trajectory_id=trajectory.trajectory_id,
             group_id=trajectory.group_id,
             advantage=advantage,
-            prompt_tokens=trajectory.prompt_tokens,
-            token_ids=trajectory.token_ids,
-            loss_mask=trajectory.loss_mask,
-            logprobs=trajectory.logprobs,
-            versions=trajectory.versions,
+            record=trajectory.record,
         )
         for trajectory, advantage in zip(kept, advantages, strict=True)
     ]

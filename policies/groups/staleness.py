@@ -34,24 +34,24 @@ def apply_staleness_bound(
     trajectory: TrajectoryFinished, oldest: int, rule: StaleTokensRule
 ) -> TrajectoryFinished | None:
     """The trajectory without tokens of versions before `oldest`; None if it is dropped."""
-    trained = _decode_mask(trajectory.loss_mask)
-    stale = trained & (_decode_versions(trajectory.versions) < oldest)
+    trained = _decode_mask(trajectory.record.loss_mask)
+    stale = trained & (_decode_versions(trajectory.record.versions) < oldest)
     if not stale.any():
         return trajectory
     fresh = trained & ~stale
     if rule == "drop" or not fresh.any():
         return None
-    return replace(trajectory, loss_mask=fresh.astype(np.uint8).tobytes())
+    return replace(trajectory, record=replace(trajectory.record, loss_mask=fresh.astype(np.uint8).tobytes()))
 
 
 def count_masked_tokens(before: TrajectoryFinished, after: TrainingSample) -> int:
-    return sum(before.loss_mask) - sum(after.loss_mask)
+    return sum(before.record.loss_mask) - sum(after.record.loss_mask)
 
 
 def add_staleness(counts: StalenessCounts, rows: Iterable[TrainingSample], version: int) -> StalenessCounts:
     """`counts` plus the rows of an update of `version`."""
     for row in rows:
-        behind = version - _decode_versions(row.versions)[_decode_mask(row.loss_mask)]
+        behind = version - _decode_versions(row.record.versions)[_decode_mask(row.record.loss_mask)]
         counts = replace(
             counts,
             tokens=counts.tokens + len(behind),

@@ -25,13 +25,13 @@ from bus.messages import (
     LeaseGranted,
     ProtocolError,
     StartGroup,
+    TokenRecord,
     TurnFailed,
     TurnGenerated,
 )
 from policies.dialogue.chat_format import ToolName
 from policies.dialogue.parse_turn import MalformedCall, ToolCall
 from policies.dialogue.tool_results import ResultFormat
-from policies.rollout.token_record import TokenRecord
 from policies.seeded_random import SIBLING, mix
 
 Phase = Literal["leasing", "generating", "calling", "grading", "ended"]

@@ -44,6 +44,8 @@ from bus.messages import (
     TurnFailed,
     TurnGenerated,
     TurnRequested,
+    build_blank_record,
+    bytes_to_ids,
 )
 from policies.decider import Send
 from policies.dialogue.chat_format import TextTokenizer, build_tool_turn_segments, encode_segments
@@ -55,7 +57,6 @@ from policies.dialogue.tool_results import (
     format_result,
     is_failure,
 )
-from policies.rollout.token_record import build_blank_record, bytes_to_ids
 from policies.rollout.trajectory import GRADING_CALL, Ending, Rules, Trajectory, TrajectoryEvent
 
 # Infrastructure failures of a turn, a grading or a call; then the trajectory fails.
@@ -337,17 +338,13 @@ def _end(rules: Rules, trajectory: Trajectory, now: float, ending: Ending, rewar
     if trajectory.requested:  # unanswered calls count neither as made nor as failed
         trajectory = replace(trajectory, requested=(), results=())
     trajectory, sends = _release_resources(rules, trajectory.enter_phase("ended", now))
-    record, waits = trajectory.record, trajectory.waits
+    waits = trajectory.waits
     finished = TrajectoryFinished(
         trajectory_id=trajectory.trajectory_id,
         group_id=trajectory.group.group_id,
         reward=reward,
         ending=ending,
-        prompt_tokens=record.prompt_tokens,
-        token_ids=record.token_ids,
-        loss_mask=record.loss_mask,
-        logprobs=record.logprobs,
-        versions=record.versions,
+        record=trajectory.record,
         turns=trajectory.turn,
         calls=trajectory.calls,
         calls_failed=trajectory.calls_failed,

@@ -17,10 +17,10 @@ from bus.messages import (
     Shutdown,
     TurnRequested,
     WeightsPublished,
+    ids_to_bytes,
 )
 from bus.transport.in_process import Hub
 from engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest, WeightsRefused
-from policies.rollout.token_record import ids_to_bytes
 
 STEP_S = 0.1
 FETCH_S = 3.0

@@ -69,7 +69,7 @@ def test_a_simulated_recorded_step_has_the_same_trajectories(trained: RunFolder)
         ]
         assert step.left_out == 0
         assert outcome.generated_tokens == sum(plan.generated_tokens for plan in step.workload.plans)
-        assert {plan.generated_tokens for plan in step.workload.plans} <= {sum(each.loss_mask) for each in ended}
+        assert {plan.generated_tokens for plan in step.workload.plans} <= {sum(each.record.loss_mask) for each in ended}
         assert outcome.waits_s["lease to begin"] > 0
         assert outcome.evictions == outcome.preemptions == 0
         assert outcome.makespan_s > 0

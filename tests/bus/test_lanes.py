@@ -8,7 +8,15 @@ import pytest
 
 from bus.codec import build_kind_prefix, encode, has_kind_prefix
 from bus.lanes import BULK, CONTROL, select_frame_lane, select_lane
-from bus.messages import AnyMessage, CodeRequested, Envelope, LeaseReleased, SessionEnded, TrajectoryFinished
+from bus.messages import (
+    AnyMessage,
+    CodeRequested,
+    Envelope,
+    LeaseReleased,
+    SessionEnded,
+    TokenRecord,
+    TrajectoryFinished,
+)
 
 KINDS: tuple[type[AnyMessage], ...] = get_args(AnyMessage)
 
@@ -38,8 +46,10 @@ def test_messages_with_tokens_and_calls_are_bulk_and_others_control() -> None:
 
 
 def test_the_lane_of_a_message_with_many_fields_is_detected() -> None:
-    message = TrajectoryFinished(1, 2, 1.0, "length", 3, b"", b"", b"", b"", 1, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
-    assert len(TrajectoryFinished.__struct_fields__) > 15
+    message = TrajectoryFinished(
+        1, 2, 1.0, "length", TokenRecord(3, b"", b"", b"", b""), 1, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0
+    )
+    assert 1 + len(TrajectoryFinished.__struct_fields__) > 15  # beyond the short array header
     assert select_frame_lane(encode(Envelope("rollout-0", "head/buffer", message))) == BULK
 
 

@@ -93,8 +93,8 @@ def read_event_log(folder: RunFolder) -> dict[int, list[int]]:
     events = read_events(folder.events / "head.sqlite", kinds=["TrajectoryFinished"])
     messages = [decode(event.frame).message for event, _ in events]
     return {
-        message.trajectory_id: np.frombuffer(message.versions, np.int32)[
-            np.frombuffer(message.loss_mask, np.uint8).astype(bool)
+        message.trajectory_id: np.frombuffer(message.record.versions, np.int32)[
+            np.frombuffer(message.record.loss_mask, np.uint8).astype(bool)
         ].tolist()
         for message in messages
         if isinstance(message, TrajectoryFinished)

@@ -19,10 +19,10 @@ from bus.messages import (
     StartGroup,
     TrajectoryFailed,
     TrajectoryFinished,
+    bytes_to_ids,
 )
 from configs.schema import DialogueConfig, EngineConfig, EvaluationConfig, RlConfig, RunConfig, SandboxConfig
 from policies.rollout.rollout import Rollout
-from policies.rollout.token_record import bytes_to_ids
 from tests.fakes import TOKENIZER
 from tests.simulation.clock import run_virtually
 from tests.simulation.invariants import replay
@@ -101,7 +101,7 @@ def test_the_model_never_sees_that_its_notebook_has_moved(seed: int) -> None:
     for event in world.logs[HEAD].events:
         message = decode(event.frame).message
         if isinstance(message, TrajectoryFinished):
-            text = TOKENIZER.decode(bytes_to_ids(message.token_ids))
+            text = TOKENIZER.decode(bytes_to_ids(message.record.token_ids))
             cells = sorted(int(number) for number in re.findall(r"cell (\d+)", text))
             assert cells == list(range(1, len(cells) + 1))
 

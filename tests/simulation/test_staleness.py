@@ -48,8 +48,8 @@ def test_trained_samples_reach_but_never_exceed_the_staleness_bound() -> None:
     world, behind = live(AHEAD), set[int]()
     for batch in world.batches:
         for row in batch.samples:
-            counted = np.frombuffer(row.loss_mask, np.uint8).astype(bool)
-            behind |= set((batch.step - 1 - np.frombuffer(row.versions, np.int32)[counted]).tolist())
+            counted = np.frombuffer(row.record.loss_mask, np.uint8).astype(bool)
+            behind |= set((batch.step - 1 - np.frombuffer(row.record.versions, np.int32)[counted]).tolist())
     assert behind == {0, 1}
     steps = lines(world, "step")
     assert max(values["staleness_max"] for values in steps) == 1.0
@@ -57,7 +57,7 @@ def test_trained_samples_reach_but_never_exceed_the_staleness_bound() -> None:
 
 
 def test_a_trajectory_continues_over_a_weight_change() -> None:
-    seen = [set(np.frombuffer(row.versions, np.int32)) - {-1} for row in live(AHEAD).disk.rows()]
+    seen = [set(np.frombuffer(row.record.versions, np.int32)) - {-1} for row in live(AHEAD).disk.rows()]
     assert any(len(versions) > 1 for versions in seen)
 
 

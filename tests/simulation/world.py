@@ -41,6 +41,7 @@ from bus.messages import (
     RunFinished,
     RunStarted,
     StepCollected,
+    ids_to_bytes,
 )
 from bus.transport.reliable_transport import LinkLimits
 from configs.schema import RunConfig
@@ -49,7 +50,6 @@ from policies.decider import Decider
 from policies.groups.group_starter import TokenizedProblem
 from policies.recipe import Recipe
 from policies.rollout.rollout import Rollout
-from policies.rollout.token_record import ids_to_bytes
 from policies.rollout.trajectory import Rules
 from tests.fakes import TOKENIZER, rules
 from tests.simulation.engines import SayingEngine, Script

@@ -13,8 +13,8 @@ from analysis.event_logs.comparable_events import ComparableEvent
 from analysis.event_logs.describe import make_excerpt
 from analysis.event_logs.diff import RunDivergence, find_first_divergence, list_differing_fields
 from analysis.event_logs.pretty import pretty_format
+from bus.messages import bytes_to_ids
 from configs.run_folder import RunFolder
-from policies.rollout.token_record import bytes_to_ids
 
 _ELEMENT_BYTES = {"token_ids": 4, "prompt_ids": 4, "logprobs": 4, "versions": 4, "loss_mask": 1}
 

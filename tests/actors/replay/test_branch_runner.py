@@ -9,11 +9,10 @@ from random import Random
 import pytest
 
 from actors.replay.branch_runner import EndedTrajectory, continue_trajectories, fork_trajectories
-from bus.messages import TrajectoryFailed, TrajectoryFinished
+from bus.messages import TrajectoryFailed, TrajectoryFinished, bytes_to_ids
 from configs.errors import UnusableInput
 from configs.schema import SandboxConfig as SandboxConfig
 from engine.contract import Capacity
-from policies.rollout.token_record import bytes_to_ids
 from policies.rollout.trajectory import Trajectory
 from sandbox.contract import Isolation, SandboxFailure
 from sandbox.select_backend import make_sandbox

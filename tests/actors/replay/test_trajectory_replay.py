@@ -9,12 +9,11 @@ import pytest
 from actors.replay.trajectory_replay import ReplayedTrajectory, ToolResult, replay_trajectory
 from bus.addresses import HEAD, ROLLOUT
 from bus.codec import decode
-from bus.messages import CodeTimedOut, Output, RunStarted, TrajectoryEnd, TrajectoryFinished
+from bus.messages import CodeTimedOut, Output, RunStarted, TrajectoryEnd, TrajectoryFinished, bytes_to_ids
 from bus.messages.run import BufferCursor
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from policies.rollout.rollout import Rollout
-from policies.rollout.token_record import bytes_to_ids
 from tests.fakes import PROMPT, TOKENIZER, rules
 from tests.recorded import RULES, THREE_TURNS, TID, Recording, record_trajectory, replay_recorded, write_world_logs
 from tests.simulation.test_faults import live
@@ -31,7 +30,7 @@ def test_a_replay_has_the_state_at_every_turn_start_and_the_end() -> None:
     assert [start.calls for start in whole.turn_starts] == [0, 1, 3]
     assert whole.turn_starts[0].record.token_ids == PROMPT
     assert isinstance(whole.end, TrajectoryFinished)
-    assert (whole.end.reward, whole.end.turns, whole.end.token_ids) == (1.0, 3, whole.final.record.token_ids)
+    assert (whole.end.reward, whole.end.turns, whole.end.record.token_ids) == (1.0, 3, whole.final.record.token_ids)
 
 
 def test_an_incomplete_log_leaves_the_trajectory_without_an_end() -> None:

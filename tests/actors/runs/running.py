@@ -119,8 +119,8 @@ def read_token_versions(folder: RunFolder) -> dict[int, set[int]]:
         if isinstance(message, StepRequested):
             version = message.version
         if isinstance(message, TrajectoryFinished) and version >= 0:
-            generated = np.frombuffer(message.loss_mask, np.uint8).astype(bool)
-            token_versions = np.frombuffer(message.versions, np.int32)
+            generated = np.frombuffer(message.record.loss_mask, np.uint8).astype(bool)
+            token_versions = np.frombuffer(message.record.versions, np.int32)
             assert set(token_versions[~generated].tolist()) <= {-1}
             by_version.setdefault(version, set()).update(token_versions[generated].tolist())
     return by_version

@@ -33,13 +33,13 @@ from bus.messages import (
     TrajectoryFailed,
     TrajectoryFinished,
     TurnRequested,
+    bytes_to_ids,
 )
 from bus.transport.zeromq import open_zmq_bus
 from configs.load import write_resolved
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig, SandboxConfig, SupervisionConfig
 from policies.rollout.rollout import Rollout
-from policies.rollout.token_record import bytes_to_ids
 from tests.fakes import ANSWER, PROMPT, TOKENIZER, generated, rules
 
 pytestmark = pytest.mark.slow
@@ -176,7 +176,7 @@ class Node:
 
 def decode_texts(ended: list[TrajectoryFinished | TrajectoryFailed]) -> dict[int, str]:
     return {
-        end.trajectory_id: TOKENIZER.decode(bytes_to_ids(end.token_ids))
+        end.trajectory_id: TOKENIZER.decode(bytes_to_ids(end.record.token_ids))
         for end in ended
         if isinstance(end, TrajectoryFinished)
     }

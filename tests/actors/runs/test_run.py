@@ -113,7 +113,9 @@ def test_the_report_agrees_with_the_event_log_within_one_percent(finished_run: t
     events = read_events(folder.events / "head.sqlite", kinds=["TrajectoryFinished"])
     ended = [message for event, _ in events if isinstance(message := decode(event.frame).message, TrajectoryFinished)]
     assert trajectories["started"] == trajectories["ended"] == len(ended)
-    assert trajectories["generated_tokens"] == pytest.approx(sum(sum(each.loss_mask) for each in ended), rel=0.01)
+    assert trajectories["generated_tokens"] == pytest.approx(
+        sum(sum(each.record.loss_mask) for each in ended), rel=0.01
+    )
     for wait, times in trajectories["waits"].items():
         assert times["total_s"] == pytest.approx(sum(getattr(each, wait) for each in ended), rel=0.01)
     assert [step["trajectories"] for step in report["steps"] if step["rollout_s"] is not None] == [

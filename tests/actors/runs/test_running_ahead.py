@@ -72,8 +72,8 @@ def test_turns_continue_while_new_weights_are_loaded(carrying: RunFolder) -> Non
     """Versions never decrease within a trajectory."""
     versions_seen = set[int]()
     for trajectory in finished(carrying):
-        versions = np.frombuffer(trajectory.versions, np.int32)
-        generated = versions[np.frombuffer(trajectory.loss_mask, np.uint8).astype(bool)]
+        versions = np.frombuffer(trajectory.record.versions, np.int32)
+        generated = versions[np.frombuffer(trajectory.record.loss_mask, np.uint8).astype(bool)]
         assert (np.diff(generated) >= 0).all()
         versions_seen |= set(generated.tolist())
     assert versions_seen >= {0, 1, 3}  # 3: the last evaluation

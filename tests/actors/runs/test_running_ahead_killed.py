@@ -183,8 +183,8 @@ def test_training_samples_have_the_versions_that_their_step_allows(killed: Kille
     staleness: set[int] = set()
     for batch in killed.second.batches:
         for row in batch.samples:
-            counted = np.frombuffer(row.loss_mask, np.uint8).astype(bool)
-            versions = np.frombuffer(row.versions, np.int32)[counted]
+            counted = np.frombuffer(row.record.loss_mask, np.uint8).astype(bool)
+            versions = np.frombuffer(row.record.versions, np.int32)[counted]
             assert versions.min() >= killed.step
             staleness |= set((batch.step - 1 - versions).tolist())
     assert staleness == {0, 1}
@@ -194,9 +194,9 @@ def test_each_step_has_one_metrics_line_with_the_counts_of_its_batch(killed: Kil
     steps = metrics(killed.folder, "step")
     assert [line["step"] for line in steps] == list(range(1, STEPS + 1))
     for line, batch in zip(steps, killed.trained, strict=True):
-        counted = [np.frombuffer(row.loss_mask, np.uint8).astype(bool) for row in batch.samples]
+        counted = [np.frombuffer(row.record.loss_mask, np.uint8).astype(bool) for row in batch.samples]
         versions = [
-            np.frombuffer(row.versions, np.int32)[mask] for row, mask in zip(batch.samples, counted, strict=True)
+            np.frombuffer(row.record.versions, np.int32)[mask] for row, mask in zip(batch.samples, counted, strict=True)
         ]
         staleness = batch.step - 1 - np.concatenate(versions) if versions else np.zeros(1)
         assert line["rows"] == len(batch.samples)

@@ -10,11 +10,11 @@ import structlog
 from structlog.testing import capture_logs
 
 from actors.runtime.prompts import load_problem_sets
+from bus.messages import bytes_to_ids
 from configs.run_folder import RunFolder
 from configs.schema import DataConfig, DialogueConfig, RunConfig
 from engine.data.datasets import DatasetError
 from policies.dialogue.chat_format import build_prompt_segments, encode_segments
-from policies.rollout.token_record import bytes_to_ids
 from tests.fakes import TOKENIZER
 
 TOOLS = ("jupyter_code",)

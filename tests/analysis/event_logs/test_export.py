@@ -25,11 +25,11 @@ from bus.messages import (
     TrajectoryFailed,
     TrajectoryFinished,
     WeightsLoaded,
+    bytes_to_ids,
 )
 from bus.messages.run import BufferCursor
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
-from policies.rollout.token_record import bytes_to_ids
 from tests.fakes import CALL, PROMPT
 from tests.recorded import Recording, small_run
 from tests.traces import checked_slices
@@ -90,8 +90,8 @@ def test_the_trajectories_table_has_tokens_and_ends(folder: RunFolder, tmp_path:
     for end in ends:
         assert isinstance(end, TrajectoryFinished)
         row = rows[end.trajectory_id]
-        assert row["token_ids"] == bytes_to_ids(end.token_ids)
-        assert row["loss_mask"] == list(end.loss_mask)
+        assert row["token_ids"] == bytes_to_ids(end.record.token_ids)
+        assert row["loss_mask"] == list(end.record.loss_mask)
         assert set(row["logprobs"]) == {0.0, -1.0}
         assert set(row["versions"]) == {-1, 3}
         assert (row["ended"], row["reward"], row["ending"], row["problem"]) == ("finished", 1.0, "answered", "q:1")

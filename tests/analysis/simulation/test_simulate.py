@@ -47,9 +47,9 @@ def test_every_trajectory_ends_once_with_its_planned_tokens(policy: SimulatedPol
     simulation = Simulation(WORKLOAD, CLUSTER, policy)
     simulation.run()
     assert simulation.failed == 0
-    ended = {number: len(finished.loss_mask) for number, (_, finished) in simulation.finished.items()}
+    ended = {number: len(finished.record.loss_mask) for number, (_, finished) in simulation.finished.items()}
     assert ended == {plan.trajectory_id: plan.final_tokens for plan in WORKLOAD.plans}
-    generated = sum(sum(finished.loss_mask) for _, finished in simulation.finished.values())
+    generated = sum(sum(finished.record.loss_mask) for _, finished in simulation.finished.values())
     assert generated == WORKLOAD.generated_tokens == outcome(policy).generated_tokens
     for engine in simulation.engines.values():
         assert engine.used_pages == 0

@@ -7,8 +7,7 @@ from array import array
 import pytest
 
 from analysis.what_if.trajectory_diff import TokenDivergence, build_outcome, compare, find_turn_spans
-from bus.messages import TrajectoryAborted, TrajectoryFailed
-from policies.rollout.token_record import TokenRecord, ids_to_bytes
+from bus.messages import TokenRecord, TrajectoryAborted, TrajectoryFailed, ids_to_bytes
 from policies.rollout.trajectory import Trajectory
 from tests.fakes import TOKENIZER
 from tests.recorded import GROUP, TID, replay_recorded

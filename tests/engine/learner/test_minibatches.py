@@ -1,6 +1,5 @@
 import re
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -19,7 +18,7 @@ from engine.learner.minibatches import (
     check_versions,
     split_micro_batches,
 )
-from tests.engine.learner.training_examples import row, rows
+from tests.engine.learner.training_examples import replace_tokens, row, rows
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=40)
 
@@ -89,7 +88,7 @@ def test_the_first_token_is_never_in_the_loss() -> None:
 
 
 def test_a_row_with_arrays_of_different_lengths_is_refused_by_trajectory() -> None:
-    broken = msgspec.structs.replace(row(41, 0, seed=0), logprobs=b"")
+    broken = replace_tokens(row(41, 0, seed=0), logprobs=b"")
     with pytest.raises(ValueError, match=r"trajectory 41: .* logprobs"):
         build_rl_sequence(broken)
 
@@ -141,7 +140,7 @@ def test_a_cold_start_without_sequences_is_refused() -> None:
 @pytest.mark.parametrize("version", [3, 4])
 def test_rows_of_allowed_versions_pass(version: int) -> None:
     check_versions([row(0, 0, seed=0, version=version)], step=5, max_staleness=1)
-    assert row(0, 0, seed=0, version=version).versions.count(version.to_bytes(4, "little")) > 0
+    assert row(0, 0, seed=0, version=version).record.versions.count(version.to_bytes(4, "little")) > 0
 
 
 @pytest.mark.parametrize(
@@ -157,6 +156,6 @@ def test_a_row_of_a_version_outside_the_allowed_range_is_refused_by_trajectory(
 
 def test_stale_tokens_outside_the_loss_do_not_refuse_their_row() -> None:
     old = row(0, 0, seed=0, version=2)
-    check_versions([msgspec.structs.replace(old, loss_mask=bytes(len(old.loss_mask)))], step=5, max_staleness=0)
+    check_versions([replace_tokens(old, loss_mask=bytes(len(old.record.loss_mask)))], step=5, max_staleness=0)
     with pytest.raises(ProtocolError):
         check_versions([old], step=5, max_staleness=0)

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -18,7 +17,7 @@ from engine.learner.minibatches import build_sft_sequence
 from engine.learner.trainer import Trainer
 from engine.model.hf_checkpoint import load_model
 from tests.engine.learner import train_ranks
-from tests.engine.learner.training_examples import row, rows, sequences, small_run, trainable_model
+from tests.engine.learner.training_examples import replace_tokens, row, rows, sequences, small_run, trainable_model
 from tests.engine.tiny_models import write_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -64,12 +63,12 @@ def test_a_step_raises_the_probability_of_good_answers_and_lowers_that_of_bad_an
 
 def _on_policy(made: Trainer, before: TrainingSample) -> TrainingSample:
     """The row with the log probabilities of the trainer's current policy."""
-    ids = torch.from_numpy(np.frombuffer(before.token_ids, np.int32).astype(np.int64))
+    ids = torch.from_numpy(np.frombuffer(before.record.token_ids, np.int32).astype(np.int64))
     with torch.no_grad():
         log_p_TV = torch.log_softmax(made.model.compute_logits(made.model(ids[None, :-1]))[0], dim=-1)
     logprobs = np.zeros(len(ids), np.float32)
     logprobs[1:] = log_p_TV.gather(1, ids[1:, None])[:, 0].numpy()
-    return msgspec.structs.replace(before, logprobs=logprobs.tobytes())
+    return replace_tokens(before, logprobs=logprobs.tobytes())
 
 
 def test_on_policy_rows_show_no_mismatch_and_no_clipping_before_the_first_update() -> None:
@@ -111,7 +110,7 @@ def test_a_batch_without_rows_is_a_step_without_update() -> None:
 
 def test_rows_without_loss_tokens_make_no_update() -> None:
     silent = row(0, 0, seed=0)
-    silent = msgspec.structs.replace(silent, loss_mask=bytes(len(silent.loss_mask)))
+    silent = replace_tokens(silent, loss_mask=bytes(len(silent.record.loss_mask)))
     assert trainer().run_rl_step([silent])["updates"] == 0.0
 
 
@@ -125,10 +124,10 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted() -> None:
 
 def test_a_token_id_outside_the_vocabulary_is_refused_before_it_reaches_the_model() -> None:
     bad = row(0, 0, seed=0)
-    ids = np.frombuffer(bad.token_ids, np.int32).copy()
+    ids = np.frombuffer(bad.record.token_ids, np.int32).copy()
     ids[2] = 97
     with pytest.raises(ValueError, match="vocabulary of 97"):
-        trainer().run_rl_step([msgspec.structs.replace(bad, token_ids=ids.tobytes())])
+        trainer().run_rl_step([replace_tokens(bad, token_ids=ids.tobytes())])
 
 
 def test_the_learning_rate_follows_its_schedule() -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
-from bus.messages import TrainingSample
+from bus.messages import TokenRecord, TrainingSample
 from configs.schema import LearnerConfig, RlConfig, RunConfig, SftConfig
 from engine.learner.minibatches import TrainingSequence, build_training_sequence
 from engine.model.hf_checkpoint import save_model
@@ -45,12 +46,18 @@ def row(
         trajectory_id=trajectory_id,
         group_id=group_id,
         advantage=float(draws.normal()) if advantage is None else advantage,
-        prompt_tokens=3,
-        token_ids=draws.integers(0, VOCABULARY, length, dtype=np.int32).tobytes(),
-        loss_mask=mask.astype(np.uint8).tobytes(),
-        logprobs=logprobs.tobytes(),
-        versions=np.where(mask, version, -1).astype(np.int32).tobytes(),
+        record=TokenRecord(
+            prompt_tokens=3,
+            token_ids=draws.integers(0, VOCABULARY, length, dtype=np.int32).tobytes(),
+            loss_mask=mask.astype(np.uint8).tobytes(),
+            logprobs=logprobs.tobytes(),
+            versions=np.where(mask, version, -1).astype(np.int32).tobytes(),
+        ),
     )
+
+
+def replace_tokens(sample: TrainingSample, **changes: bytes) -> TrainingSample:
+    return replace(sample, record=replace(sample.record, **changes))
 
 
 def rows(step: int, groups: int = 5, size: int = 4) -> list[TrainingSample]:

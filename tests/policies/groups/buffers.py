@@ -11,13 +11,14 @@ from bus.messages import (
     StartGroup,
     StepCollected,
     StepRequested,
+    TokenRecord,
     TrajectoryFinished,
+    ids_to_bytes,
 )
 from configs.schema import RlConfig, RocConfig, RunConfig
 from policies.decider import Send
 from policies.groups.group_buffer import GroupBuffer
 from policies.groups.group_starter import TokenizedProblem
-from policies.rollout.token_record import ids_to_bytes
 from tests.policies.groups.finished import finished
 
 TRAIN = [TokenizedProblem(f"train:{number}", str(number), bytes(8)) for number in range(99)]
@@ -34,10 +35,13 @@ def make_finished(trajectory_id: int, *versions: int, reward: float = 1.0, group
     count = 3 + len(versions)
     return replace(
         finished(trajectory_id, reward, group_id=group_id),
-        token_ids=bytes(4 * count),
-        loss_mask=b"\0\0\0" + b"\1" * len(versions),
-        logprobs=bytes(4 * count),
-        versions=ids_to_bytes([-1, -1, -1, *versions]),
+        record=TokenRecord(
+            prompt_tokens=3,
+            token_ids=bytes(4 * count),
+            loss_mask=b"\0\0\0" + b"\1" * len(versions),
+            logprobs=bytes(4 * count),
+            versions=ids_to_bytes([-1, -1, -1, *versions]),
+        ),
     )
 
 

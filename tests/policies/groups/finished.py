@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus.messages import TrajectoryFinished
+from bus.messages import TokenRecord, TrajectoryFinished
 
 
 def finished(
@@ -23,11 +23,7 @@ def finished(
         group_id=group_id,
         reward=reward,
         ending="answered",
-        prompt_tokens=3,
-        token_ids=bytes(20),
-        loss_mask=b"\x00\x00\x00\x01\x01",
-        logprobs=bytes(20),
-        versions=bytes(20),
+        record=TokenRecord(3, bytes(20), b"\x00\x00\x00\x01\x01", bytes(20), bytes(20)),
         turns=turns,
         calls=calls,
         calls_failed=failed,

@@ -40,8 +40,8 @@ def test_the_oldest_version_is_max_staleness_before_the_updated_one() -> None:
 def test_stale_tokens_are_masked_and_the_others_count() -> None:
     young = apply_staleness_bound(make_finished(0, 2, 3, 3), 3, "mask")
     assert young is not None
-    assert young.loss_mask == b"\0\0\0\0\1\1"
-    assert young.versions == make_finished(0, 2, 3, 3).versions
+    assert young.record.loss_mask == b"\0\0\0\0\1\1"
+    assert young.record.versions == make_finished(0, 2, 3, 3).record.versions
 
 
 @pytest.mark.parametrize("rule", ["mask", "drop"])
@@ -65,7 +65,7 @@ def test_masking_keeps_exactly_the_fresh_tokens(versions: list[int], oldest: int
     if young is None:
         assert not any(expected) or (rule == "drop" and not all(expected))
     else:
-        assert list(young.loss_mask[3:]) == expected
+        assert list(young.record.loss_mask[3:]) == expected
 
 
 # ---------------------------------------------------------------- running ahead
@@ -199,8 +199,11 @@ def test_steps_are_in_order_and_within_the_bound_for_any_order_of_ends(
         assert len({row.group_id for row in batch.samples}) <= run.rl.prompts
         assert [row.trajectory_id for row in batch.samples] == sorted(row.trajectory_id for row in batch.samples)
         for row in batch.samples:
-            versions = [int.from_bytes(row.versions[4 * at : 4 * at + 4], "little") for at in range(len(row.loss_mask))]
-            counted = [each for each, flag in zip(versions, row.loss_mask, strict=True) if flag]
+            versions = [
+                int.from_bytes(row.record.versions[4 * at : 4 * at + 4], "little")
+                for at in range(len(row.record.loss_mask))
+            ]
+            counted = [each for each, flag in zip(versions, row.record.loss_mask, strict=True) if flag]
             assert counted and batch.step - 1 - run.rl.max_staleness <= min(counted) <= max(counted) <= batch.step - 1
     state = driver.buffer.state
     assert not (state.steps or state.aborting or state.lengths)

@@ -36,11 +36,12 @@ from bus.messages import (
     TrajectoryFinished,
     TurnFailed,
     TurnRequested,
+    bytes_to_ids,
+    ids_to_bytes,
 )
 from policies.decider import Send
 from policies.dialogue.chat_format import build_prompt_segments, encode_segments
 from policies.rollout.rollout import Rollout
-from policies.rollout.token_record import bytes_to_ids, ids_to_bytes
 from tests.fakes import TOKENIZER, generated, rules
 
 DIALOGUES = Path(__file__).parent / "dialogues"
@@ -169,9 +170,9 @@ class Conversation:
 
 
 def _response(message: TrajectoryFinished) -> str:
-    ids = bytes_to_ids(message.token_ids)[message.prompt_tokens :]
+    ids = bytes_to_ids(message.record.token_ids)[message.record.prompt_tokens :]
     shown, given = "", False
-    for token, trained in zip(ids, message.loss_mask[message.prompt_tokens :], strict=True):
+    for token, trained in zip(ids, message.record.loss_mask[message.record.prompt_tokens :], strict=True):
         if given == bool(trained):
             shown, given = shown + ("]" if given else "["), not given
         shown += TOKENIZER.decode([token])

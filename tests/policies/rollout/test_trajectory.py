@@ -129,16 +129,21 @@ class TrajectoryMachine(RuleBasedStateMachine):
         self.open = [send for send in self.open if not chosen(send)]
 
     def _check_record(self, finished: TrajectoryFinished) -> None:
-        count = len(finished.loss_mask)
-        assert len(finished.token_ids) == len(finished.logprobs) == len(finished.versions) == 4 * count
-        assert finished.token_ids.startswith(self.sent.get(finished.trajectory_id, PROMPT))
-        assert count - finished.prompt_tokens <= 300
-        mask = np.frombuffer(finished.loss_mask, np.uint8).astype(bool)
-        versions = np.frombuffer(finished.versions, np.int32)
-        logprobs = np.frombuffer(finished.logprobs, np.float32)
+        count = len(finished.record.loss_mask)
+        assert (
+            len(finished.record.token_ids)
+            == len(finished.record.logprobs)
+            == len(finished.record.versions)
+            == 4 * count
+        )
+        assert finished.record.token_ids.startswith(self.sent.get(finished.trajectory_id, PROMPT))
+        assert count - finished.record.prompt_tokens <= 300
+        mask = np.frombuffer(finished.record.loss_mask, np.uint8).astype(bool)
+        versions = np.frombuffer(finished.record.versions, np.int32)
+        logprobs = np.frombuffer(finished.record.logprobs, np.float32)
         assert (versions[mask] == 3).all() and (versions[~mask] == -1).all()
         assert (logprobs[mask] == -1).all() and (logprobs[~mask] == 0).all()
-        assert not mask[: finished.prompt_tokens].any()
+        assert not mask[: finished.record.prompt_tokens].any()
         assert finished.calls_failed <= finished.calls + 2  # calls of the last turn may be unanswered
         assert finished.reward == 0 or finished.ending == "answered"
         waits = finished.lease_wait_s + finished.generation_s + finished.tools_s + finished.grading_s

@@ -22,12 +22,11 @@ from analysis.what_if.roc_refilter import read_judged_groups
 from bus.addresses import HEAD
 from bus.codec import decode
 from bus.event_log.reader import read_events
-from bus.messages import BatchReady, TrajectoryFinished
+from bus.messages import BatchReady, TrajectoryFinished, bytes_to_ids
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
 from engine.model.tokenizer import load_tokenizer
 from policies.rollout.rollout import Rollout
-from policies.rollout.token_record import bytes_to_ids
 from tests.actors.runs.running import asterism
 
 pytestmark = pytest.mark.slow
@@ -44,7 +43,11 @@ def answered(folder: RunFolder, version: int) -> TrajectoryFinished:
         message = decode(event.frame).message
         assert isinstance(message, TrajectoryFinished)
         in_two_turns = message.ending == "answered" and message.turns == 2
-        if in_two_turns and set(bytes_to_ids(message.versions)) == {-1, version} and _ran_a_call(folder, message):
+        if (
+            in_two_turns
+            and set(bytes_to_ids(message.record.versions)) == {-1, version}
+            and _ran_a_call(folder, message)
+        ):
             return message
     raise AssertionError(f"no trajectory of version {version} ran a cell and answered")
 
@@ -77,7 +80,7 @@ def test_a_branch_without_changes_is_identical_to_the_original(folder: RunFolder
     result, printed = fork(folder, tmp_path, str(original.trajectory_id), "--turn", str(turn))
     (branch,) = result["branches"]
     assert branch["beside_original"]["same"], printed
-    assert branch["outcome"]["token_ids"] == bytes_to_ids(original.token_ids)
+    assert branch["outcome"]["token_ids"] == bytes_to_ids(original.record.token_ids)
     assert branch["outcome"]["reward"] == result["original"]["reward"] == original.reward
     assert branch["beside_original"]["logprob_difference_max"] < 1e-4
     assert "is identical to the original" in printed
@@ -172,7 +175,7 @@ def test_a_log_that_ends_within_a_turn_can_be_forked_with_a_checkpoint(folder: R
     named, _ = fork(cut, tmp_path, number, "--turn", "1", "--checkpoint", str(folder.get_checkpoint_path(0)))
     (branch,) = named["branches"]
     assert named["original"]["ending"] == "not in the log: generating"
-    assert branch["outcome"]["token_ids"] == bytes_to_ids(original.token_ids)
+    assert branch["outcome"]["token_ids"] == bytes_to_ids(original.record.token_ids)
     assert branch["beside_original"]["parting"] is None
     assert branch["beside_original"]["common_tokens"] == len(named["original"]["token_ids"])
 

@@ -6,11 +6,10 @@ import pytest
 
 from actors.cli.log.show_command import format_story
 from analysis.event_logs.describe import TextContext
-from bus.messages import EngineJoined, StartGroup
+from bus.messages import EngineJoined, StartGroup, ids_to_bytes
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import DialogueConfig
-from policies.rollout.token_record import ids_to_bytes
 from tests.actors.cli.golden_text import assert_matches_golden
 from tests.fakes import TOKENIZER, generated
 from tests.recorded import Recording
