@@ -62,6 +62,12 @@ class SGLangClient:
         self._retry_delays_s = retry_delays_s
         self._generation_slots = asyncio.Semaphore(max_in_flight)
 
+    async def __aenter__(self) -> SGLangClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
     async def close(self) -> None:
         await self._session.close()
 

@@ -114,10 +114,7 @@ class SGLangBench:
 
 def with_client(loop: asyncio.Runner, shared: SharedServer, scene: Callable[[SGLangClient], Awaitable[None]]) -> None:
     async def play() -> None:
-        client = SGLangClient(shared.server.url)
-        try:
+        async with SGLangClient(shared.server.url) as client:
             await scene(client)
-        finally:
-            await client.close()
 
     loop.run(play())

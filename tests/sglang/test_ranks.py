@@ -117,11 +117,8 @@ def test_new_weights_reach_both_ranks_during_turns(
     loop: asyncio.Runner, bench: SGLangBench, shared: SharedServer, ranks: Ranks
 ) -> None:
     async def checksums() -> list[str]:
-        client = SGLangClient(shared.server.url)
-        try:
+        async with SGLangClient(shared.server.url) as client:
             return [rank.per_gpu_checksum for rank in await client.compute_checksums()]
-        finally:
-            await client.close()
 
     async def scene() -> None:
         async with bench.engine() as (engine, _):

@@ -75,21 +75,15 @@ def wait_for_end(pidfd: int) -> None:
 
 
 async def generate_token(server: ExternalServer) -> list[int]:
-    client = SGLangClient(server.url)
-    try:
-        sampling = SamplingParams(max_new_tokens=1, ignore_eos=True)
+    sampling = SamplingParams(max_new_tokens=1, ignore_eos=True)
+    async with SGLangClient(server.url) as client:
         return (await client.generate(GenerateRequest("1;", [1, 2, 3], sampling, return_logprob=True))).output_ids
-    finally:
-        await client.close()
 
 
 def test_a_server_matches_its_configuration(started: Started):
     async def get_version() -> str:
-        client = SGLangClient(started.server.url)
-        try:
+        async with SGLangClient(started.server.url) as client:
             return (await client.get_model_info()).weight_version
-        finally:
-            await client.close()
 
     info = started.server.info
     assert info.version in SUPPORTED_VERSIONS
@@ -111,9 +105,8 @@ def test_an_external_server_keeps_running_after_close(started: Started):
 
 def test_weights_from_a_removed_folder_count_as_the_same_model(started: Started, tmp_path: Path):
     async def update() -> None:
-        client = SGLangClient(started.server.url)
-        await client.update_from_disk(folder, "7")
-        await client.close()
+        async with SGLangClient(started.server.url) as client:
+            await client.update_from_disk(folder, "7")
 
     folder = tmp_path / "weights"
     shutil.copytree(started.server.info.model_path, folder)

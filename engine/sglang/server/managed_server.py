@@ -14,8 +14,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import structlog
@@ -114,7 +113,7 @@ class SGLangServer:
         await wait_for_free_port(HOST, compute_port(sglang, self._index))
         group = await self._spawn_shielded(python, variables)
         self._watch_tasks = [asyncio.create_task(self._watch_leader(group))]
-        async with self._open_client() as client:
+        async with self._make_client() as client:
             while not await client.is_ready():
                 self._raise_if_dead(group)
                 await asyncio.sleep(_READY_POLL_S)
@@ -172,17 +171,12 @@ class SGLangServer:
         self._handle_death(group, f"lost its process {name}")
 
     async def _watch_liveness(self, group: ProcessGroup) -> None:
-        async with self._open_client() as client:
+        async with self._make_client() as client:
             await wait_until_unresponsive(client, self._requirements.sglang.health_timeout_s, self._probe_interval_s)
         self._handle_death(group, "no longer responds")
 
-    @asynccontextmanager
-    async def _open_client(self) -> AsyncGenerator[SGLangClient]:
-        client = SGLangClient(self.url, max_in_flight=1, request_timeout_s=self._requirements.sglang.request_timeout_s)
-        try:
-            yield client
-        finally:
-            await client.close()
+    def _make_client(self) -> SGLangClient:
+        return SGLangClient(self.url, max_in_flight=1, request_timeout_s=self._requirements.sglang.request_timeout_s)
 
     def _handle_death(self, group: ProcessGroup, how: str) -> None:
         group.send_signal(signal.SIGKILL)

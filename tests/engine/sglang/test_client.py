@@ -41,12 +41,11 @@ def run_scene(
     server: FakeServer, scene: Callable[[SGLangClient], Awaitable[None]], *, request_timeout_s: float = 600.0
 ) -> None:
     async def play() -> None:
-        async with server.serving() as url:
-            client = SGLangClient(url, request_timeout_s=request_timeout_s, retry_delays_s=(0.0, 0.0))
-            try:
-                await scene(client)
-            finally:
-                await client.close()
+        async with (
+            server.serving() as url,
+            SGLangClient(url, request_timeout_s=request_timeout_s, retry_delays_s=(0.0, 0.0)) as client,
+        ):
+            await scene(client)
 
     asyncio.run(play())
 
@@ -219,8 +218,7 @@ def test_concurrent_generations_are_limited_by_max_in_flight() -> None:
     server = FakeServer(silent)
 
     async def play() -> None:
-        async with server.serving() as url:
-            client = SGLangClient(url, max_in_flight=1)
+        async with server.serving() as url, SGLangClient(url, max_in_flight=1) as client:
             calls = [asyncio.ensure_future(client.generate(REQUEST)) for _ in range(2)]
             await server.generation_received.wait()
             assert len(await client.get_loads()) == 1  # control calls are not limited
@@ -228,6 +226,5 @@ def test_concurrent_generations_are_limited_by_max_in_flight() -> None:
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
-            await client.close()
 
     asyncio.run(play())

@@ -83,13 +83,11 @@ def make(checkpoint: Path, tmp_path: Path) -> Make:
 
 @asynccontextmanager
 async def connected(server: FakeWeightServer, transport: WeightTransport) -> AsyncGenerator[SGLangClient]:
-    async with server.serving() as url:
-        client = SGLangClient(url)
+    async with server.serving() as url, SGLangClient(url) as client:
         try:
             yield client
         finally:
             await transport.close()
-            await client.close()
             server.groups.clear()  # ends pending collectives
 
 
