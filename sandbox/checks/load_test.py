@@ -87,7 +87,7 @@ def percentile(ascending: Sequence[float], percent: int) -> float:
 class _CallRecord:
     """One call. `cause` is the reason for a failure; None if the first answer is right."""
 
-    __slots__ = ("answered_at", "asked_at", "cause", "has_outcome", "probe")
+    __slots__ = ("answered_at", "asked_at", "cause", "duplicates", "has_outcome", "is_out_of_order", "probe")
 
     def __init__(self, probe: Probe, asked_at: float) -> None:
         self.probe = probe
@@ -95,6 +95,8 @@ class _CallRecord:
         self.answered_at: float | None = None
         self.has_outcome = False
         self.cause: str | None = "no answer"
+        self.duplicates = 0
+        self.is_out_of_order = False
 
 
 class CallTally:
@@ -102,8 +104,6 @@ class CallTally:
 
     def __init__(self) -> None:
         self._records: dict[CallId, _CallRecord] = {}
-        self._duplicates: Counter[str] = Counter()  # by kind
-        self._out_of_order: Counter[str] = Counter()
         self._last_cell: dict[int, int] = {}  # highest answered call number, by trajectory
         self._unknown_answers = 0
         self.unanswered = 0  # calls without an answer yet
@@ -122,7 +122,10 @@ class CallTally:
         record.has_outcome = True
         record.cause = None if record.probe.accepts(outcome) else f"{record.probe.kind}: {type(outcome).__name__}"
         if record.probe.call.tool == "jupyter_code":
-            self._check_order(record.probe)
+            trajectory, call = call_id
+            last = self._last_cell.get(trajectory, -1)
+            record.is_out_of_order = call < last
+            self._last_cell[trajectory] = max(last, call)
 
     def record_failure(self, call_id: CallId, cause: str, now: float) -> None:
         """Records an infrastructure failure as the answer to a call."""
@@ -140,8 +143,8 @@ class CallTally:
         return LoadFigures(
             submitted=len(records),
             answered=sum(record.has_outcome for record in records),
-            duplicates=_count(self._duplicates, kind),
-            out_of_order=_count(self._out_of_order, kind),
+            duplicates=sum(record.duplicates for record in records),
+            out_of_order=sum(record.is_out_of_order for record in records),
             failures=dict(causes),
             elapsed_s=max(ended) - min(record.asked_at for record in records) if ended else 0.0,
             latencies_ms=sorted(
@@ -157,21 +160,11 @@ class CallTally:
             self._unknown_answers += 1
             return None
         if record.answered_at is not None:
-            self._duplicates[record.probe.kind] += 1
+            record.duplicates += 1
             return None
         record.answered_at = now
         self.unanswered -= 1
         return record
-
-    def _check_order(self, probe: Probe) -> None:
-        last = self._last_cell.get(probe.call.trajectory_id, -1)
-        if probe.call.call < last:
-            self._out_of_order[probe.kind] += 1
-        self._last_cell[probe.call.trajectory_id] = max(last, probe.call.call)
-
-
-def _count(counts: Counter[str], kind: str | None) -> int:
-    return counts.total() if kind is None else counts[kind]
 
 
 # ---------------------------------------------------------------- loads

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
-from typing import NoReturn
 
 import pytest
 
-from bus.messages import (
-    AnswerSubmitted,
-    CodeOk,
-    CodeOutcome,
-    CodeOutOfMemory,
-    CodeRequested,
-    CodeTimedOut,
-    Output,
-)
+from bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory, CodeRequested, CodeTimedOut, Output
 from sandbox.checks.load_test import (
     CallTally,
     limit_duration,
@@ -29,22 +19,16 @@ from sandbox.checks.load_test import (
     run_burst,
     run_closed_loop,
 )
-from sandbox.contract import CodeResult, Grade, Isolation, SandboxFailure
+from sandbox.contract import CodeResult, SandboxFailure
 
 
 class ScriptedSandbox:
-    """Implements sandbox.contract.Sandbox.
-
-    `answers` are by code; other code is an infrastructure failure.
-    """
+    """`answers` are by code; other code is an infrastructure failure."""
 
     def __init__(self, answers: dict[str, CodeOutcome]) -> None:
         self._answers = answers
         self.running = 0
         self.max_running = 0
-
-    async def start(self) -> Isolation:
-        return Isolation("scripted", (), False, ())
 
     async def run(self, call: CodeRequested) -> CodeResult:
         self.running += 1
@@ -54,19 +38,6 @@ class ScriptedSandbox:
         if call.code not in self._answers:
             raise SandboxFailure("no answer in the script")
         return CodeResult(self._answers[call.code], 0.0)
-
-    async def grade(self, submission: AnswerSubmitted) -> Grade:
-        raise NotImplementedError
-
-    async def wait_until_broken(self) -> NoReturn:
-        while True:
-            await asyncio.Event().wait()
-
-    def restore_notebook(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None: ...
-
-    async def end_notebook(self, trajectory_id: int) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 def make_ok(text: str) -> CodeOk:
