@@ -48,8 +48,8 @@ from configs.load import load_resolved
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig, SandboxConfig
 from engine.contract import Engine, EngineFailure
-from policies.observers.step_observer import StepObserver
-from policies.observers.trajectory_observer import TrajectoryObserver
+from policies.observers import StepObserver, TrajectoryObserver
+from policies.rollout.rollout import Rollout
 from sandbox.contract import Isolation, SandboxFailure
 
 if TYPE_CHECKING:
@@ -78,7 +78,9 @@ async def run_rollout(
     incarnation: ProcessIncarnation, run: RunConfig, folder: RunFolder, step: int, open_bus: BusFactory
 ) -> None:
     deciders = build_deciders(incarnation.process, run, folder)
-    observer = TrajectoryObserver(structlog.get_logger().info)
+    rollout = deciders[incarnation.process]
+    assert isinstance(rollout, Rollout)
+    observer = TrajectoryObserver(structlog.get_logger().info, rollout)
     started = RunStarted(step, BufferCursor())
     await decide_until_shutdown(
         incarnation, run, folder, deciders, started, {}, observer, open_bus, lambda: _report_counts(observer)

@@ -1,8 +1,10 @@
 """Write the log lines that the utilization report needs, from a simulation in virtual time.
 
 recording = LogRecorder(folder / "logs")
+recording.observe(rollout)
 recording.on_engine_started(now, "generator-0", kv_tokens, page_tokens)
-recording.on_rollout_decision(now, event, effects)     # after each decision
+recording.write_counts(now)                        # before each decision
+recording.on_rollout_decision(now, event, effects) # after each decision
 recording.on_engine_load(now, report)             # EngineLoadReported, every 0.25 s of work
 recording.on_ledger_reported(now, report)            # LedgerReported
 recording.close(now)
@@ -20,7 +22,8 @@ import msgspec
 from bus.addresses import EXECUTOR, HEAD, LAUNCHER, ROLLOUT
 from bus.messages import AnyMessage, CodeFinished, CodeRequested, EngineLoadReported, LedgerReported, StartGroup
 from policies.decider import Send
-from policies.observers.trajectory_observer import TrajectoryObserver
+from policies.observers import TrajectoryObserver
+from policies.rollout.rollout import Rollout
 
 _COUNT_INTERVAL_S = 0.1
 _EXECUTOR_LOAD_INTERVAL_S = 1.0
@@ -38,7 +41,7 @@ class LogRecorder:
         self._executor = executor
         self._now = 0.0
         self._lines: dict[str, list[bytes]] = {}
-        self._observer = TrajectoryObserver(self._add_rollout_line)
+        self._observer: TrajectoryObserver | None = None
         self._counted_at = self._load_written_at = self._integrated_until = 0.0
         self._running = self._done = 0
         self._busy_s = self._running_s = 0.0
@@ -49,6 +52,9 @@ class LogRecorder:
         line = {**fields, "event": event, "process": process, "level": "info", "timestamp": timestamp}
         self._lines.setdefault(process, []).append(msgspec.json.encode(line) + b"\n")
 
+    def observe(self, rollout: Rollout) -> None:
+        self._observer = TrajectoryObserver(self._add_rollout_line, rollout)
+
     def on_engine_started(self, now: float, engine: str, kv_tokens: int, page_tokens: int) -> None:
         self.add_line(engine, now, "engine.started", kv_tokens=kv_tokens, page_tokens=page_tokens)
 
@@ -58,22 +64,27 @@ class LogRecorder:
     def on_ledger_reported(self, now: float, report: LedgerReported) -> None:
         self.add_line(LAUNCHER, now, "ledger.reported", **msgspec.structs.asdict(report))
 
-    def on_rollout_decision(self, now: float, event: AnyMessage, effects: Sequence[Send]) -> None:
-        if now >= self._counted_at + _COUNT_INTERVAL_S:  # counts since the last decision
+    def write_counts(self, now: float) -> None:
+        """Write the counts since the last decision."""
+        if self._observer is not None and now >= self._counted_at + _COUNT_INTERVAL_S:
             self._observer.write_counts()
             self._counted_at = now
+
+    def on_rollout_decision(self, now: float, event: AnyMessage, effects: Sequence[Send]) -> None:
         self._now = now
         if isinstance(event, StartGroup):
             self.add_line(HEAD, now, "group.started", name=self._name, group_id=event.group_id, size=event.size)
         started = sum(isinstance(effect.message, CodeRequested) for effect in effects)
         if started or isinstance(event, CodeFinished):
             self._count_calls(now, started, isinstance(event, CodeFinished))
-        self._observer.on_decision(now, event, effects)
+        if self._observer is not None:
+            self._observer.on_decision(now, event, effects)
 
     def close(self, now: float) -> None:
         """End the step at `now` and replace the folder's logs by its lines. Raises OSError."""
         self._now = now
-        self._observer.write_counts()
+        if self._observer is not None:
+            self._observer.write_counts()
         self._add_executor_line(now)
         self.add_line(HEAD, now, "step.ended", name=self._name)
         self._logs.mkdir(parents=True, exist_ok=True)

@@ -94,7 +94,6 @@ class Simulation:
         self.migrations = self.leases = self.decisions = 0
         self.decision_s = 0.0
         self.samples: list[TimelineSample] = []
-        self.leasing = self.calling = 0  # trajectories that wait for a lease, for a tool
         self._cluster = cluster
         self._latency_s = cluster.latency_s
         self._sample_s = min(_SAMPLE_S, compute_bounds(workload, cluster).lower_s / _MIN_SAMPLES)
@@ -106,8 +105,9 @@ class Simulation:
         for group, before in workload.started_after.items():
             self._replacement_groups[before].append(group)
         self._lease_causes: dict[int, str] = {}
-        self._last_engines: dict[int, str] = {}
         self._receivers = self._build_receivers()
+        if recording is not None:
+            recording.observe(self.rollout)
 
     def _build_receivers(self) -> dict[str, Callable[[AnyMessage], None]]:
         return {
@@ -182,18 +182,16 @@ class Simulation:
     def _record_lease(self, granted: LeaseGranted) -> None:
         trajectory_id = granted.trajectory_id
         self.leases += 1
-        self.leasing -= 1
         self.first_lease_at.setdefault(trajectory_id, self.timeline.now)
         self.lease_waits_s[self._lease_causes[trajectory_id]] += granted.waited_s
-        before = self._last_engines.get(trajectory_id, granted.engine)
-        self.migrations += before != granted.engine
-        self._last_engines[trajectory_id] = granted.engine
 
     def _decide_rollout(self, message: AnyMessage) -> None:
+        if self._recording is not None:
+            self._recording.write_counts(self.timeline.now)
         sends = self.rollout.decide(self.timeline.now, message)
+        self.migrations += sum(each.migrations for each in self.rollout.ended.values())
         if self._recording is not None:
             self._recording.on_rollout_decision(self.timeline.now, message, sends)
-        self.calling -= isinstance(message, CodeFinished)
         for send in sends:
             if isinstance(send.message, LeaseRequested):
                 self._record_request(send.message, message)
@@ -203,7 +201,6 @@ class Simulation:
         within = isinstance(cause, TurnGenerated)
         kind = "to begin" if isinstance(cause, StartGroup) else "within a turn" if within else "after a tool"
         self._lease_causes[request.trajectory_id] = kind
-        self.leasing += 1
 
     def _make_engine_receiver(self, engine: SimulatedEngine) -> Callable[[AnyMessage], None]:
         def receive(message: AnyMessage) -> None:
@@ -224,7 +221,6 @@ class Simulation:
             turn = self.plans[message.trajectory_id].turns[self.rollout.trajectories[message.trajectory_id].turn - 1]
             outcome = CodeOk(Output(str(turn.result_tokens)))
             answer = CodeFinished(message.trajectory_id, message.call, outcome, turn.tool_s, _EXECUTOR_ADDRESS)
-            self.calling += 1
             self.timeline.call_at(self.timeline.now + turn.tool_s + self._latency_s, self._decide_rollout, answer)
         elif isinstance(message, AnswerSubmitted):
             grading_s = self.workload.grading_s
@@ -253,9 +249,8 @@ class Simulation:
             running += load.running
             waiting += load.waiting
             used += load.used_tokens
-        self.samples.append(
-            TimelineSample(self.timeline.now, running, waiting, used, self.live, self.leasing, self.calling)
-        )
+        leasing, calling = (self.rollout.num_by_phase[phase] for phase in ("leasing", "calling"))
+        self.samples.append(TimelineSample(self.timeline.now, running, waiting, used, self.live, leasing, calling))
         if self.live and not self.timeline.is_empty:  # otherwise nothing can happen any more
             self.timeline.call_at(self.timeline.now + self._sample_s, self._sample, None)
 

@@ -14,6 +14,7 @@ import msgspec
 import polars as pl
 
 from analysis.metrics import AnalysisError, read_bytes
+from bus.messages import EngineLoadReported, LedgerReported
 
 MAX_NAMED_UNUSABLE = 3  # unusable lines that are named; the others are only counted
 # Events that occur once per launch and value of this field.
@@ -40,34 +41,9 @@ class EngineStartedLine(LogLine, frozen=True, kw_only=True):
     page_tokens: int
 
 
-class EngineLoadLine(LogLine, frozen=True, kw_only=True):
-    """As bus.messages.EngineLoadReported. Counters since the engine's start."""
-
-    engine: str = ""  # default: the process
-    running: int
-    waiting: int
-    used_tokens: int
-    cached_tokens: int
-    generated_tokens: int
-    prefilled_tokens: int
-    recomputed_tokens: int
-    evicted_tokens: int
-    preempted: int
-    decode_steps: int
-    busy_s: float
-
-
 class WeightsLoadedLine(LogLine, frozen=True, kw_only=True):
     version: int
     load_s: float
-
-
-class LedgerReportedLine(LogLine, frozen=True, kw_only=True):
-    """As bus.messages.LedgerReported."""
-
-    engine: str
-    leased_tokens: int
-    usable_tokens: int
 
 
 class ExecutorLoadLine(LogLine, frozen=True, kw_only=True):
@@ -130,12 +106,23 @@ class StepEndedLine(LogLine, frozen=True, kw_only=True):
     weights_s: float | None = None
 
 
+def _derive_line(message: type[msgspec.Struct], unused_fields: Sequence[str], **defaults: str) -> type[LogLine]:
+    """The line that has the fields of `message`; those in `unused_fields` may be missing."""
+    fields = [field for field in msgspec.structs.fields(message) if field.name not in unused_fields]
+    typed = [
+        (field.name, field.type, defaults[field.name]) if field.name in defaults else (field.name, field.type)
+        for field in fields
+    ]
+    return msgspec.defstruct(f"{message.__name__}Line", typed, bases=(LogLine,), frozen=True, kw_only=True)
+
+
 LINE_TYPES: Mapping[str, type[LogLine]] = {
     "run.started": RunStartedLine,
     "engine.started": EngineStartedLine,
-    "engine.load": EngineLoadLine,
+    # The process is the engine if the line has none.
+    "engine.load": _derive_line(EngineLoadReported, ("version", "incarnation"), engine=""),
     "weights.loaded": WeightsLoadedLine,
-    "ledger.reported": LedgerReportedLine,
+    "ledger.reported": _derive_line(LedgerReported, ("running", "idle", "waiting", "used_tokens")),
     "executor.load": ExecutorLoadLine,
     "trajectories.counted": TrajectoriesCountedLine,
     "trajectory.ended": TrajectoryEndedLine,

@@ -12,6 +12,7 @@ A lease that is in flight to an aborted trajectory is dropped as late.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import get_args
 
@@ -40,7 +41,7 @@ from bus.messages import (
 from policies.decider import Send
 from policies.dialogue.chat_format import TextTokenizer
 from policies.rollout.executor_placement import ExecutorOccupancy, ExecutorPlacement
-from policies.rollout.trajectory import Rules, Trajectory, TrajectoryEvent
+from policies.rollout.trajectory import Phase, Rules, Trajectory, TrajectoryEvent
 from policies.rollout.transitions import (
     EXECUTOR,
     abort,
@@ -74,6 +75,9 @@ class Rollout:
 
     def _reset(self) -> None:
         self.trajectories: dict[int, Trajectory] = {}  # the live ones
+        self.num_by_phase = Counter[Phase]()  # live trajectories
+        self.num_generating = Counter[str]()  # live trajectories, by engine
+        self.ended: dict[int, Trajectory] = {}  # those that the last decision ended
         self.placement = ExecutorPlacement()
         # Trajectories with open calls and without an executor, in order.
         self.waiting_for_executor: dict[int, None] = {}
@@ -83,6 +87,7 @@ class Rollout:
         self._last_changed: Trajectory | None = None
 
     def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
+        self.ended.clear()
         match event:
             case RunStarted():
                 self._reset()
@@ -94,7 +99,7 @@ class Rollout:
             case ExecutorJoined():
                 return self._on_executor_joined(event)
             case ExecutorLeft():
-                return self._on_executor_left(event)
+                return self._on_executor_left(now, event)
             case EngineLeft():
                 return self._on_engine_left(now, event)
             case _ if isinstance(event, _TRAJECTORY_EVENTS):
@@ -111,7 +116,7 @@ class Rollout:
     def adopt(self, now: float, trajectory: Trajectory) -> list[Send]:
         """Continue a trajectory from another process, at the start of a turn."""
         adopted, effects = adopt(self._rules, trajectory, now)
-        self.trajectories[adopted.trajectory_id] = adopted
+        self._store(adopted)
         self._next_trajectory_id = max(self._next_trajectory_id, adopted.trajectory_id + 1)
         return effects
 
@@ -123,7 +128,8 @@ class Rollout:
             raise ProtocolError(f"group {group.group_id} was already started")
         effects: list[Send] = []
         for trajectory_id in ids:
-            self.trajectories[trajectory_id], sends = start(self._rules, group, trajectory_id, now)
+            trajectory, sends = start(self._rules, group, trajectory_id, now)
+            self._store(trajectory)
             effects += sends
         self._next_trajectory_id = ids.stop
         self._last_changed = None
@@ -192,11 +198,21 @@ class Rollout:
         return event.executor != trajectory.executor
 
     def _store(self, trajectory: Trajectory) -> None:
+        before = self.trajectories.get(trajectory.trajectory_id)
+        if before is not None:
+            self._count(before, -1)
         if trajectory.phase == "ended":
             self.trajectories.pop(trajectory.trajectory_id)
             self.waiting_for_executor.pop(trajectory.trajectory_id, None)
+            self.ended[trajectory.trajectory_id] = trajectory
         else:
             self.trajectories[trajectory.trajectory_id] = trajectory
+            self._count(trajectory, 1)
+
+    def _count(self, trajectory: Trajectory, change: int) -> None:
+        self.num_by_phase[trajectory.phase] += change
+        if trajectory.phase == "generating":
+            self.num_generating[trajectory.engine] += change
 
     # ---------------------------------------------------------------- executors
 
@@ -227,16 +243,17 @@ class Rollout:
         waiting, self.waiting_for_executor = self.waiting_for_executor, {}
         effects: list[Send] = []
         for trajectory_id in waiting:
-            self.trajectories[trajectory_id], requests = self._place(self.trajectories[trajectory_id])
+            placed, requests = self._place(self.trajectories[trajectory_id])
+            self._store(placed)
             effects += requests
         return self._report_rescheduled_calls(event.executor, effects, lost=0)
 
-    def _on_executor_left(self, event: ExecutorLeft) -> list[Send]:
+    def _on_executor_left(self, now: float, event: ExecutorLeft) -> list[Send]:
         self.placement.remove_executor(event.executor)
         displaced = [each for each in self.trajectories.values() if each.executor == event.executor]
         effects: list[Send] = []
         for trajectory in displaced:
-            after, sends = lose_executor(self._rules, trajectory, f"executor left: {event.cause}")
+            after, sends = lose_executor(self._rules, trajectory, now, f"executor left: {event.cause}")
             placed, routed = self._route(after, sends)
             self._store(placed)
             effects += routed

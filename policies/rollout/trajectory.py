@@ -35,6 +35,7 @@ from policies.dialogue.tool_results import ResultFormat
 from policies.seeded_random import SIBLING, mix
 
 Phase = Literal["leasing", "generating", "calling", "grading", "ended"]
+PHASES: tuple[Phase, ...] = ("leasing", "generating", "calling", "grading")  # of a live trajectory
 Ending = Literal["answered", "no_answer", "length", "turns"]
 TrajectoryEvent = LeaseGranted | LeaseDeferred | TurnGenerated | TurnFailed | CodeFinished | CallFailed | AnswerGraded
 
@@ -76,6 +77,7 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
     waits: PhaseTimes = PhaseTimes()
     engine: str = ""
     engine_incarnation: int = 0
+    migrations: int = 0  # to another engine, between or within turns
     lease: int = 0
     leased_tokens: int = 0
     executor: str = ""  # empty before its first call, and without an executor

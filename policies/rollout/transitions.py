@@ -96,10 +96,10 @@ def advance(
             return _on_code_finished(rules, tokenizer, trajectory, now, event)
         case CallFailed() if event.call == GRADING_CALL:
             trajectory.expect_phase("grading", event)
-            return _retry(rules, trajectory, event.cause, Send(EXECUTOR, trajectory.build_submission()))
+            return _retry(rules, trajectory, now, event.cause, Send(EXECUTOR, trajectory.build_submission()))
         case CallFailed():
             trajectory.expect_call(event)
-            return _retry_call(rules, trajectory, event)
+            return _retry_call(rules, trajectory, now, event)
         case AnswerGraded():
             trajectory.expect_phase("grading", event)
             return _end(rules, trajectory, now, "answered", 1.0 if event.correct else 0.0)
@@ -149,6 +149,7 @@ def _start_or_resume_turn(rules: Rules, trajectory: Trajectory, now: float, gran
         trajectory.enter_phase("generating", now),
         engine=granted.engine,
         engine_incarnation=granted.incarnation,
+        migrations=trajectory.migrations + (trajectory.engine not in ("", granted.engine)),
         lease=granted.lease,
         leased_tokens=granted.tokens,
         retries=trajectory.retries,
@@ -202,7 +203,7 @@ def _on_turn_generated(
 
 def _retry_turn(rules: Rules, trajectory: Trajectory, now: float, cause: str) -> Transition:
     """Retry under a new lease: the engine may have left, and the lease with it."""
-    retried, failed = _retry(rules, trajectory, cause)
+    retried, failed = _retry(rules, trajectory, now, cause)
     if failed:
         return retried, failed
     return _request_lease(rules, replace(retried.enter_phase("leasing", now), retries=retried.retries))
@@ -273,15 +274,15 @@ def _set_result(trajectory: Trajectory, number: int, text: str) -> tuple[str | N
     return (*trajectory.results[:place], text, *trajectory.results[place + 1 :])
 
 
-def _retry_call(rules: Rules, trajectory: Trajectory, event: CallFailed) -> Transition:
+def _retry_call(rules: Rules, trajectory: Trajectory, now: float, event: CallFailed) -> Transition:
     """Retry the call, or fail the trajectory; SessionEnded then stops its other open calls."""
     if event.call in trajectory.retried_calls:
-        return _fail(rules, trajectory, event.cause)
+        return _fail(rules, trajectory, now, event.cause)
     trajectory = replace(trajectory, retried_calls=(*trajectory.retried_calls, event.call))
     return trajectory, [Send(EXECUTOR, trajectory.build_code_request(event.call))]
 
 
-def lose_executor(rules: Rules, trajectory: Trajectory, cause: str) -> Transition:
+def lose_executor(rules: Rules, trajectory: Trajectory, now: float, cause: str) -> Transition:
     """Its executor has left: open calls are retried once, like after any failure, or the
     trajectory fails.
 
@@ -289,10 +290,10 @@ def lose_executor(rules: Rules, trajectory: Trajectory, cause: str) -> Transitio
     """
     trajectory = replace(trajectory, executor="")
     if trajectory.phase == "grading":
-        return _retry(rules, trajectory, cause)
+        return _retry(rules, trajectory, now, cause)
     open_calls = trajectory.open_calls
     if not set(open_calls).isdisjoint(trajectory.retried_calls):
-        return _fail(rules, trajectory, cause)
+        return _fail(rules, trajectory, now, cause)
     return replace(trajectory, retried_calls=(*trajectory.retried_calls, *open_calls)), []
 
 
@@ -322,16 +323,16 @@ def _append_results(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajecto
 # ---------------------------------------------------------------- endings
 
 
-def _retry(rules: Rules, trajectory: Trajectory, cause: str, *retry_sends: Send) -> Transition:
+def _retry(rules: Rules, trajectory: Trajectory, now: float, cause: str, *retry_sends: Send) -> Transition:
     if trajectory.retries < MAX_RETRIES:
         return replace(trajectory, retries=trajectory.retries + 1), list(retry_sends)
-    return _fail(rules, trajectory, cause)
+    return _fail(rules, trajectory, now, cause)
 
 
-def _fail(rules: Rules, trajectory: Trajectory, cause: str) -> Transition:
-    trajectory, sends = _release_resources(rules, trajectory)
+def _fail(rules: Rules, trajectory: Trajectory, now: float, cause: str) -> Transition:
+    trajectory, sends = _release_resources(rules, trajectory.enter_phase("ended", now))
     failure = TrajectoryFailed(trajectory.trajectory_id, trajectory.group.group_id, cause)
-    return replace(trajectory, phase="ended"), [*sends, Send(rules.buffer, failure)]
+    return trajectory, [*sends, Send(rules.buffer, failure)]
 
 
 def _end(rules: Rules, trajectory: Trajectory, now: float, ending: Ending, reward: float) -> Transition:

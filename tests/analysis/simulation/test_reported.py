@@ -71,3 +71,14 @@ def test_the_report_has_the_step_and_the_utilization_over_time(reported: Reporte
     used = sum(sum(each["used"]) for each in timeline) * use.timeline.bin_s / (outcome.kv_tokens * outcome.makespan_s)
     assert used == pytest.approx(outcome.kv_utilization, rel=0.05)  # sampled four times a second
     assert use.doubts == ()
+    (executor,) = use.executors
+    assert executor.calls == use.trajectories.calls
+    assert executor.running_mean * executor.span_s == about(outcome.waits_s["tools"])
+
+
+def test_a_recording_replaces_an_earlier_one(tmp_path: Path) -> None:
+    for engine in ("generator-1", "generator-0"):
+        recording = LogRecorder(tmp_path)
+        recording.on_engine_started(0, engine, 100, 10)
+        recording.close(1)
+    assert sorted(path.stem for path in tmp_path.iterdir()) == ["executor-0", "generator-0", "head"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -16,10 +16,11 @@ from bus.addresses import HEAD, ROLLOUT
 from bus.codec import decode
 from bus.messages import AnyMessage, ProtocolError, StepCounts, TrajectoryFailed, TrajectoryFinished
 from configs.schema import DialogueConfig, EngineConfig, EvaluationConfig, RlConfig, RunConfig
-from policies.decider import Send
+from policies.decider import Decider, Send
 from policies.groups.counts import add_to_step_counts
-from policies.observers.step_observer import StepObserver
-from policies.observers.trajectory_observer import PHASES, TrajectoryObserver
+from policies.observers import StepObserver, TrajectoryObserver
+from policies.rollout.rollout import Rollout
+from policies.rollout.trajectory import PHASES
 from tests.analysis.utilization.log_lines import Logs
 from tests.simulation.clock import run_virtually
 from tests.simulation.world import World
@@ -40,14 +41,15 @@ Recorded = tuple[World, "Phases", Utilization, LogTables]
 class Phases:
     """An observer that writes the phase counts after each event and records the live trajectories."""
 
-    def __init__(self, inner: TrajectoryObserver) -> None:
-        self.inner = inner
+    def __init__(self, writer: EventWriter, rollout: Rollout) -> None:
+        self.inner, self.rollout = TrajectoryObserver(writer, rollout), rollout
+        self.quiet = False
         self.live: list[int] = []
 
     def on_decision(self, now: float, event: AnyMessage, effects: Sequence[Send]) -> None:
         self.inner.on_decision(now, event, effects)
         self.inner.write_counts()
-        self.live.append(sum(self.inner.phases[phase] for phase in PHASES))
+        self.live.append(self.rollout.num_by_phase.total())
 
 
 class EventWriter:
@@ -60,9 +62,10 @@ class EventWriter:
         self._logs.line(self._process, self.now, event, **fields)
 
 
-def observe(world: World, process: str, observer: Observer, writer: EventWriter) -> None:
+def observe(
+    world: World, process: str, deciders: Mapping[str, Decider], observer: Observer, writer: EventWriter
+) -> None:
     """Replay all events of the process's log."""
-    deciders = world.deciders()[process]
     for event in world.logs[process].events:
         message = decode(event.frame).message
         writer.now = event.time
@@ -76,9 +79,12 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
     run_virtually(world.live())
     logs = Logs(tmp_path_factory.mktemp("recorded") / "logs")
     writer, head_writer = EventWriter(logs, ROLLOUT), EventWriter(logs, HEAD)
-    rollout = Phases(TrajectoryObserver(writer))
-    observe(world, ROLLOUT, rollout, writer)
-    observe(world, HEAD, StepObserver(head_writer), head_writer)
+    deciders = world.deciders()
+    decider = deciders[ROLLOUT][ROLLOUT]
+    assert isinstance(decider, Rollout)
+    rollout = Phases(writer, decider)
+    observe(world, ROLLOUT, deciders[ROLLOUT], rollout, writer)
+    observe(world, HEAD, deciders[HEAD], StepObserver(head_writer), head_writer)
     yield world, rollout, compute_utilization(logs.folder), read_log_tables(logs.folder)
 
 
@@ -111,7 +117,7 @@ def test_every_live_trajectory_is_in_one_phase_and_leaves_it(recorded: Recorded)
     _, rollout, use, _ = recorded
     assert max(rollout.live) == RUN.rl.prompts * RUN.rl.rollouts
     assert rollout.live[-1] == 0
-    assert not any(rollout.inner.generating.values())
+    assert not any(rollout.rollout.num_generating.values())
     assert use.timeline.trajectories["leasing"][-1] < 1  # a mean over the last stretch of the time line
 
 

@@ -1,1 +1,0 @@
-"""Observers of deciders that write structured log lines."""
