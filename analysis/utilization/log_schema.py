@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import polars as pl
 
 from analysis.metrics import AnalysisError, read_bytes
 from bus.messages import EngineLoadReported, LedgerReported
+from sandbox.load_gauge import SandboxLoad
 
 MAX_NAMED_UNUSABLE = 3  # unusable lines that are named; the others are only counted
 # Events that occur once per launch and value of this field.
@@ -44,19 +45,6 @@ class EngineStartedLine(LogLine, frozen=True, kw_only=True):
 class WeightsLoadedLine(LogLine, frozen=True, kw_only=True):
     version: int
     load_s: float
-
-
-class ExecutorLoadLine(LogLine, frozen=True, kw_only=True):
-    """As sandbox.load_gauge.SandboxLoad. Counters since the executor's start."""
-
-    executor: str  # this incarnation
-    slots: int
-    running: int
-    queued: int
-    done: int
-    busy_s: float
-    running_s: float
-    queued_s: float
 
 
 class TrajectoriesCountedLine(LogLine, frozen=True, kw_only=True):
@@ -106,14 +94,14 @@ class StepEndedLine(LogLine, frozen=True, kw_only=True):
     weights_s: float | None = None
 
 
-def _derive_line(message: type[msgspec.Struct], unused_fields: Sequence[str], **defaults: str) -> type[LogLine]:
-    """The line that has the fields of `message`; those in `unused_fields` may be missing."""
-    fields = [field for field in msgspec.structs.fields(message) if field.name not in unused_fields]
-    typed = [
-        (field.name, field.type, defaults[field.name]) if field.name in defaults else (field.name, field.type)
-        for field in fields
-    ]
-    return msgspec.defstruct(f"{message.__name__}Line", typed, bases=(LogLine,), frozen=True, kw_only=True)
+def _derive_line(
+    struct: type[msgspec.Struct], unused_fields: Sequence[str], added_fields: Mapping[str, type] = {}, **defaults: str
+) -> type[LogLine]:
+    """The line with the fields of `struct` and `added_fields`, without `unused_fields`."""
+    types = {field.name: field.type for field in msgspec.structs.fields(struct) if field.name not in unused_fields}
+    fields = [(name, kind, defaults.get(name, msgspec.NODEFAULT)) for name, kind in {**types, **added_fields}.items()]
+    line = msgspec.defstruct(f"{struct.__name__}Line", fields, bases=(LogLine,), frozen=True, kw_only=True)
+    return cast("type[LogLine]", line)
 
 
 LINE_TYPES: Mapping[str, type[LogLine]] = {
@@ -123,7 +111,7 @@ LINE_TYPES: Mapping[str, type[LogLine]] = {
     "engine.load": _derive_line(EngineLoadReported, ("version", "incarnation"), engine=""),
     "weights.loaded": WeightsLoadedLine,
     "ledger.reported": _derive_line(LedgerReported, ("running", "idle", "waiting", "used_tokens")),
-    "executor.load": ExecutorLoadLine,
+    "executor.load": _derive_line(SandboxLoad, ("gradings", "graded"), {"executor": str, "slots": int}),
     "trajectories.counted": TrajectoriesCountedLine,
     "trajectory.ended": TrajectoryEndedLine,
     "step.requested": StepRequestedLine,

@@ -77,7 +77,7 @@ class Rollout:
         self.trajectories: dict[int, Trajectory] = {}  # the live ones
         self.num_by_phase = Counter[Phase]()  # live trajectories
         self.num_generating = Counter[str]()  # live trajectories, by engine
-        self.ended: dict[int, Trajectory] = {}  # those that the last decision ended
+        self.ended: dict[int, Trajectory] = {}  # trajectories that the last decision ended
         self.placement = ExecutorPlacement()
         # Trajectories with open calls and without an executor, in order.
         self.waiting_for_executor: dict[int, None] = {}
