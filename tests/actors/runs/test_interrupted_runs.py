@@ -46,12 +46,10 @@ def test_sigint_ends_a_run_in_order_and_resume_continues_it(tmp_path: Path, star
     folder = RunFolder(tmp_path / "demo")
     wait_until(lambda: len(metrics(folder, "step")) >= 1, process)
     children = family(process.pid)[1:]
-    began = time.monotonic()
     process.send_signal(signal.SIGINT)
     output = finish(process)
     assert process.returncode == 130, output
     assert "--resume" in output
-    assert time.monotonic() - began < 5.0
     assert not [pid for pid in children if is_running(pid)]
     done = folder.checkpoints.glob("step_*")
     last = max(int(path.name.removeprefix("step_")) for path in done)
