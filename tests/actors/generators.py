@@ -21,12 +21,13 @@ from bus.messages import (
 )
 from bus.transport.in_process import Hub
 from engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest, WeightsRefused
+from tests.simulation.engines import FakeEngine
 
 STEP_S = 0.1
 FETCH_S = 3.0
 
 
-class ScriptedEngine:
+class ScriptedEngine(FakeEngine):
     """Implements engine.contract.Engine: a token takes STEP_S; a sequence that begins with 666 fails."""
 
     def __init__(self, version: int = 4) -> None:
@@ -59,17 +60,10 @@ class ScriptedEngine:
         )
 
     def get_load(self) -> EngineLoad:
-        return EngineLoad(
+        return self.build_load(
             running=self.running,
-            waiting=0,
             used_tokens=16 * self.running,
-            cached_tokens=0,
             decode_steps=self.steps,
-            generated_tokens=0,
-            prefilled_tokens=0,
-            recomputed_tokens=0,
-            evicted_tokens=0,
-            preempted=0,
             busy_s=self.steps * STEP_S,
         )
 
@@ -87,15 +81,9 @@ class ScriptedEngine:
         self.loaded_paths.append(weights.path)
         self.version = weights.version
 
-    async def pause(self) -> None: ...
-
-    async def resume(self) -> None: ...
-
     async def sleep(self) -> None:
         assert not self.running
         self.sleeps.append(self.steps)
-
-    async def close(self) -> None: ...
 
 
 INCARNATION = 3

@@ -9,6 +9,7 @@ import asyncio
 from collections import OrderedDict
 from random import Random
 
+import msgspec
 import numpy as np
 
 from bus.messages import WeightsPublished
@@ -37,7 +38,21 @@ class Script:
         return saying[position - began_at :]
 
 
-class SayingEngine:
+class FakeEngine:
+    """The methods of engine.contract.Engine that a fake engine rarely needs."""
+
+    def build_load(self, **counts: float) -> EngineLoad:
+        """The load with these counts, and zero for all others."""
+        return msgspec.convert({**dict.fromkeys(EngineLoad.__struct_fields__, 0), **counts}, EngineLoad)
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class SayingEngine(FakeEngine):
     """Implements engine.contract.Engine.
 
     `trouble` is the probability that a turn fails, and also that it aborts early.
@@ -133,27 +148,15 @@ class SayingEngine:
     def get_load(self) -> EngineLoad:
         self._evicted += bool(self.running) and self._random.random() < self._evictions
         cached = sum(self.cached.values()) * PAGE_TOKENS
-        return EngineLoad(
+        return self.build_load(
             running=len(self.running),
-            waiting=0,
             used_tokens=sum(self.running.values()) * PAGE_TOKENS + cached,
             cached_tokens=cached,
-            decode_steps=0,
             generated_tokens=self._generated,
-            prefilled_tokens=0,
-            recomputed_tokens=0,
             evicted_tokens=self._evicted,
-            preempted=0,
-            busy_s=0.0,
         )
-
-    async def pause(self) -> None: ...
-
-    async def resume(self) -> None: ...
 
     async def sleep(self) -> None:
         assert not self.running, "it is to give back memory that it works in"
         await asyncio.sleep(self._random.expovariate(10))
         self.released = True
-
-    async def close(self) -> None: ...
