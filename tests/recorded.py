@@ -8,9 +8,7 @@ from tempfile import TemporaryDirectory
 
 from actors.replay.trajectory_replay import ReplayedTrajectory, ToolResult, replay_trajectory
 from actors.runtime.decider_loop import (
-    compute_fingerprint,
-    compute_state_fingerprint,
-    encode_effects,
+    decide_event,
     get_trajectory_ids,
 )
 from bus.codec import encode
@@ -65,14 +63,15 @@ class Recording:
     def tell(self, to: str, message: AnyMessage, sender: str = "x") -> None:
         self.now += self._tick_s
         process, _, actor = to.partition("/")
-        kind, about, frame = type(message).__name__, get_trajectory_ids(message), encode(Envelope(sender, to, message))
+        envelope = Envelope(sender, to, message)
+        kind, about, frame = type(message).__name__, get_trajectory_ids(message), encode(envelope)
         seq = self._logs[process].append(self.now, actor or process, sender, kind, about, frame)
         if to not in self._deciders:
             return
-        effects = self._deciders[to].decide(self.now, message)
-        state = compute_state_fingerprint(self._deciders[to].get_state_after(message))
-        self._logs[process].append_decision(seq, compute_fingerprint(encode_effects(to, effects)), state)
-        for effect in effects:
+        decided = decide_event(self._deciders[to], envelope, self.now)
+        assert not isinstance(decided.effects, str), decided.effects
+        self._logs[process].append_decision(seq, *decided.fingerprints)
+        for effect in decided.effects:
             if isinstance(effect.message, TurnRequested):
                 self.turns.append(effect.message)
             elif isinstance(effect.message, CodeRequested | AnswerSubmitted):

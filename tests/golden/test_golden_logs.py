@@ -15,7 +15,7 @@ from actors.cli.log import waits_command
 from actors.generator import Generator
 from actors.replay import replay
 from actors.replay.trajectory_replay import replay_trajectory
-from actors.runtime.decider_loop import get_trajectory_ids
+from actors.runtime.decider_loop import decide_event, get_trajectory_ids
 from actors.runtime.recovery import Recovery
 from bus.addresses import HEAD, LAUNCHER, ROLLOUT
 from bus.codec import decode, encode
@@ -28,7 +28,6 @@ from bus.messages import (
     EngineLeft,
     Envelope,
     LeaseGranted,
-    ProtocolError,
     RunFinished,
     StartGroup,
     TrajectoryEnd,
@@ -48,12 +47,8 @@ from tests.simulation.engines import SayingEngine, Script
 
 
 def redecide(decider: Decider, event: Event) -> tuple[AnyMessage, Sequence[Send]]:
-    """Decide on an event again; no effects if it is refused."""
-    message = decode(event.frame).message
-    try:
-        return message, decider.decide(event.time, message)
-    except ProtocolError:
-        return message, ()
+    decided = decide_event(decider, decode(event.frame), event.time)
+    return decided.message, decided.sends
 
 
 def write_log(folder: RunFolder, process: str, events: Sequence[Event], keep_steps: int = 0) -> Path:
