@@ -6,8 +6,7 @@ import polars as pl
 
 from analysis.utilization.log_schema import LogTables
 from analysis.utilization.step_functions import insert_zeros
-
-PHASES = ("leasing", "generating", "calling", "grading")
+from policies.rollout.trajectory import PHASES
 
 
 def build_phase_counts(lines: LogTables) -> pl.DataFrame:

@@ -20,10 +20,11 @@ from analysis.utilization.executor_time import (
     summarize_executor,
 )
 from analysis.utilization.log_schema import LogTables, read_log_tables
-from analysis.utilization.phases import PHASES, build_phase_counts, build_steps
+from analysis.utilization.phases import build_phase_counts, build_steps
 from analysis.utilization.step_functions import Floats, build_step_function
 from analysis.utilization.step_time import StepUtilization, summarize_steps
 from analysis.utilization.trajectory_time import TrajectoryUtilization, build_ended_table, summarize_trajectories
+from policies.rollout.trajectory import PHASES
 
 NUM_BINS = 400  # intervals of the timeline
 _EFFECTS_OF_MISSING_LINES: Mapping[str, str] = {
