@@ -65,7 +65,7 @@ Call = asyncio.Task[TrajectoryEvent]  # of the sandbox
 
 
 async def run_all_steps(run: RunConfig, folder: RunFolder) -> list[dict[str, float]]:
-    """Return every step's metrics, by the definitions in policies.compute_step_metrics."""
+    """Return every step's metrics, by the definitions in policies.step_metrics."""
     sandbox = make_sandbox(run.sandbox, run.seed, run.name)
     await sandbox.start()
     try:
