@@ -1,11 +1,27 @@
-"""Short timeouts for tests."""
+"""Short timeouts, and a network of each kind."""
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
 import pytest
+
+from tests.bus.networks import IN_TESTS, Join, network
 
 
 @pytest.fixture
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bus.transport.reliable_transport._CLOSE_TIMEOUT_S", 0.1)
     monkeypatch.setattr("bus.transport.zeromq._BOOK_POLL_S", 0.02)
+
+
+@pytest.fixture
+def bound() -> int:
+    """The number of messages that a queue of the network holds."""
+    return 1000
+
+
+@pytest.fixture(params=IN_TESTS)
+def join(request: pytest.FixtureRequest, tmp_path: Path, bound: int) -> AbstractAsyncContextManager[Join]:
+    return network(request.param, tmp_path, bound)

@@ -14,7 +14,6 @@ from bus.lanes import BULK, CONTROL, Lane
 from bus.messages import Envelope, LeaseReleased
 from tests.bus.faulty_network import FaultRates, FaultyNetwork
 from tests.bus.networks import call
-from tests.simulation.clock import run_virtually
 
 FRAMES = 400  # in each lane
 FAULTS = FaultRates(lost=0.1, duplicated=0.1, delayed=0.2, full=0.1)
@@ -73,71 +72,61 @@ def seeds(count: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("seed", seeds(20))
-def test_frames_arrive_once_and_in_order_over_a_faulty_network(seed: int) -> None:
-    async def scenario() -> None:
-        faulty_network = FaultyNetwork(seed, FAULTS)
-        a, receiver = faulty_network.join("a", 64), Receiver(faulty_network, is_restored=True)
-        receiver.start()
-        sending = asyncio.create_task(send_all(a, faulty_network))
-        for _ in range(faulty_network.random.randrange(4)):  # the network fails for a while
-            await asyncio.sleep(faulty_network.random.expovariate(1))
-            faulty_network.broken = True
-            await asyncio.sleep(faulty_network.random.expovariate(1))
-            faulty_network.broken = False
-        await sending
-        await until_acknowledged(a)
-        assert receiver.received == {lane: list(range(FRAMES)) for lane in (BULK, CONTROL)}
-        assert receiver.bus.waiting == 0
-        receiver.task.cancel()
-
-    run_virtually(asyncio.wait_for(scenario(), 3600))
+async def test_frames_arrive_once_and_in_order_over_a_faulty_network(seed: int) -> None:
+    faulty_network = FaultyNetwork(seed, FAULTS)
+    a, receiver = faulty_network.join("a", 64), Receiver(faulty_network, is_restored=True)
+    receiver.start()
+    sending = asyncio.create_task(send_all(a, faulty_network))
+    for _ in range(faulty_network.random.randrange(4)):  # the network fails for a while
+        await asyncio.sleep(faulty_network.random.expovariate(1))
+        faulty_network.broken = True
+        await asyncio.sleep(faulty_network.random.expovariate(1))
+        faulty_network.broken = False
+    await sending
+    await until_acknowledged(a)
+    assert receiver.received == {lane: list(range(FRAMES)) for lane in (BULK, CONTROL)}
+    assert receiver.bus.waiting == 0
+    receiver.task.cancel()
 
 
 @pytest.mark.parametrize("is_restored", [True, False])
 @pytest.mark.parametrize("seed", seeds(10))
-def test_a_receiver_may_be_killed_at_any_time(seed: int, is_restored: bool) -> None:
+async def test_a_receiver_may_be_killed_at_any_time(seed: int, is_restored: bool) -> None:
     """A restored one gets each frame once; a new epoch also gets frames with lost acknowledgements."""
-
-    async def scenario() -> None:
-        faulty_network = FaultyNetwork(seed, FAULTS)
-        a, receiver = faulty_network.join("a", 64), Receiver(faulty_network, is_restored=is_restored)
+    faulty_network = FaultyNetwork(seed, FAULTS)
+    a, receiver = faulty_network.join("a", 64), Receiver(faulty_network, is_restored=is_restored)
+    receiver.start()
+    sending = asyncio.create_task(send_all(a, faulty_network))
+    for _ in range(5):
+        await asyncio.sleep(faulty_network.random.expovariate(1))
+        await receiver.kill()
+        await asyncio.sleep(faulty_network.random.expovariate(1))
         receiver.start()
-        sending = asyncio.create_task(send_all(a, faulty_network))
-        for _ in range(5):
-            await asyncio.sleep(faulty_network.random.expovariate(1))
-            await receiver.kill()
-            await asyncio.sleep(faulty_network.random.expovariate(1))
-            receiver.start()
-        await sending
-        await until_acknowledged(a)
-        for lane in (BULK, CONTROL):
-            received = receiver.received[lane]
-            assert list(dict.fromkeys(received)) == list(range(FRAMES))
-            assert len(received) == FRAMES or not is_restored
-            assert len(received) <= FRAMES + 64 * receiver.num_incarnations
-        receiver.task.cancel()
-
-    run_virtually(asyncio.wait_for(scenario(), 3600))
+    await sending
+    await until_acknowledged(a)
+    for lane in (BULK, CONTROL):
+        received = receiver.received[lane]
+        assert list(dict.fromkeys(received)) == list(range(FRAMES))
+        assert len(received) == FRAMES or not is_restored
+        assert len(received) <= FRAMES + 64 * receiver.num_incarnations
+    receiver.task.cancel()
 
 
 @pytest.mark.parametrize("seed", seeds(10))
-def test_a_restored_sender_may_be_killed_at_any_time(seed: int) -> None:
-    async def scenario() -> None:
-        faulty_network = FaultyNetwork(seed, FAULTS)
-        receiver, frames = Receiver(faulty_network, is_restored=True), [call(number) for number in range(FRAMES)]
-        receiver.start()
-        a, sent = faulty_network.join("a", 10_000), list[bytes]()
-        while len(sent) < FRAMES:
-            for message in frames[len(sent) : len(sent) + faulty_network.random.randrange(120)]:
-                await a.send("b", message)
-                sent.append(encode(Envelope("a", "b", message)))
-            await asyncio.sleep(faulty_network.random.expovariate(1))
-            num_unacknowledged = a.unacknowledged.get("b", 0)
-            faulty_network.kill("a")
-            a = faulty_network.join("a", 10_000)
-            a.restore({("b", BULK): (len(sent), sent[len(sent) - num_unacknowledged :])}, {})
-        await until_acknowledged(a)
-        assert receiver.received[BULK] == list(range(FRAMES))
-        receiver.task.cancel()
-
-    run_virtually(asyncio.wait_for(scenario(), 3600))
+async def test_a_restored_sender_may_be_killed_at_any_time(seed: int) -> None:
+    faulty_network = FaultyNetwork(seed, FAULTS)
+    receiver, frames = Receiver(faulty_network, is_restored=True), [call(number) for number in range(FRAMES)]
+    receiver.start()
+    a, sent = faulty_network.join("a", 10_000), list[bytes]()
+    while len(sent) < FRAMES:
+        for message in frames[len(sent) : len(sent) + faulty_network.random.randrange(120)]:
+            await a.send("b", message)
+            sent.append(encode(Envelope("a", "b", message)))
+        await asyncio.sleep(faulty_network.random.expovariate(1))
+        num_unacknowledged = a.unacknowledged.get("b", 0)
+        faulty_network.kill("a")
+        a = faulty_network.join("a", 10_000)
+        a.restore({("b", BULK): (len(sent), sent[len(sent) - num_unacknowledged :])}, {})
+    await until_acknowledged(a)
+    assert receiver.received[BULK] == list(range(FRAMES))
+    receiver.task.cancel()

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,18 +10,9 @@ from bus.bus import Bus, Delivery
 from bus.codec import decode
 from bus.lanes import BULK, CONTROL
 from bus.messages import LeaseReleased
-from tests.bus.networks import IN_TESTS, call, lease_request, network, wait_until
+from tests.bus.networks import Join, call, lease_request, wait_until
 
-pytestmark = pytest.mark.usefixtures("short_waits")
-
-
-@pytest.fixture(params=IN_TESTS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, timeout=60))
+pytestmark = [pytest.mark.usefixtures("short_waits"), pytest.mark.real_clock, pytest.mark.timeout(60)]
 
 
 def read_number(delivery: Delivery) -> int:
@@ -39,175 +27,132 @@ async def until_acknowledged(bus: Bus) -> None:
     await wait_until(lambda: not bus.unacknowledged)
 
 
-def test_a_delivery_has_the_epoch_and_the_number_of_its_frame(kind: str, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with network(kind, tmp_path) as join:
-            a, b = join("a", epoch=3), join("b")
-            for number in range(2):
-                await a.send("b", call(number))
-                await a.send("b", lease_request(number))
-                await b.send("b", LeaseReleased(number, 5))
-            found = {
-                (delivery.sender, delivery.lane, delivery.epoch, delivery.number)
-                for delivery in await receive_many(b, 6)
-            }
-            assert found == {
-                *(("a", lane, 3, number) for lane in (BULK, CONTROL) for number in range(2)),
-                *(("b", CONTROL, 0, number) for number in range(2)),
-            }
-
-    run(scenario())
+async def test_a_delivery_has_the_epoch_and_the_number_of_its_frame(join: Join) -> None:
+    a, b = join("a", epoch=3), join("b")
+    for number in range(2):
+        await a.send("b", call(number))
+        await a.send("b", lease_request(number))
+        await b.send("b", LeaseReleased(number, 5))
+    found = {(delivery.sender, delivery.lane, delivery.epoch, delivery.number) for delivery in await receive_many(b, 6)}
+    assert found == {
+        *(("a", lane, 3, number) for lane in (BULK, CONTROL) for number in range(2)),
+        *(("b", CONTROL, 0, number) for number in range(2)),
+    }
 
 
-def test_a_frame_is_held_until_it_is_acknowledged(kind: str, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with network(kind, tmp_path) as join:
-            a, b = join("a"), join("b")
-            for number in range(10):
-                await a.send("b", call(number))
-            deliveries = await receive_many(b, 10)
-            assert a.unacknowledged == {"b": 10}
-            b.acknowledge(deliveries[6])  # and all earlier frames
-            await wait_until(lambda: a.unacknowledged == {"b": 3})
-            b.acknowledge(deliveries[9])
-            await until_acknowledged(a)
-
-    run(scenario())
+async def test_a_frame_is_held_until_it_is_acknowledged(join: Join) -> None:
+    a, b = join("a"), join("b")
+    for number in range(10):
+        await a.send("b", call(number))
+    deliveries = await receive_many(b, 10)
+    assert a.unacknowledged == {"b": 10}
+    b.acknowledge(deliveries[6])  # and all earlier frames
+    await wait_until(lambda: a.unacknowledged == {"b": 3})
+    b.acknowledge(deliveries[9])
+    await until_acknowledged(a)
 
 
 @pytest.mark.slow
-def test_a_new_incarnation_gets_unacknowledged_frames(kind: str, tmp_path: Path) -> None:
+async def test_a_new_incarnation_gets_unacknowledged_frames(join: Join) -> None:
     """With hundreds of frames in flight, in both lanes, and more sent while the receiver is dead."""
-
-    async def scenario() -> None:
-        async with network(kind, tmp_path) as join:
-            a, b = join("a"), join("b", epoch=1)
-            for number in range(300):
-                await a.send("b", call(number))
-                await a.send("b", lease_request(number))
-            taken = await receive_many(b, 100)
-            for delivery in taken:
-                b.acknowledge(delivery)
-            await wait_until(lambda: a.unacknowledged == {"b": 500})
-            await b.close()
-            for number in range(300, 400):
-                await a.send("b", call(number))
-            b = join("b", epoch=2)
-            received = [*taken, *await receive_many(b, 600)]
-            for lane, count in ((BULK, 400), (CONTROL, 300)):
-                assert [read_number(delivery) for delivery in received if delivery.lane == lane] == list(range(count))
-                b.acknowledge([delivery for delivery in received if delivery.lane == lane][-1])
-            await until_acknowledged(a)
-            assert b.waiting == 0
-            assert b.dropped == 0
-
-    run(scenario())
+    a, b = join("a"), join("b", epoch=1)
+    for number in range(300):
+        await a.send("b", call(number))
+        await a.send("b", lease_request(number))
+    taken = await receive_many(b, 100)
+    for delivery in taken:
+        b.acknowledge(delivery)
+    await wait_until(lambda: a.unacknowledged == {"b": 500})
+    await b.close()
+    for number in range(300, 400):
+        await a.send("b", call(number))
+    b = join("b", epoch=2)
+    received = [*taken, *await receive_many(b, 600)]
+    for lane, count in ((BULK, 400), (CONTROL, 300)):
+        assert [read_number(delivery) for delivery in received if delivery.lane == lane] == list(range(count))
+        b.acknowledge([delivery for delivery in received if delivery.lane == lane][-1])
+    await until_acknowledged(a)
+    assert b.waiting == 0
+    assert b.dropped == 0
 
 
-def test_a_restored_receiver_gets_only_new_frames(kind: str, tmp_path: Path) -> None:
+async def test_a_restored_receiver_gets_only_new_frames(join: Join) -> None:
     """The sender may have missed the last acknowledgement."""
-
-    async def scenario() -> None:
-        async with network(kind, tmp_path) as join:
-            a, b = join("a", epoch=4), join("b")
-            for number in range(300):
-                await a.send("b", call(number))
-            received = await receive_many(b, 120)
-            await b.close()
-            assert a.unacknowledged == {"b": 300}
-            b = join("b")
-            b.restore({}, {("a", BULK): (4, 120)})
-            await a.send("b", call(300))
-            received += await receive_many(b, 181)
-            assert [read_number(delivery) for delivery in received] == list(range(301))
-            b.acknowledge(received[-1])
-            await until_acknowledged(a)
-            assert b.waiting == 0
-
-    run(scenario())
+    a, b = join("a", epoch=4), join("b")
+    for number in range(300):
+        await a.send("b", call(number))
+    received = await receive_many(b, 120)
+    await b.close()
+    assert a.unacknowledged == {"b": 300}
+    b = join("b")
+    b.restore({}, {("a", BULK): (4, 120)})
+    await a.send("b", call(300))
+    received += await receive_many(b, 181)
+    assert [read_number(delivery) for delivery in received] == list(range(301))
+    b.acknowledge(received[-1])
+    await until_acknowledged(a)
+    assert b.waiting == 0
 
 
-def test_a_restored_sender_resends_without_duplicates(kind: str, tmp_path: Path) -> None:
+async def test_a_restored_sender_resends_without_duplicates(join: Join) -> None:
     """The sender resends possibly unacknowledged frames; the receiver drops duplicates."""
-
-    async def scenario() -> None:
-        async with network(kind, tmp_path) as join:
-            a, b = join("a"), join("b")
-            for number in range(200):
-                await a.send("b", call(number))
-            received = await receive_many(b, 200)
-            frames = [delivery.frame for delivery in received[150:]]
-            await a.close()
-            a = join("a")
-            a.restore({("b", BULK): (203, [*frames, *frames[:3]])}, {})
-            await a.send("b", call(203))
-            received += await receive_many(b, 4)
-            assert [(delivery.epoch, delivery.number) for delivery in received] == [
-                (0, number) for number in range(204)
-            ]
-            assert b.waiting == 0
-            b.acknowledge(received[-1])
-            await until_acknowledged(a)
-
-    run(scenario())
+    a, b = join("a"), join("b")
+    for number in range(200):
+        await a.send("b", call(number))
+    received = await receive_many(b, 200)
+    frames = [delivery.frame for delivery in received[150:]]
+    await a.close()
+    a = join("a")
+    a.restore({("b", BULK): (203, [*frames, *frames[:3]])}, {})
+    await a.send("b", call(203))
+    received += await receive_many(b, 4)
+    assert [(delivery.epoch, delivery.number) for delivery in received] == [(0, number) for number in range(204)]
+    assert b.waiting == 0
+    b.acknowledge(received[-1])
+    await until_acknowledged(a)
 
 
-def test_a_new_incarnation_of_the_sender_starts_at_number_0(kind: str, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with network(kind, tmp_path) as join:
-            a, b = join("a", epoch=1), join("b")
-            await a.send("b", call(0))
-            await receive_many(b, 1)
-            await a.close()
-            a = join("a", epoch=2)
-            await a.send("b", call(1))
-            (delivery,) = await receive_many(b, 1)
-            assert (read_number(delivery), delivery.epoch, delivery.number) == (1, 2, 0)
-
-    run(scenario())
+async def test_a_new_incarnation_of_the_sender_starts_at_number_0(join: Join) -> None:
+    a, b = join("a", epoch=1), join("b")
+    await a.send("b", call(0))
+    await receive_many(b, 1)
+    await a.close()
+    a = join("a", epoch=2)
+    await a.send("b", call(1))
+    (delivery,) = await receive_many(b, 1)
+    assert (read_number(delivery), delivery.epoch, delivery.number) == (1, 2, 0)
 
 
-def test_restored_messages_to_the_own_process_are_received_again(kind: str, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with network(kind, tmp_path) as join:
-            a = join("a")
-            await a.send("a", LeaseReleased(7, 5))
-            frame = (await a.receive_delivery()).frame
-            await a.close()
-            a = join("a")
-            a.restore({("a", CONTROL): (4, [frame])}, {})
-            await a.send("a", LeaseReleased(8, 5))
-            assert [(read_number(delivery), delivery.number) for delivery in await receive_many(a, 2)] == [
-                (7, 3),
-                (8, 4),
-            ]
-
-    run(scenario())
+async def test_restored_messages_to_the_own_process_are_received_again(join: Join) -> None:
+    a = join("a")
+    await a.send("a", LeaseReleased(7, 5))
+    frame = (await a.receive_delivery()).frame
+    await a.close()
+    a = join("a")
+    a.restore({("a", CONTROL): (4, [frame])}, {})
+    await a.send("a", LeaseReleased(8, 5))
+    assert [(read_number(delivery), delivery.number) for delivery in await receive_many(a, 2)] == [
+        (7, 3),
+        (8, 4),
+    ]
 
 
-def test_restoring_after_sending_is_refused(kind: str, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with network(kind, tmp_path) as join:
-            a = join("a")
-            await a.send("b", call(0))
-            with pytest.raises(RuntimeError, match="before any frame is sent"):
-                a.restore({}, {("b", BULK): (1, 5)})
-
-    run(scenario())
+async def test_restoring_after_sending_is_refused(join: Join) -> None:
+    a = join("a")
+    await a.send("b", call(0))
+    with pytest.raises(RuntimeError, match="before any frame is sent"):
+        a.restore({}, {("b", BULK): (1, 5)})
 
 
+@pytest.mark.parametrize("bound", [8])
 @pytest.mark.slow
-def test_dropping_unacknowledged_frames_releases_blocked_senders(kind: str, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with network(kind, tmp_path, bound=8) as join:
-            a = join("a")
-            sending = [asyncio.create_task(a.send("b", call(number))) for number in range(10)]
-            await asyncio.sleep(0.01)
-            assert not sending[9].done()
-            a.drop_unacknowledged("b")
-            await asyncio.gather(*sending)
-            assert a.unacknowledged == {"b": 2}
-            (first, second) = await receive_many(join("b"), 2)
-            assert [(read_number(delivery), delivery.number) for delivery in (first, second)] == [(8, 8), (9, 9)]
-
-    run(scenario())
+async def test_dropping_unacknowledged_frames_releases_blocked_senders(join: Join) -> None:
+    a = join("a")
+    sending = [asyncio.create_task(a.send("b", call(number))) for number in range(10)]
+    await asyncio.sleep(0.01)
+    assert not sending[9].done()
+    a.drop_unacknowledged("b")
+    await asyncio.gather(*sending)
+    assert a.unacknowledged == {"b": 2}
+    (first, second) = await receive_many(join("b"), 2)
+    assert [(read_number(delivery), delivery.number) for delivery in (first, second)] == [(8, 8), (9, 9)]

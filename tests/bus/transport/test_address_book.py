@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,7 +26,7 @@ from configs.errors import UnusableInput
 from tests.bus.clusters import Cluster
 from tests.bus.networks import call, wait_until
 
-pytestmark = pytest.mark.usefixtures("short_waits")
+pytestmark = [pytest.mark.usefixtures("short_waits"), pytest.mark.real_clock, pytest.mark.timeout(30)]
 
 
 @pytest.fixture
@@ -43,10 +41,6 @@ def cluster(tmp_path: Path, key: ClusterKey) -> Cluster:
     cluster.add(0, "a", "b")
     cluster.add(1, "c")
     return cluster
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, timeout=30))
 
 
 async def send_calls(bus: Bus, to: str, count: int, first: int = 0) -> None:
@@ -70,31 +64,24 @@ async def close(*buses: Bus) -> None:
 # ---------------------------------------------------------------- routes
 
 
-def test_peers_of_the_same_node_are_reached_without_tcp(cluster: Cluster) -> None:
+async def test_peers_of_the_same_node_are_reached_without_tcp(cluster: Cluster) -> None:
     """The ports in the sender's book are closed."""
-
-    async def scenario() -> None:
-        b = cluster.join("b")
-        cluster.add(0, "b")
-        a = cluster.join("a")
-        await send_calls(a, "b", 3)
-        assert await receive_numbers(b, 3) == [0, 1, 2]
-        await close(a, b)
-
-    run(scenario())
+    b = cluster.join("b")
+    cluster.add(0, "b")
+    a = cluster.join("a")
+    await send_calls(a, "b", 3)
+    assert await receive_numbers(b, 3) == [0, 1, 2]
+    await close(a, b)
 
 
-def test_peers_of_another_node_are_reached_without_their_ipc_sockets(cluster: Cluster) -> None:
-    async def scenario() -> None:
-        a, c = cluster.join("a"), cluster.join("c")
-        for lane in LANES:
-            get_socket_path(cluster.get_sockets(1), "c", lane).unlink()
-        await a.send("c", call(7))
-        await a.send("c", LeaseReleased(7, 5))
-        assert {type((await c.receive()).message).__name__ for _ in range(2)} == {"CodeRequested", "LeaseReleased"}
-        await close(a, c)
-
-    run(scenario())
+async def test_peers_of_another_node_are_reached_without_their_ipc_sockets(cluster: Cluster) -> None:
+    a, c = cluster.join("a"), cluster.join("c")
+    for lane in LANES:
+        get_socket_path(cluster.get_sockets(1), "c", lane).unlink()
+    await a.send("c", call(7))
+    await a.send("c", LeaseReleased(7, 5))
+    assert {type((await c.receive()).message).__name__ for _ in range(2)} == {"CodeRequested", "LeaseReleased"}
+    await close(a, c)
 
 
 RECEIVER = """
@@ -114,61 +101,51 @@ asyncio.run(live(Path(sys.argv[1])))
 
 
 @pytest.mark.slow
-def test_a_new_incarnation_uses_the_ports_of_the_killed_one_and_gets_unacknowledged_frames(
+async def test_a_new_incarnation_uses_the_ports_of_the_killed_one_and_gets_unacknowledged_frames(
     tmp_path: Path, cluster: Cluster
 ) -> None:
-    async def scenario() -> None:
-        write_key_location(cluster.get_sockets(1), tmp_path / "keys" / KEY_FILE)
-        a = cluster.join("a")
-        await send_calls(a, "c", 5)
-        first = await asyncio.create_subprocess_exec(sys.executable, "-c", RECEIVER, str(cluster.get_sockets(1)))
-        await wait_until(lambda: a.unacknowledged == {"c": 3})
-        first.kill()
-        await first.wait()
-        await send_calls(a, "c", 5, first=5)
-        c = cluster.join("c", epoch=2)
-        assert await receive_numbers(c, 8) == list(range(2, 10))
-        assert (a.dropped, c.dropped) == (0, 0)
-        await close(a, c)
-
-    run(scenario())
+    write_key_location(cluster.get_sockets(1), tmp_path / "keys" / KEY_FILE)
+    a = cluster.join("a")
+    await send_calls(a, "c", 5)
+    first = await asyncio.create_subprocess_exec(sys.executable, "-c", RECEIVER, str(cluster.get_sockets(1)))
+    await wait_until(lambda: a.unacknowledged == {"c": 3})
+    first.kill()
+    await first.wait()
+    await send_calls(a, "c", 5, first=5)
+    c = cluster.join("c", epoch=2)
+    assert await receive_numbers(c, 8) == list(range(2, 10))
+    assert (a.dropped, c.dropped) == (0, 0)
+    await close(a, c)
 
 
 # ---------------------------------------------------------------- unknown processes
 
 
-def test_frames_wait_for_a_process_that_is_not_in_the_book_yet(cluster: Cluster) -> None:
-    async def scenario() -> None:
-        a = cluster.join("a")
-        await send_calls(a, "d", 20)
-        await a.send("d", LeaseReleased(7, 5))
-        await rounds()
-        a._transport.probe("d")  # pyright: ignore
-        assert a.unacknowledged == {"d": 21}
-        cluster.add(1, "d")
-        d = cluster.join("d")
-        received = [(await d.receive()).message for _ in range(21)]
-        assert [one for one in received if one != LeaseReleased(7, 5)] == [call(number) for number in range(20)]
-        await wait_until(lambda: not a.unacknowledged)
-        assert (a.dropped, d.dropped) == (0, 0)
-        await close(a, d)
-
-    run(scenario())
+async def test_frames_wait_for_a_process_that_is_not_in_the_book_yet(cluster: Cluster) -> None:
+    a = cluster.join("a")
+    await send_calls(a, "d", 20)
+    await a.send("d", LeaseReleased(7, 5))
+    await rounds()
+    a._transport.probe("d")  # pyright: ignore
+    assert a.unacknowledged == {"d": 21}
+    cluster.add(1, "d")
+    d = cluster.join("d")
+    received = [(await d.receive()).message for _ in range(21)]
+    assert [one for one in received if one != LeaseReleased(7, 5)] == [call(number) for number in range(20)]
+    await wait_until(lambda: not a.unacknowledged)
+    assert (a.dropped, d.dropped) == (0, 0)
+    await close(a, d)
 
 
-def test_a_process_acknowledges_frames_of_a_process_that_is_not_in_its_book(cluster: Cluster) -> None:
+async def test_a_process_acknowledges_frames_of_a_process_that_is_not_in_its_book(cluster: Cluster) -> None:
     """Acknowledgements use the connection of the frames."""
-
-    async def scenario() -> None:
-        a = cluster.join("a")
-        network = write_book_without(cluster, "a", node=1)
-        c = cluster.join("c", network=network)
-        await a.send("c", call(1))
-        assert await receive_numbers(c, 1) == [1]
-        await wait_until(lambda: not a.unacknowledged)
-        await close(a, c)
-
-    run(scenario())
+    a = cluster.join("a")
+    network = write_book_without(cluster, "a", node=1)
+    c = cluster.join("c", network=network)
+    await a.send("c", call(1))
+    assert await receive_numbers(c, 1) == [1]
+    await wait_until(lambda: not a.unacknowledged)
+    await close(a, c)
 
 
 def write_book_without(cluster: Cluster, process: str, node: int) -> Network:
@@ -181,70 +158,56 @@ def write_book_without(cluster: Cluster, process: str, node: int) -> Network:
 
 
 @pytest.mark.parametrize("peer", ["c", "d"])
-def test_blocked_senders_are_released_when_the_peer_departs(cluster: Cluster, peer: str) -> None:
+async def test_blocked_senders_are_released_when_the_peer_departs(cluster: Cluster, peer: str) -> None:
     """With and without an address in the book."""
-
-    async def scenario() -> None:
-        a = cluster.join("a", bound=4)
-        sending = [asyncio.create_task(send_calls(a, peer, 10)) for _ in range(3)]
-        await wait_until(lambda: a.unacknowledged == {peer: 4})
-        assert not any(each.done() for each in sending)
-        cluster.remove(peer)
-        await asyncio.gather(*sending)
-        assert (a.unacknowledged, a.dropped) == ({}, 30)
-        await a.send(peer, LeaseReleased(1, 5))
-        assert (a.unacknowledged, a.dropped) == ({}, 31)
-        await a.close()
-
-    run(scenario())
+    a = cluster.join("a", bound=4)
+    sending = [asyncio.create_task(send_calls(a, peer, 10)) for _ in range(3)]
+    await wait_until(lambda: a.unacknowledged == {peer: 4})
+    assert not any(each.done() for each in sending)
+    cluster.remove(peer)
+    await asyncio.gather(*sending)
+    assert (a.unacknowledged, a.dropped) == ({}, 30)
+    await a.send(peer, LeaseReleased(1, 5))
+    assert (a.unacknowledged, a.dropped) == ({}, 31)
+    await a.close()
 
 
-def test_frames_from_a_departed_process_are_dropped_and_counted(cluster: Cluster) -> None:
-    async def scenario() -> None:
-        network = cluster.network(0)
-        a, b, c = cluster.join("a", network=network), cluster.join("b"), cluster.join("c")
-        await c.send("a", call(1))
-        assert await receive_numbers(a, 1) == [1]
-        await wait_until(lambda: not c.unacknowledged)
-        cluster.remove("c")
-        assert network.refresh()
-        await c.send("a", call(2))
-        await wait_until(lambda: a.dropped > 0)
-        await b.send("a", call(3))
-        assert await receive_numbers(a, 1) == [3]
-        assert (a.waiting, c.unacknowledged) == (0, {"a": 1})
-        await close(a, b, c)
-
-    run(scenario())
+async def test_frames_from_a_departed_process_are_dropped_and_counted(cluster: Cluster) -> None:
+    network = cluster.network(0)
+    a, b, c = cluster.join("a", network=network), cluster.join("b"), cluster.join("c")
+    await c.send("a", call(1))
+    assert await receive_numbers(a, 1) == [1]
+    await wait_until(lambda: not c.unacknowledged)
+    cluster.remove("c")
+    assert network.refresh()
+    await c.send("a", call(2))
+    await wait_until(lambda: a.dropped > 0)
+    await b.send("a", call(3))
+    assert await receive_numbers(a, 1) == [3]
+    assert (a.waiting, c.unacknowledged) == (0, {"a": 1})
+    await close(a, b, c)
 
 
-def test_restored_frames_for_a_departed_process_are_dropped(cluster: Cluster) -> None:
-    async def scenario() -> None:
-        cluster.remove("c")
-        a = cluster.join("a")
-        a.restore({("c", BULK): (9, [b"x", b"y"])}, {("c", CONTROL): (0, 4)})
-        assert (a.unacknowledged, a.dropped) == ({}, 2)
-        await a.close()
-
-    run(scenario())
+async def test_restored_frames_for_a_departed_process_are_dropped(cluster: Cluster) -> None:
+    cluster.remove("c")
+    a = cluster.join("a")
+    a.restore({("c", BULK): (9, [b"x", b"y"])}, {("c", CONTROL): (0, 4)})
+    assert (a.unacknowledged, a.dropped) == ({}, 2)
+    await a.close()
 
 
-def test_frames_of_an_earlier_launch_are_dropped_and_counted(cluster: Cluster) -> None:
+async def test_frames_of_an_earlier_launch_are_dropped_and_counted(cluster: Cluster) -> None:
     """The node of c was disconnected and still runs; b has epoch 0, which is exempt."""
-
-    async def scenario() -> None:
-        cluster.first_epoch = 2_000
-        cluster.add(0, "d")
-        a, b, c, d = cluster.join("a", 2_000), cluster.join("b"), cluster.join("c", 1_001), cluster.join("d", 2_001)
-        await c.send("a", call(1))
-        await wait_until(lambda: a.dropped > 0)
-        for sender, number in ((b, 2), (d, 3)):
-            await sender.send("a", call(number))
-            assert await receive_numbers(a, 1) == [number]
-        assert (a.waiting, c.unacknowledged) == (0, {"a": 1})
-        await close(a, b, c, d)
-
-    run(scenario())
+    cluster.first_epoch = 2_000
+    cluster.add(0, "d")
+    a, b, c, d = cluster.join("a", 2_000), cluster.join("b"), cluster.join("c", 1_001), cluster.join("d", 2_001)
+    await c.send("a", call(1))
+    await wait_until(lambda: a.dropped > 0)
+    for sender, number in ((b, 2), (d, 3)):
+        await sender.send("a", call(number))
+        assert await receive_numbers(a, 1) == [number]
+    assert (a.waiting, c.unacknowledged) == (0, {"a": 1})
+    await close(a, b, c, d)
 
 
 # ---------------------------------------------------------------- the file
@@ -321,20 +284,15 @@ def test_a_process_without_an_entry_cannot_listen(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_a_port_in_use_is_named_and_the_process_can_retry(cluster: Cluster, lane: Lane) -> None:
-    async def scenario() -> None:
-        taken = cluster.entries["c"].address
-        port = taken.port + (1 if lane == CONTROL else -1)  # they share one port
-        own = TcpAddress(taken.host, port)
-        cluster.add(1, "c", address=own)
-        cluster.add(1, "d", address=taken)
-        d = cluster.join("d")
-        with pytest.raises(
-            UnusableInput, match=f"c cannot listen on {own.format_endpoint(lane)}: Address already in use"
-        ):
-            cluster.join("c")
-        await d.close()
-        c = cluster.join("c")
-        await c.close()
-
-    run(scenario())
+async def test_a_port_in_use_is_named_and_the_process_can_retry(cluster: Cluster, lane: Lane) -> None:
+    taken = cluster.entries["c"].address
+    port = taken.port + (1 if lane == CONTROL else -1)  # they share one port
+    own = TcpAddress(taken.host, port)
+    cluster.add(1, "c", address=own)
+    cluster.add(1, "d", address=taken)
+    d = cluster.join("d")
+    with pytest.raises(UnusableInput, match=f"c cannot listen on {own.format_endpoint(lane)}: Address already in use"):
+        cluster.join("c")
+    await d.close()
+    c = cluster.join("c")
+    await c.close()

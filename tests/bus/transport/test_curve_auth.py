@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import stat
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from configs.errors import UnusableInput
 from tests.bus.clusters import Cluster
 from tests.bus.networks import call, wait_until
 
-pytestmark = pytest.mark.usefixtures("short_waits")
+pytestmark = [pytest.mark.usefixtures("short_waits"), pytest.mark.real_clock, pytest.mark.timeout(30)]
 
 
 def make_key(folder: Path) -> ClusterKey:
@@ -38,23 +37,16 @@ def cluster(tmp_path: Path) -> Cluster:
     return cluster
 
 
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, timeout=30))
-
-
-def test_processes_with_the_key_can_communicate(cluster: Cluster) -> None:
-    async def scenario() -> None:
-        a, b = cluster.join("a"), cluster.join("b")
-        for number in range(500):
-            await a.send("b", call(number))
-            await b.send("a", LeaseReleased(number, 5))
-        assert [(await b.receive()).message for _ in range(500)] == [call(number) for number in range(500)]
-        assert [(await a.receive()).message for _ in range(500)] == [LeaseReleased(number, 5) for number in range(500)]
-        await wait_until(lambda: not a.unacknowledged and not b.unacknowledged)
-        assert (a.dropped, b.dropped) == (0, 0)
-        await asyncio.gather(a.close(), b.close())
-
-    run(scenario())
+async def test_processes_with_the_key_can_communicate(cluster: Cluster) -> None:
+    a, b = cluster.join("a"), cluster.join("b")
+    for number in range(500):
+        await a.send("b", call(number))
+        await b.send("a", LeaseReleased(number, 5))
+    assert [(await b.receive()).message for _ in range(500)] == [call(number) for number in range(500)]
+    assert [(await a.receive()).message for _ in range(500)] == [LeaseReleased(number, 5) for number in range(500)]
+    await wait_until(lambda: not a.unacknowledged and not b.unacknowledged)
+    assert (a.dropped, b.dropped) == (0, 0)
+    await asyncio.gather(a.close(), b.close())
 
 
 async def probe_as_stranger(address: TcpAddress, configure: Any) -> list[int]:
@@ -101,34 +93,29 @@ def wrong_cluster(_key: ClusterKey, other: ClusterKey) -> Any:
 @pytest.mark.parametrize(
     "stranger", [no_key, *(pytest.param(each, marks=pytest.mark.slow) for each in (wrong_key, wrong_cluster))]
 )
-def test_a_peer_without_the_key_gets_no_answer_and_is_counted(tmp_path: Path, cluster: Cluster, stranger: Any) -> None:
+async def test_a_peer_without_the_key_gets_no_answer_and_is_counted(
+    tmp_path: Path, cluster: Cluster, stranger: Any
+) -> None:
     other = make_key(tmp_path / "others")
-
-    async def scenario() -> None:
-        b = cluster.join("b")
-        events = await probe_as_stranger(cluster.entries["b"].address, stranger(cluster.key, other))
-        assert zmq.EVENT_HANDSHAKE_SUCCEEDED not in events
-        assert zmq.EVENT_HANDSHAKE_FAILED_AUTH not in events
-        await wait_until(lambda: b.dropped > 0)
-        assert b.waiting == 0
-        a = cluster.join("a")  # a peer with the key
-        await a.send("b", call(1))
-        assert (await b.receive()).message == call(1)
-        await asyncio.gather(a.close(), b.close())
-
-    run(scenario())
+    b = cluster.join("b")
+    events = await probe_as_stranger(cluster.entries["b"].address, stranger(cluster.key, other))
+    assert zmq.EVENT_HANDSHAKE_SUCCEEDED not in events
+    assert zmq.EVENT_HANDSHAKE_FAILED_AUTH not in events
+    await wait_until(lambda: b.dropped > 0)
+    assert b.waiting == 0
+    a = cluster.join("a")  # a peer with the key
+    await a.send("b", call(1))
+    assert (await b.receive()).message == call(1)
+    await asyncio.gather(a.close(), b.close())
 
 
-def test_messages_of_a_bus_with_another_key_are_dropped(tmp_path: Path, cluster: Cluster) -> None:
-    async def scenario() -> None:
-        b = cluster.join("b")
-        a = cluster.join("a", network=cluster.network(0, make_key(tmp_path / "others")))
-        await a.send("b", call(1))
-        await wait_until(lambda: b.dropped > 0)
-        assert (b.waiting, a.unacknowledged) == (0, {"b": 1})
-        await asyncio.gather(a.close(), b.close())
-
-    run(scenario())
+async def test_messages_of_a_bus_with_another_key_are_dropped(tmp_path: Path, cluster: Cluster) -> None:
+    b = cluster.join("b")
+    a = cluster.join("a", network=cluster.network(0, make_key(tmp_path / "others")))
+    await a.send("b", call(1))
+    await wait_until(lambda: b.dropped > 0)
+    assert (b.waiting, a.unacknowledged) == (0, {"b": 1})
+    await asyncio.gather(a.close(), b.close())
 
 
 # ---------------------------------------------------------------- keys

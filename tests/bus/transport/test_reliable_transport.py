@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from structlog.testing import capture_logs
@@ -13,7 +13,6 @@ from bus.bus import Inbox
 from bus.lanes import BULK, CONTROL, Lane
 from bus.transport.packets import MAX_FRAME_BYTES, TARGET_PACKET_BYTES, Ack, Packet
 from bus.transport.reliable_transport import LinkLimits, ReliableTransport
-from tests.simulation.clock import run_virtually
 
 PEER_EPOCH = 7  # of the peer
 
@@ -42,15 +41,22 @@ class RecordingWire:
         return [len(packet.frames) for to, on, packet in self.packets if (to, on) == (process, lane)]
 
 
-def play(
-    scenario: Callable[[ReliableTransport, RecordingWire], Coroutine[Any, Any, None]], limits: LinkLimits | None = None
-) -> None:
-    async def run() -> None:
-        transport = ReliableTransport("a", 1, Inbox(100), limits or LinkLimits(1000))
-        transport.wire = wire = RecordingWire()
-        await scenario(transport, wire)
+@pytest.fixture
+def wire() -> RecordingWire:
+    return RecordingWire()
 
-    run_virtually(run())
+
+@pytest.fixture
+def limits() -> LinkLimits:
+    return LinkLimits(1000)
+
+
+@pytest.fixture
+@asynccontextmanager
+async def transport(wire: RecordingWire, limits: LinkLimits) -> AsyncIterator[ReliableTransport]:
+    transport = ReliableTransport("a", 1, Inbox(100), limits)
+    transport.wire = wire
+    yield transport
 
 
 async def run_loop(count: int = 5) -> None:
@@ -79,286 +85,247 @@ def receive_frames(transport: ReliableTransport, first: int, count: int, acks: l
     transport.on_packet(lane, Packet("b", "a", PEER_EPOCH, 1, 0, 0, first, [b"x"] * count), acks.append)
 
 
-def test_frames_of_one_loop_iteration_travel_as_one_packet() -> None:
-    async def scenario(transport: ReliableTransport, wire: RecordingWire) -> None:
-        await send(transport, 5)
-        assert wire.packets == []
-        await run_loop()
-        assert wire.count_frames() == [0]  # a probe
-        receive_ack(transport, 0, 0)
-        assert wire.count_frames() == [0, 5]
-        await send(transport, 1)
-        await send(transport, 2, lane=CONTROL)
-        await run_loop()
-        assert wire.count_frames() == [0, 5, 1]
-        assert wire.count_frames(lane=CONTROL) == [0]
+async def test_frames_of_one_loop_iteration_travel_as_one_packet(
+    transport: ReliableTransport, wire: RecordingWire
+) -> None:
+    await send(transport, 5)
+    assert wire.packets == []
+    await run_loop()
+    assert wire.count_frames() == [0]  # a probe
+    receive_ack(transport, 0, 0)
+    assert wire.count_frames() == [0, 5]
+    await send(transport, 1)
+    await send(transport, 2, lane=CONTROL)
+    await run_loop()
+    assert wire.count_frames() == [0, 5, 1]
+    assert wire.count_frames(lane=CONTROL) == [0]
 
-    play(scenario)
 
-
-def test_full_packets_are_sent_immediately() -> None:
-    async def scenario(transport: ReliableTransport, wire: RecordingWire) -> None:
-        await send(transport, 1)
-        await run_loop()
-        receive_ack(transport, 0, 0)
-        await send(transport, 600)
-        assert wire.count_frames() == [0, 1, 256, 256]
-        await run_loop()
-        assert wire.count_frames() == [0, 1, 256, 256, 88]
-
-    play(scenario)
+async def test_full_packets_are_sent_immediately(transport: ReliableTransport, wire: RecordingWire) -> None:
+    await send(transport, 1)
+    await run_loop()
+    receive_ack(transport, 0, 0)
+    await send(transport, 600)
+    assert wire.count_frames() == [0, 1, 256, 256]
+    await run_loop()
+    assert wire.count_frames() == [0, 1, 256, 256, 88]
 
 
 @pytest.mark.parametrize("limits", [LinkLimits(8), LinkLimits(1000, window_bytes=8)])
-def test_a_sender_waits_while_the_window_is_full(limits: LinkLimits) -> None:
-    async def scenario(transport: ReliableTransport, wire: RecordingWire) -> None:
-        sending = asyncio.create_task(send(transport, 20))
-        other = asyncio.create_task(send(transport, 1, lane=CONTROL))
-        await run_loop()
-        receive_ack(transport, 0, 0)
-        await run_loop()
-        assert (transport.unacknowledged, sending.done(), other.done()) == ({"b": 9}, False, True)
-        receive_ack(transport, 8, 0)
-        await run_loop()
-        assert transport.unacknowledged == {"b": 9}
-        receive_ack(transport, 8, 8)
-        await run_loop(20)
-        assert sum(wire.count_frames()) == 16
-        receive_ack(transport, 16, 16)
+async def test_a_sender_waits_while_the_window_is_full(transport: ReliableTransport, wire: RecordingWire) -> None:
+    sending = asyncio.create_task(send(transport, 20))
+    other = asyncio.create_task(send(transport, 1, lane=CONTROL))
+    await run_loop()
+    receive_ack(transport, 0, 0)
+    await run_loop()
+    assert (transport.unacknowledged, sending.done(), other.done()) == ({"b": 9}, False, True)
+    receive_ack(transport, 8, 0)
+    await run_loop()
+    assert transport.unacknowledged == {"b": 9}
+    receive_ack(transport, 8, 8)
+    await run_loop(20)
+    assert sum(wire.count_frames()) == 16
+    receive_ack(transport, 16, 16)
+    await sending
+    await run_loop()
+    assert sum(wire.count_frames()) == 20
+
+
+@pytest.mark.parametrize("limits", [LinkLimits(1000, window_bytes=8)])
+async def test_one_frame_may_exceed_the_window(transport: ReliableTransport, wire: RecordingWire) -> None:
+    await send(transport, 1, size=100)
+    waiting = asyncio.create_task(send(transport, 1))
+    await run_loop()
+    receive_ack(transport, 0, 0)
+    assert (wire.count_frames(), waiting.done()) == ([0, 1], False)
+    receive_ack(transport, 1, 1)
+    await waiting
+
+
+@pytest.mark.parametrize("limits", [LinkLimits(8)])
+async def test_a_cancelled_send_leaves_no_gap(transport: ReliableTransport, wire: RecordingWire) -> None:
+    senders = [asyncio.create_task(send(transport, 1)) for _ in range(12)]
+    await run_loop()
+    senders[9].cancel()
+    senders[8].cancel()
+    receive_ack(transport, 0, 0)
+    receive_ack(transport, 8, 8)
+    await asyncio.gather(*senders, return_exceptions=True)
+    await run_loop()
+    numbers = [range(packet.first, packet.first + len(packet.frames)) for _, _, packet in wire.packets]
+    assert [number for each in numbers for number in each] == list(range(10))
+
+
+async def test_frames_wait_for_a_full_wire_and_keep_their_numbers(
+    transport: ReliableTransport, wire: RecordingWire
+) -> None:
+    await send(transport, 1)
+    await run_loop()
+    receive_ack(transport, 0, 0)
+    wire.is_full = True
+    await send(transport, 300)
+    await run_loop()
+    wire.is_full = False
+    await send(transport, 1)
+    await run_loop()
+    assert wire.count_frames() == [0, 1]
+    transport.on_writable("b", BULK)
+    assert [(packet.first, len(packet.frames)) for _, _, packet in wire.packets[2:]] == [(1, 256), (257, 45)]
+
+
+async def test_an_unresponsive_peer_is_probed_with_growing_intervals_and_without_resending(
+    transport: ReliableTransport, wire: RecordingWire
+) -> None:
+    await send(transport, 3)
+    await run_loop()
+    receive_ack(transport, 0, 0)
+    await asyncio.sleep(20)
+    num_probes = len(wire.count_frames()) - 2
+    assert wire.count_frames() == [0, 3] + [0] * num_probes
+    assert 9 <= num_probes <= 12
+    receive_ack(transport, 0, 0, sent_before=3)
+    assert wire.count_frames()[-1] == 3
+    receive_ack(transport, 3, 3, resend_round=2)
+    num_packets = len(wire.packets)
+    await asyncio.sleep(20)
+    assert len(wire.packets) == num_packets  # no probes if all frames are acknowledged
+
+
+async def test_one_acknowledgement_covers_many_frames(transport: ReliableTransport) -> None:
+    acks: list[Ack] = []
+    receive_frames(transport, 0, 0, acks)
+    for number in range(10):
+        receive_frames(transport, 5 * number, 5, acks)
+    assert len(acks) == 1
+    for _ in range(40):
+        transport.acknowledge(await transport.inbox.get())
+    await asyncio.sleep(1)
+    assert [(ack.received_below, ack.acknowledged_below) for ack in acks] == [(0, 0), (50, 40)]
+    await asyncio.sleep(1)
+    assert len(acks) == 2
+
+
+@pytest.mark.parametrize("limits", [LinkLimits(16)])
+async def test_a_quarter_of_a_window_is_acknowledged_immediately(transport: ReliableTransport) -> None:
+    acks: list[Ack] = []
+    receive_frames(transport, 0, 12, acks)
+    for _ in range(10):
+        transport.acknowledge(await transport.inbox.get())
+    assert [ack.acknowledged_below for ack in acks] == [4, 8]
+
+
+async def test_probes_gaps_and_duplicates_are_answered_immediately(transport: ReliableTransport) -> None:
+    acks: list[Ack] = []
+    receive_frames(transport, 0, 2, acks)
+    receive_frames(transport, 4, 2, acks)
+    receive_frames(transport, 0, 2, acks)
+    receive_frames(transport, 2, 0, acks)
+    assert [(ack.received_below, ack.sent_before) for ack in acks] == [(2, 4), (2, 0), (2, 2)]
+    assert transport.dropped == 2
+    assert len(transport.inbox) == 2
+
+
+async def test_closing_waits_half_a_second_for_frames_that_peers_have_not_received(
+    transport: ReliableTransport,
+) -> None:
+    await send(transport, 1)
+    closing = asyncio.create_task(transport.close())
+    await asyncio.sleep(0.4)
+    assert not closing.done()
+    await asyncio.sleep(0.2)
+    assert closing.done()
+    with pytest.raises(ConnectionError):
+        await send(transport, 1)
+
+
+async def test_closing_ends_when_peers_have_received_all_frames(transport: ReliableTransport) -> None:
+    await send(transport, 2)
+    closing = asyncio.create_task(transport.close())
+    await run_loop()
+    receive_ack(transport, 0, 0)
+    receive_ack(transport, 2, 0)
+    await asyncio.sleep(0.02)
+    assert closing.done()
+
+
+@pytest.mark.parametrize("limits", [LinkLimits(8)])
+async def test_closing_raises_an_error_in_blocked_senders(transport: ReliableTransport) -> None:
+    sending = asyncio.create_task(send(transport, 9))
+    await run_loop()
+    await transport.close()
+    with pytest.raises(ConnectionError):
         await sending
-        await run_loop()
-        assert sum(wire.count_frames()) == 20
-
-    play(scenario, limits)
 
 
-def test_one_frame_may_exceed_the_window() -> None:
-    async def scenario(transport: ReliableTransport, wire: RecordingWire) -> None:
-        await send(transport, 1, size=100)
-        waiting = asyncio.create_task(send(transport, 1))
-        await run_loop()
-        receive_ack(transport, 0, 0)
-        assert (wire.count_frames(), waiting.done()) == ([0, 1], False)
-        receive_ack(transport, 1, 1)
-        await waiting
-
-    play(scenario, LinkLimits(1000, window_bytes=8))
-
-
-def test_a_cancelled_send_leaves_no_gap() -> None:
-    async def scenario(transport: ReliableTransport, wire: RecordingWire) -> None:
-        senders = [asyncio.create_task(send(transport, 1)) for _ in range(12)]
-        await run_loop()
-        senders[9].cancel()
-        senders[8].cancel()
-        receive_ack(transport, 0, 0)
-        receive_ack(transport, 8, 8)
-        await asyncio.gather(*senders, return_exceptions=True)
-        await run_loop()
-        numbers = [range(packet.first, packet.first + len(packet.frames)) for _, _, packet in wire.packets]
-        assert [number for each in numbers for number in each] == list(range(10))
-
-    play(scenario, LinkLimits(8))
-
-
-def test_frames_wait_for_a_full_wire_and_keep_their_numbers() -> None:
-    async def scenario(transport: ReliableTransport, wire: RecordingWire) -> None:
-        await send(transport, 1)
-        await run_loop()
-        receive_ack(transport, 0, 0)
-        wire.is_full = True
-        await send(transport, 300)
-        await run_loop()
-        wire.is_full = False
-        await send(transport, 1)
-        await run_loop()
-        assert wire.count_frames() == [0, 1]
-        transport.on_writable("b", BULK)
-        assert [(packet.first, len(packet.frames)) for _, _, packet in wire.packets[2:]] == [(1, 256), (257, 45)]
-
-    play(scenario)
-
-
-def test_an_unresponsive_peer_is_probed_with_growing_intervals_and_without_resending() -> None:
-    async def scenario(transport: ReliableTransport, wire: RecordingWire) -> None:
-        await send(transport, 3)
-        await run_loop()
-        receive_ack(transport, 0, 0)
-        await asyncio.sleep(20)
-        num_probes = len(wire.count_frames()) - 2
-        assert wire.count_frames() == [0, 3] + [0] * num_probes
-        assert 9 <= num_probes <= 12
-        receive_ack(transport, 0, 0, sent_before=3)
-        assert wire.count_frames()[-1] == 3
-        receive_ack(transport, 3, 3, resend_round=2)
-        num_packets = len(wire.packets)
-        await asyncio.sleep(20)
-        assert len(wire.packets) == num_packets  # no probes if all frames are acknowledged
-
-    play(scenario)
-
-
-def test_one_acknowledgement_covers_many_frames() -> None:
-    async def scenario(transport: ReliableTransport, _wire: RecordingWire) -> None:
-        acks: list[Ack] = []
-        receive_frames(transport, 0, 0, acks)
-        for number in range(10):
-            receive_frames(transport, 5 * number, 5, acks)
-        assert len(acks) == 1
-        for _ in range(40):
-            transport.acknowledge(await transport.inbox.get())
-        await asyncio.sleep(1)
-        assert [(ack.received_below, ack.acknowledged_below) for ack in acks] == [(0, 0), (50, 40)]
-        await asyncio.sleep(1)
-        assert len(acks) == 2
-
-    play(scenario)
-
-
-def test_a_quarter_of_a_window_is_acknowledged_immediately() -> None:
-    async def scenario(transport: ReliableTransport, _wire: RecordingWire) -> None:
-        acks: list[Ack] = []
-        receive_frames(transport, 0, 12, acks)
-        for _ in range(10):
-            transport.acknowledge(await transport.inbox.get())
-        assert [ack.acknowledged_below for ack in acks] == [4, 8]
-
-    play(scenario, LinkLimits(16))
-
-
-def test_probes_gaps_and_duplicates_are_answered_immediately() -> None:
-    async def scenario(transport: ReliableTransport, _wire: RecordingWire) -> None:
-        acks: list[Ack] = []
-        receive_frames(transport, 0, 2, acks)
-        receive_frames(transport, 4, 2, acks)
-        receive_frames(transport, 0, 2, acks)
-        receive_frames(transport, 2, 0, acks)
-        assert [(ack.received_below, ack.sent_before) for ack in acks] == [(2, 4), (2, 0), (2, 2)]
-        assert transport.dropped == 2
-        assert len(transport.inbox) == 2
-
-    play(scenario)
-
-
-def test_closing_waits_half_a_second_for_frames_that_peers_have_not_received() -> None:
-    async def scenario(transport: ReliableTransport, wire: RecordingWire) -> None:
-        await send(transport, 1)
-        closing = asyncio.create_task(transport.close())
-        await asyncio.sleep(0.4)
-        assert not closing.done()
-        await asyncio.sleep(0.2)
-        assert closing.done()
-        with pytest.raises(ConnectionError):
-            await send(transport, 1)
-
-    play(scenario)
-
-
-def test_closing_ends_when_peers_have_received_all_frames() -> None:
-    async def scenario(transport: ReliableTransport, wire: RecordingWire) -> None:
-        await send(transport, 2)
-        closing = asyncio.create_task(transport.close())
-        await run_loop()
-        receive_ack(transport, 0, 0)
-        receive_ack(transport, 2, 0)
-        await asyncio.sleep(0.02)
-        assert closing.done()
-
-    play(scenario)
-
-
-def test_closing_raises_an_error_in_blocked_senders() -> None:
-    async def scenario(transport: ReliableTransport, wire: RecordingWire) -> None:
-        sending = asyncio.create_task(send(transport, 9))
-        await run_loop()
-        await transport.close()
-        with pytest.raises(ConnectionError):
-            await sending
-
-    play(scenario, LinkLimits(8))
-
-
-def test_an_oversized_frame_is_refused() -> None:
+async def test_an_oversized_frame_is_refused(transport: ReliableTransport) -> None:
     class Long(bytes):
         def __len__(self) -> int:
             return MAX_FRAME_BYTES + 1
 
-    async def scenario(transport: ReliableTransport, wire: RecordingWire) -> None:
-        with pytest.raises(ValueError, match="cannot be sent"):
-            await transport.send_frame("b", BULK, Long())
-        assert transport.unacknowledged == {}
-
-    play(scenario)
+    with pytest.raises(ValueError, match="cannot be sent"):
+        await transport.send_frame("b", BULK, Long())
+    assert transport.unacknowledged == {}
 
 
-def test_a_packet_takes_no_further_frame_after_a_mebibyte() -> None:
-    async def scenario(transport: ReliableTransport, wire: RecordingWire) -> None:
-        await send(transport, 8, size=400_000)
-        await run_loop()
-        receive_ack(transport, 0, 0)
-        assert wire.count_frames() == [0, 3, 3, 2]
-        assert TARGET_PACKET_BYTES < 3 * 400_000
+async def test_a_packet_takes_no_further_frame_after_a_mebibyte(
+    transport: ReliableTransport, wire: RecordingWire
+) -> None:
+    await send(transport, 8, size=400_000)
+    await run_loop()
+    receive_ack(transport, 0, 0)
+    assert wire.count_frames() == [0, 3, 3, 2]
+    assert TARGET_PACKET_BYTES < 3 * 400_000
 
-    play(scenario)
 
-
-def test_packets_of_excess_peers_are_dropped_and_counted(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_packets_of_excess_peers_are_dropped_and_counted(
+    monkeypatch: pytest.MonkeyPatch, transport: ReliableTransport
 ) -> None:
     monkeypatch.setattr("bus.transport.reliable_transport.MAX_IN_CHANNELS", 2)
-
-    async def scenario(transport: ReliableTransport, wire: RecordingWire) -> None:
-        acks: list[Ack] = []
-        for first in (0, 1):
-            for sender in ("b", "c", "d"):
-                transport.on_packet(BULK, Packet(sender, "a", PEER_EPOCH, 1, 0, 0, first, [b"x"]), acks.append)
-        senders = [delivery.sender for delivery in iter(transport.inbox.pop, None)]
-        assert senders == ["b", "c", "b", "c"]
-        assert transport.num_dropped == 2
-
-    play(scenario)
+    acks: list[Ack] = []
+    for first in (0, 1):
+        for sender in ("b", "c", "d"):
+            transport.on_packet(BULK, Packet(sender, "a", PEER_EPOCH, 1, 0, 0, first, [b"x"]), acks.append)
+    senders = [delivery.sender for delivery in iter(transport.inbox.pop, None)]
+    assert senders == ["b", "c", "b", "c"]
+    assert transport.num_dropped == 2
 
 
-def test_an_acknowledgement_of_another_epoch_is_dropped_and_counted() -> None:
-    async def scenario(transport: ReliableTransport, wire: RecordingWire) -> None:
-        await send(transport, 1)
-        await run_loop()
-        transport.on_ack("b", BULK, Ack(0, PEER_EPOCH, 1, 1, 0, 0))
-        assert (transport.dropped, transport.unacknowledged) == (1, {"b": 1})
-
-    play(scenario)
+async def test_an_acknowledgement_of_another_epoch_is_dropped_and_counted(transport: ReliableTransport) -> None:
+    await send(transport, 1)
+    await run_loop()
+    transport.on_ack("b", BULK, Ack(0, PEER_EPOCH, 1, 1, 0, 0))
+    assert (transport.dropped, transport.unacknowledged) == (1, {"b": 1})
 
 
-def test_frames_for_a_departed_process_are_dropped_and_counted() -> None:
-    async def scenario(transport: ReliableTransport, wire: RecordingWire) -> None:
-        sending = asyncio.create_task(send(transport, 20))
-        await run_loop()
-        receive_ack(transport, 0, 0)
-        await run_loop()
-        with capture_logs() as lines:
-            transport.drop_peer("b")
-            await sending
-            await send(transport, 1, lane=CONTROL)
-            transport.drop_peer("b")
-        assert (transport.unacknowledged, transport.dropped, wire.disconnected) == ({}, 21, ["b"])
-        assert [(line["event"], line["peer"]) for line in lines] == [("frames.dropped", "b")]
-        await asyncio.sleep(20)
-        assert wire.count_frames() == [0, 8]
-        assert wire.count_frames(lane=CONTROL) == []
+@pytest.mark.parametrize("limits", [LinkLimits(8)])
+async def test_frames_for_a_departed_process_are_dropped_and_counted(
+    transport: ReliableTransport, wire: RecordingWire
+) -> None:
+    sending = asyncio.create_task(send(transport, 20))
+    await run_loop()
+    receive_ack(transport, 0, 0)
+    await run_loop()
+    with capture_logs() as lines:
+        transport.drop_peer("b")
+        await sending
+        await send(transport, 1, lane=CONTROL)
+        transport.drop_peer("b")
+    assert (transport.unacknowledged, transport.dropped, wire.disconnected) == ({}, 21, ["b"])
+    assert [(line["event"], line["peer"]) for line in lines] == [("frames.dropped", "b")]
+    await asyncio.sleep(20)
+    assert wire.count_frames() == [0, 8]
+    assert wire.count_frames(lane=CONTROL) == []
 
-    play(scenario, LinkLimits(8))
 
-
-def test_frames_from_a_departed_process_are_dropped_and_counted_without_an_answer() -> None:
-    async def scenario(transport: ReliableTransport, _wire: RecordingWire) -> None:
-        acks: list[Ack] = []
-        receive_frames(transport, 0, 2, acks)
-        with capture_logs() as lines:
-            transport.drop_peer("b")
-            assert lines == []
-            receive_frames(transport, 2, 2, acks)
-            receive_frames(transport, 4, 0, acks)
-        assert (len(transport.inbox), transport.dropped, acks) == (2, 2, [])
-        assert [line["event"] for line in lines] == ["frames.dropped"]
-
-    play(scenario)
+async def test_frames_from_a_departed_process_are_dropped_and_counted_without_an_answer(
+    transport: ReliableTransport,
+) -> None:
+    acks: list[Ack] = []
+    receive_frames(transport, 0, 2, acks)
+    with capture_logs() as lines:
+        transport.drop_peer("b")
+        assert lines == []
+        receive_frames(transport, 2, 2, acks)
+        receive_frames(transport, 4, 0, acks)
+    assert (len(transport.inbox), transport.dropped, acks) == (2, 2, [])
+    assert [line["event"] for line in lines] == ["frames.dropped"]

@@ -23,7 +23,7 @@ from bus.transport.reliable_transport import ReliableTransport
 from bus.transport.zeromq import format_ipc_endpoint, open_zmq_bus
 from tests.bus.networks import call, wait_until
 
-pytestmark = pytest.mark.usefixtures("short_waits")
+pytestmark = [pytest.mark.usefixtures("short_waits"), pytest.mark.real_clock, pytest.mark.timeout(60)]
 
 EPOCH = 3
 
@@ -66,103 +66,85 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_malformed_packets_are_counted_and_dropped(tmp_path: Path, lane: Lane) -> None:
-    async def scenario() -> None:
-        bus, other = open_zmq_bus("b", tmp_path, 100, EPOCH), open_zmq_bus("c", tmp_path, 100)
-        with raw_socket(tmp_path, lane) as socket:
-            for data in MALFORMED:
-                socket.send(data)
-            socket.send_multipart([VALID, VALID])
-            await wait_until(lambda: bus.dropped == len(MALFORMED) + 1)
-            assert bus.waiting == 0
-            await other.send("b", call(7))
-            assert (await bus.receive()).message == call(7)
-        await other.close()
-        await bus.close()
-
-    asyncio.run(asyncio.wait_for(scenario(), timeout=30))
+async def test_malformed_packets_are_counted_and_dropped(tmp_path: Path, lane: Lane) -> None:
+    bus, other = open_zmq_bus("b", tmp_path, 100, EPOCH), open_zmq_bus("c", tmp_path, 100)
+    with raw_socket(tmp_path, lane) as socket:
+        for data in MALFORMED:
+            socket.send(data)
+        socket.send_multipart([VALID, VALID])
+        await wait_until(lambda: bus.dropped == len(MALFORMED) + 1)
+        assert bus.waiting == 0
+        await other.send("b", call(7))
+        assert (await bus.receive()).message == call(7)
+    await other.close()
+    await bus.close()
 
 
-def test_duplicate_and_stale_packets_are_counted_and_dropped(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        bus = open_zmq_bus("b", tmp_path, 1000, EPOCH)
-        with raw_socket(tmp_path, BULK) as socket:
-            for data in (make_packet(0, 5), make_packet(5, 5), make_packet(0, 5), make_packet(2, 6), make_packet(5, 6)):
-                socket.send(data)
-            await wait_until(lambda: bus.dropped == 5 + 6 + 5)
-            socket.send(make_packet(0, 3, epoch=0))  # old epoch of the sender
-            socket.send(make_packet(11, 1, receiver=EPOCH - 1))  # old epoch of the receiver
-            socket.send(make_packet(11, 1, to="c"))  # another receiver
-            socket.send(make_packet(11, 1))
-            received = [(await bus.receive()).message for _ in range(12)]
-            assert received == [call(number) for number in range(12)]
-            assert bus.dropped == 18
-        await bus.close()
-
-    asyncio.run(asyncio.wait_for(scenario(), timeout=30))
+async def test_duplicate_and_stale_packets_are_counted_and_dropped(tmp_path: Path) -> None:
+    bus = open_zmq_bus("b", tmp_path, 1000, EPOCH)
+    with raw_socket(tmp_path, BULK) as socket:
+        for data in (make_packet(0, 5), make_packet(5, 5), make_packet(0, 5), make_packet(2, 6), make_packet(5, 6)):
+            socket.send(data)
+        await wait_until(lambda: bus.dropped == 5 + 6 + 5)
+        socket.send(make_packet(0, 3, epoch=0))  # old epoch of the sender
+        socket.send(make_packet(11, 1, receiver=EPOCH - 1))  # old epoch of the receiver
+        socket.send(make_packet(11, 1, to="c"))  # another receiver
+        socket.send(make_packet(11, 1))
+        received = [(await bus.receive()).message for _ in range(12)]
+        assert received == [call(number) for number in range(12)]
+        assert bus.dropped == 18
+    await bus.close()
 
 
-def test_an_oversized_packet_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_oversized_packet_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packets, "MAX_PACKET_BYTES", len(VALID) - 1)
-
-    async def scenario() -> None:
-        bus = open_zmq_bus("b", tmp_path, 1000, EPOCH)
-        with raw_socket(tmp_path, BULK) as socket:
-            socket.send(VALID)
-            socket.send(make_packet(0, 1))
-            await wait_until(lambda: bus.waiting == 1)
-            assert bus.dropped == 1
-        await bus.close()
-
-    asyncio.run(asyncio.wait_for(scenario(), timeout=30))
+    bus = open_zmq_bus("b", tmp_path, 1000, EPOCH)
+    with raw_socket(tmp_path, BULK) as socket:
+        socket.send(VALID)
+        socket.send(make_packet(0, 1))
+        await wait_until(lambda: bus.waiting == 1)
+        assert bus.dropped == 1
+    await bus.close()
 
 
 @pytest.mark.slow
-def test_malformed_acknowledgements_are_counted_and_dropped(tmp_path: Path) -> None:
+async def test_malformed_acknowledgements_are_counted_and_dropped(tmp_path: Path) -> None:
     """The peer sends random bytes as acknowledgements."""
-
-    async def scenario() -> None:
-        draw = random.Random(5)
-        answers = [b"", b"\xc1", msgspec.msgpack.encode([1, 2, 3]), *(draw.randbytes(12) for _ in range(50))]
-        bus = open_zmq_bus("a", tmp_path, 1000)
-        with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-            router.setsockopt(zmq.LINGER, 0)
-            router.bind(format_ipc_endpoint(tmp_path, "b", BULK))
-            await bus.send("b", call(0))
-            await asyncio.sleep(0.1)
-            route, question = router.recv_multipart()
-            assert packets.decode_packet(question).frames == []
-            for answer in answers:
-                router.send_multipart([route, answer])
-            await wait_until(lambda: bus.dropped == len(answers))
-            assert bus.unacknowledged == {"b": 1}
-        await bus.close()
-
-    asyncio.run(asyncio.wait_for(scenario(), timeout=30))
+    draw = random.Random(5)
+    answers = [b"", b"\xc1", msgspec.msgpack.encode([1, 2, 3]), *(draw.randbytes(12) for _ in range(50))]
+    bus = open_zmq_bus("a", tmp_path, 1000)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.setsockopt(zmq.LINGER, 0)
+        router.bind(format_ipc_endpoint(tmp_path, "b", BULK))
+        await bus.send("b", call(0))
+        await asyncio.sleep(0.1)
+        route, question = router.recv_multipart()
+        assert packets.decode_packet(question).frames == []
+        for answer in answers:
+            router.send_multipart([route, answer])
+        await wait_until(lambda: bus.dropped == len(answers))
+        assert bus.unacknowledged == {"b": 1}
+    await bus.close()
 
 
 @pytest.mark.slow
-def test_a_broken_connection_neither_loses_nor_duplicates_frames(tmp_path: Path) -> None:
+async def test_a_broken_connection_neither_loses_nor_duplicates_frames(tmp_path: Path) -> None:
     """A relay between a and b repeatedly closes the connection and drops its content."""
-
-    async def scenario() -> None:
-        near, far = tmp_path / "near", tmp_path / "far"
-        for folder in (near, far):
-            folder.mkdir()
-        a, b = open_zmq_bus("a", near, 200), open_zmq_bus("b", far, 200)
-        relaying = asyncio.create_task(relay(near / "b.bulk", far / "b.bulk"))
-        sending = asyncio.create_task(send_calls(a, 1500))
-        received = [(await b.receive()).message for _ in range(1500)]
-        assert received == [call(number, "#" * 100) for number in range(1500)]
-        await sending
-        await wait_until(lambda: not a.unacknowledged)
-        assert b.waiting == 0
-        relaying.cancel()
-        await asyncio.gather(relaying, return_exceptions=True)
-        await a.close()
-        await b.close()
-
-    asyncio.run(asyncio.wait_for(scenario(), timeout=60))
+    near, far = tmp_path / "near", tmp_path / "far"
+    for folder in (near, far):
+        folder.mkdir()
+    a, b = open_zmq_bus("a", near, 200), open_zmq_bus("b", far, 200)
+    relaying = asyncio.create_task(relay(near / "b.bulk", far / "b.bulk"))
+    sending = asyncio.create_task(send_calls(a, 1500))
+    received = [(await b.receive()).message for _ in range(1500)]
+    assert received == [call(number, "#" * 100) for number in range(1500)]
+    await sending
+    await wait_until(lambda: not a.unacknowledged)
+    assert b.waiting == 0
+    relaying.cancel()
+    await asyncio.gather(relaying, return_exceptions=True)
+    await a.close()
+    await b.close()
 
 
 async def send_calls(bus: Bus, count: int) -> None:
@@ -196,36 +178,30 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most:
         copied += len(data)
 
 
-def test_a_full_socket_refuses_packets_and_reports_when_it_is_writable(
+async def test_a_full_socket_refuses_packets_and_reports_when_it_is_writable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ZeroMQ queues a bounded number of packets for a peer that does not listen yet."""
-
-    async def scenario() -> None:
-        writable: list[tuple[str, Lane]] = []
-        monkeypatch.setattr(
-            ReliableTransport, "on_writable", lambda links, process, lane: writable.append((process, lane))
-        )
-        bus = open_zmq_bus("a", tmp_path, 100, EPOCH)
-        wire = bus._transport.wire  # pyright: ignore
-        sent = 0
-        while wire.send("b", BULK, Packet("a", "b", EPOCH, 0, 0, 0, sent, [b"x"])):
-            sent += 1
-        assert 0 < sent < 1000
-        assert not wire.send("b", BULK, Packet("a", "b", EPOCH, 0, 0, 0, sent, [b"x"]))
-        assert wire.send("b", CONTROL, Packet("a", "b", EPOCH, 0, 0, 0, 0, [b"x"]))
-        with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-            router.setsockopt(zmq.LINGER, 0)
-            router.bind(format_ipc_endpoint(tmp_path, "b", BULK))
-            poller = zmq.asyncio.Poller()
-            poller.register(router, zmq.POLLIN)
-            numbers: list[int] = []
-            while len(numbers) < sent:
-                await poller.poll()
-                numbers.append(packets.decode_packet(router.recv_multipart()[1]).first)
-            await wait_until(lambda: bool(writable))
-        assert numbers == list(range(sent))
-        assert writable == [("b", BULK)]
-        await bus.close()
-
-    asyncio.run(asyncio.wait_for(scenario(), timeout=30))
+    writable: list[tuple[str, Lane]] = []
+    monkeypatch.setattr(ReliableTransport, "on_writable", lambda links, process, lane: writable.append((process, lane)))
+    bus = open_zmq_bus("a", tmp_path, 100, EPOCH)
+    wire = bus._transport.wire  # pyright: ignore
+    sent = 0
+    while wire.send("b", BULK, Packet("a", "b", EPOCH, 0, 0, 0, sent, [b"x"])):
+        sent += 1
+    assert 0 < sent < 1000
+    assert not wire.send("b", BULK, Packet("a", "b", EPOCH, 0, 0, 0, sent, [b"x"]))
+    assert wire.send("b", CONTROL, Packet("a", "b", EPOCH, 0, 0, 0, 0, [b"x"]))
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.setsockopt(zmq.LINGER, 0)
+        router.bind(format_ipc_endpoint(tmp_path, "b", BULK))
+        poller = zmq.asyncio.Poller()
+        poller.register(router, zmq.POLLIN)
+        numbers: list[int] = []
+        while len(numbers) < sent:
+            await poller.poll()
+            numbers.append(packets.decode_packet(router.recv_multipart()[1]).first)
+        await wait_until(lambda: bool(writable))
+    assert numbers == list(range(sent))
+    assert writable == [("b", BULK)]
+    await bus.close()
