@@ -98,12 +98,6 @@ def test_a_killed_server_is_reported_to_the_client(tmp_path: Path) -> None:
     assert "infrastructure: the sandbox server has ended" in output
 
 
-def test_a_folder_without_a_served_sandbox_has_a_remedy(tmp_path: Path) -> None:
-    shell = asterism("shell", "--at", str(tmp_path))
-    assert shell.returncode == 2
-    assert f"start one with `asterism sandbox serve --at {tmp_path}`" in " ".join(shell.stderr.split())
-
-
 def test_a_missing_docker_engine_has_a_remedy() -> None:
     shell = asterism("shell", "--set", "sandbox.backend=docker", environ={"DOCKER_HOST": "unix:///nowhere/docker.sock"})
     assert shell.returncode == 2

@@ -23,6 +23,8 @@ from tests.engine.sglang.fake_server import FakeServer, Handler, make_response, 
 from tests.engine.sglang.scenes import FakeServerHandle, FakeTransport
 from tests.engine.tiny_models import small_config
 
+pytestmark = pytest.mark.real_clock
+
 VERSION = 2
 
 
@@ -41,7 +43,7 @@ class Scene:
         await self.rollout.send("generator-0", turn(number))
 
 
-def run_until_lost(
+async def run_until_lost(
     model: Path, act: Handler, scenario: Callable[[Scene], Awaitable[None]], failure: EngineFailure | None = None
 ) -> tuple[str, int]:
     """The cause of its end, and the number of messages to the rollout."""
@@ -60,42 +62,39 @@ def run_until_lost(
         with signal.raising_engine_failure():
             await Generator("generator-0", bus, engine, "head/arbiter", INCARNATION).run()
 
-    async def play() -> tuple[str, int]:
-        server, hub = FakeServer(act), Hub()
-        async with server.serving() as url:
-            handle, transport = FakeServerHandle(url), FakeTransport(failure)
-            scene = Scene(hub, handle, transport, server)
-            generating = asyncio.create_task(generate(hub.join("generator-0", 100), handle, transport))
-            await scene.arbiter.receive()  # EngineJoined
-            await scenario(scene)
-            with pytest.raises(EngineFailure) as raised:
-                await generating
-            assert handle.closed
-            return str(raised.value), scene.rollout.waiting
-
-    return asyncio.run(play())
+    server, hub = FakeServer(act), Hub()
+    async with server.serving() as url:
+        handle, transport = FakeServerHandle(url), FakeTransport(failure)
+        scene = Scene(hub, handle, transport, server)
+        generating = asyncio.create_task(generate(hub.join("generator-0", 100), handle, transport))
+        await scene.arbiter.receive()  # EngineJoined
+        await scenario(scene)
+        with pytest.raises(EngineFailure) as raised:
+            await generating
+        assert handle.closed
+        return str(raised.value), scene.rollout.waiting
 
 
-def test_a_dead_server_ends_the_generator_without_failed_turns(model: Path) -> None:
+async def test_a_dead_server_ends_the_generator_without_failed_turns(model: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.ask(1)
         await scene.ask(2)
         await scene.server.generation_received.wait()
         scene.handle.death.set_result("it lost its process sglang::scheduler")
 
-    cause, num_messages = run_until_lost(model, streaming(asyncio.Event()), scenario)
+    cause, num_messages = await run_until_lost(model, streaming(asyncio.Event()), scenario)
     assert cause == "the server ended: it lost its process sglang::scheduler"
     assert num_messages == 0
 
 
-def test_an_idle_generator_ends_with_its_server(model: Path) -> None:
+async def test_an_idle_generator_ends_with_its_server(model: Path) -> None:
     async def scenario(scene: Scene) -> None:
         scene.handle.death.set_result("out of memory")
 
-    assert run_until_lost(model, streaming(), scenario) == ("the server ended: out of memory", 0)
+    assert await run_until_lost(model, streaming(), scenario) == ("the server ended: out of memory", 0)
 
 
-def test_a_connection_broken_by_the_servers_death_does_not_fail_its_turn(model: Path) -> None:
+async def test_a_connection_broken_by_the_servers_death_does_not_fail_its_turn(model: Path) -> None:
     """The kernel reports a dead server to the reader of its sockets before the watcher notices."""
 
     async def scenario(scene: Scene) -> None:
@@ -114,43 +113,40 @@ def test_a_connection_broken_by_the_servers_death_does_not_fail_its_turn(model: 
             await asyncio.sleep(0)
 
     begun = streaming(lambda body: make_response(body, [4]), then="broken")
-    assert run_until_lost(model, begun, scenario) == ("the server ended: killed", 0)
+    assert await run_until_lost(model, begun, scenario) == ("the server ended: killed", 0)
 
 
-def test_partially_loaded_weights_end_the_generator(model: Path) -> None:
+async def test_partially_loaded_weights_end_the_generator(model: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.ask(1)
         await scene.server.generation_received.wait()
         await scene.rollout.send("generator-0", WeightsPublished(VERSION + 1, "/nowhere", 0, ""))
 
     failure = EngineFailure("some are loaded")
-    cause, num_messages = run_until_lost(model, streaming(asyncio.Event()), scenario, failure)
+    cause, num_messages = await run_until_lost(model, streaming(asyncio.Event()), scenario, failure)
     assert cause == "the server's weights are incomplete: some are loaded"
     assert num_messages == 0
 
 
-def test_a_cancellation_is_not_an_engine_loss() -> None:
-    async def play() -> None:
-        async def serve() -> None:
-            with EngineGoneSignal().raising_engine_failure():
-                await asyncio.Event().wait()
+async def test_a_cancellation_is_not_an_engine_loss() -> None:
+    async def serve() -> None:
+        with EngineGoneSignal().raising_engine_failure():
+            await asyncio.Event().wait()
 
-        serving = asyncio.create_task(serve())
-        await asyncio.sleep(0)
-        serving.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await serving
-
-    asyncio.run(play())
+    serving = asyncio.create_task(serve())
+    await asyncio.sleep(0)
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
 
 
-def test_grouped_engine_failures_become_one_and_other_errors_stay_unchanged() -> None:
+async def test_grouped_engine_failures_become_one_and_other_errors_stay_unchanged() -> None:
     async def play(error: ExceptionGroup) -> None:
         with EngineGoneSignal().raising_engine_failure():
             raise error
 
     inner = ExceptionGroup("tasks", [EngineFailure("it broke"), EngineFailure("it broke")])
     with pytest.raises(EngineFailure, match=r"^it broke; out of memory$"):
-        asyncio.run(play(ExceptionGroup("tasks", [inner, EngineFailure("out of memory")])))
+        await play(ExceptionGroup("tasks", [inner, EngineFailure("out of memory")]))
     with pytest.raises(ExceptionGroup):
-        asyncio.run(play(ExceptionGroup("tasks", [EngineFailure("it broke"), KeyError("a bug")])))
+        await play(ExceptionGroup("tasks", [EngineFailure("it broke"), KeyError("a bug")]))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from structlog.testing import capture_logs
 
 from actors.runtime import decider_loop
 from actors.runtime.decider_loop import DeciderLoop
+from bus.bus import Bus
 from bus.codec import encode
 from bus.event_log import writer as event_log
 from bus.event_log.reader import read_events
@@ -19,6 +21,8 @@ from bus.event_log.writer import EventLog, EventLogFailure
 from bus.messages import AnyMessage, Envelope, LeaseReleased, Shutdown
 from bus.transport.in_process import Hub
 from policies.decider import Send
+
+pytestmark = [pytest.mark.real_clock, pytest.mark.timeout(30)]
 
 
 class Echo:
@@ -35,10 +39,30 @@ def released(number: int) -> LeaseReleased:
     return LeaseReleased(number, 1)
 
 
-def test_malformed_and_misdirected_frames_are_logged_and_acknowledged() -> None:
-    async def scenario() -> None:
-        hub = Hub()
-        head, peer = hub.join("head", 100), hub.join("peer", 100)
+@pytest.fixture
+@asynccontextmanager
+async def buses() -> AsyncIterator[tuple[Bus, Bus]]:
+    """The buses of the deciding process and of its peer."""
+    hub = Hub()
+    yield hub.join("head", 1000), hub.join("peer", 1000)
+
+
+async def decide_releases(
+    log_path: Path, buses: tuple[Bus, Bus], count: int, loop: type[DeciderLoop] = DeciderLoop
+) -> None:
+    """All messages arrive before the loop starts."""
+    head, peer = buses
+    log = EventLog(log_path)
+    for number in range(count):
+        await peer.send("head/echo", released(number))
+    await peer.send("head", Shutdown())
+    await loop(head, log, {"echo": Echo()}, {}, lambda: 0.0).run()
+    log.close()
+
+
+async def test_malformed_and_misdirected_frames_are_logged_and_acknowledged(buses: tuple[Bus, Bus]) -> None:
+    head, peer = buses
+    with capture_logs() as logged:
         loop = asyncio.create_task(DeciderLoop(head, None, {"echo": Echo()}, {}, lambda: 0.0).run())
         await peer.send_frame("head", b"\xc1 no message")
         await peer.send("head/unknown", released(1))
@@ -46,17 +70,14 @@ def test_malformed_and_misdirected_frames_are_logged_and_acknowledged() -> None:
         assert (await peer.receive()).message == released(2)
         await peer.send("head", Shutdown())
         await loop
-        assert peer.unacknowledged.get("head", 0) == 0
-
-    with capture_logs() as logged:
-        asyncio.run(scenario())
+    assert peer.unacknowledged.get("head", 0) == 0
     assert [entry["event"] for entry in logged] == ["frame.dropped", "message.misdirected"]
     assert logged[0]["num_bytes"] == len(b"\xc1 no message")
     assert (logged[1]["to"], logged[1]["kind"]) == ("head/unknown", "LeaseReleased")
 
 
-def test_the_loop_stops_receiving_when_too_many_events_wait_for_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_the_loop_stops_receiving_when_too_many_events_wait_for_the_log(
+    tmp_path: Path, buses: tuple[Bus, Bus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All events arrive together; they are decided and acted on in order, however often the loop waits."""
     monkeypatch.setattr(decider_loop, "MAX_PENDING_EFFECTS", 4)
@@ -68,22 +89,15 @@ def test_the_loop_stops_receiving_when_too_many_events_wait_for_the_log(
             max_pending = max(max_pending, len(self._pending_effects))
             await super()._wait_for_effects(limit)
 
-    async def scenario() -> None:
-        hub = Hub()
-        head, peer = hub.join("head", 1000), hub.join("peer", 1000)
-        log = EventLog(tmp_path / "head.sqlite")
-        for number in range(100):
-            await peer.send("head/echo", released(number))
-        await peer.send("head", Shutdown())
-        await Watched(head, log, {"echo": Echo()}, {}, lambda: 0.0).run()
-        log.close()
-        assert [(await peer.receive()).message for _ in range(100)] == [released(number) for number in range(100)]
-
-    asyncio.run(scenario())
+    await decide_releases(tmp_path / "head.sqlite", buses, 100, Watched)
+    _, peer = buses
+    assert [(await peer.receive()).message for _ in range(100)] == [released(number) for number in range(100)]
     assert max_pending == 5
 
 
-def test_a_full_log_stops_receiving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_log_stops_receiving(
+    tmp_path: Path, buses: tuple[Bus, Bus], monkeypatch: pytest.MonkeyPatch
+) -> None:
     groups = threading.Semaphore(0)
     collect_group, wait_for_space = EventLog._collect_group, EventLog.wait_for_space  # pyright: ignore[reportPrivateUsage]
 
@@ -95,34 +109,20 @@ def test_a_full_log_stops_receiving(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(EventLog, "wait_for_space", resume_writing)
     monkeypatch.setattr(event_log, "MAX_QUEUED_RECORDS", 3)
 
-    async def scenario() -> None:
-        hub = Hub()
-        head, peer = hub.join("head", 1000), hub.join("peer", 1000)
-        log = EventLog(tmp_path / "head.sqlite")
-        for number in range(50):
-            await peer.send("head/echo", released(number))
-        await peer.send("head", Shutdown())
-        await DeciderLoop(head, log, {"echo": Echo()}, {}, lambda: 0.0).run()
-        log.close()
-
     with capture_logs() as logged:
-        asyncio.run(scenario())
+        await decide_releases(tmp_path / "head.sqlite", buses, 50)
     assert {entry["event"] for entry in logged} == {"event_log.filled"}
     assert sum(1 for _ in read_events(tmp_path / "head.sqlite")) == 50
 
 
-def test_a_log_write_error_ends_the_loop_and_no_effect_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        hub = Hub()
-        head, peer = hub.join("head", 100), hub.join("peer", 100)
-        log = EventLog(tmp_path / "head.sqlite")
-        frame = encode(Envelope("peer", "head/echo", LeaseReleased(1 << 63, 1)))  # too large for a column
-        await peer.send_frame("head", frame)
-        with pytest.raises(EventLogFailure, match="too large"):
-            await DeciderLoop(head, log, {"echo": Echo()}, {}, lambda: 0.0).run()
-        with pytest.raises(EventLogFailure):
-            log.close()
-        assert peer.waiting == 0
-        assert peer.unacknowledged["head"] == 1
-
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+async def test_a_log_write_error_ends_the_loop_and_no_effect_leaves(tmp_path: Path, buses: tuple[Bus, Bus]) -> None:
+    head, peer = buses
+    log = EventLog(tmp_path / "head.sqlite")
+    frame = encode(Envelope("peer", "head/echo", LeaseReleased(1 << 63, 1)))  # too large for a column
+    await peer.send_frame("head", frame)
+    with pytest.raises(EventLogFailure, match="too large"):
+        await DeciderLoop(head, log, {"echo": Echo()}, {}, lambda: 0.0).run()
+    with pytest.raises(EventLogFailure):
+        log.close()
+    assert peer.waiting == 0
+    assert peer.unacknowledged["head"] == 1

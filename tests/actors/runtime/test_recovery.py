@@ -34,7 +34,6 @@ from bus.messages import (
 )
 from bus.transport.in_process import Hub
 from policies.decider import Send
-from tests.simulation.clock import run_virtually
 from tests.simulation.memory_log import Kept, MemoryLog
 
 EPOCH = 1 << 20
@@ -108,6 +107,11 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[bytes
     return folder / "head.sqlite", asyncio.run(record(folder))
 
 
+@pytest.fixture
+def path(recorded: tuple[Path, list[bytes]]) -> Path:
+    return recorded[0]
+
+
 def recovered(path: Path, num_events: int) -> tuple[Recovery, dict[str, Counting]]:
     """Recover from the first events of the log, the last of them undecided."""
     recovered_deciders = deciders()
@@ -141,8 +145,7 @@ def _refused(path: Path, count: int) -> int:
     return sum(isinstance(message, LeaseReleased) and message.tokens == 13 for message in messages)
 
 
-def test_received_frames_are_counted_from_the_log(recorded: tuple[Path, list[bytes]]) -> None:
-    path, _ = recorded
+def test_received_frames_are_counted_from_the_log(path: Path) -> None:
     for count in range(2, len(list(read_events(path))) + 1, 5):
         events = [event for event, _ in list(read_events(path))[:count]]
         received_events = [event for event in events if event.sender == "peer"]
@@ -151,8 +154,7 @@ def test_received_frames_are_counted_from_the_log(recorded: tuple[Path, list[byt
         assert recovery.received == expected
 
 
-def test_unread_messages_to_itself_are_in_its_inbox_after_recovery(recorded: tuple[Path, list[bytes]]) -> None:
-    path, _ = recorded
+def test_unread_messages_to_itself_are_in_its_inbox_after_recovery(path: Path) -> None:
     logged = [event for event, _ in read_events(path)]
     self_sent = [event.frame for event in logged if event.sender.startswith("head")]
     for count in range(1, len(logged) + 1, 5):
@@ -181,25 +183,20 @@ def test_frames_that_waited_for_queue_space_are_kept(
     assert (len(frames) < 39) == (max_pending == 10)
 
 
-def test_service_messages_are_delivered_again(recorded: tuple[Path, list[bytes]]) -> None:
-    path, _ = recorded
+def test_service_messages_are_delivered_again(path: Path) -> None:
     recovery, _ = recovered(path, len(list(read_events(path))))
     assert len(recovery.service_messages) == 39
     assert {actor for actor, _ in recovery.service_messages} == {"metrics"}
 
 
-def test_recovery_refuses_a_log_that_the_code_decides_differently(recorded: tuple[Path, list[bytes]]) -> None:
-    path, _ = recorded
+def test_recovery_refuses_a_log_that_the_code_decides_differently(path: Path) -> None:
     recovered_deciders = deciders()
     recovered_deciders["two"].state.tokens = 1
     with pytest.raises(NotRecoverable, match=r"of head \(two, .*: the decision differs"):
         Recovery("head", EPOCH, recovered_deciders, ("metrics",), 1000).replay(read_events(path), START_FRAMES)
 
 
-def test_recovery_refuses_a_damaged_event_and_names_it(
-    recorded: tuple[Path, list[bytes]],
-) -> None:
-    path, _ = recorded
+def test_recovery_refuses_a_damaged_event_and_names_it(path: Path) -> None:
     logged = [
         (event if event.sender.startswith("head") else event._replace(frame=event.frame[:-1]), decision)
         for event, decision in read_events(path)
@@ -208,8 +205,7 @@ def test_recovery_refuses_a_damaged_event_and_names_it(
         Recovery("head", EPOCH, deciders(), ("metrics",), 1000).replay(logged, START_FRAMES)
 
 
-def test_a_refused_log_is_closed_by_the_thread_that_read_it(recorded: tuple[Path, list[bytes]]) -> None:
-    path, _ = recorded
+def test_a_refused_log_is_closed_by_the_thread_that_read_it(path: Path) -> None:
     recovered_deciders = deciders()
     recovered_deciders["two"].state.tokens = 1
     with pytest.raises(NotRecoverable) as refused:
@@ -221,32 +217,22 @@ def test_a_refused_log_is_closed_by_the_thread_that_read_it(recorded: tuple[Path
     assert path.resolve() not in still_open
 
 
-def test_a_process_without_events_of_this_epoch_starts_fresh(
-    recorded: tuple[Path, list[bytes]], tmp_path: Path
-) -> None:
-    path, _ = recorded
-    arguments = (deciders(), ("metrics",), 1000, START_FRAMES)
-    assert recover(path, "head", EPOCH, *arguments) is not None
-    assert recover(path, "head", 2 * EPOCH, *with_new_deciders(arguments)) is None
-    assert recover(tmp_path / "none.sqlite", "head", EPOCH, *with_new_deciders(arguments)) is None
+def test_a_process_without_events_of_this_epoch_starts_fresh(path: Path, tmp_path: Path) -> None:
+    missing = tmp_path / "none.sqlite"
+    for log, epoch, is_recovered in ((path, EPOCH, True), (path, 2 * EPOCH, False), (missing, EPOCH, False)):
+        recovery = recover(log, "head", epoch, deciders(), ("metrics",), 1000, START_FRAMES)
+        assert (recovery is not None) == is_recovered
 
 
-def test_recovery_refuses_a_log_with_gaps(recorded: tuple[Path, list[bytes]], tmp_path: Path) -> None:
-    path = Path(shutil.copy(recorded[0], tmp_path / "head.sqlite"))
-    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+def test_recovery_refuses_a_log_with_gaps(path: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copy(path, tmp_path / "head.sqlite"))
+    with contextlib.closing(sqlite3.connect(copy)) as connection, connection:
         connection.execute("INSERT INTO gone VALUES (3, 7, 'LeaseReleased', 5)")
     with pytest.raises(UnusableLog, match="events from number 1 on are needed"):
-        recover(path, "head", EPOCH, deciders(), ("metrics",), 1000, START_FRAMES)
+        recover(copy, "head", EPOCH, deciders(), ("metrics",), 1000, START_FRAMES)
 
 
-def with_new_deciders(arguments: tuple) -> tuple:
-    return (deciders(), *arguments[1:])
-
-
-def test_recovery_refuses_a_message_to_itself_that_it_never_sent(
-    recorded: tuple[Path, list[bytes]],
-) -> None:
-    path, _ = recorded
+def test_recovery_refuses_a_message_to_itself_that_it_never_sent(path: Path) -> None:
     frame = encode(Envelope("head/one", "head/two", LeaseReleased(999, 1)))
     logged = [
         (event._replace(frame=frame), decision) if event.sender == "head/one" else (event, decision)
@@ -256,26 +242,23 @@ def test_recovery_refuses_a_message_to_itself_that_it_never_sent(
         Recovery("head", EPOCH, deciders(), ("metrics",), 1000).replay(logged, START_FRAMES)
 
 
-def test_no_effect_leaves_before_its_event_is_in_the_log(tmp_path: Path) -> None:
+@pytest.mark.real_clock
+async def test_no_effect_leaves_before_its_event_is_in_the_log(tmp_path: Path) -> None:
     """When the peer receives a frame, its event is in the file; no event is acknowledged earlier."""
-
-    async def scenario() -> None:
-        hub = Hub()
-        head, peer = hub.join("head", 1000, EPOCH), hub.join("peer", 1000)
-        log = EventLog(tmp_path / "head.sqlite")
-        loop = asyncio.create_task(DeciderLoop(head, log, deciders(), {"metrics": ignore}, lambda: 0.0).run())
-        for number in range(20):
-            await peer.send("head/one", LeaseReleased(number, 1))
-            assert peer.unacknowledged.get("head", 0) > 0
-            answer = await peer.receive()
-            assert isinstance(answer.message, LeasePaused)
-            assert number in _trajectories(tmp_path / "head.sqlite")
-            await peer.receive()
-        await peer.send("head", Shutdown())
-        await loop
-        log.close()
-
-    asyncio.run(scenario())
+    hub = Hub()
+    head, peer = hub.join("head", 1000, EPOCH), hub.join("peer", 1000)
+    log = EventLog(tmp_path / "head.sqlite")
+    loop = asyncio.create_task(DeciderLoop(head, log, deciders(), {"metrics": ignore}, lambda: 0.0).run())
+    for number in range(20):
+        await peer.send("head/one", LeaseReleased(number, 1))
+        assert peer.unacknowledged.get("head", 0) > 0
+        answer = await peer.receive()
+        assert isinstance(answer.message, LeasePaused)
+        assert number in _trajectories(tmp_path / "head.sqlite")
+        await peer.receive()
+    await peer.send("head", Shutdown())
+    await loop
+    log.close()
 
 
 def _trajectories(path: Path) -> set[int]:
@@ -286,7 +269,7 @@ def _trajectories(path: Path) -> set[int]:
         connection.close()
 
 
-def test_services_receive_no_message_before_its_event_is_in_the_log() -> None:
+async def test_services_receive_no_message_before_its_event_is_in_the_log() -> None:
     """The loop ends only after the last one is delivered."""
     kept, steps = Kept(), list[int]()
 
@@ -295,14 +278,11 @@ def test_services_receive_no_message_before_its_event_is_in_the_log() -> None:
         assert sum(event.actor == "two" for event in kept.events) >= message.step  # the number of the event
         steps.append(message.step)
 
-    async def scenario() -> None:
-        hub = Hub()
-        head, peer = hub.join("head", 1000, EPOCH), hub.join("peer", 1000)
-        for number in range(20):
-            await peer.send("head/one", LeaseReleased(number, 1))
-        await peer.send("head", Shutdown())
-        log = MemoryLog(kept, Random(1))
-        await DeciderLoop(head, log, deciders(), {"metrics": note}, lambda: 0.0).run()  # pyright: ignore
-
-    run_virtually(scenario())
+    hub = Hub()
+    head, peer = hub.join("head", 1000, EPOCH), hub.join("peer", 1000)
+    for number in range(20):
+        await peer.send("head/one", LeaseReleased(number, 1))
+    await peer.send("head", Shutdown())
+    log = MemoryLog(kept, Random(1))
+    await DeciderLoop(head, log, deciders(), {"metrics": note}, lambda: 0.0).run()  # pyright: ignore
     assert steps == list(range(1, 21))

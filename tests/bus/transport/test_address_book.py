@@ -257,18 +257,6 @@ def test_a_folder_with_a_key_location_belongs_to_a_cluster(tmp_path: Path) -> No
     assert network.key == load_key(path)
 
 
-def test_a_missing_or_readable_key_is_refused_by_name(tmp_path: Path) -> None:
-    path = generate_key(tmp_path / "keys")
-    write_address_book(tmp_path, AddressBook(0, {}, []))
-    write_key_location(tmp_path, path)
-    path.chmod(0o644)
-    with pytest.raises(UnusableInput, match="other users may read it"):
-        load_network(tmp_path)
-    path.unlink()
-    with pytest.raises(UnusableInput, match=r"cluster\.key: No such file"):
-        load_network(tmp_path)
-
-
 @pytest.mark.parametrize("text", [None, "{}", "nonsense"])
 def test_without_a_book_there_is_no_network(tmp_path: Path, key: ClusterKey, text: str | None) -> None:
     if text is not None:

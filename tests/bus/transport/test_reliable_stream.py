@@ -23,12 +23,24 @@ def make_send_window(epoch: int = 1, frames: int = 0) -> SendWindow:
     return send_window
 
 
+def build_packet(send_window: SendWindow) -> Packet:
+    packet = send_window.build_packet()
+    assert packet is not None
+    return packet
+
+
 def handshake(send_window: SendWindow, receive_window: ReceiveWindow) -> None:
-    probe = send_window.build_packet()
-    assert probe is not None
+    probe = build_packet(send_window)
     assert probe.frames == []
     assert receive_window.accept(probe) == []
     assert send_window.on_ack(receive_window.build_ack())
+
+
+def connect(frames: int) -> tuple[SendWindow, ReceiveWindow]:
+    """Both ends after their handshake, with this number of frames to send."""
+    send_window, receive_window = make_send_window(frames=frames), ReceiveWindow(0)
+    handshake(send_window, receive_window)
+    return send_window, receive_window
 
 
 def test_frames_are_sent_to_a_known_receiver() -> None:
@@ -48,33 +60,21 @@ def test_an_unknown_receiver_is_probed_once() -> None:
 
 
 def test_a_packet_is_bounded_in_frames_and_bytes() -> None:
-    send_window, receive_window = make_send_window(frames=MAX_PACKET_FRAMES + 1), ReceiveWindow(0)
-    handshake(send_window, receive_window)
-    assert [len(packet.frames) for packet in (send_window.build_packet(), send_window.build_packet()) if packet] == [
-        MAX_PACKET_FRAMES,
-        1,
-    ]
+    send_window, _ = connect(frames=MAX_PACKET_FRAMES + 1)
+    assert [len(build_packet(send_window).frames) for _ in range(2)] == [MAX_PACKET_FRAMES, 1]
     for _ in range(3):
         send_window.add(bytes(TARGET_PACKET_BYTES - 1))
-    assert [len(packet.frames) for packet in (send_window.build_packet(), send_window.build_packet()) if packet] == [
-        2,
-        1,
-    ]
+    assert [len(build_packet(send_window).frames) for _ in range(2)] == [2, 1]
 
 
 def test_acknowledged_frames_are_dropped_and_received_ones_are_held() -> None:
-    send_window, receive_window = make_send_window(frames=4), ReceiveWindow(0)
-    handshake(send_window, receive_window)
-    receive_window.accept(send_window.build_packet())  # pyright: ignore[reportArgumentType]
+    send_window, receive_window = connect(frames=4)
+    receive_window.accept(build_packet(send_window))
     send_window.add(make_frame(4))
     assert receive_window.acknowledge(1, 1)
     assert send_window.on_ack(receive_window.build_ack())
-    assert (send_window.base, send_window.received_below, send_window.num_buffered, send_window.num_bytes) == (
-        2,
-        4,
-        3,
-        6 + 4 + 5,
-    )
+    assert (send_window.base, send_window.received_below) == (2, 4)
+    assert (send_window.num_buffered, send_window.num_bytes) == (3, 6 + 4 + 5)
     assert send_window.build_packet() == Packet("a", "b", 1, 0, 1, 2, 4, [make_frame(4)])
     assert not receive_window.acknowledge(1, 0)
     assert not receive_window.acknowledge(1, 4)
@@ -82,14 +82,11 @@ def test_acknowledged_frames_are_dropped_and_received_ones_are_held() -> None:
 
 
 def test_a_missing_packet_is_requested_once_and_delayed_ones_are_not_resent() -> None:
-    send_window, receive_window = make_send_window(frames=1), ReceiveWindow(0)
-    handshake(send_window, receive_window)
-    lost_packet = send_window.build_packet()
-    assert lost_packet is not None
+    send_window, receive_window = connect(frames=1)
+    build_packet(send_window)  # is lost
     for number in (1, 2):
         send_window.add(make_frame(number))
-        later = send_window.build_packet()
-        assert later is not None
+        later = build_packet(send_window)
         assert receive_window.accept(later) == []
         assert receive_window.ack_due == (number == 1)
         if receive_window.ack_due:
@@ -97,28 +94,14 @@ def test_a_missing_packet_is_requested_once_and_delayed_ones_are_not_resent() ->
     assert send_window.on_ack(Ack(1, 0, 0, 0, 1, 0))  # does not report a gap
     assert send_window.build_packet() is None
     assert send_window.on_ack(answer)  # pyright: ignore[reportPossiblyUnboundVariable]
-    resent = send_window.build_packet()
-    assert resent is not None
+    resent = build_packet(send_window)
     assert resent.first == 0
     assert len(receive_window.accept(resent)) == 3
 
 
-def test_a_probe_reveals_a_lost_last_packet() -> None:
-    send_window, receive_window = make_send_window(frames=2), ReceiveWindow(0)
-    handshake(send_window, receive_window)
-    assert send_window.build_packet()
-    receive_window.accept(send_window.build_probe())
-    assert send_window.on_ack(receive_window.build_ack())
-    resent = send_window.build_packet()
-    assert resent is not None
-    assert len(receive_window.accept(resent)) == 2
-
-
 def test_a_duplicate_packet_is_dropped_and_counted() -> None:
-    send_window, receive_window = make_send_window(frames=3), ReceiveWindow(0)
-    handshake(send_window, receive_window)
-    packet = send_window.build_packet()
-    assert packet is not None
+    send_window, receive_window = connect(frames=3)
+    packet = build_packet(send_window)
     assert len(receive_window.accept(packet)) == 3
     assert receive_window.accept(packet) == []
     assert receive_window.num_dropped == 3
@@ -128,15 +111,13 @@ def test_a_duplicate_packet_is_dropped_and_counted() -> None:
 def test_a_new_incarnation_of_the_receiver_gets_unacknowledged_frames() -> None:
     send_window, old, new = make_send_window(frames=4), ReceiveWindow(own_epoch=1), ReceiveWindow(own_epoch=2)
     handshake(send_window, old)
-    packet = send_window.build_packet()
-    assert packet is not None
+    packet = build_packet(send_window)
     old.accept(packet)
     old.acknowledge(1, 0)
     send_window.on_ack(old.build_ack())
     assert new.accept(packet) == []  # addressed to the old incarnation
     assert send_window.on_ack(new.build_ack())
-    resent = send_window.build_packet()
-    assert resent is not None
+    resent = build_packet(send_window)
     assert new.accept(resent) == [make_frame(number) for number in (1, 2, 3)]
     assert not send_window.on_ack(Ack(1, 1, 4, 4, 1, 0))  # a late answer of the old incarnation
     assert send_window.num_buffered == 3
@@ -146,11 +127,9 @@ def test_a_higher_epoch_of_the_sender_replaces_a_lower_one() -> None:
     receive_window = ReceiveWindow(0)
     old, new = make_send_window(1, 2), make_send_window(2, 3)
     handshake(old, receive_window)
-    late = old.build_packet()
+    late = build_packet(old)
     handshake(new, receive_window)
-    packet = new.build_packet()
-    assert late is not None
-    assert packet is not None
+    packet = build_packet(new)
     assert len(receive_window.accept(packet)) == 3
     assert receive_window.accept(late) == []
     assert receive_window.num_dropped == 1
@@ -158,26 +137,22 @@ def test_a_higher_epoch_of_the_sender_replaces_a_lower_one() -> None:
 
 
 def test_a_restored_sender_keeps_its_numbers_and_skips_received_frames() -> None:
-    send_window, receive_window = make_send_window(frames=5), ReceiveWindow(0)
-    handshake(send_window, receive_window)
-    receive_window.accept(send_window.build_packet())  # pyright: ignore[reportArgumentType]
+    send_window, receive_window = connect(frames=5)
+    receive_window.accept(build_packet(send_window))
     resent = make_send_window()
     resent.restore(7, [make_frame(number) for number in range(2, 7)])
     handshake(resent, receive_window)
-    packet = resent.build_packet()
-    assert packet is not None
+    packet = build_packet(resent)
     assert (packet.base, packet.first) == (2, 5)
     assert receive_window.accept(packet) == [make_frame(5), make_frame(6)]
 
 
 def test_numbering_continues_after_frames_are_dropped() -> None:
-    send_window, receive_window = make_send_window(frames=5), ReceiveWindow(0)
-    handshake(send_window, receive_window)
+    send_window, receive_window = connect(frames=5)
     send_window.drop_buffered()
     send_window.add(make_frame(5))
     assert (send_window.num_buffered, send_window.num_bytes, send_window.next_number) == (1, 6, 6)
-    packet = send_window.build_packet()
-    assert packet is not None
+    packet = build_packet(send_window)
     assert receive_window.accept(packet) == [make_frame(5)]
     assert receive_window.acknowledge(1, 5)
     assert send_window.on_ack(receive_window.build_ack())
@@ -185,8 +160,7 @@ def test_numbering_continues_after_frames_are_dropped() -> None:
 
 
 def test_an_answer_of_an_earlier_resend_round_causes_no_second_resend() -> None:
-    send_window, receive_window = make_send_window(frames=2), ReceiveWindow(0)
-    handshake(send_window, receive_window)
+    send_window, receive_window = connect(frames=2)
     send_window.build_packet()  # is lost_packet
     answers: list[Ack] = []
     for _ in range(2):
@@ -199,10 +173,8 @@ def test_an_answer_of_an_earlier_resend_round_causes_no_second_resend() -> None:
 
 
 def test_frames_that_arrive_late_are_not_resent() -> None:
-    send_window, receive_window = make_send_window(frames=3), ReceiveWindow(0)
-    handshake(send_window, receive_window)
-    delayed = send_window.build_packet()
-    assert delayed is not None
+    send_window, receive_window = connect(frames=3)
+    delayed = build_packet(send_window)
     receive_window.accept(send_window.build_probe())
     assert send_window.on_ack(receive_window.build_ack())
     assert send_window.num_unsent == 3
@@ -216,8 +188,7 @@ def test_frames_that_arrive_late_are_not_resent() -> None:
     "ack", [Ack(0, 0, 1, 1, 1, 0), Ack(1, 0, 9, 0, 1, 0), Ack(1, 0, 0, 1, 1, 0), Ack(1, -1, 1, 1, 1, 0)]
 )
 def test_an_invalid_acknowledgement_is_refused(ack: Ack) -> None:
-    send_window, receive_window = make_send_window(frames=3), ReceiveWindow(0)
-    handshake(send_window, receive_window)
+    send_window, _ = connect(frames=3)
     send_window.build_packet()
     assert not send_window.on_ack(ack)
     assert (send_window.num_buffered, send_window.received_below) == (3, 0)

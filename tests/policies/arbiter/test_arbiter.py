@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import get_args
+from unittest import TestCase
 
 import pytest
 from hypothesis import settings
@@ -201,33 +202,14 @@ def test_unrelated_messages_are_refused() -> None:
         Arbiter().decide(0.0, StepRequested(1, 0))
 
 
-class StaticMachine(ArbiterMachine):
-    policy = "static"
+def build_machine_test(policy: PolicyName) -> type[TestCase]:
+    machine = type(f"{policy}_machine", (ArbiterMachine,), {"policy": policy})
+    machine.TestCase.settings = settings(stateful_step_count=40)
+    return machine.TestCase
 
 
-class RoundRobinMachine(ArbiterMachine):
-    policy = "round_robin"
-
-
-class LeastRequestsMachine(ArbiterMachine):
-    policy = "least_requests"
-
-
-class KvMachine(ArbiterMachine):
-    policy = "worst_case"
-
-
-class LookaheadMachine(ArbiterMachine):
-    policy = "kv_lookahead"
-
-
-TestStatic = StaticMachine.TestCase
-TestRoundRobin = RoundRobinMachine.TestCase
-TestLeastRequests = LeastRequestsMachine.TestCase
-TestKv = KvMachine.TestCase
-TestLookahead = LookaheadMachine.TestCase
-TestStatic.settings = settings(stateful_step_count=40)
-TestRoundRobin.settings = TestStatic.settings
-TestLeastRequests.settings = TestStatic.settings
-TestKv.settings = TestStatic.settings
-TestLookahead.settings = TestStatic.settings
+TestStatic = build_machine_test("static")
+TestRoundRobin = build_machine_test("round_robin")
+TestLeastRequests = build_machine_test("least_requests")
+TestWorstCase = build_machine_test("worst_case")
+TestLookahead = build_machine_test("kv_lookahead")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from bus.messages import EngineLeft, LeaseRequested, ProtocolError
@@ -204,38 +206,27 @@ def test_the_only_account_of_an_engine_may_use_all_announced_pages() -> None:
 WAITING, RUNNING, PARKED = 1, 2, 3
 
 
+def ask(tid: int, group: int | None = None, **fields: int) -> Callable[[Ledger], object]:
+    return lambda ledger: ledger.enqueue_request(request(tid, group, **fields), "rollout-0", 0.0)
+
+
 @pytest.mark.parametrize(
     ("act", "match"),
     [
         (lambda ledger: ledger.add_engine(joined(1, tokens=3, page=4)), "less than one page"),
         (lambda ledger: ledger.add_engine(joined(0, page=0)), "less than one page"),
         (lambda ledger: ledger.remove_engine(EngineLeft("generator-0", "gone", 0)), "had already left"),
-        (lambda ledger: ledger.enqueue_request(request(9, tokens=PROMPT + RESPONSE), "r", 0.0), "requests 0 KV tokens"),
-        (lambda ledger: ledger.enqueue_request(request(9, tokens=7), "r", 0.0), "after 7"),
-        (lambda ledger: ledger.enqueue_request(request(9, lease=2), "r", 0.0), "new trajectory 9 requests lease 2"),
-        (
-            lambda ledger: ledger.enqueue_request(request(9, group=7, prompt=9, tokens=9), "r", 0.0),
-            "expected lease 1 and 8 tokens",
-        ),
-        (lambda ledger: ledger.enqueue_request(request(WAITING, 7, lease=1), "r", 0.0), "requested KV tokens twice"),
-        (
-            lambda ledger: ledger.enqueue_request(request(RUNNING, 7, tokens=9, lease=1), "r", 0.0),
-            "requests lease 1 after lease 1",
-        ),
-        (
-            lambda ledger: ledger.enqueue_request(request(RUNNING, 7, tokens=9, lease=3), "r", 0.0),
-            "requests lease 3 after lease 1",
-        ),
-        (lambda ledger: ledger.enqueue_request(request(RUNNING, 8, tokens=9, lease=2), "r", 0.0), "changed its group"),
-        (
-            lambda ledger: ledger.enqueue_request(request(RUNNING, 7, turn=-1, tokens=9, lease=2), "r", 0.0),
-            "requests an earlier turn",
-        ),
-        (lambda ledger: ledger.enqueue_request(request(PARKED, 7, tokens=8, lease=2), "r", 0.0), "8 tokens after 12"),
-        (
-            lambda ledger: ledger.enqueue_request(LeaseRequested(RUNNING, 7, 0, 2, 9, PROMPT, RESPONSE), "r", 0.0),
-            "exceeds its first limit",
-        ),
+        (ask(9, tokens=PROMPT + RESPONSE), "requests 0 KV tokens"),
+        (ask(9, tokens=7), "after 7"),
+        (ask(9, lease=2), "new trajectory 9 requests lease 2"),
+        (ask(9, group=7, prompt=9, tokens=9), "expected lease 1 and 8 tokens"),
+        (ask(WAITING, 7, lease=1), "requested KV tokens twice"),
+        (ask(RUNNING, 7, tokens=9, lease=1), "requests lease 1 after lease 1"),
+        (ask(RUNNING, 7, tokens=9, lease=3), "requests lease 3 after lease 1"),
+        (ask(RUNNING, 8, tokens=9, lease=2), "changed its group"),
+        (ask(RUNNING, 7, turn=-1, tokens=9, lease=2), "requests an earlier turn"),
+        (ask(PARKED, 7, tokens=8, lease=2), "8 tokens after 12"),
+        (ask(RUNNING, 7, tokens=9, lease=2, response=RESPONSE + 1), "exceeds its first limit"),
         (lambda ledger: ledger.mark_idle(WAITING, 8), "no running lease"),
         (lambda ledger: ledger.mark_idle(PARKED, 12), "no running lease"),
         (lambda ledger: ledger.mark_idle(RUNNING, 13), "13 tokens, but 12 were leased"),
@@ -244,7 +235,7 @@ WAITING, RUNNING, PARKED = 1, 2, 3
         (lambda ledger: ledger.close_account(PARKED, 8), "8 tokens after 12"),
     ],
 )
-def test_invalid_events_raise_and_change_nothing(act: object, match: str) -> None:
+def test_invalid_events_raise_and_change_nothing(act: Callable[[Ledger], object], match: str) -> None:
     ledger, engine = make_ledger()
     lease(ledger, request(RUNNING, 7), 12)
     lease(ledger, request(PARKED, 7), 12)
@@ -264,5 +255,5 @@ def test_invalid_events_raise_and_change_nothing(act: object, match: str) -> Non
 
     before = snapshot()
     with pytest.raises(ProtocolError, match=match):
-        act(ledger)  # pyright: ignore[reportCallIssue, reportUnknownVariableType]
+        act(ledger)
     assert snapshot() == before

@@ -38,6 +38,12 @@ def buffer(run: RunConfig = RUN) -> GroupBuffer:
     return GroupBuffer(run, TRAIN, TEST)
 
 
+def begin_step(run: RunConfig = RUN) -> tuple[GroupBuffer, StartGroup, StartGroup]:
+    group_buffer = buffer(run)
+    first, second = list_starts(list(group_buffer.decide(0.0, StepRequested(1, 0))))
+    return group_buffer, first, second
+
+
 def play(group_buffer: GroupBuffer, group: StartGroup, rewards: list[float | None]) -> list[Send]:
     """End all trajectories of a group; None: an infrastructure failure."""
     effects: list[Send] = []
@@ -65,8 +71,7 @@ def test_a_step_starts_as_many_groups_as_it_trains_on_each_of_2g_trajectories() 
 
 
 def test_mixed_groups_go_to_the_learner_resampled_with_their_advantages() -> None:
-    group_buffer = buffer()
-    first, second = list_starts(list(group_buffer.decide(0.0, StepRequested(1, 0))))
+    group_buffer, first, second = begin_step()
     play(group_buffer, first, [1.0, 0.0, 0.0, 1.0])
     effects = play(group_buffer, second, [0.0, 1.0, 0.0, 0.0])
     rows = get_batch(effects).samples
@@ -78,15 +83,13 @@ def test_mixed_groups_go_to_the_learner_resampled_with_their_advantages() -> Non
 
 
 def test_plain_grpo_trains_on_the_whole_group() -> None:
-    group_buffer = buffer(replace(RUN, roc=RocConfig(enabled=False)))
-    first, second = list_starts(list(group_buffer.decide(0.0, StepRequested(1, 0))))
+    group_buffer, first, second = begin_step(replace(RUN, roc=RocConfig(enabled=False)))
     play(group_buffer, first, [1.0, 0.0, 0.0, 1.0])
     assert len(get_batch(play(group_buffer, second, [0.0, 1.0, 0.0, 0.0])).samples) == 8
 
 
 def test_equal_rewards_are_rejected_and_refilled_up_to_the_limit() -> None:
-    group_buffer = buffer()
-    first, second = list_starts(list(group_buffer.decide(0.0, StepRequested(1, 0))))
+    group_buffer, first, second = begin_step()
     (third,) = list_starts(play(group_buffer, first, [1.0] * 4))
     assert third.problem not in {first.problem, second.problem}
     assert not list_starts(play(group_buffer, second, [0.0] * 4))  # the only refill is used
@@ -96,15 +99,13 @@ def test_equal_rewards_are_rejected_and_refilled_up_to_the_limit() -> None:
 
 
 def test_a_step_with_only_rejected_groups_ends() -> None:
-    group_buffer = buffer(replace(RUN, rl=replace(RUN.rl, max_refill_groups=0)))
-    first, second = list_starts(list(group_buffer.decide(0.0, StepRequested(1, 0))))
+    group_buffer, first, second = begin_step(replace(RUN, rl=replace(RUN.rl, max_refill_groups=0)))
     play(group_buffer, first, [1.0] * 4)
     assert get_batch(play(group_buffer, second, [0.0] * 4)).samples == ()
 
 
 def test_infrastructure_failures_are_excluded_and_counted_by_cause() -> None:
-    group_buffer = buffer()
-    first, second = list_starts(list(group_buffer.decide(0.0, StepRequested(1, 0))))
+    group_buffer, first, second = begin_step()
     play(group_buffer, first, [1.0, None, 0.0, 1.0])
     step = get_collected(play(group_buffer, second, [0.0, 1.0, 0.0, 0.0]))
     assert step.counts.trajectories == 7
@@ -114,8 +115,7 @@ def test_infrastructure_failures_are_excluded_and_counted_by_cause() -> None:
 
 
 def test_a_group_with_too_many_failures_is_lost_and_replaced() -> None:
-    group_buffer = buffer()
-    first, second = list_starts(list(group_buffer.decide(0.0, StepRequested(1, 0))))
+    group_buffer, first, second = begin_step()
     (third,) = list_starts(play(group_buffer, first, [None, None, None, 0.0]))
     play(group_buffer, third, [1.0, 0.0, 1.0, 0.0])
     step = get_collected(play(group_buffer, second, [0.0, 1.0, 0.0, 0.0]))
