@@ -31,8 +31,7 @@ import zmq
 import zmq.asyncio
 
 from benchmarks.event_log import measure_log_events_per_s, measure_story_ms
-from benchmarks.support.echo_peer import MEASURER, MESSAGE, PEER, plain_endpoint
-from benchmarks.support.echo_peers import format_peer_name
+from benchmarks.support.echo_peer import MEASURER, MESSAGE, PEER, format_peer_name, plain_endpoint
 from benchmarks.support.process_memory import read_resident_mib
 from bus.bus import Bus
 from bus.codec import decode
@@ -130,7 +129,7 @@ async def measure_many_peers(folder: Path, peers: int, rounds: int) -> dict[str,
     """Every peer receives a message and returns it, repeatedly."""
     share = peers // PEER_PROCESSES
     crowds = [
-        await start_process("benchmarks.support.echo_peers", str(folder), str(share * each), str(share))
+        await start_process("benchmarks.support.echo_peer", str(folder), str(share * each), str(share))
         for each in range(PEER_PROCESSES)
     ]
     for crowd in crowds:

@@ -48,7 +48,7 @@ from configs.schema import TinyConfig
 from engine.contract import Capacity, GenerationRequest
 from engine.inference.embedded import EmbeddedEngine
 from engine.model.qwen3 import Qwen3, initialize_weights
-from policies.arbiter.registry import PolicyName
+from policies.arbiter.arbiter import PolicyName
 from tasks.tiny.prepare import build_model_config
 
 BATCHES = (1, 16, 64, 256)

@@ -25,9 +25,8 @@ from pathlib import Path
 import uvloop
 
 from benchmarks.support.sandbox.executor_burst import run_burst
-from benchmarks.support.sandbox.fresh_interpreter import ProcessPerCall
 from benchmarks.support.sandbox.raw_fork_server import DirectClient
-from benchmarks.support.sandbox.sandbox_backends import build_config, create_host
+from benchmarks.support.sandbox.sandbox_backends import ProcessPerCall, build_config, create_host
 from benchmarks.support.sandbox.sandbox_measures import (
     SandboxBenchmarkSizes,
     check_figures,

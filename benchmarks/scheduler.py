@@ -28,8 +28,7 @@ from analysis.simulation.simulate import simulate
 from analysis.simulation.workload_presets import SHAPES, draw_named_workload
 from benchmarks.support.decision_replay import DecisionRecorder, DecisionSpeed
 from benchmarks.support.policies_flag import make_policies_parser
-from policies.arbiter.arbiter import Arbiter
-from policies.arbiter.registry import PolicyName
+from policies.arbiter.arbiter import Arbiter, PolicyName
 
 POLICIES: tuple[SimulatedPolicy, ...] = (*get_args(PolicyName), "oracle")
 OURS: PolicyName = "kv_lookahead"

@@ -44,7 +44,7 @@ from configs.schema import EngineConfig
 from engine.contract import EngineFailure
 from engine.sglang.server.compatibility import ServerRequirements
 from engine.sglang.server.managed_server import SGLangServer
-from policies.arbiter.registry import PolicyName
+from policies.arbiter.arbiter import PolicyName
 
 POLICIES: tuple[PolicyName, ...] = ("least_requests", "kv_lookahead")
 MAX_RUNNING = 96

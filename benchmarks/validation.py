@@ -34,7 +34,7 @@ from benchmarks.support.tiny_run import from_checkpoint, launch
 from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from policies.arbiter.registry import PolicyName
+from policies.arbiter.arbiter import PolicyName
 
 CONFIG = Path("configs/tiny.toml")
 ENGINES = 2

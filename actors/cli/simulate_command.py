@@ -20,7 +20,7 @@ from analysis.simulation.workload import Workload
 from analysis.simulation.workload_presets import SHAPES, draw_named_workload
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
-from policies.arbiter.registry import PolicyName
+from policies.arbiter.arbiter import PolicyName
 
 POLICIES: tuple[SimulatedPolicy, ...] = (*get_args(PolicyName), "oracle")
 

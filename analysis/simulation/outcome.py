@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from analysis.simulation.bounds import MakespanBounds
-from policies.arbiter.registry import PolicyName
+from policies.arbiter.arbiter import PolicyName
 
 SimulatedPolicy = PolicyName | Literal["oracle"]  # kv_lookahead with the true lengths known
 

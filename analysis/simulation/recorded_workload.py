@@ -40,7 +40,7 @@ from bus.messages import (
 )
 from configs.load import load_resolved
 from configs.run_folder import RunFolder
-from policies.arbiter.registry import PolicyName
+from policies.arbiter.arbiter import PolicyName
 
 _MIN_INTERVALS = 4  # fewest intervals of work that determine the machine's speed
 

@@ -1,7 +1,8 @@
-"""`python -m benchmarks.support.echo_peer FOLDER`: the second process of benchmarks.bus.
+"""`python -m benchmarks.support.echo_peer FOLDER [FIRST COUNT]`: the second process of benchmarks.bus.
 
 The process echoes each bus message. An input line `bus N` or `asyncio N` makes it send N messages
-over that transport; `memory` makes it print its resident MiB. The process exits at the end of its
+over that transport; `memory` makes it print its resident MiB. With FIRST and COUNT the
+process has COUNT echo peers, each with its own bus, and no commands. It exits at the end of its
 input.
 """
 
@@ -24,6 +25,7 @@ from bus.transport.zeromq import open_zmq_bus
 from configs.schema import BusConfig as BusConfig
 
 PEER, MEASURER = "peer", "measurer"
+QUEUE_MESSAGES = 1000  # of each of many peers
 MESSAGE = StartGroup(  # 64 ids and 200 characters
     group_id=7,
     purpose="train",
@@ -72,5 +74,22 @@ async def run_peer(folder: Path) -> None:
     await bus.close()
 
 
+def format_peer_name(number: int) -> str:
+    return f"peer-{number}"
+
+
+async def run_peers(folder: Path, first: int, count: int) -> None:
+    buses: list[Bus] = [
+        open_zmq_bus(format_peer_name(number), folder, QUEUE_MESSAGES) for number in range(first, first + count)
+    ]
+    tasks = [asyncio.create_task(echo(bus)) for bus in buses]
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*(bus.close() for bus in buses))
+
+
 if __name__ == "__main__":
-    uvloop.run(run_peer(Path(sys.argv[1])))
+    folder, *numbers = sys.argv[1:]
+    uvloop.run(run_peers(Path(folder), *map(int, numbers)) if numbers else run_peer(Path(folder)))

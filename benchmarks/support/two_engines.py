@@ -45,8 +45,7 @@ from bus.messages import (
 from bus.transport.zeromq import open_zmq_bus
 from configs.schema import BusConfig as BusConfig
 from engine.contract import Capacity
-from policies.arbiter.arbiter import Arbiter
-from policies.arbiter.registry import PolicyName
+from policies.arbiter.arbiter import Arbiter, PolicyName
 from policies.decider import Send
 from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Rules

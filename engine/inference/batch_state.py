@@ -13,10 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.contract import GenerationRequest
+from engine.contract import MAX_STOP_TOKENS, GenerationRequest
 from engine.inference.sampling import SamplingFlags, SamplingTensors
 from engine.inference.sequence import MissingPages
-from engine.request_checks import MAX_STOP_TOKENS
 
 
 class BatchState:

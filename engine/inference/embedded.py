@@ -14,7 +14,7 @@ import torch
 
 from bus.messages import WeightsPublished
 from configs.errors import UnusableInput
-from engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest
+from engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest, check_request
 from engine.inference.cuda_graphs import CudaGraphCapture
 from engine.inference.engine_core import EngineCore
 from engine.inference.engine_thread import EngineThread, FutureResolution
@@ -24,7 +24,6 @@ from engine.inference.kernels.matmul import PLAIN, Matmul
 from engine.model.hf_checkpoint import load_model
 from engine.model.qwen3 import Qwen3Config
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
-from engine.request_checks import check_request
 from engine.weight_transfer.shared_memory import load_published
 
 Result = TypeVar("Result")

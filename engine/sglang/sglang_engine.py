@@ -35,9 +35,9 @@ from engine.contract import (
     GenerationRequest,
     RequestRefused,
     WeightsRefused,
+    check_request,
 )
 from engine.model.hf_checkpoint import load_model_config
-from engine.request_checks import check_request
 from engine.sglang.client import SGLangClient
 from engine.sglang.dp_routing import DataParallelRouter
 from engine.sglang.generate import PendingGeneration

@@ -9,6 +9,7 @@ grants, deferrals (both with a reason) and evictions. One decision grants at mos
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal, assert_never
 
 import msgspec
 
@@ -29,12 +30,20 @@ from bus.messages import (
     ProtocolError,
     RunStarted,
 )
+from policies.arbiter.baselines import (
+    FcfsPolicy,
+    LeastRequestsRouter,
+    MostFreeKvRouter,
+    RoundRobinRouter,
+    StaticRouter,
+)
 from policies.arbiter.kv_ledger import EngineAccount, KvAccount, Ledger
+from policies.arbiter.kv_lookahead import LookaheadPolicy
 from policies.arbiter.length_estimates import LearnedLengthForecast, OnlineLengthForecast
-from policies.arbiter.policy import Grant, Preemption
-from policies.arbiter.registry import PolicyName, make_policy
+from policies.arbiter.policy import Grant, LengthForecast, Policy, Preemption
 from policies.decider import Send
 
+PolicyName = Literal["static", "round_robin", "least_requests", "worst_case", "kv_lookahead"]
 MAX_GRANTS_PER_DECISION = 8
 _BATCHING_REASON = "for requests made at the same time, then for room"
 
@@ -239,3 +248,22 @@ class Arbiter:
         self.ledger.release_pages(account)
         self.policy.on_pages_released(account, engine)
         return Send(engine.name, CacheReleased(account.trajectory_id, account.num_leases))
+
+
+def make_policy(
+    name: PolicyName, ledger: Ledger, length_forecast: LengthForecast, *, ends_at_first_groups: bool
+) -> Policy:
+    """`ends_at_first_groups`: see LookaheadPolicy; the other policies ignore it."""
+    match name:
+        case "static":
+            return FcfsPolicy(ledger, StaticRouter(), may_oversell=True)
+        case "round_robin":
+            return FcfsPolicy(ledger, RoundRobinRouter(), may_oversell=True)
+        case "least_requests":
+            return FcfsPolicy(ledger, LeastRequestsRouter(), may_oversell=True)
+        case "worst_case":
+            return FcfsPolicy(ledger, MostFreeKvRouter(), may_oversell=False)
+        case "kv_lookahead":
+            return LookaheadPolicy(ledger, length_forecast, ends_at_first_groups=ends_at_first_groups)
+        case _:
+            assert_never(name)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from analysis.simulation.workload import draw_workload
 from benchmarks.support.sglang.small_cache_server import LONG, ScarceServerOutcome, find_longest, measure
-from policies.arbiter.registry import PolicyName
+from policies.arbiter.arbiter import PolicyName
 from tests.sglang.bench import SharedServer
 from tests.sglang.serving import LONGEST, SCARCE_TOKENS
 

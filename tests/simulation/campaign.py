@@ -20,7 +20,7 @@ from configs.schema import (
     SandboxConfig,
 )
 from configs.sglang_options import SGLangConfig
-from policies.arbiter.registry import PolicyName
+from policies.arbiter.arbiter import PolicyName
 from tests.simulation.clock import run_virtually
 from tests.simulation.invariants import check
 from tests.simulation.world import Faults, World

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from bus.messages import RunFinished
 from configs.schema import ArbiterConfig as ArbiterSection
 from configs.schema import DialogueConfig, EngineConfig, EvaluationConfig, RlConfig, RunConfig
-from policies.arbiter.registry import PolicyName
+from policies.arbiter.arbiter import PolicyName
 from tests.simulation.clock import run_virtually
 from tests.simulation.invariants import (
     check_that_each_ends_once,

@@ -11,8 +11,8 @@ from statistics import median
 import msgspec
 
 from benchmarks.support.process_memory import list_descendants, read_private_mib
-from benchmarks.support.sandbox.fresh_interpreter import ProcessPerCall
 from benchmarks.support.sandbox.raw_fork_server import DirectClient
+from benchmarks.support.sandbox.sandbox_backends import ProcessPerCall
 from sandbox.checks.load_test import (
     CELL,
     CODE,

@@ -28,14 +28,13 @@ from benchmarks.support.two_engines import ARBITER, HEAD, RolloutHarness, comput
 from bus.addresses import GENERATOR
 from bus.transport.in_process import Hub
 from configs.schema import BusConfig
-from engine.contract import EngineLoad, Generation, GenerationRequest
+from engine.contract import MAX_STOP_TOKENS, EngineLoad, Generation, GenerationRequest
 from engine.model.hf_checkpoint import load_model_config
-from engine.request_checks import MAX_STOP_TOKENS
 from engine.sglang.client import SGLangClient
 from engine.sglang.server.compatibility import ServerRequirements
 from engine.sglang.server.external_server import ExternalServer
 from engine.sglang.sglang_engine import SGLangEngine
-from policies.arbiter.registry import PolicyName
+from policies.arbiter.arbiter import PolicyName
 
 ENGINE = GENERATOR
 HOT = 1e6  # logits of a random model, divided by this, differ by less than a draw resolves

@@ -18,7 +18,7 @@ from analysis.simulation.result_table import build_outcomes_table
 from analysis.simulation.simulate import Deadlock, Simulation, simulate
 from analysis.simulation.workload import Workload, WorkloadShape, draw_workload
 from bus.messages import EngineLoadReported, LeaseGranted
-from policies.arbiter.registry import PolicyName
+from policies.arbiter.arbiter import PolicyName
 
 POLICIES: tuple[SimulatedPolicy, ...] = (*get_args(PolicyName), "oracle")
 LEASING: tuple[SimulatedPolicy, ...] = ("worst_case", "kv_lookahead", "oracle")

@@ -28,9 +28,8 @@ from bus.messages import (
     LedgerReported,
     ProtocolError,
 )
-from policies.arbiter.arbiter import Arbiter
+from policies.arbiter.arbiter import Arbiter, PolicyName
 from policies.arbiter.kv_lookahead import LookaheadPolicy
-from policies.arbiter.registry import PolicyName
 from policies.decider import Send
 from tests.policies.arbiter.leases import load, request
 

@@ -22,8 +22,7 @@ from bus.messages import (
     RunStarted,
     StepRequested,
 )
-from policies.arbiter.arbiter import MAX_GRANTS_PER_DECISION, Arbiter
-from policies.arbiter.registry import PolicyName
+from policies.arbiter.arbiter import MAX_GRANTS_PER_DECISION, Arbiter, PolicyName
 from policies.decider import Send
 from tests.policies.arbiter.arbiter_machine import ArbiterMachine
 from tests.policies.arbiter.leases import PROMPT, RESPONSE, joined, load, request, served, settled

@@ -1,4 +1,4 @@
-"""Requests that no engine takes."""
+"""Requests that no engine accepts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.contract import GenerationRequest, RequestRefused
-from engine.request_checks import check_request
+from engine.contract import GenerationRequest, RequestRefused, check_request
 
 GOOD = GenerationRequest(sequence_id=5, token_ids=np.array([1, 2, 3], np.int32), max_new_tokens=7)
 
