@@ -124,11 +124,12 @@ class KvCacheManager:
 
     def _evict(self, pages: int) -> None:
         """Evict until this many pages are free."""
-        while self.pool.num_free < pages:
+        while (short := pages - self.pool.num_free) > 0:
             sequence = next(iter(self._idle.values()))
             self.evicted_caches += sequence is not self._evicting
             self._evicting = sequence
-            self.evicted_pages += len(self.pool.truncate(sequence, len(sequence.pages) - 1, running=False))
+            num_kept = max(0, len(sequence.pages) - short)  # more go if others hold some of these
+            self.evicted_pages += len(self.pool.truncate(sequence, num_kept, running=False))
             sequence.cached_tokens = min(sequence.cached_tokens, len(sequence.pages) * self.page_tokens)
             if not sequence.pages:
                 self._pop_idle(sequence)
