@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -40,10 +39,10 @@ from bus.messages import (
     WeightsPublished,
 )
 from engine.contract import Engine, EngineFailure, EngineLoad, Generation, GenerationRequest, WeightsRefused
+from engine.prefix_tracker import RecentDict
 
 REPORT_INTERVAL_S = 0.25
 _LOAD_FIELDS = EngineLoad.__struct_fields__
-_MAX_TRACKED_LEASES = 65_536  # trajectories
 _ENDED_LEASE = 2**63 - 1  # recorded as the last lease of a trajectory that has ended
 
 FetchToNode = Callable[[WeightsPublished], Awaitable[WeightsPublished]]
@@ -73,7 +72,7 @@ class Generator:
         self._arbiter = arbiter
         self._recipe = recipe
         self._fetch = fetch
-        self._latest_leases: OrderedDict[int, int] = OrderedDict()  # by trajectory
+        self._latest_leases: RecentDict[int, int] = RecentDict()  # by trajectory
         self._in_flight: dict[int, int] = {}  # by trajectory, the lease of its turn in the engine
         self._aborted: set[int] = set()  # trajectories of turns in flight
         self._weights_lock = asyncio.Lock()  # held while weights are loaded
@@ -137,7 +136,7 @@ class Generator:
             case TurnAborted(trajectory_id=trajectory_id, lease=lease):
                 self._abort_turn(trajectory_id, lease)
             case LeaseReleased(trajectory_id=trajectory_id):
-                self._record_lease(trajectory_id, _ENDED_LEASE)
+                self._latest_leases[trajectory_id] = _ENDED_LEASE
                 self._engine.release_cache(trajectory_id)
             case CacheReleased(trajectory_id=trajectory_id, lease=lease):
                 if self._latest_leases.get(trajectory_id, lease) <= lease:
@@ -164,15 +163,9 @@ class Generator:
                 "turn.duplicate_ignored", trajectory_id=turn.trajectory_id, turn=turn.turn, lease=turn.lease
             )
             return None
-        self._record_lease(turn.trajectory_id, turn.lease)
+        self._latest_leases[turn.trajectory_id] = turn.lease
         self._in_flight[turn.trajectory_id] = turn.lease
         return self._serve_turn(sender, turn)
-
-    def _record_lease(self, trajectory_id: int, lease: int) -> None:
-        self._latest_leases[trajectory_id] = lease
-        self._latest_leases.move_to_end(trajectory_id)
-        if len(self._latest_leases) > _MAX_TRACKED_LEASES:
-            self._latest_leases.popitem(last=False)
 
     def _abort_turn(self, trajectory_id: int, lease: int) -> None:
         """Also if the turn's task has not reached the engine yet."""

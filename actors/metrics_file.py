@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,7 +22,7 @@ class MetricsFile:
     def truncate_after(self, step: int) -> None:
         """Remove the lines of an earlier launch about steps after the checkpoint that this launch resumes from."""
         lines = [line for line in self._read_lines() if _parse_key(line)[1] <= step] if step else []
-        self._rewrite(lines)
+        write_atomically(self._path, b"".join(lines))
         self._written = {_parse_key(line) for line in lines}
 
     async def write(self, message: AnyMessage) -> None:
@@ -39,11 +38,8 @@ class MetricsFile:
         lines = self._path.read_bytes().splitlines(keepends=True)
         complete = [line for line in lines if line.endswith(b"\n")]
         if len(complete) < len(lines):
-            self._rewrite(complete)
+            write_atomically(self._path, b"".join(complete))
         return complete
-
-    def _rewrite(self, lines: Sequence[bytes]) -> None:
-        write_atomically(self._path, b"".join(lines))
 
     def _append(self, line: bytes) -> None:
         with raising_disk_errors(self._path), self._path.open("ab") as file:

@@ -1,19 +1,31 @@
-"""Which prefix each recent sequence had in the KV cache, to count the tokens that are recomputed
-when it returns.
+"""Tables of recent keys, and the prefix that each recent sequence had in the KV cache.
 
-Each entry holds the number of the sequence's first tokens and their digest: about 20 MiB in all.
+The prefixes serve to count the tokens that are recomputed when a sequence returns. Each entry holds
+the number of the sequence's first tokens and their digest: about 20 MiB in all.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_TRACKED = 65_536  # sequences; beyond that the least recently recorded one is dropped
+MAX_TRACKED = 65_536  # keys; beyond that the least recently recorded one is dropped
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class RecentDict(OrderedDict[K, V]):
+    """Holds the MAX_TRACKED keys that were assigned most recently."""
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > MAX_TRACKED:
+            self.popitem(last=False)
 
 
 class CachedPrefix(NamedTuple):

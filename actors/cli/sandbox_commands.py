@@ -24,15 +24,7 @@ from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.schema import RunConfig
 from sandbox.checks.escape_test import EscapeFinding, run_escape_attempts
-from sandbox.checks.load_test import (
-    NUMPY,
-    PRINT,
-    SYMPY,
-    LoadFigures,
-    make_program_probes,
-    measure_programs,
-    run_burst,
-)
+from sandbox.checks.load_test import NUMPY, PRINT, SYMPY, LoadFigures, make_program_probes, measure_programs, run_burst
 from sandbox.contract import Isolation
 from sandbox.fork_server_sandbox import ForkServerSandbox
 from sandbox.isolation import format_isolation

@@ -43,6 +43,8 @@ def build_sglang_engine(
     name, index = process.replace("generator", "sglang", 1), parse_generator_index(process)
     layout = PublishedLayout(checkpoint, getattr(torch, run.engine.dtype))
     checksums = ChecksumRegistry(folder.shared_memory / "checksums", name)
+    # New weights or the end of a step can interrupt turns, which then keep their tokens.
+    may_interrupt = run.rl.max_staleness > 0 or run.rl.group_oversampling > 1
     return SGLangEngine(
         _build_server(run, checkpoint, folder, name, index, version, incarnation),
         _build_transport(run.sglang, layout, checksums, folder.shared_memory / name),
@@ -50,16 +52,10 @@ def build_sglang_engine(
         sequence_tokens=run.dialogue.sequence_tokens,
         version=version,
         max_pending=MAX_PENDING,
-        stream_interval=SHORT_STREAM_INTERVAL if _may_interrupt_generation(run) else LONG_STREAM_INTERVAL,
+        stream_interval=SHORT_STREAM_INTERVAL if may_interrupt else LONG_STREAM_INTERVAL,
         connect=partial(SGLangClient, request_timeout_s=run.sglang.request_timeout_s),
         on_engine_lost=on_engine_lost,
     )
-
-
-def _may_interrupt_generation(run: RunConfig) -> bool:
-    """Whether new weights or the end of a step can interrupt turns, which then keep their
-    tokens."""
-    return run.rl.max_staleness > 0 or run.rl.group_oversampling > 1
 
 
 def _build_server(

@@ -65,7 +65,8 @@ def replay_trajectory(
         finished = envelope.message
         if isinstance(finished, CodeFinished) and before is not None and after is not before:
             last_calls[before.turn] = max(last_calls.get(before.turn, (-1, -1)), (finished.call, event.seq))
-        end = next((each for each in _list_ends(decided) if each.trajectory_id == trajectory_id), None)
+        ends = (send.message for send in decided.sends if isinstance(send.message, TrajectoryEnd))
+        end = next((each for each in ends if each.trajectory_id == trajectory_id), None)
         if end is not None:
             break
     assert final is not None
@@ -76,10 +77,6 @@ def _get_changed(decided: DecidedEvent, trajectory_id: int) -> Trajectory | None
     """The state that the event changed, also if the trajectory has ended; None for other trajectories."""
     changed = decided.state
     return changed if isinstance(changed, Trajectory) and changed.trajectory_id == trajectory_id else None
-
-
-def _list_ends(decided: DecidedEvent) -> list[TrajectoryEnd]:
-    return [send.message for send in decided.sends if isinstance(send.message, TrajectoryEnd)]
 
 
 def _read_launch(log: Path, trajectory_id: int) -> Iterator[tuple[Event, Decision | None]]:

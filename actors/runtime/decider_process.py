@@ -49,7 +49,8 @@ async def decide_until_shutdown(
     """
     name, epoch, window = incarnation.process, incarnation.epoch, run.bus.queue_messages
     path = folder.events / f"{name}.sqlite"
-    start_frames = [encode(Envelope(name, address, started)) for address in _list_addresses(name, deciders)]
+    addresses = [name if actor == name else f"{name}/{actor}" for actor in deciders]
+    start_frames = [encode(Envelope(name, address, started)) for address in addresses]
     bus = None
     async with (
         AsyncExitStack() as exit_stack,
@@ -96,8 +97,3 @@ async def resume_from_log(recovery: Recovery, log: EventLog | None, bus: Bus, se
     for actor, message in recovery.service_messages:
         await services[actor](message)
     structlog.get_logger().info("process.recovered", num_events=recovery.num_events, recover_s=recovery.recovery_s)
-
-
-def _list_addresses(process: str, deciders: Mapping[str, Decider]) -> Sequence[str]:
-    """The addresses of the process's deciders."""
-    return [process if actor == process else f"{process}/{actor}" for actor in deciders]

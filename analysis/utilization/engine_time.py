@@ -153,13 +153,10 @@ def _build_time_series(
     zero_times = [*(before_gaps["t"] + MAX_LOAD_GAP_S / 2), *lines.launch_ends_s]
     running = insert_zeros(samples.select("t", "running"), zero_times)
     kv_tokens = insert_zeros(samples.select("t", "used_tokens", "cached_tokens"), lines.launch_ends_s)
+    leased = insert_zeros(ledger_reports.select("t", "leased_tokens"), lines.launch_ends_s)
     return EngineTimeSeries(
         running=build_step_function(running, "running"),
-        leased=build_step_function(
-            insert_zeros(ledger_reports.select("t", "leased_tokens"), lines.launch_ends_s), "leased_tokens"
-        )
-        if ledger_reports.height
-        else None,
+        leased=build_step_function(leased, "leased_tokens") if ledger_reports.height else None,
         used=build_step_function(kv_tokens, "used_tokens"),
         cached=build_step_function(kv_tokens, "cached_tokens"),
         recomputed=build_rate(samples, "grown_recomputed_tokens"),

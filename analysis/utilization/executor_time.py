@@ -66,10 +66,7 @@ def summarize_executor(lines: LogTables, executor: str) -> tuple[ExecutorUtiliza
 def _build_rate(load: pl.DataFrame, counter: str) -> StepFunction:
     """Mean calls between two lines; the first line of a busy period is a second after its start."""
     span = pl.min_horizontal(pl.col("t") - pl.col("t").shift(1).fill_null(-1.0), 1.5).clip(lower_bound=1e-6)
-    return _build_step_function(load.with_columns(span=span, rate=pl.col(f"grown_{counter}") / span))
-
-
-def _build_step_function(load: pl.DataFrame) -> StepFunction:
+    load = load.with_columns(span=span, rate=pl.col(f"grown_{counter}") / span)
     begins = load.select(t=pl.col("t") - pl.col("span"), order=pl.lit(1), rate="rate")
     ends = load.select("t", order=pl.lit(0), rate=pl.lit(0.0))
     return build_step_function(pl.concat([begins, ends]).sort("t", "order"), "rate")

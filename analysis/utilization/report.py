@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,7 +20,7 @@ from analysis.utilization.executor_time import (
 )
 from analysis.utilization.log_schema import LogTables, read_log_tables
 from analysis.utilization.phases import build_phase_counts, build_steps
-from analysis.utilization.step_functions import Floats, build_step_function
+from analysis.utilization.step_functions import Floats, StepFunction, build_step_function
 from analysis.utilization.step_time import StepUtilization, summarize_steps
 from analysis.utilization.trajectory_time import TrajectoryUtilization, build_ended_table, summarize_trajectories
 from policies.rollout.trajectory import PHASES
@@ -62,11 +61,6 @@ class Utilization(msgspec.Struct, frozen=True):
     timeline: Timeline
 
 
-class _TimeSeries(NamedTuple):
-    engines: Mapping[str, EngineTimeSeries]
-    executors: Mapping[str, ExecutorTimeSeries]
-
-
 def compute_utilization(logs: Path) -> Utilization:
     """`logs`: the folder of a real or a simulated run. Raises AnalysisError if it has no `*.jsonl`."""
     lines = read_log_tables(logs)
@@ -75,9 +69,8 @@ def compute_utilization(logs: Path) -> Utilization:
     engines = [summarize_engine(lines, engine, each_step) for engine in list_engines(lines)]
     executors = [summarize_executor(lines, executor) for executor in list_executors(lines)]
     trajectories = summarize_trajectories(lines, ended)
-    curves = _TimeSeries(
-        {use.engine: curves for use, curves in engines}, {use.executor: curves for use, curves in executors}
-    )
+    engine_curves = {use.engine: curves for use, curves in engines}
+    executor_curves = {use.executor: curves for use, curves in executors}
     return Utilization(
         began_at=lines.began_at.isoformat() if lines.began_at is not None else "",
         span_s=lines.end_s,
@@ -88,7 +81,7 @@ def compute_utilization(logs: Path) -> Utilization:
         lines=lines.num_lines,
         unusable_lines=lines.num_unusable,
         doubts=tuple(_find_doubts(lines, [use for use, _ in engines], trajectories)),
-        timeline=_build_timeline(lines, curves),
+        timeline=_build_timeline(lines, engine_curves, executor_curves),
     )
 
 
@@ -130,7 +123,9 @@ def _find_doubts(
 # ---------------------------------------------------------------- timeline
 
 
-def _build_timeline(lines: LogTables, curves: _TimeSeries) -> Timeline:
+def _build_timeline(
+    lines: LogTables, engines: Mapping[str, EngineTimeSeries], executors: Mapping[str, ExecutorTimeSeries]
+) -> Timeline:
     loaded = lines.frames["weights.loaded"]["t"]
     begin_s = float(loaded[0]) if loaded.len() else 0.0
     edges = np.linspace(begin_s, max(lines.end_s, begin_s + 1e-6), NUM_BINS + 1)
@@ -138,32 +133,19 @@ def _build_timeline(lines: LogTables, curves: _TimeSeries) -> Timeline:
     return Timeline(
         begin_s=begin_s,
         bin_s=float(edges[1] - edges[0]),
-        engines={engine: _build_engine_bins(each, edges) for engine, each in curves.engines.items()},
-        executors={
-            executor: {
-                "running": _round_values(each.running.compute_means(edges)),
-                "queued": _round_values(each.queued.compute_means(edges)),
-            }
-            for executor, each in curves.executors.items()
-        },
-        trajectories={
-            phase: _round_values(build_step_function(counted, phase).compute_means(edges)) for phase in PHASES
-        },
+        engines={name: _build_engine_bins(each, edges) for name, each in engines.items()},
+        executors={name: _build_bins(each._asdict(), edges) for name, each in executors.items()},
+        trajectories=_build_bins({phase: build_step_function(counted, phase) for phase in PHASES}, edges),
     )
 
 
 def _build_engine_bins(curves: EngineTimeSeries, edges: Floats) -> dict[str, list[float]]:
-    bins = {
-        "running": curves.running.compute_means(edges),
-        "idle": curves.compute_idle_shares(edges),
-        "used": curves.used.compute_means(edges),
-        "cached": curves.cached.compute_means(edges),
-        "recomputed": curves.recomputed.compute_means(edges),
-        "evicted": curves.evicted.compute_means(edges),
-    }
-    if curves.leased is not None:
-        bins["leased"] = curves.leased.compute_means(edges)
-    return {name: _round_values(values) for name, values in bins.items()}
+    step_functions = {name: curve for name, curve in curves._asdict().items() if isinstance(curve, StepFunction)}
+    return {**_build_bins(step_functions, edges), "idle": _round_values(curves.compute_idle_shares(edges))}
+
+
+def _build_bins(curves: Mapping[str, StepFunction], edges: Floats) -> dict[str, list[float]]:
+    return {name: _round_values(curve.compute_means(edges)) for name, curve in curves.items()}
 
 
 def _round_values(values: Floats) -> list[float]:

@@ -10,7 +10,6 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from analysis.utilization.engine_time import EngineUtilization
 from analysis.utilization.idle import CAUSES
 from analysis.utilization.report import Utilization
 from analysis.utilization.trajectory_time import WAITS, TrajectorySummary
@@ -82,16 +81,9 @@ def _build_idle_table(use: Utilization) -> Table:
         seconds = sum(engine.idle_by_cause_s.get(cause, 0.0) for engine in use.engines) / len(use.engines)
         if seconds >= 0.005:  # smaller values would be shown as 0.00
             table.add_row(meaning, f"{seconds:.2f}", _format_share(seconds, active_s))
-    table.add_row(
-        "[bold]total[/]",
-        f"{_compute_mean_idle_s(use.engines):.2f}",
-        _format_share(_compute_mean_idle_s(use.engines), active_s),
-    )
+    idle_s = sum(engine.idle_s for engine in use.engines) / len(use.engines)
+    table.add_row("[bold]total[/]", f"{idle_s:.2f}", _format_share(idle_s, active_s))
     return table
-
-
-def _compute_mean_idle_s(engines: Sequence[EngineUtilization]) -> float:
-    return sum(engine.idle_s for engine in engines) / len(engines)
 
 
 def _build_timeline_table(use: Utilization) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -38,20 +38,14 @@ def draw_utilization(use: Utilization, title: str, path: Path) -> Path:
     begin_s, bin_s = use.timeline.begin_s, use.timeline.bin_s
     count = len(use.timeline.trajectories["leasing"])
     times: Floats = begin_s + (np.arange(count) + 0.5) * np.float64(bin_s)
-    engines = list(use.timeline.engines)
     running, cache, tools, waiting = panels
-    _draw_lines(running, times, engines, [_get_bins(use, engine, "running") for engine in engines])
+    _draw_lines(running, times, {engine: _get_bins(use, engine, "running") for engine in use.timeline.engines})
     _draw_cache(cache, times, use)
     _draw_tools(tools, times, use)
     _draw_waiting(waiting, times, use)
     style_axes(running, "Decode slots", "running sequences of each engine", x_label="")
-    style_axes(
-        cache,
-        "KV tokens",
-        "share of the capacity: leased by the arbiter; used as measured by the engine",
-        percent=True,
-        x_label="",
-    )
+    shares = "share of the capacity: leased by the arbiter; used as measured by the engine"
+    style_axes(cache, "KV tokens", shares, percent=True, x_label="")
     style_axes(tools, "Tools", "running calls, and calls queued for a slot", x_label="")
     style_axes(waiting, "Waiting trajectories", "by cause", x_label="seconds since the logs' first line")
     for panel in panels:
@@ -70,22 +64,16 @@ def _get_bins(use: Utilization, engine: str, what: str) -> Floats:
 
 
 def _draw_lines(
-    axes: Axes,
-    times: Floats,
-    names: Sequence[str],
-    values: Sequence[Floats],
-    style: str = "-",
-    color: str = BLUE,
-    what: str = "",
+    axes: Axes, times: Floats, curves: Mapping[str, Floats], style: str = "-", color: str = BLUE, what: str = ""
 ) -> None:
     """A line for each engine, or the mean and range of many engines; `what` is for the legend."""
-    if not values:
+    if not curves:
         axes.text(0.5, 0.5, "not in the logs", transform=axes.transAxes, ha="center", color=GREY, fontsize=11)
-    elif len(values) <= _MAX_ENGINE_LINES:
-        for name, each, shade in zip(names, values, PALETTE, strict=False):
-            axes.plot(times, each, color=shade, linewidth=1.4, linestyle=style, label=name)
+    elif len(curves) <= _MAX_ENGINE_LINES:
+        for (name, values), shade in zip(curves.items(), PALETTE, strict=False):
+            axes.plot(times, values, color=shade, linewidth=1.4, linestyle=style, label=name)
     else:
-        stacked = np.stack(values)
+        stacked = np.stack(list(curves.values()))
         axes.fill_between(times, stacked.min(axis=0), stacked.max(axis=0), color=color, alpha=0.2, linewidth=0)
         axes.plot(
             times, stacked.mean(axis=0), color=color, linewidth=1.6, linestyle=style, label=f"{what}mean of all engines"
@@ -96,8 +84,8 @@ def _draw_cache(axes: Axes, times: Floats, use: Utilization) -> None:
     """Solid: leased. Dashed: used."""
     capacity = {engine.engine: engine.kv_tokens for engine in use.engines if engine.kv_tokens}
     for what, style, color in (("leased", "-", BLUE), ("used", "--", ORANGE)):
-        shares = [_get_bins(use, engine, what) / tokens for engine, tokens in capacity.items()]
-        _draw_lines(axes, times, [f"{engine} {what}" for engine in capacity], shares, style, color, f"{what}, ")
+        shares = {f"{engine} {what}": _get_bins(use, engine, what) / tokens for engine, tokens in capacity.items()}
+        _draw_lines(axes, times, shares, style, color, f"{what}, ")
 
 
 def _draw_tools(axes: Axes, times: Floats, use: Utilization) -> None:

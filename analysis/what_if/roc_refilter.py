@@ -11,23 +11,11 @@ import msgspec
 
 from bus.addresses import HEAD
 from bus.event_log.reader import decode_event, read_events
-from bus.messages import (
-    EvaluationFinished,
-    GroupJudged,
-    RunStarted,
-    StepCollected,
-    TrainingSample,
-    TrajectoryFinished,
-)
+from bus.messages import EvaluationFinished, GroupJudged, RunStarted, StepCollected, TrainingSample, TrajectoryFinished
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from policies.groups.selection import (
-    build_training_rows,
-    compute_keep_count,
-    judge_group,
-    select_fresh_trajectories,
-)
+from policies.groups.selection import build_training_rows, compute_keep_count, judge_group, select_fresh_trajectories
 
 _KINDS = (RunStarted, TrajectoryFinished, GroupJudged, StepCollected, EvaluationFinished)
 

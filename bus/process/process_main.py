@@ -30,9 +30,8 @@ def run_process_main(
 
     It is EXIT_UNUSABLE, with an exit reason, if `work` raises UnusableInput or an exception in `unusable`.
     """
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # the launcher handles a terminal's ^C and stops its processes in order
+    # The launcher handles a terminal's ^C and stops its processes in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     folder = RunFolder(arguments.run_folder, arguments.scratch)
     try:
         work(folder)

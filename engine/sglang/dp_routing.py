@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, OrderedDict
-from typing import TypeVar
+from collections import Counter
 
 import numpy as np
 from numpy.typing import NDArray
 
-Key = TypeVar("Key", int, bytes)
+from engine.prefix_tracker import RecentDict
 
-MAX_TRACKED = 65_536  # sequences, and prompts
 MAX_IMBALANCE = 8  # requests in flight that a prompt's rank may have more than the least busy rank
 
 
@@ -25,8 +23,8 @@ class DataParallelRouter:
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
         self._in_flight: Counter[int] = Counter()
-        self._rank_by_sequence: OrderedDict[int, int] = OrderedDict()
-        self._rank_by_prompt: OrderedDict[bytes, int] = OrderedDict()
+        self._rank_by_sequence: RecentDict[int, int] = RecentDict()
+        self._rank_by_prompt: RecentDict[bytes, int] = RecentDict()
 
     def assign(self, sequence_id: int, token_ids: NDArray[np.int32]) -> int | None:
         """None if the server has only one rank."""
@@ -35,7 +33,7 @@ class DataParallelRouter:
         rank = self._rank_by_sequence.get(sequence_id)
         if rank is None:
             rank = self._choose_for_prompt(hashlib.blake2b(token_ids.tobytes(), digest_size=16).digest())
-        _record_recent(self._rank_by_sequence, sequence_id, rank)
+        self._rank_by_sequence[sequence_id] = rank
         self._in_flight[rank] += 1
         return rank
 
@@ -48,12 +46,5 @@ class DataParallelRouter:
         rank = self._rank_by_prompt.get(prompt, least_busy)
         if self._in_flight[rank] > self._in_flight[least_busy] + MAX_IMBALANCE:
             rank = least_busy
-        _record_recent(self._rank_by_prompt, prompt, rank)
+        self._rank_by_prompt[prompt] = rank
         return rank
-
-
-def _record_recent(ranks: OrderedDict[Key, int], key: Key, rank: int) -> None:
-    ranks[key] = rank
-    ranks.move_to_end(key)
-    if len(ranks) > MAX_TRACKED:
-        ranks.popitem(last=False)

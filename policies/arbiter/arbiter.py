@@ -30,13 +30,7 @@ from bus.messages import (
     ProtocolError,
     RunStarted,
 )
-from policies.arbiter.baselines import (
-    FcfsPolicy,
-    LeastRequestsRouter,
-    MostFreeKvRouter,
-    RoundRobinRouter,
-    StaticRouter,
-)
+from policies.arbiter.baselines import FcfsPolicy, LeastRequestsRouter, MostFreeKvRouter, RoundRobinRouter, StaticRouter
 from policies.arbiter.kv_ledger import EngineAccount, KvAccount, Ledger
 from policies.arbiter.kv_lookahead import LookaheadPolicy
 from policies.arbiter.length_estimates import LearnedLengthForecast, OnlineLengthForecast

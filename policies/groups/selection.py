@@ -41,11 +41,7 @@ def judge_group(fresh: Sequence[TrajectoryFinished], keep_count: int) -> Verdict
 
 
 def describe_judgement(
-    step: int,
-    group: StartGroup,
-    verdict: Verdict,
-    fresh: Sequence[TrajectoryFinished],
-    rows: Sequence[TrainingSample],
+    step: int, group: StartGroup, verdict: Verdict, fresh: Sequence[TrajectoryFinished], rows: Sequence[TrainingSample]
 ) -> GroupJudged:
     return GroupJudged(
         step=step,

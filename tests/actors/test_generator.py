@@ -8,7 +8,6 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 from structlog.testing import capture_logs
 
-from actors import generator
 from bus.messages import (
     CacheReleased,
     EngineAsleep,
@@ -21,6 +20,7 @@ from bus.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
+from engine import prefix_tracker
 from tests.actors.generators import FETCH_S, INCARNATION, STEP_S, Scene, open_scene, turn
 
 
@@ -168,7 +168,7 @@ async def test_only_the_leases_of_the_latest_trajectories_are_tracked(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A duplicate turn is ignored while the lease of its trajectory is tracked."""
-    monkeypatch.setattr(generator, "_MAX_TRACKED_LEASES", 2)
+    monkeypatch.setattr(prefix_tracker, "MAX_TRACKED", 2)
     for trajectory_id in (1, 2, 3, 2, 1):
         await scene.send(turn(trajectory_id, 1))
         await asyncio.sleep(1.0)

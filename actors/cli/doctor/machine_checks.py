@@ -193,9 +193,7 @@ def check_open_files(soft: int, hard: int) -> CheckResult:
     detail = f"{format_limit(soft)} (may be raised to {format_limit(hard)})"
     if soft != resource.RLIM_INFINITY and soft < 1024:
         return CheckResult(
-            "warning",
-            detail,
-            "Run `ulimit -n 65536` first, or raise nofile in /etc/security/limits.conf.",
+            "warning", detail, "Run `ulimit -n 65536` first, or raise nofile in /etc/security/limits.conf."
         )
     return CheckResult("ok", detail)
 

@@ -35,8 +35,7 @@ def _build_sides_table(divergence: RunDivergence, a: RunFolder, b: RunFolder) ->
     table = Table("", *(escape(str(_shorten_path(folder.path))) for folder in (a, b)), show_lines=True)
     table.add_row("event", *(event.label if event else "no event" for event in (divergence.a, divergence.b)))
     table.add_row(
-        "logged",
-        *(f"{event.source}, {event.at_s:.4f} s" if event else "" for event in (divergence.a, divergence.b)),
+        "logged", *(f"{event.source}, {event.at_s:.4f} s" if event else "" for event in (divergence.a, divergence.b))
     )
     for name in list_differing_fields(divergence):
         first = _find_first_difference(name, divergence)

@@ -53,11 +53,7 @@ class ForkResult(msgspec.Struct, frozen=True):
 
 
 def build_fork_result(
-    folder: RunFolder,
-    point: ForkPoint,
-    checkpoint: Path,
-    tokenizer: TextTokenizer,
-    ended: Sequence[EndedTrajectory],
+    folder: RunFolder, point: ForkPoint, checkpoint: Path, tokenizer: TextTokenizer, ended: Sequence[EndedTrajectory]
 ) -> ForkResult:
     original, final, turn = point.original, point.original.final, point.turn
     position = original.turn_starts[turn].record.num_tokens

@@ -41,9 +41,7 @@ KindOption = Annotated[
 SinceOption = Annotated[
     str,
     typer.Option(
-        "--since",
-        metavar="T",
-        help="Show events from this time on: seconds since the run's start, or a date and time.",
+        "--since", metavar="T", help="Show events from this time on: seconds since the run's start, or a date and time."
     ),
 ]
 UntilOption = Annotated[str, typer.Option("--until", metavar="T", help="Show events before this time.")]
@@ -217,9 +215,7 @@ def fork(
     checkpoint: Annotated[
         Path | None,
         typer.Option(
-            "--checkpoint",
-            metavar="FOLDER",
-            help="Checkpoint to generate with (default: that of the turn's policy).",
+            "--checkpoint", metavar="FOLDER", help="Checkpoint to generate with (default: that of the turn's policy)."
         ),
     ] = None,
     seed: Annotated[

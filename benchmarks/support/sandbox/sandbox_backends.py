@@ -26,9 +26,7 @@ def build_config(backend: str, core: int, **limits: Any) -> SandboxConfig:
 def create_host(backend: str, config: SandboxConfig) -> Host:
     if backend == "process":
         return LocalHost()
-    from sandbox.hosts.docker.docker_host import (
-        ContainerHost,  # imported here: other backends need no container client
-    )
+    from sandbox.hosts.docker.docker_host import ContainerHost  # other backends need no container client
 
     return ContainerHost(config, run="benchmark")
 

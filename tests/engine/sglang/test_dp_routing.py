@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.sglang import dp_routing
+from engine import prefix_tracker
 from engine.sglang.dp_routing import MAX_IMBALANCE, DataParallelRouter
 
 
@@ -34,7 +34,7 @@ def test_a_rank_that_is_much_busier_gets_no_more_siblings():
 
 
 def test_the_router_drops_the_oldest_sequence(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dp_routing, "MAX_TRACKED", 1)
+    monkeypatch.setattr(prefix_tracker, "MAX_TRACKED", 1)
     router = DataParallelRouter(2)
     assert [router.assign(1, make_ids(4)), router.assign(2, make_ids(5))] == [0, 1]
     router.release(1)
