@@ -310,9 +310,6 @@ class TestResolved:
 
 
 class TestDifferences:
-    def test_equal_configurations_have_no_differences(self):
-        assert list_differences(RunConfig(name="a"), RunConfig(name="a")) == []
-
     def test_each_difference_is_a_line_with_both_values(self):
         a = RunConfig(name="a", learner=LearnerConfig(lr=3e-3))
         b = RunConfig(name="b", learner=LearnerConfig(lr=1e-4, betas=(0.5, 0.6)))

@@ -50,11 +50,6 @@ def list_loaded(decider: Recipe, version: int) -> list[AnyMessage]:
     return [effect.message for effect in effects if effect.to in ("head/buffer", "launcher")]
 
 
-def test_new_weights_go_to_every_engine() -> None:
-    effects = recipe().decide(0.0, weights(0))
-    assert [effect.to for effect in effects] == list(ENGINES)
-
-
 def test_a_step_begins_only_when_every_engine_holds_the_weights() -> None:
     decider = recipe(questions=0)
     decider.decide(0.0, weights(0))
@@ -77,13 +72,19 @@ def test_a_run_is_evaluate_step_step_evaluate() -> None:
     assert (effect.to, effect.message) == ("head/buffer", RunFinished(2))
 
 
-def test_a_resumed_run_skips_the_first_evaluation() -> None:
-    assert list_loaded(recipe(steps=9), 4) == [StepRequested(5, 4)]
-
-
-def test_a_run_without_steps_is_its_evaluations() -> None:
-    decider = recipe(steps=0, questions=0)
-    assert list_loaded(decider, 0) == [RunFinished(0)]
+@pytest.mark.parametrize(
+    ("settings", "version", "messages"),
+    [
+        ({"steps": 9}, 4, [StepRequested(5, 4)]),
+        ({"steps": 9, "max_staleness": 1}, 4, [StepRequested(5, 4), StepRequested(6, 4)]),
+        ({"steps": 0, "questions": 0}, 0, [RunFinished(0)]),
+    ],
+    ids=["resumed", "resumed_with_steps_in_flight", "without_steps"],
+)
+def test_a_run_begins_at_the_version_of_its_weights(
+    settings: dict[str, int], version: int, messages: list[AnyMessage]
+) -> None:
+    assert list_loaded(recipe(**settings), version) == messages
 
 
 def test_a_staleness_of_two_allows_three_concurrent_steps() -> None:
@@ -104,18 +105,9 @@ def test_a_version_counts_when_the_slowest_engine_holds_it() -> None:
     decider.decide(0.0, weights(2))
     for version in (1, 2):
         assert not decider.decide(0.0, WeightsLoaded("generator-0", version, 0.1))
-    sent = [
-        send.message for send in decider.decide(0.0, WeightsLoaded("generator-1", 1, 0.1)) if send.to == "head/buffer"
-    ]
-    assert sent == [StepRequested(3, 1)]
-    sent = [
-        send.message for send in decider.decide(0.0, WeightsLoaded("generator-1", 2, 0.1)) if send.to == "head/buffer"
-    ]
-    assert sent == [StepRequested(4, 2)]
-
-
-def test_a_resumed_run_requests_all_steps_in_flight_again() -> None:
-    assert list_loaded(recipe(steps=9, max_staleness=1), 4) == [StepRequested(5, 4), StepRequested(6, 4)]
+    for version in (1, 2):
+        sent = decider.decide(0.0, WeightsLoaded("generator-1", version, 0.1))
+        assert [each.message for each in sent if each.to == "head/buffer"] == [StepRequested(version + 2, version)]
 
 
 def test_the_last_evaluation_waits_for_the_last_weights() -> None:
@@ -201,6 +193,13 @@ def test_unexpected_messages_are_refused(event: AnyMessage) -> None:
     assert decider.get_state_after(event) == before
 
 
+def record(recorder: Recorder, now: float, event: AnyMessage) -> MetricsRecorded:
+    """The metrics line of the event."""
+    (send, *_) = recorder.decide(now, event)
+    assert isinstance(send.message, MetricsRecorded)
+    return send.message
+
+
 def test_the_phases_of_a_step_add_up_to_its_time() -> None:
     recorder = Recorder(steps=5)
     counts = add_to_step_counts(StepCounts(groups=1), finished(0, 1.0, calls=2, failed=1))
@@ -209,9 +208,7 @@ def test_the_phases_of_a_step_add_up_to_its_time() -> None:
     recorder.decide(15.5, StepTrained(1, {"loss": 0.5}))
     with pytest.raises(ProtocolError, match="step 1 was already trained"):
         recorder.decide(15.55, StepTrained(1, {"loss": 0.7}))
-    line = recorder.decide(15.75, WeightsSynced(1))[0].message
-    assert isinstance(line, MetricsRecorded)
-    values = line.values
+    values = record(recorder, 15.75, WeightsSynced(1)).values
     assert values["rollout_s"] + values["train_s"] + values["weights_s"] == pytest.approx(values["step_s"]) == 5.75
     assert values["errors_in_positives"] == 0.5
     assert values["tokens_per_s"] == 2 / 4.0
@@ -227,12 +224,8 @@ def test_overlapping_steps_are_counted_once() -> None:
         recorder.decide(13.0 + step, StepCollected(step, 1, StepCounts(), {}, BufferCursor(), StalenessCounts()))
     recorder.decide(16.0, StepTrained(1, {}))
     recorder.decide(17.5, StepTrained(2, {}))
-    lines = [recorder.decide(at, WeightsSynced(step))[0].message for step, at in ((1, 18.0), (2, 19.0))]
-    phases = [
-        [line.values[f"{name}_s"] for name in ("rollout", "train", "weights", "step")]
-        for line in lines
-        if isinstance(line, MetricsRecorded)
-    ]
+    lines = [record(recorder, at, WeightsSynced(step)) for step, at in ((1, 18.0), (2, 19.0))]
+    phases = [[line.values[f"{name}_s"] for name in ("rollout", "train", "weights", "step")] for line in lines]
     assert phases == [[4.0, 2.0, 2.0, 8.0], [0.0, 0.0, 1.0, 1.0]]
 
 
@@ -252,9 +245,7 @@ def test_staleness_metrics_are_mean_and_maximum_over_training_tokens() -> None:
 def test_the_length_bias_is_taken_over_started_length() -> None:
     recorder = Recorder(steps=5)
     measured = LengthsMeasured(3, LengthCounts(4, 40, 0), LengthCounts(8, 160, 2), aborted=3, finished_late=1)
-    (send,) = recorder.decide(0.0, measured)
-    line = send.message
-    assert isinstance(line, MetricsRecorded)
+    line = record(recorder, 0.0, measured)
     assert (line.kind, line.step) == ("lengths", 3)
     assert line.values["length_bias"] == 0.5
     assert (line.values["taken_overlong_share"], line.values["started_overlong_share"]) == (0.0, 0.25)
@@ -269,7 +260,6 @@ def test_an_unrequested_step_is_not_recorded() -> None:
 
 def test_evaluation_accuracy_excludes_infrastructure_failures() -> None:
     recorder = Recorder(steps=5)
-    line = recorder.decide(0.0, EvaluationFinished("start_greedy", 10, 4, 2, 80))[0].message
-    assert isinstance(line, MetricsRecorded)
+    line = record(recorder, 0.0, EvaluationFinished("start_greedy", 10, 4, 2, 80))
     assert line.values["accuracy"] == 0.5
     assert line.values["response_tokens"] == 10.0

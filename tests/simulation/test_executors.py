@@ -25,7 +25,6 @@ from configs.schema import DialogueConfig, EngineConfig, EvaluationConfig, RlCon
 from policies.rollout.rollout import Rollout
 from tests.fakes import TOKENIZER
 from tests.simulation.clock import run_virtually
-from tests.simulation.invariants import replay
 from tests.simulation.seeds import select_seeds
 from tests.simulation.world import Faults, World
 
@@ -104,13 +103,6 @@ def test_the_model_never_sees_that_its_notebook_has_moved(seed: int) -> None:
             text = TOKENIZER.decode(bytes_to_ids(message.record.token_ids))
             cells = sorted(int(number) for number in re.findall(r"cell (\d+)", text))
             assert cells == list(range(1, len(cells) + 1))
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_replay_with_joining_and_leaving_executors_is_identical(seed: int) -> None:
-    world = live(seed)
-    decided = list(replay(world, world.deciders()))
-    assert len(decided) == sum(len(log.events) for log in world.logs.values()) > 0
 
 
 def test_the_seeds_cover_the_tested_faults() -> None:

@@ -92,13 +92,6 @@ def test_all_leases_are_released_at_the_end() -> None:
     assert [engine.leased_pages for engine in arbiter.ledger.engines.values()] == [0, 0]
 
 
-@pytest.mark.slow
-def test_the_same_seed_gives_the_same_run() -> None:
-    first, second = live(1, 0.1), simulate(1, 0.1)
-    assert first.logs[HEAD].events == second.logs[HEAD].events
-    assert first.batches == second.batches
-
-
 def test_a_slow_tool_call_delays_no_other_trajectory() -> None:
     """With tool calls of up to 4 s, 16 trajectories take about as long as the slowest one."""
     run = replace(

@@ -160,15 +160,6 @@ def test_a_file_at_the_folders_path_is_named(tmp_path: Path) -> None:
         claim(run_in(tmp_path))
 
 
-def in_namespace(script: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a mount namespace, which needs no privileges."""
-    return subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-    )
-
-
 CLAIM = """
 import subprocess, sys
 from actors.launch.claim_run_folder import RunFolderError, claimed_run_folder, increment_counter
@@ -188,7 +179,9 @@ except RunFolderError as error:
     [("size=1m", "MiB free on this disk; a run needs at least 64"), ("ro", "Read-only file system")],
 )
 def test_a_full_disk_and_a_read_only_folder_are_named(tmp_path: Path, options: str, message: str) -> None:
-    done = in_namespace(CLAIM.format(options=options, folder=str(tmp_path)))
+    script = CLAIM.format(options=options, folder=str(tmp_path))
+    unshare = ["unshare", "--user", "--map-root-user", "--mount"]  # needs no privileges
+    done = subprocess.run([*unshare, sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert str(tmp_path) in done.stdout
     assert message in done.stdout

@@ -189,69 +189,44 @@ async def test_no_process_is_restarted_after_stop(node: Node) -> None:
     assert node.count_starts("executor-0") == 1
 
 
-async def test_a_process_without_heartbeats_is_killed_and_restarted(node: Node) -> None:
+@pytest.mark.parametrize("suspended_s", [0.0, 100.0])
+async def test_a_process_without_heartbeats_is_killed_and_restarted(node: Node, suspended_s: float) -> None:
+    """The time in which the launcher itself was suspended does not count."""
     await asyncio.sleep(100)
     assert node.count_starts("other-0") == 1
     node.stop_heartbeats("other-0")
+    suspend(suspended_s)
     await asyncio.sleep(SETTINGS.heartbeat_timeout_s - 2)
     assert node.count_starts("other-0") == 1
     await asyncio.sleep(5)
     assert node.count_starts("other-0") == 2
 
 
-async def test_a_starting_process_has_a_longer_heartbeat_timeout(node: Node) -> None:
-    node.stop_heartbeats("other-0")
-    await node.die("other-0")
-    await asyncio.sleep(SETTINGS.first_heartbeat_timeout_s - 10)
-    assert node.count_starts("other-0") == 2
-    await asyncio.sleep(20)
-    assert node.count_starts("other-0") == 3
-
-
-async def test_a_launcher_that_was_suspended_restarts_the_heartbeat_timeout(node: Node) -> None:
-    await asyncio.sleep(10)
-    node.stop_heartbeats("other-0")
-    suspend(100)
-    await asyncio.sleep(SETTINGS.heartbeat_timeout_s - 2)
-    assert node.count_starts("other-0") == 1
-    await asyncio.sleep(5)  # it sends no heartbeats after the suspension either
-    assert node.count_starts("other-0") == 2
-
-
-async def test_a_launcher_that_was_suspended_restarts_the_first_heartbeat_timeout(node: Node) -> None:
+@pytest.mark.parametrize("suspended_s", [0.0, SETTINGS.first_heartbeat_timeout_s])
+async def test_a_starting_process_has_a_longer_heartbeat_timeout(node: Node, suspended_s: float) -> None:
     node.stop_heartbeats("other-0")
     await node.die("other-0")
     await asyncio.sleep(10)
-    suspend(SETTINGS.first_heartbeat_timeout_s)
-    await asyncio.sleep(SETTINGS.first_heartbeat_timeout_s - 10)
+    suspend(suspended_s)
+    await asyncio.sleep(SETTINGS.first_heartbeat_timeout_s - 20)
     assert node.count_starts("other-0") == 2
-    await asyncio.sleep(20)
+    await asyncio.sleep(40)
     assert node.count_starts("other-0") == 3
 
 
-async def test_a_process_that_runs_long_enough_resets_its_failures(node: Node) -> None:
+@pytest.mark.parametrize(("name", "startup_s", "short_s"), [("other-0", 0.0, 40.0), ("other-long", LONG_S, LONG_S)])
+async def test_a_process_that_runs_long_enough_after_its_start_up_resets_its_failures(
+    node: Node, name: str, startup_s: float, short_s: float
+) -> None:
     failing = asyncio.create_task(node.supervisor.wait_for_failure())
     for _ in range(3 * RESTARTS):
-        await node.die("other-0")
-        await asyncio.sleep(SETTINGS.failure_reset_s + 2)
+        await node.die(name)
+        await asyncio.sleep(startup_s + SETTINGS.failure_reset_s + 2)
     assert not failing.done()
     for _ in range(RESTARTS + 1):
-        await node.die("other-0")
-        await asyncio.sleep(40)
-    with pytest.raises(ProcessDied, match="other-0 ended 6 times in a row"):
-        await failing
-
-
-async def test_start_up_time_does_not_reset_the_failures(node: Node) -> None:
-    failing = asyncio.create_task(node.supervisor.wait_for_failure())
-    for _ in range(2 * RESTARTS):
-        await node.die("other-long")
-        await asyncio.sleep(LONG_S + SETTINGS.failure_reset_s + 2)
-    assert not failing.done()
-    for _ in range(RESTARTS + 1):
-        await node.die("other-long")
-        await asyncio.sleep(LONG_S)
-    with pytest.raises(ProcessDied, match="other-long ended 6 times in a row"):
+        await node.die(name)
+        await asyncio.sleep(short_s)
+    with pytest.raises(ProcessDied, match=f"{name} ended 6 times in a row"):
         await failing
 
 

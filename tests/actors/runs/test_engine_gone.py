@@ -17,20 +17,23 @@ from bus.codec import decode
 from bus.event_log.reader import read_events
 from bus.messages import CallFailed, TrajectoryFailed
 from configs.run_folder import RunFolder
-from tests.actors.runs.running import Start, finish, from_cold_start_of, is_conserved, metrics, succeed, wait_until
+from tests.actors.runs.running import (
+    Start,
+    finish,
+    from_cold_start_of,
+    is_conserved,
+    metrics,
+    read_log_entries,
+    succeed,
+    wait_until,
+)
 from tests.chaos.play import find_leftovers
 from tests.sandbox.own_engine import Engine, needs_root, own_engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, needs_root]
 
 STEPS = 8
-SETTINGS = (
-    "sandbox.backend=docker",
-    f"rl.steps={STEPS}",
-    "rl.prompts=4",
-    "rl.rollouts=8",
-    "evaluation.questions=2",
-)
+SETTINGS = ("sandbox.backend=docker", f"rl.steps={STEPS}", "rl.prompts=4", "rl.rollouts=8", "evaluation.questions=2")
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +47,6 @@ def engine() -> Iterator[Engine]:
 def list_containers(engine: Engine) -> list[str]:
     command = ["docker", "--host", engine.address, "ps", "--all", "--quiet"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-
-
-def read_log_entries(folder: RunFolder, event: str) -> list[dict[str, Any]]:
-    """Entries of the executor's log."""
-    lines = (folder.logs / "executor-0.jsonl").read_text().splitlines()
-    return [entry for entry in map(json.loads, lines) if entry["event"] == event]
 
 
 def read_messages(folder: RunFolder, process: str, kind: str) -> list[Any]:
@@ -80,8 +77,8 @@ def test_a_restarted_docker_engine_masks_the_lost_calls_only(
     assert summary["trajectories_abandoned"] == 0
     assert summary["replay_identical"] is True
     assert [step["step"] for step in metrics(folder, "step")] == list(range(1, STEPS + 1))
-    assert len(read_log_entries(folder, "container.lost")) == 1
-    assert len(read_log_entries(folder, "container.started")) == 2
+    assert len(read_log_entries(folder, "container.lost", "executor-0")) == 1
+    assert len(read_log_entries(folder, "container.started", "executor-0")) == 2
     failed: list[TrajectoryFailed] = read_messages(folder, "head", "TrajectoryFailed")
     assert {failure.trajectory_id for failure in failed} == find_lost_twice(folder)  # masked, not rewarded with 0
     assert len(failed) == summary["trajectories_failed"]
@@ -103,9 +100,7 @@ def test_a_stopped_docker_engine_ends_the_run_and_is_named(
     assert engine.address in output
     assert "Traceback" not in output
     assert "no container for 2 s" in (folder.logs / "executor-0.out").read_text()
-    failed: list[TrajectoryFailed] = read_messages(
-        folder, "head", "TrajectoryFailed"
-    )  # trajectories with a call that was lost twice
+    failed: list[TrajectoryFailed] = read_messages(folder, "head", "TrajectoryFailed")  # their calls were lost twice
     assert [failure.cause for failure in failed if not re.search("container|executor", failure.cause)] == []
     assert list(find_leftovers(folder)) == []
     engine.start()

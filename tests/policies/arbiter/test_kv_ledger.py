@@ -24,31 +24,6 @@ def lease(ledger: Ledger, event: LeaseRequested, tokens: int) -> KvAccount:
     return holding
 
 
-def test_a_lease_takes_whole_pages() -> None:
-    ledger, engine = make_ledger(64, page=16)
-    lease(ledger, request(1), 17)
-    assert (engine.leased_pages, engine.free_pages, engine.running) == (2, 2, 1)
-
-
-def test_the_pages_of_a_shared_prompt_are_counted_once_per_engine() -> None:
-    ledger, engine = make_ledger(64, page=4)
-    for tid in (1, 2, 3):
-        lease(ledger, request(tid, group=5), 12)
-    assert engine.leased_pages == 2 + 3 * 1
-    ledger.close_account(1, 12)
-    ledger.close_account(2, 12)
-    assert engine.leased_pages == 2 + 1
-    ledger.close_account(3, 12)
-    assert engine.leased_pages == 0
-
-
-def test_the_partial_last_page_of_a_prompt_is_each_members_own() -> None:
-    ledger, engine = make_ledger(64, page=16)
-    lease(ledger, request(1, group=5), 16)  # a prompt of 8: no whole page to share
-    lease(ledger, request(2, group=5), 16)
-    assert engine.leased_pages == 2
-
-
 def test_a_lease_beyond_the_free_pages_is_refused_unless_the_policy_oversells() -> None:
     ledger, engine = make_ledger(30)
     lease(ledger, request(1), 20)
@@ -79,16 +54,6 @@ def test_a_worst_case_lease_is_kept_during_a_tool_call() -> None:
     assert engine.leased_pages == 64
 
 
-def test_a_trajectory_that_moves_releases_its_old_pages() -> None:
-    ledger, first = make_ledger(64)
-    ledger.add_engine(joined(1))
-    lease(ledger, request(1), 40)
-    ledger.mark_idle(1, 40)
-    holding = ledger.enqueue_request(request(1, tokens=41, turn=1, lease=2), "rollout-0", 0.0)
-    ledger.grant_lease(holding, ledger.engines["generator-1"], 50)
-    assert (first.leased_pages, first.running, ledger.engines["generator-1"].leased_pages) == (0, 0, 50)
-
-
 def test_the_caches_of_an_engine_that_leaves_are_lost_but_not_the_trajectories() -> None:
     ledger, _ = make_ledger(64)
     running = lease(ledger, request(1), 20)
@@ -103,35 +68,6 @@ def test_an_engine_that_rejoins_has_no_caches() -> None:
     lost = lease(ledger, request(1), 20)
     assert ledger.add_engine(joined(0, 32, incarnation=2)) == [lost]
     assert (ledger.engines["generator-0"].leased_pages, ledger.engines["generator-0"].total_pages) == (0, 32)
-
-
-def test_stale_join_and_leave_events_of_an_engine_are_refused() -> None:
-    ledger, _ = make_ledger(64)
-    kept = lease(ledger, request(1), 20)
-    with pytest.raises(ProtocolError, match="incarnation 1 of generator-0 joined after incarnation 1"):
-        ledger.add_engine(joined())
-    assert kept.engine is ledger.engines["generator-0"]
-    ledger.add_engine(joined(incarnation=3))
-    for incarnation in (1, 2):
-        with pytest.raises(ProtocolError, match=f"incarnation {incarnation} of generator-0 had already left"):
-            ledger.remove_engine(EngineLeft("generator-0", "gone", incarnation))
-    assert "generator-0" in ledger.engines
-    ledger.remove_engine(EngineLeft("generator-0", "gone", 4))  # its join has not arrived
-    for incarnation in (3, 4):
-        with pytest.raises(ProtocolError, match="joined after incarnation 4"):
-            ledger.add_engine(joined(incarnation=incarnation))
-    with pytest.raises(ProtocolError, match="incarnation 4 of generator-0 had already left"):
-        ledger.remove_engine(EngineLeft("generator-0", "gone", 4))
-    assert not ledger.engines
-
-
-def test_an_engine_that_left_before_it_joined_cannot_join() -> None:
-    ledger = Ledger()
-    assert ledger.remove_engine(EngineLeft("generator-0", "gone")) == []
-    with pytest.raises(ProtocolError, match="joined after incarnation 1"):
-        ledger.add_engine(joined())
-    ledger.add_engine(joined(incarnation=2))
-    assert list(ledger.engines) == ["generator-0"]
 
 
 def test_reports_of_other_incarnations_and_older_reports_are_refused() -> None:

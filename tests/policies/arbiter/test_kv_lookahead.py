@@ -242,9 +242,8 @@ def test_an_empty_engine_takes_a_new_trajectory_despite_more_expected_room_elsew
     scene = Scene(120, 1200, turn=50)
     scene.expected.final = {0: 990.0, 1: 700.0}
     assert granted(scene.request_lease(1, 0))[0].engine == "generator-1"
-    assert (
-        granted(scene.request_lease(2, 0))[0].engine == "generator-0"
-    )  # the only one there, whatever its expected length
+    # It is the only trajectory there, whatever its expected length.
+    assert granted(scene.request_lease(2, 0))[0].engine == "generator-0"
 
 
 def test_the_only_trajectory_of_an_engine_gets_all_remaining_room() -> None:
@@ -278,11 +277,7 @@ def test_siblings_share_an_engine_while_it_has_room_for_a_few_more() -> None:
 
 def test_without_new_trajectories_work_moves_from_the_last_engine_to_the_first() -> None:
     scene = Scene(4000, 4000)
-    scene.expected.final = dict.fromkeys(range(4), 1000.0)
-    for number in range(10):
-        report_both(scene, number)
-    for tid in range(4):
-        scene.request_lease(tid, tid)
+    start_equally_long(scene, 4)
     where = {tid: scene.arbiter.ledger.accounts[tid].engine for tid in range(4)}
     first, second = (tid for tid, engine in where.items() if engine is scene.arbiter.ledger.engines["generator-0"])
     for tid in {*where} - {first, second}:
@@ -292,18 +287,13 @@ def test_without_new_trajectories_work_moves_from_the_last_engine_to_the_first()
     moves = scene.request_lease(first, tokens=111, turn=1)
     assert (released(moves), granted(moves)[0].engine) == ([first], "generator-1")
     assert granted(moves)[0].reason == "generator-0 is expected to finish last, and generator-1 first"
-    assert (
-        granted(scene.request_lease(second, tokens=110))[0].engine == "generator-0"
-    )  # both engines now finish together
+    # Both engines now finish together.
+    assert granted(scene.request_lease(second, tokens=110))[0].engine == "generator-0"
 
 
 def test_no_trajectory_moves_while_others_wait_to_start() -> None:
     scene = Scene(4000, 1100)
-    scene.expected.final = dict.fromkeys(range(6), 1000.0)
-    for number in range(10):
-        report_both(scene, number)
-    for tid in range(6):
-        scene.request_lease(tid, tid)
+    start_equally_long(scene, 6)
     holdings = scene.arbiter.ledger.accounts
     assert holdings[5].state == "waiting"
     report_both(scene, 10)
@@ -316,6 +306,15 @@ def report_both(scene: Scene, number: int) -> None:
     """Both engines report ten further steps, at a microsecond per cached token and no other cost."""
     for engine in ("generator-0", "generator-1"):
         scene.decide(load(engine, steps=10 * number, busy_s=0.1 * number**2, used=20_000 * number))
+
+
+def start_equally_long(scene: Scene, count: int) -> None:
+    """Trajectories of separate groups, on engines with known costs."""
+    scene.expected.final = dict.fromkeys(range(count), 1000.0)
+    for number in range(10):
+        report_both(scene, number)
+    for tid in range(count):
+        scene.request_lease(tid, tid)
 
 
 def test_an_oversold_engine_evicts_down_to_its_usable_pages() -> None:

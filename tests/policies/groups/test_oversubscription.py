@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from bus.messages import (
     GroupAborted,
+    LengthCounts,
     LengthsMeasured,
     ProtocolError,
     RunFinished,
@@ -24,6 +25,16 @@ from tests.policies.groups.buffers import (
     make_finished,
     make_run,
 )
+
+
+@pytest.fixture
+def aborting() -> BufferDriver:
+    """The first step is complete and its third group, with trajectories 4 and 5, is aborted."""
+    driver = BufferDriver(make_run(max_staleness=0, group_oversampling=1.5))
+    driver.request_step(1)
+    driver.end(0, 0)
+    driver.end(1, 0)
+    return driver
 
 
 def test_a_step_starts_more_groups_than_it_needs_and_ends_with_the_first_complete_ones() -> None:
@@ -59,40 +70,26 @@ def test_lengths_count_all_started_trajectories_aborted_ones_by_their_tokens() -
     driver.request_step(1)
     driver.end(0, 0, 0)
     driver.end(1, 0)
-    driver.decide(
-        replace(make_finished(4, 0, 0, 0, group_id=2), ending="length")
-    )  # it was in flight when the abort was sent
+    # The end was in flight when the abort was sent.
+    driver.decide(replace(make_finished(4, 0, 0, 0, group_id=2), ending="length"))
     (send,) = driver.decide(TrajectoryAborted(5, 2, STEP_ENDED, 7))
     measured = send.message
     assert isinstance(measured, LengthsMeasured)
-    assert (measured.completed.trajectories, measured.completed.response_tokens, measured.completed.overlong) == (
-        4,
-        6,
-        0,
-    )
-    assert (measured.started.trajectories, measured.started.response_tokens, measured.started.overlong) == (6, 16, 1)
+    assert (measured.completed, measured.started) == (LengthCounts(4, 6, 0), LengthCounts(6, 16, 1))
     assert (measured.aborted, measured.finished_late) == (1, 1)
 
 
-def test_an_aborted_trajectory_ends_once() -> None:
-    driver = BufferDriver(make_run(max_staleness=0, group_oversampling=1.5))
-    driver.request_step(1)
-    driver.end(0, 0)
-    driver.end(1, 0)
-    driver.decide(TrajectoryAborted(4, 2, STEP_ENDED, 7))
+def test_an_aborted_trajectory_ends_once(aborting: BufferDriver) -> None:
+    aborting.decide(TrajectoryAborted(4, 2, STEP_ENDED, 7))
     for again in (TrajectoryAborted(4, 2, STEP_ENDED, 7), make_finished(4, 0, group_id=2)):
         with pytest.raises(ProtocolError, match="ended twice"):
-            driver.decide(again)
+            aborting.decide(again)
 
 
-def test_a_run_finishes_after_its_last_aborted_trajectory() -> None:
-    driver = BufferDriver(make_run(max_staleness=0, group_oversampling=1.5))
-    driver.request_step(1)
-    driver.end(0, 0)
-    driver.end(1, 0)
-    assert not driver.decide(RunFinished(1))
-    assert not driver.decide(TrajectoryAborted(4, 2, STEP_ENDED, 7))
-    *_, last = driver.decide(TrajectoryAborted(5, 2, STEP_ENDED, 0))
+def test_a_run_finishes_after_its_last_aborted_trajectory(aborting: BufferDriver) -> None:
+    assert not aborting.decide(RunFinished(1))
+    assert not aborting.decide(TrajectoryAborted(4, 2, STEP_ENDED, 7))
+    *_, last = aborting.decide(TrajectoryAborted(5, 2, STEP_ENDED, 0))
     assert (last.to, last.message) == ("launcher", RunFinished(1))
 
 

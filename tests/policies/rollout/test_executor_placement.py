@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from bus.messages import (
-    AnswerGraded,
     AnswerSubmitted,
     AnyMessage,
     BufferCursor,
@@ -23,11 +22,9 @@ from bus.messages import (
     ExecutorJoined,
     ExecutorLeft,
     LeaseGranted,
-    LeasePaused,
     Output,
     ProtocolError,
     RunStarted,
-    SessionRestored,
     StartGroup,
     TrajectoryFailed,
 )
@@ -100,16 +97,6 @@ def test_a_trajectory_stays_with_its_notebook() -> None:
     assert process.rollout.placement.loads["a"].open_calls == 2
 
 
-def test_answers_and_ends_of_trajectories_free_slots() -> None:
-    process = Process(2, ExecutorJoined("a", 1))
-    process.generate(0, CALL)
-    process.generate(1, ANSWER)
-    assert process.rollout.placement.loads["a"].open_calls == 2
-    process.answer(0, 0, "a")
-    process.decide(AnswerGraded(1, True, 0.1, "a"))
-    assert process.rollout.placement.loads["a"].open_calls == 0
-
-
 def test_calls_wait_in_order_for_an_executor() -> None:
     process = Process(3)
     assert receivers(process.generate(2, CALL) + process.generate(0, ANSWER) + process.generate(1, CALL)) == []
@@ -141,18 +128,6 @@ def test_a_retried_call_fails_with_its_executor_and_is_reported() -> None:
     assert failed == [TrajectoryFailed(0, 0, "executor left: b ended with exit code -9")]
     assert left[-1] == Send("launcher", CallsRescheduled("b", sent=0, waiting=0, lost=1))
     assert not process.rollout.trajectories
-
-
-def test_the_notebook_is_restored_once_before_the_next_call() -> None:
-    process = Process(1, ExecutorJoined("a", 1), ExecutorJoined("b", 1))
-    (first,) = [send.message for send in process.generate(0, CALL) if isinstance(send.message, CodeRequested)]
-    process.answer(0, 0, "a")
-    assert process.decide(ExecutorLeft("a", "gone")) == []
-    asked = process.generate(0, CALL)
-    assert [type(send.message) for send in asked] == [LeasePaused, SessionRestored, CodeRequested]
-    assert asked[1] == Send("b", SessionRestored(0, (first,)))
-    process.answer(0, 1, "b")
-    assert [type(send.message) for send in process.generate(0, CALL)] == [CodeRequested, LeasePaused]
 
 
 @pytest.mark.parametrize(

@@ -288,8 +288,7 @@ TestTrajectoryMachine.settings = settings(stateful_step_count=40)
 
 
 def test_a_group_cannot_be_started_twice_nor_after_it_has_ended() -> None:
-    rollout = Rollout(rules(), TOKENIZER)
-    rollout.decide(0.0, group())
+    rollout = start_group()
     with pytest.raises(ProtocolError, match="already started"):
         rollout.decide(0.0, group())
     rollout.decide(0.0, GroupAborted(0, 0, 2, "not needed"))
@@ -301,43 +300,18 @@ def test_a_group_cannot_be_started_twice_nor_after_it_has_ended() -> None:
     assert set(rollout.trajectories) == {2, 3}
 
 
+def start_group(size: int = 2) -> Rollout:
+    rollout = Rollout(rules(), TOKENIZER)
+    rollout.decide(0.0, group(size))
+    return rollout
+
+
 def granted(tid: int, lease: int, engine: str = "generator-0", life: int = 1) -> LeaseGranted:
     return LeaseGranted(tid, engine, 1000, lease, 0.0, "room", life)
 
 
-def test_only_trajectories_generating_on_a_departed_engine_request_another_lease() -> None:
-    rollout = Rollout(rules(), TOKENIZER)
-    rollout.decide(0.0, group(size=4))
-    for grant in (granted(0, 1), granted(1, 1, life=2), granted(2, 1, "generator-1")):
-        rollout.decide(0.0, grant)
-    (asked,) = rollout.decide(1.0, EngineLeft("generator-0", "gone"))
-    assert isinstance(asked.message, LeaseRequested)
-    assert (asked.message.trajectory_id, asked.message.lease) == (0, 2)
-    with pytest.raises(ProtocolError, match="lease 1"):
-        rollout.decide(1.0, generated(1, 0, "x", lease=2))
-    with pytest.raises(ProtocolError, match="is leasing"):
-        rollout.decide(1.0, generated(0, 0, "what it still said"))
-    for again in (EngineLeft("generator-0", "gone"), EngineLeft("generator-0", "gone", 0)):
-        with pytest.raises(ProtocolError, match="had already left"):
-            rollout.decide(1.0, again)
-
-
-def test_a_lease_on_a_departed_engine_is_requested_again() -> None:
-    rollout = Rollout(rules(), TOKENIZER)
-    rollout.decide(0.0, group(size=1))
-    assert list(rollout.decide(1.0, EngineLeft("generator-0", "gone", 3))) == []
-    for lease in range(1, 6):
-        (asked,) = rollout.decide(1.0, granted(0, lease, life=1 + lease % 3))
-        assert isinstance(asked.message, LeaseRequested)
-        assert asked.message.lease == lease + 1
-    (turn,) = rollout.decide(1.0, granted(0, 6, life=4))
-    assert isinstance(turn.message, TurnRequested)
-    assert (turn.message.lease, turn.message.incarnation) == (6, 4)
-
-
 def test_a_turn_fails_when_a_second_engine_leaves() -> None:
-    rollout = Rollout(rules(), TOKENIZER)
-    rollout.decide(0.0, group(size=1))
+    rollout = start_group(size=1)
     for lease, name in enumerate(("generator-0", "generator-1"), 1):
         rollout.decide(0.0, granted(0, lease, name))
         effects = rollout.decide(1.0, EngineLeft(name, f"{name} was killed"))

@@ -70,6 +70,13 @@ def statuses(findings: dict[str, DoctorFinding]) -> dict[str, str]:
     return {name: each.status for name, each in findings.items()}
 
 
+def find_missing(name: str, *settings: object) -> str:
+    """The detail of a finding, which must be a missing requirement."""
+    findings = found(*settings)
+    assert statuses(findings)[name] == "missing"
+    return findings[name].detail
+
+
 class TestManagedServers:
     @pytest.fixture
     def settings(self, tmp_path: Path, checkpoint: Path, port: int) -> tuple[str, ...]:
@@ -105,9 +112,7 @@ class TestManagedServers:
         self, tmp_path: Path, settings: tuple[str, ...], gpus: int, changes: tuple[str, ...], name: str, expected: str
     ) -> None:
         interpreter(tmp_path / "python", *[80] * gpus)
-        findings = found(*settings, "engine.device=cuda", *changes)
-        assert statuses(findings)[name] == "missing"
-        assert expected in findings[name].detail
+        assert expected in find_missing(name, *settings, "engine.device=cuda", *changes)
 
     @pytest.mark.parametrize(
         ("kv_tokens", "key"), [(300_000_000, "engine.kv_tokens = 300000000"), (0, "sglang.memory_share = 0.85")]
@@ -119,26 +124,20 @@ class TestManagedServers:
         interpreter(tmp_path / "python", 150, 150)
         assert statuses(found(*cuda))["GPU memory"] == "ok"
         interpreter(tmp_path / "python", 150, 0.0001)
-        findings = found(*cuda)
-        assert statuses(findings)["GPU memory"] == "missing"
-        assert findings["GPU memory"].detail.startswith(f"{key}: each GPU needs 0.00 GiB for weights and ")
+        detail = find_missing("GPU memory", *cuda)
+        assert detail.startswith(f"{key}: each GPU needs 0.00 GiB for weights and ")
 
     def test_an_unsupported_version_is_reported_with_the_supported_ones(
         self, tmp_path: Path, settings: tuple[str, ...]
     ) -> None:
         interpreter(tmp_path / "python", version="0.4.1")
-        finding = found(*settings)["sglang.python"]
-        assert finding.status == "missing"
-        assert finding.detail.endswith("has SGLang 0.4.1; supported: 0.5.23")
+        assert find_missing("sglang.python", *settings).endswith("has SGLang 0.4.1; supported: 0.5.23")
 
     def test_an_occupied_port_of_any_engine_is_reported(self, settings: tuple[str, ...], port: int) -> None:
         with socket.create_server(("127.0.0.1", port + 10)):
             assert found(*settings)["sglang.port"].status == "ok"
-            finding = found(*settings, "engine.num_engines=2")["sglang.port"]
-        assert finding.status == "missing"
-        assert finding.detail == (
-            f"sglang.port: port {port + 10} is in use; choose another, or set sglang.external_urls"
-        )
+            detail = find_missing("sglang.port", *settings, "engine.num_engines=2")
+        assert detail == f"sglang.port: port {port + 10} is in use; choose another, or set sglang.external_urls"
 
     @pytest.mark.parametrize(("seen", "status"), [(0, "missing"), (1, "ok")])
     def test_nccl_needs_a_gpu_for_the_generator(
@@ -163,9 +162,8 @@ class TestExternalServers:
     def test_every_incompatibility_is_reported_by_key(self, checkpoint: Path) -> None:
         with answering(make_info()) as url:
             settings = (*SERVED, "dialogue.response_tokens=200", "engine.kv_tokens=9000")
-            finding = found(*settings, attach(url), f"model.checkpoint={checkpoint}")["sglang.external_urls[0]"]
-        assert finding.status == "missing"
-        assert [line.partition(":")[0] for line in finding.detail.splitlines()] == [
+            detail = find_missing("sglang.external_urls[0]", *settings, attach(url), f"model.checkpoint={checkpoint}")
+        assert [line.partition(":")[0] for line in detail.splitlines()] == [
             "dialogue.prompt_tokens + response_tokens = 292",
             "engine.kv_tokens = 9000",
             f"model.checkpoint = {checkpoint}",
@@ -173,17 +171,13 @@ class TestExternalServers:
 
     def test_an_unsupported_server_version_is_reported(self) -> None:
         with answering(make_info(version="0.9.9")) as url:
-            finding = found(*SERVED, attach(url))["sglang.external_urls[0]"]
-        assert finding.status == "missing"
-        assert finding.detail == f"sglang.external_urls[0] = {url}: SGLang 0.9.9 is not supported; supported: 0.5.23"
+            detail = find_missing("sglang.external_urls[0]", *SERVED, attach(url))
+        assert detail == f"sglang.external_urls[0] = {url}: SGLang 0.9.9 is not supported; supported: 0.5.23"
 
     def test_another_kind_of_server_is_reported_by_index(self) -> None:
         with answering(make_info()) as url, answering(None) as other:
-            findings = found(*SERVED, "engine.num_engines=2", attach(url, other))
-        assert findings["sglang.external_urls[1]"].status == "missing"
-        assert findings["sglang.external_urls[1]"].detail.startswith(
-            f"sglang.external_urls[1] = {other}: the server refused /server"
-        )
+            detail = find_missing("sglang.external_urls[1]", *SERVED, "engine.num_engines=2", attach(url, other))
+        assert detail.startswith(f"sglang.external_urls[1] = {other}: the server refused /server")
 
     def test_a_model_that_the_run_creates_later_is_compatible(self, tmp_path: Path) -> None:
         tiny = ("tiny.num_layers=2", f"runs_folder={tmp_path}", "engine.kv_tokens=8192")
@@ -203,13 +197,12 @@ class TestEmbedded:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         settings = (f"model.checkpoint={checkpoint}", "engine.num_engines=2")
         assert statuses(found(*settings)) == {"model.checkpoint": "ok", "engine.device": "ok"}
-        finding = found(*settings, "engine.device=cuda")["engine.device"]
-        assert finding.status == "missing"
-        assert finding.detail.startswith("engine.device is cuda, but torch ")
+        detail = find_missing("engine.device", *settings, "engine.device=cuda")
+        assert detail.startswith("engine.device is cuda, but torch ")
 
     def test_an_invalid_checkpoint_is_reported_by_key(self, tmp_path: Path) -> None:
-        finding = found(f"model.checkpoint={tmp_path}")["model.checkpoint"]
-        assert (finding.status, finding.detail) == ("missing", f"{tmp_path / 'config.json'}: no such file")
+        detail = find_missing("model.checkpoint", f"model.checkpoint={tmp_path}")
+        assert detail == f"{tmp_path / 'config.json'}: no such file"
 
 
 class TestWithoutARun:
