@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -47,26 +48,24 @@ class Client:
         return await self.sandbox.grade(AnswerSubmitted(0, answer, truth))
 
 
-Scenario = Callable[[Client], Awaitable[None]]
-Play = Callable[..., None]
+StartSandbox = Callable[..., AbstractAsyncContextManager[Client]]
 
 
 @pytest.fixture(params=PARAMETERS)
-def play(request: pytest.FixtureRequest) -> Iterator[Play]:
-    """play(scenario, **limits) runs the scenario on a fresh sandbox, which must end completely."""
+def start_sandbox(request: pytest.FixtureRequest) -> StartSandbox:
+    """`async with start_sandbox(**limits) as client` starts a fresh sandbox, which must end completely."""
 
-    def play_scenario(scenario: Scenario, **limits: Any) -> None:
-        async def play_in_loop() -> None:
-            sandbox = BACKENDS[request.param](SandboxConfig(**limits), seed=7)
-            client = Client(sandbox, await sandbox.start())
-            try:
-                await asyncio.wait_for(scenario(client), 120)
-                started = family(*sandbox.server_pids)
-            finally:
-                await sandbox.close()
-            assert started, "the sandbox has no processes"
-            assert [pid for pid in started if is_running(pid)] == []
+    @asynccontextmanager
+    async def start(**limits: Any) -> AsyncGenerator[Client]:
+        sandbox = BACKENDS[request.param](SandboxConfig(**limits), seed=7)
+        client = Client(sandbox, await sandbox.start())
+        try:
+            async with asyncio.timeout(120):
+                yield client
+            started = family(*sandbox.server_pids)
+        finally:
+            await sandbox.close()
+        assert started, "the sandbox has no processes"
+        assert [pid for pid in started if is_running(pid)] == []
 
-        asyncio.run(play_in_loop())
-
-    yield play_scenario
+    return start

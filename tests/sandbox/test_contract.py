@@ -18,33 +18,29 @@ from bus.messages import (
 )
 from sandbox.contract import SandboxFailure
 from sandbox.output_scrubbing import scrub_outcome
-from tests.sandbox.conftest import Client, Play
+from tests.sandbox.conftest import Client, StartSandbox
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
 
-def test_a_program_reads_its_input_and_its_output_is_returned(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_a_program_reads_its_input_and_its_output_is_returned(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox() as client:
         result = await client.program("import sys\nprint(input()[::-1])\nprint('oops', file=sys.stderr)", "abc\n")
         assert result.outcome == CodeOk(Output("cba\n", "oops\n"))
         assert result.duration_s > 0
 
-    play(scenario)
 
-
-def test_a_notebook_keeps_its_variables_and_prints_the_last_value(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_a_notebook_keeps_its_variables_and_prints_the_last_value(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox() as client:
         assert await client.printed("x = 'a'") == ""
         assert await client.printed("x * 2") == "'aa'\n"
         assert await client.printed("print(x)\nNone") == "a\n"
         other = (await client.cell("x", trajectory=1)).outcome
         assert isinstance(other, CodeRaised)
 
-    play(scenario)
 
-
-def test_a_traceback_contains_no_frames_of_the_harness(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_a_traceback_contains_no_frames_of_the_harness(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox() as client:
         outcome = (await client.cell("print(gcd(12, 18))")).outcome
         assert outcome == CodeRaised(
             Output(),
@@ -61,11 +57,9 @@ def test_a_traceback_contains_no_frames_of_the_harness(play: Play) -> None:
             '  File "<program>", line 2, in f\nZeroDivisionError: division by zero',
         )
 
-    play(scenario)
 
-
-def test_invalid_unicode_is_escaped_and_code_over_the_limit_is_refused(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_invalid_unicode_is_escaped_and_code_over_the_limit_is_refused(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox() as client:
         outcome = (await client.program("import sys\nsys.stdout.buffer.write(b'a\\xff\\x00b')")).outcome
         assert outcome == CodeOk(Output("a\\xff\x00b"))
         outcome = (await client.program("print('\\ud800')\nraise ValueError('\\ud800\\0')")).outcome
@@ -73,11 +67,10 @@ def test_invalid_unicode_is_escaped_and_code_over_the_limit_is_refused(play: Pla
         assert (outcome.output.stdout, outcome.error) == ("\\ud800\n", "ValueError: \\ud800\\x00")
         assert isinstance((await client.program("#" * 2_000_000)).outcome, CodeRefused)
 
-    play(scenario)
 
+async def test_every_kind_of_exit_has_its_outcome(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox(time_limit_s=0.5, memory_mib=128) as client:
 
-def test_every_kind_of_exit_has_its_outcome(play: Play) -> None:
-    async def scenario(client: Client) -> None:
         async def run(code: str) -> object:
             return (await client.program(code)).outcome
 
@@ -91,22 +84,18 @@ def test_every_kind_of_exit_has_its_outcome(play: Play) -> None:
         assert await run("import time; time.sleep(60)") == CodeTimedOut(Output(), 0.5)
         assert await run("import atexit; atexit.register(print, 'bye')") == CodeOk(Output("bye\n"))
 
-    play(scenario, time_limit_s=0.5, memory_mib=128)
 
-
-def test_a_program_that_forks_has_one_outcome(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_a_program_that_forks_has_one_outcome(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox() as client:
         code = "import os\nif os.fork():\n    os.wait()\n    print('parent')\nelse:\n    print('child')\n    1 / 0"
         outcome = (await client.program(code)).outcome
         assert isinstance(outcome, CodeOk)
         assert outcome.output.stdout == "child\nparent\n"
         assert outcome.output.stderr.endswith("ZeroDivisionError: division by zero\n")
 
-    play(scenario)
 
-
-def test_output_beyond_the_limit_is_drained_and_counted(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_output_beyond_the_limit_is_drained_and_counted(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox(output_kib=4) as client:
         outcome = (await client.program("import sys\nprint('x' * 2_000_000)\nprint('e', file=sys.stderr)")).outcome
         assert outcome == CodeOk(Output("x" * 4096, "e\n", 2_000_001 - 4096, 0))
         outcome = (
@@ -114,11 +103,9 @@ def test_output_beyond_the_limit_is_drained_and_counted(play: Play) -> None:
         ).outcome  # three bytes each: the limit of 4096 cuts one of them
         assert outcome == CodeOk(Output("\u20ac" * 1365, "", 15_001 - 4096, 0))
 
-    play(scenario, output_kib=4)
 
-
-def test_a_cell_that_kills_its_process_leaves_the_notebook_as_before(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_a_cell_that_kills_its_process_leaves_the_notebook_as_before(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox(time_limit_s=0.5) as client:
         await client.printed("import random\nx = random.random()\nnames = ['kept']")
         before = await client.printed("x")
         assert isinstance((await client.cell("names.append('lost')\nwhile True: pass")).outcome, CodeTimedOut)
@@ -130,20 +117,16 @@ def test_a_cell_that_kills_its_process_leaves_the_notebook_as_before(play: Play)
         assert isinstance((await client.cell("y = 1\n1 / 0")).outcome, CodeRaised)
         assert await client.printed("y") == "1\n"
 
-    play(scenario, time_limit_s=0.5)
 
-
-def test_cells_of_one_notebook_run_in_the_order_of_their_requests(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_cells_of_one_notebook_run_in_the_order_of_their_requests(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox() as client:
         await client.printed("seen = []")
         await asyncio.gather(*[client.printed(f"seen.append({number})") for number in range(50)])
         assert await client.printed("seen == list(range(50))") == "True\n"
 
-    play(scenario)
 
-
-def test_the_end_of_a_notebook_deletes_its_state_and_stops_its_running_cell(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_the_end_of_a_notebook_deletes_its_state_and_stops_its_running_cell(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox(time_limit_s=100) as client:
         await client.printed("x = 1")
         running = asyncio.create_task(client.cell("import time; time.sleep(60)"))
         await asyncio.sleep(0)
@@ -152,10 +135,8 @@ def test_the_end_of_a_notebook_deletes_its_state_and_stops_its_running_cell(play
             await running
         assert isinstance((await client.cell("x")).outcome, CodeRaised)
 
-    play(scenario, time_limit_s=100)
 
-
-def test_random_draws_depend_only_on_seed_trajectory_and_call(play: Play) -> None:
+async def test_random_draws_depend_only_on_seed_trajectory_and_call(start_sandbox: StartSandbox) -> None:
     code = (
         "import random, numpy\n"
         "print(random.random(), numpy.random.rand(), numpy.random.default_rng().random(), {'a', 'b', 'c'})"
@@ -167,38 +148,33 @@ def test_random_draws_depend_only_on_seed_trajectory_and_call(play: Play) -> Non
         return outcome.output.stdout
 
     draws: list[list[str]] = []
-
-    async def scenario(client: Client) -> None:
-        draws.append([await draw(client, 1), await draw(client, 1), await draw(client, 2)])
-
-    play(scenario)
-    play(scenario)
+    for _ in range(2):
+        async with start_sandbox() as client:
+            draws.append([await draw(client, 1), await draw(client, 1), await draw(client, 2)])
     assert draws[0] == draws[1]
     assert len(set(draws[0])) == 3
 
 
-def test_scrubbed_outcomes_of_addresses_and_timeouts_are_the_same_in_every_run(play: Play) -> None:
+async def test_scrubbed_outcomes_of_addresses_and_timeouts_are_the_same_in_every_run(
+    start_sandbox: StartSandbox,
+) -> None:
     runs: list[list[CodeOutcome]] = []
-
-    async def scenario(client: Client) -> None:
-        results = [
-            await client.cell("print(map(str, []), object())\nlambda: 0"),
-            await client.program("raise ValueError(object())"),
-            await client.program("n = 0\nwhile True:\n    n += 1\n    print(n)"),
-        ]
-        assert "at 0x" in str(results[0].outcome)
-        runs.append([scrub_outcome(result.outcome) for result in results])
-
-    play(scenario, time_limit_s=0.3)
-    play(scenario, time_limit_s=0.3)
+    for _ in range(2):
+        async with start_sandbox(time_limit_s=0.3) as client:
+            results = [
+                await client.cell("print(map(str, []), object())\nlambda: 0"),
+                await client.program("raise ValueError(object())"),
+                await client.program("n = 0\nwhile True:\n    n += 1\n    print(n)"),
+            ]
+            assert "at 0x" in str(results[0].outcome)
+            runs.append([scrub_outcome(result.outcome) for result in results])
     assert runs[0] == runs[1]
     assert [type(outcome) for outcome in runs[0]] == [CodeOk, CodeRaised, CodeTimedOut]
 
 
-def test_slow_calls_do_not_delay_other_calls(play: Play) -> None:
+async def test_slow_calls_do_not_delay_other_calls(start_sandbox: StartSandbox) -> None:
     """The fast calls end while 64 slow ones occupy all slots."""
-
-    async def scenario(client: Client) -> None:
+    async with start_sandbox(time_limit_s=500) as client:
         slow = [asyncio.create_task(client.program("import time; time.sleep(600)")) for _ in range(64)]
         fast = await asyncio.gather(*[client.program(f"print({number})") for number in range(200)])
         assert [result.outcome for result in fast] == [CodeOk(Output(f"{number}\n")) for number in range(200)]
@@ -209,23 +185,18 @@ def test_slow_calls_do_not_delay_other_calls(play: Play) -> None:
             isinstance(error, asyncio.CancelledError) for error in await asyncio.gather(*slow, return_exceptions=True)
         )
 
-    play(scenario, time_limit_s=500)
 
-
-def test_the_time_limit_counts_from_the_start_of_a_call_without_queueing(play: Play) -> None:
+async def test_the_time_limit_counts_from_the_start_of_a_call_without_queueing(start_sandbox: StartSandbox) -> None:
     """300 calls of 0.5 s on a server that runs little more than 64 concurrently: the last waits
     longer than 0.9 s.
     """
-
-    async def scenario(client: Client) -> None:
+    async with start_sandbox(time_limit_s=0.9) as client:
         results = await asyncio.gather(*[client.program("import time; time.sleep(0.5)") for _ in range(300)])
         assert {type(result.outcome) for result in results} == {CodeOk}
 
-    play(scenario, time_limit_s=0.9)
 
-
-def test_a_full_queue_refuses_calls_with_a_failure(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_a_full_queue_refuses_calls_with_a_failure(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox(time_limit_s=500, max_queued_calls=1) as client:
         first = asyncio.create_task(client.program("import time; time.sleep(600)"))
         await asyncio.sleep(0)
         with pytest.raises(SandboxFailure, match="queue of calls is full"):
@@ -233,5 +204,3 @@ def test_a_full_queue_refuses_calls_with_a_failure(play: Play) -> None:
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
         assert isinstance((await client.program("print(1)")).outcome, CodeOk)
-
-    play(scenario, time_limit_s=500, max_queued_calls=1)

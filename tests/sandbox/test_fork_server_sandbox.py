@@ -15,13 +15,13 @@ from configs.schema import SandboxConfig as SandboxConfig
 from sandbox.contract import CodeResult, SandboxFailure
 from sandbox.select_backend import make_process_sandbox
 from tests.processes import family, is_running, wait_for_end
-from tests.sandbox.conftest import Client, Play
+from tests.sandbox.conftest import Client, StartSandbox
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
 
-def test_calls_fail_once_when_their_fork_server_dies_and_the_next_call_runs(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_calls_fail_once_when_their_fork_server_dies_and_the_next_call_runs(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox(time_limit_s=500) as client:
         await client.printed("x = 5", trajectory=3)
         calls = [asyncio.create_task(client.program("import time; time.sleep(600)")) for _ in range(20)]
         assert isinstance((await client.program("print(1)")).outcome, CodeOk)  # the calls are sent
@@ -34,11 +34,9 @@ def test_calls_fail_once_when_their_fork_server_dies_and_the_next_call_runs(play
         assert await client.printed("x", trajectory=3) == "5\n"
         assert [pid for pid in before if is_running(pid)] == []
 
-    play(scenario, time_limit_s=500)
 
-
-def test_a_fork_server_is_replaced_by_one_server_after_every_death(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_a_fork_server_is_replaced_by_one_server_after_every_death(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox(fork_servers=1) as client:
         for _ in range(3):
             os.kill(_find_fork_server(client), signal.SIGKILL)
             # May still reach the dead server.
@@ -46,21 +44,17 @@ def test_a_fork_server_is_replaced_by_one_server_after_every_death(play: Play) -
             assert (await client.program("print(2)")).outcome == CodeOk(Output("2\n"))
             assert len(client.sandbox.server_pids) == 1
 
-    play(scenario, fork_servers=1)
 
-
-def test_an_unreadable_ground_truth_is_an_infrastructure_failure(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_an_unreadable_ground_truth_is_an_infrastructure_failure(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox() as client:
         with pytest.raises(SandboxFailure, match="ground truth cannot be read"):
             await client.grade("x+1", "")
         assert not (await client.grade("not a formula at all (", "x+1")).correct
         assert (await client.grade("x+1", "1+x")).correct
 
-    play(scenario)
 
-
-def test_queued_calls_survive_the_death_of_the_fork_server(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_queued_calls_survive_the_death_of_the_fork_server(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox() as client:
         calls = [asyncio.create_task(client.program("import time; time.sleep(0.3)")) for _ in range(200)]
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         os.kill(_find_fork_server(client), signal.SIGKILL)
@@ -72,13 +66,10 @@ def test_queued_calls_survive_the_death_of_the_fork_server(play: Play) -> None:
         assert (await client.program("print(2)")).outcome == CodeOk(Output("2\n"))
         assert {type(result.outcome) for result in answered} == {CodeOk}
 
-    play(scenario)
 
-
-def test_only_the_first_request_fails_when_the_grader_hangs_or_dies(play: Play) -> None:
+async def test_only_the_first_request_fails_when_the_grader_hangs_or_dies(start_sandbox: StartSandbox) -> None:
     hanging = "9^{9^{9^{9^{9}}}}+x"
-
-    async def scenario(client: Client) -> None:
+    async with start_sandbox(grade_limit_s=3.0) as client:
         assert (await client.grade("x+1", "1+x")).correct
         grader = client.sandbox.server_pids[-1]
         os.kill(family(grader)[-1], signal.SIGSTOP)
@@ -95,8 +86,6 @@ def test_only_the_first_request_fails_when_the_grader_hangs_or_dies(play: Play) 
         with pytest.raises(SandboxFailure, match="grader died"):
             await last
         assert (await client.grade("a+b", "b+a")).correct
-
-    play(scenario, grade_limit_s=3.0)
 
 
 _HOLDER = """
@@ -138,8 +127,8 @@ def test_no_process_of_the_sandbox_outlives_its_executor() -> None:
     assert [pid for pid in started if is_running(pid)] == []
 
 
-def test_a_sandbox_without_namespaces_reports_that_and_runs(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_a_sandbox_without_namespaces_reports_that_and_runs(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox(namespaces="off", time_limit_s=1.0) as client:
         assert client.isolation.namespaces == ()
         assert any(sentence.startswith("No namespaces") for sentence in client.isolation.missing)
         assert (await client.program("open('f', 'w').write('x')\nprint(open('f').read())")).outcome == CodeOk(
@@ -150,8 +139,6 @@ def test_a_sandbox_without_namespaces_reports_that_and_runs(play: Play) -> None:
             (await client.program("import os\nwhile os.fork() >= 0: pass")).outcome, CodeRaised | CodeTimedOut
         )
         assert await client.printed("1+1") == "2\n"
-
-    play(scenario, namespaces="off", time_limit_s=1.0)
 
 
 def test_a_failed_start_reports_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:

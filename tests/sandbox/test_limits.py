@@ -9,9 +9,9 @@ import pytest
 
 from bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory, CodeRaised, CodeTimedOut, Output
 from sandbox.inside.isolation import landlock
-from tests.sandbox.conftest import Client, Play
+from tests.sandbox.conftest import Client, StartSandbox
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
 COMMON_LIBRARIES = """
     import asyncio, ctypes, mmap, multiprocessing, os, sqlite3, subprocess, sys, tempfile, threading
@@ -64,25 +64,21 @@ async def run_and_read(client: Client, code: str, stdin: str = "") -> str:
 
 
 @pytest.mark.parametrize("imports", ["", "import numpy, sympy\n"])
-def test_common_libraries_work(play: Play, imports: str) -> None:
-    async def scenario(client: Client) -> None:
+async def test_common_libraries_work(start_sandbox: StartSandbox, imports: str) -> None:
+    async with start_sandbox() as client:
         assert await run_and_read(client, imports + textwrap.dedent(COMMON_LIBRARIES), "the input") == "the input"
 
-    play(scenario)
 
-
-def test_the_input_is_an_unnamed_file_of_the_call(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_the_input_is_an_unnamed_file_of_the_call(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox() as client:
         code = "import os\nprint(os.fstat(0).st_nlink, os.lseek(0, 0, 2), os.listdir())"
         assert await run_and_read(client, code, "x" * 100_000) == "0 100000 []\n"
         outcome = (await client.program("import os\nos.memfd_create('x')")).outcome
         assert isinstance(outcome, CodeRaised)
         assert outcome.error.startswith("PermissionError")
 
-    play(scenario)
 
-
-def test_a_call_without_namespaces_cannot_read_or_write_the_machines_files(play: Play) -> None:
+async def test_a_call_without_namespaces_cannot_read_or_write_the_machines_files(start_sandbox: StartSandbox) -> None:
     code = """
         import os
         def tries(path, flags):
@@ -98,8 +94,7 @@ def test_a_call_without_namespaces_cannot_read_or_write_the_machines_files(play:
         open("mine", "w").write("x")
         print(os.path.isdir("/usr/lib") and bool(os.listdir("/usr/lib")), os.listdir())
     """
-
-    async def scenario(client: Client) -> None:
+    async with start_sandbox(namespaces="off") as client:
         assert client.isolation.landlock == landlock.get_abi_version()
         assert await run_and_read(client, code) == "[]\n[]\nTrue ['mine']\n"
         assert await client.printed("open('mine', 'w').write('abc')") == "3\n"
@@ -107,10 +102,8 @@ def test_a_call_without_namespaces_cannot_read_or_write_the_machines_files(play:
         with pytest.raises(AssertionError, match="PermissionError"):
             await run_and_read(client, f"print(open({mine!r} + '/mine').read())")
 
-    play(scenario, namespaces="off")
 
-
-def test_a_call_can_only_signal_its_own_children(play: Play) -> None:
+async def test_a_call_can_only_signal_its_own_children(start_sandbox: StartSandbox) -> None:
     code = """
         import os, time
         child = os.fork()
@@ -124,12 +117,9 @@ def test_a_call_can_only_signal_its_own_children(play: Play) -> None:
         except OSError:
             pass
     """
-
-    async def scenario(client: Client) -> None:
-        assert await run_and_read(client, code) == "-15\n"
-
-    play(scenario, namespaces="off")
-    play(scenario)
+    for namespaces in ("off", "auto"):
+        async with start_sandbox(namespaces=namespaces) as client:
+            assert await run_and_read(client, code) == "-15\n"
 
 
 GROWS_IN_MANY = """
@@ -155,8 +145,8 @@ SHARES = """
 """
 
 
-def test_the_memory_limit_applies_to_all_processes_of_a_call_together(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_the_memory_limit_applies_to_all_processes_of_a_call_together(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox(memory_mib=128) as client:
         outcome = (await client.program(textwrap.dedent(GROWS_IN_MANY))).outcome
         assert isinstance(outcome, CodeOutOfMemory), outcome
         assert await run_and_read(client, SHARES) == "shared\n"
@@ -165,14 +155,11 @@ def test_the_memory_limit_applies_to_all_processes_of_a_call_together(play: Play
         assert isinstance(outcome, CodeOutOfMemory), outcome
         assert await client.printed("x") == "5\n"
 
-    play(scenario, memory_mib=128)
 
-
-def test_concurrent_endless_and_growing_calls_each_get_their_outcome(play: Play) -> None:
+async def test_concurrent_endless_and_growing_calls_each_get_their_outcome(start_sandbox: StartSandbox) -> None:
     computes = "n = 0\nfor i in range(1_000_000): n += i\nprint(n)"
     grows = "kept = []\nwhile True: kept.append(bytearray(b'x') * (1 << 20))"
-
-    async def scenario(client: Client) -> None:
+    async with start_sandbox(time_limit_s=1.0, memory_mib=64) as client:
         calls = [client.program("while True: pass", trajectory=10 + n) for n in range(3)]
         calls += [client.program(grows, trajectory=20 + n) for n in range(3)]
         calls += [client.program(computes, trajectory=30 + n) for n in range(3)]
@@ -180,11 +167,9 @@ def test_concurrent_endless_and_growing_calls_each_get_their_outcome(play: Play)
         assert [type(outcome) for outcome in outcomes] == [CodeTimedOut] * 3 + [CodeOutOfMemory] * 3 + [CodeOk] * 3
         assert (await client.program("print(1)")).outcome == CodeOk(Output("1\n"))
 
-    play(scenario, time_limit_s=1.0, memory_mib=64)
 
-
-def test_a_notebook_continues_after_a_cell_that_waited_for_time_slices(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_a_notebook_continues_after_a_cell_that_waited_for_time_slices(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox(time_limit_s=1.0) as client:
         loops = [client.program("while True: pass", trajectory=10 + n) for n in range(3)]
         cell = client.cell("n = 0\nfor i in range(1_000_000): n += i\nprint(n)")
         computed, *outcomes = await asyncio.gather(cell, *loops)
@@ -192,5 +177,3 @@ def test_a_notebook_continues_after_a_cell_that_waited_for_time_slices(play: Pla
         assert computed.outcome.output.stdout == f"{sum(range(1_000_000))}\n"
         assert [type(result.outcome) for result in outcomes] == [CodeTimedOut] * 3
         assert await client.printed("n + 1") == f"{sum(range(1_000_000)) + 1}\n"
-
-    play(scenario, time_limit_s=1.0)

@@ -14,9 +14,9 @@ from sandbox.fork_server_sandbox import ForkServerSandbox
 from sandbox.hosts.docker.docker_host import ContainerHost
 from sandbox.hosts.local_host import LocalHost
 from tests.processes import family, wait_for_end
-from tests.sandbox.conftest import Client, Play
+from tests.sandbox.conftest import StartSandbox
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
 LIMIT_S = 0.6
 # State that a rerun cannot reproduce: a time, and the address of an object.
@@ -50,11 +50,12 @@ ENDINGS: dict[str, tuple[str, CodeOutcome | type[CodeOutcome]]] = {
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-def test_the_state_after_a_dead_cell_is_exactly_the_state_before_it(play: Play, name: str) -> None:
+async def test_the_state_after_a_dead_cell_is_exactly_the_state_before_it(
+    start_sandbox: StartSandbox, name: str
+) -> None:
     code, ending = ENDINGS[name]
     dies = f"import sys\nprint('out')\nprint('err', file=sys.stderr)\nkept.append('lost')\nt = 0\n{code}"
-
-    async def scenario(client: Client) -> None:
+    async with start_sandbox(time_limit_s=LIMIT_S) as client:
         await client.printed(SETUP)
         before = await client.printed(INSPECT)
         for _ in range(2):
@@ -63,11 +64,9 @@ def test_the_state_after_a_dead_cell_is_exactly_the_state_before_it(play: Play, 
             assert await client.printed(INSPECT) == before
         assert await client.printed("kept.append(1)\nlen(kept)") == "2\n"
 
-    play(scenario, time_limit_s=LIMIT_S)
 
-
-def test_the_state_after_a_dead_cell_is_exact_without_namespaces_too(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_the_state_after_a_dead_cell_is_exact_without_namespaces_too(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox(time_limit_s=LIMIT_S, namespaces="off") as client:
         await client.printed(SETUP)
         before = await client.printed(INSPECT)
         for name in ("loops", "os._exit", "kills itself", "closes its socket", "leaves only a fork"):
@@ -76,18 +75,14 @@ def test_the_state_after_a_dead_cell_is_exact_without_namespaces_too(play: Play)
             assert isinstance(outcome, ending if isinstance(ending, type) else type(ending)), name
             assert await client.printed(INSPECT) == before, name
 
-    play(scenario, time_limit_s=LIMIT_S, namespaces="off")
 
-
-def test_effects_before_an_error_in_a_cell_stay(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_effects_before_an_error_in_a_cell_stay(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox(memory_mib=128) as client:
         await client.printed(SETUP)
         before = await client.printed("t")
         assert isinstance((await client.cell("kept.append(1)\n1 / 0")).outcome, CodeRaised)
         assert isinstance((await client.cell("kept.append(2)\nx = bytearray(1 << 30)")).outcome, CodeOutOfMemory)
         assert await client.printed("len(kept), t") == f"(3, {before.strip()})\n"
-
-    play(scenario, memory_mib=128)
 
 
 @pytest.mark.parametrize(
@@ -109,10 +104,10 @@ def test_effects_before_an_error_in_a_cell_stay(play: Play) -> None:
         "stopped checkpoint",
     ],
 )
-def test_a_cell_that_damages_its_notebook_loses_no_variables_and_affects_no_other_notebook(
-    play: Play, harm: str
+async def test_a_cell_that_damages_its_notebook_loses_no_variables_and_affects_no_other_notebook(
+    start_sandbox: StartSandbox, harm: str
 ) -> None:
-    async def scenario(client: Client) -> None:
+    async with start_sandbox(time_limit_s=LIMIT_S) as client:
         if not client.isolation.namespaces:
             pytest.fail("this suite needs namespaces")
         await client.printed(SETUP, trajectory=1)
@@ -124,13 +119,10 @@ def test_a_cell_that_damages_its_notebook_loses_no_variables_and_affects_no_othe
         assert await client.printed("x, y, names") == "(1, 2, ['kept'])\n"
         assert await client.printed(INSPECT, trajectory=1) == neighbour
 
-    play(scenario, time_limit_s=LIMIT_S)
 
-
-def test_a_cell_that_kills_only_its_checkpoint_continues(play: Play) -> None:
+async def test_a_cell_that_kills_only_its_checkpoint_continues(start_sandbox: StartSandbox) -> None:
     kills = "for pid in range(2, 64):\n    if pid != os.getpid():\n        try: os.kill(pid, 9)\n        except OSError: pass\n"
-
-    async def scenario(client: Client) -> None:
+    async with start_sandbox() as client:
         await client.printed(f"import os\n{SETUP}")
         before = await client.printed(INSPECT)
         for _ in range(3):
@@ -139,11 +131,9 @@ def test_a_cell_that_kills_only_its_checkpoint_continues(play: Play) -> None:
         assert isinstance((await client.cell("os._exit(1)")).outcome, CodeCrashed)
         assert await client.printed(INSPECT) == before
 
-    play(scenario)
 
-
-def test_a_fork_bomb_times_out_and_loses_no_variables(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_a_fork_bomb_times_out_and_loses_no_variables(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox(time_limit_s=LIMIT_S) as client:
         await client.printed("names = ['kept']")
         bomb = "import os\nnames.append('lost')\nwhile True:\n    try: os.fork()\n    except OSError: pass"
         neighbour = asyncio.create_task(client.program("print('intact')"))
@@ -151,13 +141,10 @@ def test_a_fork_bomb_times_out_and_loses_no_variables(play: Play) -> None:
         assert (await neighbour).outcome == CodeOk(Output("intact\n"))
         assert await client.printed("names") == "['kept']\n"
 
-    play(scenario, time_limit_s=LIMIT_S)
 
-
-def test_cells_without_a_checkpoint_run_again(play: Play) -> None:
+async def test_cells_without_a_checkpoint_run_again(start_sandbox: StartSandbox) -> None:
     """Pure cells make no checkpoint; the cells before them do."""
-
-    async def scenario(client: Client) -> None:
+    async with start_sandbox(time_limit_s=LIMIT_S) as client:
         await client.printed(SETUP)
         before = await client.printed(INSPECT)
         await client.printed("x = 0\nwords = []")
@@ -171,11 +158,9 @@ def test_cells_without_a_checkpoint_run_again(play: Play) -> None:
         assert await client.printed("x, last, len(words)") == "(190, '  190', 0)\n"
         assert await client.printed(INSPECT) == before
 
-    play(scenario, time_limit_s=LIMIT_S)
 
-
-def test_a_long_notebook_survives_many_dead_cells(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_a_long_notebook_survives_many_dead_cells(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox() as client:
         await client.printed(SETUP + "\nimport os, math\ntotal = 0\ndef add(n):\n    global total\n    total += n")
         before = await client.printed(INSPECT)
         for number in range(30):
@@ -185,16 +170,13 @@ def test_a_long_notebook_survives_many_dead_cells(play: Play) -> None:
         assert await client.printed("total") == f"{sum(range(30))}\n"
         assert await client.printed(INSPECT) == before
 
-    play(scenario)
 
-
-def test_processes_of_a_dead_cell_are_killed_and_earlier_ones_continue(play: Play) -> None:
+async def test_processes_of_a_dead_cell_are_killed_and_earlier_ones_continue(start_sandbox: StartSandbox) -> None:
     daemon = (
         "import os, ctypes, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork(): os._exit(0)\n"
         "    ctypes.CDLL(None).prctl(15, b'{name}')\n    time.sleep(600)\nos.wait()\n"
     )
-
-    async def scenario(client: Client) -> None:
+    async with start_sandbox(time_limit_s=LIMIT_S) as client:
         await client.printed(daemon.format(name="before"))
         await client.printed(SETUP)
         before = await client.printed(INSPECT)
@@ -208,16 +190,13 @@ def test_processes_of_a_dead_cell_are_killed_and_earlier_ones_continue(play: Pla
             os.close(pidfd)
         assert await client.printed(INSPECT) == before
 
-    play(scenario, time_limit_s=LIMIT_S)
 
-
-def test_a_child_process_stays_with_the_notebook_until_it_is_reaped(play: Play) -> None:
+async def test_a_child_process_stays_with_the_notebook_until_it_is_reaped(start_sandbox: StartSandbox) -> None:
     start = (
         "import subprocess, sys\nchild = subprocess.Popen([sys.executable, '-c', 'print(input())'], "
         "stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)"
     )
-
-    async def scenario(client: Client) -> None:
+    async with start_sandbox(time_limit_s=60.0) as client:
         await client.printed(start)
         await client.printed("answer = child.communicate('hello')[0]")
         assert await client.printed("answer, child.returncode") == "('hello\\n', 0)\n"
@@ -225,11 +204,9 @@ def test_a_child_process_stays_with_the_notebook_until_it_is_reaped(play: Play) 
         assert isinstance((await client.cell("import os; os._exit(1)")).outcome, CodeCrashed)
         assert await client.printed("child.communicate('again')[0]") == "'again\\n'\n"
 
-    play(scenario, time_limit_s=60.0)
 
-
-def test_threads_timers_and_the_process_id_persist_between_cells(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_threads_timers_and_the_process_id_persist_between_cells(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox() as client:
         await client.printed("import os, signal, threading\npid = os.getpid()\nstop = threading.Event()")
         await client.printed("waiting = threading.Thread(target=stop.wait)\nwaiting.start()")
         await client.printed("import math")
@@ -242,53 +219,42 @@ def test_threads_timers_and_the_process_id_persist_between_cells(play: Play) -> 
         assert await client.printed("import math\nsignal.getitimer(signal.ITIMER_REAL)[0] > 0") == "True\n"
         assert await client.printed("os.getpid() == pid") == "True\n"
 
-    play(scenario)
 
-
-def test_a_checkpoint_is_not_a_child_of_the_code(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_a_checkpoint_is_not_a_child_of_the_code(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox() as client:
         await client.printed("import os, math")
         for code in ("os.wait()", "os.waitpid(-1, 0)"):
             outcome = (await client.cell(code)).outcome
             assert isinstance(outcome, CodeRaised)
             assert outcome.error == "ChildProcessError: [Errno 10] No child processes"
 
-    play(scenario)
 
-
-def test_signals_to_a_dead_cell_do_not_reach_the_next_cell(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_signals_to_a_dead_cell_do_not_reach_the_next_cell(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox() as client:
         await client.printed("import os, signal\nseen = []\nsignal.signal(signal.SIGTERM, lambda *_: seen.append(1))")
         outcome = (await client.cell("os.kill(-1, 15)\nos.kill(os.getpid(), 15)\nprint(seen)\nos._exit(1)")).outcome
         assert outcome == CodeCrashed(Output("[1]\n"), 1)
         assert await client.printed("seen") == "[]\n"
         assert await client.printed("os.kill(os.getpid(), signal.SIGTERM)\nseen") == "[1]\n"
 
-    play(scenario)
 
-
-def test_memory_of_a_checkpoint_does_not_count_as_memory_of_the_cell(play: Play) -> None:
+async def test_memory_of_a_checkpoint_does_not_count_as_memory_of_the_cell(start_sandbox: StartSandbox) -> None:
     """A cell rewrites 150 of 256 MiB, for long enough that its memory is measured."""
-
-    async def scenario(client: Client) -> None:
+    async with start_sandbox(memory_mib=256) as client:
         await client.printed("import time\nx = bytearray(b'a') * (150 << 20)")
         rewrites = "until = time.monotonic() + 0.5\nwhile time.monotonic() < until:\n"
         rewrites += "    for n in range(0, len(x), 4096): x[n] = 98"
         await client.printed(rewrites)
         assert await client.printed("x[0], x[-4096]") == "(98, 98)\n"
 
-    play(scenario, memory_mib=256)
 
-
-def test_notebooks_over_the_limit_keep_their_variables(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_notebooks_over_the_limit_keep_their_variables(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox(max_live_notebooks=2) as client:
         for trajectory in range(5):
             await client.printed(f"import math\nx = {trajectory}", trajectory)
         for trajectory in range(5):
             assert isinstance((await client.cell("x = None\nexit()", trajectory)).outcome, CodeCrashed)
             assert await client.printed("x, math.pi > 3", trajectory) == f"({trajectory}, True)\n"
-
-    play(scenario, max_live_notebooks=2)
 
 
 def open_pidfds(sandbox: ForkServerSandbox, name: str) -> list[int]:
@@ -301,10 +267,10 @@ def open_pidfds(sandbox: ForkServerSandbox, name: str) -> list[int]:
     return pidfds
 
 
-def test_under_memory_pressure_idle_notebooks_lose_their_processes_but_no_variables(
-    play: Play, monkeypatch: pytest.MonkeyPatch
+async def test_under_memory_pressure_idle_notebooks_lose_their_processes_but_no_variables(
+    start_sandbox: StartSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(client: Client) -> None:
+    async with start_sandbox() as client:
         await asyncio.gather(*[client.cell(f"x = {number}", number) for number in range(20)])
         for host in (LocalHost, ContainerHost):
             monkeypatch.setattr(host, "get_memory_share", lambda _: 0.95)
@@ -316,5 +282,3 @@ def test_under_memory_pressure_idle_notebooks_lose_their_processes_but_no_variab
             await client.printed("1 + 1", 1000)
         outputs = [await client.printed("x", number) for number in range(20)]
         assert outputs == [f"{number}\n" for number in range(20)]
-
-    play(scenario)

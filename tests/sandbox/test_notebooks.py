@@ -14,7 +14,9 @@ from policies.rollout.transitions import keeps_effects
 from sandbox.fork_server_sandbox import _COMMITTED_KINDS, parse_outcome  # pyright: ignore[reportPrivateUsage]
 from sandbox.notebooks import NotebookTable
 from sandbox.pool.fork_server_client import ForkServerClient
-from tests.sandbox.conftest import Client, Play
+from tests.sandbox.conftest import StartSandbox
+
+pytestmark = pytest.mark.real_clock
 
 
 def make_table(num_live: int, max_live: int) -> NotebookTable:
@@ -55,8 +57,8 @@ def make_cells(*codes: str) -> tuple[CodeRequested, ...]:
 
 
 @pytest.mark.slow
-def test_a_restored_notebook_has_its_variables_and_its_random_draws(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_a_restored_notebook_has_its_variables_and_its_random_draws(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox() as client:
         cells = make_cells("import random\nx = random.random()\nprint('hidden')", "y = [1]\n1 / 0", "y.append(x)")
         for cell in cells:
             await client.sandbox.run(cell)
@@ -69,18 +71,14 @@ def test_a_restored_notebook_has_its_variables_and_its_random_draws(play: Play) 
         assert after == before
         assert before.output.stdout.startswith("[1, 0.")
 
-    play(scenario)
-
 
 @pytest.mark.slow
-def test_a_restored_notebook_can_be_ended(play: Play) -> None:
-    async def scenario(client: Client) -> None:
+async def test_a_restored_notebook_can_be_ended(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox() as client:
         client.sandbox.restore_notebook(5, make_cells("x = 1"))
         await client.sandbox.end_notebook(5)
         outcome = (await client.sandbox.run(CodeRequested(5, 9, "jupyter_code", "'x' in globals()", ""))).outcome
         assert outcome == CodeOk(Output("False\n"))
-
-    play(scenario)
 
 
 @pytest.mark.parametrize("kind", ["ok", "raised", "memory", "timeout", "died"])
@@ -92,15 +90,14 @@ def test_rollout_and_sandbox_agree_on_the_outcomes_that_keep_effects(kind: str) 
 
 
 @pytest.mark.slow
-def test_a_restored_cell_killed_for_the_memory_of_its_processes_leaves_no_effects(play: Play) -> None:
+async def test_a_restored_cell_killed_for_the_memory_of_its_processes_leaves_no_effects(
+    start_sandbox: StartSandbox,
+) -> None:
     hog = (
         "import os, time\nx = 'changed'\nfor _ in range(4):\n    if os.fork() == 0:\n"
         "        block = bytearray(b'x' * (60 << 20))\n        time.sleep(30)\ntime.sleep(30)"
     )
-
-    async def scenario(client: Client) -> None:
+    async with start_sandbox(memory_mib=128) as client:
         client.sandbox.restore_notebook(5, make_cells("x = 'kept'", hog, "y = x"))
         outcome = (await client.sandbox.run(CodeRequested(5, 9, "jupyter_code", "x, y", ""))).outcome
         assert outcome == CodeOk(Output("('kept', 'kept')\n"))
-
-    play(scenario, memory_mib=128)

@@ -6,7 +6,9 @@ import asyncio
 import os
 import random
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from bus.messages import CodeCrashed, CodeOk, CodeRaised, CodeTimedOut, Output
 from configs.schema import SandboxConfig
 from sandbox.contract import CodeResult, SandboxFailure
 from tests.processes import family, is_running
-from tests.sandbox.conftest import BACKENDS, Client, Scenario
+from tests.sandbox.conftest import BACKENDS, Client
 from tests.sandbox.hostile import footprint
 from tests.sandbox.hostile.arena import LIMITS, Arena
 from tests.sandbox.hostile.catalogue import HOSTILE
@@ -149,7 +151,7 @@ def test_a_sandbox_that_closes_during_hostile_programs_leaves_no_processes(name:
     assert list(Path("/tmp").glob(f"asterism-sandbox-{os.getpid()}-*")) == before
 
 
-def _play(arena: Arena, scenario: Scenario) -> None:
+def _play(arena: Arena, scenario: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
     """Runs the scenario, then checks the neighbours and leftovers."""
     arena.run(scenario(arena.client))
     neighbours, leftovers = arena.inspect_state()
