@@ -108,6 +108,21 @@ def test_a_duplicate_packet_is_dropped_and_counted() -> None:
     assert receive_window.ack_due
 
 
+def test_a_new_incarnation_of_the_receiver_gets_unacknowledged_frames() -> None:
+    send_window, old, new = make_send_window(frames=4), ReceiveWindow(own_epoch=1), ReceiveWindow(own_epoch=2)
+    handshake(send_window, old)
+    packet = build_packet(send_window)
+    old.accept(packet)
+    old.acknowledge(1, 0)
+    send_window.on_ack(old.build_ack())
+    assert new.accept(packet) == []  # addressed to the old incarnation
+    assert send_window.on_ack(new.build_ack())
+    resent = build_packet(send_window)
+    assert new.accept(resent) == [make_frame(number) for number in (1, 2, 3)]
+    assert not send_window.on_ack(Ack(1, 1, 4, 4, 1, 0))  # a late answer of the old incarnation
+    assert send_window.num_buffered == 3
+
+
 def test_a_higher_epoch_of_the_sender_replaces_a_lower_one() -> None:
     receive_window = ReceiveWindow(0)
     old, new = make_send_window(1, 2), make_send_window(2, 3)
