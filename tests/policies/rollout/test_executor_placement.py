@@ -22,9 +22,11 @@ from bus.messages import (
     ExecutorJoined,
     ExecutorLeft,
     LeaseGranted,
+    LeasePaused,
     Output,
     ProtocolError,
     RunStarted,
+    SessionRestored,
     StartGroup,
     TrajectoryFailed,
 )
@@ -128,6 +130,18 @@ def test_a_retried_call_fails_with_its_executor_and_is_reported() -> None:
     assert failed == [TrajectoryFailed(0, 0, "executor left: b ended with exit code -9")]
     assert left[-1] == Send("launcher", CallsRescheduled("b", sent=0, waiting=0, lost=1))
     assert not process.rollout.trajectories
+
+
+def test_the_notebook_is_restored_once_before_the_next_call() -> None:
+    process = Process(1, ExecutorJoined("a", 1), ExecutorJoined("b", 1))
+    (first,) = [send.message for send in process.generate(0, CALL) if isinstance(send.message, CodeRequested)]
+    process.answer(0, 0, "a")
+    assert process.decide(ExecutorLeft("a", "gone")) == []
+    asked = process.generate(0, CALL)
+    assert [type(send.message) for send in asked] == [LeasePaused, SessionRestored, CodeRequested]
+    assert asked[1] == Send("b", SessionRestored(0, (first,)))
+    process.answer(0, 1, "b")
+    assert [type(send.message) for send in process.generate(0, CALL)] == [CodeRequested, LeasePaused]
 
 
 @pytest.mark.parametrize(
