@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
-
 import uvloop
 from rich.console import Console
 from rich.markup import escape
@@ -15,6 +12,7 @@ from actors.launch.host_address import find_host_address
 from actors.launch.join_handshake import JoinOptions
 from actors.launch.membership import PORTS_PER_NODE
 from actors.launch.node_agent import join_once
+from bus.process.waiting import make_interrupt_event
 from bus.transport.address_book import TcpAddress
 from configs.errors import UnusableInput
 
@@ -55,9 +53,7 @@ def join_run(joining: JoinOptions, console: Console) -> int:
 
 
 async def _join(joining: JoinOptions, display: Display) -> int:
-    interrupted = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
+    interrupted = make_interrupt_event()
     at = joining.head_address.format_endpoint("control")
     display.print_line(f"joining the run at {at} from {joining.own_address.host}:{joining.own_address.port}")
     while (ending := await join_once(joining, display.print_line, interrupted)) == "lost":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +16,7 @@ from actors.cli.sandbox_client import SERVED_ADDRESS, SandboxClient, is_served
 from actors.cli.sandbox_shell import run_shell
 from actors.executor import Executor
 from bus.lanes import LANES
-from bus.process.waiting import wait_for_first
+from bus.process.waiting import make_interrupt_event, wait_for_first
 from bus.transport.zeromq import get_socket_path, open_zmq_bus
 from configs.errors import UnusableInput
 from configs.load import load_run
@@ -63,9 +61,7 @@ def serve_sandbox(run: RunConfig, folder: Path, console: Console) -> None:
 async def _serve(run: RunConfig, folder: Path, console: Console) -> None:
     sandbox = make_sandbox(run.sandbox, run.seed, run.name)
     bus = open_zmq_bus(SERVED_ADDRESS, folder, run.bus.queue_messages)
-    interrupted = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
+    interrupted = make_interrupt_event()
     console.print(f"serving in {folder}; stop with Ctrl-C", markup=False, soft_wrap=True)
     try:
         await wait_for_first(Executor(bus, sandbox).run(), interrupted.wait())

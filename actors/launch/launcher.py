@@ -8,7 +8,6 @@ it, even after `kill -9`.
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -50,7 +49,7 @@ from bus.messages import (
     RunFinished,
 )
 from bus.process.heartbeat import receiving_heartbeats
-from bus.process.waiting import wait_for_first
+from bus.process.waiting import make_interrupt_event, wait_for_first
 from bus.transport.address_book import load_network, write_address_book, write_key_location
 from bus.transport.zeromq import open_zmq_bus
 from configs.atomic_write import DiskError
@@ -91,10 +90,7 @@ class Launcher:
 
     async def launch(self) -> RunEnding:
         """Raises ProcessDied and DiskError."""
-        interrupted = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, interrupted.set)
+        interrupted = make_interrupt_event()
         listeners = self._open_cluster()
         network = load_network(self._folder.sockets)
         bus = open_zmq_bus(

@@ -1,8 +1,9 @@
-"""Waiting for the first of several coroutines, and timeouts that do not count the time in which this process stood still."""
+"""Waiting for coroutines and interrupts, and timeouts that do not count the time in which this process stood still."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Awaitable
 from typing import TypeVar
 
@@ -24,6 +25,14 @@ async def wait_for_first(*works: Awaitable[Result]) -> Result:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def make_interrupt_event() -> asyncio.Event:
+    """^C or SIGTERM sets the event. Needs a running event loop."""
+    interrupted = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
+    return interrupted
 
 
 class SuspensionGuard:

@@ -88,10 +88,8 @@ def list_saved_steps(checkpoints: Path) -> list[int]:
 
 def prune_checkpoints(checkpoints: Path, keep: int) -> list[Path]:
     """Delete all but step 0 and the newest `keep`, and leftovers of killed saves; returns the deleted checkpoints."""
-    numbered = [
-        (int(name[1]), path) for path in checkpoints.iterdir() if (name := CHECKPOINT_NAME.fullmatch(path.name))
-    ]
-    newest_last = sorted(numbered)
+    names = ((CHECKPOINT_NAME.fullmatch(path.name), path) for path in checkpoints.iterdir())
+    newest_last = sorted((int(name[1]), path) for name, path in names if name)
     stale = [path for step, path in newest_last[: len(newest_last) - max(1, keep)] if step != 0]
     for path in [*stale, *checkpoints.glob(f".*{PARTIAL_SUFFIX}")]:
         shutil.rmtree(path)

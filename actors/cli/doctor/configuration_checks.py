@@ -29,6 +29,7 @@ from engine.sglang.server.interpreter_check import check_interpreter, wait_for_f
 from engine.sglang.server.server_arguments import HOST, build_environment, compute_port
 
 EXTERNAL_SERVER_TIMEOUT_S = 10.0
+_VERSIONS = " or ".join(SUPPORTED_VERSIONS)
 LOCAL_SGLANG_PYTHON = Path(".venv-sglang/bin/python")  # created by `make sglang-environment`
 
 
@@ -105,8 +106,7 @@ def check_sglang_python(python: str, variables: Mapping[str, str]) -> CheckResul
     try:
         version = asyncio.run(check_interpreter(python, variables))
     except ServerUnusable as error:
-        versions = " or ".join(SUPPORTED_VERSIONS)
-        remedy = f"Set sglang.python to the Python of an environment with SGLang {versions}: see docs/sglang.md."
+        remedy = f"Set sglang.python to the Python of an environment with SGLang {_VERSIONS}: see docs/sglang.md."
         return CheckResult("missing", str(error), remedy)
     return CheckResult("ok", f"SGLang {version} in {python}")
 
@@ -178,8 +178,7 @@ def check_external_server(run: RunConfig, index: int) -> CheckResult:
     try:
         return asyncio.run(_probe_external_server(run, index, key))
     except (ServerUnusable, EngineFailure) as error:
-        versions = " or ".join(SUPPORTED_VERSIONS)
-        remedy = f"Start SGLang {versions} there as in docs/sglang.md, or change the keys named above."
+        remedy = f"Start SGLang {_VERSIONS} there as in docs/sglang.md, or change the keys named above."
         return CheckResult("missing", str(error), remedy)
 
 
@@ -217,5 +216,5 @@ def _find_sglang(pythons: tuple[str, ...]) -> CheckResult:
         'For engine.kind = "sglang", set sglang.python to an interpreter with SGLang (see docs/sglang.md);'
         " on a machine without a GPU `make sglang-environment` installs it."
     )
-    detail = f"no version {' or '.join(SUPPORTED_VERSIONS)} in {' or '.join(pythons)}"
+    detail = f"no version {_VERSIONS} in {' or '.join(pythons)}"
     return CheckResult("warning", detail, remedy)
