@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from engine.contract import Capacity, EngineLoad, GenerationRequest, RequestRefused
-from engine.inference.kv.kv_manager import KvCacheManager
+from engine.inference.kv.kv_cache_manager import KvCacheManager
 from engine.inference.running_batch import RunningBatch
 from engine.inference.sequence import PrefillChunk, Sequence, SequenceOutcome
 from engine.prefix_tracker import PrefixTracker
