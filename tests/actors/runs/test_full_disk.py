@@ -16,16 +16,12 @@ from tests.chaos.play import find_leftovers
 pytestmark = [pytest.mark.slow, pytest.mark.hosts]
 
 SETTINGS = ("sft.steps=0", "tiny.num_sft_dialogues=16", "evaluation.questions=2")
-ANY_FILE = r"(events|logs|batches|checkpoints)/\S+|metrics\.jsonl"
+FILE = r"(events|logs|batches|checkpoints)/\S+|metrics\.jsonl"
 
 
-@pytest.mark.parametrize(
-    ("left_kib", "file"),
-    [(0, ANY_FILE), (1024, r"checkpoints/\.step_000002\.building")],
-    ids=["nothing", "less_than_a_checkpoint"],
-)
-def test_a_full_disk_ends_the_run_and_it_resumes_with_free_space(tmp_path: Path, left_kib: int, file: str) -> None:
-    """The disk fills in the second step; `left_kib` determines the process that fails first."""
+@pytest.mark.parametrize("left_kib", [0, 1024], ids=["nothing", "less_than_a_checkpoint"])
+def test_a_full_disk_ends_the_run_and_it_resumes_with_free_space(tmp_path: Path, left_kib: int) -> None:
+    """The disk fills in the second step. Several processes write at that time, and any of them may fail first."""
     with SmallDisk(tmp_path, 160) as disk:
         process = disk.launch(*SETTINGS)
         folder = RunFolder(disk.resolve(tmp_path / "demo"))
@@ -33,7 +29,7 @@ def test_a_full_disk_ends_the_run_and_it_resumes_with_free_space(tmp_path: Path,
         disk.fill(left_kib)
         output = finish(process)
         assert process.returncode == 1, output
-        assert re.search(f"{tmp_path}/demo/({file}): (No space left on device|database or disk is full)", output), (
+        assert re.search(f"{tmp_path}/demo/({FILE}): (No space left on device|database or disk is full)", output), (
             output
         )
         assert "--resume" in output
