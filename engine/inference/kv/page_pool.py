@@ -84,7 +84,8 @@ class PagePool:
         if not running:
             self.num_cached -= len(dropped) - len(shared_pages)
         self._free += freed
-        del sequence.pages[num_pages:], sequence.shared_pages[len(sequence.shared_pages) - len(shared_pages) :]
+        del sequence.pages[num_pages:]
+        sequence.shared_pages = [page for page in sequence.shared_pages if page not in shared_pages]
         return freed
 
     def mark_idle(self, sequence: Sequence) -> None:
