@@ -85,8 +85,8 @@ def test_a_step_that_ends_with_the_first_groups_reports_its_shorter_batch() -> N
 class KilledWorld(World):
     """A kill of all processes and of the launcher follows the metrics line of the second step."""
 
-    async def _note(self, message: AnyMessage) -> None:
-        await super()._note(message)
+    async def store_metrics(self, message: AnyMessage) -> None:
+        await super().store_metrics(message)
         assert isinstance(message, MetricsRecorded)
         if (message.kind, message.step) == ("step", 2) and not self.deaths["launcher"]:
             asyncio.get_running_loop().call_soon(lambda: self.kill_all(with_launcher=True))

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
-def who_waits(world: World) -> str:
+def describe_waits(world: World) -> str:
     """List the waits of live deciders and the unacknowledged messages."""
-    return "; ".join(_waits(world)) or "nobody"
+    return "; ".join(_list_waits(world)) or "nothing waits"
 
 
-def _waits(world: World) -> Iterator[str]:
+def _list_waits(world: World) -> Iterator[str]:
     for life in world.lives.values():
         if life.process.returncode is not None:
             yield f"{life.name} is dead"
@@ -30,10 +30,10 @@ def _waits(world: World) -> Iterator[str]:
             if life.bus.waiting:
                 yield f"{life.bus.waiting} frames wait to be read by {life.name}"
     for decider in [each for process in (HEAD, ROLLOUT) for each in world.present.get(process, {}).values()]:
-        yield from _wait_of(decider)
+        yield from _describe_decider(decider)
 
 
-def _wait_of(decider: object) -> Iterator[str]:
+def _describe_decider(decider: object) -> Iterator[str]:
     if isinstance(decider, Rollout):
         for each in decider.trajectories.values():
             where = each.engine if each.phase == "generating" else each.executor if each.open_calls else "the arbiter"
@@ -49,7 +49,7 @@ def _wait_of(decider: object) -> Iterator[str]:
             yield f"an evaluation waits for the groups {sorted(decider.state.evaluation.open_groups)}"
     elif isinstance(decider, Recipe):
         if (loan := decider.state.open_handover) is not None:
-            yield f"the recipe has lent memory, or is to: {loan}"
+            yield f"the recipe lends memory: {loan}"
         newest = decider.state.version
         for name, engine in decider.state.engines.items():
             if engine.loaded_version < newest:
