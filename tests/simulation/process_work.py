@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 async def run_process(world: World, life: Life) -> None:
-    """Run until the process ends by itself or its task is cancelled."""
+    """Run until the process ends or its task is cancelled."""
     if life.name in (HEAD, ROLLOUT):
         await _run_deciders(world, life)
     elif life.name == LEARNER:
