@@ -83,13 +83,13 @@ def test_sequences_of_a_prompt_share_a_rank_and_load_and_capacity_cover_both_ran
         async with bench.engine() as (engine, capacity):
             assert capacity.kv_tokens == 2 * shared.server.info.max_total_num_tokens == 8192
             one, other = (
-                start_turns(engine, range(3), request(1, 200)),
-                start_turns(engine, range(3, 6), request(2, 200)),
+                start_turns(engine, range(3), request(1, 400)),
+                start_turns(engine, range(3, 6), request(2, 400)),
             )
             await wait_until(bench, engine, lambda load: (load.running, load.waiting) == (2, 4), *one, *other)
             answers = await asyncio.gather(*one, *other)
-            assert [len(answer.token_ids) for answer in answers] == [200] * 6
-            assert engine.get_load().generated_tokens == 6 * 200
+            assert [len(answer.token_ids) for answer in answers] == [400] * 6
+            assert engine.get_load().generated_tokens == 6 * 400
             assert engine.get_load().running == 0
         assert ranks == {number: [0 if number < 3 else 1] for number in range(6)}
 

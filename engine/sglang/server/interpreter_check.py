@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import os
+import signal
 import socket
 import time
 from collections.abc import Mapping
@@ -34,19 +37,22 @@ async def check_interpreter(python: str, variables: Mapping[str, str]) -> str:
 
 
 async def run_python(python: str, program: str, variables: Mapping[str, str]) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of the program. Raises ServerUnusable if `python` cannot be
-    run."""
+    """Exit code, stdout and stderr of the program. Raises ServerUnusable if `python` cannot be run.
+    On cancellation, kills the program with its descendants."""
+    command, pipe = (python, "-c", program), asyncio.subprocess.PIPE
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(*command, env=variables, stdout=pipe, stderr=pipe, start_new_session=True)
+    )
     try:
-        process = await asyncio.create_subprocess_exec(
-            python, "-c", program, env=variables, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-        )
+        process = await asyncio.shield(starting)
+        output, errors = await process.communicate()
     except OSError as error:
         raise ServerUnusable(f"sglang.python = {python}: cannot be run: {error.strerror}") from None
-    try:
-        output, errors = await process.communicate()
     except asyncio.CancelledError:
-        process.kill()
-        await process.wait()
+        with contextlib.suppress(OSError):  # the program could not be started, or has ended
+            process = await starting
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.communicate()
         raise
     return await process.wait(), output.decode(errors="replace"), errors.decode(errors="replace")
 

@@ -19,6 +19,7 @@ from sandbox.contract import SandboxFailure
 _RUN_LABEL, _OWNER_LABEL = "asterism.run", "asterism.owner"
 _MAX_CONCURRENT = 4  # container starts and removals
 _REQUEST_TIMEOUT_S = 60.0  # aiodocker's default is no timeout
+_REMOVAL_DELAYS_S = (0.0, 0.1, 0.5, 2.0)  # between attempts to remove a container
 _NOBODY = "65534:65534"
 
 
@@ -144,13 +145,20 @@ class DockerEngine:
 
 
 async def _remove(container: DockerContainer) -> None:
-    try:
-        await container.delete(force=True, v=True)
-    except aiodocker.DockerError as error:
-        if error.status == 409:  # removal in progress: the container is listed until its end
-            await _wait_until_removed(container)
-        elif error.status != 404:
-            raise
+    """Deletes the container until the engine no longer knows it. A removal in progress can fail, for
+    example because a restarted engine still holds a mount."""
+    for delay_s in (*_REMOVAL_DELAYS_S, None):
+        try:
+            await container.delete(force=True, v=True)
+            return
+        except aiodocker.DockerError as error:
+            if error.status == 404:
+                return
+            if delay_s is None or (error.status < 500 and error.status != 409):
+                raise
+            if error.status == 409:  # removal in progress: the container is listed until its end
+                await _wait_until_removed(container)
+        await asyncio.sleep(delay_s)
 
 
 async def _wait_until_removed(container: DockerContainer) -> None:

@@ -80,6 +80,18 @@ async def wait_until(
         await asyncio.sleep(bench.traits.look_s)
 
 
+async def saturate(
+    bench: Bench, engine: Engine, count: int, condition: Callable[[EngineLoad], bool]
+) -> list[Generation]:
+    """Keep `count` turns of 100 new tokens in flight until the condition holds; all answers."""
+    calls: list[asyncio.Future[Generation]] = []
+    while not condition(engine.get_load()):
+        for _ in range(count - sum(not call.done() for call in calls)):
+            calls.append(asyncio.ensure_future(engine.generate(request(len(calls), 100))))
+        await asyncio.sleep(bench.traits.look_s)
+    return await asyncio.gather(*calls)
+
+
 async def until_generated(bench: Bench, engine: Engine, count: int, *calls: asyncio.Future[Generation]) -> None:
     """Wait until the engine has generated `count` tokens since its start."""
     await wait_until(bench, engine, lambda load: load.generated_tokens >= count, *calls)

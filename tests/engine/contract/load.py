@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.engine.contract.bench import Bench, continued, request, tokens, wait_until
+from engine.contract import EngineLoad
+from tests.engine.contract.bench import Bench, continued, request, saturate, tokens
 
 
 async def the_capacity_is_whole_pages_with_room_for_the_longest_sequence(bench: Bench) -> None:
@@ -18,25 +19,26 @@ async def the_load_counts_every_token_once(bench: Bench) -> None:
     async with bench.engine() as (engine, capacity):
         began = engine.get_load()
         assert (began.generated_tokens, began.prefilled_tokens, began.decode_steps) == (0, 0, 0)
-        calls = [asyncio.ensure_future(engine.generate(request(number, 100, 50))) for number in range(count)]
-        await wait_until(bench, engine, lambda load: load.running > 0, *calls)
-        answers = await asyncio.gather(*calls)
+        answers = await saturate(bench, engine, count, lambda load: load.running > 0)
         load = engine.get_load()
-        assert load.generated_tokens == count * 100
-        assert load.prefilled_tokens == sum(50 - each.cached_tokens for each in answers)
+        assert load.generated_tokens == len(answers) * 100
+        assert load.prefilled_tokens == sum(20 - each.cached_tokens for each in answers)
         assert (load.running, load.waiting, load.recomputed_tokens, load.evicted_tokens, load.preempted) == (0,) * 5
-        assert 0 < load.decode_steps <= count * 100
+        assert 0 < load.decode_steps <= len(answers) * 100
         assert 0 < load.cached_tokens == load.used_tokens <= capacity.kv_tokens
         assert load.busy_s > began.busy_s
 
 
 async def calls_beyond_max_running_wait_and_all_are_answered(bench: Bench) -> None:
     count = bench.traits.max_running
+
+    def is_full(load: EngineLoad) -> bool:
+        assert load.running <= count
+        return load.running > 0 and load.waiting > 0
+
     async with bench.engine() as (engine, _):
-        calls = [asyncio.ensure_future(engine.generate(request(number, 100))) for number in range(count + 4)]
-        await wait_until(bench, engine, lambda load: load.waiting > 0 and load.running > 0, *calls)
-        assert engine.get_load().running <= count
-        assert [len(each.token_ids) for each in await asyncio.gather(*calls)] == [100] * (count + 4)
+        answers = await saturate(bench, engine, count + 4, is_full)
+        assert {len(each.token_ids) for each in answers} == {100}
         assert engine.get_load().waiting == 0
 
 

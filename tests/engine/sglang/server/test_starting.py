@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from engine.contract import EngineFailure
 from engine.sglang.server.compatibility import ServerUnusable
-from engine.sglang.server.interpreter_check import wait_for_free_port
+from engine.sglang.server.interpreter_check import run_python, wait_for_free_port
 from engine.sglang.server.managed_server import SGLangServer
 from tests.engine.sglang.server.requirements import make_requirements
 
@@ -117,6 +118,27 @@ def test_cancelling_a_start_kills_all_processes_of_the_server(tmp_path: Path, po
     assert len(pids) == 2
     assert [pid for pid in pids if is_alive(pid)] == []
     assert not (tmp_path / "scratch").exists()
+
+
+@pytest.mark.parametrize("num_iterations", range(0, 24, 2))
+def test_a_cancelled_check_leaves_no_process_and_no_open_pipe(tmp_path: Path, num_iterations: int):
+    """Cancelled after this many iterations of the event loop: before, during and after the start of the process."""
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\nsleep 1000 &\necho $$ >> {tmp_path}/pids\necho $! >> {tmp_path}/pids\nwait\n")
+    script.chmod(0o755)
+
+    async def scenario() -> None:
+        task = asyncio.create_task(run_python(str(script), "", {}))
+        for _ in range(num_iterations):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scenario())
+    gc.collect()  # an open transport is a ResourceWarning, which fails the test
+    pids = tmp_path / "pids"
+    assert [pid for pid in (pids.read_text().split() if pids.exists() else []) if is_alive(int(pid))] == []
 
 
 def test_a_server_that_was_never_started_can_be_closed(tmp_path: Path, port: int):

@@ -90,18 +90,42 @@ def test_a_cancelled_start_removes_the_container_that_the_engine_still_creates(t
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
-def test_a_removal_in_progress_is_waited_for(tmp_path: Path) -> None:
+IN_PROGRESS, ABSENT, BUSY = (409, "removal of container id is already in progress"), (404, "no such"), (500, "busy")
+
+
+@pytest.mark.real_clock
+@pytest.mark.parametrize(
+    ("answers", "num_waits"),
+    [([IN_PROGRESS, ABSENT], 1), ([IN_PROGRESS, IN_PROGRESS, (204, "")], 2), ([IN_PROGRESS, BUSY, (204, "")], 1)],
+    ids=["removed", "removal_failed", "removal_failed_and_the_mount_is_busy"],
+)
+async def test_a_removal_is_repeated_until_the_container_no_longer_exists(
+    tmp_path: Path, answers: list[tuple[int, str]], num_waits: int
+) -> None:
     requests: list[str] = []
+    remaining = iter(answers)
 
     async def answer(request: str) -> tuple[int, str]:
         requests.append(request)
         if request.startswith("DELETE"):
-            return 409, '{"message": "removal of container id is already in progress"}'
+            status, message = next(remaining)
+            return status, f'{{"message": "{message}"}}' if message else ""
         return 200, '{"ApiVersion": "1.41", "StatusCode": 0}'
 
-    async def scenario() -> None:
-        async with serve_engine(tmp_path, answer) as engine:
-            await engine.remove("id")
+    async with serve_engine(tmp_path, answer) as engine:
+        await engine.remove("id")
+    assert next(remaining, None) is None
+    assert sum("/containers/id/wait?condition=removed" in request for request in requests) == num_waits
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
-    assert "/containers/id/wait?condition=removed" in requests[-1]
+
+@pytest.mark.real_clock
+async def test_a_container_that_cannot_be_removed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker_api, "_REMOVAL_DELAYS_S", (0.0, 0.0))
+
+    async def answer(request: str) -> tuple[int, str]:
+        status, message = BUSY if request.startswith("DELETE") else (200, "")
+        return status, f'{{"ApiVersion": "1.41", "message": "{message}"}}'
+
+    async with serve_engine(tmp_path, answer) as engine:
+        with pytest.raises(SandboxFailure, match="cannot remove a container: busy"):
+            await engine.remove("id")
