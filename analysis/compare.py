@@ -44,11 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def compare_runs(run_folders: Sequence[Path], output_folder: Path) -> tuple[Path, Path]:
-    """Returns the paths of the figure and the summary.
-
-    Raises AnalysisError before it writes a file, and OSError.
-    """
-    runs = [_read_run(folder) for folder in run_folders]
+    """Returns the paths of the figure and the summary. Raises AnalysisError first, and OSError."""
+    runs = [read_metrics(folder, require_steps=True) for folder in run_folders]
     names = [run.run for run in runs]
     if len(runs) < 2 or len(set(names)) < len(names):
         raise AnalysisError(f"need two or more runs with different folder names, got: {', '.join(names)}")
@@ -57,13 +54,6 @@ def compare_runs(run_folders: Sequence[Path], output_folder: Path) -> tuple[Path
     output = RunFolder(output_folder)
     output.summary.write_bytes(msgspec.json.format(msgspec.json.encode(summaries), indent=2) + b"\n")
     return _draw(runs, output.curves), output.summary
-
-
-def _read_run(folder: Path) -> RunMetrics:
-    metrics = read_metrics(folder)
-    if metrics.steps.is_empty():
-        raise AnalysisError(f"{RunFolder(folder).metrics}: no RL step yet")
-    return metrics
 
 
 def _draw(runs: Sequence[RunMetrics], path: Path) -> Path:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 
-from analysis.metrics import AnalysisError, RunMetrics, get_column, read_metrics
+from analysis.metrics import RunMetrics, get_column, read_metrics
 from analysis.plotting import (
     BLUE,
     GREEN,
@@ -33,10 +35,8 @@ _STEP_PHASES = (
 
 def draw_curves(run_folder: Path) -> Path:
     """Raises AnalysisError if the run has no step, OSError if the figure cannot be written."""
-    metrics = read_metrics(run_folder)
+    metrics = read_metrics(run_folder, require_steps=True)
     steps = metrics.steps
-    if steps.is_empty():
-        raise AnalysisError(f"{RunFolder(run_folder).metrics}: no RL step yet")
     figure, panels = make_figure(2, 3, metrics.run, _format_subtitle(metrics))
     _draw_reward(panels[0], metrics)
     draw_line(panels[1], steps["step"], get_column(steps, "errors_in_positives"), RED)
@@ -84,34 +84,29 @@ def _draw_reward(axes: Axes, metrics: RunMetrics) -> None:
 
 
 def _draw_time(axes: Axes, steps: pl.DataFrame) -> None:
-    """Stacked bars: the measured parts of each step, then the rest."""
+    """The measured parts of each step, then the rest."""
+    layers = [(get_column(steps, name).fill_null(0.0), label, color, 0.85) for name, label, color in _STEP_PHASES]
     total = get_column(steps, "step_s").fill_null(0.0)
-    parts = [get_column(steps, name).fill_null(0.0) for name, _, _ in _STEP_PHASES]
-    rest = (total - sum(parts, start=total * 0)).clip(lower_bound=0.0)
-    layers = [part.to_numpy() for part in (*parts, rest)]
-    labels = [*(label for _, label, _ in _STEP_PHASES), "other"]
-    colors = [*(color for _, _, color in _STEP_PHASES), GREY]
-    x = steps["step"].to_numpy()
-    bottom = layers[0] * 0
-    for layer, label, color in zip(layers, labels, colors, strict=True):
-        axes.bar(x, layer, 1.0, bottom=bottom, color=color, label=label, linewidth=0, alpha=0.85)
-        bottom = bottom + layer
-    axes.legend(loc="upper right", ncols=4, fontsize=9.5, frameon=False, columnspacing=1, handlelength=0.9)
+    rest = (total - sum((part for part, *_ in layers), start=total * 0)).clip(lower_bound=0.0)
+    _draw_stacked_bars(axes, steps["step"], [*layers, (rest, "other", GREY, 0.85)])
 
 
 def _draw_groups(axes: Axes, steps: pl.DataFrame) -> None:
-    """Stacked bars: groups trained on, rejected for equal rewards, and lost to infrastructure."""
+    """Groups trained on, rejected for equal rewards, and lost to infrastructure."""
     started, rejected, lost = (
         get_column(steps, name).fill_null(0.0) for name in ("groups", "groups_rejected", "groups_lost")
     )
     layers = [(started - rejected - lost, "kept", GREEN, 0.85), (rejected, "rejected: equal rewards", GREY, 0.6)]
     if lost.sum():
         layers.append((lost, "lost", RED, 0.85))
-    bottom = started.to_numpy() * 0
+    _draw_stacked_bars(axes, steps["step"], layers)
+
+
+def _draw_stacked_bars(axes: Axes, steps: pl.Series, layers: Sequence[tuple[pl.Series, str, str, float]]) -> None:
+    """`layers`: heights, label, color and alpha of each, from the bottom."""
+    bottom = np.zeros(len(steps))
     for layer, label, color, alpha in layers:
         heights = layer.to_numpy()
-        axes.bar(
-            steps["step"].to_numpy(), heights, 1.0, bottom=bottom, color=color, label=label, alpha=alpha, linewidth=0
-        )
+        axes.bar(steps.to_numpy(), heights, 1.0, bottom=bottom, color=color, label=label, alpha=alpha, linewidth=0)
         bottom = bottom + heights
-    axes.legend(loc="upper right", ncols=3, fontsize=9.5, frameon=False, columnspacing=1, handlelength=0.9)
+    axes.legend(loc="upper right", ncols=4, fontsize=9.5, frameon=False, columnspacing=1, handlelength=0.9)

@@ -23,12 +23,16 @@ class RunMetrics(NamedTuple):
     evaluations: dict[str, float]  # label -> accuracy
 
 
-def read_metrics(run_folder: Path) -> RunMetrics:
+def read_metrics(run_folder: Path, *, require_steps: bool = False) -> RunMetrics:
     """Raises AnalysisError. If a step ran twice, as after a resume, the later one counts."""
-    lines = _decode_lines(RunFolder(run_folder).metrics)
+    path = RunFolder(run_folder).metrics
+    lines = decode_metric_lines(path)
+    steps = _build_step_frame(lines, "step")
+    if require_steps and steps.is_empty():
+        raise AnalysisError(f"{path}: no RL step yet")
     return RunMetrics(
         run=run_folder.resolve().name,
-        steps=_build_step_frame(lines, "step"),
+        steps=steps,
         sft=_build_step_frame(lines, "sft"),
         evaluations={line["label"]: line["accuracy"] for line in lines if line["kind"] == "evaluation"},
     )
@@ -47,7 +51,8 @@ def _build_step_frame(lines: list[dict[str, Any]], kind: str) -> pl.DataFrame:
     return pl.DataFrame(rows, infer_schema_length=None) if rows else pl.DataFrame({"step": []})
 
 
-def _decode_lines(path: Path) -> list[dict[str, Any]]:
+def decode_metric_lines(path: Path) -> list[dict[str, Any]]:
+    """Without an incomplete last line, as a live or killed run leaves it. Raises AnalysisError."""
     texts = read_bytes(path).splitlines()
     lines: list[dict[str, Any]] = []
     for number, text in enumerate(texts, start=1):
@@ -57,7 +62,7 @@ def _decode_lines(path: Path) -> list[dict[str, Any]]:
             _ = [line[key] for key in required]
         except msgspec.DecodeError as error:
             if number == len(texts) and not isinstance(error, msgspec.ValidationError):
-                break  # a killed run may leave an incomplete last line
+                break
             raise AnalysisError(f"{path}, line {number}: {error}") from None
         except KeyError as error:
             raise AnalysisError(f"{path}, line {number}: missing key {error}") from None

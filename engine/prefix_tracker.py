@@ -37,18 +37,13 @@ class CachedPrefix(NamedTuple):
 class PrefixTracker:
     def __init__(self) -> None:
         self._prefixes: OrderedDict[int, CachedPrefix] = OrderedDict()  # by sequence_id
-        self._num_tokens = 0
-
-    @property
-    def num_tokens(self) -> int:
-        """Sum over all sequences, as if no prefix were shared or evicted."""
-        return self._num_tokens
+        self.num_tokens = 0  # of all sequences, as if no prefix were shared or evicted
 
     def record(self, sequence_id: int, token_ids: NDArray[np.int32]) -> None:
         """The sequence's KV cache holds these tokens."""
         self._remove(sequence_id)
         self._prefixes[sequence_id] = CachedPrefix(len(token_ids), _compute_digest(token_ids), is_active=True)
-        self._num_tokens += len(token_ids)
+        self.num_tokens += len(token_ids)
         if len(self._prefixes) > MAX_TRACKED:
             self._remove(next(iter(self._prefixes)))
 
@@ -70,12 +65,12 @@ class PrefixTracker:
     def clear(self) -> None:
         """For new weights, under which every prefix must be recomputed."""
         self._prefixes.clear()
-        self._num_tokens = 0
+        self.num_tokens = 0
 
     def _remove(self, sequence_id: int) -> CachedPrefix | None:
         prefix = self._prefixes.pop(sequence_id, None)
         if prefix is not None:
-            self._num_tokens -= prefix.num_tokens
+            self.num_tokens -= prefix.num_tokens
         return prefix
 
 

@@ -61,10 +61,7 @@ class StepObserver:
 
 
 class TrajectoryObserver:
-    """A rollout process: the end of each trajectory, and the number of trajectories by phase.
-
-    Call `write_counts` every 0.1 s of the run's time.
-    """
+    """A rollout process: the end of each trajectory, and every 0.1 s their number by phase."""
 
     def __init__(self, write_line: WriteLine, rollout: Rollout) -> None:
         self.quiet = False

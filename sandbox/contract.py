@@ -11,10 +11,7 @@ from bus.messages import AnswerSubmitted, CodeOutcome, CodeRequested
 
 
 class SandboxFailure(Exception):
-    """The infrastructure failed; the call has no outcome.
-
-    `str(error)` is a short cause without varying numbers.
-    """
+    """The infrastructure failed. `str(error)` is a short cause without varying numbers."""
 
 
 class Isolation(msgspec.Struct, frozen=True):
@@ -51,10 +48,7 @@ class Sandbox(Protocol):
         ...
 
     async def grade(self, submission: AnswerSubmitted) -> Grade:
-        """Whether the answer equals the ground truth.
-
-        Raises SandboxFailure if the grader hangs or dies.
-        """
+        """Whether answer and truth are equal. Raises SandboxFailure if the grader hangs or dies."""
         ...
 
     async def wait_until_broken(self) -> NoReturn:

@@ -49,10 +49,7 @@ _STATE_LOST: Frame = {"kind": "died", "details": ["-9"], "duration_s": 0.0, **_N
 
 
 class ForkServerSandbox:
-    """Implements sandbox.contract.Sandbox.
-
-    `seed`, trajectory and call seed the random generators of a call.
-    """
+    """Implements sandbox.contract.Sandbox. `seed`, trajectory and call seed a call's generators."""
 
     def __init__(self, host: Host, config: SandboxConfig, seed: int = 0) -> None:
         self._host = host

@@ -52,9 +52,7 @@ def build_isolation(greeting: Frame, refusal: str | None, backend: str, host_mis
 
 
 def _list_shared_resources(landlock: int) -> list[str]:
-    """The resources that a call without namespaces shares with the machine, under this Landlock
-    ABI version.
-    """
+    """What a call without namespaces shares with the machine, under this Landlock ABI."""
     if not landlock:
         return [_SHARED_VIEW + _REMEDY]
     shared = [_SHARED_MACHINE + _REMEDY]

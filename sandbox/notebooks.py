@@ -36,10 +36,7 @@ class Notebook:
 
 
 class NotebookTable:
-    """Notebooks by trajectory, least recently used first.
-
-    At most `max_live` of them have a process.
-    """
+    """Notebooks by trajectory, least recently used first; at most `max_live` have a process."""
 
     def __init__(self, max_live: int) -> None:
         self._max_live = max_live

@@ -22,10 +22,7 @@ _MAX_PARSED_CHARACTERS = 8_192
 
 
 def select_preload(code: str) -> Preload:
-    """By the imports in the syntax tree.
-
-    Code that does not parse goes to a bare server, which reports the error.
-    """
+    """By the imports in the syntax tree; a bare server reports code that does not parse."""
     words = {name for name in _PRELOAD_BY_MODULE if name in code}
     if not words or len(code) > _MAX_PARSED_CHARACTERS:
         return _find_smallest_preload(words)

@@ -15,10 +15,7 @@ from sandbox.inside.wire.server_settings import ServerSettings
 
 
 class AutoHost:
-    """Implements sandbox.hosts.host.Host: containers if there is the image, else this machine.
-
-    `describe` reports why there are no containers.
-    """
+    """Implements sandbox.hosts.host.Host: containers, else this machine and the reason."""
 
     def __init__(self, config: SandboxConfig, run: str) -> None:
         self._containers = ContainerHost(config, run)
@@ -59,26 +56,16 @@ def make_sandbox(config: SandboxConfig, seed: int = 0, run: str = "") -> ForkSer
     """`run` labels the containers of this sandbox."""
     match config.backend:
         case "docker":
-            return make_docker_sandbox(config, seed, run)
+            host = ContainerHost(config, run)
         case "process":
-            return make_process_sandbox(config, seed)
+            host = LocalHost()
         case "auto":
-            return ForkServerSandbox(AutoHost(config, run), config, seed)
-
-
-def make_docker_sandbox(config: SandboxConfig, seed: int = 0, run: str = "") -> ForkServerSandbox:
-    return ForkServerSandbox(ContainerHost(config, run), config, seed)
-
-
-def make_process_sandbox(config: SandboxConfig, seed: int = 0) -> ForkServerSandbox:
-    return ForkServerSandbox(LocalHost(), config, seed)
+            host = AutoHost(config, run)
+    return ForkServerSandbox(host, config, seed)
 
 
 def probe_isolation(config: SandboxConfig | None = None) -> Isolation:
-    """The protections in force, by a bare fork server (0.1 s). Not for a running event loop.
-
-    Raises SandboxFailure if no code can run on this machine.
-    """
+    """The protections in force, by a bare fork server (0.1 s). Raises SandboxFailure."""
 
     async def probe() -> Isolation:
         sandbox = make_sandbox(config or SandboxConfig())

@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from analysis.event_logs.merged_events import EventFilter, MergedEvent, merge_events, read_start_time
+from analysis.metrics import decode_metric_lines
 from bus.messages import (
     AnswerGraded,
     AnyMessage,
@@ -33,7 +34,6 @@ from bus.messages import (
     TurnGenerated,
     WeightsPublished,
 )
-from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 
 _KINDS = (
@@ -136,14 +136,7 @@ def _name_stream(message: StepCollected | StepTrained | EvaluationFinished | Wei
 def _read_metric_lines(folder: RunFolder, logged: Mapping[str, list[ComparableEvent]]) -> EventStreams:
     """Streams of metrics.jsonl; a line has the time at which its step or evaluation ended."""
     streams: EventStreams = {}
-    lines = folder.metrics.read_bytes().splitlines(keepends=True) if folder.metrics.exists() else []
-    for number, line in enumerate(lines, 1):
-        if not line.endswith(b"\n"):
-            continue  # incomplete: a live run is writing it
-        try:
-            values = msgspec.json.decode(line, type=dict[str, Any])
-        except msgspec.DecodeError as error:
-            raise UnusableInput(f"{folder.metrics}, line {number}: {error}") from error
+    for values in decode_metric_lines(folder.metrics) if folder.metrics.exists() else ():
         label = values.get("label", "")
         at_s = _get_end_time(logged, f"evaluation {label}" if label else f"step {values['step']}")
         stream = " ".join(part for part in (values["kind"], label, str(values["step"])) if part)

@@ -55,10 +55,7 @@ ALL_EVENTS = EventFilter()
 def merge_events(
     folder: RunFolder, event_filter: EventFilter = ALL_EVENTS, after_seq: Mapping[str, int] = {}
 ) -> Iterator[MergedEvent]:
-    """Events in the order of time; `after_seq`: last event to skip, by process.
-
-    Raises UnusableInput if there is no log.
-    """
+    """In order of time, after `after_seq` of each process. UnusableInput if there is no log."""
     paths = sorted(folder.events.glob("*.sqlite"))
     if not paths:
         raise UnusableInput(f"{folder.events}: no event logs; the run may have had log.events = false")
@@ -87,10 +84,7 @@ def read_start_time(folder: RunFolder) -> float:
 
 
 def parse_time(text: str, start_time: float, flag: str) -> float:
-    """Converts seconds since the run's start, or a date and time, to seconds since the epoch.
-
-    Raises UnusableInput.
-    """
+    """Seconds since the epoch, from those since the run's start or a date. Raises UnusableInput."""
     try:
         seconds = float(text)
         if isfinite(seconds):

@@ -102,7 +102,8 @@ class _SpanBuilder:
                     self._end_trajectory(number, "abandoned", at_s=self._live[number].last_event_s)
                 self._live[number] = _LiveTrajectory(at_s, message.problem, at_s)
         elif trajectory is None:
-            self._add_step_event(logged, message, at_s)
+            if logged.event.actor != "recorder":  # the recorder receives copies
+                self.spans.extend(self._build_step_spans(message, at_s))
         elif trajectory in self._live:  # late events follow the trajectory's end
             self._add_trajectory_event(trajectory, self._live[trajectory], message, at_s)
 
@@ -165,10 +166,6 @@ class _SpanBuilder:
         )
 
     # ---------------------------------------------------------------- steps
-
-    def _add_step_event(self, logged: MergedEvent, message: AnyMessage, at_s: float) -> None:
-        if logged.event.actor != "recorder":  # the recorder receives copies
-            self.spans.extend(self._build_step_spans(message, at_s))
 
     def _build_step_spans(self, message: AnyMessage, at_s: float) -> Iterator[TraceSpan]:
         match message:

@@ -25,7 +25,7 @@ def build_length_stats(earlier: Workload) -> LengthStats:
             last = min(end, plan.final_tokens)
             lengths.add_turn(number, last - begin)
             begin = last + turn.result_tokens
-        lengths.add_trajectory(0, plan.final_tokens - plan.prompt_tokens)
+        lengths.survival.add_ended(0, plan.final_tokens - plan.prompt_tokens)
     return lengths
 
 

@@ -130,10 +130,7 @@ def _compute_mean(curve: StepFunction, segments: pl.DataFrame) -> float:
 
 
 def _build_samples(lines: LogTables, engine: str) -> pl.DataFrame:
-    """The load reports with counter increases (`grown_...`); added rows mark starts and the end.
-
-    `began`: the engine starts with this row.
-    """
+    """Load reports, counter increases (`grown_...`), and rows for starts (`began`) and the end."""
     load = lines.frames["engine.load"].filter(pl.col("engine") == engine).with_columns(began=pl.lit(False))
     zero = {column: pl.lit(0) for column in (*_COUNTERS, "running", "used_tokens", "cached_tokens")}
     started = lines.frames["engine.started"].filter(pl.col("process") == engine)

@@ -82,25 +82,19 @@ def _build_loading_tables(lines: LogTables, engine: str) -> tuple[pl.DataFrame, 
 
 
 def _build_cause_expr() -> pl.Expr:
-    tools = pl.col("calling") + pl.col("grading")
-    return (
-        pl.when(~pl.col("ready"))
-        .then(pl.lit("starting"))
-        .when(pl.col("reading"))
-        .then(pl.lit("weights"))
-        .when(pl.col("asked") > 0)
-        .then(pl.lit("overhead"))
-        .when(pl.col("leasing") > 0)
-        .then(pl.lit("lease"))
-        .when(pl.col("generating") > 0)
-        .then(pl.lit("elsewhere"))
-        .when(tools > 0)
-        .then(pl.lit("tools"))
-        .when(pl.col("learner") == "training")
-        .then(pl.lit("training"))
-        .when(pl.col("learner") == "weights")
-        .then(pl.lit("weights"))
-        .when(pl.col("leasing").is_null())
-        .then(pl.lit("unknown"))
-        .otherwise(pl.lit("nothing"))
+    learner = pl.col("learner")
+    rules = (  # the first rule that holds gives the cause
+        (~pl.col("ready"), "starting"),
+        (pl.col("reading"), "weights"),
+        (pl.col("asked") > 0, "overhead"),
+        (pl.col("leasing") > 0, "lease"),
+        (pl.col("generating") > 0, "elsewhere"),
+        (pl.col("calling") + pl.col("grading") > 0, "tools"),
+        (learner == "training", "training"),
+        (learner == "weights", "weights"),
+        (pl.col("leasing").is_null(), "unknown"),
     )
+    cause: pl.Expr = pl.lit("nothing")
+    for condition, name in reversed(rules):
+        cause = pl.when(condition).then(pl.lit(name)).otherwise(cause)
+    return cause

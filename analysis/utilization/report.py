@@ -1,7 +1,4 @@
-"""Compute the utilization report of one folder of logs: totals, JSON, and time series.
-
-use = compute_utilization(Path("runs/demo/logs"))
-"""
+"""Computes the utilization report of one folder of logs: totals, JSON, and time series."""
 
 from __future__ import annotations
 

@@ -24,9 +24,6 @@ class StepFunction(NamedTuple):
             return np.zeros(len(edges) - 1)
         return np.diff(self._integrate(edges)) / np.maximum(np.diff(edges), 1e-12)
 
-    def compute_mean(self, begin: float, end: float) -> float:
-        return float(self.compute_means(np.array([begin, end]))[0])
-
     @property
     def peak(self) -> float:
         return float(self.values.max(initial=0.0))

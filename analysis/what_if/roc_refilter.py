@@ -26,10 +26,6 @@ class JudgedGroup(NamedTuple):
     judged: GroupJudged
     candidates: Sequence[TrajectoryFinished]  # without tokens that are too stale to train on
 
-    def has_all_candidates(self) -> bool:
-        """False if the log lacks an end of a trajectory."""
-        return tuple(each.trajectory_id for each in self.candidates) == self.judged.candidates
-
 
 class CandidateTrajectory(msgspec.Struct, frozen=True):
     """One trajectory. An advantage is relative to the kept trajectories; None: not kept."""
@@ -87,9 +83,10 @@ def read_judged_groups(run: RunConfig, folder: RunFolder) -> Iterator[tuple[int,
                 finished[trajectory.group_id].append(trajectory)
             case GroupJudged(step=step, group_id=group_id) as judged:
                 fresh = select_fresh_trajectories(finished.pop(group_id, ()), step, run.rl)
-                groups[step].append(JudgedGroup(judged, fresh))
+                if tuple(each.trajectory_id for each in fresh) == judged.candidates:  # else some ends were removed
+                    groups[step].append(JudgedGroup(judged, fresh))
             case StepCollected(step=step) as collected:
-                complete = [group for group in groups.pop(step, ()) if group.has_all_candidates()]
+                complete = groups.pop(step, [])
                 if len(complete) == collected.counts.groups:
                     for group in complete:
                         _check_reproduced(group, run, log)

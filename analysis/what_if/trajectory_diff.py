@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -63,21 +63,14 @@ class TrajectoryComparison(msgspec.Struct, frozen=True):
     logprob_difference_max: float | None
 
 
-class TurnSpan(NamedTuple):
-    """Tokens [start, end) that were generated in one turn."""
-
-    start: int
-    end: int
-
-
-def find_turn_spans(loss_mask: bytes) -> list[TurnSpan]:
-    """One for each turn with generated tokens; tool results separate the turns."""
-    spans: list[TurnSpan] = []
+def find_turn_spans(loss_mask: bytes) -> list[tuple[int, int]]:
+    """Start and end of each turn with generated tokens; tool results separate the turns."""
+    spans: list[tuple[int, int]] = []
     start = 0
     for generated, flags in groupby(loss_mask):
         end = start + len(list(flags))
         if generated:
-            spans.append(TurnSpan(start, end))
+            spans.append((start, end))
         start = end
     return spans
 

@@ -7,7 +7,7 @@ generation use the same token ids.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -56,11 +56,6 @@ class _DialogueMessage(NamedTuple):
         return value
 
 
-class _TokenSpan(NamedTuple):
-    token_ids: list[int]
-    generated: bool
-
-
 def read_sft_dialogues(path: Path, tokenizer: TextTokenizer, tools: Sequence[ToolName]) -> list[TokenizedDialogue]:
     """One sequence per row, from its `messages`. Raises DatasetError with file, row and field.
 
@@ -104,29 +99,20 @@ _ALLOWED_NEXT_ROLES = {
 def _tokenize_dialogue(
     messages: list[_DialogueMessage], tokenizer: TextTokenizer, tools: Sequence[ToolName]
 ) -> TokenizedDialogue:
-    token_ids: list[int] = []
-    loss_mask: list[int] = []
-    for span in _tokenize_turns(messages, tokenizer, tools):
-        token_ids += span.token_ids
-        loss_mask += [int(span.generated)] * len(span.token_ids)
-    return TokenizedDialogue(token_ids, loss_mask)
-
-
-def _tokenize_turns(
-    messages: list[_DialogueMessage], tokenizer: TextTokenizer, tools: Sequence[ToolName]
-) -> Iterator[_TokenSpan]:
+    dialogue = TokenizedDialogue([], [])
     for first, (role, group) in enumerate(groupby(messages, key=lambda message: message.role)):
         turn = list(group)
         match role:
             case "assistant":
-                text = _format_assistant_text(turn[0], tools)
-                yield _TokenSpan(tokenizer.encode(text, trusted=True), True)
+                token_ids = tokenizer.encode(_format_assistant_text(turn[0], tools), trusted=True)
             case "tool":
                 segments = build_tool_turn_segments([message.get_text() for message in turn])
-                yield _TokenSpan(encode_segments(tokenizer, segments), False)
+                token_ids = encode_segments(tokenizer, segments)
             case _:
-                segments = _build_user_segments(turn[0], tools, first=first == 0)
-                yield _TokenSpan(encode_segments(tokenizer, segments), False)
+                token_ids = encode_segments(tokenizer, _build_user_segments(turn[0], tools, first=first == 0))
+        dialogue.token_ids.extend(token_ids)
+        dialogue.loss_mask.extend([int(role == "assistant")] * len(token_ids))
+    return dialogue
 
 
 def _build_user_segments(message: _DialogueMessage, tools: Sequence[ToolName], *, first: bool) -> list[TextSegment]:

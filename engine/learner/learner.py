@@ -45,8 +45,7 @@ MAX_PENDING_BATCHES = 2
 
 
 class Learner:
-    """The leading rank's event loop. One worker thread does all training, so that the loop never blocks and torch keeps
-    one thread pool."""
+    """The leading rank's event loop. One worker thread does all training: torch keeps one pool."""
 
     def __init__(
         self,

@@ -163,8 +163,7 @@ class MicroBatch(NamedTuple):
 
 
 def build_micro_batch(sequences: Sequence[TrainingSequence]) -> MicroBatch:
-    """Pad and gather. Without sequences the result has one padding token and no loss, so that a rank without work can
-    take part in the step's collectives."""
+    """Without sequences: one padding token and no loss, for the step's collectives."""
     width = max((len(sequence.token_ids) - 1 for sequence in sequences), default=1)
     token_ids_BT = np.zeros((max(1, len(sequences)), width), np.int64)
     positions: list[NDArray[np.int64]] = []

@@ -180,10 +180,7 @@ class Trainer:
     # ---------------------------------------------------------------- saving and resuming
 
     def save(self, checkpoint: Path, tokenizer_folder: Path) -> None:
-        """Write a transformers folder with `trainer/` in it, under a temporary name until it is complete.
-
-        Every rank must call it. Raises DiskError.
-        """
+        """Every rank calls it. The folder's name is temporary until the end. Raises DiskError."""
         target = get_partial_path(checkpoint)
         with naming_disk_errors(target):
             self._write_checkpoint(target, tokenizer_folder)

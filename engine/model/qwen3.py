@@ -38,10 +38,7 @@ class Qwen3Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_hf(cls, fields: dict[str, Any], source: Path | str = "config.json") -> Qwen3Config:
-        """From a config.json of transformers 4 (`rope_theta`) or 5 (`rope_parameters`).
-
-        Raises UnsupportedModel with `source` and the field.
-        """
+        """From a config.json of transformers 4 or 5. Raises UnsupportedModel with the field."""
         rope: dict[str, Any] = {"rope_theta": 1e4, **fields, **(fields.get("rope_parameters") or {})}
         scaling: dict[str, Any] = fields.get("rope_scaling") or {}
         rope_type = rope.get("rope_type") or scaling.get("rope_type") or scaling.get("type") or "default"

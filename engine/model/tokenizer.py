@@ -64,11 +64,7 @@ class FastTokenizer:
 
 
 def _mark_tags_special(content: str) -> str:
-    """Marks every added token of the form `<...>` as special.
-
-    Qwen's files do not mark `<tool_call>` and others, so that a question could contain these
-    tokens.
-    """
+    """Marks all `<...>` tokens as special: no question may contain Qwen's `<tool_call>`."""
     fields: dict[str, Any] = json.loads(content)
     for token in fields.get("added_tokens", ()):
         token["special"] = token["special"] or (token["content"].startswith("<") and token["content"].endswith(">"))

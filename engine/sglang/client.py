@@ -163,8 +163,7 @@ class SGLangClient:
         await self._session.post("/continue_generation", {})
 
     async def flush_cache(self, timeout_s: float = 0.0) -> bool:
-        """False if requests are still running or paused after the timeout; then the cache is not
-        flushed."""
+        """False, without a flush, if requests are still running or paused after the timeout."""
         path = f"/flush_cache?timeout={timeout_s:g}" if timeout_s else "/flush_cache"
         status, _ = await self._session.send("POST", path, {})
         return status == 200

@@ -18,8 +18,7 @@ from engine.sglang.responses import Finish, RequestOutput, build_generation
 
 class PendingGeneration:
     def __init__(self, request: GenerationRequest, rid_prefix: str, stream_interval: int) -> None:
-        """`rid_prefix`: unique on this server. `stream_interval`: tokens per piece of the
-        stream."""
+        """`rid_prefix`: unique on the server. `stream_interval`: tokens per piece of the stream."""
         self.request, self._rid_prefix, self._stream_interval = request, rid_prefix, stream_interval
         self.result: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self.waiting_to_send = True  # the server does not have the request yet

@@ -1,5 +1,4 @@
-"""HTTP requests to one SGLang server: pooled connections, timeouts, retries of GET, and typed
-errors."""
+"""HTTP requests to one SGLang server: pooled connections, timeouts, retried GETs, typed errors."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class LoadCounters:
         self._clock = clock
         self._logger = structlog.get_logger()
         self._prefixes = PrefixTracker()
-        self._num_in_flight = 0
+        self.num_in_flight = 0
         self._busy_since = 0.0
         self._busy_s = 0.0
         self._rank_loads: Sequence[RankLoad] = ()
@@ -42,25 +42,20 @@ class LoadCounters:
         self._generated = self._prefilled = self._recomputed = self._evicted = self._preempted = 0
         self.capacity = Capacity(0, 1, 0)
 
-    @property
-    def num_in_flight(self) -> int:
-        return self._num_in_flight
-
     def start_request(self) -> None:
-        if not self._num_in_flight:
+        if not self.num_in_flight:
             self._busy_since = self._clock()
-        self._num_in_flight += 1
+        self.num_in_flight += 1
 
     def end_request(self) -> None:
-        self._num_in_flight -= 1
-        if not self._num_in_flight:
+        self.num_in_flight -= 1
+        if not self.num_in_flight:
             self._busy_s += self._clock() - self._busy_since
 
     def record_response(
         self, request: GenerationRequest, prompt: NDArray[np.int32], previous: MetaInfo | None, output: RequestOutput
     ) -> None:
-        """`output` has a new response; `previous` is the metadata of the response before it, if
-        any."""
+        """`output` has a new response; `previous` is the metadata of the response before it."""
         meta = output.meta
         if meta is None or meta.prompt_tokens is UNSET or meta.cached_tokens is UNSET or meta.num_retractions is UNSET:
             return
@@ -93,10 +88,10 @@ class LoadCounters:
 
     def get_load(self, num_waiting_to_send: int) -> EngineLoad:
         """`num_waiting_to_send`: requests that the engine has not sent yet."""
-        busy = self._num_in_flight > num_waiting_to_send
+        busy = self.num_in_flight > num_waiting_to_send
         running_tokens = sum(rank.num_used_tokens for rank in self._rank_loads) if busy else 0
         cached = min(self._prefixes.num_tokens, max(0, self.capacity.kv_tokens - running_tokens))
-        current_busy_s = self._clock() - self._busy_since if self._num_in_flight else 0.0
+        current_busy_s = self._clock() - self._busy_since if self.num_in_flight else 0.0
         return EngineLoad(
             running=sum(rank.num_running_reqs for rank in self._rank_loads) if busy else 0,
             waiting=num_waiting_to_send + (sum(rank.num_waiting_reqs for rank in self._rank_loads) if busy else 0),

@@ -67,8 +67,7 @@ class RequestOutput:
         return list(chain.from_iterable(repeat(_parse_version(span.version), span.end - span.start) for span in spans))
 
     def get_finish(self, stop_token_ids: Sequence[int]) -> Finish | None:
-        """None while the request runs, or if it stopped at a token that is not in
-        `stop_token_ids`."""
+        """None while the request runs, and after a stop at a token outside `stop_token_ids`."""
         match self.meta.finish_reason if self.meta else None:
             case None:
                 return None

@@ -36,8 +36,7 @@ class ServerControl:
         self._logger = structlog.get_logger()
 
     async def load_weights(self, client: SGLangClient, weights: WeightsPublished) -> None:
-        """Raises WeightsRefused if the server keeps its old weights, another EngineFailure if they
-        are incomplete."""
+        """Raises WeightsRefused if the old weights stay, EngineFailure if they are incomplete."""
         async with self._lock:
             self.sending_allowed.clear()
             try:

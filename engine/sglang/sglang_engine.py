@@ -68,8 +68,7 @@ class ServerHandle(Protocol):
 
 
 class SGLangEngine:
-    """Implements engine.contract.Engine. Accepts at most `max_pending` concurrent calls; further
-    ones fail."""
+    """Implements engine.contract.Engine. Beyond `max_pending` concurrent calls, calls fail."""
 
     def __init__(
         self,
@@ -108,8 +107,7 @@ class SGLangEngine:
         self._logger = structlog.get_logger()
 
     async def start(self) -> Capacity:
-        """Raises the exceptions of the server's start; InvalidResponse or UpdateRefused if the server
-        is unsuitable."""
+        """Raises like the server's start, and InvalidResponse or UpdateRefused."""
         try:
             client = self._client = self._connect(await self._server.start())
             self._info = await client.get_server_info()

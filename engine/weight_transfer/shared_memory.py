@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +52,8 @@ class WeightsPublisher:
         slot = self._open_slot(number, HEADER_BYTES + num_bytes)
         slot[: HEADER.size] = SlotHeader(UNFINISHED_VERSION, num_bytes, _NO_DIGEST).pack()
         body = np.frombuffer(slot, np.float32, num_bytes // 4, HEADER_BYTES)
-        _flatten(parameters, body)
+        for parameter, part in _iter_parts(body, parameters):
+            part.copy_(parameter.detach())
         published = WeightsPublished(
             version, str(get_slot_path(self._folder, number)), num_bytes, _compute_digest(body)
         )
@@ -85,7 +86,9 @@ def load_published(published: WeightsPublished, parameters: Mapping[str, Tensor]
     body = _read_slot(published)
     if _compute_digest(body) != published.digest:
         raise WeightsRefused(f"weights of version {published.version} were overwritten or are damaged")
-    _unflatten(body, parameters)
+    with torch.no_grad():
+        for parameter, part in _iter_parts(body, parameters):
+            parameter.copy_(part)
 
 
 def _read_slot(published: WeightsPublished) -> NDArray[np.float32]:
@@ -103,23 +106,13 @@ def _read_slot(published: WeightsPublished) -> NDArray[np.float32]:
     return content[HEADER_BYTES:].view(np.float32)
 
 
-def _flatten(parameters: Mapping[str, Tensor], body: NDArray[np.float32]) -> None:
-    flat = torch.from_numpy(body)
-    start = 0
+def _iter_parts(body: NDArray[np.float32], parameters: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each parameter in the order of names, and its part of `body` in its shape."""
+    flat, start = torch.from_numpy(body), 0
     for name in sorted(parameters):
-        parameter = parameters[name].detach()
-        flat[start : start + parameter.numel()].view(parameter.shape).copy_(parameter)
+        parameter = parameters[name]
+        yield parameter, flat[start : start + parameter.numel()].view(parameter.shape)
         start += parameter.numel()
-
-
-def _unflatten(body: NDArray[np.float32], parameters: Mapping[str, Tensor]) -> None:
-    flat = torch.from_numpy(body)
-    start = 0
-    with torch.no_grad():
-        for name in sorted(parameters):
-            parameter = parameters[name]
-            parameter.copy_(flat[start : start + parameter.numel()].view(parameter.shape))
-            start += parameter.numel()
 
 
 def _compute_digest(body: NDArray[np.float32]) -> str:

@@ -42,21 +42,21 @@ class LearnedLengthForecast:
 
     def on_lease_requested(self, account: KvAccount) -> None:
         if account.num_leases:
-            expected = self._length_stats.estimate_unconditional(_count_response_tokens(account))
+            expected = self._length_stats.survival.compute_mean_beyond(_count_response_tokens(account))
             self._update_expected_tokens(account, expected)
 
     def on_leased(self, account: KvAccount) -> None:
         before = self._assumed_alive_until.get(account.trajectory_id, 0)
         until = account.leased_tokens - account.request.prompt_tokens
         if until > before:
-            self._length_stats.assume_alive(before, until)
+            self._length_stats.survival.assume_alive(before, until)
             self._assumed_alive_until[account.trajectory_id] = until
 
     def on_trajectory_ended(self, account: KvAccount) -> None:
         if not account.num_leases:  # aborted before it began
             return
         tokens = _count_response_tokens(account)
-        self._length_stats.add_trajectory(self._assumed_alive_until.pop(account.trajectory_id, 0), tokens)
+        self._length_stats.survival.add_ended(self._assumed_alive_until.pop(account.trajectory_id, 0), tokens)
         self._update_expected_tokens(account, float(tokens))
         del self._expected_tokens[account.trajectory_id]
 

@@ -75,19 +75,12 @@ class LengthStats:
     def __init__(self, response_tokens: int) -> None:
         """`response_tokens`: the length limit of a trajectory, without its prompt."""
         self.limit = response_tokens
-        self._survival = KaplanMeierEstimator(response_tokens)
+        self.survival = KaplanMeierEstimator(response_tokens)  # whatever the group
         self._turns = [LengthHistogram(response_tokens) for _ in range(_MAX_TURN_HISTOGRAMS)]
         self._groups: OrderedDict[int, _GroupLengths] = OrderedDict()
 
     def add_turn(self, turn: int, tokens: int) -> None:
         self._turns[turn if turn < _MAX_TURN_HISTOGRAMS else -1].add(tokens)
-
-    def assume_alive(self, before: int, until: int) -> None:
-        """See KaplanMeierEstimator.assume_alive; response tokens."""
-        self._survival.assume_alive(before, until)
-
-    def add_trajectory(self, assumed_until: int, final_tokens: int) -> None:
-        self._survival.add_ended(assumed_until, final_tokens)
 
     def update_expected_tokens(self, group_id: int, previous_tokens: float | None, expected_tokens: float) -> None:
         """Change the expected length of a group's member; None as `previous_tokens`: a new
@@ -109,27 +102,23 @@ class LengthStats:
         else:
             group.tokens += expected_tokens - previous_tokens
 
-    def estimate_unconditional(self, tokens: int) -> float:
-        """The expected length of a trajectory with `tokens` response tokens, whatever its group."""
-        return self._survival.compute_mean_beyond(tokens)
-
     def estimate_turn_tokens(self, turn: int, tokens: int, quantile: float) -> int:
         """The `quantile` of the final length of a turn that has `tokens` tokens now."""
         return self._turns[turn if turn < _MAX_TURN_HISTOGRAMS else -1].estimate_quantile_beyond(tokens, quantile)
 
     def estimate_final_tokens(self, group_id: int, tokens: int) -> float:
         """The expected length at `tokens` tokens, its remainder scaled by the group."""
-        remaining_tokens = (self._survival.compute_mean_beyond(tokens) - tokens) * self._compute_group_factor(group_id)
+        remaining_tokens = (self.survival.compute_mean_beyond(tokens) - tokens) * self._compute_group_factor(group_id)
         return min(tokens + max(remaining_tokens, 1.0), float(self.limit))
 
     def survival_curve(self, group_id: int, tokens: int) -> NDArray[np.float64]:
         """See KaplanMeierEstimator.survival_curve."""
-        return self._survival.survival_curve(tokens, self._compute_group_factor(group_id))
+        return self.survival.survival_curve(tokens, self._compute_group_factor(group_id))
 
     def _compute_group_factor(self, group_id: int) -> float:
         """The group's mean length, shrunk towards the typical one, over the typical one."""
         group = self._groups.get(group_id)
         if group is None:
             return 1.0
-        typical = self._survival.mean
+        typical = self.survival.mean
         return (group.tokens + _GROUP_PRIOR_MEMBERS * typical) / (group.members + _GROUP_PRIOR_MEMBERS) / typical

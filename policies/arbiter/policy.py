@@ -67,10 +67,7 @@ class Policy(Protocol):
 
 
 class LengthForecast(Protocol):
-    """Expected lengths: learned from the run (policies.arbiter.length_stats), or an oracle's.
-
-    `limit` is the maximum of new tokens of a trajectory.
-    """
+    """Lengths as learned or by an oracle. `limit`: maximum of new tokens of a trajectory."""
 
     limit: int
 

@@ -1,7 +1,23 @@
-"""Formats the outcome of a tool call as the text that the model reads."""
+"""Formats the outcome of a tool call as the text that the model reads.
+
+The format "rstar2_release" follows rStar2-Agent's public release; its RoC counts the word "error".
+
+    Tool call success              Tool call failure
+    stdout: 58                     reason: worker_timeout
+                                   stdout: 1
+                                   stderr: NameError at line 1: name 'x' is not defined
+                                     print(x)
+
+There, streams keep their trailing line break; an empty stream has no line; an exception is one line
+on stderr, followed by its line of code; `reason:` is empty except for a timeout; each stream is cut
+at 1,000 characters, then the middle of the whole text beyond the limit. Malformed calls and calls
+that cannot be run get a sentence instead. The release's last line, `execution time: 0.02s`, is left
+out: it would make runs irreproducible.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Literal, assert_never
 
 from bus.messages import (
@@ -14,16 +30,15 @@ from bus.messages import (
     CodeTimedOut,
     Output,
 )
-from policies.dialogue.tool_results_release import (
-    format_release_call_not_run,
-    format_release_malformed_call,
-    format_release_result,
-)
 
 ResultFormat = Literal["default", "rstar2_release"]
 
 SUCCESS = "Tool call success"
 FAILURE = "Tool call failure"
+
+_MAX_STREAM_CHARACTERS = 1000  # the limit of the release's code judge
+_PARSE_ERROR = "JSONDecodeError: "  # prefix of policies.dialogue.parse_turn that the release lacks
+_LINE_PATTERN = re.compile(r'^ +File ".*", line (\d+)', re.MULTILINE)
 
 
 def is_failure(outcome: CodeOutcome) -> bool:
@@ -45,12 +60,11 @@ def contains_error(outcome: CodeOutcome | None, text: str, result_format: Result
 def format_result(outcome: CodeOutcome, limit: int, result_format: ResultFormat = "default", code: str = "") -> str:
     """Success or failure, the reason, stdout, stderr. `code` is the code that ran, if known.
 
-    Beyond `limit` characters the default cuts the middle of each part; the release that of the
-    whole text (policies.dialogue.tool_results_release). The text contains no measured time, so
-    that a replay produces the same.
+    Beyond `limit` characters the default cuts the middle of each part. The text contains no
+    measured time, so that a replay produces the same.
     """
     if result_format == "rstar2_release":
-        return format_release_result(outcome, limit, code)
+        return _truncate_release("\n".join(_format_release_lines(outcome, code)), limit)
     match outcome:
         case CodeOk(output=output):
             return "\n".join([SUCCESS, *_format_streams(output, limit)])
@@ -71,14 +85,16 @@ def format_result(outcome: CodeOutcome, limit: int, result_format: ResultFormat 
 def format_malformed_call(error: str, limit: int, result_format: ResultFormat = "default") -> str:
     """The result of a policies.dialogue.parse_turn.MalformedCall."""
     if result_format == "rstar2_release":
-        return format_release_malformed_call(error, limit)
+        if error.startswith(_PARSE_ERROR):
+            return _truncate_release(f"Failed to decode tool call: {error.removeprefix(_PARSE_ERROR)}", limit)
+        return _truncate_release(f"Error when executing tool: {error}", limit)
     return _format_failure(error, Output(), limit)
 
 
 def format_call_not_run(reason: str, limit: int, result_format: ResultFormat = "default") -> str:
-    """The result of a valid call beyond the maximum of a turn."""
+    """The result of a valid call beyond the maximum of a turn; the release ignores such a call."""
     if result_format == "rstar2_release":
-        return format_release_call_not_run(reason, limit)
+        return _truncate_release("\n".join(_format_release_failure(reason, Output())), limit)
     return _format_failure(reason, Output(), limit)
 
 
@@ -101,3 +117,54 @@ def truncate_middle(text: str, limit: int, dropped: int = 0) -> str:
     if len(text) <= limit:
         return f"{text}\n... {dropped} bytes cut ..."
     return f"{head}\n... {len(text) - limit + dropped} characters cut ...\n{tail}"
+
+
+# ---------------------------------------------------------------- the release's format
+
+
+def _format_release_lines(outcome: CodeOutcome, code: str) -> list[str]:
+    match outcome:
+        case CodeOk(output=output) | CodeCrashed(output=output, exit_code=0):
+            return [SUCCESS, *_format_release_streams(output)]
+        case CodeRaised(output=output):
+            return _format_release_failure("", output, _format_release_exception(outcome, code))
+        case CodeTimedOut(output=output):
+            return _format_release_failure("worker_timeout", output)
+        case CodeOutOfMemory(output=output):
+            return _format_release_failure("", output, "MemoryError: \n")
+        case CodeCrashed(output=output):
+            return _format_release_failure("", output)
+        case CodeRefused(reason=reason):
+            return [f"Error when executing tool: {reason}"]
+        case _:
+            assert_never(outcome)
+
+
+def _format_release_failure(reason: str, output: Output, exception: str = "") -> list[str]:
+    return [FAILURE, f"reason: {reason}", *_format_release_streams(output, exception)]
+
+
+def _format_release_streams(output: Output, exception: str = "") -> list[str]:
+    streams = (("stdout", output.stdout), ("stderr", output.stderr + exception))
+    return [f"{name}: {text[:_MAX_STREAM_CHARACTERS]}" for name, text in streams if text]
+
+
+def _format_release_exception(raised: CodeRaised, code: str) -> str:
+    """ "NameError at line 1: name 'x' is not defined" and that line, for the innermost frame."""
+    name, _, message = raised.error.partition(": ")
+    name = name.rpartition(".")[2]
+    numbers = _LINE_PATTERN.findall(raised.traceback)
+    if not numbers:
+        return f"{name}: {message}\n"
+    number, lines = int(numbers[-1]), code.splitlines()
+    if not raised.traceback.startswith("Traceback"):  # it did not compile
+        message = f"{message} (<unknown>, line {number})"
+    failing = f"\n  {lines[number - 1]}" if 0 < number <= len(lines) else ""
+    return f"{name} at line {number}: {message}{failing}\n"
+
+
+def _truncate_release(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}...(truncated)...{text[len(text) - half :]}"

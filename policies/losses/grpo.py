@@ -50,10 +50,7 @@ def compute_token_scores(
     vocab_size: int,
     temperature: float = 1.0,
 ) -> TokenScores:
-    """Score the targets under softmax(logits(hidden) / temperature).
-
-    At most about MAX_LOGITS_PER_CHUNK logits exist at a time.
-    """
+    """Targets under softmax(logits / temperature), in chunks of about MAX_LOGITS_PER_CHUNK."""
 
     def score(hidden_CE: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
         logits_CV = compute_logits(hidden_CE).float()

@@ -238,9 +238,7 @@ def make_cell_probes(kind: str, notebooks: Sequence[int], calls: Iterable[int]) 
 
 
 def make_mixed_probes(healthy: int, seed: int = 0) -> list[Probe]:
-    """`healthy` prints, plus 2% endless loops, 2% memory hogs and 1% megabyte outputs of the
-    total; shuffled.
-    """
+    """`healthy` prints, with 2% endless loops, 2% memory hogs, 1% megabyte outputs; shuffled."""
     total = round(healthy / 0.95)
     counts = {PRINT: healthy, LOOP: round(total * 0.02), HOG: round(total * 0.02), MEGABYTE: round(total * 0.01)}
     probes: list[Probe] = []

@@ -9,10 +9,7 @@ from sandbox.inside.wire.server_settings import ServerSettings
 
 
 class LaunchedProcess(Protocol):
-    """A launched process and the socket to it.
-
-    The process's exit closes the other end of the socket.
-    """
+    """A launched process and the socket to it, which closes when the process exits."""
 
     @property
     def socket(self) -> socket.socket: ...

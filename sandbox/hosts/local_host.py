@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from bus.process.waiting import wait_for_exit
 from sandbox.contract import SandboxFailure
 from sandbox.inside.wire.command import ENVIRONMENT, build_python_command, list_import_folders
 from sandbox.inside.wire.server_settings import ServerSettings
@@ -41,18 +42,8 @@ class LocalProcess:
             self._process.terminate()  # with namespaces, this process then kills its child
 
     async def wait(self) -> None:
-        """Waits for a pidfd, without polling."""
-        if self._process.poll() is not None:
-            return
-        loop = asyncio.get_running_loop()
-        exited = asyncio.Event()
-        pidfd = os.pidfd_open(self._process.pid)
-        loop.add_reader(pidfd, exited.set)
-        try:
-            await exited.wait()
-        finally:
-            loop.remove_reader(pidfd)
-            os.close(pidfd)
+        if self._process.poll() is None:
+            await wait_for_exit(self._process.pid)
         with contextlib.suppress(ChildProcessError):
             self._process.wait()
 

@@ -1,7 +1,4 @@
-"""Runs the `docker` command, for building images only.
-
-At run time the sandbox calls the engine's API.
-"""
+"""Runs the `docker` command to build images. At run time the sandbox calls the engine's API."""
 
 from __future__ import annotations
 
@@ -18,10 +15,7 @@ _NO_COMMAND = (
 
 
 def run_docker(*arguments: str, stdin: IO[bytes] | None = None) -> str:
-    """The output of `docker ARGUMENTS` on the sandbox's engine.
-
-    Raises UnusableInput with the error of the command.
-    """
+    """The output of `docker ARGUMENTS`. Raises UnusableInput with the error of the command."""
     environment = os.environ | {"DOCKER_HOST": get_engine_address(os.environ)}
     try:
         done = subprocess.run(

@@ -69,10 +69,7 @@ class ForkServerClient:
         return self.slots_in_use < min(SLOTS_PER_SERVER + len(self._long_calls), MAX_CALLS_PER_SERVER)
 
     def mark_long_calls(self) -> None:
-        """Marks overtaken calls, and all calls of a stalled server.
-
-        With more long calls, a stall takes longer.
-        """
+        """Marks overtaken calls, or all calls of a server that has not answered for a while."""
         if self._num_answered == self._num_answered_at_check:
             self._checks_without_answer += 1
         else:

@@ -26,10 +26,7 @@ _CLOSING_ERROR = "the sandbox is closing"
 
 
 def compare_plain(answer: str, truth: str) -> bool | None:
-    """The verdict for two plain decimal numbers, equal strings or a very long answer.
-
-    None: needs math-verify.
-    """
+    """The verdict for two numbers, equal strings or a very long answer; None: needs math-verify."""
     answer_number, truth_number = _parse_number(answer), _parse_number(truth)
     if answer_number is not None and truth_number is not None:
         return answer_number == truth_number

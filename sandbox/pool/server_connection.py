@@ -38,10 +38,7 @@ class ServerConnection(asyncio.Protocol):
         return self._process.pid if self._process else None
 
     async def start(self, settings: ServerSettings) -> Frame:
-        """The greeting.
-
-        Raises SandboxFailure if the server reports that it cannot run, or sends nothing.
-        """
+        """The greeting. Raises SandboxFailure if the server cannot run or sends nothing."""
         loop = asyncio.get_running_loop()
         self._greeting = loop.create_future()
         self._process = await self._host.launch(self._module, settings)
@@ -66,17 +63,13 @@ class ServerConnection(asyncio.Protocol):
             self._process.kill()
 
     def abort(self) -> None:
-        """Kills the process and drops the connection; `on_end` follows in the next turn of the
-        event loop.
-        """
+        """Kills the process; `on_end` follows in the next turn of the event loop."""
         self.kill()
         if self._transport is not None:
             self._transport.abort()
 
     async def stop(self) -> None:
-        """Waits for the process to exit, then kills it; returns even if the kill has no effect
-        (frozen container).
-        """
+        """Waits for the exit, then kills; returns even if that has no effect (frozen container)."""
         if self._transport is not None:
             self._transport.close()
         if self._process is None:

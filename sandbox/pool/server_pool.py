@@ -44,10 +44,7 @@ class ServerPool:
         return [server.pid for server in self._servers if server.pid is not None]
 
     async def start(self) -> list[Frame]:
-        """The greetings of the servers; empty if they are started already.
-
-        Raises SandboxFailure.
-        """
+        """The servers' greetings; empty if they have started already. Raises SandboxFailure."""
         if self._started:  # `_replace` replaces dead servers
             return []
         async with self._start_lock:
@@ -68,10 +65,7 @@ class ServerPool:
             return greetings
 
     async def acquire(self, pinned: ForkServerClient | None = None) -> ForkServerClient:
-        """A server with a slot taken: `pinned` if given.
-
-        Raises SandboxFailure when it or the whole pool is dead.
-        """
+        """Takes a slot of `pinned`, or of any server. Raises SandboxFailure if dead."""
         if pinned is not None and not pinned.alive:
             raise SandboxFailure(SERVER_DIED)
         server = pinned or self._find_least_busy()
@@ -157,10 +151,7 @@ class ServerPool:
             return
 
     async def _start_unless_closing(self, server: ForkServerClient) -> None:
-        """Cancels the start, which may wait long for a container, when the pool closes.
-
-        Raises SandboxFailure.
-        """
+        """Cancels a start, which may wait for a container, on closing. Raises SandboxFailure."""
         starting = asyncio.ensure_future(server.start(self._settings))
         closing = asyncio.ensure_future(self._closing.wait())
         await asyncio.wait((starting, closing), return_when=asyncio.FIRST_COMPLETED)

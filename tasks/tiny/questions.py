@@ -160,10 +160,7 @@ def draw_questions(seed: int, *, held_out: bool) -> Iterator[Question]:
 
 
 def generate_questions(seed: int, count: int, *, held_out: bool) -> list[Question]:
-    """`count` distinct questions. Cycles through the families until the small ones are exhausted.
-
-    Raises UnusableInput if fewer exist.
-    """
+    """`count` distinct questions, in turn from each family. Raises UnusableInput if fewer exist."""
     chosen: dict[str, Question] = {}
     for question in islice(draw_questions(seed, held_out=held_out), 20 * count):
         chosen.setdefault(question.text, question)

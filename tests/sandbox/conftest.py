@@ -13,10 +13,9 @@ from bus.messages import AnswerSubmitted, CodeOk, CodeRequested
 from configs.schema import SandboxConfig as SandboxConfig
 from sandbox.contract import CodeResult, Grade, Isolation
 from sandbox.fork_server_sandbox import ForkServerSandbox
-from sandbox.select_backend import make_docker_sandbox, make_process_sandbox
+from sandbox.select_backend import make_sandbox
 from tests.processes import family, is_running
 
-BACKENDS = {"process": make_process_sandbox, "docker": make_docker_sandbox}
 PARAMETERS = ["process", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])]
 
 
@@ -57,7 +56,7 @@ def start_sandbox(request: pytest.FixtureRequest) -> StartSandbox:
 
     @asynccontextmanager
     async def start(**limits: Any) -> AsyncGenerator[Client]:
-        sandbox = BACKENDS[request.param](SandboxConfig(**limits), seed=7)
+        sandbox = make_sandbox(SandboxConfig(backend=request.param, **limits), seed=7)
         client = Client(sandbox, await sandbox.start())
         try:
             async with asyncio.timeout(120):

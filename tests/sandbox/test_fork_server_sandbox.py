@@ -13,7 +13,7 @@ import pytest
 from bus.messages import CodeOk, CodeRaised, CodeTimedOut, Output
 from configs.schema import SandboxConfig as SandboxConfig
 from sandbox.contract import CodeResult, SandboxFailure
-from sandbox.select_backend import make_process_sandbox
+from sandbox.select_backend import make_sandbox
 from tests.processes import family, is_running, wait_for_end
 from tests.sandbox.conftest import Client, StartSandbox
 
@@ -92,10 +92,10 @@ _HOLDER = """
 import asyncio, sys
 from bus.messages import CodeRequested
 from configs.schema import SandboxConfig
-from sandbox.select_backend import make_process_sandbox
+from sandbox.select_backend import make_sandbox
 
 async def hold():
-    sandbox = make_process_sandbox(SandboxConfig(time_limit_s=500, namespaces=sys.argv[1]))
+    sandbox = make_sandbox(SandboxConfig(backend="process", time_limit_s=500, namespaces=sys.argv[1]))
     await sandbox.start()
     def call(trajectory, tool, code):
         return asyncio.create_task(sandbox.run(CodeRequested(trajectory, 0, tool, code, "")))
@@ -143,7 +143,7 @@ async def test_a_sandbox_without_namespaces_reports_that_and_runs(start_sandbox:
 
 def test_a_failed_start_reports_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     async def start() -> None:
-        sandbox = make_process_sandbox(SandboxConfig(namespaces="required"))
+        sandbox = make_sandbox(SandboxConfig(backend="process", namespaces="required"))
         try:
             await sandbox.start()
         finally:

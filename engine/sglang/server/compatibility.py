@@ -1,5 +1,4 @@
-"""Checks that a server's context length, KV capacity and model fit the run. Errors name the key to
-change."""
+"""Checks that a server's context length, KV capacity and model fit the run. Errors name the key."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from engine.sglang.http_api import ServerInfo
 
 
 class ServerUnusable(UnusableInput):
-    """The configured server is missing or unsuitable; the message starts with the configuration
-    key."""
+    """The configured server is missing or unsuitable; the message starts with the key."""
 
 
 class ServerRequirements(NamedTuple):
@@ -51,8 +49,7 @@ def _find_capacity_problems(info: ServerInfo, requirements: ServerRequirements, 
 
 
 def _find_model_problems(info: ServerInfo, requirements: ServerRequirements, server_name: str) -> list[str]:
-    """A model of the same shape is enough: the server loads this run's weights before it
-    generates."""
+    """A model of the same shape is enough: the server loads this run's weights first."""
     server_model = Path(info.model_path)
     if server_model.resolve() == requirements.model.resolve():
         return []

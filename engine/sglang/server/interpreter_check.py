@@ -20,8 +20,7 @@ _PORT_POLL_S = 0.2
 
 
 async def check_interpreter(python: str, variables: Mapping[str, str]) -> str:
-    """The interpreter's SGLang version. Raises ServerUnusable if `python` cannot be run or its
-    SGLang is missing or unsupported."""
+    """The interpreter's SGLang version. Raises ServerUnusable if it is missing or unsupported."""
     code, output, errors = await run_python(python, _VERSION_PROGRAM, variables)
     if code != 0:
         raise ServerUnusable(

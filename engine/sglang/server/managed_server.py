@@ -20,6 +20,7 @@ from pathlib import Path
 import structlog
 
 from bus.process import parent_death
+from bus.process.waiting import wait_for_exit
 from engine.contract import EngineFailure
 from engine.sglang.client import SGLangClient
 from engine.sglang.http_api import ServerInfo
@@ -167,7 +168,7 @@ class SGLangServer:
         self._handle_death(group, f"ended with exit code {code}")
 
     async def _watch_worker(self, group: ProcessGroup, pid: int, name: str) -> None:
-        await group.wait_for_exit(pid)
+        await wait_for_exit(pid)
         self._handle_death(group, f"lost its process {name}")
 
     async def _watch_liveness(self, group: ProcessGroup) -> None:

@@ -10,6 +10,8 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+from bus.process.waiting import wait_for_exit
+
 _TAIL_BYTES = 16_384
 # Process titles of schedulers and detokenizers; a server without one of them is dead.
 _WORKER_PREFIX = "sglang::"
@@ -46,29 +48,13 @@ class ProcessGroup:
         self._record_shared_memory()
         return {pid: name for pid, name in self.get_process_names().items() if name.startswith(_WORKER_PREFIX)}
 
-    async def wait_for_exit(self, pid: int) -> None:
-        """Returns immediately if the process does not exist."""
-        loop = asyncio.get_running_loop()
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return
-        exited = loop.create_future()
-        try:
-            loop.add_reader(pidfd, lambda: exited.done() or exited.set_result(None))
-            await exited
-        finally:
-            loop.remove_reader(pidfd)
-            os.close(pidfd)
-
     def send_signal(self, number: signal.Signals) -> None:
         """Signals all processes of the group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.leader.pid, number)
 
     async def terminate(self, grace_s: float) -> bool:
-        """Whether the leader exited within `grace_s` after SIGTERM. No process is left when this
-        returns."""
+        """Whether the leader exited within `grace_s` after SIGTERM. Leaves no process behind."""
         self._record_shared_memory()
         with contextlib.suppress(ProcessLookupError):
             self.leader.send_signal(signal.SIGTERM)
@@ -79,7 +65,7 @@ class ProcessGroup:
             exited_in_time = False
         remaining = list(self.list_members())
         self.send_signal(signal.SIGKILL)
-        await asyncio.gather(self.leader.wait(), *map(self.wait_for_exit, remaining))
+        await asyncio.gather(self.leader.wait(), *map(wait_for_exit, remaining))
         self._unlink_shared_memory()
         return exited_in_time
 

@@ -19,8 +19,7 @@ from engine.sglang.http_api import RankChecksums, ServerInfo
 
 
 class ChecksumRegistry:
-    """A folder shared by the engines of a machine: one file per version, written by the first
-    engine that loads it."""
+    """A folder for a machine's engines: a file per version, by the first engine that loads it."""
 
     def __init__(self, folder: Path, name: str) -> None:
         """`name`: this engine's."""

@@ -53,8 +53,7 @@ class CollectiveThread:
         return self._submit(lambda: self._broadcast(tensors))
 
     def close(self) -> None:
-        """Closes the group after the current operation. Pending calls on the other side then
-        fail."""
+        """Closes the group after the current operation. Pending calls of the other side fail."""
         self._calls.put(None)
 
     def _join(self) -> None:

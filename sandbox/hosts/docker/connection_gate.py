@@ -38,10 +38,7 @@ class ConnectionGate:
         self._logger = structlog.get_logger()
 
     def open(self) -> None:
-        """Listens in a new folder, and removes the folders of exited executors.
-
-        Raises SandboxFailure.
-        """
+        """Listens in a new folder; removes those of exited executors. Raises SandboxFailure."""
         try:
             _remove_stale_folders()
             self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))

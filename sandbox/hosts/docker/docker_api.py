@@ -68,10 +68,7 @@ class DockerEngine:
             return True
 
     async def start(self, spec: ContainerSpec) -> str:
-        """The id of a running container.
-
-        On cancellation, removes the container that the engine still creates.
-        """
+        """The id of a running container. On cancellation, removes the container."""
         async with self._slots, _as_sandbox_failure("start a container"):
             starting = asyncio.ensure_future(self._start(spec))
             try:
@@ -93,10 +90,7 @@ class DockerEngine:
         return container.id
 
     async def remove(self, container_id: str) -> None:
-        """Removes a container, running or not, and waits until it has disappeared from the list.
-
-        A container that does not exist is no error.
-        """
+        """Removes a container, running or not, until the engine's list lacks it."""
         async with self._slots, _as_sandbox_failure("remove a container"):
             await _remove(self._docker.containers.container(container_id))
 

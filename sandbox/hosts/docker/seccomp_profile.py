@@ -52,10 +52,7 @@ _ISOLATION = "mount mount_setattr pivot_root setns umount2 unshare"
 
 
 def build_seccomp_profile() -> str:
-    """JSON for the engine.
-
-    Other system calls fail with EPERM; clone3 fails with ENOSYS, so that libc uses clone.
-    """
+    """As JSON. Other calls fail with EPERM; clone3 with ENOSYS, so that libc uses clone."""
     allowed = f"{_FILES} {_MEMORY} {_PROCESSES} {_TIME_AND_EVENTS} {_CONNECTIONS} {_ISOLATION}".split()
     unix_only = [{"index": 0, "value": int(socket.AF_UNIX), "op": "SCMP_CMP_EQ"}]
     rules = [

@@ -21,31 +21,31 @@ def learn(*tokens: int, times: int) -> LengthStats:
     for each in tokens:
         for _ in range(times):
             lengths.add_turn(0, each)
-            lengths.add_trajectory(0, each)
+            lengths.survival.add_ended(0, each)
     return lengths
 
 
 def test_without_observations_all_lengths_are_equally_likely() -> None:
-    assert LengthStats(LIMIT).estimate_unconditional(0) == pytest.approx(LIMIT / 2)
+    assert LengthStats(LIMIT).survival.compute_mean_beyond(0) == pytest.approx(LIMIT / 2)
     assert LengthHistogram(LIMIT).estimate_quantile_beyond(0, 0.9) == pytest.approx(0.9 * LIMIT, abs=LIMIT / 64)
 
 
 def test_observations_outweigh_the_prior() -> None:
     lengths = learn(950, times=1000)
-    assert lengths.estimate_unconditional(0) == pytest.approx(950, abs=100)
+    assert lengths.survival.compute_mean_beyond(0) == pytest.approx(950, abs=100)
     assert 950 <= lengths.estimate_turn_tokens(0, 0, 0.9) <= 1050
 
 
 def test_a_trajectory_longer_than_all_others_is_expected_to_grow() -> None:
     lengths = learn(950, times=1000)
-    assert lengths.estimate_unconditional(3000) > 3000
+    assert lengths.survival.compute_mean_beyond(3000) > 3000
     assert lengths.estimate_turn_tokens(0, 3000, 0.5) > 3000
 
 
 def test_weights_halve_in_a_half_life() -> None:
     lengths = learn(950, 5050, times=4096)
     old, new = 0.5, 1.0
-    assert lengths.estimate_unconditional(0) == pytest.approx((950 * old + 5050 * new) / 1.5, rel=0.01)
+    assert lengths.survival.compute_mean_beyond(0) == pytest.approx((950 * old + 5050 * new) / 1.5, rel=0.01)
     assert lengths.estimate_turn_tokens(0, 0, 0.3) < 1100
     assert lengths.estimate_turn_tokens(0, 0, 0.37) > 5000
 
@@ -64,7 +64,7 @@ def test_an_estimate_is_between_the_current_length_and_the_limit(learn: list[int
     lengths = LengthStats(LIMIT)
     for number, tokens in enumerate(learn):
         lengths.add_turn(number % 12, tokens)
-        lengths.add_trajectory(0, tokens)
+        lengths.survival.add_ended(0, tokens)
         lengths.update_expected_tokens(number % 3, None, tokens)
     assert min(so_far + 1, LIMIT) <= lengths.estimate_final_tokens(1, so_far) <= LIMIT
     assert min(so_far + 1, LIMIT) <= lengths.estimate_turn_tokens(2, so_far, share) <= LIMIT
@@ -75,7 +75,7 @@ def test_a_member_is_expected_to_get_as_long_as_its_siblings() -> None:
     for group in range(100):
         for _ in range(8):
             tokens = 500 if group else 4000
-            lengths.add_trajectory(0, tokens)
+            lengths.survival.add_ended(0, tokens)
             lengths.update_expected_tokens(group, None, tokens)
     assert lengths.estimate_final_tokens(0, 0) > 4 * lengths.estimate_final_tokens(1, 0)
     assert lengths.estimate_final_tokens(1, 0) < lengths.estimate_final_tokens(777, 0) * 1.1
@@ -84,18 +84,18 @@ def test_a_member_is_expected_to_get_as_long_as_its_siblings() -> None:
 def test_a_group_with_long_running_members_does_not_look_short() -> None:
     lengths = LengthStats(LIMIT)
     for _ in range(500):
-        lengths.add_trajectory(0, 1000)
-        lengths.add_trajectory(0, 5000)
+        lengths.survival.add_ended(0, 1000)
+        lengths.survival.add_ended(0, 5000)
     for member in range(8):
-        lengths.update_expected_tokens(0, None, lengths.estimate_unconditional(0))
+        lengths.update_expected_tokens(0, None, lengths.survival.compute_mean_beyond(0))
         if member < 4:
-            lengths.update_expected_tokens(0, lengths.estimate_unconditional(0), 1000.0)  # has ended
+            lengths.update_expected_tokens(0, lengths.survival.compute_mean_beyond(0), 1000.0)  # has ended
         else:
             lengths.update_expected_tokens(
-                0, lengths.estimate_unconditional(0), lengths.estimate_unconditional(3000)
+                0, lengths.survival.compute_mean_beyond(0), lengths.survival.compute_mean_beyond(3000)
             )  # still runs
-    assert lengths.estimate_unconditional(3000) == pytest.approx(5000, rel=0.05)
-    assert lengths.estimate_final_tokens(0, 0) == pytest.approx(lengths.estimate_unconditional(0), rel=0.1)
+    assert lengths.survival.compute_mean_beyond(3000) == pytest.approx(5000, rel=0.05)
+    assert lengths.estimate_final_tokens(0, 0) == pytest.approx(lengths.survival.compute_mean_beyond(0), rel=0.1)
 
 
 def test_turn_lengths_are_estimated_by_turn_number() -> None:

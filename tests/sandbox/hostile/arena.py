@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from bus.messages import CodeOutcome, CodeTimedOut
 from configs.schema import SandboxConfig
 from sandbox.contract import SandboxFailure
-from tests.sandbox.conftest import BACKENDS, Client
+from sandbox.select_backend import make_sandbox
+from tests.sandbox.conftest import Client
 from tests.sandbox.hostile import footprint, record
 from tests.sandbox.hostile.footprint import Footprint
 from tests.sandbox.hostile.record import Form, Hostile
@@ -62,7 +63,7 @@ class Encounter(NamedTuple):
 
 
 class Arena:
-    """`backend` is a key of BACKENDS; `namespaces` as in the configuration."""
+    """`backend` and `namespaces` as in the configuration."""
 
     def __init__(
         self, runner: asyncio.Runner, backend: str, namespaces: str, time_limit_s: float, folder: Path
@@ -125,8 +126,8 @@ class Arena:
     # ------------------------------------------------------------ parts
 
     async def _open(self) -> None:
-        config = SandboxConfig(namespaces=self.namespaces, time_limit_s=self._time_limit_s, **LIMITS)  # pyright: ignore
-        sandbox = BACKENDS[self.backend](config, seed=7)
+        where = {"backend": self.backend, "namespaces": self.namespaces}
+        sandbox = make_sandbox(SandboxConfig(time_limit_s=self._time_limit_s, **where, **LIMITS), seed=7)  # pyright: ignore
         self.client = Client(sandbox, await sandbox.start())
         await self.client.printed(_OPEN_NEIGHBOUR, _NEIGHBOUR)
         await self.client.program("import numpy")  # starts the scientific servers

@@ -15,8 +15,9 @@ import pytest
 from bus.messages import CodeCrashed, CodeOk, CodeRaised, CodeTimedOut, Output
 from configs.schema import SandboxConfig
 from sandbox.contract import CodeResult, SandboxFailure
+from sandbox.select_backend import make_sandbox
 from tests.processes import family, is_running
-from tests.sandbox.conftest import BACKENDS, Client
+from tests.sandbox.conftest import Client
 from tests.sandbox.hostile import footprint
 from tests.sandbox.hostile.arena import LIMITS, Arena
 from tests.sandbox.hostile.catalogue import HOSTILE
@@ -133,7 +134,8 @@ def test_each_arena_has_its_protections(arena: Arena) -> None:
 def test_a_sandbox_that_closes_during_hostile_programs_leaves_no_processes(name: str) -> None:
     async def scenario() -> None:
         backend, namespaces = ARENAS[name]
-        sandbox = BACKENDS[backend](SandboxConfig(namespaces=namespaces, time_limit_s=1.0, **LIMITS), seed=7)  # pyright: ignore
+        where = {"backend": backend, "namespaces": namespaces}
+        sandbox = make_sandbox(SandboxConfig(time_limit_s=1.0, **where, **LIMITS), seed=7)  # pyright: ignore
         client = Client(sandbox, await sandbox.start())
         await client.printed(HOSTILE["leaves a daemon that lets go of its output"].code, 80)
         calls = [asyncio.create_task(client.program(HOSTILE["forks without end"].code)) for _ in range(3)]

@@ -84,14 +84,14 @@ def test_the_same_seed_gives_the_same_dialogues() -> None:
 @pytest.mark.slow
 def test_the_sandbox_returns_the_same_bytes() -> None:
     from configs.schema import SandboxConfig
-    from sandbox.select_backend import make_process_sandbox
+    from sandbox.select_backend import make_sandbox
 
     codes = sorted(
         {code for messages in generate_dialogues(0, 60, LIMIT) for message in messages for code in list_codes(message)}
     )
 
     async def run_all() -> list[str]:
-        sandbox = make_process_sandbox(SandboxConfig())
+        sandbox = make_sandbox(SandboxConfig(backend="process"))
         await sandbox.start()
         try:
             requests = (CodeRequested(n, 0, "jupyter_code", code, "") for n, code in enumerate(codes))
