@@ -20,7 +20,6 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import structlog
 
-from actors.runtime.clock import Clock
 from actors.runtime.worker_loop import Work, serve
 from bus.bus import Bus
 from bus.messages import (
@@ -56,7 +55,7 @@ class Generator:
         engine: Engine,
         arbiter: str,
         incarnation: int = 1,
-        clock: Clock = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
         recipe: str = "",
         fetch: FetchToNode | None = None,
     ) -> None:

@@ -162,7 +162,7 @@ def doctor(
     suppress_logs()
     findings = examine(run=run)
     _make_console().print(build_findings_table(findings))
-    raise typer.Exit(int(any(finding.status == "missing" for finding in findings)))
+    raise typer.Exit(int(any(finding.status == "missing" for finding in findings.values())))
 
 
 @app.command()

@@ -15,8 +15,8 @@ import structlog
 
 from bus.bus import Bus
 from bus.messages import Shutdown
-from bus.process.exit_reason import exit_reason_path
 from bus.process.parent_death import PARENT_PID_VARIABLE
+from bus.process.process_main import exit_reason_path
 from configs.run_folder import RunFolder
 
 
@@ -28,7 +28,7 @@ class ChildProcess(NamedTuple):
     name: str
     process: asyncio.subprocess.Process
     output_path: Path  # stdout and stderr
-    exit_reason_path: Path | None = None  # on a tmpfs (bus.process.exit_reason)
+    exit_reason_path: Path | None = None  # on a tmpfs (bus.process.process_main)
 
 
 class ChildProcesses:
@@ -63,9 +63,6 @@ class ChildProcesses:
         self._children[name] = child = ChildProcess(name, process, output, reason_path)
         self._logger.info("process.started", name=name, pid=process.pid)
         return child
-
-    def get_process(self, name: str) -> asyncio.subprocess.Process:
-        return self._children[name].process
 
     def remove(self, name: str) -> None:
         """Forget a child that has ended as expected."""

@@ -41,13 +41,21 @@ def claimed_run_folder(run: RunConfig, *, resume: bool, overwrite: bool) -> Gene
             _prepare_folder(run, folder, resume=resume, overwrite=overwrite)
             _check_disk_space(folder)
             write_resolved(run, folder.config)
-            for scratch in (folder.sockets, folder.shared_memory):
-                shutil.rmtree(scratch, ignore_errors=True)
-                scratch.mkdir(mode=0o700)
-                exit_stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+            exit_stack.enter_context(scratch_folders(folder))
         except OSError as error:
             raise RunFolderError(f"{error.filename or folder.path}: {error.strerror}") from error
         yield folder
+
+
+@contextmanager
+def scratch_folders(folder: RunFolder) -> Generator[None]:
+    """Empty folders for sockets and shared memory, removed at the end."""
+    with ExitStack() as exit_stack:
+        for scratch in (folder.sockets, folder.shared_memory):
+            shutil.rmtree(scratch, ignore_errors=True)
+            scratch.mkdir(mode=0o700)
+            exit_stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        yield
 
 
 def _acquire_lock(lock_fd: int, folder: RunFolder) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -73,20 +72,6 @@ class NodeAddressBook:
         write_address_book(
             self._sockets, build_address_book(self._node_number, self._listeners, self._departed, self._launch)
         )
-
-
-@contextlib.contextmanager
-def scratch_folders(folder: RunFolder) -> Generator[None]:
-    """Empty folders for sockets and shared memory, removed at the end."""
-    both = (folder.sockets, folder.shared_memory)
-    for path in both:
-        shutil.rmtree(path, ignore_errors=True)
-        path.mkdir(mode=0o700)
-    try:
-        yield
-    finally:
-        for path in both:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 async def request_join(

@@ -21,16 +21,10 @@ from actors.launch.child_processes import (
     describe_exit,
     read_exit_reason,
 )
+from actors.launch.claim_run_folder import scratch_folders
 from actors.launch.command_lines import CommandLines, Rendezvous
 from actors.launch.host_address import build_rendezvous_environment, check_port_free
-from actors.launch.join_handshake import (
-    JoinOptions,
-    NodeAddressBook,
-    PrintLine,
-    open_run_folder,
-    request_join,
-    scratch_folders,
-)
+from actors.launch.join_handshake import JoinOptions, NodeAddressBook, PrintLine, open_run_folder, request_join
 from actors.launch.launcher import LogWriteFailure, wait_for_interrupt
 from actors.launch.supervisor import Program, Supervisor
 from actors.runtime.wiring import get_stop_timeout_s

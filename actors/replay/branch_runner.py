@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from actors.executor import Executor
 from actors.generator import Generator
-from actors.runtime.clock import Clock, make_steady_clock
+from actors.runtime.decider_loop import Clock, make_steady_clock
 from bus.addresses import EXECUTOR, GENERATOR
 from bus.bus import Bus
 from bus.messages import Envelope, ExecutorJoined, Shutdown, TrajectoryEnd

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -17,7 +18,6 @@ from typing import NamedTuple, Protocol
 import msgspec
 import structlog
 
-from actors.runtime.clock import Clock
 from bus.bus import Bus, Delivery
 from bus.codec import MalformedFrame, decode, encode
 from bus.event_log.records import REFUSED_FINGERPRINT, Decision
@@ -30,8 +30,18 @@ FINGERPRINT_BYTES = 8
 _EVENTS_PER_YIELD = 64  # decisions between two yields to the event loop, which sends the frames
 MAX_PENDING_EFFECTS = 16_384  # events that wait for the log; the loop stops receiving at this bound
 
+Clock = Callable[[], float]
 Service = Callable[[AnyMessage], Awaitable[None]]
 _state_encoder = msgspec.msgpack.Encoder(order="deterministic")
+
+
+def make_steady_clock(not_before: float = 0.0) -> Clock:
+    """Seconds since the epoch that never go back, also if the system clock is set.
+
+    `not_before` is the last time that an earlier incarnation of the process logged.
+    """
+    start = max(time.time(), not_before) - time.monotonic()
+    return lambda: start + time.monotonic()
 
 
 class Observer(Protocol):

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from actors.runtime.clock import make_steady_clock
-from actors.runtime.decider_loop import DeciderLoop, Observer, Service
+from actors.runtime.decider_loop import DeciderLoop, Observer, Service, make_steady_clock
 from actors.runtime.recovery import Recovery, recover
 from bus.bus import Bus, BusFactory
 from bus.codec import encode

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from actors.runtime.prompts import ProblemSets, load_problem_sets
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import structlog
+
 from bus.addresses import ARBITER, BUFFER, HEAD, LAUNCHER, RECIPE, ROLLOUT, is_generator, name_executor, name_generator
 from bus.bus import Bus
-from bus.messages import EngineLeft
+from bus.messages import EngineLeft, ids_to_bytes
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
+from engine.data.datasets import DatasetError, read_problems
 from engine.model.tokenizer import FastTokenizer, load_tokenizer
 from policies.arbiter.arbiter import Arbiter
 from policies.decider import Decider
+from policies.dialogue.chat_format import TextTokenizer, build_prompt_segments, encode_segments
 from policies.groups.group_buffer import GroupBuffer
+from policies.groups.group_starter import TokenizedProblem
 from policies.recipe import Recipe
 from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Rules
@@ -81,3 +88,37 @@ def build_deciders(process: str, run: RunConfig, folder: RunFolder) -> dict[str,
     if process == HEAD:
         return build_head_deciders(run, load_problem_sets(run, folder, tokenizer))
     return {process: Rollout(build_rules(run, tokenizer), tokenizer)}
+
+
+# ---------------------------------------------------------------- questions
+
+
+class ProblemSets(NamedTuple):
+    train: Sequence[TokenizedProblem]
+    test: Sequence[TokenizedProblem]
+
+
+def load_problem_sets(run: RunConfig, folder: RunFolder, tokenizer: TextTokenizer) -> ProblemSets:
+    """Raises DatasetError, also if no prompt is short enough."""
+    return ProblemSets(*(_load_set(run, folder, tokenizer, path) for path in (run.data.train, run.data.test)))
+
+
+def _load_set(run: RunConfig, folder: RunFolder, tokenizer: TextTokenizer, path: str) -> list[TokenizedProblem]:
+    """Prompts over the limit are skipped and counted in one warning."""
+    problems: list[TokenizedProblem] = []
+    longest, skipped, limit = 0, 0, run.dialogue.prompt_tokens
+    for problem in read_problems(folder.expand_path(path)):
+        prompt = encode_segments(tokenizer, build_prompt_segments(problem.question, run.dialogue.tools))
+        longest = max(longest, len(prompt))
+        if len(prompt) > limit:
+            skipped += 1
+        else:
+            problems.append(TokenizedProblem(problem.name, problem.ground_truth, ids_to_bytes(prompt)))
+    if skipped:
+        counts = {"num_skipped": skipped, "num_kept": len(problems), "limit_tokens": limit, "longest_tokens": longest}
+        structlog.get_logger().warning("prompts.skipped", file=path, **counts)
+    if not problems:
+        raise DatasetError(
+            folder.expand_path(path), f"no prompt fits into dialogue.prompt_tokens = {limit}; the longest has {longest}"
+        )
+    return problems

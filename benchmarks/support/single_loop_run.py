@@ -22,8 +22,7 @@ from typing import Any
 import torch
 import uvloop
 
-from actors.runtime.prompts import load_problem_sets
-from actors.runtime.wiring import build_rules
+from actors.runtime.wiring import build_rules, load_problem_sets
 from bus.addresses import EXECUTOR
 from bus.messages import (
     AnswerGraded,

@@ -20,8 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from actors.runtime.clock import make_steady_clock
-from actors.runtime.decider_loop import DeciderLoop
+from actors.runtime.decider_loop import DeciderLoop, make_steady_clock
 from analysis.simulation.synthetic_tokens import LengthTokenizer
 from analysis.simulation.workload import Workload, WorkloadShape, draw_workload
 from benchmarks.support.generator_process import EngineSetup

@@ -149,16 +149,6 @@ class AnswerGraded(Message, frozen=True):
     executor: str
 
 
-CallMessage = (
-    ExecutorJoined
-    | ExecutorLeft
-    | ExecutorHealthy
-    | CallsRescheduled
-    | CodeRequested
-    | SessionRestored
-    | CodeFinished
-    | CallFailed
-    | SessionEnded
-    | AnswerSubmitted
-    | AnswerGraded
-)
+ExecutorEvent = ExecutorJoined | ExecutorLeft | ExecutorHealthy | CallsRescheduled
+SandboxRequest = CodeRequested | SessionRestored | SessionEnded | AnswerSubmitted
+CallMessage = ExecutorEvent | SandboxRequest | CodeFinished | AnswerGraded | CallFailed

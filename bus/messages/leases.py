@@ -115,16 +115,6 @@ class LedgerReported(Message, frozen=True):
     used_tokens: int  # as the engine measured
 
 
-LeaseMessage = (
-    EngineJoined
-    | EngineLeft
-    | EngineLoadReported
-    | LeaseRequested
-    | LeaseGranted
-    | LeaseDeferred
-    | LeasePaused
-    | LeaseReleased
-    | CacheReleased
-    | AdmissionContinued
-    | LedgerReported
-)
+EngineEvent = EngineJoined | EngineLeft | EngineLoadReported
+TrajectoryLease = LeaseRequested | LeaseGranted | LeaseDeferred | LeasePaused | LeaseReleased
+LeaseMessage = EngineEvent | TrajectoryLease | CacheReleased | AdmissionContinued | LedgerReported

@@ -176,19 +176,8 @@ class GpuMemoryGranted(Message, frozen=True):
     version: int
 
 
-StepMessage = (
-    StepRequested
-    | EvaluationRequested
-    | EvaluationFinished
-    | BatchReady
-    | StepCollected
-    | LengthsMeasured
-    | StepTrained
-    | WeightsPublished
-    | WeightsLoaded
-    | WeightsSynced
-    | GpuMemoryRequested
-    | EngineSleepRequested
-    | EngineAsleep
-    | GpuMemoryGranted
-)
+EvaluationMessage = EvaluationRequested | EvaluationFinished
+TrainingMessage = StepRequested | BatchReady | StepCollected | LengthsMeasured | StepTrained
+WeightsMessage = WeightsPublished | WeightsLoaded | WeightsSynced
+GpuMemoryMessage = GpuMemoryRequested | EngineSleepRequested | EngineAsleep | GpuMemoryGranted
+StepMessage = EvaluationMessage | TrainingMessage | WeightsMessage | GpuMemoryMessage

@@ -15,6 +15,7 @@ import msgspec
 
 from bus.lanes import CONTROL, Lane
 from bus.transport.curve_auth import ClusterKey, load_key
+from configs.atomic_write import write_atomically
 from configs.errors import UnusableInput
 
 _BOOK_FILE = "book"
@@ -42,20 +43,13 @@ class AddressBook(msgspec.Struct, frozen=True):
 
 
 def write_address_book(sockets: Path, book: AddressBook) -> None:
-    """Replace the book atomically."""
-    _replace(sockets / _BOOK_FILE, msgspec.json.encode(book))
+    write_atomically(sockets / _BOOK_FILE, msgspec.json.encode(book))
 
 
 def write_key_location(sockets: Path, key_file: Path) -> None:
     """Make the processes with sockets in this folder part of a cluster; they also need a book
     before they start."""
-    _replace(sockets / _KEY_LOCATION_FILE, str(key_file.resolve()).encode())
-
-
-def _replace(path: Path, data: bytes) -> None:
-    new = path.with_name(f"{path.name}.new")
-    new.write_bytes(data)
-    new.replace(path)
+    write_atomically(sockets / _KEY_LOCATION_FILE, str(key_file.resolve()).encode())
 
 
 def load_network(sockets: Path) -> Network | None:

@@ -122,7 +122,7 @@ class Launch:
             for name in names:
                 await self.bus.send(name, Shutdown())
             for name in names:
-                await self.children.get_process(name).wait()
+                await self.children.kill_after(name, _NEVER_S)
         await self.bus.close()
 
     async def die(self) -> None:

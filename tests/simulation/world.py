@@ -19,9 +19,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from actors.launch.launcher import compute_link_epoch
-from actors.runtime.prompts import ProblemSets
 from actors.runtime.resume_point import choose_newest_complete_step
-from actors.runtime.wiring import build_head_deciders
+from actors.runtime.wiring import ProblemSets, build_head_deciders
 from bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
 from bus.bus import Bus
 from bus.codec import decode

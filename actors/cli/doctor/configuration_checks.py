@@ -6,6 +6,7 @@ The run makes the same checks at its start, except those of GPU count and memory
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import tempfile
@@ -33,42 +34,34 @@ _VERSIONS = " or ".join(SUPPORTED_VERSIONS)
 LOCAL_SGLANG_PYTHON = Path(".venv-sglang/bin/python")  # created by `make sglang-environment`
 
 
-def check_sglang(folder: Path) -> DoctorFinding:
-    """Without a run: checks for SGLang in this interpreter and in the Makefile's environment."""
-    return run_check("SGLang", lambda: _find_sglang((sys.executable, str(folder / LOCAL_SGLANG_PYTHON))))
-
-
-def check_run(run: RunConfig) -> list[DoctorFinding]:
-    """Never raises."""
-    findings = [run_check("model.checkpoint", lambda: check_checkpoint(run))]
+def check_run(run: RunConfig) -> dict[str, DoctorFinding]:
+    """By configuration key. Never raises."""
+    remedy = "Set model.checkpoint to the folder of a model with the Qwen3 architecture."
+    findings = {"model.checkpoint": run_check(lambda: check_checkpoint(run), remedy)}
     if run.engine.kind == "embedded":
-        return [*findings, run_check("engine.device", lambda: check_device(run))]
+        remedy = 'Set engine.device to "cpu", or follow the remedy for the GPU above.'
+        return findings | {"engine.device": run_check(lambda: check_device(run), remedy)}
     if run.sglang.external_urls:
-        places = range(len(run.sglang.external_urls))
-        findings += [
-            run_check(f"sglang.external_urls[{place}]", partial(check_external_server, run, place)) for place in places
-        ]
+        remedy = f"Start SGLang {_VERSIONS} there as in docs/sglang.md, or change the keys named above."
+        for index in range(len(run.sglang.external_urls)):
+            check = partial(check_external_server, run, index)
+            findings[f"sglang.external_urls[{index}]"] = run_check(check, remedy)
     else:
-        findings += _check_servers(run)
+        findings |= _check_servers(run)
     if run.sglang.group_backend == "nccl" and run.sglang.weights == "group":
-        findings.append(run_check("sglang.group_backend", check_nccl))
+        findings["sglang.group_backend"] = run_check(check_nccl, 'Set sglang.group_backend to "gloo".')
     return findings
 
 
 # ---------------------------------------------------------------- any run
 
 
-def check_checkpoint(run: RunConfig) -> CheckResult:
+def check_checkpoint(run: RunConfig) -> str:
     folder = resolve_checkpoint(run)
     if folder is None:
-        return CheckResult("ok", f"{run.model.checkpoint} will be created by the run ([tiny])")
-    try:
-        config = load_model_config(folder)
-    except UnusableInput as error:
-        return CheckResult(
-            "missing", str(error), "Set model.checkpoint to the folder of a model with the Qwen3 architecture."
-        )
-    return CheckResult("ok", f"{folder}: {config.num_layers} layers of width {config.hidden_size}")
+        return f"{run.model.checkpoint} will be created by the run ([tiny])"
+    config = load_model_config(folder)
+    return f"{folder}: {config.num_layers} layers of width {config.hidden_size}"
 
 
 def resolve_checkpoint(run: RunConfig) -> Path | None:
@@ -77,41 +70,43 @@ def resolve_checkpoint(run: RunConfig) -> Path | None:
     return None if run.tiny is not None and not folder.exists() else folder
 
 
-def check_device(run: RunConfig) -> CheckResult:
-    try:
-        devices = {str(select_device(run.engine.device, number)) for number in range(run.engine.num_engines)}
-    except UnusableInput as error:
-        return CheckResult("missing", str(error), 'Set engine.device to "cpu", or follow the remedy for the GPU above.')
-    return CheckResult("ok", f"{run.engine.num_engines} engines on {', '.join(sorted(devices))}")
+def check_device(run: RunConfig) -> str:
+    devices = {str(select_device(run.engine.device, number)) for number in range(run.engine.num_engines)}
+    return f"{run.engine.num_engines} engines on {', '.join(sorted(devices))}"
 
 
 # ---------------------------------------------------------------- managed servers
 
 
-def _check_servers(run: RunConfig) -> list[DoctorFinding]:
+def _check_servers(run: RunConfig) -> dict[str, DoctorFinding]:
     python = run.sglang.python or sys.executable
     variables = {**os.environ, **build_environment(run.engine, run.sglang, Path(tempfile.gettempdir()))}
     gpus: list[VisibleGpu] = []
-    findings = [
-        run_check("sglang.python", lambda: check_sglang_python(python, variables)),
-        run_check("sglang.port", lambda: check_ports(run)),
-        run_check("GPUs", lambda: check_gpus(run, python, variables, gpus)),
-    ]
+    findings = {
+        "sglang.python": run_check(
+            lambda: f"SGLang {asyncio.run(check_interpreter(python, variables))} in {python}",
+            f"Set sglang.python to the Python of an environment with SGLang {_VERSIONS}: see docs/sglang.md.",
+        ),
+        "sglang.port": run_check(
+            lambda: check_ports(run),
+            "Set sglang.port so that this port and every tenth after it are free, one per engine (engine.num_engines).",
+        ),
+        "GPUs": run_check(
+            lambda: check_gpus(run, python, variables, gpus),
+            "Lower engine.num_engines, sglang.tensor_parallel or sglang.data_parallel, or make more GPUs visible"
+            ' (driver, CUDA_VISIBLE_DEVICES, a CUDA torch in sglang.python); engine.device = "cpu" needs none.',
+        ),
+    }
     if gpus:
-        findings.append(run_check("GPU memory", lambda: check_gpu_memory(run, gpus)))
+        remedy = (
+            "Stop other programs on the GPUs, lower engine.kv_tokens or dialogue.response_tokens, raise"
+            " sglang.memory_share or sglang.tensor_parallel, or use a smaller model.checkpoint."
+        )
+        findings["GPU memory"] = run_check(lambda: check_gpu_memory(run, gpus), remedy)
     return findings
 
 
-def check_sglang_python(python: str, variables: Mapping[str, str]) -> CheckResult:
-    try:
-        version = asyncio.run(check_interpreter(python, variables))
-    except ServerUnusable as error:
-        remedy = f"Set sglang.python to the Python of an environment with SGLang {_VERSIONS}: see docs/sglang.md."
-        return CheckResult("missing", str(error), remedy)
-    return CheckResult("ok", f"SGLang {version} in {python}")
-
-
-def check_ports(run: RunConfig) -> CheckResult:
+def check_ports(run: RunConfig) -> str:
     taken: list[str] = []
     ports = [compute_port(run.sglang, index) for index in range(run.engine.num_engines)]
     for port in ports:
@@ -120,73 +115,50 @@ def check_ports(run: RunConfig) -> CheckResult:
         except ServerUnusable as error:
             taken.append(str(error))
     if taken:
-        remedy = (
-            "Set sglang.port so that this port and every tenth after it are free, one per engine (engine.num_engines)."
-        )
-        return CheckResult("missing", "\n".join(taken), remedy)
-    return CheckResult("ok", f"{', '.join(map(str, ports))}: free")
+        raise ServerUnusable("\n".join(taken))
+    return f"{', '.join(map(str, ports))}: free"
 
 
-def check_gpus(run: RunConfig, python: str, variables: Mapping[str, str], gpus: list[VisibleGpu]) -> CheckResult:
+def check_gpus(run: RunConfig, python: str, variables: Mapping[str, str], gpus: list[VisibleGpu]) -> str:
     """Appends the GPUs that the servers would use to `gpus`."""
     if run.engine.device == "cpu":
-        return CheckResult("ok", 'engine.device = "cpu" needs none')
-    try:
-        seen = asyncio.run(query_gpu_inventory(python, variables))
-        gpus += check_gpu_count(seen, run.engine, run.sglang)
-    except ServerUnusable as error:
-        remedy = (
-            "Lower engine.num_engines, sglang.tensor_parallel or sglang.data_parallel, or make more GPUs visible"
-            ' (driver, CUDA_VISIBLE_DEVICES, a CUDA torch in sglang.python); engine.device = "cpu" needs none.'
-        )
-        return CheckResult("missing", str(error), remedy)
-    return CheckResult("ok", "; ".join(f"{gpu.name}, {gpu.total_bytes / GIB:.0f} GiB" for gpu in gpus))
+        return 'engine.device = "cpu" needs none'
+    seen = asyncio.run(query_gpu_inventory(python, variables))
+    gpus += check_gpu_count(seen, run.engine, run.sglang)
+    return "; ".join(f"{gpu.name}, {gpu.total_bytes / GIB:.0f} GiB" for gpu in gpus)
 
 
-def check_gpu_memory(run: RunConfig, gpus: list[VisibleGpu]) -> CheckResult:
+def check_gpu_memory(run: RunConfig, gpus: list[VisibleGpu]) -> str:
     checkpoint = resolve_checkpoint(run)
     if checkpoint is None:
-        return CheckResult("ok", "enough for the model of [tiny]")
-    try:
-        room = check_memory_budget(gpus, _get_server_requirements(run, checkpoint))
-    except UnusableInput as error:
-        remedy = (
-            "Stop other programs on the GPUs, lower engine.kv_tokens or dialogue.response_tokens, raise"
-            " sglang.memory_share or sglang.tensor_parallel, or use a smaller model.checkpoint."
-        )
-        return CheckResult("missing", str(error), remedy)
+        return "enough for the model of [tiny]"
+    room = check_memory_budget(gpus, _get_server_requirements(run, checkpoint))
     weights, cache = room.weights_bytes / GIB, room.free_bytes / GIB
-    return CheckResult(
-        "ok", f"{weights:.2f} GiB of weights; the other {cache:.1f} GiB hold {room.max_cache_tokens} tokens"
-    )
+    return f"{weights:.2f} GiB of weights; the other {cache:.1f} GiB hold {room.max_cache_tokens} tokens"
 
 
-def check_nccl() -> CheckResult:
+def check_nccl() -> str:
     try:
         device = select_device("cuda", 0)
-    except UnusableInput:
-        detail = '"nccl" needs a GPU for the generator, but its torch finds none'
-        return CheckResult("missing", detail, 'Set sglang.group_backend to "gloo".')
-    return CheckResult("ok", f'"nccl", and {device} for the generator; the server must not use the same GPU')
+    except UnusableInput as error:
+        raise UnusableInput('"nccl" needs a GPU for the generator, but its torch finds none') from error
+    return f'"nccl", and {device} for the generator; the server must not use the same GPU'
 
 
 # ---------------------------------------------------------------- external servers
 
 
-def check_external_server(run: RunConfig, index: int) -> CheckResult:
-    key = format_config_key(run.sglang, index)
+def check_external_server(run: RunConfig, index: int) -> str:
     try:
-        return asyncio.run(_probe_external_server(run, index, key))
-    except (ServerUnusable, EngineFailure) as error:
-        remedy = f"Start SGLang {_VERSIONS} there as in docs/sglang.md, or change the keys named above."
-        return CheckResult("missing", str(error), remedy)
+        return asyncio.run(_probe_external_server(run, index))
+    except EngineFailure as error:
+        raise ServerUnusable(str(error)) from error
 
 
-async def _probe_external_server(run: RunConfig, index: int, key: str) -> CheckResult:
-    url = run.sglang.external_urls[index].rstrip("/")
-    client = SGLangClient(
-        url, max_in_flight=1, request_timeout_s=min(run.sglang.request_timeout_s, EXTERNAL_SERVER_TIMEOUT_S)
-    )
+async def _probe_external_server(run: RunConfig, index: int) -> str:
+    key, url = format_config_key(run.sglang, index), run.sglang.external_urls[index].rstrip("/")
+    timeout_s = min(run.sglang.request_timeout_s, EXTERNAL_SERVER_TIMEOUT_S)
+    client = SGLangClient(url, max_in_flight=1, request_timeout_s=timeout_s)
     try:
         info = await fetch_server_info(client, key)
     finally:
@@ -195,7 +167,7 @@ async def _probe_external_server(run: RunConfig, index: int, key: str) -> CheckR
     model = resolve_checkpoint(run) or Path(info.model_path)
     check_compatibility(info, _get_server_requirements(run, model), key)
     room = info.max_total_num_tokens * info.dp_size
-    return CheckResult("ok", f"SGLang {info.version} at {url}, with a KV cache of {room} tokens")
+    return f"SGLang {info.version} at {url}, with a KV cache of {room} tokens"
 
 
 def _get_server_requirements(run: RunConfig, model: Path) -> ServerRequirements:
@@ -205,16 +177,14 @@ def _get_server_requirements(run: RunConfig, model: Path) -> ServerRequirements:
 # ---------------------------------------------------------------- without a run
 
 
-def _find_sglang(pythons: tuple[str, ...]) -> CheckResult:
+def check_sglang(folder: Path) -> CheckResult:
+    """Checks for SGLang in this interpreter and in the Makefile's environment."""
+    pythons = (sys.executable, str(folder / LOCAL_SGLANG_PYTHON))
     for python in pythons:
-        try:
-            version = asyncio.run(check_interpreter(python, os.environ))
-        except ServerUnusable:
-            continue
-        return CheckResult("ok", f"{version} in {python}")
+        with contextlib.suppress(ServerUnusable):
+            return f"{asyncio.run(check_interpreter(python, os.environ))} in {python}"
     remedy = (
         'For engine.kind = "sglang", set sglang.python to an interpreter with SGLang (see docs/sglang.md);'
         " on a machine without a GPU `make sglang-environment` installs it."
     )
-    detail = f"no version {_VERSIONS} in {' or '.join(pythons)}"
-    return CheckResult("warning", detail, remedy)
+    return DoctorFinding("warning", f"no version {_VERSIONS} in {' or '.join(pythons)}", remedy)

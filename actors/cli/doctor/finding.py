@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 from rich.table import Table
+
+from configs.errors import UnusableInput
 
 FindingStatus = Literal["ok", "warning", "missing"]
 
@@ -16,37 +18,39 @@ GIB = 2**30
 _STYLES: dict[FindingStatus, str] = {"ok": "green", "warning": "yellow", "missing": "bold red"}
 
 
-class CheckResult(NamedTuple):
+class DoctorFinding(NamedTuple):
     status: FindingStatus
     detail: str
     remedy: str = ""  # one sentence; empty if the status is "ok"
 
 
-class DoctorFinding(NamedTuple):
-    name: str
-    status: FindingStatus
-    detail: str
-    remedy: str = ""
+CheckResult = DoctorFinding | str  # a text is the detail of an "ok"
 
 
-def run_check(name: str, check: Callable[[], CheckResult]) -> DoctorFinding:
-    """Turns an exception of the check into a warning, so that the other checks still run."""
+def run_check(check: Callable[[], CheckResult], remedy: str = "") -> DoctorFinding:
+    """An UnusableInput of the check is a missing requirement with this remedy.
+
+    Any other exception is a warning, so that the other checks still run.
+    """
     try:
-        return DoctorFinding(name, *check())
+        result = check()
+    except UnusableInput as error:
+        return DoctorFinding("missing", str(error), remedy)
     except Exception as error:
         detail = f"the check failed: {type(error).__name__}: {error}"
-        return DoctorFinding(name, "warning", detail, "Check it by hand; the other findings are valid.")
+        return DoctorFinding("warning", detail, "Check it by hand; the other findings are valid.")
+    return DoctorFinding("ok", result) if isinstance(result, str) else result
 
 
-def build_findings_table(findings: Sequence[DoctorFinding]) -> Table:
-    """One row for each finding, with the remedy below it."""
+def build_findings_table(findings: Mapping[str, DoctorFinding]) -> Table:
+    """One row for each finding, by name, with the remedy below it."""
     table = Table(title="asterism doctor", title_justify="left", title_style="bold", box=None, show_header=False)
     table.add_column("", no_wrap=True)
     table.add_column("", no_wrap=True, style="bold")
     table.add_column("", overflow="fold")
-    for finding in findings:
+    for name, finding in findings.items():
         style = _STYLES[finding.status]
-        table.add_row(f"[{style}]{finding.status}[/]", _escape_markup(finding.name), _escape_markup(finding.detail))
+        table.add_row(f"[{style}]{finding.status}[/]", _escape_markup(name), _escape_markup(finding.detail))
         if finding.remedy:
             table.add_row("", "", f"[italic]-> {_escape_markup(finding.remedy)}[/]")
     return table

@@ -35,7 +35,7 @@ _CPU_FEATURES = {
 }
 
 
-def examine(folder: Path = Path(), run: RunConfig | None = None) -> list[DoctorFinding]:
+def examine(folder: Path = Path(), run: RunConfig | None = None) -> dict[str, DoctorFinding]:
     """Checks everything that a run in `folder` needs, and the extra needs of `run`. Never raises.
 
     Takes about as long as importing torch, twice as long if the run's servers use GPUs.
@@ -54,12 +54,12 @@ def examine(folder: Path = Path(), run: RunConfig | None = None) -> list[DoctorF
         "open files": lambda: check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
         "disk": lambda: check_disk(folder),
     }
-    findings = [run_check(name, check) for name, check in checks.items()]
-    if any(finding.name == "torch" and finding.status == "missing" for finding in findings):
+    findings = {name: run_check(check) for name, check in checks.items()}
+    if findings["torch"].status == "missing":
         return findings
     from actors.cli.doctor.configuration_checks import check_run, check_sglang  # needs torch
 
-    return [*findings, *(check_run(run) if run else [check_sglang(folder)])]
+    return findings | (check_run(run) if run else {"SGLang": run_check(lambda: check_sglang(folder))})
 
 
 # ---------------------------------------------------------------- software
@@ -68,24 +68,24 @@ def examine(folder: Path = Path(), run: RunConfig | None = None) -> list[DoctorF
 def check_python(version: tuple[int, ...]) -> CheckResult:
     detail = ".".join(map(str, version))
     if version < (3, 11):
-        return CheckResult("missing", detail, "Install Python 3.11 or newer and run `make setup` with it.")
-    return CheckResult("ok", f"{detail} ({platform.python_implementation()}, {platform.machine()})")
+        return DoctorFinding("missing", detail, "Install Python 3.11 or newer and run `make setup` with it.")
+    return f"{detail} ({platform.python_implementation()}, {platform.machine()})"
 
 
 def check_torch() -> CheckResult:
     try:
         import torch
     except (ImportError, OSError) as error:
-        return CheckResult("missing", str(error), _REINSTALL)
+        return DoctorFinding("missing", str(error), _REINSTALL)
     threads = torch.get_num_threads()
-    return CheckResult("ok", f"{torch.__version__}, {threads} {'thread' if threads == 1 else 'threads'} by default")
+    return f"{torch.__version__}, {threads} {'thread' if threads == 1 else 'threads'} by default"
 
 
 def check_uvloop() -> CheckResult:
     try:
-        return CheckResult("ok", importlib.metadata.version("uvloop"))
+        return importlib.metadata.version("uvloop")
     except importlib.metadata.PackageNotFoundError:
-        return CheckResult("missing", "not installed", _REINSTALL)
+        return DoctorFinding("missing", "not installed", _REINSTALL)
 
 
 # ---------------------------------------------------------------- processor, memory, GPU
@@ -98,10 +98,9 @@ def check_cpu(cpuinfo: Path) -> CheckResult:
     features = [label for flag, label in _CPU_FEATURES.items() if flag in flags]
     detail = f"{values.get('model name', platform.machine())}; {', '.join(features) or 'no vector extensions'}"
     if features:
-        return CheckResult("ok", detail)
-    return CheckResult(
-        "warning", detail, "Use a processor with AVX2 or NEON; without, the embedded engine is much slower."
-    )
+        return detail
+    remedy = "Use a processor with AVX2 or NEON; without, the embedded engine is much slower."
+    return DoctorFinding("warning", detail, remedy)
 
 
 def count_usable_cores() -> float:
@@ -114,8 +113,8 @@ def count_usable_cores() -> float:
 def check_cores(cores: float) -> CheckResult:
     detail = f"{cores:g} usable"
     if cores < 2:
-        return CheckResult("warning", detail, "Use two cores or more; on one the demo takes about twice as long.")
-    return CheckResult("ok", detail)
+        return DoctorFinding("warning", detail, "Use two cores or more; on one the demo takes about twice as long.")
+    return detail
 
 
 def read_memory_bytes() -> tuple[int, int]:
@@ -133,8 +132,8 @@ def check_memory(available_and_total: tuple[int, int]) -> CheckResult:
     available, total = available_and_total
     detail = f"{available / GIB:.1f} GiB available of {total / GIB:.1f}"
     if available < 4 * GIB:
-        return CheckResult("warning", detail, "The demo needs about 4 GiB; stop other programs or raise the limit.")
-    return CheckResult("ok", detail)
+        return DoctorFinding("warning", detail, "The demo needs about 4 GiB; stop other programs or raise the limit.")
+    return detail
 
 
 def check_gpu() -> CheckResult:
@@ -145,29 +144,27 @@ def check_gpu() -> CheckResult:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count:
         devices = [torch.cuda.get_device_properties(index) for index in range(count)]
-        return CheckResult("ok", "; ".join(f"{gpu.name}, {gpu.total_memory / GIB:.0f} GiB" for gpu in devices))
+        return "; ".join(f"{gpu.name}, {gpu.total_memory / GIB:.0f} GiB" for gpu in devices)
     if not Path("/proc/driver/nvidia/version").exists():
-        return CheckResult(
-            "warning", "none", "Use a machine with an NVIDIA GPU for any model larger than the tiny one."
-        )
+        remedy = "Use a machine with an NVIDIA GPU for any model larger than the tiny one."
+        return DoctorFinding("warning", "none", remedy)
     remedy = "Update the NVIDIA driver, or give this process access to the device."
     if not torch.version.cuda:
         remedy = "Install the CUDA build of torch instead of the CPU build."
-    return CheckResult("warning", f"a driver is loaded, but torch {torch.__version__} finds no device", remedy)
+    return DoctorFinding("warning", f"a driver is loaded, but torch {torch.__version__} finds no device", remedy)
 
 
 # ---------------------------------------------------------------- sandbox
 
 
 def check_docker(trial: DockerProbeResult) -> CheckResult:
-    return CheckResult("warning" if trial.remedy else "ok", trial.description, trial.remedy)
+    return DoctorFinding("warning" if trial.remedy else "ok", trial.description, trial.remedy)
 
 
 def check_isolation(isolation: Isolation) -> CheckResult:
     """`isolation`: of a sandbox that was started with the default settings."""
-    return CheckResult(
-        "warning" if isolation.missing else "ok", format_isolation(isolation), " ".join(isolation.missing)
-    )
+    status = "warning" if isolation.missing else "ok"
+    return DoctorFinding(status, format_isolation(isolation), " ".join(isolation.missing))
 
 
 # ---------------------------------------------------------------- limits and space
@@ -176,14 +173,14 @@ def check_isolation(isolation: Isolation) -> CheckResult:
 def check_shared_memory(mount: Path) -> CheckResult:
     """Generators receive new weights through shared memory."""
     if not mount.is_dir():
-        return CheckResult("missing", f"no {mount}", f"Mount it: `sudo mount -t tmpfs -o size=2G tmpfs {mount}`.")
+        return DoctorFinding("missing", f"no {mount}", f"Mount it: `sudo mount -t tmpfs -o size=2G tmpfs {mount}`.")
     space = os.statvfs(mount)
     free, size = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
     detail = f"{free / GIB:.2f} GiB free of {size / GIB:.2f} in {mount}"
     if free < GIB / 4:
         remedy = f"Enlarge it: `sudo mount -o remount,size=2G {mount}`, or `docker run --shm-size=2g` in a container."
-        return CheckResult("warning", detail, remedy)
-    return CheckResult("ok", detail)
+        return DoctorFinding("warning", detail, remedy)
+    return detail
 
 
 def check_open_files(soft: int, hard: int) -> CheckResult:
@@ -192,10 +189,9 @@ def check_open_files(soft: int, hard: int) -> CheckResult:
 
     detail = f"{format_limit(soft)} (may be raised to {format_limit(hard)})"
     if soft != resource.RLIM_INFINITY and soft < 1024:
-        return CheckResult(
-            "warning", detail, "Run `ulimit -n 65536` first, or raise nofile in /etc/security/limits.conf."
-        )
-    return CheckResult("ok", detail)
+        remedy = "Run `ulimit -n 65536` first, or raise nofile in /etc/security/limits.conf."
+        return DoctorFinding("warning", detail, remedy)
+    return detail
 
 
 def check_disk(folder: Path) -> CheckResult:
@@ -205,13 +201,13 @@ def check_disk(folder: Path) -> CheckResult:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         remedy = "Change into a writable folder with free space, or set `runs_folder` to one."
-        return CheckResult("missing", f"{where} cannot be written: {error.strerror}", remedy)
+        return DoctorFinding("missing", f"{where} cannot be written: {error.strerror}", remedy)
     free = shutil.disk_usage(folder).free
     detail = f"{free / GIB:.1f} GiB free in {where}"
     if free < 2 * GIB:
         remedy = "Delete old runs or set `runs_folder` to a larger disk: checkpoints need space."
-        return CheckResult("warning", detail, remedy)
-    return CheckResult("ok", detail)
+        return DoctorFinding("warning", detail, remedy)
+    return detail
 
 
 def _read(path: str) -> str:

@@ -1,13 +1,18 @@
-"""The result of `asterism log fork`: the original and its branches, as `--json` writes it."""
+"""The result of `asterism log fork`, as `--json` writes it, and as a table with the texts from the fork on."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from actors.replay.branch_runner import EndedTrajectory
 from actors.replay.trajectory_replay import ReplayedTrajectory
@@ -75,4 +80,90 @@ def build_fork_result(
             )
             for each in ended
         ),
+    )
+
+
+_RESULT_PATTERN = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
+_MAX_SHOWN_CHARACTERS = 160  # of a turn's text, and of the tool results before it
+
+
+def show_fork(fork: ForkResult, console: Console) -> None:
+    versions = ", ".join(map(str, fork.original_versions)) or "unknown"
+    console.print(
+        f"trajectory {fork.trajectory} of {fork.run}, {fork.problem}, truth {fork.ground_truth!r}: "
+        f"from turn {fork.turn} with {fork.checkpoint} (original: version {versions})",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    for remark in _list_remarks(fork):
+        console.print(remark, markup=False, highlight=False, soft_wrap=True)
+    console.print(_build_table(fork))
+    _show_turns("original", fork.original, fork.turn, console)
+    for number, branch in enumerate(fork.branches):
+        if branch.comparison.same:
+            console.print(_format_identical_branch(number, branch.comparison), highlight=False, soft_wrap=True)
+        else:
+            _show_turns(f"branch {number}", branch.outcome, fork.turn, console)
+
+
+def _list_remarks(fork: ForkResult) -> list[str]:
+    remarks: list[str] = []
+    if len(fork.original_versions) > 1:
+        remarks.append("The original's weights changed during these turns; a branch uses one policy.")
+    if fork.temperature == 0:
+        remarks.append("Sampling is greedy (temperature 0): the seed has no effect.")
+    return remarks
+
+
+def _build_table(fork: ForkResult) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    for title in ("reward", "turns", "calls", "failed", "tokens"):
+        table.add_column(title, justify="right")
+    table.add_column("ending")
+    table.add_column("diverges at")
+    table.add_row("original", *_format_cells(fork.original), "")
+    for number, branch in enumerate(fork.branches):
+        table.add_row(f"branch {number}", *_format_cells(branch.outcome), _format_divergence(branch.comparison))
+    return table
+
+
+def _format_cells(outcome: TrajectoryOutcome) -> list[str]:
+    reward = "-" if outcome.reward is None else f"{outcome.reward:g}"
+    counts = (outcome.turns, outcome.calls, outcome.calls_failed, outcome.response_tokens)
+    return [reward, *map(str, counts), escape(outcome.ending)]
+
+
+def _format_divergence(comparison: TrajectoryComparison) -> str:
+    divergence = comparison.divergence
+    if divergence is None:
+        return "identical" if comparison.same else f"not in the {comparison.common_tokens} common tokens"
+    where = f"turn {divergence.turn}" if divergence.within == "turn" else f"results before turn {divergence.turn}"
+    return f"{where}, token {divergence.token}"
+
+
+def _format_identical_branch(number: int, comparison: TrajectoryComparison) -> str:
+    difference = comparison.logprob_difference_max
+    logprobs = f"logprobs within {difference:.1g}" if difference else "same logprobs"
+    return f"branch {number} is identical to the original: {comparison.common_tokens} tokens, {logprobs}"
+
+
+def _show_turns(name: str, outcome: TrajectoryOutcome, first_turn: int, console: Console) -> None:
+    seed = "" if name == "original" else f", seed {outcome.seed}"
+    console.print(f"[bold]{name}[/]{seed}", highlight=False)
+    for turn in outcome.turn_texts[first_turn:]:
+        if turn.given:
+            results = " | ".join(_RESULT_PATTERN.findall(turn.given))
+            console.print(f"          [dim]{_shorten(results)}[/]", highlight=False, soft_wrap=True)
+        console.print(f"  turn {turn.turn}  {_shorten(turn.generated)}", highlight=False, soft_wrap=True)
+
+
+def _shorten(text: str) -> str:
+    """One line; the middle of a long text is omitted."""
+    line = " ".join(text.split())
+    return escape(
+        line
+        if len(line) <= _MAX_SHOWN_CHARACTERS
+        else f"{line[: _MAX_SHOWN_CHARACTERS // 2]} ... {line[-_MAX_SHOWN_CHARACTERS // 2 :]}"
     )

@@ -20,7 +20,7 @@ from configs.run_folder import RunFolder
 from engine.model.tokenizer import load_tokenizer
 
 _POLL_INTERVAL_S = 0.2  # for new events
-_KINDS = tuple(kind.__name__ for family in get_args(AnyMessage) for kind in get_args(family) or (family,))
+_KINDS = tuple(kind.__name__ for kind in get_args(AnyMessage))
 
 
 def load_text_context(folder: RunFolder) -> TextContext:

@@ -23,7 +23,7 @@ from actors.launch.child_processes import (
     read_exit_reason,
 )
 from actors.launch.supervisor import is_unusable_exit
-from bus.process.exit_reason import exit_reason_path
+from bus.process.process_main import exit_reason_path
 from configs.run_folder import RunFolder
 from tests.processes import family, wait_for_end
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -17,8 +15,7 @@ import uvloop
 from actors.launch.child_processes import ChildProcesses
 from actors.launch.executor_registry import ExecutorRegistry
 from actors.launch.supervisor import Supervisor
-from actors.runtime.clock import make_steady_clock
-from actors.runtime.decider_loop import DeciderLoop
+from actors.runtime.decider_loop import DeciderLoop, make_steady_clock
 from bus.addresses import parse_process
 from bus.bus import Bus
 from bus.messages import (
@@ -118,9 +115,8 @@ class Node:
 
     async def kill(self, name: str) -> None:
         """Kill an executor and wait until the rollout has received ExecutorLeft."""
-        process = self.children.get_process(name)
         address = next(each for each in self.rollout.placement.loads if each.startswith(f"{name}/"))
-        os.kill(process.pid, signal.SIGKILL)
+        await self.children.kill(name)
         await self.wait_until(lambda: address not in self.rollout.placement.loads)
 
     async def stop(self) -> None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from actors.runtime.clock import make_steady_clock
+from actors.runtime.decider_loop import make_steady_clock
 
 
 def test_setting_the_system_clock_does_not_change_a_running_clock(monkeypatch: pytest.MonkeyPatch) -> None:

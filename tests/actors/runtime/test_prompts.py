@@ -9,7 +9,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from actors.runtime.prompts import load_problem_sets
+from actors.runtime.wiring import load_problem_sets
 from bus.messages import bytes_to_ids
 from configs.run_folder import RunFolder
 from configs.schema import DataConfig, DialogueConfig, RunConfig

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from actors.cli.doctor import machine_checks
 from actors.cli.doctor.configuration_checks import LOCAL_SGLANG_PYTHON, check_run, check_sglang
-from actors.cli.doctor.finding import DoctorFinding
+from actors.cli.doctor.finding import DoctorFinding, run_check
 from actors.cli.main import app
 from configs.load import ConfigError, load_run
 from configs.schema import RunConfig
@@ -62,7 +62,7 @@ def port() -> int:
 
 
 def found(*settings: object) -> dict[str, DoctorFinding]:
-    return {each.name: each for each in check_run(load_run(None, ["name=a", *map(str, settings)]))}
+    return check_run(load_run(None, ["name=a", *map(str, settings)]))
 
 
 def statuses(findings: dict[str, DoctorFinding]) -> dict[str, str]:
@@ -93,7 +93,7 @@ class TestManagedServers:
     def test_a_cpu_run_needs_no_gpu(self, tmp_path: Path, settings: tuple[str, ...]) -> None:
         interpreter(tmp_path / "python")
         findings = found(*settings)
-        assert findings["GPUs"] == DoctorFinding("GPUs", "ok", 'engine.device = "cpu" needs none')
+        assert findings["GPUs"] == DoctorFinding("ok", 'engine.device = "cpu" needs none')
         assert "GPU memory" not in findings
 
     @pytest.mark.parametrize(
@@ -208,10 +208,10 @@ class TestEmbedded:
 class TestWithoutARun:
     def test_the_makefiles_sglang_environment_is_found(self, tmp_path: Path) -> None:
         python = interpreter(tmp_path / LOCAL_SGLANG_PYTHON)
-        assert check_sglang(tmp_path) == DoctorFinding("SGLang", "ok", f"0.5.23 in {python}")
+        assert check_sglang(tmp_path) == f"0.5.23 in {python}"
 
     def test_missing_sglang_is_only_a_warning(self, tmp_path: Path) -> None:
-        finding = check_sglang(tmp_path)
+        finding = run_check(lambda: check_sglang(tmp_path))
         assert finding.status == "warning"
         assert "make sglang-environment" in finding.remedy
 
@@ -225,9 +225,9 @@ class TestCommand:
     def test_the_configured_run_is_examined(self, monkeypatch: pytest.MonkeyPatch) -> None:
         examined: list[RunConfig | None] = []
 
-        def examine(run: RunConfig | None) -> list[DoctorFinding]:
+        def examine(run: RunConfig | None) -> dict[str, DoctorFinding]:
             examined.append(run)
-            return [DoctorFinding("sglang.external_urls[0]", "missing", "unreachable", "Start it.")]
+            return {"sglang.external_urls[0]": DoctorFinding("missing", "unreachable", "Start it.")}
 
         monkeypatch.setattr(machine_checks, "examine", examine)
         config = ("--config", "configs/tiny_sglang.toml", "--set", "sglang.port=31500")

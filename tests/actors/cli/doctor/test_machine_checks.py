@@ -18,7 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from actors.cli.doctor import machine_checks
-from actors.cli.doctor.finding import CheckResult, DoctorFinding, FindingStatus, build_findings_table
+from actors.cli.doctor.finding import CheckResult, DoctorFinding, FindingStatus, build_findings_table, run_check
 from actors.cli.main import app
 from sandbox import docker_probe
 from sandbox.contract import Isolation
@@ -37,9 +37,9 @@ class TestExamination:
     @pytest.mark.slow
     def test_all_checks_run_and_every_problem_has_a_remedy(self, tmp_path: Path):
         findings = machine_checks.examine(tmp_path)
-        assert [finding.name for finding in findings] == NAMES
-        assert all(finding.detail for finding in findings)
-        assert [bool(finding.remedy) for finding in findings] == [finding.status != "ok" for finding in findings]
+        assert list(findings) == NAMES
+        assert all(finding.detail for finding in findings.values())
+        assert all(bool(finding.remedy) == (finding.status != "ok") for finding in findings.values())
 
     @pytest.mark.slow
     def test_a_failing_check_is_a_warning_and_the_others_still_run(
@@ -49,7 +49,7 @@ class TestExamination:
             raise RuntimeError("odd machine")
 
         monkeypatch.setattr(machine_checks, "check_cpu", breaks)
-        findings = {finding.name: finding for finding in machine_checks.examine(tmp_path)}
+        findings = machine_checks.examine(tmp_path)
         assert list(findings) == NAMES
         assert findings["CPU"].status == "warning"
         assert findings["CPU"].detail == "the check failed: RuntimeError: odd machine"
@@ -57,8 +57,8 @@ class TestExamination:
     def test_the_table_shows_findings_and_remedies_verbatim(self):
         console = Console(width=100)
         with console.capture() as captured:
-            disk = DoctorFinding("disk", "warning", "1 GiB in /a[b]c", "Delete [old] runs.")
-            console.print(build_findings_table([DoctorFinding("CPU", "ok", "AVX2"), disk]))
+            disk = DoctorFinding("warning", "1 GiB in /a[b]c", "Delete [old] runs.")
+            console.print(build_findings_table({"CPU": DoctorFinding("ok", "AVX2"), "disk": disk}))
         assert_matches_golden("doctor_findings", captured.get())
 
 
@@ -129,7 +129,7 @@ def answering(path: Path, body: str) -> Iterator[list[bytes]]:
 class TestSoftware:
     def test_a_broken_torch_is_missing(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setitem(sys.modules, "torch", None)
-        finding = machine_checks.check_torch()
+        finding = run_check(machine_checks.check_torch)
         assert finding.status == "missing"
         assert "make setup" in finding.remedy
 
@@ -138,7 +138,7 @@ class TestSoftware:
             raise importlib.metadata.PackageNotFoundError(name)
 
         monkeypatch.setattr(machine_checks.importlib.metadata, "version", absent)
-        assert machine_checks.check_uvloop().status == "missing"
+        assert run_check(machine_checks.check_uvloop).status == "missing"
 
     @pytest.mark.parametrize(
         ("count", "driver", "cuda", "status", "expected"),
@@ -159,7 +159,7 @@ class TestSoftware:
         torch = SimpleNamespace(__version__="2.9", cuda=available, version=SimpleNamespace(cuda=cuda))
         monkeypatch.setitem(sys.modules, "torch", torch)
         monkeypatch.setattr(machine_checks, "Path", lambda path: SimpleNamespace(exists=lambda: driver))
-        finding = machine_checks.check_gpu()
+        finding = run_check(machine_checks.check_gpu)
         assert finding.status == status
         assert expected in f"{finding.detail} {finding.remedy}"
 
@@ -175,7 +175,7 @@ class TestCommand:
         self, monkeypatch: pytest.MonkeyPatch, status: FindingStatus, exit_code: int
     ):
         monkeypatch.setattr(
-            machine_checks, "examine", lambda run: [DoctorFinding("uvloop", status, "here", "Do this.")]
+            machine_checks, "examine", lambda run: {"uvloop": DoctorFinding(status, "here", "Do this.")}
         )
         result = CliRunner().invoke(app, ["doctor"])
         assert result.exit_code == exit_code
@@ -213,7 +213,7 @@ class TestLimits:
     def test_a_limit_that_is_too_low_is_found(
         self, tmp_path: Path, check: Callable[[Path], CheckResult], status: FindingStatus, detail: str
     ):
-        result = check(tmp_path)
+        result = run_check(lambda: check(tmp_path))
         assert result.status == status
         assert result.detail.startswith(detail)
         assert bool(result.remedy) == (status != "ok")
@@ -224,7 +224,7 @@ class TestLimits:
     ):
         space = SimpleNamespace(f_frsize=4096, f_bavail=pages, f_blocks=pages)
         monkeypatch.setattr(machine_checks.os, "statvfs", lambda mount: space)
-        result = machine_checks.check_shared_memory(tmp_path)
+        result = run_check(lambda: machine_checks.check_shared_memory(tmp_path))
         gib = f"{pages * 4096 / 2**30:.2f}"
         assert (result.status, result.detail) == (status, f"{gib} GiB free of {gib} in {tmp_path}")
 
@@ -245,5 +245,5 @@ class TestLimits:
 
     def test_an_almost_full_disk_is_a_warning(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(machine_checks.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**30))
-        result = machine_checks.check_disk(tmp_path)
+        result = run_check(lambda: machine_checks.check_disk(tmp_path))
         assert (result.status, result.detail) == ("warning", f"1.0 GiB free in {tmp_path}")

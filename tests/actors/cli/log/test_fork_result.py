@@ -5,8 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 from rich.console import Console
 
-from actors.cli.log.fork_result import Branch, ForkResult
-from actors.cli.log.fork_table import show_fork
+from actors.cli.log.fork_result import Branch, ForkResult, show_fork
 from analysis.what_if.trajectory_diff import TokenDivergence, TrajectoryComparison, TrajectoryOutcome, TurnText
 from tests.actors.cli.golden_text import assert_matches_golden
 
