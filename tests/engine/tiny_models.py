@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from engine.inference.kernels.batch_invariance import find_batch_invariant_matmul
 from engine.inference.kernels.matmul import Matmul
+from engine.model.hf_checkpoint import save_model
 from engine.model.qwen3 import Qwen3, Qwen3Config, initialize_weights
 
 VOCABULARY = 97
@@ -69,3 +70,11 @@ def write_tokenizer(folder: Path, vocab_size: int = 280) -> None:
     tokenizer.add_tokens([AddedToken("<tool_call>", special=False), AddedToken("print(", special=False)])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def save_small_model(folder: Path, model: Qwen3 | None = None) -> Path:
+    """Write `folder`/tokenizer and a transformers folder, `folder`/model, of this model or of one for the tokenizer."""
+    model = model or small_model(vocab_size=280)
+    write_tokenizer(folder / "tokenizer")
+    save_model(folder / "model", model.config, model.state_dict(), folder / "tokenizer")
+    return folder / "model"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -13,12 +12,11 @@ import torch
 
 from engine.contract import Capacity, Engine
 from engine.inference.embedded import EmbeddedEngine
-from engine.model.hf_checkpoint import save_model
 from engine.weight_transfer.shared_memory import WeightsPublisher
 from tests.engine.contract import CASES, IN_LOW_PRECISION, Case, sentence
 from tests.engine.contract.bench import Traits
-from tests.engine.tiny_models import small_config, small_model, write_tokenizer
 
+pytestmark = pytest.mark.real_clock
 LONGEST = 640
 PAGE = 16
 RUNNING = 8
@@ -59,19 +57,11 @@ class EmbeddedBench:
         return EmbeddedEngine(self.model, capacity, dtype=self._dtype, max_running=running, max_pending=max_pending)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, config = tmp_path_factory.mktemp("contract"), small_config(vocab_size=280)
-    write_tokenizer(folder / "tokenizer")
-    save_model(folder / "model", config, small_model(config=config).state_dict(), folder / "tokenizer")
-    return folder / "model"
-
-
 @pytest.mark.parametrize("case", CASES, ids=sentence)
-def test_the_embedded_engine_in_float32(case: Case, model: Path, tmp_path: Path) -> None:
-    asyncio.run(case(EmbeddedBench(model, tmp_path)))
+async def test_the_embedded_engine_in_float32(case: Case, model_folder: Path, tmp_path: Path) -> None:
+    await case(EmbeddedBench(model_folder, tmp_path))
 
 
 @pytest.mark.parametrize("case", IN_LOW_PRECISION, ids=sentence)
-def test_the_embedded_engine_in_bfloat16(case: Case, model: Path, tmp_path: Path) -> None:
-    asyncio.run(case(EmbeddedBench(model, tmp_path, torch.bfloat16)))
+async def test_the_embedded_engine_in_bfloat16(case: Case, model_folder: Path, tmp_path: Path) -> None:
+    await case(EmbeddedBench(model_folder, tmp_path, torch.bfloat16))

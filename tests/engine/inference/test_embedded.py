@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,41 +13,31 @@ import numpy as np
 import pytest
 import torch
 
-from engine.contract import Capacity, Engine, EngineFailure, Generation, GenerationRequest
+from engine.contract import Capacity, EngineFailure, Generation, GenerationRequest
 from engine.inference.embedded import DeviceMissing, EmbeddedEngine, select_device
 from engine.inference.engine_core import EngineCore
-from engine.model.hf_checkpoint import CheckpointError, save_model
+from engine.model.hf_checkpoint import CheckpointError
 from engine.model.tokenizer import UnusableTokenizer
-from tests.engine.tiny_models import random_ids, small_config, small_model, write_tokenizer
+from tests.engine.tiny_models import random_ids, save_small_model, small_config, small_model
 
+pytestmark = pytest.mark.real_clock
 LONGEST = 400
 PAGE = 16
 CONFIG = small_config(vocab_size=280)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    parent = tmp_path_factory.mktemp("embedded")
-    write_tokenizer(parent / "tokenizer")
-    save_model(parent / "model", CONFIG, small_model(config=CONFIG).state_dict(), parent / "tokenizer")
-    return parent / "model"
-
-
-def serve(folder: Path, scene: Callable[[EmbeddedEngine], Awaitable[None]], *, rows: int = 4) -> None:
-    """Run the scene on a started engine, close it, and assert that its thread has ended."""
-
-    async def play() -> None:
-        engine = EmbeddedEngine(folder, Capacity(rows * LONGEST + 5, PAGE, LONGEST), max_running=rows)
-        assert await engine.start() == Capacity(rows * LONGEST, PAGE, LONGEST)
-        try:
-            await scene(engine)
-        finally:
-            await engine.close()
-            await engine.close()
-
+@asynccontextmanager
+async def running_engine(model_folder: Path, *, rows: int = 4) -> AsyncIterator[EmbeddedEngine]:
+    """A started engine; its thread ends when it is closed."""
     before = set(threading.enumerate())
-    asyncio.run(play())
-    assert [thread.name for thread in set(threading.enumerate()) - before] == []
+    engine = EmbeddedEngine(model_folder, Capacity(rows * LONGEST + 5, PAGE, LONGEST), max_running=rows)
+    assert await engine.start() == Capacity(rows * LONGEST, PAGE, LONGEST)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+        await engine.close()
+    assert "embedded-engine" not in [thread.name for thread in set(threading.enumerate()) - before]
 
 
 def request(number: int, new_tokens: int = 12) -> GenerationRequest:
@@ -63,18 +54,16 @@ def expected(asked: GenerationRequest) -> list[int]:
     return generation.token_ids.tolist()
 
 
-def test_concurrent_calls_get_the_same_tokens_as_single_calls(folder: Path) -> None:
-    async def scene(engine: Engine) -> None:
+async def test_concurrent_calls_get_the_same_tokens_as_single_calls(model_folder: Path) -> None:
+    async with running_engine(model_folder) as engine:
         generations = await asyncio.gather(*(engine.generate(request(number)) for number in range(4)))
         assert [found.token_ids.tolist() for found in generations] == [expected(request(number)) for number in range(4)]
         assert engine.get_load().used_tokens == (1 + 1 + 2 + 2) * PAGE  # 15, 16, 17 and 18 tokens are cached
         assert engine.get_load().decode_steps >= 12
 
-    serve(folder, scene)
 
-
-def test_a_call_waits_for_a_row_until_another_request_finishes(folder: Path) -> None:
-    async def scene(engine: Engine) -> None:
+async def test_a_call_waits_for_a_row_until_another_request_finishes(model_folder: Path) -> None:
+    async with running_engine(model_folder, rows=1) as engine:
         done: list[int] = []
 
         async def generate(asked: GenerationRequest) -> None:
@@ -84,12 +73,10 @@ def test_a_call_waits_for_a_row_until_another_request_finishes(folder: Path) -> 
         await asyncio.gather(generate(request(0)), generate(request(1, new_tokens=1)))
         assert done == [0, 1]
 
-    serve(folder, scene, rows=1)
 
-
-def test_two_engines_in_one_process_do_not_affect_each_other(folder: Path) -> None:
-    async def scene(engine: Engine) -> None:
-        other = EmbeddedEngine(folder, Capacity(2 * LONGEST, 8, LONGEST))
+async def test_two_engines_in_one_process_do_not_affect_each_other(model_folder: Path) -> None:
+    async with running_engine(model_folder) as engine:
+        other = EmbeddedEngine(model_folder, Capacity(2 * LONGEST, 8, LONGEST))
         await other.start()
         try:
             calls = (one.generate(request(number)) for number in range(3) for one in (engine, other))
@@ -98,46 +85,42 @@ def test_two_engines_in_one_process_do_not_affect_each_other(folder: Path) -> No
             await other.close()
         assert found == [expected(request(number)) for number in range(3) for _ in range(2)]
 
-    serve(folder, scene)
 
-
-def test_an_error_in_the_thread_fails_pending_and_later_calls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_in_the_thread_fails_pending_and_later_calls(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(_: EngineCore) -> None:
         raise RuntimeError("out of something")
 
-    async def scene(engine: Engine) -> None:
+    async with running_engine(model_folder) as engine:
         monkeypatch.setattr(EngineCore, "step", broken)
         found = await asyncio.gather(*(engine.generate(request(n)) for n in range(2)), return_exceptions=True)
         assert [str(each) for each in found] == ["the engine broke: RuntimeError: out of something"] * 2
         with pytest.raises(EngineFailure, match="the engine broke: RuntimeError: out of something"):
             await engine.generate(request(3))
 
-    serve(folder, scene)
 
-
-def test_a_folder_without_a_model_fails_the_start(tmp_path: Path) -> None:
+async def test_a_folder_without_a_model_fails_the_start(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json: no such file"):
-        asyncio.run(EmbeddedEngine(tmp_path, Capacity(LONGEST, PAGE, LONGEST)).start())
+        await EmbeddedEngine(tmp_path, Capacity(LONGEST, PAGE, LONGEST)).start()
 
 
-def test_a_tokenizer_of_another_model_fails_the_start(tmp_path: Path) -> None:
-    small = small_config()
-    write_tokenizer(tmp_path / "tokenizer")
-    save_model(tmp_path / "model", small, small_model().state_dict(), tmp_path / "tokenizer")
+async def test_a_tokenizer_of_another_model_fails_the_start(tmp_path: Path) -> None:
+    folder = save_small_model(tmp_path, small_model())
     with pytest.raises(
         UnusableTokenizer, match=r"tokenizer\.json has token ids up to .*config\.json has vocab_size 97"
     ):
-        asyncio.run(EmbeddedEngine(tmp_path / "model", Capacity(LONGEST, PAGE, LONGEST)).start())
+        await EmbeddedEngine(folder, Capacity(LONGEST, PAGE, LONGEST)).start()
 
 
 @pytest.mark.slow
-def test_greedy_tokens_equal_transformers_generate(folder: Path) -> None:
+async def test_greedy_tokens_equal_transformers_generate(model_folder: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    theirs: Any = AutoModelForCausalLM.from_pretrained(folder)
+    theirs: Any = AutoModelForCausalLM.from_pretrained(model_folder)
     lengths = (1, 5, 17, 40, 3, 90)
+    async with running_engine(model_folder, rows=3) as engine:
 
-    async def scene(engine: Engine) -> None:
         async def answer(number: int, length: int) -> None:
             ids, count = random_ids(length, number), 10 + 15 * number
             found = await engine.generate(GenerationRequest(number, ids, count, temperature=0))
@@ -154,8 +137,6 @@ def test_greedy_tokens_equal_transformers_generate(folder: Path) -> None:
             assert found.token_ids.tolist() == wanted[0, length:].tolist()
 
         await asyncio.gather(*(answer(number, length) for number, length in enumerate(lengths)))
-
-    serve(folder, scene, rows=3)
 
 
 # ---------------------------------------------------------------- the device

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -28,8 +28,8 @@ from engine.model.hf_checkpoint import load_model
 from engine.weight_transfer.shared_memory import load_published
 from tests.engine.learner.training_examples import rows, small_run, write_initial_checkpoint
 
-pytestmark = pytest.mark.slow
 TIMEOUT_S = 60
+pytestmark = [pytest.mark.slow, pytest.mark.real_clock, pytest.mark.timeout(2 * TIMEOUT_S)]
 
 
 def make_run(
@@ -183,7 +183,7 @@ class Peers:
         ended.cancel()
         if not receive.done():
             receive.cancel()
-            pytest.fail(f"{name} receive nothing; {self.process}: {await self.read_output() if ended.done() else ''}")
+            pytest.fail(f"{name} receives nothing; {self.process}: {await self.read_output() if ended.done() else ''}")
         assert receive.result().sender == "learner"
         return receive.result().message
 
@@ -225,53 +225,41 @@ def without_times(trained: StepTrained) -> dict[str, float]:
     return {name: value for name, value in trained.metrics.items() if not name.endswith("_s")}
 
 
-def run_async(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(2 * TIMEOUT_S):
-            await scenario()
-
-    asyncio.run(bounded())
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_from_cold_start_to_shutdown(tmp_path: Path, ranks: int) -> None:
+async def test_a_run_from_cold_start_to_shutdown(tmp_path: Path, ranks: int) -> None:
     _, folder = make_run(tmp_path, ranks=ranks)
+    async with learner(folder, "--resume-step", "0", ranks=ranks) as peers:
+        first, published = await peers.receive_step()
+        assert (first.step, first.metrics["sft_steps"]) == (0, 3.0)
+        shown = await peers.receive("launcher")
+        assert isinstance(shown, Progress)
+        assert (shown.stage, shown.steps) == ("sft", 3)
+        assert {"loss", "tokens_per_s"} <= shown.values.keys()
+        model = load_model(folder.checkpoints / "init")
+        before = gather_full_parameters(load_model(folder.get_checkpoint_path(0)))
+        load_published(published, dict(model.named_parameters()))
+        torch.testing.assert_close(gather_full_parameters(model), before, rtol=0, atol=0)
 
-    async def scenario() -> None:
-        async with learner(folder, "--resume-step", "0", ranks=ranks) as peers:
-            first, published = await peers.receive_step()
-            assert (first.step, first.metrics["sft_steps"]) == (0, 3.0)
-            shown = await peers.receive("launcher")
-            assert isinstance(shown, Progress)
-            assert (shown.stage, shown.steps) == ("sft", 3)
-            assert {"loss", "tokens_per_s"} <= shown.values.keys()
-            model = load_model(folder.checkpoints / "init")
-            before = gather_full_parameters(load_model(folder.get_checkpoint_path(0)))
-            load_published(published, dict(model.named_parameters()))
-            torch.testing.assert_close(gather_full_parameters(model), before, rtol=0, atol=0)
+        for step in (1, 2):
+            await peers.head.send("learner", BatchReady(step, tuple(rows(step))))
+            trained, published = await peers.receive_step()
+            assert trained.step == step
+            assert {"loss", "clip_fraction", "train_s", "publish_s", "checkpoint_s"} <= trained.metrics.keys()
+        load_published(published, dict(model.named_parameters()))
+        torch.testing.assert_close(gather_full_parameters(model), saved_weights(folder, 2), rtol=0, atol=0)
+        assert any(not torch.equal(before[name], after) for name, after in gather_full_parameters(model).items())
 
-            for step in (1, 2):
-                await peers.head.send("learner", BatchReady(step, tuple(rows(step))))
-                trained, published = await peers.receive_step()
-                assert trained.step == step
-                assert {"loss", "clip_fraction", "train_s", "publish_s", "checkpoint_s"} <= trained.metrics.keys()
-            load_published(published, dict(model.named_parameters()))
-            torch.testing.assert_close(gather_full_parameters(model), saved_weights(folder, 2), rtol=0, atol=0)
-            assert any(not torch.equal(before[name], after) for name, after in gather_full_parameters(model).items())
-
-            await peers.head.send("learner", BatchReady(3, ()))
-            trained, _ = await peers.receive_step()
-            assert (trained.step, trained.metrics["updates"]) == (3, 0.0)
-            await peers.head.send("learner", Shutdown())
-            assert await peers.exit_code() == 0, await peers.read_output()
-
-    run_async(scenario)
+        await peers.head.send("learner", BatchReady(3, ()))
+        trained, _ = await peers.receive_step()
+        assert (trained.step, trained.metrics["updates"]) == (3, 0.0)
+        await peers.head.send("learner", Shutdown())
+        assert await peers.exit_code() == 0, await peers.read_output()
     assert list_saved_steps(folder.checkpoints) == [0, 2]
     assert read_trainer_state(folder.get_checkpoint_path(2)).ranks == ranks
     assert list(folder.shared_memory.iterdir()) == []
 
 
-def test_a_killed_learner_resumes_from_its_newest_checkpoint_with_the_same_result(
+async def test_a_killed_learner_resumes_from_its_newest_checkpoint_with_the_same_result(
     made: tuple[RunConfig, RunFolder], tmp_path: Path
 ) -> None:
     _, folder = made
@@ -285,46 +273,35 @@ def test_a_killed_learner_resumes_from_its_newest_checkpoint_with_the_same_resul
         assert trained is not None
         return without_times(trained)
 
-    async def scenario() -> None:
-        async with learner(folder) as peers:
-            await peers.receive_step()
-            metrics["straight"] = await train(peers, 1, 2, 3)
-            peers.process.send_signal(signal.SIGKILL)
-            assert await peers.exit_code() == -signal.SIGKILL
-        async with learner(folder) as peers:
-            again = await peers.receive()  # later batches are in its journal
-            assert isinstance(again, StepTrained)
-            assert again.step == 2
-            trained, _ = await peers.receive_step()
-            assert trained.step == 3
-            metrics["resumed"] = without_times(trained)
-
-    run_async(scenario)
+    async with learner(folder) as peers:
+        await peers.receive_step()
+        metrics["straight"] = await train(peers, 1, 2, 3)
+        peers.process.send_signal(signal.SIGKILL)
+        assert await peers.exit_code() == -signal.SIGKILL
+    async with learner(folder) as peers:
+        again = await peers.receive()  # later batches are in its journal
+        assert isinstance(again, StepTrained)
+        assert again.step == 2
+        trained, _ = await peers.receive_step()
+        assert trained.step == 3
+        metrics["resumed"] = without_times(trained)
     assert metrics["resumed"] == metrics["straight"]
 
 
-def test_sigterm_abandons_the_current_step(tmp_path: Path) -> None:
+async def test_sigterm_abandons_the_current_step(tmp_path: Path) -> None:
     _, folder = make_run(tmp_path, sft_steps=100_000)
-
-    async def scenario() -> None:
-        async with learner(folder) as peers:
-            await peers.receive("launcher")  # the cold start is running, and takes minutes
-            peers.process.send_signal(signal.SIGTERM)
-            assert await asyncio.wait_for(peers.process.wait(), 10) == 0
-
-    run_async(scenario)
+    async with learner(folder) as peers:
+        await peers.receive("launcher")  # the cold start is running, and takes minutes
+        peers.process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(peers.process.wait(), 10) == 0
     assert list_saved_steps(folder.checkpoints) == []
 
 
-def test_unusable_input_is_reported_in_one_line(made: tuple[RunConfig, RunFolder]) -> None:
+async def test_unusable_input_is_reported_in_one_line(made: tuple[RunConfig, RunFolder]) -> None:
     _, folder = made
     (folder.data / "sft.jsonl").write_text("{}\n")
-
-    async def scenario() -> None:
-        async with learner(folder) as peers:
-            assert await peers.exit_code() == 2
-            last_line = (await peers.read_output()).splitlines()[-1]
-            assert "sft.jsonl" in last_line
-            assert "messages" in last_line
-
-    run_async(scenario)
+    async with learner(folder) as peers:
+        assert await peers.exit_code() == 2
+        last_line = (await peers.read_output()).splitlines()[-1]
+        assert "sft.jsonl" in last_line
+        assert "messages" in last_line

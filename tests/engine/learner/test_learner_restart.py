@@ -1,88 +1,134 @@
-"""A restarted learner acknowledges batches up to its checkpoint. A learner on shared GPUs waits for the engines' memory."""
+"""A restarted learner acknowledges batches up to its checkpoint. A learner on shared GPUs waits for the engines' memory.
+
+Batches come from the golden logs (tests.golden) of bugs; the learner runs without a model.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-from bus.messages import BatchReady, GpuMemoryGranted, GpuMemoryRequested, StepTrained, WeightsPublished
+import pytest
+
+from actors.launch.launcher import roll_back_to
+from bus.bus import Bus
+from bus.codec import decode
+from bus.event_log.records import Event
+from bus.messages import (
+    BatchReady,
+    GpuMemoryGranted,
+    GpuMemoryRequested,
+    StepTrained,
+    TrainingSample,
+    WeightsPublished,
+)
 from bus.transport.in_process import Hub
+from configs.run_folder import RunFolder
 from configs.schema import EngineConfig, RunConfig
 from configs.sglang_options import SGLangConfig
 from engine.learner.batch_journal import BatchJournal
 from engine.learner.distributed import RankGroup
 from engine.learner.learner import Learner
 from engine.learner.learner_rank import TrainStepResult
+from tests.golden.logs import read
+
+pytestmark = [pytest.mark.real_clock, pytest.mark.timeout(30)]
 
 
 class ScriptedRank:
-    """The methods of engine.learner.learner_rank.LearnerRank that are called; resumes from the checkpoint of step 2."""
+    """The methods of engine.learner.learner_rank.LearnerRank that are called; resumes from the checkpoint of `step`."""
 
-    def __init__(self) -> None:
-        self.trained: list[int] = []
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self.started = False
+        self.trained: list[tuple[int, Sequence[TrainingSample]]] = []
 
     def start(self, *_: object) -> TrainStepResult:
-        return TrainStepResult(2, {}, WeightsPublished(2, "", 4, ""))
+        self.started = True
+        return TrainStepResult(self._step, {}, WeightsPublished(self._step, "", 4, ""))
 
-    def train(self, step: int, rows: object, *, publish: bool) -> TrainStepResult:
-        self.trained.append(step)
+    def train(self, step: int, rows: Sequence[TrainingSample], *, publish: bool) -> TrainStepResult:
+        self.trained.append((step, rows))
         return TrainStepResult(step, {}, WeightsPublished(step, "", 4, "") if publish else None)
 
 
-def test_a_batch_up_to_the_checkpoint_is_acknowledged_and_skipped(tmp_path: Path) -> None:
-    rank = ScriptedRank()
-
-    async def scenario() -> None:
-        hub = Hub()
-        head, bus = hub.join("head", 100), hub.join("learner", 100)
-        with ThreadPoolExecutor(1) as worker:
-            learner = Learner(bus, RunConfig(name="again"), rank, RankGroup(), worker, BatchJournal(tmp_path))  # pyright: ignore
-            running = asyncio.create_task(learner.run(None))
-            for step in (1, 2, 3, 3):
-                await head.send("learner", BatchReady(step, ()))
-            heard = [(await head.receive()).message for _ in range(4)]
-            while head.unacknowledged:  # noqa: ASYNC110 - there is no event to wait for
-                await asyncio.sleep(0.001)
-            learner.stop.set()
-            await running
-        assert [message.step for message in heard if isinstance(message, StepTrained)] == [2, 3]
-
-    asyncio.run(asyncio.wait_for(scenario(), 30))
-    assert rank.trained == [3]
+@asynccontextmanager
+async def running_learner(
+    rank: ScriptedRank, run: RunConfig, journal: Path, incarnation: int = 1
+) -> AsyncIterator[Bus]:
+    """The bus of the head, while an incarnation of the learner runs."""
+    hub = Hub()
+    head, bus = hub.join("head", 100), hub.join("learner", 100)
+    with ThreadPoolExecutor(1) as worker:
+        learner = Learner(bus, run, rank, RankGroup(), worker, BatchJournal(journal), incarnation=incarnation)  # pyright: ignore
+        running = asyncio.create_task(learner.run(None))
+        yield head
+        learner.stop.set()
+        await running
 
 
-def test_the_learner_borrows_engine_memory_for_each_step(
-    tmp_path: Path,
-) -> None:
-    rank, run = (
-        ScriptedRank(),
-        RunConfig(name="shared", engine=EngineConfig(kind="sglang"), sglang=SGLangConfig(colocate=True)),
-    )
-    started: list[int] = []
-    start = rank.start
-    rank.start = lambda *_: started.append(1) or start()
+async def train_on(rank: ScriptedRank, run: RunConfig, folder: RunFolder, given: Sequence[BatchReady]) -> None:
+    """Run the learner until it has trained on the last batch and acknowledged all batches."""
+    async with running_learner(rank, run, folder.batches) as head:
+        for batch in given:
+            await head.send("learner", batch)
+        while (await head.receive()).message != StepTrained(given[-1].step, {}):
+            pass
+        await wait_for_acknowledgements(head)
 
-    async def scenario() -> None:
-        hub = Hub()
-        head, bus = hub.join("head", 100), hub.join("learner", 100)
-        with ThreadPoolExecutor(1) as worker:
-            learner = Learner(bus, run, rank, RankGroup(), worker, BatchJournal(tmp_path), incarnation=2)  # pyright: ignore
-            running = asyncio.create_task(learner.run(None))
-            assert (await head.receive()).message == GpuMemoryRequested(2, -1)
-            await head.send("learner", GpuMemoryGranted(1, -1))  # of an earlier incarnation
-            await head.send("learner", BatchReady(3, ()))
-            while head.unacknowledged:  # noqa: ASYNC110 - there is no event to wait for
-                await asyncio.sleep(0.001)
-            assert (started, head.waiting) == ([], 0)
-            await head.send("learner", GpuMemoryGranted(2, -1))
-            heard = [(await head.receive()).message for _ in range(3)]
-            assert (started, rank.trained) == ([1], [])
-            assert heard == [StepTrained(2, {}), WeightsPublished(2, "", 4, ""), GpuMemoryRequested(2, 3)]
-            await head.send("learner", GpuMemoryGranted(2, 3))
-            assert (await head.receive()).message == StepTrained(3, {})
-            learner.stop.set()
-            await running
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
-    assert rank.trained == [3]
+async def wait_for_acknowledgements(head: Bus) -> None:
+    while head.unacknowledged:  # noqa: ASYNC110 - there is no event to wait for
+        await asyncio.sleep(0.001)
+
+
+def batches(events: Sequence[Event]) -> list[BatchReady]:
+    messages = (decode(event.frame).message for event in events)
+    return [message for message in messages if isinstance(message, BatchReady)]
+
+
+async def test_a_batch_up_to_the_checkpoint_is_acknowledged_and_not_trained_again(tmp_path: Path) -> None:
+    """All processes were killed after the learner had trained on the first batch. The head's next incarnation had no record
+    of the acknowledgement, and sent the batch to the learner's next incarnation, which had a checkpoint of that step."""
+    found, events = read("batch_in_the_checkpoint")
+    first, again, second = batches(events)
+    assert first == again
+    rank = ScriptedRank(first.step)
+    await train_on(rank, found.run, RunFolder(tmp_path), [again, second, second])
+    assert rank.trained == [(second.step, second.samples)]
+
+
+async def test_a_batch_of_an_earlier_launch_is_not_trained(tmp_path: Path) -> None:
+    """All processes, including the launcher, died after the learner had received a batch and before its checkpoint. The
+    resumed run repeated that step with other trajectories."""
+    found, events = read("batches_of_two_launches")
+    earlier, *present = batches(events)
+    folder = RunFolder(tmp_path)
+    folder.checkpoints.mkdir()
+    BatchJournal(folder.batches).write(earlier.step, events[0].frame)
+    roll_back_to(folder, 0)
+    rank = ScriptedRank(0)
+    await train_on(rank, found.run, folder, present)
+    assert rank.trained == [(batch.step, batch.samples) for batch in present]
+    assert earlier.step == present[0].step and earlier.samples != present[0].samples
+
+
+async def test_the_learner_borrows_engine_memory_for_each_step(tmp_path: Path) -> None:
+    run = RunConfig(name="shared", engine=EngineConfig(kind="sglang"), sglang=SGLangConfig(colocate=True))
+    rank = ScriptedRank(2)
+    async with running_learner(rank, run, tmp_path, incarnation=2) as head:
+        assert (await head.receive()).message == GpuMemoryRequested(2, -1)
+        await head.send("learner", GpuMemoryGranted(1, -1))  # of an earlier incarnation
+        await head.send("learner", BatchReady(3, ()))
+        await wait_for_acknowledgements(head)
+        assert (rank.started, head.waiting) == (False, 0)
+        await head.send("learner", GpuMemoryGranted(2, -1))
+        received = [(await head.receive()).message for _ in range(3)]
+        assert (rank.started, rank.trained) == (True, [])
+        assert received == [StepTrained(2, {}), WeightsPublished(2, "", 4, ""), GpuMemoryRequested(2, 3)]
+        await head.send("learner", GpuMemoryGranted(2, 3))
+        assert (await head.receive()).message == StepTrained(3, {})
+    assert rank.trained == [(3, ())]

@@ -1,4 +1,4 @@
-"""The fake server's model folder, a free port, and a check that no process group's thread outlives its test."""
+"""The fake server's model folder, captured log entries, a free port, and a check that no process group's thread outlives its test."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.engine.sglang.scenes import VOCABULARY
 from tests.engine.tiny_models import small_config
@@ -20,6 +22,12 @@ JOIN_TIMEOUT_S = 30.0
 def model(tmp_path: Path) -> Path:
     (tmp_path / "config.json").write_text(json.dumps(small_config(vocab_size=VOCABULARY).to_hf()))
     return tmp_path
+
+
+@pytest.fixture
+def log_entries() -> Iterator[list[Any]]:
+    with capture_logs() as entries:
+        yield entries
 
 
 @pytest.fixture

@@ -1,14 +1,14 @@
-"""Runs a test's scene with an SGLang engine and a fake server."""
+"""An SGLang engine with a fake server, a fake transport of weights and requests."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from structlog.testing import capture_logs
 
 from bus.messages import WeightsPublished
 from engine.contract import EngineFailure, Generation, GenerationRequest
@@ -51,55 +51,43 @@ class FakeTransport:
         pass
 
 
-Scene = Callable[[SGLangEngine, FakeServerHandle, FakeTransport], Awaitable[None]]
-
-
 def connect_client(base: str) -> SGLangClient:
     return SGLangClient(base, retry_delays_s=(0.0,))
 
 
-def run_scene(
+@asynccontextmanager
+async def running_engine(
     model: Path,
     server: FakeServer,
-    scene: Scene,
-    failure: EngineFailure | None = None,
+    transport: FakeTransport | None = None,
     connect: Callable[[str], SGLangClient] = connect_client,
+    sequence_tokens: int = 100,
     **options: Any,
-) -> list[dict[str, Any]]:
-    """The engine's log entries."""
-
-    async def play() -> None:
-        async with server.serving() as url:
-            handle, transport = FakeServerHandle(url), FakeTransport(failure)
-            engine = SGLangEngine(
-                handle,
-                transport,
-                model=model,
-                version=2,
-                connect=connect,
-                **{"sequence_tokens": 100, **options},
-            )
-            await engine.start()
-            try:
-                await scene(engine, handle, transport)
-            finally:
-                await engine.close()
-                await engine.close()
-            assert handle.closed
-
-    with capture_logs() as lines:
-        asyncio.run(play())
-    return [dict(line) for line in lines]
+) -> AsyncIterator[SGLangEngine]:
+    """A started engine of this server; it closes its handle of the server."""
+    async with server.serving() as url:
+        handle = FakeServerHandle(url)
+        engine = SGLangEngine(
+            handle,
+            transport or FakeTransport(),
+            model=model,
+            version=2,
+            connect=connect,
+            sequence_tokens=sequence_tokens,
+            **options,
+        )
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.close()
+            await engine.close()
+        assert handle.closed
 
 
-def run_turn(model: Path, server: FakeServer, **request: Any) -> Generation:
-    generations = list[Generation]()
-
-    async def scene(engine: SGLangEngine, *_: Any) -> None:
-        generations.append(await engine.generate(make_request(**request)))
-
-    run_scene(model, server, scene)
-    return generations[0]
+async def generate_turn(model: Path, server: FakeServer, **request: Any) -> Generation:
+    async with running_engine(model, server) as engine:
+        return await engine.generate(make_request(**request))
 
 
 def make_request(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -33,40 +34,33 @@ from tests.engine.sglang.fake_server import (
     streaming,
 )
 
+pytestmark = pytest.mark.real_clock
 REQUEST = GenerateRequest("1;", [1, 2, 3], SamplingParams(max_new_tokens=3), stream=True)
 FULL = {"type": "abort", "message": "The request queue is full.", "status_code": 503}
 
 
-def run_scene(
-    server: FakeServer, scene: Callable[[SGLangClient], Awaitable[None]], *, request_timeout_s: float = 600.0
-) -> None:
-    async def play() -> None:
-        async with (
-            server.serving() as url,
-            SGLangClient(url, request_timeout_s=request_timeout_s, retry_delays_s=(0.0, 0.0)) as client,
-        ):
-            await scene(client)
-
-    asyncio.run(play())
+@asynccontextmanager
+async def connected(server: FakeServer, request_timeout_s: float = 600.0) -> AsyncIterator[SGLangClient]:
+    async with (
+        server.serving() as url,
+        SGLangClient(url, request_timeout_s=request_timeout_s, retry_delays_s=(0.0, 0.0)) as client,
+    ):
+        yield client
 
 
 async def collect(client: SGLangClient) -> list[GenerateResponse]:
     return [each async for each in client.generate_streamed(REQUEST)]
 
 
-def generate(*handlers: Handler, request_timeout_s: float = 600.0) -> tuple[list[GenerateResponse], FakeServer]:
-    """The responses to one request, and the server."""
-    server, responses = FakeServer(*handlers), list[GenerateResponse]()
-
-    async def scene(client: SGLangClient) -> None:
-        responses.extend(await collect(client))
-
-    run_scene(server, scene, request_timeout_s=request_timeout_s)
-    return responses, server
+async def generate(server: FakeServer, request_timeout_s: float = 600.0) -> list[GenerateResponse]:
+    """The responses to one request."""
+    async with connected(server, request_timeout_s) as client:
+        return await collect(client)
 
 
-def test_a_stream_yields_its_responses_in_order_up_to_the_last() -> None:
-    answers, server = generate(streaming(lambda body: make_response(body, [4]), make_full_response))
+async def test_a_stream_yields_its_responses_in_order_up_to_the_last() -> None:
+    server = FakeServer(streaming(lambda body: make_response(body, [4]), make_full_response))
+    answers = await generate(server)
     assert [each.output_ids for each in answers] == [[4], [4, 5, 6]]
     assert [each.meta_info.finish_reason for each in answers] == [None, FinishedByLength()]
     [body] = server.get_bodies("/generate")
@@ -74,27 +68,25 @@ def test_a_stream_yields_its_responses_in_order_up_to_the_last() -> None:
     assert "priority" not in body
 
 
-def test_a_completed_stream_leaves_its_connection_for_reuse() -> None:
+async def test_a_completed_stream_leaves_its_connection_for_reuse() -> None:
     server = FakeServer(streaming(make_full_response))
-
-    async def scene(client: SGLangClient) -> None:
+    async with connected(server) as client:
         for _ in range(3):
             await collect(client)
-
-    run_scene(server, scene)
     assert len(server.connections) == 1
 
 
-def test_a_response_larger_than_one_read_is_reassembled() -> None:
+async def test_a_response_larger_than_one_read_is_reassembled() -> None:
     ids = [7] * 20_000
-    [answer], _ = generate(streaming(lambda body: make_response(body, ids, LENGTH)))
+    [answer] = await generate(FakeServer(streaming(lambda body: make_response(body, ids, LENGTH))))
     assert answer.output_ids == ids
 
 
-def test_a_full_queue_is_retried_for_every_form_of_its_error() -> None:
+async def test_a_full_queue_is_retried_for_every_form_of_its_error() -> None:
     refused = refusing(503, {"object": "error", "message": "full", "type": "503", "code": 503})
     aborted = streaming(lambda body: make_response(body, [], FULL))
-    answers, server = generate(refused, aborted, streaming(make_full_response))
+    server = FakeServer(refused, aborted, streaming(make_full_response))
+    answers = await generate(server)
     assert answers[-1].output_ids == [4, 5, 6]
     rids = [body["rid"] for body in server.get_bodies("/generate")]
     assert len(set(rids)) == len(rids) == 3
@@ -107,39 +99,33 @@ def test_a_full_queue_is_retried_for_every_form_of_its_error() -> None:
         (400, {"error": "unknown field `sampling_params.beams`"}, "400 unknown field `sampling_params.beams`", 1),
     ],
 )
-def test_a_refused_generation_shows_the_servers_message_and_is_retried_while_the_queue_is_full(
+async def test_a_refused_generation_shows_the_servers_message_and_is_retried_while_the_queue_is_full(
     status: int, content: dict[str, Any], message: str, num_attempts: int
 ) -> None:
     server = FakeServer(refusing(status, content))
-
-    async def scene(client: SGLangClient) -> None:
+    async with connected(server) as client:
         with pytest.raises(ServerStatusError) as refusal:
             await collect(client)
         assert (str(refusal.value), refusal.value.status) == (f"the server refused /generate: {message}", status)
-
-    run_scene(server, scene)
     assert len(server.get_bodies("/generate")) == num_attempts
 
 
-def test_an_error_within_a_stream_raises_a_status_error() -> None:
+async def test_an_error_within_a_stream_raises_a_status_error() -> None:
     error = {"error": {"message": "too long", "type": "invalid_request_error", "code": 400, "retryable": False}}
     with pytest.raises(ServerStatusError, match="400 too long"):
-        generate(streaming(lambda body: error))
+        await generate(FakeServer(streaming(lambda body: error)))
 
 
-def test_a_refused_connection_means_that_no_request_was_sent() -> None:
-    async def scene() -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))  # bound, but not listening
-            client = SGLangClient(f"http://127.0.0.1:{free.getsockname()[1]}", retry_delays_s=(0.0,))
-            with pytest.raises(ServerUnreachable) as failure:
-                await collect(client)
-            assert not failure.value.request_sent
-            assert not await client.is_ready()
-            assert not await client.is_responsive()
-            await client.close()
-
-    asyncio.run(scene())
+async def test_a_refused_connection_means_that_no_request_was_sent() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # bound, but not listening
+        client = SGLangClient(f"http://127.0.0.1:{free.getsockname()[1]}", retry_delays_s=(0.0,))
+        with pytest.raises(ServerUnreachable) as failure:
+            await collect(client)
+        assert not failure.value.request_sent
+        assert not await client.is_ready()
+        assert not await client.is_responsive()
+        await client.close()
 
 
 @pytest.mark.parametrize(
@@ -151,53 +137,43 @@ def test_a_refused_connection_means_that_no_request_was_sent() -> None:
     ],
     ids=["broken stream", "stream without its end", "no response"],
 )
-def test_a_generation_is_not_retried_after_it_was_sent(handler: Handler, received_ids: list[list[int]]) -> None:
+async def test_a_generation_is_not_retried_after_it_was_sent(handler: Handler, received_ids: list[list[int]]) -> None:
     server = FakeServer(handler)
-
-    async def scene(client: SGLangClient) -> None:
+    async with connected(server) as client:
         received: list[list[int]] = []
         with pytest.raises(ServerUnreachable) as failure:
             async for each in client.generate_streamed(REQUEST):
                 received.append(each.output_ids)
         assert (received, failure.value.request_sent) == (received_ids, True)
-
-    run_scene(server, scene)
     assert len(server.get_bodies("/generate")) == 1
 
 
-def test_reads_are_retried_when_the_connection_breaks() -> None:
+async def test_reads_are_retried_when_the_connection_breaks() -> None:
     server = FakeServer()
     server.num_broken_requests = 2
-
-    async def scene(client: SGLangClient) -> None:
+    async with connected(server) as client:
         assert (await client.get_server_info()).max_req_input_len == 250
-
-    run_scene(server, scene)
     assert len(server.get_bodies("/server_info")) == 3
 
 
-def test_a_server_without_a_response_times_out() -> None:
+async def test_a_server_without_a_response_times_out() -> None:
     with pytest.raises(ServerTimeout, match=r"/generate: no response within 0\.05 s"):
-        generate(silent, request_timeout_s=0.05)
+        await generate(FakeServer(silent), request_timeout_s=0.05)
 
 
-def test_an_unsupported_version_is_refused_by_name() -> None:
+async def test_an_unsupported_version_is_refused_by_name() -> None:
     server = FakeServer()
     server.info["version"] = "0.6.0"
     del server.info["page_size"]
-
-    async def scene(client: SGLangClient) -> None:
+    async with connected(server) as client:
         with pytest.raises(InvalidResponse, match=r"SGLang 0\.6\.0 is not supported; supported: 0\.5\.23"):
             await client.get_server_info()
 
-    run_scene(server, scene)
 
-
-def test_a_missing_field_is_reported_with_the_servers_version() -> None:
+async def test_a_missing_field_is_reported_with_the_servers_version() -> None:
     server = FakeServer(streaming(lambda body: make_response(body, [4], without=["weight_version"])))
     del server.info["page_size"]
-
-    async def scene(client: SGLangClient) -> None:
+    async with connected(server) as client:
         with pytest.raises(InvalidResponse, match=r"SGLang 0\.5\.23 sent an invalid ServerInfo: .*`page_size`"):
             await client.get_server_info()
         with pytest.raises(
@@ -205,26 +181,20 @@ def test_a_missing_field_is_reported_with_the_servers_version() -> None:
         ):
             await collect(client)
 
-    run_scene(server, scene)
 
-
-def test_a_request_aborted_before_its_start_may_omit_fields() -> None:
+async def test_a_request_aborted_before_its_start_may_omit_fields() -> None:
     omitted = ("prompt_tokens", "cached_tokens", "num_retractions", "weight_versions", "dp_rank")
-    [only], _ = generate(streaming(lambda body: make_response(body, [], ABORTED, without=omitted)))
+    [only] = await generate(FakeServer(streaming(lambda body: make_response(body, [], ABORTED, without=omitted))))
     assert only.output_ids == []
 
 
-def test_concurrent_generations_are_limited_by_max_in_flight() -> None:
+async def test_concurrent_generations_are_limited_by_max_in_flight() -> None:
     server = FakeServer(silent)
-
-    async def play() -> None:
-        async with server.serving() as url, SGLangClient(url, max_in_flight=1) as client:
-            calls = [asyncio.ensure_future(client.generate(REQUEST)) for _ in range(2)]
-            await server.generation_received.wait()
-            assert len(await client.get_loads()) == 1  # control calls are not limited
-            assert len(server.get_bodies("/generate")) == 1
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
-
-    asyncio.run(play())
+    async with server.serving() as url, SGLangClient(url, max_in_flight=1) as client:
+        calls = [asyncio.ensure_future(client.generate(REQUEST)) for _ in range(2)]
+        await server.generation_received.wait()
+        assert len(await client.get_loads()) == 1  # control calls are not limited
+        assert len(server.get_bodies("/generate")) == 1
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)

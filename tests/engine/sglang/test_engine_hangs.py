@@ -11,10 +11,10 @@ import pytest
 from engine.contract import EngineFailure
 from engine.sglang.client import SGLangClient
 from engine.sglang.http_api import GenerateRequest, GenerateResponse, ServerTimeout
-from engine.sglang.sglang_engine import SGLangEngine
 from tests.engine.sglang.fake_server import FakeServer, make_full_response, refusing, streaming
-from tests.engine.sglang.scenes import make_request, run_scene
+from tests.engine.sglang.scenes import make_request, running_engine
 
+pytestmark = pytest.mark.real_clock
 SLOW = "no response within 600 s"
 HANGS = 19  # prompts with this token get no response
 
@@ -43,10 +43,9 @@ class SlowClients:
         yield
 
 
-def test_a_server_that_generates_for_no_request_is_lost(model: Path):
-    slow, lost = SlowClients(0.0), list[str]()
-
-    async def scene(engine: SGLangEngine, *_: object) -> None:
+async def test_a_server_that_generates_for_no_request_is_lost(model: Path):
+    slow, lost, server = SlowClients(0.0), list[str](), FakeServer(streaming(make_full_response))
+    async with running_engine(model, server, connect=slow.client, on_engine_lost=lost.append) as engine:
         await engine.generate(make_request(0))
         calls = [asyncio.ensure_future(engine.generate(make_request(number, 1, HANGS))) for number in (1, 2)]
         await slow.request_sent.wait()
@@ -55,15 +54,12 @@ def test_a_server_that_generates_for_no_request_is_lost(model: Path):
         assert [str(each) for each in results] == [f"the server no longer generates tokens: {SLOW}"] * 2
         with pytest.raises(EngineFailure, match="the server no longer generates tokens"):
             await engine.generate(make_request(3))
-
-    run_scene(model, FakeServer(streaming(make_full_response)), scene, connect=slow.client, on_engine_lost=lost.append)
     assert lost == [f"the server no longer generates tokens: {SLOW}"]
 
 
-def test_only_the_turn_without_tokens_fails_while_another_gets_tokens(model: Path):
-    slow, lost = SlowClients(600.0), list[str]()
-
-    async def scene(engine: SGLangEngine, *_: object) -> None:
+async def test_only_the_turn_without_tokens_fails_while_another_gets_tokens(model: Path):
+    slow, lost, server = SlowClients(600.0), list[str](), FakeServer(streaming(make_full_response))
+    async with running_engine(model, server, connect=slow.client, on_engine_lost=lost.append) as engine:
         call = asyncio.ensure_future(engine.generate(make_request(1, 1, HANGS)))
         await slow.request_sent.wait()
         await engine.generate(make_request(2))
@@ -71,17 +67,14 @@ def test_only_the_turn_without_tokens_fails_while_another_gets_tokens(model: Pat
         with pytest.raises(ServerTimeout):
             await call
         await engine.generate(make_request(3))
-
-    run_scene(model, FakeServer(streaming(make_full_response)), scene, connect=slow.client, on_engine_lost=lost.append)
     assert lost == []
 
 
 @pytest.mark.parametrize("by_engine", [True, False])
-def test_a_paused_server_is_not_lost(model: Path, by_engine: bool):
+async def test_a_paused_server_is_not_lost(model: Path, by_engine: bool):
     """It may be paused by this engine or by another client."""
     slow, lost, server = SlowClients(0.0), list[str](), FakeServer(streaming(make_full_response))
-
-    async def scene(engine: SGLangEngine, *_: object) -> None:
+    async with running_engine(model, server, connect=slow.client, on_engine_lost=lost.append) as engine:
         call = asyncio.ensure_future(engine.generate(make_request(1, 1, HANGS)))
         await slow.request_sent.wait()
         if by_engine:
@@ -94,6 +87,4 @@ def test_a_paused_server_is_not_lost(model: Path, by_engine: bool):
         if by_engine:
             await engine.resume()
         await engine.generate(make_request(2))
-
-    run_scene(model, server, scene, connect=slow.client, on_engine_lost=lost.append)
     assert lost == []

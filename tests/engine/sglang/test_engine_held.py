@@ -10,27 +10,20 @@ import pytest
 
 from bus.messages import WeightsPublished
 from engine.contract import EngineFailure, WeightsRefused
-from engine.sglang.sglang_engine import SGLangEngine
 from tests.engine.sglang.fake_server import LENGTH, FakeServer, make_full_response, make_response, refusing, streaming
-from tests.engine.sglang.scenes import (
-    FakeServerHandle,
-    FakeTransport,
-    make_request,
-    run_scene,
-    wait_for_tokens,
-)
+from tests.engine.sglang.scenes import FakeTransport, make_request, running_engine, wait_for_tokens
 
+pytestmark = pytest.mark.real_clock
 PUBLISHED = WeightsPublished(5, "/weights", 4, "d" * 32)
 
 
 @pytest.mark.parametrize("num_tokens", [0, 2])
-def test_an_abort_without_a_response_returns_the_tokens_so_far(model: Path, num_tokens: int):
+async def test_an_abort_without_a_response_returns_the_tokens_so_far(model: Path, num_tokens: int):
     """A server ignores the abort of a request that has not reached its scheduler: before the first
     token, the engine only closes the stream."""
     begun = [lambda body: make_response(body, [4, 5])] if num_tokens else []
     server = FakeServer(streaming(*begun, then="silent"))
-
-    async def scene(engine: SGLangEngine, *_: Any) -> None:
+    async with running_engine(model, server, abort_timeout_s=0.0) as engine:
         call = asyncio.ensure_future(engine.generate(make_request()))
         await server.generation_received.wait()
         await wait_for_tokens(engine, num_tokens)
@@ -38,65 +31,56 @@ def test_an_abort_without_a_response_returns_the_tokens_so_far(model: Path, num_
         generation = await call
         assert (generation.token_ids.tolist(), generation.finish) == ([4, 5][:num_tokens], "abort")
         engine.abort(1)  # nothing is pending
-
-    run_scene(model, server, scene, abort_timeout_s=0.0)
     if not num_tokens:
         assert server.get_bodies("/abort_request") == []
 
 
-def test_a_refused_pause_leaves_the_engine_running(model: Path):
+async def test_a_refused_pause_leaves_the_engine_running(model: Path):
     server = FakeServer(streaming(make_full_response))
     server.handlers["/pause_generation"] = refusing(500, {"error": {"message": "not now"}})
-
-    async def scene(engine: SGLangEngine, *_: Any) -> None:
+    async with running_engine(model, server) as engine:
         with pytest.raises(EngineFailure, match="500 not now"):
             await engine.pause()
         assert (await engine.generate(make_request())).finish == "length"
 
-    run_scene(model, server, scene)
 
-
-def test_an_evicted_prefix_is_counted_and_logged_once(model: Path):
+async def test_an_evicted_prefix_is_counted_and_logged_once(model: Path, log_entries: list[Any]):
     server = FakeServer(
         streaming(make_full_response), streaming(lambda body: make_response(body, [4, 5, 6], LENGTH, cached_tokens=2))
     )
-
-    async def scene(engine: SGLangEngine, *_: Any) -> None:
+    async with running_engine(model, server) as engine:
         await engine.generate(make_request())
         # The last of the six tokens is not in the cache.
         assert engine.get_load().cached_tokens == 5
         await engine.generate(make_request(1, 1, 2, 3, 4, 5, 6, 8))
         load = engine.get_load()
         assert (load.prefilled_tokens, load.recomputed_tokens, load.evicted_tokens) == (3 + 5, 3, 3)
-
-    [line] = run_scene(model, server, scene)
+    [line] = log_entries
     assert (line["event"], line["had_tokens"], line["cached_tokens"]) == ("engine.evicted", 5, 2)
 
 
-def test_a_retraction_is_counted_and_logged_once(model: Path):
+async def test_a_retraction_is_counted_and_logged_once(model: Path, log_entries: list[Any]):
     responses = (
         lambda body: make_response(body, [4]),
         lambda body: make_response(body, [4, 5], num_retractions=1),
         lambda body: make_response(body, [4, 5, 6], LENGTH, num_retractions=1),
     )
-
-    async def scene(engine: SGLangEngine, *_: Any) -> None:
+    async with running_engine(model, FakeServer(streaming(*responses))) as engine:
         await engine.generate(make_request())
         load = engine.get_load()
         assert (load.preempted, load.generated_tokens, load.recomputed_tokens) == (1, 3, 5)
-
-    [line] = run_scene(model, FakeServer(streaming(*responses)), scene)
+    [line] = log_entries
     assert (line["event"], line["trajectory_id"], line["tokens"]) == ("engine.retracted", 1, 5)
 
 
 MEMORY = ("/flush_cache", "/pause_generation", "/release_memory_occupation", "/resume_memory_occupation")
 
 
-def test_memory_is_released_by_an_idle_server_and_resumed_around_the_weights(model: Path):
+async def test_memory_is_released_by_an_idle_server_and_resumed_around_the_weights(model: Path, log_entries: list[Any]):
     """A server crashes if it is busy, or if memory to resume was not released."""
     server = FakeServer(streaming(lambda body: make_response(body, [4], LENGTH, versions=[("5", 0, 1)])))
-
-    async def scene(engine: SGLangEngine, _: FakeServerHandle, transport: FakeTransport) -> None:
+    transport = FakeTransport()
+    async with running_engine(model, server, transport) as engine:
         await engine.sleep()
         await engine.sleep()
         transport.may_finish.clear()
@@ -109,8 +93,6 @@ def test_memory_is_released_by_an_idle_server_and_resumed_around_the_weights(mod
         await loading
         assert (await waiting).versions.tolist() == [5]
         await engine.load_weights(PUBLISHED)
-
-    lines = run_scene(model, server, scene)
     assert [(path, body.get("tags")) for path, body in server.requests if path in MEMORY] == [
         ("/flush_cache", None),
         ("/pause_generation", None),
@@ -118,29 +100,25 @@ def test_memory_is_released_by_an_idle_server_and_resumed_around_the_weights(mod
         ("/resume_memory_occupation", ["weights"]),
         ("/resume_memory_occupation", ["kv_cache"]),
     ]
-    assert [line["event"] for line in lines if "memory" in line["event"]] == [
+    assert [line["event"] for line in log_entries if "memory" in line["event"]] == [
         "memory.released",
         *["memory.resumed"] * 2,
     ]
 
 
-def test_a_server_that_stays_busy_keeps_its_memory(model: Path):
+async def test_a_server_that_stays_busy_keeps_its_memory(model: Path):
     server = FakeServer(streaming(make_full_response))
     server.handlers["/flush_cache"] = refusing(400, "Timed out waiting for idle state.")
-
-    async def scene(engine: SGLangEngine, *_: Any) -> None:
+    async with running_engine(model, server) as engine:
         with pytest.raises(EngineFailure, match="the server was not idle within 60 s"):
             await engine.sleep()
         assert (await engine.generate(make_request())).finish == "length"
-
-    run_scene(model, server, scene)
     assert server.get_bodies("/release_memory_occupation") == []
 
 
-def test_refused_weights_leave_the_other_memory_released(model: Path):
+async def test_refused_weights_leave_the_other_memory_released(model: Path):
     server = FakeServer(streaming(make_full_response))
-
-    async def scene(engine: SGLangEngine, *_: Any) -> None:
+    async with running_engine(model, server, FakeTransport(WeightsRefused("damaged"))) as engine:
         await engine.sleep()
         with pytest.raises(WeightsRefused):
             await engine.load_weights(PUBLISHED)
@@ -150,7 +128,5 @@ def test_refused_weights_leave_the_other_memory_released(model: Path):
         engine.abort(1)
         await waiting
         await engine.sleep()
-
-    run_scene(model, server, scene, WeightsRefused("damaged"))
     released = [body["tags"] for body in server.get_bodies("/release_memory_occupation")]
     assert released == [["kv_cache", "weights"], ["weights"]]

@@ -13,7 +13,6 @@ import pytest
 
 from engine.contract import EngineFailure, RequestRefused
 from engine.sglang.http_api import InvalidResponse
-from engine.sglang.sglang_engine import SGLangEngine
 from tests.engine.sglang.fake_server import (
     LENGTH,
     STOPPED,
@@ -25,16 +24,14 @@ from tests.engine.sglang.fake_server import (
     refusing,
     streaming,
 )
-from tests.engine.sglang.scenes import make_request, run_scene, run_turn
+from tests.engine.sglang.scenes import generate_turn, make_request, running_engine
+
+pytestmark = pytest.mark.real_clock
 
 
-async def _do_nothing(*_: Any) -> None:
-    pass
-
-
-def test_a_request_contains_all_sampling_parameters(model: Path):
+async def test_a_request_contains_all_sampling_parameters(model: Path):
     server = FakeServer(streaming(make_full_response))
-    generation = run_turn(model, server, stop=(7, 8))
+    generation = await generate_turn(model, server, stop=(7, 8))
     assert (generation.token_ids.tolist(), generation.finish) == ([4, 5, 6], "length")
     assert generation.versions.tolist() == [2, 2, 2]
     [body] = server.get_bodies("/generate")
@@ -45,31 +42,25 @@ def test_a_request_contains_all_sampling_parameters(model: Path):
     assert (body["return_logprob"], body["logprob_start_len"], body["stream"]) == (True, -1, True)
 
 
-def test_no_request_id_is_a_prefix_of_another(model: Path):
+async def test_no_request_id_is_a_prefix_of_another(model: Path):
     server = FakeServer(streaming(make_full_response))
-
-    async def scene(engine: SGLangEngine, *_: Any) -> None:
+    async with running_engine(model, server) as engine:
         for _ in range(12):
             await engine.generate(make_request())
-
-    run_scene(model, server, scene)
     rids = [body["rid"] for body in server.get_bodies("/generate")]
     assert [(one, other) for one in rids for other in rids if one != other and other.startswith(one)] == []
 
 
-def test_generation_continues_after_an_unrequested_stop(model: Path):
+async def test_generation_continues_after_an_unrequested_stop(model: Path):
     server = FakeServer(
         streaming(lambda body: make_response(body, [4, 9], {"type": "stop", "matched": 9})),
         streaming(lambda body: make_response(body, [7], STOPPED)),
         streaming(lambda body: make_response(body, [4, 5, 9], {"type": "stop", "matched": 9})),
     )
-
-    async def scene(engine: SGLangEngine, *_: Any) -> None:
+    async with running_engine(model, server) as engine:
         generation = await engine.generate(make_request(new_tokens=5, stop=(7,)))
         assert (generation.token_ids.tolist(), generation.finish) == ([4, 9, 7], "stop")
         assert (await engine.generate(make_request(stop=(7,)))).finish == "length"  # at the last token
-
-    run_scene(model, server, scene)
     first, second, _ = server.get_bodies("/generate")
     assert (second["input_ids"], second["sampling_params"]["max_new_tokens"]) == ([*first["input_ids"], 4, 9], 3)
     assert first["rid"] != second["rid"]  # a reused rid is aborted two seconds later
@@ -83,45 +74,46 @@ def test_generation_continues_after_an_unrequested_stop(model: Path):
         ("2", "/update_weights_from_disk", None),
     ],
 )
-def test_a_server_starts_with_the_checkpoints_weights_and_version(
+async def test_a_server_starts_with_the_checkpoints_weights_and_version(
     model: Path, loaded_version: str, path: str, expected: dict[str, Any] | None
 ):
     server = FakeServer()
     server.weight_version = loaded_version
 
-    run_scene(model, server, _do_nothing)
+    async with running_engine(model, server):
+        pass
     if expected and loaded_version == "7":
         expected["model_path"] = str(model)
     assert server.get_bodies(path) == ([expected] if expected else [])
 
 
-def test_a_cache_of_other_weights_is_not_reused(model: Path):
+async def test_a_cache_of_other_weights_is_not_reused(model: Path):
     server = FakeServer(streaming(make_full_response))
     server.weight_version = "7"
     for _ in range(2):
-        run_turn(model, server)
+        await generate_turn(model, server)
     first, second = (body["extra_key"] for body in server.get_bodies("/generate"))
     assert first != second
 
 
-def test_a_server_left_paused_is_resumed_first(model: Path):
+async def test_a_server_left_paused_is_resumed_first(model: Path):
     server = FakeServer()
-    run_scene(model, server, _do_nothing)
+    async with running_engine(model, server):
+        pass
     changes = [path for path, _ in server.requests if path not in ("/server_info", "/model_info", "/v1/loads")]
     assert changes == ["/continue_generation", "/update_weight_version"]
 
 
 @pytest.mark.parametrize("paused", [False, True])
-def test_a_turn_with_a_broken_connection_keeps_its_tokens_if_the_server_lives(model: Path, paused: bool):
+async def test_a_turn_with_a_broken_connection_keeps_its_tokens_if_the_server_lives(
+    model: Path, log_entries: list[Any], paused: bool
+):
     server = FakeServer(streaming(lambda body: make_response(body, [4, 5]), then="broken"))
     server.handlers["/ready"] = refusing(503 if paused else 200, {})
-
-    async def scene(engine: SGLangEngine, *_: Any) -> None:
+    async with running_engine(model, server) as engine:
         generation = await engine.generate(make_request())
         assert (generation.token_ids.tolist(), generation.finish) == ([4, 5], "abort")
-
-    lines = run_scene(model, server, scene)
-    assert [line["tokens"] for line in lines if line["event"] == "turn.truncated"] == [2]
+    assert [line["tokens"] for line in log_entries if line["event"] == "turn.truncated"] == [2]
 
 
 @pytest.mark.parametrize(
@@ -137,9 +129,9 @@ def test_a_turn_with_a_broken_connection_keeps_its_tokens_if_the_server_lives(mo
     ],
     ids=["broken before the first token", "invalid response", "rejected request"],
 )
-def test_a_failed_turn_names_its_cause(model: Path, handler: Handler, kind: type[EngineFailure], message: str):
+async def test_a_failed_turn_names_its_cause(model: Path, handler: Handler, kind: type[EngineFailure], message: str):
     with pytest.raises(kind, match=message):
-        run_turn(model, FakeServer(handler))
+        await generate_turn(model, FakeServer(handler))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +141,10 @@ def test_a_failed_turn_names_its_cause(model: Path, handler: Handler, kind: type
         ("disable_radix_cache", True, "engine.prefix_cache_disabled"),
     ],
 )
-def test_an_unfavourable_server_option_is_logged(model: Path, option: str, value: bool, event: str):
+async def test_an_unfavourable_server_option_is_logged(
+    model: Path, log_entries: list[Any], option: str, value: bool, event: str
+):
     server = FakeServer()
     server.info[option] = value
-    assert [line["event"] for line in run_scene(model, server, _do_nothing)] == [event]
+    async with running_engine(model, server):
+        assert [line["event"] for line in log_entries] == [event]

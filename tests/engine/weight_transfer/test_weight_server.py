@@ -26,7 +26,7 @@ from engine.weight_transfer.weight_client import WeightsFetcher
 from tests.bus.networks import wait_until
 from tests.engine.weight_transfer.slow_link import LOOPBACK, link_to
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_clock, pytest.mark.timeout(60)]
 CHUNK = 64 * 2**10
 NUMBERS = 1_000_000
 HALF = 2 * NUMBERS
@@ -89,54 +89,45 @@ def assert_loads(published: WeightsPublished) -> None:
     assert torch.all(target["a"] == published.version)
 
 
-def test_the_server_sends_heartbeats_serves_and_ends_at_sigterm(scene: Scene) -> None:
-    async def scenario() -> None:
-        beats = asyncio.Queue[Heartbeat]()
-        with receiving_heartbeats(scene.folder.sockets, beats.put_nowait):
-            async with scene.server(life=3) as (process, port):
-                beat = await beats.get()
-                assert (beat.process, beat.incarnation) == ("weights", 3)
-                assert_loads(await scene.fetcher(port).fetch(scene.publish(1)))
-                process.send_signal(signal.SIGTERM)
-                assert await process.wait() == 0
-        assert scene.read_log_entries("weights.served")[-1]["bytes"] == 4 * NUMBERS
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+async def test_the_server_sends_heartbeats_serves_and_ends_at_sigterm(scene: Scene) -> None:
+    beats = asyncio.Queue[Heartbeat]()
+    with receiving_heartbeats(scene.folder.sockets, beats.put_nowait):
+        async with scene.server(life=3) as (process, port):
+            beat = await beats.get()
+            assert (beat.process, beat.incarnation) == ("weights", 3)
+            assert_loads(await scene.fetcher(port).fetch(scene.publish(1)))
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 0
+    assert scene.read_log_entries("weights.served")[-1]["bytes"] == 4 * NUMBERS
 
 
-def test_a_download_resumes_after_the_server_restarts(scene: Scene) -> None:
-    async def scenario() -> None:
-        published = scene.publish(1)
-        async with scene.server() as (process, port), link_to(port, allowed=HALF) as link:
-            fetching = asyncio.create_task(scene.fetcher(link.port).fetch(published))
-            await link.held.wait()
-            process.kill()
-            await process.wait()
-            link.release()
-            await wait_until(lambda: link.connections > 2)  # the server is down
-            assert not fetching.done()
-            async with scene.server(port, life=2) as (again, _):
-                assert_loads(await fetching)
-                again.send_signal(signal.SIGTERM)
-                assert await again.wait() == 0
-            assert scene.read_log_entries("weights.served")[-1]["bytes"] <= HALF + 4 * CHUNK
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+async def test_a_download_resumes_after_the_server_restarts(scene: Scene) -> None:
+    published = scene.publish(1)
+    async with scene.server() as (process, port), link_to(port, allowed=HALF) as link:
+        fetching = asyncio.create_task(scene.fetcher(link.port).fetch(published))
+        await link.held.wait()
+        process.kill()
+        await process.wait()
+        link.release()
+        await wait_until(lambda: link.connections > 2)  # the server is down
+        assert not fetching.done()
+        async with scene.server(port, life=2) as (again, _):
+            assert_loads(await fetching)
+            again.send_signal(signal.SIGTERM)
+            assert await again.wait() == 0
+        assert scene.read_log_entries("weights.served")[-1]["bytes"] <= HALF + 4 * CHUNK
 
 
-def test_a_process_killed_during_a_download_leaves_no_invalid_slot(scene: Scene) -> None:
-    async def scenario() -> None:
-        published = scene.publish(1)
-        async with scene.server() as (_, port), link_to(port, allowed=HALF) as link:
-            arguments = (scene.near, link.port, scene.key, published)
-            process = get_context("spawn").Process(target=fetch_in_process, args=arguments, daemon=True)
-            process.start()
-            await wait_until(lambda: link.held.is_set() or not process.is_alive())
-            assert link.held.is_set(), f"the download ended with {process.exitcode}"
-            waiting = asyncio.create_task(scene.fetcher(port).fetch(published))
-            process.kill()
-            process.join()
-            assert_loads(await waiting)
-        assert sorted(path.name for path in scene.near.iterdir()) == ["slot_1", "slot_1.lock"]
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+async def test_a_process_killed_during_a_download_leaves_no_invalid_slot(scene: Scene) -> None:
+    published = scene.publish(1)
+    async with scene.server() as (_, port), link_to(port, allowed=HALF) as link:
+        arguments = (scene.near, link.port, scene.key, published)
+        process = get_context("spawn").Process(target=fetch_in_process, args=arguments, daemon=True)
+        process.start()
+        await wait_until(lambda: link.held.is_set() or not process.is_alive())
+        assert link.held.is_set(), f"the download ended with {process.exitcode}"
+        waiting = asyncio.create_task(scene.fetcher(port).fetch(published))
+        process.kill()
+        process.join()
+        assert_loads(await waiting)
+    assert sorted(path.name for path in scene.near.iterdir()) == ["slot_1", "slot_1.lock"]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import structlog
@@ -26,6 +25,7 @@ from tests.bus.networks import wait_until
 from tests.engine.closeness import assert_close
 from tests.engine.weight_transfer.slow_link import LOOPBACK, link_to
 
+pytestmark = [pytest.mark.real_clock, pytest.mark.timeout(60)]
 CHUNK = 64 * 2**10
 NUMBERS = 150_001  # of 4 bytes: more than 9 chunks
 SIZE = 4 * NUMBERS
@@ -70,9 +70,10 @@ def new_key(folder: Path) -> ClusterKey:
     return load_key(generate_key(folder))
 
 
+@pytest.fixture
 @asynccontextmanager
-async def scene(folder: Path) -> AsyncIterator[Scene]:
-    each = Scene(folder)
+async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+    each = Scene(tmp_path)
     serving = asyncio.create_task(each.server.run())
     try:
         yield each
@@ -82,178 +83,132 @@ async def scene(folder: Path) -> AsyncIterator[Scene]:
         each.server.close()
 
 
-def play(folder: Path, scenario: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
-    async def whole() -> None:
-        async with scene(folder) as each:
-            await scenario(each)
-
-    asyncio.run(asyncio.wait_for(whole(), timeout=60))
-
-
-def test_fetched_weights_are_loaded_like_local_weights(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        published = scene.publish(4)
-        near = await scene.fetcher().fetch(published)
-        assert Path(near.path).parent == scene.near
-        assert (near.version, near.num_bytes, near.digest) == (4, SIZE, published.digest)
-        assert content_of(near) == content_of(published)
-        assert_loads(near, 4)
-
-    play(tmp_path, scenario)
+async def test_fetched_weights_are_loaded_like_local_weights(scene: Scene) -> None:
+    published = scene.publish(4)
+    near = await scene.fetcher().fetch(published)
+    assert Path(near.path).parent == scene.near
+    assert (near.version, near.num_bytes, near.digest) == (4, SIZE, published.digest)
+    assert content_of(near) == content_of(published)
+    assert_loads(near, 4)
 
 
-def test_each_version_replaces_the_version_that_the_learner_overwrote(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        for version in range(4):
-            assert_loads(await scene.fetcher().fetch(scene.publish(version)), version)
-        assert scene.slots() == ["slot_0", "slot_1"]
-        assert scene.server.counts.bytes == 4 * SIZE
-
-    play(tmp_path, scenario)
+async def test_each_version_replaces_the_version_that_the_learner_overwrote(scene: Scene) -> None:
+    for version in range(4):
+        assert_loads(await scene.fetcher().fetch(scene.publish(version)), version)
+    assert scene.slots() == ["slot_0", "slot_1"]
+    assert scene.server.counts.bytes == 4 * SIZE
 
 
-def test_the_processes_of_a_node_fetch_a_version_once(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        published = scene.publish(4)
-        near = await asyncio.gather(*(scene.fetcher().fetch(published) for _ in range(3)))
-        assert await scene.fetcher().fetch(published) == near[0] == near[1] == near[2]
-        assert_loads(near[0], 4)
-        assert scene.server.counts.bytes == SIZE
-
-    play(tmp_path, scenario)
+async def test_the_processes_of_a_node_fetch_a_version_once(scene: Scene) -> None:
+    published = scene.publish(4)
+    near = await asyncio.gather(*(scene.fetcher().fetch(published) for _ in range(3)))
+    assert await scene.fetcher().fetch(published) == near[0] == near[1] == near[2]
+    assert_loads(near[0], 4)
+    assert scene.server.counts.bytes == SIZE
 
 
-def test_a_version_republished_with_other_weights_is_fetched_again(tmp_path: Path) -> None:
+async def test_a_version_republished_with_other_weights_is_fetched_again(scene: Scene) -> None:
     """A restarted learner may publish other bytes."""
-
-    async def scenario(scene: Scene) -> None:
-        await scene.fetcher().fetch(scene.publish(4, seed=1))
-        assert_loads(await scene.fetcher().fetch(scene.publish(4, seed=2)), 2)
-
-    play(tmp_path, scenario)
+    await scene.fetcher().fetch(scene.publish(4, seed=1))
+    assert_loads(await scene.fetcher().fetch(scene.publish(4, seed=2)), 2)
 
 
 @pytest.mark.parametrize(("version", "seed"), [(6, 6), (4, 5)], ids=["a later version", "the same version again"])
-def test_weights_overwritten_during_a_download_are_refused_without_leftovers(
-    tmp_path: Path, version: int, seed: int
+async def test_weights_overwritten_during_a_download_are_refused_without_leftovers(
+    scene: Scene, version: int, seed: int
 ) -> None:
-    async def scenario(scene: Scene) -> None:
-        async with link_to(scene.server.port, allowed=HALF) as link:
+    async with link_to(scene.server.port, allowed=HALF) as link:
+        fetching = asyncio.create_task(scene.fetcher(link.port).fetch(scene.publish(4)))
+        await link.held.wait()
+        later = scene.publish(version, seed)
+        link.release()
+        with pytest.raises(WeightsRefused, match="weights of version 4"):
+            await fetching
+    assert scene.slots() == []
+    assert_loads(await scene.fetcher().fetch(later), seed)
+
+
+async def test_missing_weights_are_refused(scene: Scene) -> None:
+    for path in (scene.far / "slot_0", scene.far / "elsewhere"):
+        with pytest.raises(WeightsRefused):
+            await scene.fetcher().fetch(WeightsPublished(4, str(path), SIZE, "00" * 16))
+    assert scene.slots() == []
+
+
+async def test_a_broken_link_is_reconnected_and_received_chunks_are_not_requested_again(scene: Scene) -> None:
+    async with link_to(scene.server.port, allowed=HALF) as link:
+        with structlog.testing.capture_logs() as logged:
             fetching = asyncio.create_task(scene.fetcher(link.port).fetch(scene.publish(4)))
             await link.held.wait()
-            later = scene.publish(version, seed)
-            link.release()
-            with pytest.raises(WeightsRefused, match="weights of version 4"):
-                await fetching
-        assert scene.slots() == []
-        assert_loads(await scene.fetcher().fetch(later), seed)
-
-    play(tmp_path, scenario)
-
-
-def test_missing_weights_are_refused(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        for path in (scene.far / "slot_0", scene.far / "elsewhere"):
-            with pytest.raises(WeightsRefused):
-                await scene.fetcher().fetch(WeightsPublished(4, str(path), SIZE, "00" * 16))
-        assert scene.slots() == []
-
-    play(tmp_path, scenario)
-
-
-def test_a_broken_link_is_reconnected_and_received_chunks_are_not_requested_again(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        async with link_to(scene.server.port, allowed=HALF) as link:
-            with structlog.testing.capture_logs() as logged:
-                fetching = asyncio.create_task(scene.fetcher(link.port).fetch(scene.publish(4)))
-                await link.held.wait()
-                link.cut()
-                link.release()
-                assert_loads(await fetching, 4)
-            assert link.connections == 2
-        assert (
-            scene.server.counts.bytes < SIZE + HALF + WINDOW_CHUNKS * CHUNK
-        )  # the bytes if all chunks had been requested again
-        (line,) = [line for line in logged if line["event"] == "weights.interrupted"]
-        assert HALF - WINDOW_CHUNKS * CHUNK < line["done_bytes"] <= HALF
-        assert (line["version"], line["cause"]) == (4, "disconnected")
-
-    play(tmp_path, scenario)
-
-
-@pytest.mark.slow
-def test_a_link_that_breaks_within_every_chunk_gets_smaller_chunks(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        async with link_to(scene.server.port, cut_after=3 * CHUNK) as link:
-            near = await scene.fetcher(link.port, chunk_bytes=4 * CHUNK).fetch(scene.publish(4))
-            assert_loads(near, 4)
-            assert link.connections > SIZE // (3 * CHUNK)
-
-    play(tmp_path, scenario)
-
-
-@pytest.mark.slow
-def test_a_silent_server_is_retried_over_another_connection(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        async with link_to(scene.server.port, allowed=0) as link:
-            fetcher = WeightsFetcher(scene.near, LOOPBACK, link.port, scene.key, answer_timeout_s=0.2)
-            fetching = asyncio.create_task(fetcher.fetch(scene.publish(4)))
-            await wait_until(lambda: link.connections == 2)
+            link.cut()
             link.release()
             assert_loads(await fetching, 4)
-
-    play(tmp_path, scenario)
+        assert link.connections == 2
+    assert (
+        scene.server.counts.bytes < SIZE + HALF + WINDOW_CHUNKS * CHUNK
+    )  # the bytes if all chunks had been requested again
+    (line,) = [line for line in logged if line["event"] == "weights.interrupted"]
+    assert HALF - WINDOW_CHUNKS * CHUNK < line["done_bytes"] <= HALF
+    assert (line["version"], line["cause"]) == (4, "disconnected")
 
 
 @pytest.mark.slow
-def test_a_cancelled_download_ends_and_another_completes(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        published = scene.publish(4)
-        async with link_to(scene.server.port, allowed=HALF) as link:
-            first = asyncio.create_task(scene.fetcher(link.port).fetch(published))
-            await link.held.wait()
-            second = asyncio.create_task(scene.fetcher(link.port).fetch(published))  # waits for the first download
-            third = asyncio.create_task(scene.fetcher().fetch(published))
-            await wait_until(lambda: (scene.near / "slot_0.part").exists())
-            for fetching in (first, second):
-                fetching.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await fetching
-            assert_loads(await third, 4)
-        assert scene.slots() == ["slot_0"]
-
-    play(tmp_path, scenario)
+async def test_a_link_that_breaks_within_every_chunk_gets_smaller_chunks(scene: Scene) -> None:
+    async with link_to(scene.server.port, cut_after=3 * CHUNK) as link:
+        near = await scene.fetcher(link.port, chunk_bytes=4 * CHUNK).fetch(scene.publish(4))
+        assert_loads(near, 4)
+        assert link.connections > SIZE // (3 * CHUNK)
 
 
-def test_leftovers_of_a_killed_process_are_not_loaded(tmp_path: Path) -> None:
+@pytest.mark.slow
+async def test_a_silent_server_is_retried_over_another_connection(scene: Scene) -> None:
+    async with link_to(scene.server.port, allowed=0) as link:
+        fetcher = WeightsFetcher(scene.near, LOOPBACK, link.port, scene.key, answer_timeout_s=0.2)
+        fetching = asyncio.create_task(fetcher.fetch(scene.publish(4)))
+        await wait_until(lambda: link.connections == 2)
+        link.release()
+        assert_loads(await fetching, 4)
+
+
+@pytest.mark.slow
+async def test_a_cancelled_download_ends_and_another_completes(scene: Scene) -> None:
+    published = scene.publish(4)
+    async with link_to(scene.server.port, allowed=HALF) as link:
+        first = asyncio.create_task(scene.fetcher(link.port).fetch(published))
+        await link.held.wait()
+        second = asyncio.create_task(scene.fetcher(link.port).fetch(published))  # waits for the first download
+        third = asyncio.create_task(scene.fetcher().fetch(published))
+        await wait_until(lambda: (scene.near / "slot_0.part").exists())
+        for fetching in (first, second):
+            fetching.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await fetching
+        assert_loads(await third, 4)
+    assert scene.slots() == ["slot_0"]
+
+
+async def test_leftovers_of_a_killed_process_are_not_loaded(scene: Scene) -> None:
     """A temporary file has neither the header nor the name; a slot of the wrong size is incomplete."""
-
-    async def scenario(scene: Scene) -> None:
-        published = scene.publish(4)
-        whole = content_of(published)
-        scene.near.mkdir()
-        (scene.near / "slot_0.part").write_bytes(whole)
-        (scene.near / "slot_0").write_bytes(whole[:-1])
-        assert_loads(await scene.fetcher().fetch(published), 4)
-        assert scene.slots() == ["slot_0"]
-        assert scene.server.counts.bytes == SIZE
-
-    play(tmp_path, scenario)
+    published = scene.publish(4)
+    whole = content_of(published)
+    scene.near.mkdir()
+    (scene.near / "slot_0.part").write_bytes(whole)
+    (scene.near / "slot_0").write_bytes(whole[:-1])
+    assert_loads(await scene.fetcher().fetch(published), 4)
+    assert scene.slots() == ["slot_0"]
+    assert scene.server.counts.bytes == SIZE
 
 
-def test_a_client_without_the_key_gets_nothing_and_is_counted(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        published = scene.publish(4)
-        stranger = WeightsFetcher(scene.near, LOOPBACK, scene.server.port, new_key(tmp_path / "others"))
-        fetching = asyncio.create_task(stranger.fetch(published))
-        await wait_until(lambda: scene.server.counts.refused > 1)
-        fetching.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await fetching
-        assert (scene.server.counts.chunks, scene.server.counts.malformed, scene.slots()) == (0, 0, [])
-        assert_loads(await scene.fetcher().fetch(published), 4)
-
-    play(tmp_path, scenario)
+async def test_a_client_without_the_key_gets_nothing_and_is_counted(scene: Scene, tmp_path: Path) -> None:
+    published = scene.publish(4)
+    stranger = WeightsFetcher(scene.near, LOOPBACK, scene.server.port, new_key(tmp_path / "others"))
+    fetching = asyncio.create_task(stranger.fetch(published))
+    await wait_until(lambda: scene.server.counts.refused > 1)
+    fetching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await fetching
+    assert (scene.server.counts.chunks, scene.server.counts.malformed, scene.slots()) == (0, 0, [])
+    assert_loads(await scene.fetcher().fetch(published), 4)
 
 
 # ---------------------------------------------------------------- requests to the server
@@ -269,43 +224,34 @@ async def asking(scene: Scene) -> AsyncIterator[zmq.Socket[bytes]]:
         yield socket
 
 
-def test_a_malformed_request_is_counted_and_the_next_request_is_answered(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        digest = scene.publish(4).digest
-        nonsense = (ChunkRequest(0, 4, digest, *place) for place in ((-1, 4), (0, 0), (0, 2**23), (2**63, 4)))
-        async with asking(scene) as socket:
-            for question in (b"", b"\xc1", *map(encode_request, nonsense)):
-                socket.send(question)
-            socket.send_multipart([b"", b""])
-            await wait_until(lambda: scene.server.counts.malformed == 7)
-            absent = encode_request(ChunkRequest(0, 4, digest, SIZE - 4, 8))
-            socket.send(absent)
-            await wait_until(lambda: bool(socket.poll(0)))
-            assert socket.recv_multipart() == [absent]
-            last = encode_request(ChunkRequest(0, 4, digest, SIZE - 4, 4))
-            socket.send(last)
-            await wait_until(lambda: bool(socket.poll(0)))
-            assert socket.recv_multipart() == [last, weights(4)["a"][-1].numpy().tobytes()]
-
-    play(tmp_path, scenario)
+async def test_a_malformed_request_is_counted_and_the_next_request_is_answered(scene: Scene) -> None:
+    digest = scene.publish(4).digest
+    nonsense = (ChunkRequest(0, 4, digest, *place) for place in ((-1, 4), (0, 0), (0, 2**23), (2**63, 4)))
+    async with asking(scene) as socket:
+        for question in (b"", b"\xc1", *map(encode_request, nonsense)):
+            socket.send(question)
+        socket.send_multipart([b"", b""])
+        await wait_until(lambda: scene.server.counts.malformed == 7)
+        absent = encode_request(ChunkRequest(0, 4, digest, SIZE - 4, 8))
+        socket.send(absent)
+        await wait_until(lambda: bool(socket.poll(0)))
+        assert socket.recv_multipart() == [absent]
+        last = encode_request(ChunkRequest(0, 4, digest, SIZE - 4, 4))
+        socket.send(last)
+        await wait_until(lambda: bool(socket.poll(0)))
+        assert socket.recv_multipart() == [last, weights(4)["a"][-1].numpy().tobytes()]
 
 
-def test_a_node_that_does_not_receive_its_answers_does_not_stall_other_nodes(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        published = scene.publish(4)
-        async with asking(scene) as socket:
-            question = encode_request(ChunkRequest(0, 4, published.digest, 0, SIZE))
-            for _ in range(100):
-                socket.send(question)
-            await wait_until(lambda: scene.server.counts.unanswered > 50)
-            assert_loads(await scene.fetcher().fetch(published), 4)
-
-    play(tmp_path, scenario)
+async def test_a_node_that_does_not_receive_its_answers_does_not_stall_other_nodes(scene: Scene) -> None:
+    published = scene.publish(4)
+    async with asking(scene) as socket:
+        question = encode_request(ChunkRequest(0, 4, published.digest, 0, SIZE))
+        for _ in range(100):
+            socket.send(question)
+        await wait_until(lambda: scene.server.counts.unanswered > 50)
+        assert_loads(await scene.fetcher().fetch(published), 4)
 
 
-def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        with pytest.raises(UnusableInput, match=f"127.0.0.1:{scene.server.port}: Address already in use"):
-            WeightServer(scene.far, LOOPBACK, scene.server.port, scene.key)
-
-    play(tmp_path, scenario)
+async def test_a_port_in_use_is_reported(scene: Scene) -> None:
+    with pytest.raises(UnusableInput, match=f"127.0.0.1:{scene.server.port}: Address already in use"):
+        WeightServer(scene.far, LOOPBACK, scene.server.port, scene.key)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +21,9 @@ from engine.inference.kernels.batch_invariance import (
     find_batch_invariant_matmul,
 )
 from engine.inference.kernels.matmul import Matmul, build_tiled
-from engine.model.hf_checkpoint import save_model
 from engine.model.qwen3 import Qwen3, Qwen3Config, initialize_weights
 from tests.engine.closeness import assert_close
-from tests.engine.tiny_models import get_batch_invariant_matmul, small_config, small_model, write_tokenizer
+from tests.engine.tiny_models import get_batch_invariant_matmul, small_config
 
 LONGEST, PAGE = 96, 16
 CONFIG = small_config()
@@ -190,39 +189,30 @@ def test_tokens_and_logprobs_have_the_same_bits_in_every_batch_chunking_and_cach
 # ---------------------------------------------------------------- the engine
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    parent = tmp_path_factory.mktemp("strict")
-    write_tokenizer(parent / "tokenizer")
-    config = small_config(vocab_size=280)
-    save_model(parent / "model", config, small_model(config=config).state_dict(), parent / "tokenizer")
-    return parent / "model"
-
-
-def test_strict_and_fast_engines_generate_the_same_tokens(folder: Path) -> None:
-    request = GenerationRequest(0, np.arange(9, dtype=np.int32), 12, seed=4)
-
-    async def generate(strict: bool) -> list[int]:
-        engine = EmbeddedEngine(
-            folder, Capacity(LONGEST, PAGE, LONGEST), max_running=8, prefill_tokens=24, strict=strict
-        )
+@asynccontextmanager
+async def started(engine: EmbeddedEngine) -> AsyncIterator[EmbeddedEngine]:
+    try:
         await engine.start()
-        try:
-            return (await engine.generate(request)).token_ids.tolist()
-        finally:
-            await engine.close()
-
-    assert asyncio.run(generate(True)) == asyncio.run(generate(False))
+        yield engine
+    finally:
+        await engine.close()
 
 
-def test_a_strict_engine_in_bfloat16_does_not_start(folder: Path) -> None:
-    engine = EmbeddedEngine(folder, Capacity(LONGEST, PAGE, LONGEST), dtype=torch.bfloat16, strict=True)
+@pytest.mark.real_clock
+async def test_strict_and_fast_engines_generate_the_same_tokens(model_folder: Path) -> None:
+    request = GenerationRequest(0, np.arange(9, dtype=np.int32), 12, seed=4)
+    capacity = Capacity(LONGEST, PAGE, LONGEST)
+    found: list[list[int]] = []
+    for strict in (True, False):
+        made = EmbeddedEngine(model_folder, capacity, max_running=8, prefill_tokens=24, strict=strict)
+        async with started(made) as engine:
+            found.append((await engine.generate(request)).token_ids.tolist())
+    assert found[0] == found[1]
 
-    async def start() -> None:
-        try:
-            await engine.start()
-        finally:
-            await engine.close()
 
+@pytest.mark.real_clock
+async def test_a_strict_engine_in_bfloat16_does_not_start(model_folder: Path) -> None:
+    made = EmbeddedEngine(model_folder, Capacity(LONGEST, PAGE, LONGEST), dtype=torch.bfloat16, strict=True)
     with pytest.raises(NotBatchInvariant, match=r"torch\.bfloat16 cannot be strict"):
-        asyncio.run(start())
+        async with started(made):
+            pass

@@ -7,18 +7,9 @@ from pathlib import Path
 import pytest
 
 from configs.schema import EngineConfig
-from engine.model.hf_checkpoint import save_model
 from engine.sglang.server.compatibility import ServerUnusable, check_compatibility
 from tests.engine.sglang.server.requirements import make_info, make_requirements
-from tests.engine.tiny_models import small_config, small_model, write_tokenizer
-
-
-def save(folder: Path, vocab_size: int = 97, seed: int = 0) -> Path:
-    (folder / "tokenizer").mkdir(parents=True)
-    write_tokenizer(folder / "tokenizer")
-    model = small_model(seed, vocab_size=vocab_size)
-    save_model(folder / "model", small_config(vocab_size=vocab_size), model.state_dict(), folder / "tokenizer")
-    return folder / "model"
+from tests.engine.tiny_models import save_small_model, small_model
 
 
 def find_problems(server: object, requirements: object) -> list[str]:
@@ -60,7 +51,8 @@ def test_a_server_with_two_replicas_supports_only_the_disk_transport(transport: 
 
 
 def test_a_model_of_the_same_shape_fits_and_a_different_model_does_not(tmp_path: Path):
-    one, alike, other = save(tmp_path / "1"), save(tmp_path / "2", seed=1), save(tmp_path / "3", vocab_size=98)
+    models = (small_model(), small_model(seed=1), small_model(vocab_size=98))
+    one, alike, other = (save_small_model(tmp_path / f"{number}", model) for number, model in enumerate(models))
     check_compatibility(make_info(model_path=str(alike)), make_requirements(one), "the server")
     assert find_problems(make_info(model_path=str(other)), make_requirements(one)) == [
         f"model.checkpoint = {one}: the server has a different model, {other}"
