@@ -54,26 +54,6 @@ def expected(asked: GenerationRequest) -> list[int]:
     return generation.token_ids.tolist()
 
 
-async def test_concurrent_calls_get_the_same_tokens_as_single_calls(model_folder: Path) -> None:
-    async with running_engine(model_folder) as engine:
-        generations = await asyncio.gather(*(engine.generate(request(number)) for number in range(4)))
-        assert [found.token_ids.tolist() for found in generations] == [expected(request(number)) for number in range(4)]
-        assert engine.get_load().used_tokens == (1 + 1 + 2 + 2) * PAGE  # 15, 16, 17 and 18 tokens are cached
-        assert engine.get_load().decode_steps >= 12
-
-
-async def test_a_call_waits_for_a_row_until_another_request_finishes(model_folder: Path) -> None:
-    async with running_engine(model_folder, rows=1) as engine:
-        done: list[int] = []
-
-        async def generate(asked: GenerationRequest) -> None:
-            assert (await engine.generate(asked)).token_ids.tolist() == expected(asked)
-            done.append(asked.sequence_id)
-
-        await asyncio.gather(generate(request(0)), generate(request(1, new_tokens=1)))
-        assert done == [0, 1]
-
-
 async def test_two_engines_in_one_process_do_not_affect_each_other(model_folder: Path) -> None:
     async with running_engine(model_folder) as engine:
         other = EmbeddedEngine(model_folder, Capacity(2 * LONGEST, 8, LONGEST))

@@ -146,25 +146,6 @@ def test_tokens_of_a_released_sequence_count_as_recomputed(model: Qwen3) -> None
     assert core.get_load().recomputed_tokens == 28
 
 
-def test_tokens_invalidated_by_new_weights_do_not_count_as_recomputed(model: Qwen3) -> None:
-    core = new_core(small_model())
-    generate(core, GenerationRequest(1, random_ids(20, 1), 1, seed=1))
-    core.release_cache(1)
-    core.install_weights(1, model.state_dict())
-    generate(core, GenerationRequest(1, random_ids(20, 1), 1, seed=1))
-    assert core.get_load().recomputed_tokens == 0
-
-
-def test_a_generation_has_the_number_of_cached_request_tokens(model: Qwen3) -> None:
-    core = new_core(model)
-    prompt = random_ids(2 * PAGE + 3, 1)
-    first = generate(core, GenerationRequest(1, prompt, 5, seed=1))[1]
-    assert first.cached_tokens == 0
-    assert generate(core, GenerationRequest(2, prompt, 5, seed=2))[2].cached_tokens == 2 * PAGE
-    core.submit(GenerationRequest(1, np.concatenate((prompt, first.token_ids, random_ids(4, 3))), 5, seed=1))
-    assert generate(core)[1].cached_tokens == len(prompt) + 4
-
-
 def test_eviction_takes_the_least_recently_used_sequence_last_page_first(model: Qwen3) -> None:
     core = new_core(model, pages=12)
     for number in (1, 2):

@@ -11,8 +11,6 @@ from hypothesis import settings
 from bus.messages import (
     AdmissionContinued,
     BufferCursor,
-    CacheReleased,
-    EngineLeft,
     LeaseDeferred,
     LeaseGranted,
     LeasePaused,
@@ -92,15 +90,6 @@ def test_round_robin_takes_the_engines_in_turn() -> None:
     assert where == [["generator-1"], ["generator-0"]] * 2
 
 
-def test_a_trajectory_that_moves_loses_its_cache_on_the_old_engine() -> None:
-    arbiter = make_arbiter("round_robin", 64, 64)
-    arbiter.decide(0.0, request(1))
-    arbiter.decide(0.0, LeasePaused(1, 20))
-    moved = arbiter.decide(0.0, request(1, tokens=25, turn=1, lease=2))
-    assert moved[0] == Send("generator-1", CacheReleased(1, 1))
-    assert list_engines(list(moved)) == ["generator-0"]
-
-
 def test_least_requests_takes_the_engine_with_the_fewest_running() -> None:
     arbiter = make_arbiter("least_requests", 64, 64)
     where = [list_engines(list(arbiter.decide(0.0, request(tid)))) for tid in range(2)]
@@ -133,16 +122,6 @@ def test_a_withdrawn_request_does_not_block_later_ones() -> None:
     arbiter.decide(0.0, request(2))
     arbiter.decide(0.0, request(3, response=2))
     assert served(arbiter.decide(0.0, LeaseReleased(2, PROMPT))) == [3]
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_trajectories_of_an_engine_that_left_move_to_another(policy: PolicyName) -> None:
-    arbiter = make_arbiter(policy, 64)
-    settled(arbiter, 0.0, request(1))
-    arbiter.decide(0.0, EngineLeft("generator-0", "died"))
-    (deferred,) = arbiter.decide(0.0, request(1, tokens=12, lease=2))
-    assert isinstance(deferred.message, LeaseDeferred)
-    assert list_engines(list(arbiter.decide(0.0, joined(1)))) == ["generator-1"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -11,8 +11,8 @@ from policies.arbiter.kv_ledger import EngineAccount, KvAccount, Ledger
 from tests.policies.arbiter.leases import PROMPT, RESPONSE, joined, load, request
 
 
-def make_ledger(tokens: int = 64, page: int = 1, *, shrinks: bool = True) -> tuple[Ledger, EngineAccount]:
-    ledger = Ledger(shrinks_paused_leases=shrinks)
+def make_ledger(tokens: int = 64, page: int = 1) -> tuple[Ledger, EngineAccount]:
+    ledger = Ledger()
     ledger.add_engine(joined(0, tokens, page))
     return ledger, ledger.engines["generator-0"]
 
@@ -33,41 +33,6 @@ def test_a_lease_beyond_the_free_pages_is_refused_unless_the_policy_oversells() 
     assert (engine.leased_pages, holding.state) == (20, "waiting")
     ledger.grant_lease(holding, engine, 11, oversell=True)
     assert engine.leased_pages == 31
-
-
-def test_a_pause_shrinks_the_lease_to_the_cached_tokens() -> None:
-    ledger, engine = make_ledger(64)
-    lease(ledger, request(1), 40)
-    ledger.mark_idle(1, 20)
-    assert (engine.leased_pages, engine.running, list(engine.idle)) == (20, 0, [1])
-    holding = ledger.enqueue_request(request(1, tokens=25, turn=1, lease=2), "rollout-0", 0.0)
-    assert (engine.leased_pages, holding.leased_tokens, list(engine.idle)) == (20, 20, [])
-    ledger.grant_lease(holding, engine, 30)
-    assert engine.leased_pages == 30
-
-
-def test_a_worst_case_lease_is_kept_during_a_tool_call() -> None:
-    ledger, engine = make_ledger(64, shrinks=False)
-    lease(ledger, request(1), PROMPT + RESPONSE)
-    ledger.mark_idle(1, 20)
-    ledger.enqueue_request(request(1, tokens=25, turn=1, lease=2), "rollout-0", 0.0)
-    assert engine.leased_pages == 64
-
-
-def test_the_caches_of_an_engine_that_leaves_are_lost_but_not_the_trajectories() -> None:
-    ledger, _ = make_ledger(64)
-    running = lease(ledger, request(1), 20)
-    assert ledger.remove_engine(EngineLeft("generator-0", "gone")) == [running]
-    assert (running.engine, running.pages, running.state) == (None, 0, "running")
-    ledger.enqueue_request(request(1, tokens=12, lease=2), "rollout-0", 0.0)
-    assert running.state == "waiting"
-
-
-def test_an_engine_that_rejoins_has_no_caches() -> None:
-    ledger, _ = make_ledger(64)
-    lost = lease(ledger, request(1), 20)
-    assert ledger.add_engine(joined(0, 32, incarnation=2)) == [lost]
-    assert (ledger.engines["generator-0"].leased_pages, ledger.engines["generator-0"].total_pages) == (0, 32)
 
 
 def test_reports_of_other_incarnations_and_older_reports_are_refused() -> None:

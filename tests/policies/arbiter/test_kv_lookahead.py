@@ -219,25 +219,6 @@ def test_no_trajectory_starts_on_an_engine_with_waiting_cached_trajectories() ->
     assert isinstance(deferred.message, LeaseDeferred)
 
 
-def test_a_new_trajectory_is_overtaken_by_at_most_the_bound() -> None:
-    scene = Scene(140, overtaken=5)  # room for one at a time
-    scene.expected.final = {0: 100.0} | {group: 100.0 + group for group in range(1, 50)}
-    running = 100
-    scene.policy._start_queue._num_started_by_group.update(dict.fromkeys(range(50), 99))  # pyright: ignore[reportPrivateUsage] - no probes
-    scene.request_lease(running, 49)
-    scene.request_lease(0, 0)
-    overtook: list[int] = []
-    for group in range(1, 40):
-        scene.request_lease(group, group)
-        (running,) = served(scene.end(running, PROMPT))
-        if running == 0:
-            break
-        overtook.append(running)
-    assert len(overtook) == 5
-    grant = scene.arbiter.ledger.accounts[0]
-    assert grant.state == "running"
-
-
 def test_an_empty_engine_takes_a_new_trajectory_despite_more_expected_room_elsewhere() -> None:
     scene = Scene(120, 1200, turn=50)
     scene.expected.final = {0: 990.0, 1: 700.0}

@@ -117,17 +117,6 @@ def test_at_first_groups_the_fewest_left_come_first_then_the_most_started() -> N
     assert waiting.start_groups(1) == [1]  # three members are left
 
 
-def test_withdrawn_trajectories_do_not_start() -> None:
-    waiting = Waiting()
-    waiting.add(1, 10, 11, 12)
-    waiting.add(2, 20)
-    for tid in (10, 11, 20):
-        waiting.end(tid)
-    assert len(waiting.new) == 1
-    assert waiting.start_next().trajectory_id == 12
-    assert waiting.new.peek() == (None, False)
-
-
 def test_a_fully_started_group_is_ranked_again_when_members_are_added() -> None:
     waiting = Waiting()
     waiting.add(1, 10)

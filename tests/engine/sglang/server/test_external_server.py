@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -15,37 +15,29 @@ from engine.sglang.server.managed_server import MAX_FAILED_PROBES
 from tests.engine.sglang.fake_server import FakeServer, Handler, broken, refusing, silent
 from tests.engine.sglang.server.requirements import make_info, make_requirements
 
+pytestmark = pytest.mark.real_clock
 
-def run_scene(
-    scene: Callable[[FakeServer, ExternalServer], Awaitable[None]],
-    *,
-    is_restart: bool = False,
-    **sglang: Any,
-) -> None:
+
+@asynccontextmanager
+async def connected(*, is_restart: bool = False, **sglang: Any) -> AsyncIterator[tuple[FakeServer, ExternalServer]]:
     fake = FakeServer()
     fake.info = msgspec.to_builtins(make_info())
-
-    async def play() -> None:
-        async with fake.serving() as url:
-            requirements = make_requirements(external_urls=(f"{url}/",), **sglang)
-            server = ExternalServer(requirements, is_restart=is_restart, probe_interval_s=0.001)
-            await scene(fake, server)
-            await server.close()
-            await server.close()
-
-    asyncio.run(play())
+    async with fake.serving() as url:
+        requirements = make_requirements(external_urls=(f"{url}/",), **sglang)
+        server = ExternalServer(requirements, is_restart=is_restart, probe_interval_s=0.001)
+        yield fake, server
+        await server.close()
+        await server.close()
 
 
-def test_a_compatible_server_is_attached():
-    async def scene(fake: FakeServer, server: ExternalServer) -> None:
+async def test_a_compatible_server_is_attached():
+    async with connected() as (_, server):
         assert await server.start() == server.url
         assert not server.url.endswith("/")
         assert server.info == make_info()
         assert not server.death.done()
         await server.close()
         assert server.death.cancelled()
-
-    run_scene(scene)
 
 
 @pytest.mark.parametrize(
@@ -57,18 +49,16 @@ def test_a_compatible_server_is_attached():
     ],
     ids=["version", "kind", "connection"],
 )
-def test_an_unusable_server_is_refused_by_key_and_index(handler: Handler, cause: str):
-    async def scene(fake: FakeServer, server: ExternalServer) -> None:
+async def test_an_unusable_server_is_refused_by_key_and_index(handler: Handler, cause: str):
+    async with connected() as (fake, server):
         fake.handlers["/server_info"] = handler
         with pytest.raises(ServerUnusable) as caught:
             await server.start()
         assert str(caught.value) == f"sglang.external_urls[0] = {server.url}: {cause}"
 
-    run_scene(scene)
 
-
-def test_a_paused_server_stays_attached():
-    async def scene(fake: FakeServer, server: ExternalServer) -> None:
+async def test_a_paused_server_stays_attached():
+    async with connected() as (fake, server):
         await server.start()
         fake.handlers["/ready"] = refusing(503, {})
         for _ in range(3 * MAX_FAILED_PROBES):
@@ -76,30 +66,24 @@ def test_a_paused_server_stays_attached():
             await fake.request_received.wait()
         assert not server.death.done()
 
-    run_scene(scene)
-
 
 @pytest.mark.parametrize(("handler", "timeout_s"), [(broken, 10.0), (silent, 0.05)], ids=["broken", "silent"])
-def test_an_unresponsive_server_is_dead(handler: Handler, timeout_s: float):
-    async def scene(fake: FakeServer, server: ExternalServer) -> None:
+async def test_an_unresponsive_server_is_dead(handler: Handler, timeout_s: float):
+    async with connected(health_timeout_s=timeout_s) as (fake, server):
         await server.start()
         fake.handlers["/ready"] = handler
         assert await server.death == f"sglang.external_urls[0] = {server.url} no longer responds"
 
-    run_scene(scene, health_timeout_s=timeout_s)
 
-
-def test_a_restarted_engine_waits_for_its_server():
-    async def scene(fake: FakeServer, server: ExternalServer) -> None:
+async def test_a_restarted_engine_waits_for_its_server():
+    async with connected(is_restart=True) as (fake, server):
         fake.num_broken_requests = 5
         await server.start()
         assert [path for path, _ in fake.requests][:7] == ["/ready"] * 6 + ["/server_info"]
 
-    run_scene(scene, is_restart=True)
 
-
-def test_a_server_that_does_not_return_is_named_with_the_timeout():
-    async def scene(fake: FakeServer, server: ExternalServer) -> None:
+async def test_a_server_that_does_not_return_is_named_with_the_timeout():
+    async with connected(is_restart=True, startup_timeout_s=0.05) as (fake, server):
         fake.handlers["/ready"] = broken
         with pytest.raises(ServerUnusable) as caught:
             await server.start()
@@ -107,5 +91,3 @@ def test_a_server_that_does_not_return_is_named_with_the_timeout():
             f"sglang.external_urls[0] = {server.url}: no response since the server died, "
             "within sglang.startup_timeout_s = 0.05"
         )
-
-    run_scene(scene, is_restart=True, startup_timeout_s=0.05)

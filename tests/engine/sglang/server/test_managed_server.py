@@ -13,16 +13,16 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-from structlog.testing import capture_logs
 
 from engine.sglang.server.managed_server import SGLangServer
 from tests.engine.sglang.server.fake_interpreter import write_interpreter
 from tests.engine.sglang.server.requirements import make_info, make_requirements
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
 WORKER = "sglang::scheduler"
 
@@ -50,59 +50,49 @@ def wait_for_end(pidfd: int) -> None:
     ],
     ids=["killed worker", "killed leader", "suspended"],
 )
-def test_a_dead_server_is_named_and_all_of_its_processes_are_killed(
-    tmp_path: Path, port: int, stop: Callable[[int, int], None], how: str
+async def test_a_dead_server_is_named_and_all_of_its_processes_are_killed(
+    tmp_path: Path, port: int, log_entries: list[Any], stop: Callable[[int, int], None], how: str
 ):
-    async def scenario() -> str:
-        one = make_server(tmp_path, port, ready_s=0.2 if how == "no longer responds" else 10.0)
-        try:
-            assert await one.start() == f"http://127.0.0.1:{port}"
-            processes = one.list_processes()
-            watched = [os.pidfd_open(pid) for pid in processes]
-            leader, worker = sorted(processes, key=lambda pid: processes[pid] == WORKER)
-            stop(leader, worker)
-            why = await one.death
-            await asyncio.to_thread(lambda: [wait_for_end(pidfd) for pidfd in watched])
-            return why
-        finally:
-            await one.close()
-
-    with capture_logs() as entries:
-        why = asyncio.run(scenario())
+    one = make_server(tmp_path, port, ready_s=0.2 if how == "no longer responds" else 10.0)
+    try:
+        assert await one.start() == f"http://127.0.0.1:{port}"
+        processes = one.list_processes()
+        watched = [os.pidfd_open(pid) for pid in processes]
+        leader, worker = sorted(processes, key=lambda pid: processes[pid] == WORKER)
+        stop(leader, worker)
+        why = await one.death
+        await asyncio.to_thread(lambda: [wait_for_end(pidfd) for pidfd in watched])
+    finally:
+        await one.close()
     assert why.startswith(f"the SGLang server sglang-0 {how}:\n")
     assert '"GET /server_info HTTP/1.1" 200' in why  # from the log's last lines
     assert why.endswith(f"({tmp_path / 'sglang-0.log'})")
-    assert [entry["event"] for entry in entries] == ["server.started", "server.died"]
+    assert [entry["event"] for entry in log_entries] == ["server.started", "server.died"]
 
 
-def test_a_server_that_ignores_sigterm_is_killed_and_leaves_no_files(tmp_path: Path, port: int):
-    async def scenario() -> bool:
-        one = make_server(tmp_path, port)
-        await one.start()
-        watched = [os.pidfd_open(pid) for pid in one.list_processes()]
-        (tmp_path / "scratch" / "socket").touch()
-        await one.close()
-        await one.close()
-        for pidfd in watched:
-            wait_for_end(pidfd)
-        return one.death.cancelled()
-
-    with capture_logs() as entries:
-        assert asyncio.run(scenario())
-    assert [entry["event"] for entry in entries] == ["server.started", "server.killed"]
+async def test_a_server_that_ignores_sigterm_is_killed_and_leaves_no_files(
+    tmp_path: Path, port: int, log_entries: list[Any]
+):
+    one = make_server(tmp_path, port)
+    await one.start()
+    watched = [os.pidfd_open(pid) for pid in one.list_processes()]
+    (tmp_path / "scratch" / "socket").touch()
+    await one.close()
+    await one.close()
+    for pidfd in watched:
+        wait_for_end(pidfd)
+    assert one.death.cancelled()
+    assert [entry["event"] for entry in log_entries] == ["server.started", "server.killed"]
     assert not (tmp_path / "scratch").exists()
 
 
-def test_an_incompatible_server_is_stopped(tmp_path: Path, port: int):
-    async def scenario() -> None:
-        given = make_requirements("/models/two", python=write_fake_interpreter(tmp_path), port=port)
-        one = SGLangServer(given, log=tmp_path / "sglang-0.log", scratch=tmp_path / "scratch")
-        with pytest.raises(
-            ValueError, match=r"^model.checkpoint = /models/two: the SGLang server sglang-0 has a different"
-        ):
-            await one.start()
-        assert one.list_processes() == {}
-
-    asyncio.run(scenario())
+async def test_an_incompatible_server_is_stopped(tmp_path: Path, port: int):
+    given = make_requirements("/models/two", python=write_fake_interpreter(tmp_path), port=port)
+    one = SGLangServer(given, log=tmp_path / "sglang-0.log", scratch=tmp_path / "scratch")
+    with pytest.raises(
+        ValueError, match=r"^model.checkpoint = /models/two: the SGLang server sglang-0 has a different"
+    ):
+        await one.start()
+    assert one.list_processes() == {}
     with socket.create_server(("127.0.0.1", port)):  # the port is free
         pass

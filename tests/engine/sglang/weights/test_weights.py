@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from bus.messages import WeightsPublished
 from engine.contract import EngineFailure, WeightsRefused
-from engine.model.hf_checkpoint import save_model
 from engine.sglang.client import SGLangClient
 from engine.sglang.weights import WeightTransport, build_extra_key
 from engine.sglang.weights.checksums import ChecksumRegistry
@@ -28,8 +27,9 @@ from engine.weight_transfer.shared_memory import WeightsPublisher
 from tests.engine.closeness import assert_close
 from tests.engine.sglang.fake_server import refusing, silent
 from tests.engine.sglang.weights.fake_weight_server import UPDATES, FakeWeightServer, UpdateError
-from tests.engine.tiny_models import small_config, small_model, write_tokenizer
+from tests.engine.tiny_models import save_small_model, small_config, small_model
 
+pytestmark = pytest.mark.real_clock
 SMALL_BUCKET = 8 * 2**10  # several for the small model
 TRANSPORTS = tuple(UPDATES)
 PAUSE, RESUME = "/pause_generation", "/continue_generation"
@@ -38,10 +38,7 @@ BEGIN, END = "/begin_weight_update", "/end_weight_update"
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoint")
-    write_tokenizer(folder / "tokenizer")
-    save_model(folder / "model", small_config(), small_model().state_dict(), folder / "tokenizer")
-    return folder / "model"
+    return save_small_model(tmp_path_factory.mktemp("checkpoint"), small_model())
 
 
 @pytest.fixture
@@ -91,21 +88,18 @@ async def connected(server: FakeWeightServer, transport: WeightTransport) -> Asy
             server.groups.clear()  # ends pending collectives
 
 
-def update(transport: WeightTransport, server: FakeWeightServer, *versions: WeightsPublished) -> None:
-    async def run() -> None:
-        async with connected(server, transport) as client:
-            for version in versions:
-                await transport.update(client, version)
-
-    asyncio.run(run())
+async def update(transport: WeightTransport, server: FakeWeightServer, *versions: WeightsPublished) -> None:
+    async with connected(server, transport) as client:
+        for version in versions:
+            await transport.update(client, version)
 
 
-def assert_update_breaks(
+async def assert_update_breaks(
     transport: WeightTransport, server: FakeWeightServer, weights: WeightsPublished, message: str
 ) -> None:
     """The engine must restart its server: requests stay paused."""
     with pytest.raises(EngineFailure, match=message) as failure:
-        update(transport, server, weights)
+        await update(transport, server, weights)
     assert not isinstance(failure.value, WeightsRefused)
     assert RESUME not in server.paths
 
@@ -116,13 +110,13 @@ def assert_update_breaks(
 @pytest.mark.parametrize("has_paused_requests", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", TRANSPORTS)
-def test_a_server_receives_all_parameters_in_its_dtype_while_its_requests_are_paused(
+async def test_a_server_receives_all_parameters_in_its_dtype_while_its_requests_are_paused(
     make: Make, weights: WeightsPublished, name: str, dtype: torch.dtype, has_paused_requests: bool
 ) -> None:
     server = FakeWeightServer()
     if has_paused_requests:
         server.handlers["/flush_cache"] = refusing(400, "Timed out waiting for idle state.")
-    update(make(name, dtype), server, weights)
+    await update(make(name, dtype), server, weights)
     assert_all_loaded(server, dtype)
     during = [path for path in server.paths if path != "/init_weights_update_group"]
     assert during[0] == PAUSE
@@ -131,21 +125,17 @@ def test_a_server_receives_all_parameters_in_its_dtype_while_its_requests_are_pa
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)
-def test_after_a_refused_update_requests_resume_and_the_next_update_succeeds(
+async def test_after_a_refused_update_requests_resume_and_the_next_update_succeeds(
     make: Make, weights: WeightsPublished, name: str
 ) -> None:
     server, transport = FakeWeightServer(), make(name)
     server.refusals[UPDATES[name]] = "weight splits are active"
-
-    async def run() -> None:
-        async with connected(server, transport) as client:
-            with pytest.raises(WeightsRefused, match=r"version 7: .*weight splits are active"):
-                await transport.update(client, weights)
-            assert server.paths.index(RESUME) > server.paths.index(UPDATES[name])
-            assert server.paths.count(BEGIN) == server.paths.count(END)
+    async with connected(server, transport) as client:
+        with pytest.raises(WeightsRefused, match=r"version 7: .*weight splits are active"):
             await transport.update(client, weights)
-
-    asyncio.run(run())
+        assert server.paths.index(RESUME) > server.paths.index(UPDATES[name])
+        assert server.paths.count(BEGIN) == server.paths.count(END)
+        await transport.update(client, weights)
     assert_all_loaded(server)
 
 
@@ -153,25 +143,27 @@ def test_after_a_refused_update_requests_resume_and_the_next_update_succeeds(
     ("name", "message"),
     [("disk", "Failed to update weights: x.\nRolling back to original weights."), ("group", "x. partially updated.")],
 )
-def test_a_server_with_partially_written_weights_is_not_resumed(
+async def test_a_server_with_partially_written_weights_is_not_resumed(
     make: Make, weights: WeightsPublished, name: str, message: str
 ) -> None:
     server = FakeWeightServer()
     server.refusals[UPDATES[name]] = message
-    assert_update_breaks(make(name), server, weights, "partially loaded")
+    await assert_update_breaks(make(name), server, weights, "partially loaded")
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)
-def test_a_server_that_reports_another_version_after_an_update_fails(
+async def test_a_server_that_reports_another_version_after_an_update_fails(
     make: Make, weights: WeightsPublished, name: str
 ) -> None:
     server = FakeWeightServer()
     server.handlers["/model_info"] = refusing(200, {"model_path": "/model", "weight_version": "6"})
-    assert_update_breaks(make(name), server, weights, "reports version 6 after an update to 7")
+    await assert_update_breaks(make(name), server, weights, "reports version 6 after an update to 7")
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)
-def test_a_checksum_mismatch_fails_and_requests_stay_paused(make: Make, weights: WeightsPublished, name: str) -> None:
+async def test_a_checksum_mismatch_fails_and_requests_stay_paused(
+    make: Make, weights: WeightsPublished, name: str
+) -> None:
     server = FakeWeightServer()
 
     async def change_weight(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -179,40 +171,40 @@ def test_a_checksum_mismatch_fails_and_requests_stay_paused(make: Make, weights:
         return await server.compute_checksum(request, body)
 
     for _ in range(2):
-        update(make(name), FakeWeightServer(), weights)
+        await update(make(name), FakeWeightServer(), weights)
     server.handlers["/weights_checker"] = change_weight
-    assert_update_breaks(make(name), server, weights, "the same version 7 but hold different weights")
+    await assert_update_breaks(make(name), server, weights, "the same version 7 but hold different weights")
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)
-def test_unreadable_weights_are_refused_before_requests_are_paused(
+async def test_unreadable_weights_are_refused_before_requests_are_paused(
     make: Make, weights: WeightsPublished, name: str
 ) -> None:
     server = FakeWeightServer()
     with pytest.raises(WeightsRefused, match="overwritten or are damaged"):
-        update(make(name), server, replace(weights, digest="00" * 16))
+        await update(make(name), server, replace(weights, digest="00" * 16))
     assert server.paths == []
 
 
-def test_an_unwritable_folder_is_named_and_requests_are_not_paused(
+async def test_an_unwritable_folder_is_named_and_requests_are_not_paused(
     make: Make, tmp_path: Path, weights: WeightsPublished
 ) -> None:
     server = FakeWeightServer()
     (tmp_path / "file").touch()
     with pytest.raises(WeightsRefused, match=r"cannot be written to .*file/for_server"):
-        update(make("disk", folder=tmp_path / "file"), server, weights)
+        await update(make("disk", folder=tmp_path / "file"), server, weights)
     assert server.paths == []
 
 
-def test_the_folder_is_removed_after_successful_and_refused_updates(
+async def test_the_folder_is_removed_after_successful_and_refused_updates(
     make: Make, tmp_path: Path, weights: WeightsPublished
 ) -> None:
-    update(make("disk"), FakeWeightServer(), weights)
+    await update(make("disk"), FakeWeightServer(), weights)
     assert not (tmp_path / "for_server").exists()
     server = FakeWeightServer()
     server.refusals[UPDATES["disk"]] = "no"
     with pytest.raises(WeightsRefused):
-        update(make("disk"), server, weights)
+        await update(make("disk"), server, weights)
     assert not (tmp_path / "for_server").exists()
 
 
@@ -220,21 +212,17 @@ def test_the_folder_is_removed_after_successful_and_refused_updates(
 
 
 @pytest.mark.parametrize("name", ["tensor", "group"])
-def test_an_update_left_open_is_closed_first(make: Make, weights: WeightsPublished, name: str) -> None:
+async def test_an_update_left_open_is_closed_first(make: Make, weights: WeightsPublished, name: str) -> None:
     server, transport = FakeWeightServer(), make(name)
-
-    async def run() -> None:
-        async with connected(server, transport) as client:
-            await client.begin_update()
-            await transport.update(client, weights)
-
-    asyncio.run(run())
+    async with connected(server, transport) as client:
+        await client.begin_update()
+        await transport.update(client, weights)
     assert_all_loaded(server)
     assert [path for path in server.paths if path in (BEGIN, END)] == [BEGIN, BEGIN, END, BEGIN, END]
 
 
 @pytest.mark.parametrize("name", ["tensor", "group"])
-def test_a_refusal_after_the_first_bucket_leaves_requests_paused(
+async def test_a_refusal_after_the_first_bucket_leaves_requests_paused(
     make: Make, weights: WeightsPublished, name: str
 ) -> None:
     server, path = FakeWeightServer(), UPDATES[name]
@@ -246,13 +234,13 @@ def test_a_refusal_after_the_first_bucket_leaves_requests_paused(
         return await load(request, body)
 
     server.handlers[path] = refuse_second
-    assert_update_breaks(make(name), server, weights, r"partially loaded: .*out of memory")
+    await assert_update_breaks(make(name), server, weights, r"partially loaded: .*out of memory")
     assert server.weight_version == "default"
 
 
-def test_each_tensor_parallel_rank_gets_a_payload(make: Make, weights: WeightsPublished) -> None:
+async def test_each_tensor_parallel_rank_gets_a_payload(make: Make, weights: WeightsPublished) -> None:
     server = FakeWeightServer(tp_size=2)
-    update(make("tensor"), server, weights)
+    await update(make("tensor"), server, weights)
     assert_all_loaded(server)
 
 
@@ -262,12 +250,11 @@ def test_buckets_hold_all_parameters_in_order_within_the_size_limit() -> None:
 
 
 def test_tied_embeddings_are_published_once_and_untied_ones_with_their_head(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path / "tokenizer")
     for tied in (True, False):
         model = small_model(config=small_config(tie_word_embeddings=tied))
-        save_model(tmp_path / "model", model.config, model.state_dict(), tmp_path / "tokenizer")
+        folder = save_small_model(tmp_path, model)
         published = WeightsPublisher(tmp_path / f"{tied}").publish(1, dict(model.named_parameters()))
-        names = PublishedLayout(tmp_path / "model", torch.float32).read(published).keys()
+        names = PublishedLayout(folder, torch.float32).read(published).keys()
         assert ("lm_head.weight" in names) is not tied
 
 
@@ -281,13 +268,15 @@ def test_weights_with_the_same_version_but_another_digest_have_another_cache_key
 # ---------------------------------------------------------------- the group
 
 
-def test_a_group_is_created_once_and_reused(make: Make, weights: WeightsPublished) -> None:
+async def test_a_group_is_created_once_and_reused(make: Make, weights: WeightsPublished) -> None:
     server = FakeWeightServer()
-    update(make("group"), server, weights, weights)
+    await update(make("group"), server, weights, weights)
     assert server.paths.count("/init_weights_update_group") == 1
 
 
-def test_a_server_that_leaves_during_a_broadcast_ends_the_broadcast(make: Make, weights: WeightsPublished) -> None:
+async def test_a_server_that_leaves_during_a_broadcast_ends_the_broadcast(
+    make: Make, weights: WeightsPublished
+) -> None:
     server = FakeWeightServer()
     receive = server.handlers[UPDATES["group"]]
 
@@ -297,30 +286,30 @@ def test_a_server_that_leaves_during_a_broadcast_ends_the_broadcast(make: Make, 
 
     server.handlers[UPDATES["group"]] = leave_first
     with pytest.raises(WeightsRefused, match="Failed to receive weights"):
-        update(make("group"), server, weights)
+        await update(make("group"), server, weights)
     assert server.paths[-2:] == [RESUME, "/destroy_weights_update_group"]
 
 
-def test_a_refused_group_is_not_kept(make: Make, weights: WeightsPublished) -> None:
+async def test_a_refused_group_is_not_kept(make: Make, weights: WeightsPublished) -> None:
     server, transport = FakeWeightServer(), make("group", timeout_s=0.5)
     server.refusals["/init_weights_update_group"] = "Failed to initialize custom process group: no route"
     with pytest.raises(WeightsRefused, match=r"could not create a process group with the server: .*no route"):
-        update(transport, server, weights)
+        await update(transport, server, weights)
     assert isinstance(transport, ProcessGroupTransport)
     assert transport.group_name is None
     assert PAUSE not in server.paths
 
 
 @pytest.mark.slow
-def test_an_unresponsive_server_fails_the_broadcast(make: Make, weights: WeightsPublished) -> None:
+async def test_an_unresponsive_server_fails_the_broadcast(make: Make, weights: WeightsPublished) -> None:
     server = FakeWeightServer()
     server.handlers[UPDATES["group"]] = silent
     transport = make("group", bucket=1 << 30, timeout_s=0.5)
     message = r"the server does not respond; local error: .*([Tt]imed out|timeout)"
-    assert_update_breaks(transport, server, weights, message)
+    await assert_update_breaks(transport, server, weights, message)
 
 
-def test_cancelling_an_update_ends_the_servers_broadcast(make: Make, weights: WeightsPublished) -> None:
+async def test_cancelling_an_update_ends_the_servers_broadcast(make: Make, weights: WeightsPublished) -> None:
     server, transport = FakeWeightServer(), make("group")
     receiving = asyncio.Queue[asyncio.Future[list[torch.Tensor]]]()
 
@@ -330,15 +319,12 @@ def test_cancelling_an_update_ends_the_servers_broadcast(make: Make, weights: We
         receiving.put_nowait(asyncio.ensure_future(server.receive(shapes, body["group_name"])))
         return await silent(request, body)
 
-    async def run() -> None:
-        async with connected(server, transport) as client:
-            updating = asyncio.ensure_future(transport.update(client, weights))
-            broadcast = await receiving.get()
-            updating.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await updating
-            with pytest.raises(UpdateError):
-                await broadcast
-
     server.handlers[UPDATES["group"]] = receive_more
-    asyncio.run(run())
+    async with connected(server, transport) as client:
+        updating = asyncio.ensure_future(transport.update(client, weights))
+        broadcast = await receiving.get()
+        updating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await updating
+        with pytest.raises(UpdateError):
+            await broadcast
