@@ -59,8 +59,7 @@ class _DialogueMessage(NamedTuple):
 def read_sft_dialogues(path: Path, tokenizer: TextTokenizer, tools: Sequence[ToolName]) -> list[TokenizedDialogue]:
     """One sequence per row, from its `messages`. Raises DatasetError with file, row and field.
 
-    The run's own system message replaces the row's, so that the prompt equals that of the
-    rollouts.
+    The run's own system message replaces the row's, so that the prompt equals that of the rollouts.
     """
     return [_tokenize_dialogue(_parse_messages(path, number, row), tokenizer, tools) for number, row in read_rows(path)]
 

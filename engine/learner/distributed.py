@@ -66,15 +66,9 @@ def gather_full_parameters(model: nn.Module) -> dict[str, Tensor]:
     return {name: gather_full(parameter.detach()) for name, parameter in model.named_parameters()}
 
 
-def all_reduce_sum(ranks: RankGroup, values: Tensor) -> Tensor:
+def all_reduce(ranks: RankGroup, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
     if ranks.world_size > 1:
-        dist.all_reduce(values, dist.ReduceOp.SUM)
-    return values
-
-
-def all_reduce_max(ranks: RankGroup, values: Tensor) -> Tensor:
-    if ranks.world_size > 1:
-        dist.all_reduce(values, dist.ReduceOp.MAX)
+        dist.all_reduce(values, operation)
     return values
 
 

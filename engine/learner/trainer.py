@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed import ReduceOp
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
@@ -32,8 +33,7 @@ from engine.learner.checkpoints import (
 )
 from engine.learner.distributed import (
     RankGroup,
-    all_reduce_max,
-    all_reduce_sum,
+    all_reduce,
     gather_full,
     gather_full_parameters,
     shard_model,
@@ -149,8 +149,8 @@ class Trainer:
             self._forward_backward(build_micro_batch([sequences[index] for index in indices]), tokens, objective)
             for indices in shares[self._ranks.rank]
         ]
-        sums = all_reduce_sum(self._ranks, torch.stack([sums for sums, _ in contributions]).sum(0))
-        peaks = all_reduce_max(self._ranks, torch.stack([peaks for _, peaks in contributions]).amax(0))
+        sums = all_reduce(self._ranks, torch.stack([sums for sums, _ in contributions]).sum(0), ReduceOp.SUM)
+        peaks = all_reduce(self._ranks, torch.stack([peaks for _, peaks in contributions]).amax(0), ReduceOp.MAX)
         return OptimizerUpdate(sums.tolist(), peaks.tolist(), self._apply_gradients(lr_scale))
 
     def _forward_backward(self, batch: MicroBatch, tokens: int, objective: Objective) -> tuple[Tensor, Tensor]:

@@ -123,16 +123,13 @@ def _write_files(folder: Path, config: Qwen3Config, state_dict: Mapping[str, Ten
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     end_of_turn = load_tokenizer(source).end_of_turn_id
     _write_json(folder / "config.json", {**config.to_hf(), "eos_token_id": end_of_turn, "dtype": dtype})
-    for name in TOKENIZER_FILES:
+    for name in (*TOKENIZER_FILES, "generation_config.json"):
         if (source / name).exists():
             shutil.copyfile(source / name, folder / name)
     if not (source / "tokenizer_config.json").exists():  # transformers would assume Qwen2's
         _write_json(folder / "tokenizer_config.json", {**_DEFAULT_TOKENIZER_CONFIG, "eos_token": TURN_END})
-    generation = source / "generation_config.json"
-    if generation.exists():
-        shutil.copyfile(generation, folder / generation.name)
-    else:
-        _write_json(folder / generation.name, {"do_sample": True, "eos_token_id": end_of_turn})
+    if not (source / "generation_config.json").exists():
+        _write_json(folder / "generation_config.json", {"do_sample": True, "eos_token_id": end_of_turn})
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

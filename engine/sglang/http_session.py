@@ -57,8 +57,7 @@ class HttpSession:
                 return response.status, await response.read()
 
     async def stream(self, path: str, body: bytes) -> AsyncGenerator[bytes, None]:
-        """The JSON of each server-sent event, or of the one response if the server does not
-        stream.
+        """The JSON of each server-sent event, or of the one response if the server does not stream.
 
         The request timeout applies to each piece of the stream.
         """

@@ -14,11 +14,10 @@ because a slow tool call probably stays slow; then, if no trajectory runs there,
 `_PREEMPT_AFTER_S`, the cache of the youngest trajectory that waits there. The oldest trajectory
 never loses its cache to a younger one, so every trajectory ends.
 
-3 and 4 must also fit the
-expected peak demand of the engine's trajectories (policies.arbiter.kv_demand). They go to an
-engine with a few of their siblings, for the shared prompt; else to the engine with the lowest
-expected demand; else to any. New trajectories wait until all requests that are made at the same
-time are known.
+3 and 4 must also fit the expected peak demand of the engine's trajectories
+(policies.arbiter.kv_demand). They go to an engine with a few of their siblings, for the shared
+prompt; else to the engine with the lowest expected demand; else to any. New trajectories wait until
+all requests that are made at the same time are known.
 
 When no trajectory is left to begin, trajectories move so that all engines finish
 together (policies.arbiter.rebalancing). At most `_MAX_OVERTAKES` later trajectories begin before a

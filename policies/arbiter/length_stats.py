@@ -83,8 +83,7 @@ class LengthStats:
         self._turns[turn if turn < _MAX_TURN_HISTOGRAMS else -1].add(tokens)
 
     def update_expected_tokens(self, group_id: int, previous_tokens: float | None, expected_tokens: float) -> None:
-        """Change the expected length of a group's member; None as `previous_tokens`: a new
-        member.
+        """Change the expected length of a group's member; None as `previous_tokens`: a new member.
 
         Running members count with their expected length; finished ones by themselves would make a
         group look short until its long members end.

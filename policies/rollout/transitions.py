@@ -248,10 +248,12 @@ def _on_code_finished(
 ) -> Transition:
     call = trajectory.build_code_request(event.call)
     text = format_result(event.outcome, rules.result_characters, rules.result_format, call.code)
+    place = event.call - trajectory.calls
+    changes_notebook = call.tool == "jupyter_code" and keeps_effects(event.outcome)
     trajectory = replace(
         trajectory,
-        results=_set_result(trajectory, event.call, text),
-        cells=(*trajectory.cells, call) if _changes_notebook(call, event.outcome) else trajectory.cells,
+        results=(*trajectory.results[:place], text, *trajectory.results[place + 1 :]),
+        cells=(*trajectory.cells, call) if changes_notebook else trajectory.cells,
         calls_failed=trajectory.calls_failed + is_failure(event.outcome),
         responses_with_error=trajectory.responses_with_error + contains_error(event.outcome, text, rules.result_format),
     )
@@ -260,18 +262,9 @@ def _on_code_finished(
     return _append_results(rules, tokenizer, trajectory, now)
 
 
-def _changes_notebook(call: CodeRequested, outcome: CodeOutcome) -> bool:
-    return call.tool == "jupyter_code" and keeps_effects(outcome)
-
-
 def keeps_effects(outcome: CodeOutcome) -> bool:
     """After a cell that times out, crashes or is refused, the notebook restores its state."""
     return isinstance(outcome, CodeOk | CodeRaised | CodeOutOfMemory)
-
-
-def _set_result(trajectory: Trajectory, number: int, text: str) -> tuple[str | None, ...]:
-    place = number - trajectory.calls
-    return (*trajectory.results[:place], text, *trajectory.results[place + 1 :])
 
 
 def _retry_call(rules: Rules, trajectory: Trajectory, now: float, event: CallFailed) -> Transition:

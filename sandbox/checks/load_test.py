@@ -84,19 +84,16 @@ def percentile(ascending: Sequence[float], percent: int) -> float:
     return ascending[max(0, -(-len(ascending) * percent // 100) - 1)] if ascending else 0.0
 
 
-class _CallRecord:
+class _CallRecord(msgspec.Struct):
     """One call. `cause` is the reason for a failure; None if the first answer is right."""
 
-    __slots__ = ("answered_at", "asked_at", "cause", "duplicates", "has_outcome", "is_out_of_order", "probe")
-
-    def __init__(self, probe: Probe, asked_at: float) -> None:
-        self.probe = probe
-        self.asked_at = asked_at
-        self.answered_at: float | None = None
-        self.has_outcome = False
-        self.cause: str | None = "no answer"
-        self.duplicates = 0
-        self.is_out_of_order = False
+    probe: Probe
+    asked_at: float
+    answered_at: float | None = None
+    has_outcome: bool = False
+    cause: str | None = "no answer"
+    duplicates: int = 0
+    is_out_of_order: bool = False
 
 
 class CallTally:
@@ -263,8 +260,7 @@ _ACCEPTS: dict[str, Callable[[CodeOutcome], bool]] = {
     CELL: _expect_stdout("2\n"),
     FORKED_CELL: _expect_stdout("6\n"),
     LOOP: lambda outcome: isinstance(outcome, CodeTimedOut),
-    HOG: lambda outcome: isinstance(
-        outcome, CodeOutOfMemory | CodeTimedOut
-    ),  # depends on the limit that it reaches first
+    # Depends on the limit that it reaches first.
+    HOG: lambda outcome: isinstance(outcome, CodeOutOfMemory | CodeTimedOut),
     MEGABYTE: _is_megabyte,
 }

@@ -201,8 +201,7 @@ class SGLangServer:
 async def wait_until_unresponsive(
     client: SGLangClient, health_timeout_s: float, probe_interval_s: float = PROBE_INTERVAL_S
 ) -> None:
-    """Returns after MAX_FAILED_PROBES probes in a row without a response within
-    `health_timeout_s`.
+    """Returns after MAX_FAILED_PROBES probes in a row without a response within `health_timeout_s`.
 
     Any response counts: the server reports that it is not ready while it is paused or loads
     weights.

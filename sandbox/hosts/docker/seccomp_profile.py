@@ -3,9 +3,8 @@
 Compared to Docker's default it forbids system calls that neither Python nor the calls need (System
 V and POSIX message queues, sockets other than Unix ones, ptrace, keys, kernel modules, io_uring,
 bpf, clocks). It allows those with which the fork servers isolate each call: user, pid, mount and
-ipc namespaces and the mounts in them. They give no rights outside the namespaces: the container
-has no capabilities. Each call then denies most of them for itself
-(sandbox.inside.isolation.seccomp).
+ipc namespaces and the mounts in them. They give no rights outside the namespaces: the container has
+no capabilities. Each call then denies most of them for itself (sandbox.inside.isolation.seccomp).
 """
 
 from __future__ import annotations
