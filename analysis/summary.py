@@ -88,10 +88,7 @@ def count_trajectories(folder: RunFolder) -> dict[str, int | None]:
 
 
 def _count_by_launch(log: Path, actor: str, kind: str) -> list[int]:
-    """Trajectories in events of one kind, per launch of the run; a launch starts with RunStarted.
-
-    Events that log.keep_steps has removed count too.
-    """
+    """Trajectories in events of one kind, removed ones too, per launch (from RunStarted on)."""
     counts: list[int] = []
     starts: list[int] = []
     for event, _ in read_events(log, kinds=("RunStarted", kind)):

@@ -62,10 +62,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
 
 
 def check_request(request: GenerationRequest, vocab_size: int, sequence_tokens: int) -> None:
-    """Every engine makes these checks before the request reaches a model.
-
-    Raises RequestRefused with the sequence, and the position and id of the first bad token.
-    """
+    """For every engine, before a request reaches a model. Raises RequestRefused."""
     name, ids = f"sequence {request.sequence_id}", request.token_ids
     if len(ids) == 0:
         raise RequestRefused(f"{name}: the prompt is empty")

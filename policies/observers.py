@@ -28,8 +28,7 @@ _PARTS = ("step_s", "rollout_s", "train_s", "weights_s")
 class StepObserver:
     """The head: start and end of steps, evaluations and groups (actors.runtime.decider_loop.Observer)."""
 
-    def __init__(self, write_line: WriteLine, buffer: str = BUFFER) -> None:
-        self._buffer = buffer
+    def __init__(self, write_line: WriteLine) -> None:
         self._name = ""  # of the latest request: "step 3", "evaluation start_greedy"
         self.quiet = False
         self._write_line = write_line
@@ -41,10 +40,10 @@ class StepObserver:
     def on_decision(self, now: float, event: AnyMessage, effects: Sequence[Send]) -> None:
         for effect in effects:
             match effect.message:
-                case StepRequested(step=step, version=version) if effect.to == self._buffer:
+                case StepRequested(step=step, version=version) if effect.to == BUFFER:
                     self._name = f"step {step}"
                     self._write_unless_quiet("step.requested", name=self._name, version=version)
-                case EvaluationRequested(label=label, version=version) if effect.to == self._buffer:
+                case EvaluationRequested(label=label, version=version) if effect.to == BUFFER:
                     self._name = f"evaluation {label}"
                     self._write_unless_quiet("step.requested", name=self._name, version=version)
                 case StartGroup(group_id=group_id, size=size, purpose=purpose, problem=problem):

@@ -57,10 +57,8 @@ class RecorderState(msgspec.Struct):
 class Recorder:
     """A decider (policies.decider.Decider): one line of metrics for each step and evaluation."""
 
-    def __init__(self, steps: int, metrics_address: str = METRICS, display_address: str = LAUNCHER) -> None:
+    def __init__(self, steps: int) -> None:
         self._steps = steps
-        self._metrics_address = metrics_address
-        self._display_address = display_address
         self.state = RecorderState()
 
     def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
@@ -88,7 +86,7 @@ class Recorder:
                 pass
             case LengthsMeasured():
                 metrics = compute_length_metrics(event)
-                return [Send(self._metrics_address, MetricsRecorded("lengths", event.step, "", metrics))]
+                return [Send(METRICS, MetricsRecorded("lengths", event.step, "", metrics))]
             case _:
                 raise ProtocolError(f"the recorder does not accept {type(event).__name__}")
         return []
@@ -113,8 +111,8 @@ class Recorder:
         self.state.open_steps.remove(times)
         self.state.last_step, self.state.last_step_ended_at = step, now
         return [
-            Send(self._metrics_address, MetricsRecorded("step", step, "", values)),
-            Send(self._display_address, Progress("rl", step, self._steps, values)),
+            Send(METRICS, MetricsRecorded("step", step, "", values)),
+            Send(LAUNCHER, Progress("rl", step, self._steps, values)),
         ]
 
     def _on_evaluation_finished(self, event: EvaluationFinished) -> list[Send]:
@@ -127,8 +125,8 @@ class Recorder:
         }
         step = self.state.last_step
         return [
-            Send(self._metrics_address, MetricsRecorded("evaluation", step, event.label, values)),
-            Send(self._display_address, Progress(f"evaluation {event.label}", step, self._steps, values)),
+            Send(METRICS, MetricsRecorded("evaluation", step, event.label, values)),
+            Send(LAUNCHER, Progress(f"evaluation {event.label}", step, self._steps, values)),
         ]
 
 

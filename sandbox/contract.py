@@ -21,8 +21,7 @@ class Isolation(msgspec.Struct, frozen=True):
     # Of "user", "pid", "mount", "network", "ipc"; empty where the kernel refuses.
     namespaces: tuple[str, ...]
     seccomp: bool
-    # One sentence for each protection that is not in force, with its remedy.
-    missing: tuple[str, ...]
+    missing: tuple[str, ...]  # a sentence with a remedy for each protection that is off
     landlock: int = 0  # Landlock ABI version in force; 0: off
 
 
@@ -56,10 +55,7 @@ class Sandbox(Protocol):
         ...
 
     def restore_notebook(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None:
-        """Adopt a notebook from another executor, of a trajectory that has none here.
-
-        Its cells run again, without output to the model, before the next cell.
-        """
+        """Adopts a notebook; its cells run again, without output, before the next cell."""
         ...
 
     async def end_notebook(self, trajectory_id: int) -> None:

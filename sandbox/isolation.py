@@ -29,11 +29,7 @@ def format_isolation(isolation: Isolation) -> str:
 
 
 def build_isolation(greeting: Frame, refusal: str | None, backend: str, host_missing: tuple[str, ...]) -> Isolation:
-    """`host_missing`: the sentences of the host about missing protections.
-
-    `refusal`: the kernel's reason against namespaces; None if it allowed them or they are switched
-    off.
-    """
+    """`host_missing`: the host's sentences; `refusal`: why the kernel refused namespaces."""
     missing = list(greeting["missing"])
     if refusal is not None:
         missing.append(f"No namespaces: {refusal}.")

@@ -55,10 +55,7 @@ class NotebookTable:
         return self._notebooks.pop(trajectory_id, None)
 
     def select_evictions(self, num_new: int, *, memory_pressure: bool) -> list[Notebook]:
-        """The least recently used idle notebooks to evict, so that `num_new` more processes fit.
-
-        `memory_pressure`: memory is short, so evict some even if few are live.
-        """
+        """The least recently used idle notebooks to evict for `num_new` more, or for memory."""
         if len(self._notebooks) + num_new <= self._max_live and not memory_pressure:
             return []
         live = [notebook for notebook in self._notebooks.values() if notebook.is_live]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import structlog
 
-from bus.addresses import ARBITER, BUFFER, HEAD, LAUNCHER, RECIPE, ROLLOUT, is_generator, name_executor, name_generator
+from bus.addresses import ARBITER, HEAD, RECIPE, ROLLOUT, is_generator, name_executor, name_generator
 from bus.bus import Bus
 from bus.messages import EngineLeft, ids_to_bytes
 from configs.run_folder import RunFolder
@@ -59,9 +59,6 @@ def build_rules(run: RunConfig, tokenizer: FastTokenizer) -> Rules:
         top_k=run.sampling.top_k,
         stop_token_ids=(tokenizer.end_of_turn_id,),
         result_format=dialogue.result_format,
-        arbiter=ARBITER,
-        buffer=BUFFER,
-        launcher=LAUNCHER,
     )
 
 
@@ -71,7 +68,6 @@ def build_head_deciders(run: RunConfig, problems: ProblemSets) -> dict[str, Deci
         "arbiter": Arbiter(
             run.arbiter.policy,
             run.dialogue.response_tokens,
-            rollout_address=ROLLOUT,
             ends_at_first_groups=run.rl.group_oversampling > 1,
         ),
         "buffer": GroupBuffer(run, problems.train, problems.test, (ROLLOUT,)),

@@ -41,8 +41,7 @@ _KINDS = (
     *(TrajectoryFinished, TrajectoryFailed, TrajectoryAborted),
     *(StepCollected, StepTrained, EvaluationFinished, WeightsPublished),
 )
-# Worker, placement, and part of the stream's name.
-_EXCLUDED_FIELDS = ("executor", "trajectory_id", "lease")
+_EXCLUDED_FIELDS = ("executor", "trajectory_id", "lease")  # worker, placement, part of the stream's name
 _SORTS_LAST = (inf,)
 Timed = TypeVar("Timed", bound=msgspec.Struct)
 

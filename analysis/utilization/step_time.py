@@ -30,10 +30,7 @@ class StepUtilization(msgspec.Struct, frozen=True):
 
 
 def summarize_steps(each_step: pl.DataFrame, ended: pl.DataFrame) -> Sequence[StepUtilization]:
-    """`each_step`: see analysis.utilization.phases.build_steps.
-
-    A trajectory belongs to the last step of its name that was requested before the trajectory ended.
-    """
+    """A trajectory belongs to the last step (of build_steps) requested before its end."""
     borders = each_step.select(t="requested", step="name", requested="requested")
     placed = ended.join_asof(borders, on="t", by="step", strategy="backward", check_sortedness=False)
     by_step = placed.filter(pl.col("requested").is_not_null()).partition_by(["step", "requested"], as_dict=True)

@@ -40,8 +40,7 @@ from engine.learner.batch_journal import BatchJournal
 from engine.learner.distributed import RankGroup, broadcast_object, join_ranks, leave_ranks
 from engine.learner.learner_rank import LearnerRank, TrainStepResult
 
-# Plus one for each step that may be collected ahead; the bus delays further batches.
-MAX_PENDING_BATCHES = 2
+MAX_PENDING_BATCHES = 2  # plus one per step collected ahead; the bus delays further batches
 
 
 class Learner:

@@ -65,10 +65,7 @@ def build_rl_sequence(row: TrainingSample) -> TrainingSequence:
 
 
 def check_versions(rows: Iterable[TrainingSample], step: int, max_staleness: int) -> None:
-    """Raises ProtocolError, naming the first trajectory with a token in the loss that `step` may not train on.
-
-    Its version is too old, or newer than the version that the step updates.
-    """
+    """Raises ProtocolError for a token in the loss of a version that `step` may not train on."""
     oldest, newest = compute_oldest_version(step, max_staleness), step - 1
     for row in rows:
         counted = np.frombuffer(row.record.loss_mask, np.uint8).astype(np.bool_)
@@ -85,10 +82,7 @@ def check_versions(rows: Iterable[TrainingSample], step: int, max_staleness: int
 def build_rl_minibatches(
     rows: Sequence[TrainingSample], num_minibatches: int, seed: int, step: int
 ) -> list[list[TrainingSequence]]:
-    """At most `num_minibatches` minibatches of whole groups, with numbers of groups as equal as possible.
-
-    The order of the groups depends only on seed and step.
-    """
+    """At most `num_minibatches` minibatches of whole groups, of similar sizes, in seeded order."""
     groups: defaultdict[int, list[TrainingSample]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: (row.group_id, row.trajectory_id)):
         groups[row.group_id].append(row)

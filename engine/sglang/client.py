@@ -147,11 +147,7 @@ class SGLangClient:
                 return response
 
     async def abort(self, rid_prefix: str) -> None:
-        """Aborts every request with this rid prefix.
-
-        A request that has not reached the server's scheduler keeps running, and no later abort
-        stops it: close its stream instead.
-        """
+        """A request that has not reached the server's scheduler keeps running: close its stream."""
         await self._session.post("/abort_request", {"rid": rid_prefix})
 
     # ---------------------------------------------------------------- control

@@ -67,8 +67,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     top_k: int = -1  # all
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False  # True also ignores stop_token_ids
-    # Signed, 64 bits; used only with --enable-deterministic-inference.
-    sampling_seed: int | None = None
+    sampling_seed: int | None = None  # signed; used only with --enable-deterministic-inference
     stream_interval: int | None = None  # tokens per response of a stream
     min_p: float = 0.0
     frequency_penalty: float = 0.0
@@ -146,7 +145,6 @@ class ServerInfo(msgspec.Struct, frozen=True):
     device: str
     enable_deterministic_inference: bool
     enable_priority_scheduling: bool
-    incremental_streaming_output: bool
     disable_radix_cache: bool
 
 

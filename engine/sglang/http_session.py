@@ -57,10 +57,7 @@ class HttpSession:
                 return response.status, await response.read()
 
     async def stream(self, path: str, body: bytes) -> AsyncGenerator[bytes, None]:
-        """The JSON of each server-sent event, or of the one response if the server does not stream.
-
-        The request timeout applies to each piece of the stream.
-        """
+        """The JSON of each server-sent event, or of the one response. The timeout is per piece."""
         timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, sock_read=self._request_timeout_s)
         with _translate_errors(path, self._request_timeout_s):
             async with self._get_session().post(path, data=body, headers=_JSON_HEADERS, timeout=timeout) as response:

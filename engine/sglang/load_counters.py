@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import structlog
@@ -30,8 +30,7 @@ POLL_INTERVAL_S = 0.5  # each poll costs engine and server about 2 ms of work
 
 
 class LoadCounters:
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._logger = structlog.get_logger()
         self._prefixes = PrefixTracker()
         self.num_in_flight = 0
@@ -44,13 +43,13 @@ class LoadCounters:
 
     def start_request(self) -> None:
         if not self.num_in_flight:
-            self._busy_since = self._clock()
+            self._busy_since = time.monotonic()
         self.num_in_flight += 1
 
     def end_request(self) -> None:
         self.num_in_flight -= 1
         if not self.num_in_flight:
-            self._busy_s += self._clock() - self._busy_since
+            self._busy_s += time.monotonic() - self._busy_since
 
     def record_response(
         self, request: GenerationRequest, prompt: NDArray[np.int32], previous: MetaInfo | None, output: RequestOutput
@@ -91,7 +90,7 @@ class LoadCounters:
         busy = self.num_in_flight > num_waiting_to_send
         running_tokens = sum(rank.num_used_tokens for rank in self._rank_loads) if busy else 0
         cached = min(self._prefixes.num_tokens, max(0, self.capacity.kv_tokens - running_tokens))
-        current_busy_s = self._clock() - self._busy_since if self.num_in_flight else 0.0
+        current_busy_s = time.monotonic() - self._busy_since if self.num_in_flight else 0.0
         return EngineLoad(
             running=sum(rank.num_running_reqs for rank in self._rank_loads) if busy else 0,
             waiting=num_waiting_to_send + (sum(rank.num_waiting_reqs for rank in self._rank_loads) if busy else 0),

@@ -25,10 +25,7 @@ Value = TypeVar("Value")
 
 
 class RequestOutput:
-    """The tokens of one request so far.
-
-    Each response holds either all tokens or only the new ones, depending on the server's options.
-    """
+    """The tokens of one request so far; a response holds all of them or only the new ones."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size

@@ -57,10 +57,7 @@ class WeightServerCounts(msgspec.Struct):
 
 class WeightServer:
     def __init__(self, folder: Path, host: str, port: int, key: ClusterKey) -> None:
-        """Serves the slots in `folder`. Port 0: any free port. Needs a running event loop.
-
-        Raises UnusableInput if it cannot listen at host and port.
-        """
+        """Serves the slots in `folder`, at any free port for port 0. Raises UnusableInput."""
         self.counts = WeightServerCounts()
         self._folder = folder
         self._logger = structlog.get_logger()

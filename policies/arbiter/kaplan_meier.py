@@ -35,8 +35,7 @@ class KaplanMeierEstimator:
         self._ended = [_PRIOR_TRAJECTORIES / NUM_BINS] * NUM_BINS
         # By interval: running trajectories that are assumed to survive it.
         self._assumed_alive = np.zeros(NUM_BINS, np.int64)
-        # Weight of the next trajectory; it grows instead of all others shrinking.
-        self._unit_weight = 1.0
+        self._unit_weight = 1.0  # of the next trajectory; grows instead of all others shrinking
         self._num_updates = 0
         self._interval_starts = np.arange(NUM_BINS) * float(self._width)
         self._cached_curves: dict[tuple[int, int], NDArray[np.float64]] = {}

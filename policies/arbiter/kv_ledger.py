@@ -17,8 +17,7 @@ from bus.messages import EngineJoined, EngineLeft, EngineLoadReported, LeaseRequ
 AccountState = Literal["waiting", "running", "idle"]
 
 _MAX_ENDED_IDS = 65_536  # ended trajectories that are remembered, to refuse their late requests
-# Factor on an engine's usable pages after a report of evictions or preemptions.
-_CAPACITY_DECAY = 0.95
+_CAPACITY_DECAY = 0.95  # factor on an engine's usable pages after evictions or preemptions
 _CAPACITY_RECOVERY = 1.01  # factor after any other report
 _get_counters = attrgetter(
     "decode_steps", "generated_tokens", "prefilled_tokens", "evicted_tokens", "preempted", "busy_s"
@@ -38,8 +37,7 @@ class EngineAccount:
         self.leased_pages = 0
         self.running = 0  # trajectories with a lease to generate
         self.accounts: dict[int, KvAccount] = {}  # with pages here
-        # Waiting for a tool, the longest first.
-        self.idle: OrderedDict[int, KvAccount] = OrderedDict()
+        self.idle: OrderedDict[int, KvAccount] = OrderedDict()  # in tool calls, longest first
         self.group_members: dict[int, int] = {}  # by group: members with pages here
         self.step_s = 0.0
         self.report: EngineLoadReported | None = None
@@ -282,8 +280,7 @@ class Ledger:
             raise ProtocolError(f"{account} changed its group or its prompt")
         if event.turn < last.turn or event.tokens + event.max_new_tokens > last.tokens + last.max_new_tokens:
             raise ProtocolError(f"{account} requests an earlier turn, or exceeds its first limit")
-        # May exceed its lease by the tokens of tool responses.
-        self._check_growth(account, event.tokens)
+        self._check_growth(account, event.tokens)  # may exceed its lease by tool responses
 
     def _get_running(self, trajectory_id: int) -> KvAccount:
         account = self.accounts.get(trajectory_id)

@@ -18,8 +18,7 @@ from policies.arbiter.kaplan_meier import KaplanMeierEstimator
 _BINS = 64
 _HALF_LIFE = 4096.0  # trajectories
 _PRIOR_WEIGHT = 1.0  # total weight of the prior, which is uniform up to the limit
-# Of a bin, relative to a new length's 1: lengths not seen for long stay possible.
-_MIN_WEIGHT = 1e-12
+_MIN_WEIGHT = 1e-12  # relative to a new length's 1: old lengths stay possible
 _MAX_TURN_HISTOGRAMS = 8  # later turns share the last one
 _MAX_GROUPS = 8192  # the newest ones are kept
 _GROUP_PRIOR_MEMBERS = 2.0  # weight, in members, of the typical length in a group's mean
@@ -32,8 +31,7 @@ class LengthHistogram:
         self._limit = limit
         self._width = -(-limit // _BINS)
         self._weights = [_PRIOR_WEIGHT / _BINS] * _BINS
-        # Weight of the next length; it grows instead of all others shrinking.
-        self._unit_weight = 1.0
+        self._unit_weight = 1.0  # of the next length; grows instead of all others shrinking
         self._num_added = 0
         self._next_sum_at = 1
         self._update_cumulative()

@@ -18,8 +18,7 @@ from policies.arbiter.kv_ledger import EngineAccount
 # Migrate only if the target, with the trajectory, finishes within this share of the source's
 # remaining time.
 _MIGRATE_IF_FINISHES_WITHIN = 0.7
-# Migrate only if it saves the source at least this share of the recomputation cost.
-_MIGRATE_IF_SAVES = 0.75
+_MIGRATE_IF_SAVES = 0.75  # least share of the recomputation cost that a migration saves
 
 
 class _RemainingWork(NamedTuple):

@@ -18,8 +18,7 @@ class ResumeQueue:
         # By engine; extensions of a turn first, then by age.
         self._cached: dict[str, list[tuple[int, int, int, KvAccount]]] = {}
         self._evicted: list[tuple[int, int, KvAccount]] = []
-        # By trajectory: the push number of its valid entry.
-        self._valid_pushes: dict[int, int] = {}
+        self._valid_pushes: dict[int, int] = {}  # by trajectory: number of its valid entry
         self._push_numbers = count()
 
     def push(self, account: KvAccount) -> None:

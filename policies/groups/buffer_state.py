@@ -87,8 +87,7 @@ class BufferState(msgspec.Struct):
     steps: dict[int, GroupCollection] = {}  # in order; at most the last one is not requested yet
     aborting: dict[int, OpenGroup] = {}  # aborted groups with live trajectories
     lengths: dict[int, StepLengths] = {}  # by step
-    # Held back until the aborted groups have ended.
-    pending_run_finished: RunFinished | None = None
+    pending_run_finished: RunFinished | None = None  # until the aborted groups have ended
 
     def list_collections(self) -> list[GroupCollection]:
         return [*self.steps.values(), *([self.evaluation] if self.evaluation is not None else [])]

@@ -1,31 +1,27 @@
-"""Selects the rows of a complete group: staleness bound, verdict, resampling."""
+"""Selects the rows of a complete group: staleness bound, verdict, resampling, advantages."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from bus.messages import GroupJudged, StartGroup, TrainingSample, TrajectoryFinished, Verdict
 from configs.schema import RlConfig, RocConfig, RunConfig
-from policies.groups.advantages import group_advantages
 from policies.groups.roc import resample
 from policies.groups.staleness import apply_staleness_bound, compute_oldest_version
 
+EPSILON = 1e-6  # keeps the advantages finite for almost equal rewards
+
 
 def compute_keep_count(run: RunConfig) -> int:
-    """Trajectories of a group that are kept: half of the rollouts (G of 2G).
-
-    Plain GRPO keeps all of them; the result is then the minimum size of a group.
-    """
+    """Trajectories of a group that RoC keeps: half of 2G; for plain GRPO, the minimum size."""
     return run.rl.rollouts // 2 if run.roc.enabled else 2
 
 
 def select_fresh_trajectories(
     finished: Iterable[TrajectoryFinished], step: int, rl: RlConfig
 ) -> list[TrajectoryFinished]:
-    """The trajectories within the staleness bound of `step`, sorted by id.
-
-    Without staleness (`max_staleness` 0) all of them; then only the learner checks versions.
-    """
+    """Within the staleness bound of `step` (all if `max_staleness` is 0), sorted by id."""
     ordered = sorted(finished, key=lambda trajectory: trajectory.trajectory_id)
     if not rl.max_staleness:
         return ordered
@@ -70,3 +66,16 @@ def build_training_rows(
         )
         for trajectory, advantage in zip(kept, advantages, strict=True)
     ]
+
+
+def group_advantages(rewards: Sequence[float]) -> list[float]:
+    """Each reward minus the mean, over the sample standard deviation (divisor G - 1) plus 1e-6.
+
+    Zeros for equal rewards and for a group of one.
+    Source: GRPO, arXiv 2402.03300, section 4.1.2; divisor and epsilon as in verl and TRL.
+    """
+    if len(set(rewards)) < 2:
+        return [0.0] * len(rewards)
+    mean = math.fsum(rewards) / len(rewards)
+    deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
+    return [(reward - mean) / (deviation + EPSILON) for reward in rewards]

@@ -59,8 +59,7 @@ from policies.dialogue.tool_results import (
 )
 from policies.rollout.trajectory import GRADING_CALL, Ending, Rules, Trajectory, TrajectoryEvent
 
-# Infrastructure failures of a turn, a grading or a call; then the trajectory fails.
-MAX_RETRIES = 1
+MAX_RETRIES = 1  # after infrastructure failures of a turn, a grading or a call
 EXECUTOR = "executor"
 
 Transition = tuple[Trajectory, list[Send]]
@@ -276,11 +275,7 @@ def _retry_call(rules: Rules, trajectory: Trajectory, now: float, event: CallFai
 
 
 def lose_executor(rules: Rules, trajectory: Trajectory, now: float, cause: str) -> Transition:
-    """Its executor has left: open calls are retried once, like after any failure, or the
-    trajectory fails.
-
-    The next executor gets the requests of `build_pending_requests`.
-    """
+    """Open calls are retried once, like after any failure, or the trajectory fails."""
     trajectory = replace(trajectory, executor="")
     if trajectory.phase == "grading":
         return _retry(rules, trajectory, now, cause)

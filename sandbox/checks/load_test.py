@@ -9,7 +9,6 @@ CallTally                                     the counts, also for answers that 
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,24 +17,17 @@ from typing import Protocol
 
 import msgspec
 
-from bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory, CodeRequested, CodeTimedOut
+from bus.messages import CodeOk, CodeOutcome, CodeRequested
 from sandbox.contract import CodeResult, SandboxFailure
 
 CallId = tuple[int, int]  # trajectory, call
-PRINT, NUMPY, SYMPY, CELL = "print", "numpy", "sympy", "cell"
-# Not pure (sandbox.inside.call.pure_cells): a fork keeps the state before the cell.
-FORKED_CELL = "forked_cell"
-LOOP, HOG, MEGABYTE = "loop", "hog", "megabyte"  # an endless loop, memory exhaustion, large output
+PRINT, NUMPY, SYMPY = "print", "numpy", "sympy"
 CODE = {
     PRINT: "print(1+1)",
     NUMPY: "import numpy as np; print(np.arange(1000).sum())",
     SYMPY: 'import sympy; x = sympy.Symbol("x"); print(sympy.solve(x**2 - 5*x + 6, x))',
-    CELL: "1+1",
-    FORKED_CELL: "import math\nmath.gcd(12, 18)",
-    LOOP: "while True: pass",
-    HOG: "blocks = []\nwhile True: blocks.append(bytearray(b'x') * (1 << 20))",
-    MEGABYTE: "print('x' * 1_000_000)",
 }
+PRINTED = {PRINT: "2\n", NUMPY: "499500\n", SYMPY: "[2, 3]\n"}
 
 
 class CallRunner(Protocol):
@@ -61,8 +53,7 @@ class LoadFigures(msgspec.Struct, frozen=True):
     answered: int  # calls with an outcome, right or wrong
     duplicates: int  # answers after a call's first one
     out_of_order: int  # answers that arrived after the answer to a later cell of the same notebook
-    # By cause: infrastructure failures, wrong outcomes, calls without an answer.
-    failures: dict[str, int]
+    failures: dict[str, int]  # infrastructure failures, wrong and missing outcomes, by cause
     elapsed_s: float  # from the first call to the last call's first answer
     latencies_ms: Sequence[float]  # of the calls with an outcome, ascending
 
@@ -216,51 +207,12 @@ async def _submit(sandbox: CallRunner, probe: Probe, tally: CallTally) -> None:
 def make_program_probes(kind: str, trajectories: Iterable[int]) -> Iterator[Probe]:
     """Stateless calls, one for each trajectory."""
     for trajectory in trajectories:
-        call = CodeRequested(trajectory, 0, "python_code_with_standard_io", CODE[kind], "")
-        yield Probe(kind, call, _ACCEPTS[kind])
+        yield make_program_probe(kind, trajectory, CODE[kind], expect_stdout(PRINTED[kind]))
 
 
-def make_numbered_probes(trajectories: Iterable[int]) -> Iterator[Probe]:
-    """Each prints its number, so that the answer to another call counts as wrong."""
-    for trajectory in trajectories:
-        call = CodeRequested(trajectory, 0, "python_code_with_standard_io", f"print({trajectory})", "")
-        yield Probe(PRINT, call, _expect_stdout(f"{trajectory}\n"))
+def make_program_probe(kind: str, trajectory: int, code: str, accepts: Callable[[CodeOutcome], bool]) -> Probe:
+    return Probe(kind, CodeRequested(trajectory, 0, "python_code_with_standard_io", code, ""), accepts)
 
 
-def make_cell_probes(kind: str, notebooks: Sequence[int], calls: Iterable[int]) -> Iterator[Probe]:
-    """Cells of notebooks, in rounds over all notebooks."""
-    for call in calls:
-        for notebook in notebooks:
-            yield Probe(kind, CodeRequested(notebook, call, "jupyter_code", CODE[kind], ""), _ACCEPTS[kind])
-
-
-def make_mixed_probes(healthy: int, seed: int = 0) -> list[Probe]:
-    """`healthy` prints, with 2% endless loops, 2% memory hogs, 1% megabyte outputs; shuffled."""
-    total = round(healthy / 0.95)
-    counts = {PRINT: healthy, LOOP: round(total * 0.02), HOG: round(total * 0.02), MEGABYTE: round(total * 0.01)}
-    probes: list[Probe] = []
-    for kind, number in counts.items():
-        probes += make_program_probes(kind, range(len(probes), len(probes) + number))
-    random.Random(seed).shuffle(probes)
-    return probes
-
-
-def _expect_stdout(text: str) -> Callable[[CodeOutcome], bool]:
+def expect_stdout(text: str) -> Callable[[CodeOutcome], bool]:
     return lambda outcome: isinstance(outcome, CodeOk) and outcome.output.stdout == text
-
-
-def _is_megabyte(outcome: CodeOutcome) -> bool:
-    return isinstance(outcome, CodeOk) and len(outcome.output.stdout) + outcome.output.stdout_cut == 1_000_001
-
-
-_ACCEPTS: dict[str, Callable[[CodeOutcome], bool]] = {
-    PRINT: _expect_stdout("2\n"),
-    NUMPY: _expect_stdout("499500\n"),
-    SYMPY: _expect_stdout("[2, 3]\n"),
-    CELL: _expect_stdout("2\n"),
-    FORKED_CELL: _expect_stdout("6\n"),
-    LOOP: lambda outcome: isinstance(outcome, CodeTimedOut),
-    # Depends on the limit that it reaches first.
-    HOG: lambda outcome: isinstance(outcome, CodeOutOfMemory | CodeTimedOut),
-    MEGABYTE: _is_megabyte,
-}

@@ -83,10 +83,7 @@ def install_packages(requirements: Path, folder: Path, architecture: str) -> Non
 
 
 def write_tar(root: Path, stream: IO[bytes], adapt: Callable[[TarInfo], TarInfo | None]) -> None:
-    """Writes the content of `root` without times and user names: the same files give the same bytes.
-
-    `adapt` changes an entry, or returns None to drop the entry and its descendants.
-    """
+    """The same files give the same bytes: no times, no user names. `adapt` may drop an entry."""
 
     def strip_metadata(entry: TarInfo) -> TarInfo | None:
         entry.mtime = MODIFIED_AT
@@ -99,8 +96,6 @@ def write_tar(root: Path, stream: IO[bytes], adapt: Callable[[TarInfo], TarInfo 
 
 
 REPOSITORY = "asterism-sandbox"
-# Folder of numpy and the like in the image; not on the default sys.path.
-PACKAGES = "/opt/asterism/packages"
 _SANDBOX_FOLDER = Path(__file__).resolve().parent.parent
 
 

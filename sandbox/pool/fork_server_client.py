@@ -21,8 +21,7 @@ from sandbox.inside.wire.frames import Frame
 from sandbox.inside.wire.server_settings import ServerSettings
 from sandbox.pool.server_connection import ServerConnection
 
-# Concurrent calls of one fork server; further calls wait, first come first served.
-SLOTS_PER_SERVER = 64
+SLOTS_PER_SERVER = 64  # concurrent calls of one fork server; further calls wait
 MAX_CALLS_PER_SERVER = 512  # including long calls
 SERVER_DIED = "fork server died"
 _LONG_AFTER_ANSWERS = 2 * SLOTS_PER_SERVER
@@ -38,15 +37,11 @@ class _InFlightCall(NamedTuple):
 
 
 class ForkServerClient:
-    """One fork server. Every call ends exactly once: with its answer, or with SandboxFailure.
-
-    `on_lost` is called once, when the server has exited.
-    """
+    """Every call ends once, with its answer or SandboxFailure. `on_lost`: at the server's exit."""
 
     def __init__(self, host: Host, on_lost: Callable[[ForkServerClient], None], failures: int = 0) -> None:
         self._on_lost = on_lost
-        # Consecutive failures of this server and its predecessors without an answer.
-        self.failures = failures
+        self.failures = failures  # consecutive, also of predecessors, without an answer
         self._calls: dict[int, _InFlightCall] = {}
         self._connection = ServerConnection(host, _MODULE, self._on_frame, self._on_end)
         self.alive = False

@@ -32,8 +32,7 @@ class ServerPool:
         self._servers: list[ForkServerClient] = []
         self._started = False
         self._waiters: deque[asyncio.Future[ForkServerClient]] = deque()
-        # No server is alive and restarts have failed; further restarts follow.
-        self._cannot_start = False
+        self._cannot_start = False  # no server is alive and restarts have failed; more follow
         self._closing = asyncio.Event()
         self._restart_tasks: set[asyncio.Task[None]] = set()
         self._start_lock = asyncio.Lock()

@@ -56,10 +56,7 @@ def generate_dialogues(seed: int, count: int, result_characters: int) -> list[Me
 
 
 def run_snippet(code: str) -> CodeOutcome:
-    """The outcome of a notebook cell with one line that ends in an expression.
-
-    Only for the trusted snippets of this package. The model's code runs in the sandbox.
-    """
+    """The outcome of a cell that ends in an expression; only for trusted snippets."""
     stdout, names = io.StringIO(), dict[str, Any]()
     tree = ast.parse(code)
     last = tree.body.pop()

@@ -15,12 +15,13 @@ import msgspec
 
 from benchmarks.support.process_memory import list_descendants, read_proportional_mib, read_resident_mib
 from benchmarks.support.sandbox.executor_process import EXECUTOR
+from benchmarks.support.sandbox.probes import make_numbered_probes
 from bus.addresses import ROLLOUT
 from bus.bus import Bus
 from bus.messages import CallFailed, CodeFinished, Shutdown
 from bus.transport.zeromq import open_zmq_bus
 from configs.schema import BusConfig as BusConfig
-from sandbox.checks.load_test import CallTally, LoadFigures, make_numbered_probes
+from sandbox.checks.load_test import CallTally, LoadFigures
 
 _CLIENT = ROLLOUT
 _ANSWER_TIMEOUT_S = 60.0  # maximum time between two answers

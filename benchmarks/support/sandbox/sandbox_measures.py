@@ -11,20 +11,18 @@ from statistics import median
 import msgspec
 
 from benchmarks.support.process_memory import list_descendants, read_private_mib
+from benchmarks.support.sandbox.probes import CELL, FORKED_CELL, make_cell_probes, make_mixed_probes
 from benchmarks.support.sandbox.raw_fork_server import DirectClient
 from benchmarks.support.sandbox.sandbox_backends import ProcessPerCall
 from sandbox.checks.load_test import (
-    CELL,
     CODE,
-    FORKED_CELL,
     NUMPY,
     PRINT,
+    PRINTED,
     SYMPY,
     LoadFigures,
     Probe,
     limit_duration,
-    make_cell_probes,
-    make_mixed_probes,
     make_program_probes,
     measure_programs,
     percentile,
@@ -35,7 +33,6 @@ from sandbox.fork_server_sandbox import ForkServerSandbox
 
 RATE_IN_FLIGHT = 16
 NOTEBOOKS = 64
-PRINTED = {PRINT: "2\n", NUMPY: "499500\n", SYMPY: "[2, 3]\n"}
 _PAUSE_S = 0.005  # pause before a measurement of the idle service
 _FIRST_NOTEBOOK, _FIRST_STARTED, _FIRST_LIVE = 1_000_000, 2_000_000, 3_000_000  # trajectory ids
 

@@ -39,11 +39,7 @@ class ExternalServer:
         self._logger = structlog.get_logger()
 
     async def start(self) -> str:
-        """The base URL. Raises ServerUnusable if no server responds or the server does not fit
-        this run.
-
-        A restarted engine waits up to sglang.startup_timeout_s for a response.
-        """
+        """The base URL. Raises ServerUnusable if no server responds, or an unsuitable one."""
         self.death = asyncio.get_running_loop().create_future()
         self._client = client = SGLangClient(
             self.url, max_in_flight=1, request_timeout_s=self._requirements.sglang.request_timeout_s

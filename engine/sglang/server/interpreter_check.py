@@ -36,8 +36,7 @@ async def check_interpreter(python: str, variables: Mapping[str, str]) -> str:
 
 
 async def run_python(python: str, program: str, variables: Mapping[str, str]) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of the program. Raises ServerUnusable if `python` cannot be run.
-    On cancellation, kills the program with its descendants."""
+    """Exit code, stdout, stderr. Raises ServerUnusable. Cancellation kills all its processes."""
     command, pipe = (python, "-c", program), asyncio.subprocess.PIPE
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(*command, env=variables, stdout=pipe, stderr=pipe, start_new_session=True)

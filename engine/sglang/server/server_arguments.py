@@ -12,8 +12,7 @@ HOST = "127.0.0.1"
 _COMMON_ARGUMENTS = (
     # Queued requests are scheduled by priority; running ones are never preempted.
     *("--enable-priority-scheduling", "--disable-priority-preemption"),
-    # Otherwise each piece of a stream repeats all earlier tokens.
-    "--incremental-streaming-output",
+    "--incremental-streaming-output",  # else each piece of a stream repeats all earlier tokens
     *("--log-level-http", "warning"),  # otherwise every load poll writes a log line
     "--sleep-on-idle",  # otherwise an idle scheduler uses a full core
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bus.process.waiting import wait_for_exit
 
-_TAIL_BYTES = 16_384
+_TAIL_BYTES, _TAIL_LINES = 16_384, 12
 # Process titles of schedulers and detokenizers; a server without one of them is dead.
 _WORKER_PREFIX = "sglang::"
 _SHM_FOLDER = Path("/dev/shm")
@@ -83,8 +83,8 @@ class ProcessGroup:
                     file.unlink()
 
 
-def read_log_tail(log: Path, lines: int = 12) -> str:
+def read_log_tail(log: Path) -> str:
     """Raises OSError."""
     with log.open("rb") as stream:
         stream.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-        return "\n".join(stream.read().decode(errors="replace").rstrip().splitlines()[-lines:])
+        return "\n".join(stream.read().decode(errors="replace").rstrip().splitlines()[-_TAIL_LINES:])

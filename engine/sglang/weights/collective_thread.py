@@ -40,8 +40,7 @@ class CollectiveThread:
         self._listener = socket.create_server((host, 0))
         self.port: int = self._listener.getsockname()[1]
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        # A ProcessGroupGloo or ProcessGroupNCCL; their type stubs lack `broadcast`.
-        self._group: Any = None
+        self._group: Any = None  # ProcessGroupGloo or -NCCL; their stubs lack `broadcast`
         threading.Thread(target=self._run_calls, name=f"weights {name}", daemon=True).start()
 
     def join(self) -> asyncio.Future[None]:

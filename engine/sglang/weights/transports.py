@@ -33,6 +33,7 @@ from engine.sglang.weights.collective_thread import CollectiveThread
 from engine.weight_transfer.shared_memory import load_published
 
 Bucket = Mapping[str, Tensor]
+_HOST = "127.0.0.1"  # this machine's address for the server
 # Texts in a server's refusal that mean that it had started to write.
 _PARTIAL_UPDATE_MARKERS = ("partially updated", "Rolling back")
 
@@ -212,18 +213,15 @@ class ProcessGroupTransport:
         checksums: ChecksumRegistry,
         bucket_bytes: int,
         backend: Literal["gloo", "nccl"] = "gloo",
-        host: str = "127.0.0.1",
         timeout_s: float = 300.0,
         response_timeout_s: float = 10.0,
     ) -> None:
-        """`host`: this machine's address for the server. `timeout_s`: limit for joining and for
-        each bucket. `response_timeout_s`: limit for the server to report an error after this side
-        has left the group."""
+        """`timeout_s`: limit for joining and for each bucket. `response_timeout_s`: limit for the
+        server to report an error after this side has left the group."""
         self._layout = layout
         self._checksums = checksums
         self._bucket_bytes = bucket_bytes
         self._backend = backend
-        self._host = host
         self._timeout_s = timeout_s
         self._response_timeout_s = response_timeout_s
         self._group: CollectiveThread | None = None
@@ -254,11 +252,10 @@ class ProcessGroupTransport:
         self._leave()
 
     async def _join(self, client: SGLangClient, server: ServerInfo) -> CollectiveThread:
-        # A server accepts a name only once.
-        name = f"asterism-{os.getpid()}-{secrets.token_hex(4)}"
+        name = f"asterism-{os.getpid()}-{secrets.token_hex(4)}"  # accepted by a server only once
         world_size = 1 + server.tp_size
-        group = self._group = CollectiveThread(name, self._backend, self._host, world_size, self._timeout_s)
-        server_call = client.init_group(self._host, group.port, world_size, name, self._backend)
+        group = self._group = CollectiveThread(name, self._backend, _HOST, world_size, self._timeout_s)
+        server_call = client.init_group(_HOST, group.port, world_size, name, self._backend)
         try:
             await self._run_both(group.join(), server_call)
         except (UpdateRefused, ServerStatusError) as refusal:

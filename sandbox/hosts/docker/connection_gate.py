@@ -21,8 +21,7 @@ _SOCKET_NAME = "executor.sock"
 _HANDSHAKE_TIMEOUT_S = 10.0
 _MAX_HANDSHAKE_BYTES = 4096
 _BACKLOG = 256
-# More connections without a first frame are an attack, and are closed.
-_MAX_PENDING_HANDSHAKES = 1024
+_MAX_PENDING_HANDSHAKES = 1024  # more without a first frame are an attack: closed
 _ACCEPT_RETRY_S = 0.1  # after a failed accept
 
 

@@ -139,8 +139,7 @@ class DockerEngine:
 
 
 async def _remove(container: DockerContainer) -> None:
-    """Deletes the container until the engine no longer knows it. A removal in progress can fail, for
-    example because a restarted engine still holds a mount."""
+    """Repeats a removal that fails, for example because a restarted engine holds a mount."""
     for delay_s in (*_REMOVAL_DELAYS_S, None):
         try:
             await container.delete(force=True, v=True)

@@ -40,8 +40,7 @@ _LAUNCH_TIMEOUT_S = 30.0  # a launch waits this long for a container
 _RETRY_DELAYS_S = (0.1, 0.3, 1.0, 3.0, 5.0)
 _MEMORY_POLL_S = 0.5
 _CONTAINER_POLL_S = 0.5  # interval of `wait_until_broken`
-# Without an answer from the init process, the container is frozen and is replaced.
-_HEARTBEAT_TIMEOUT_S = 60.0
+_HEARTBEAT_TIMEOUT_S = 60.0  # without an answer: the container is frozen and replaced
 
 
 class ContainerHost:

@@ -24,7 +24,6 @@ INFO: dict[str, Any] = {
     "device": "cpu",
     "enable_deterministic_inference": True,
     "enable_priority_scheduling": False,
-    "incremental_streaming_output": False,
     "disable_radix_cache": False,
     "ignored_field": {"a": [1]},
 }

@@ -7,13 +7,11 @@ import itertools
 
 import pytest
 
+from benchmarks.support.sandbox.probes import make_cell_probes, make_mixed_probes, make_numbered_probes
 from bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory, CodeRequested, CodeTimedOut, Output
 from sandbox.checks.load_test import (
     CallTally,
     limit_duration,
-    make_cell_probes,
-    make_mixed_probes,
-    make_numbered_probes,
     make_program_probes,
     percentile,
     run_burst,

@@ -24,7 +24,6 @@ def make_info(**changes: Any) -> ServerInfo:
         "device": "cpu",
         "enable_deterministic_inference": True,
         "enable_priority_scheduling": True,
-        "incremental_streaming_output": False,
         "disable_radix_cache": False,
     }
     return ServerInfo(**fields | changes)
