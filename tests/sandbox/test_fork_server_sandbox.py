@@ -141,6 +141,27 @@ async def test_a_sandbox_without_namespaces_reports_that_and_runs(start_sandbox:
         assert await client.printed("1+1") == "2\n"
 
 
+_DAEMON = """
+import os, time
+if os.fork() == 0:
+    if os.fork() == 0:  # its parent exits: the fork server becomes its parent
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+time.sleep(0.5)
+"""
+
+
+async def test_a_call_with_a_daemon_outlives_its_neighbours_without_namespaces(
+    start_sandbox: StartSandbox,
+) -> None:
+    async with start_sandbox(namespaces="off", time_limit_s=10.0, fork_servers=1) as client:
+        call = asyncio.create_task(client.program(_DAEMON))
+        while not call.done():
+            await client.program("print(1)")
+        assert (await call).outcome == CodeOk(Output(""))
+
+
 def test_a_failed_start_reports_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     async def start() -> None:
         sandbox = make_sandbox(SandboxConfig(backend="process", namespaces="required"))

@@ -22,11 +22,12 @@ def kill_orphans(processes: ProcessTree, known: set[int]) -> None:
     """Kills and reaps all descendants, except the `known` children and their descendants.
 
     A fork bomb is faster than a listing of its processes, and each death makes room for a fork.
-    Each call of root has its own uid: the kernel kills all processes of that uid in one step.
-    Without root, whole process groups are killed, and the remaining orphans lose the right to
-    fork.
+    Each call of root has its own uid: the kernel kills all processes of that uid in one step. The
+    orphans of a call that still runs have its uid and stay until it ends. Without root, whole
+    process groups are killed, and the remaining orphans lose the right to fork.
     """
-    while children := {*processes.list_children(os.getpid())} - known:
+    running = {_read_uid(processes, pid) for pid in known} - {0}
+    while children := _list_orphans(processes, known, running):
         orphans = processes.list_with_descendants(children)
         if os.getuid() == 0:
             for user in {_read_uid(processes, pid) for pid in orphans} - {0}:
@@ -44,6 +45,14 @@ def kill_orphans(processes: ProcessTree, known: set[int]) -> None:
                 os.kill(pid, signal.SIGKILL)
         for pid in children:
             os.waitpid(pid, 0)
+
+
+def _list_orphans(processes: ProcessTree, known: set[int], running: set[int]) -> set[int]:
+    """The children that are neither known nor of the user of a running call."""
+    children = {*processes.list_children(os.getpid())} - known
+    if os.getuid() != 0:
+        return children
+    return {pid for pid in children if _read_uid(processes, pid) not in running}
 
 
 def _kill_user(user: int) -> None:
