@@ -12,6 +12,8 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.test_structure import list_definitions, parse
+
 ROOT = Path(__file__).parent.parent
 FOLDERS = (
     *("configs", "bus", "policies", "sandbox", "engine", "tasks", "actors", "analysis", "benchmarks"),
@@ -29,21 +31,25 @@ PATTERN = re.compile(
     r"(?<![\w-])(" + "|".join(phrase.replace(" ", r"\s+") for phrase in STOP_LIST) + r")(?![\w-])", re.IGNORECASE
 )
 HELP_KEYWORDS = ("help", "description", "epilog")
+HELP_ARGUMENT = re.compile(rf"\b({'|'.join(HELP_KEYWORDS)})\s*=")
 
 
-def extract_python_prose(text: str) -> Iterator[tuple[int, str]]:
+def extract_python_prose(path: Path) -> Iterator[tuple[int, str]]:
     """Line number and text of each docstring, test name, help text and comment."""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            if docstring := ast.get_docstring(node, clean=False):
-                yield node.body[0].lineno, docstring
-            if not isinstance(node, ast.Module) and node.name.startswith(("test_", "Test")):
-                yield node.lineno, node.name.replace("_", " ")
-        if isinstance(node, ast.keyword) and node.arg in HELP_KEYWORDS and isinstance(node.value, ast.Constant):
-            yield node.value.lineno, str(node.value.value)
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
+    text, module = path.read_text(), parse(path)
+    for node in (module, *list_definitions(path)):
+        if docstring := ast.get_docstring(node, clean=False):
+            yield node.body[0].lineno, docstring
+        if not isinstance(node, ast.Module) and node.name.startswith(("test_", "Test")):
+            yield node.lineno, node.name.replace("_", " ")
+    if HELP_ARGUMENT.search(text):
+        for node in ast.walk(module):
+            if isinstance(node, ast.keyword) and node.arg in HELP_KEYWORDS and isinstance(node.value, ast.Constant):
+                yield node.value.lineno, str(node.value.value)
+    if any(PATTERN.search(comment) for comment in re.findall("#.*", text)):
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
 
 
 def extract_markdown_prose(text: str) -> Iterator[tuple[int, str]]:
@@ -59,14 +65,14 @@ def find_violations(path: Path) -> Iterator[str]:
     text = path.read_text()
     if not PATTERN.search(text.replace("_", " ")):
         return  # most files: parsing takes much longer than this search
-    find_prose = extract_markdown_prose if path.suffix == ".md" else extract_python_prose
-    for number, prose in find_prose(text):
+    for number, prose in extract_markdown_prose(text) if path.suffix == ".md" else extract_python_prose(path):
         for match in PATTERN.finditer(prose):
             yield f"{path.relative_to(ROOT)}:{number}: {match[0]!r}"
 
 
-def test_the_stop_list_is_found_in_each_kind_of_prose() -> None:
-    source = '"""It says so."""\n# anew\ndef test_nobody_waits(): ...\nadd(help="who")\nname = "whose"\n'
+def test_the_stop_list_is_found_in_each_kind_of_prose(tmp_path: Path) -> None:
+    source = tmp_path / "source.py"
+    source.write_text('"""It says so."""\n# anew\ndef test_nobody_waits(): ...\nadd(help="who")\nname = "whose"\n')
     found = [match[0] for _, prose in extract_python_prose(source) for match in PATTERN.finditer(prose)]
     assert sorted(found) == ["anew", "nobody", "says", "who"]
     assert [number for number, _ in extract_markdown_prose("a\n```\nwho\n```\n    who\nb\n")] == [1, 6]

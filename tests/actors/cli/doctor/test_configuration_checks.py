@@ -103,7 +103,12 @@ class TestManagedServers:
             (1, ("engine.num_engines=2",), "GPUs", "engine.num_engines = 2, "),
             (1, ("sglang.tensor_parallel=2",), "GPUs", "sglang.tensor_parallel = 2 and "),
             (3, ("sglang.data_parallel=4",), "GPUs", "sglang.data_parallel = 4 need 4 GPUs, but torch 2.13.0 of the "),
-            (1, (f"sglang.python={sys.executable}",), "sglang.python", f"{sys.executable}: has no SGLang 0.5.23"),
+            (
+                1,
+                (f"sglang.python={sys.executable}", "engine.device=cpu"),
+                "sglang.python",
+                f"{sys.executable}: has no SGLang 0.5.23",
+            ),
             (1, ("sglang.python=/none",), "sglang.python", "sglang.python = /none: "),
             (1, ("sglang.python=/none",), "GPUs", "cannot be run: No such file or directory"),
         ],
