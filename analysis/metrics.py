@@ -53,7 +53,7 @@ def _build_step_frame(lines: list[dict[str, Any]], kind: str) -> pl.DataFrame:
 
 def decode_metric_lines(path: Path) -> list[dict[str, Any]]:
     """Without an incomplete last line, as a live or killed run leaves it. Raises AnalysisError."""
-    texts = read_bytes(path).splitlines()
+    texts = read_bytes(path).splitlines(keepends=True)
     lines: list[dict[str, Any]] = []
     for number, text in enumerate(texts, start=1):
         try:
@@ -61,7 +61,7 @@ def decode_metric_lines(path: Path) -> list[dict[str, Any]]:
             required = ("label", "accuracy") if line["kind"] == "evaluation" else ("step",)
             _ = [line[key] for key in required]
         except msgspec.DecodeError as error:
-            if number == len(texts) and not isinstance(error, msgspec.ValidationError):
+            if not text.endswith(b"\n") and not isinstance(error, msgspec.ValidationError):
                 break
             raise AnalysisError(f"{path}, line {number}: {error}") from None
         except KeyError as error:

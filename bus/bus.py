@@ -139,8 +139,7 @@ class Bus:
             await self._transport.send_frame(process, lane, frame)
 
     def _send_loopback(self, lane: Lane, frames: Sequence[bytes]) -> None:
-        """Put frames into the own inbox, without a window: an actor that waits for its own
-        queue would deadlock."""
+        """There is no window: an actor that waits for its own queue would deadlock."""
         first, epoch = self._loopback_numbers[lane], self._transport.epoch
         self._loopback_numbers[lane] += len(frames)
         numbered = enumerate(frames, first)
@@ -149,8 +148,7 @@ class Bus:
     # ---------------------------------------------------------------- receiving
 
     async def receive(self) -> Envelope:
-        """Raises bus.codec.MalformedFrame; the malformed frame is dropped, and the next one can
-        be received."""
+        """Raises bus.codec.MalformedFrame after dropping the frame."""
         return decode(await self.receive_frame())
 
     async def receive_frame(self) -> bytes:
@@ -160,8 +158,7 @@ class Bus:
         return delivery.frame
 
     async def receive_delivery(self) -> Delivery:
-        """Receive a frame that the caller must acknowledge; until then the sender holds it for
-        the next incarnation."""
+        """The caller acknowledges it; until then the sender holds it for the next incarnation."""
         return self._inbox.pop() or await self._inbox.get()
 
     def acknowledge(self, delivery: Delivery) -> None:

@@ -27,8 +27,7 @@ PRESETS_FOLDER = Path(__file__).parent / "presets"
 
 
 class ConfigError(UnusableInput):
-    """An unusable configuration. `str(error)` names the file or the flag, the key's full path,
-    and the remedy."""
+    """An unusable configuration: names file or flag, the key's full path, and the remedy."""
 
 
 def load_run(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
@@ -107,8 +106,7 @@ def _parse_override(override: str) -> ConfigLayer:
 
 
 def _parse_value(text: str, *, expects_string: bool) -> object:
-    """The value as TOML, or as a bare string if it is not valid TOML, so that strings need no
-    second pair of quotes."""
+    """The value as TOML; text that is not TOML is a string, without a second pair of quotes."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:

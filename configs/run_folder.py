@@ -83,8 +83,7 @@ class RunFolder(NamedTuple):
 
     @property
     def sockets(self) -> Path:
-        """The ipc sockets; outside the run's folder, since the path of a socket is limited to
-        107 bytes."""
+        """Outside the run's folder: the path of an ipc socket is limited to 107 bytes."""
         return Path(tempfile.gettempdir()) / self._scratch_name
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from actors.replay.trajectory_replay import ReplayedTrajectory, ToolResult, replay_trajectory
+from actors.replay.replay import ReplayedTrajectory, ToolResult, replay_trajectory
 from actors.runtime.decider_loop import (
     decide_event,
     get_trajectory_ids,

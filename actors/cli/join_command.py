@@ -28,10 +28,7 @@ def parse_endpoint(endpoint: str) -> TcpAddress:
 
 
 def choose_own_address(run_address: TcpAddress, host: str, port: int) -> TcpAddress:
-    """Address at which this node's processes listen.
-
-    An empty host is detected, and port 0 means the run's port. Raises UnusableInput.
-    """
+    """Empty `host`: detected. Port 0: the run's port. Raises UnusableInput."""
     if port and not 1024 <= port <= 65_535 - PORTS_PER_NODE:
         raise UnusableInput(
             f"--port {port}: must be between 1024 and {65_535 - PORTS_PER_NODE}; the 99 ports after it are used too"

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+import codeop
+import secrets
+import sys
+import threading
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 import uvloop
@@ -13,17 +19,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from actors.cli.sandbox_client import SERVED_ADDRESS, SandboxClient, is_served
-from actors.cli.sandbox_shell import run_shell
 from actors.executor import Executor
 from bus.lanes import LANES
+from bus.messages import CodeRequested
 from bus.process.waiting import make_interrupt_event, wait_for_first
 from bus.transport.zeromq import get_socket_path, open_zmq_bus
 from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.schema import RunConfig
+from policies.dialogue.tool_results import format_result
 from sandbox.checks.escape_test import EscapeFinding, run_escape_attempts
 from sandbox.checks.load_test import NUMPY, PRINT, SYMPY, LoadFigures, make_program_probes, measure_programs, run_burst
-from sandbox.contract import Isolation
+from sandbox.contract import CodeResult, Isolation, SandboxFailure
 from sandbox.fork_server_sandbox import ForkServerSandbox
 from sandbox.isolation import format_isolation
 from sandbox.select_backend import make_sandbox
@@ -46,10 +53,7 @@ def load_config_or_defaults(config: Path | None, overrides: Sequence[str]) -> Ru
 
 
 def serve_sandbox(run: RunConfig, folder: Path, console: Console) -> None:
-    """Serves until ^C or SIGTERM.
-
-    Raises UnusableInput if the path is too long for a socket or a sandbox is already served there.
-    """
+    """Until ^C or SIGTERM. Raises UnusableInput if a socket cannot be opened there."""
     folder.mkdir(parents=True, exist_ok=True)
     if len(str(folder.resolve())) >= 85:
         raise UnusableInput(f"--at {folder}: too long for a socket; use a path below 85 characters")
@@ -152,3 +156,68 @@ async def _examine(run: RunConfig) -> tuple[Isolation, list[EscapeFinding]]:
         return isolation, await run_escape_attempts(sandbox)
     finally:
         await sandbox.close()
+
+
+# ---------------------------------------------------------------- the cells of the shell
+
+_MAX_SHOWN_CHARACTERS = 20_000
+
+
+class ShellSandbox(Protocol):
+    async def run(self, call: CodeRequested) -> CodeResult: ...
+
+    async def end_notebook(self, trajectory_id: int) -> None: ...
+
+
+async def run_shell(sandbox: ShellSandbox, console: Console) -> None:
+    """Runs cells until end of file. A cell is complete when Python's own prompt would run it."""
+    notebook = secrets.randbits(62)  # other clients may use the same sandbox
+    cells = _read_cells(interactive=sys.stdin.isatty())
+    call = 0
+    while (cell := await _await_next_cell(cells)) is not None:
+        try:
+            result = await sandbox.run(CodeRequested(notebook, call, "jupyter_code", cell, ""))
+        except SandboxFailure as error:
+            console.print(f"infrastructure: {error}", style="bold red", markup=False)
+        else:
+            console.out(format_result(result.outcome, _MAX_SHOWN_CHARACTERS), highlight=False)
+            console.print(f"({1000 * result.duration_s:.1f} ms)", style="dim", highlight=False)
+        call += 1
+    await sandbox.end_notebook(notebook)
+
+
+async def _await_next_cell(cells: Iterator[str]) -> str | None:
+    """Reads the next cell in a daemon thread, so that ^C ends the shell during `input`."""
+    loop = asyncio.get_running_loop()
+    cell: asyncio.Future[str | None] = loop.create_future()
+    threading.Thread(target=lambda: loop.call_soon_threadsafe(cell.set_result, next(cells, None)), daemon=True).start()
+    return await cell
+
+
+def _read_cells(*, interactive: bool) -> Iterator[str]:
+    lines: list[str] = []
+    while (line := _read_line(">>> " if not lines else "... ", interactive=interactive)) is not None:
+        lines.append(line)
+        cell = "\n".join(lines)
+        if not cell.strip():
+            lines = []
+        elif _is_complete(cell):
+            yield cell
+            lines = []
+    if lines:
+        yield "\n".join(lines)
+
+
+def _read_line(prompt: str, *, interactive: bool) -> str | None:
+    try:
+        return input(prompt if interactive else "")
+    except EOFError:
+        return None
+
+
+def _is_complete(cell: str) -> bool:
+    """Code that does not compile is complete too: the sandbox reports its error."""
+    try:
+        return codeop.compile_command(cell, symbol="single") is not None
+    except (SyntaxError, ValueError, OverflowError):
+        return True

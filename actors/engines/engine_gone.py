@@ -29,8 +29,7 @@ class EngineGoneSignal:
 
     @contextmanager
     def raising_engine_failure(self) -> Generator[None]:
-        """Turns a cancellation by `cancel_task`, or an ExceptionGroup of only EngineFailures, into
-        one EngineFailure."""
+        """Raises EngineFailure after `cancel_task`, and for a group of only EngineFailures."""
         try:
             yield
         except asyncio.CancelledError:

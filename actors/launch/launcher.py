@@ -8,6 +8,7 @@ it, even after `kill -9`.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -30,7 +31,6 @@ from actors.launch.display import Display
 from actors.launch.executor_registry import ExecutorRegistry
 from actors.launch.host_address import build_rendezvous_environment
 from actors.launch.membership import ClusterMembership, assign_head_ports, build_address_book
-from actors.launch.stall_watchdog import StallWatchdog
 from actors.launch.supervisor import Program, Supervisor, is_unusable_exit
 from actors.metrics_file import MetricsFile
 from actors.runtime.resume_point import find_resume_step
@@ -100,7 +100,10 @@ class Launcher:
             list_executors(self._run), (ROLLOUT,), bus, self._command_lines.build_worker_argv
         )
         if listeners:
-            self._cluster = self._build_membership(bus, listeners, executor_registry)
+            self._cluster = ClusterMembership(
+                *(self._run, self._folder, self._launch, bus, listeners, executor_registry),
+                *(self._kill_learner, self._display),
+            )
         supervisor: Supervisor | None = None
         ending: RunEnding = "interrupted"
         try:
@@ -118,12 +121,6 @@ class Launcher:
         if ending == "finished":
             self._check_logs_complete()
         return ending
-
-    def _build_membership(
-        self, bus: Bus, listeners: Sequence[Listener], registry: ExecutorRegistry
-    ) -> ClusterMembership:
-        kill, display = self._kill_learner, self._display
-        return ClusterMembership(self._run, self._folder, self._launch, bus, listeners, registry, kill, display)
 
     def _open_cluster(self) -> Sequence[Listener]:
         """The addresses of this node's processes, if other nodes can join. Raises UnusableInput."""
@@ -298,3 +295,42 @@ class LogWriteFailure:
         await self._recorded.wait()
         assert self._first_error is not None
         raise self._first_error
+
+
+class StallWatchdog:
+    """Reports what each actor waits for whenever `stall_s` pass without a line of progress on the display."""
+
+    def __init__(self, folder: RunFolder, stall_s: float, display: Display) -> None:
+        self._folder = folder
+        self._stall_s = stall_s
+        self._display = display
+        self._progressed = asyncio.Event()
+        self._logger = structlog.get_logger()
+
+    def on_progress(self) -> None:
+        self._progressed.set()
+
+    async def watch(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._progressed.clear()
+            try:
+                await asyncio.wait_for(self._progressed.wait(), self._stall_s)
+            except TimeoutError:
+                await self._report()
+
+    async def _report(self) -> None:
+        """Run `asterism log waits` in a separate process, since reading the logs may take long."""
+        command = (sys.executable, "-m", "actors.cli.log.waits_command", str(self._folder.path))
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+        try:
+            waits, errors = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+        report_lines = waits.decode().splitlines() or [errors.decode()[-1000:] or "no waiting actor found in the logs"]
+        self._logger.warning("run.stalled", stalled_s=self._stall_s, waits=report_lines)
+        self._display.print_line(f"no progress for {self._stall_s:g} s:")
+        for line in report_lines:
+            self._display.print_line(f"  {line}")

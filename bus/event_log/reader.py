@@ -106,8 +106,7 @@ def list_removed_events(path: Path) -> list[RemovedEvents]:
 
 
 def check_complete(path: Path, since_seq: int) -> None:
-    """Raises UnusableLog if an event from `since_seq` on was removed, so that no decider can be
-    rebuilt from there."""
+    """Raises UnusableLog if an event from `since_seq` on was removed."""
     last = max((removed.last for removed in list_removed_events(path)), default=0)
     if last >= since_seq:
         raise UnusableLog(

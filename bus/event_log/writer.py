@@ -24,8 +24,7 @@ _INSERT_BATCH_SIZES = (256, 32, 4, 1)
 
 
 class EventLogFailure(Exception):
-    """The log cannot be written: full disk, read-only folder. The run must stop, since unlogged
-    events are lost."""
+    """The log cannot be written, for example on a full disk; unlogged events are lost."""
 
 
 class EventLog:
@@ -94,8 +93,7 @@ class EventLog:
         self.raise_if_failed()
 
     def raise_if_failed(self) -> None:
-        """Raises EventLogFailure if a record could not be written; the writer thread called
-        `on_commit` then, too."""
+        """Raises EventLogFailure after a failed write, which also calls `on_commit`."""
         if self._failure is not None:
             raise self._failure
 

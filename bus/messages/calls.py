@@ -10,8 +10,7 @@ from bus.messages.message import Message
 
 
 class ExecutorJoined(Message, frozen=True):
-    """executor -> launcher -> rollout: a sandbox is ready. The launcher forwards it, which
-    keeps its order relative to ExecutorLeft."""
+    """executor -> launcher -> rollout, in order with ExecutorLeft: a sandbox is ready."""
 
     executor: str  # address of this incarnation: `executor-0/2` is the second
     slots: int  # concurrent calls
@@ -31,8 +30,7 @@ class ExecutorHealthy(Message, frozen=True):
 
 
 class CallsRescheduled(Message, frozen=True):
-    """rollout -> launcher, only for its log: effects of an executor's joining or leaving on
-    calls and gradings."""
+    """rollout -> launcher, only for its log, after an executor has joined or left."""
 
     executor: str
     sent: int  # calls and gradings sent to an executor, including retries

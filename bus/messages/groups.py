@@ -60,8 +60,7 @@ class TrajectoryFailed(Message, frozen=True):
 
 
 class TrajectoryAborted(Message, frozen=True):
-    """rollout -> buffer: stopped by GroupAborted, which is neither an answer nor an
-    infrastructure failure."""
+    """rollout -> buffer: stopped by GroupAborted, without an answer or a failure."""
 
     trajectory_id: int
     group_id: int
@@ -74,8 +73,7 @@ Verdict = Literal["accepted", "lost", "equal"]
 
 
 class GroupJudged(Message, frozen=True):
-    """buffer -> recorder, only for its log: the verdict on a complete group, and the
-    trajectories that the step trains on."""
+    """buffer -> recorder, only for its log: a complete group and its part of the batch."""
 
     step: int
     group_id: int

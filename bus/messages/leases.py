@@ -6,8 +6,7 @@ from bus.messages.message import Message
 
 
 class EngineJoined(Message, frozen=True):
-    """generator -> arbiter, recipe: an engine offers its KV cache. Leases are rounded up to
-    whole pages."""
+    """generator -> arbiter, recipe: an engine offers its KV cache in whole pages."""
 
     engine: str
     kv_tokens: int
@@ -25,8 +24,7 @@ class EngineLeft(Message, frozen=True):
 
 
 class EngineLoadReported(Message, frozen=True):
-    """generator -> arbiter, several times a second while it works: gauges, and counters since
-    the engine's start."""
+    """generator -> arbiter while the load changes: gauges, and counters since the start."""
 
     engine: str
     version: int
@@ -45,8 +43,7 @@ class EngineLoadReported(Message, frozen=True):
 
 
 class LeaseRequested(Message, frozen=True):
-    """rollout -> arbiter, before each turn and when a lease ends within a turn: a lease for the
-    trajectory's next tokens."""
+    """rollout -> arbiter, before each turn and when a lease ends within a turn."""
 
     trajectory_id: int
     group_id: int
@@ -103,8 +100,7 @@ class AdmissionContinued(Message, frozen=True):
 
 
 class LedgerReported(Message, frozen=True):
-    """arbiter -> launcher, only for its log, for each EngineLoadReported: the arbiter's ledger
-    and the measurement."""
+    """arbiter -> launcher, only for its log, at each EngineLoadReported."""
 
     engine: str
     leased_tokens: int

@@ -85,8 +85,7 @@ class BatchReady(Message, frozen=True):
 
 
 class StepCollected(Message, frozen=True):
-    """buffer -> recipe, recorder: the groups of a step are complete and the batch is sent to
-    the learner."""
+    """buffer -> recipe, recorder: a step's groups are complete and its batch is sent."""
 
     step: int
     num_samples: int
@@ -103,8 +102,7 @@ class LengthCounts(msgspec.Struct, frozen=True):
 
 
 class LengthsMeasured(Message, frozen=True):
-    """buffer -> recorder: all trajectories of the groups that a step started have ended,
-    possibly after the step."""
+    """buffer -> recorder, possibly after the step: all of its trajectories have ended."""
 
     step: int
     completed: LengthCounts  # groups that were complete at the end of the step
@@ -114,8 +112,7 @@ class LengthsMeasured(Message, frozen=True):
 
 
 class StepTrained(Message, frozen=True):
-    """learner -> recipe, recorder. `step` 0 is the end of the cold start. A learner that
-    restarts from a checkpoint sends it again."""
+    """learner -> recipe, recorder; sent again after a restart. Step 0: the cold start."""
 
     step: int
     metrics: dict[str, float]

@@ -51,10 +51,7 @@ def make_process_parser(module: str, description: str) -> ArgumentParser:
 def run_process_main(
     name: str, arguments: Namespace, work: Callable[[RunFolder], None], unusable: tuple[type[Exception], ...] = ()
 ) -> int:
-    """Run `work` and return the exit code.
-
-    It is EXIT_UNUSABLE, with an exit reason, if `work` raises UnusableInput or an exception in `unusable`.
-    """
+    """Returns EXIT_UNUSABLE, with an exit reason, for UnusableInput and `unusable` exceptions."""
     # The launcher handles a terminal's ^C and stops its processes in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     folder = RunFolder(arguments.run_folder, arguments.scratch)

@@ -47,8 +47,7 @@ def write_address_book(sockets: Path, book: AddressBook) -> None:
 
 
 def write_key_location(sockets: Path, key_file: Path) -> None:
-    """Make the processes with sockets in this folder part of a cluster; they also need a book
-    before they start."""
+    """Processes with sockets in this folder belong to a cluster; they also need a book."""
     write_atomically(sockets / _KEY_LOCATION_FILE, str(key_file.resolve()).encode())
 
 

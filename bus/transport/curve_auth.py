@@ -43,8 +43,7 @@ class ClusterKey(msgspec.Struct, frozen=True):
 
 
 def generate_key(folder: Path) -> Path:
-    """Write a new key to a file that only its owner can read. Raises UnusableInput if the file
-    exists or cannot be written."""
+    """Raises UnusableInput if the file, readable by its owner only, exists or cannot be written."""
     path = folder / KEY_FILE
     _, secret = zmq.curve_keypair()
     try:
@@ -104,8 +103,7 @@ def _enable_heartbeats(socket: Socket) -> None:
 
 
 class ZapAuthenticator:
-    """Answers ZeroMQ's authentication requests and counts failures. Must exist before a socket
-    is bound to TCP."""
+    """Answers authentication requests and counts failures. Create it before binding to TCP."""
 
     def __init__(self, context: zmq.Context[Socket], key: ClusterKey, on_refused: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()

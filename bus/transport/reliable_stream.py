@@ -66,8 +66,7 @@ class SendWindow:
         return self.base + len(self._sent)
 
     def restore(self, next_number: int, frames: Sequence[bytes]) -> None:
-        """Continue an earlier incarnation of the same epoch; `frames` are the unacknowledged
-        frames before `next_number`."""
+        """`frames`: unacknowledged ones of an earlier incarnation, before `next_number`."""
         assert not self.next_number, "restore a link before sending on it"
         self.base = next_number - len(frames)
         self._unsent.extend(frames)

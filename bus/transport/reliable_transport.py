@@ -97,8 +97,7 @@ class _OutChannel:
         return self.has_buffered
 
     def drop_buffered(self) -> int:
-        """Drop the unacknowledged frames, release waiting senders, and return the number of
-        dropped frames."""
+        """Release waiting senders, and return the number of dropped frames."""
         num_dropped = self.window.drop_buffered()
         self.blocked = False
         self.window_open.set()
@@ -306,8 +305,7 @@ class ReliableTransport:
         return num_dropped
 
     def drop_peer(self, process: str) -> None:
-        """The process will not return: drop its unacknowledged frames and all further frames
-        for it and from it."""
+        """The process will not return: drop all frames for it and from it."""
         if process not in self._departed:
             self._departed[process] = 0
             self._count_dropped(process, self._disconnect(process))

@@ -159,8 +159,7 @@ class ZmqWire:
     # ---------------------------------------------------------------- receiving
 
     def _read(self, lane: Lane) -> None:
-        """Read until the socket is empty: its descriptor reports only changes. Stop early if
-        the inbox is full."""
+        """Read all, since the descriptor reports only changes, or until the inbox is full."""
         router = self._routers[lane]
         if router.closed:
             return

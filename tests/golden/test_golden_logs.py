@@ -14,7 +14,7 @@ import pytest
 from actors.cli.log import waits_command
 from actors.generator import Generator
 from actors.replay import replay
-from actors.replay.trajectory_replay import replay_trajectory
+from actors.replay.replay import replay_trajectory
 from actors.runtime.decider_loop import decide_event, get_trajectory_ids
 from actors.runtime.recovery import Recovery
 from bus.addresses import HEAD, LAUNCHER, ROLLOUT

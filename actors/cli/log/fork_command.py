@@ -13,8 +13,7 @@ from actors.cli.json_output import check_json_path, write_json
 from actors.cli.log.fork_result import ForkPoint, build_fork_result, show_fork
 from actors.cli.sandbox_commands import suppress_logs
 from actors.replay.branch_runner import EndedTrajectory, continue_trajectories, fork_trajectories
-from actors.replay.replay import find_log
-from actors.replay.trajectory_replay import ReplayedTrajectory, ToolResult, replay_trajectory
+from actors.replay.replay import ReplayedTrajectory, ToolResult, find_log, replay_trajectory
 from actors.runtime.wiring import build_rules
 from analysis.summary import read_isolation
 from bus.addresses import EXECUTOR, ROLLOUT

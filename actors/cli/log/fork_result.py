@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from actors.replay.branch_runner import EndedTrajectory
-from actors.replay.trajectory_replay import ReplayedTrajectory
+from actors.replay.replay import ReplayedTrajectory
 from analysis.what_if.trajectory_diff import TrajectoryComparison, TrajectoryOutcome, build_outcome, compare
 from configs.run_folder import RunFolder
 from policies.dialogue.chat_format import TextTokenizer

@@ -40,10 +40,7 @@ def check_kind(kind: str) -> str:
 def show_log(
     folder: RunFolder, event_filter: EventFilter, text: str, limit: int | None, follow: bool, console: Console
 ) -> None:
-    """`follow`: runs until ^C or until it has printed `limit` lines.
-
-    Raises UnusableInput if there is no log.
-    """
+    """Raises UnusableInput if there is no log. `follow`: until ^C or `limit` lines."""
     context = load_text_context(folder)
     start_time = read_start_time(folder)
     events = follow_events(folder, event_filter) if follow else merge_events(folder, event_filter)
@@ -68,10 +65,7 @@ def follow_events(
 
 
 def format_lines(events: Iterator[MergedEvent], context: TextContext, text: str, start_time: float) -> Iterator[str]:
-    """Lines, in rich markup, of the events that contain `text`.
-
-    `start_time` 0 means the time of the first event.
-    """
+    """The events with `text`, in rich markup. `start_time` 0: the time of the first event."""
     for logged in events:
         start_time = start_time or logged.event.time
         message = logged.envelope.message
@@ -104,10 +98,7 @@ def print_story(folder: RunFolder, trajectory: int, console: Console) -> None:
 
 
 def format_story(folder: RunFolder, trajectory: int, context: TextContext) -> list[str]:
-    """One line per event, in rich markup.
-
-    Raises UnusableInput if no log has an event of the trajectory.
-    """
+    """Lines in rich markup. Raises UnusableInput if no log has an event of the trajectory."""
     events = list(merge_events(folder, EventFilter(trajectory=trajectory)))
     if not events:
         raise UnusableInput(f"{folder.events}: no event of trajectory {trajectory}")

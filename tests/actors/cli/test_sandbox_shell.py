@@ -8,7 +8,7 @@ import io
 import pytest
 from rich.console import Console
 
-from actors.cli.sandbox_shell import run_shell
+from actors.cli.sandbox_commands import run_shell
 from bus.messages import CodeOk, CodeRequested, Output
 from sandbox.contract import CodeResult, SandboxFailure
 

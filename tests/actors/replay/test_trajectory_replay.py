@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.replay.trajectory_replay import ReplayedTrajectory, ToolResult, replay_trajectory
+from actors.replay.replay import ReplayedTrajectory, ToolResult, replay_trajectory
 from bus.addresses import HEAD, ROLLOUT
 from bus.codec import decode
 from bus.messages import CodeTimedOut, Output, RunStarted, TrajectoryEnd, TrajectoryFinished, bytes_to_ids

@@ -15,8 +15,7 @@ from rich.console import Console
 
 from actors.cli.log.fork_command import ForkOptions, fork_trajectory
 from actors.replay.branch_runner import EndedTrajectory
-from actors.replay.replay import list_batches, redecide_all
-from actors.replay.trajectory_replay import replay_trajectory
+from actors.replay.replay import list_batches, redecide_all, replay_trajectory
 from actors.runtime.wiring import build_deciders, build_rules
 from analysis.what_if.roc_refilter import read_judged_groups
 from bus.addresses import HEAD
