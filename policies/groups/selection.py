@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 from bus.messages import GroupJudged, StartGroup, TrainingSample, TrajectoryFinished, Verdict
 from configs.schema import RlConfig, RocConfig, RunConfig
+from policies.groups.advantages import compute_advantages
 from policies.groups.roc import resample
 from policies.groups.staleness import apply_staleness_bound, compute_oldest_version
-
-EPSILON = 1e-6  # keeps the advantages finite for almost equal rewards
 
 
 def compute_keep_count(run: RunConfig) -> int:
@@ -56,7 +54,7 @@ def build_training_rows(
 ) -> list[TrainingSample]:
     """The rows of an accepted group; advantages are relative to the kept trajectories."""
     kept = resample(fresh, keep_count, roc, seed) if roc.enabled else fresh
-    advantages = group_advantages([trajectory.reward for trajectory in kept])
+    advantages = compute_advantages([trajectory.reward for trajectory in kept])
     return [
         TrainingSample(
             trajectory_id=trajectory.trajectory_id,
@@ -66,16 +64,3 @@ def build_training_rows(
         )
         for trajectory, advantage in zip(kept, advantages, strict=True)
     ]
-
-
-def group_advantages(rewards: Sequence[float]) -> list[float]:
-    """Each reward minus the mean, over the sample standard deviation (divisor G - 1) plus 1e-6.
-
-    Zeros for equal rewards and for a group of one.
-    Source: GRPO, arXiv 2402.03300, section 4.1.2; divisor and epsilon as in verl and TRL.
-    """
-    if len(set(rewards)) < 2:
-        return [0.0] * len(rewards)
-    mean = math.fsum(rewards) / len(rewards)
-    deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
-    return [(reward - mean) / (deviation + EPSILON) for reward in rewards]
