@@ -22,10 +22,7 @@ AVERAGED_STEPS = 10  # last steps, averaged for the values at the end of a run
 
 
 def summarize(run: RunConfig, folder: RunFolder, *, wall_s: float, replay_identical: bool | None) -> dict[str, Any]:
-    """Accuracies in [0, 1], times in seconds. Raises AnalysisError.
-
-    `err_positive_start` is the value of step 1, `err_positive_end` the mean of the last ten.
-    """
+    """Accuracies in [0, 1], seconds; `..._end`: mean of the last ten steps. Raises AnalysisError."""
     metrics = read_metrics(folder.path)
     steps, accuracy = metrics.steps, metrics.evaluations
     # If rollouts run ahead of the learner, `rollout_s` is the learner's waiting time.

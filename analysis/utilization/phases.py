@@ -40,10 +40,7 @@ def build_engine_demand(lines: LogTables, engine: str) -> pl.DataFrame:
 
 
 def build_steps(lines: LogTables) -> pl.DataFrame:
-    """A row for each request of a step or an evaluation: name, requested, ended, parts in seconds.
-
-    `ended` and the parts are null if it never ended; the parts are null for an evaluation.
-    """
+    """A row for each request: name, requested; ended and parts (seconds), null where missing."""
     requested = lines.frames["step.requested"].select("name", "t", requested="t")
     ended = lines.frames["step.ended"].select("name", "t", "rollout_s", "train_s", "weights_s", ended="t")
     each = requested.join_asof(ended, on="t", by="name", strategy="forward", check_sortedness=False).drop("t")

@@ -221,10 +221,7 @@ class EngineGpuMemory:
         self._granted = asyncio.Event()
 
     async def acquire(self, version: int) -> None:
-        """Wait until every engine has freed its memory.
-
-        Until the next call the learner publishes no weights older than `version`; -1: the version is not known yet.
-        """
+        """Wait until all engines have freed their memory. `version`: of the next weights, or -1."""
         if not self._is_shared or self._requested_version is not None:
             return
         self._requested_version = version

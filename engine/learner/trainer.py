@@ -63,10 +63,7 @@ class OptimizerUpdate(NamedTuple):
 
 
 class Trainer:
-    """Every rank makes the same calls with the same sequences, and gets the same metrics.
-
-    The model must have the same weights on every rank. `step` counts the finished steps of `stage`.
-    """
+    """Every rank makes the same calls on equal weights. `step`: finished steps of `stage`."""
 
     def __init__(self, model: Qwen3, run: RunConfig, ranks: RankGroup) -> None:
         shard_model(model, model.model.layers, ranks)

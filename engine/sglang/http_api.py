@@ -153,12 +153,6 @@ class ModelInfo(msgspec.Struct, frozen=True):
     weight_version: str
 
 
-class QueueCounts(msgspec.Struct, frozen=True):
-    waiting: int
-    paused: int
-    retracted: int
-
-
 class RankLoad(msgspec.Struct, frozen=True):
     """A snapshot, up to a few steps old."""
 
@@ -169,7 +163,6 @@ class RankLoad(msgspec.Struct, frozen=True):
     max_total_num_tokens: int
     # [0]: decode steps since the server's start, without steps that include a prefill.
     decode_moments: list[float] | None
-    queues: QueueCounts | None = None
 
 
 class LoadsResponse(msgspec.Struct, frozen=True):

@@ -61,11 +61,6 @@ def get_slot_path(folder: Path, number: int) -> Path:
     return folder / f"slot_{number}"
 
 
-def parse_slot_number(slot: Path) -> int:
-    """The inverse of get_slot_path. Raises ValueError."""
-    return int(slot.name.removeprefix("slot_"))
-
-
 # ---------------------------------------------------------------- chunks
 
 CHUNK_BYTES = 4 * 2**20

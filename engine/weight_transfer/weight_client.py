@@ -33,7 +33,6 @@ from engine.weight_transfer.slot_file import (
     encode_request,
     get_slot_path,
     has_weights,
-    parse_slot_number,
 )
 
 ANSWER_TIMEOUT_S = 10.0  # a connection without an answer for this long is closed
@@ -194,7 +193,7 @@ def _pwrite_all(file: int, content: memoryview, offset: int) -> None:
 
 def _get_slot_number(published: WeightsPublished) -> int:
     try:
-        return parse_slot_number(Path(published.path))
+        return int(Path(published.path).name.removeprefix("slot_"))
     except ValueError:
         raise WeightsRefused(f"{published.path} is not the name of a slot") from None
 

@@ -30,7 +30,8 @@ from bus.messages import (
     ProtocolError,
     RunStarted,
 )
-from policies.arbiter.baselines import FcfsPolicy, LeastRequestsRouter, MostFreeKvRouter, RoundRobinRouter, StaticRouter
+from policies.arbiter import baselines
+from policies.arbiter.baselines import FcfsPolicy
 from policies.arbiter.kv_ledger import EngineAccount, KvAccount, Ledger
 from policies.arbiter.kv_lookahead import LookaheadPolicy
 from policies.arbiter.length_estimates import LearnedLengthForecast, OnlineLengthForecast
@@ -64,10 +65,7 @@ class Arbiter:
         ends_at_first_groups: bool = False,
         forecast_factory: Callable[[], OnlineLengthForecast] | None = None,
     ) -> None:
-        """`ends_at_first_groups`: a step ends with its first complete groups.
-
-        `forecast_factory` replaces the forecast that is learned from the run.
-        """
+        """`ends_at_first_groups`: as LookaheadPolicy. `forecast_factory`: not the learned one."""
         self._policy_name: PolicyName = policy
         self._rollout_address = rollout_address
         self._address = address
@@ -250,13 +248,16 @@ def make_policy(
     """`ends_at_first_groups`: see LookaheadPolicy; the other policies ignore it."""
     match name:
         case "static":
-            return FcfsPolicy(ledger, StaticRouter(), may_oversell=True)
+            return FcfsPolicy(ledger, baselines.choose_by_group, "its group's engine", may_oversell=True)
         case "round_robin":
-            return FcfsPolicy(ledger, RoundRobinRouter(), may_oversell=True)
+            router = baselines.make_round_robin_router()
+            return FcfsPolicy(ledger, router, "the next engine in round-robin order", may_oversell=True)
         case "least_requests":
-            return FcfsPolicy(ledger, LeastRequestsRouter(), may_oversell=True)
+            reason = "the fewest trajectories run there"
+            return FcfsPolicy(ledger, baselines.choose_least_busy, reason, may_oversell=True)
         case "worst_case":
-            return FcfsPolicy(ledger, MostFreeKvRouter(), may_oversell=False)
+            reason = "the most KV tokens are free there"
+            return FcfsPolicy(ledger, baselines.choose_most_free_kv, reason, may_oversell=False)
         case "kv_lookahead":
             return LookaheadPolicy(ledger, length_forecast, ends_at_first_groups=ends_at_first_groups)
         case _:

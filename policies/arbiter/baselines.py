@@ -13,11 +13,14 @@ The first three grant every request immediately: engines that overflow evict and
 from __future__ import annotations
 
 from collections import OrderedDict
-from itertools import chain
-from typing import Protocol
+from collections.abc import Callable
+from itertools import chain, count
 
 from policies.arbiter.kv_ledger import EngineAccount, KvAccount, Ledger
 from policies.arbiter.policy import Grant, Preemption
+
+# The engine for a request that needs so many tokens, or None if the request has to wait.
+EngineRouter = Callable[[Ledger, KvAccount, int], EngineAccount | None]
 
 
 class FcfsPolicy:
@@ -29,10 +32,11 @@ class FcfsPolicy:
 
     batches_arrivals = False
 
-    def __init__(self, ledger: Ledger, choose_engine: EngineRouter, *, may_oversell: bool) -> None:
+    def __init__(self, ledger: Ledger, choose_engine: EngineRouter, reason: str, *, may_oversell: bool) -> None:
+        """`reason`: of the choice, for the log."""
         self.may_oversell = may_oversell
         self._ledger = ledger
-        self._choose_engine = choose_engine
+        self._choose_engine, self._reason = choose_engine, reason
         self._waiting_with_cache: OrderedDict[int, KvAccount] = OrderedDict()
         self._waiting: OrderedDict[int, KvAccount] = OrderedDict()
 
@@ -63,7 +67,7 @@ class FcfsPolicy:
             return None
         tokens = account.tokens + account.request.max_new_tokens
         engine = self._choose_engine(self._ledger, account, tokens)
-        return None if engine is None else Grant(account, engine, tokens, self._choose_engine.reason)
+        return None if engine is None else Grant(account, engine, tokens, self._reason)
 
     def get_wait_reason(self, account: KvAccount) -> str:
         if not self._ledger.engines:
@@ -72,51 +76,31 @@ class FcfsPolicy:
         return f"no engine has room for {'it' if num_ahead == 0 else f'the first of {num_ahead} requests ahead of it'}"
 
 
-class EngineRouter(Protocol):
-    """Returns an engine for the request, or None if the request has to wait."""
-
-    reason: str
-
-    def __call__(self, ledger: Ledger, account: KvAccount, tokens: int) -> EngineAccount | None: ...
+def choose_by_group(ledger: Ledger, account: KvAccount, tokens: int) -> EngineAccount | None:
+    engines = list(ledger.engines.values())
+    return account.engine or engines[account.group_id % len(engines)]
 
 
-class StaticRouter:
-    reason = "its group's engine"
+def make_round_robin_router() -> EngineRouter:
+    numbers = count(1)
 
-    def __call__(self, ledger: Ledger, account: KvAccount, tokens: int) -> EngineAccount | None:
+    def choose_next(ledger: Ledger, account: KvAccount, tokens: int) -> EngineAccount | None:
         engines = list(ledger.engines.values())
-        return account.engine or engines[account.group_id % len(engines)]
+        return engines[next(numbers) % len(engines)]
+
+    return choose_next
 
 
-class RoundRobinRouter:
-    reason = "the next engine in round-robin order"
-
-    def __init__(self) -> None:
-        self._next_index = 0
-
-    def __call__(self, ledger: Ledger, account: KvAccount, tokens: int) -> EngineAccount | None:
-        self._next_index += 1
-        engines = list(ledger.engines.values())
-        return engines[self._next_index % len(engines)]
+def choose_least_busy(ledger: Ledger, account: KvAccount, tokens: int) -> EngineAccount | None:
+    return min(ledger.engines.values(), key=lambda engine: engine.running)
 
 
-class LeastRequestsRouter:
-    reason = "the fewest trajectories run there"
-
-    def __call__(self, ledger: Ledger, account: KvAccount, tokens: int) -> EngineAccount | None:
-        return min(ledger.engines.values(), key=lambda engine: engine.running)
-
-
-class MostFreeKvRouter:
+def choose_most_free_kv(ledger: Ledger, account: KvAccount, tokens: int) -> EngineAccount | None:
     """A trajectory stays on the engine of its first lease, which covers its worst case."""
-
-    reason = "the most KV tokens are free there"
-
-    def __call__(self, ledger: Ledger, account: KvAccount, tokens: int) -> EngineAccount | None:
-        engines = ledger.engines.values() if account.engine is None else (account.engine,)
-        fitting = [
-            engine
-            for engine in engines
-            if ledger.count_missing_pages(account, engine, tokens) <= engine.count_free_pages_for(account)
-        ]
-        return max(fitting, key=lambda engine: engine.free_pages * engine.page_tokens, default=None)
+    engines = ledger.engines.values() if account.engine is None else (account.engine,)
+    fitting = [
+        engine
+        for engine in engines
+        if ledger.count_missing_pages(account, engine, tokens) <= engine.count_free_pages_for(account)
+    ]
+    return max(fitting, key=lambda engine: engine.free_pages * engine.page_tokens, default=None)

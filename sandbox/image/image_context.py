@@ -29,10 +29,7 @@ _EXCLUDED = ("bin", "share", "**/tests", "**/include", "**/*.a", "**/*.pyi", "**
 
 
 def write_context(folder: Path, files: dict[str, bytes], architecture: str) -> None:
-    """Fills the empty `folder` with the Dockerfile and the two tar files that it adds. Deterministic.
-
-    Tar files, because folders made by Docker's COPY have the time of the build.
-    """
+    """Fills `folder` with the Dockerfile and two tar files: COPY would set the times."""
     (folder / "Dockerfile").write_bytes(files["image/Dockerfile"])
     with tempfile.TemporaryDirectory(prefix="asterism-image-") as parent:
         packages, own = Path(parent, "packages"), Path(parent, "own")

@@ -179,8 +179,8 @@ def test_an_update_with_a_lost_group_is_refused_and_the_next_one_creates_a_group
 
     async def run() -> None:
         await group.update(served.client, served.publish(40))
-        name = group.group_name
-        assert name is not None
+        assert group.group is not None
+        name = group.group.name
         await served.client.destroy_group(name)
         with pytest.raises(WeightsRefused, match=name):
             await group.update(served.client, served.publish(41, noise=0.1))

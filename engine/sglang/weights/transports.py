@@ -179,10 +179,7 @@ class DiskTransport:
 
 
 class TensorTransport:
-    """A payload is a pickle of [(name, tensor), ...]; the server's unpickler accepts only tensors.
-
-    Every tensor-parallel rank receives the whole payload and uses its shard.
-    """
+    """A payload is a pickle of [(name, tensor), ...]; each rank receives it whole."""
 
     def __init__(self, layout: PublishedLayout, checksums: ChecksumRegistry, bucket_bytes: int) -> None:
         self._layout = layout
@@ -224,16 +221,11 @@ class ProcessGroupTransport:
         self._backend = backend
         self._timeout_s = timeout_s
         self._response_timeout_s = response_timeout_s
-        self._group: CollectiveThread | None = None
-
-    @property
-    def group_name(self) -> str | None:
-        """The current group's name on the server."""
-        return self._group.name if self._group else None
+        self.group: CollectiveThread | None = None
 
     async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
         buckets = await asyncio.to_thread(self._layout.read_buckets, weights, self._bucket_bytes)
-        group = self._group or await self._join(client, await client.get_server_info())
+        group = self.group or await self._join(client, await client.get_server_info())
 
         async def send(bucket: Bucket, version: str | None) -> None:
             server_call = client.update_from_group(bucket, group.name, version)
@@ -254,7 +246,7 @@ class ProcessGroupTransport:
     async def _join(self, client: SGLangClient, server: ServerInfo) -> CollectiveThread:
         name = f"asterism-{os.getpid()}-{secrets.token_hex(4)}"  # accepted by a server only once
         world_size = 1 + server.tp_size
-        group = self._group = CollectiveThread(name, self._backend, _HOST, world_size, self._timeout_s)
+        group = self.group = CollectiveThread(name, self._backend, _HOST, world_size, self._timeout_s)
         server_call = client.init_group(_HOST, group.port, world_size, name, self._backend)
         try:
             await self._run_both(group.join(), server_call)
@@ -294,9 +286,9 @@ class ProcessGroupTransport:
             raise EngineFailure(f"the server received the weights, but the broadcast failed locally: {local_error}")
 
     def _leave(self) -> None:
-        if self._group is not None:
-            self._group.close()
-            self._group = None
+        if self.group is not None:
+            self.group.close()
+            self.group = None
 
     async def _destroy_group(self, client: SGLangClient, group: CollectiveThread) -> None:
         """Closes the group on both sides; ignores failures of the server."""

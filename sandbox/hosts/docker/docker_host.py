@@ -17,7 +17,6 @@ import os
 import secrets
 import socket
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any, NoReturn
 
 import structlog
@@ -50,7 +49,7 @@ class ContainerHost:
         self._config = config
         self._run = run
         self._image = config.image or compute_image_name()
-        self._gate = ConnectionGate(self._on_connection)
+        self.gate = ConnectionGate(self._on_connection)
         self._engine: DockerEngine | None = None
         # Init processes that have not connected yet, by the container's secret.
         self._pending_connections: dict[str, asyncio.Future[socket.socket]] = {}
@@ -61,10 +60,6 @@ class ContainerHost:
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._logger = structlog.get_logger()
-
-    @property
-    def socket_folder(self) -> Path:
-        return self._gate.folder
 
     @property
     def live_containers(self) -> list[Container]:
@@ -78,7 +73,7 @@ class ContainerHost:
         await self._engine.query_info()
         if not await self._engine.has_image(self._image):
             raise SandboxFailure(f"no image {self._image}: run `make sandbox-image`, or `make sandbox-image-local`")
-        self._gate.open()
+        self.gate.open()
         await self._remove_leftovers(self._engine)
         starts = [self._start_container(self._engine) for _ in range(self._config.containers)]
         for result in await asyncio.gather(*starts, return_exceptions=True):
@@ -119,7 +114,7 @@ class ContainerHost:
                 *removals, return_exceptions=True
             )  # without an engine, the closed connections end them
             await self._engine.close()
-        await self._gate.close()
+        await self.gate.close()
 
     # ------------------------------------------------------------ containers
 
@@ -157,7 +152,7 @@ class ContainerHost:
             image=self._image,
             run=self._run,
             owner=get_process_identity(),
-            socket_folder=self._gate.folder,
+            socket_folder=self.gate.folder,
             environment={SECRET_VARIABLE: secret},
             memory_mib=config.container_memory_mib,
             max_processes=config.container_processes,

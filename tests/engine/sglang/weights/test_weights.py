@@ -296,7 +296,7 @@ async def test_a_refused_group_is_not_kept(make: Make, weights: WeightsPublished
     with pytest.raises(WeightsRefused, match=r"could not create a process group with the server: .*no route"):
         await update(transport, server, weights)
     assert isinstance(transport, ProcessGroupTransport)
-    assert transport.group_name is None
+    assert transport.group is None
     assert PAUSE not in server.paths
 
 

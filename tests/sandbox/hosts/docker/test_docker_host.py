@@ -39,7 +39,7 @@ def play(scenario: Scenario, **settings: Any) -> None:
         host = ContainerHost(config, run="test")
         sandbox = ForkServerSandbox(host, config, seed=7)
         await sandbox.start()
-        folder = host.socket_folder
+        folder = host.gate.folder
         try:
             await asyncio.wait_for(scenario(sandbox, host), 120)
         finally:
@@ -169,7 +169,7 @@ async def main():
     calls = [CodeRequested(n, 0, "python_code_with_standard_io", "while True: pass", "") for n in range(20)]
     tasks = [asyncio.create_task(sandbox.run(call)) for call in calls]
     await sandbox.run(CodeRequested(99, 0, "python_code_with_standard_io", "print(1)", ""))
-    print("here", host.live_containers[0].id, host.socket_folder, *sandbox.server_pids, flush=True)
+    print("here", host.live_containers[0].id, host.gate.folder, *sandbox.server_pids, flush=True)
     await asyncio.gather(*tasks)
 
 asyncio.run(main())
