@@ -165,4 +165,4 @@ def test_duplicate_and_stale_events_are_refused_and_change_nothing(event: AnyMes
 def test_without_colocation_the_state_has_no_handover_field() -> None:
     recipe = start_recipe()
     decide_all(recipe, *list_loaded(0))
-    assert b"loan" not in msgspec.msgpack.encode(recipe.state)
+    assert b"handover" not in msgspec.msgpack.encode(recipe.state)

@@ -16,7 +16,6 @@ from torch import Tensor
 from bus.messages import WeightsPublished
 from configs.schema import EngineConfig
 from engine.contract import WeightsRefused
-from engine.model.hf_checkpoint import save_model
 from engine.sglang.client import SGLangClient
 from engine.sglang.http_api import GenerateRequest, GenerateResponse, SamplingParams
 from engine.sglang.server.compatibility import ServerRequirements
@@ -25,7 +24,7 @@ from engine.sglang.weights import WeightTransport, build_extra_key
 from engine.sglang.weights.checksums import ChecksumRegistry
 from engine.sglang.weights.transports import DiskTransport, ProcessGroupTransport, PublishedLayout, TensorTransport
 from engine.weight_transfer.shared_memory import WeightsPublisher
-from tests.engine.tiny_models import small_config, small_model, write_tokenizer
+from tests.engine.tiny_models import save_small_model, small_config, small_model
 from tests.sglang.serving import sglang
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
@@ -64,9 +63,8 @@ class Served(NamedTuple):
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     dtype, tied = request.param
     folder = tmp_path_factory.mktemp(dtype)
-    write_tokenizer(folder / "tokenizer", VOCABULARY)
     model = small_model(config=small_config(vocab_size=VOCABULARY, tie_word_embeddings=tied))
-    save_model(folder / "model", model.config, model.state_dict(), folder / "tokenizer")
+    save_small_model(folder, model)
     layout = PublishedLayout(folder / "model", getattr(torch, dtype))
     checksums = ChecksumRegistry(folder / "checksums", "sglang-0")
     transports = {

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.real_clock
 LONGEST = 640
 PAGE = 16
 RUNNING = 8
-TRAITS = Traits(logprob_error=1e-4, max_running=RUNNING, prefix_tokens=1, forgets=True, long_turn=240, look_s=0.0)
+TRAITS = Traits(logprob_error=1e-4, max_running=RUNNING, prefix_tokens=1, forgets=True, long_turn=240, look_s=0.001)
 
 
 class EmbeddedBench:

@@ -107,33 +107,25 @@ def test_a_missing_file_is_reported(file: Path) -> None:
     assert read_error(file) == "some.jsonl: no such file"
 
 
-@pytest.mark.parametrize("content", ["", "\n \n"])
-def test_a_file_without_rows_is_refused(file: Path, content: str) -> None:
-    file.write_text(content)
-    assert read_error(file) == "some.jsonl: the file has no rows"
-
-
-def test_an_unknown_file_extension_is_refused(tmp_path: Path) -> None:
-    other = tmp_path / "some.csv"
-    other.write_text("question,answer\n")
-    assert read_error(other) == "some.csv: unknown file extension; use one of .jsonl, .parquet"
-
-
-def test_a_broken_parquet_file_is_refused(tmp_path: Path) -> None:
-    broken = tmp_path / "some.parquet"
-    broken.write_bytes(b"PAR1 and no more")
-    assert read_error(broken).startswith("some.parquet: not a parquet file: ")
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("some.jsonl", "", "the file has no rows"),
+        ("some.jsonl", "\n \n", "the file has no rows"),
+        ("some.jsonl", '["question", "answer"]\n', "row 1: not a JSON object"),
+        ("some.csv", "question,answer\n", "unknown file extension; use one of .jsonl, .parquet"),
+        ("some.parquet", "PAR1 and no more", "not a parquet file: "),
+    ],
+)
+def test_an_unreadable_file_is_refused(tmp_path: Path, name: str, content: str, problem: str) -> None:
+    (tmp_path / name).write_text(content)
+    assert read_error(tmp_path / name).startswith(f"{name}: {problem}")
 
 
 @pytest.mark.parametrize("line", [b'{"question": "cut of', b"\xff\xfe", b'{"question": "\xff", "answer": "1"}'])
 def test_a_line_of_invalid_json_is_reported_by_number(file: Path, line: bytes) -> None:
     file.write_bytes(b'{"question": "a", "answer": "1"}\n' + line + b"\n")
     assert read_error(file).startswith("some.jsonl: row 2: not JSON: ")
-
-
-def test_a_line_without_an_object_is_reported_by_number(file: Path) -> None:
-    file.write_text('["question", "answer"]\n')
-    assert read_error(file) == "some.jsonl: row 1: not a JSON object"
 
 
 @pytest.mark.parametrize(

@@ -78,13 +78,11 @@ def assert_as_alone(model: Qwen3, found: dict[int, Generation], *requests: Gener
         assert_same(found[request.sequence_id], alone(model, request))
 
 
-def greedy(model: Qwen3, ids: NDArray[np.int32], count: int) -> list[int]:
-    """The reference: the training forward over the whole sequence for every token."""
-    tokens = ids.tolist()
-    for _ in range(count):
-        hidden = model(torch.tensor([tokens]))
-        tokens.append(int(model.compute_logits(hidden[0, -1]).argmax()))
-    return tokens[len(ids) :]
+def assert_greedy(model: Qwen3, ids: NDArray[np.int32], found: Generation) -> None:
+    """Every token is the most likely one after its prefix, in the training forward over the whole sequence."""
+    tokens = torch.tensor(np.concatenate((ids, found.token_ids)), dtype=torch.int64)
+    logits = model.compute_logits(model(tokens[None])[0, len(ids) - 1 : -1])
+    assert found.token_ids.tolist() == logits.argmax(-1).tolist()
 
 
 def training_logprobs(

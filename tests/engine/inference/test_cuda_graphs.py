@@ -14,7 +14,7 @@ from engine.inference.cuda_graphs import pad_to_bucket
 from engine.inference.engine_core import EngineCore
 from engine.inference.kernels.attention_kernels import SdpaKernels
 from engine.model.qwen3 import Qwen3
-from tests.engine.inference.cores import alone, assert_same, generate, greedy, new_core, training_logprobs
+from tests.engine.inference.cores import alone, assert_greedy, assert_same, generate, new_core, training_logprobs
 from tests.engine.inference.recorded_graph import Recorded
 from tests.engine.inference.test_paging import random_life
 from tests.engine.tiny_models import random_ids, small_config, small_model
@@ -98,7 +98,7 @@ def test_cuda_kernels_match_the_training_forward(model: Qwen3, monkeypatch: pyte
         core.submit(GenerationRequest(request.sequence_id, request.token_ids, 12, temperature=0))
     for number, found in generate(core).items():
         ids = requests(6)[number].token_ids
-        assert found.token_ids.tolist() == greedy(model, ids, 12)
+        assert_greedy(model, ids, found)
         np.testing.assert_allclose(found.logprobs, training_logprobs(model, ids, found.token_ids, 1.0), atol=1e-4)
 
 

@@ -10,7 +10,7 @@ import pytest
 from engine.contract import Capacity, EngineFailure, Generation, GenerationRequest, RequestRefused
 from engine.inference.engine_core import EngineCore
 from engine.model.qwen3 import Qwen3, Qwen3Config
-from tests.engine.inference.cores import PAGE, alone, generate, greedy, step, submit
+from tests.engine.inference.cores import PAGE, alone, assert_greedy, generate, step, submit
 from tests.engine.tiny_models import get_batch_invariant_matmul, random_ids, small_config, small_model
 
 LONGEST = 48
@@ -40,7 +40,8 @@ def test_greedy_decoding_equals_the_training_forward_while_sequences_join_and_le
         found |= ended
     for request in requests:
         generation = found[request.sequence_id]
-        assert generation.token_ids.tolist() == greedy(model, request.token_ids, request.max_new_tokens)
+        assert_greedy(model, request.token_ids, generation)
+        assert len(generation.token_ids) == request.max_new_tokens
         assert generation.finish == "length"
 
 
@@ -79,7 +80,8 @@ def test_a_second_turn_may_be_shorter(model: Qwen3) -> None:
 
 def test_a_sequence_may_grow_to_the_last_token(model: Qwen3) -> None:
     found = alone(model, GenerationRequest(1, random_ids(8, 0), LONGEST - 8, temperature=0))
-    assert found.token_ids.tolist() == greedy(model, random_ids(8, 0), LONGEST - 8)
+    assert_greedy(model, random_ids(8, 0), found)
+    assert len(found.token_ids) == LONGEST - 8
 
 
 def test_requests_without_a_free_row_are_served_first_come_first_served(model: Qwen3) -> None:
@@ -147,14 +149,14 @@ def test_logits_that_are_not_finite_fail_only_their_request(matrix: str, count: 
     for number in range(2, 2 + count):
         core.submit(GenerationRequest(number, random_ids(3, number), 3, temperature=0))
     for number, found in generate(core).items():
-        assert found.token_ids.tolist() == greedy(whole, random_ids(3, number), 3)
+        assert_greedy(whole, random_ids(3, number), found)
 
 
 @pytest.mark.parametrize("config", [small_config(tie_word_embeddings=False), small_config(num_kv_heads=4)])
 def test_other_model_shapes_decode_as_the_training_forward(config: Qwen3Config) -> None:
     other = small_model(config=config)
     found = alone(other, GenerationRequest(1, random_ids(8, 0), 12, temperature=0))
-    assert found.token_ids.tolist() == greedy(other, random_ids(8, 0), 12)
+    assert_greedy(other, random_ids(8, 0), found)
 
 
 def test_a_capacity_that_holds_no_sequence_is_an_error(model: Qwen3) -> None:

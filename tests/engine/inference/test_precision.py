@@ -30,7 +30,7 @@ def generated(model: Qwen3) -> list[Generation]:
     return [found[request.sequence_id] for request in REQUESTS]
 
 
-def theirs(model: Qwen3, dtype: torch.dtype) -> Callable[[list[Generation]], NDArray[np.float32]]:
+def build_reference(model: Qwen3, dtype: torch.dtype) -> Callable[[list[Generation]], NDArray[np.float32]]:
     """Transformers' logprobs of the same tokens, from one forward over each whole sequence."""
     from transformers import Qwen3Config as TheirConfig
     from transformers import Qwen3ForCausalLM
@@ -52,7 +52,7 @@ def theirs(model: Qwen3, dtype: torch.dtype) -> Callable[[list[Generation]], NDA
     return logprobs
 
 
-def logprobs_of(generations: list[Generation]) -> NDArray[np.float32]:
+def join_logprobs(generations: list[Generation]) -> NDArray[np.float32]:
     return np.concatenate([generation.logprobs for generation in generations])
 
 
@@ -60,19 +60,19 @@ def logprobs_of(generations: list[Generation]) -> NDArray[np.float32]:
 def test_float32_logprobs_equal_transformers(number: int) -> None:
     model = small_model(number, CONFIGS[number])
     found = generated(model)
-    strayed = np.abs(logprobs_of(found) - theirs(model, torch.float32)(found))
-    assert strayed.max() < 1e-4  # measured: 5e-6
+    differences = np.abs(join_logprobs(found) - build_reference(model, torch.float32)(found))
+    assert differences.max() < 1e-4  # measured: 5e-6
 
 
 @pytest.mark.parametrize("number", range(len(CONFIGS)))
 def test_bfloat16_logprobs_differ_within_the_documented_bounds(number: int) -> None:
     model = small_model(number, CONFIGS[number])
-    exact = theirs(model, torch.float32)
-    low = theirs(model, torch.bfloat16)
+    exact = build_reference(model, torch.float32)
+    low = build_reference(model, torch.bfloat16)
     found = generated(model.to(torch.bfloat16))
     for reference in (low(found), exact(found)):
-        strayed = np.abs(logprobs_of(found) - reference)
-        assert 1e-3 < strayed.mean() < 0.035  # measured: 0.025; in float32 it would be 1e-6
-        assert np.quantile(strayed, 0.99) < 0.15  # measured: 0.10
-        assert strayed.max() < 0.6  # measured: 0.31
-    assert np.abs(logprobs_of(found) - exact(found)).mean() < 1.2 * np.abs(low(found) - exact(found)).mean()
+        differences = np.abs(join_logprobs(found) - reference)
+        assert 1e-3 < differences.mean() < 0.035  # measured: 0.025; in float32 it would be 1e-6
+        assert np.quantile(differences, 0.99) < 0.15  # measured: 0.10
+        assert differences.max() < 0.6  # measured: 0.31
+    assert np.abs(join_logprobs(found) - exact(found)).mean() < 1.2 * np.abs(low(found) - exact(found)).mean()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bus.messages import TrainingSample
-from engine.learner.checkpoints import get_partial_path, list_saved_steps, read_trainer_state
+from engine.learner.checkpoints import get_partial_path, list_saved_steps
 from engine.learner.distributed import RankGroup, gather_full_parameters
 from engine.learner.minibatches import build_sft_sequence
 from engine.learner.trainer import Trainer
@@ -203,30 +203,6 @@ def test_equal_trainers_write_equal_bytes_in_any_folder(stage: str, tmp_path: Pa
         written.append({str(path.relative_to(folder)): path.read_bytes() for path in files})
     assert written[0].keys() == written[1].keys()
     assert [name for name in written[0] if written[0][name] != written[1][name]] == []
-
-
-def test_saving_a_step_again_replaces_it(tmp_path: Path, tokenizer: Path) -> None:
-    made = trainer()
-    made.save(tmp_path / "step_000000", tokenizer)
-    made.run_rl_step(rows(0))
-    made.save(tmp_path / "step_000000", tokenizer)
-    assert read_trainer_state(tmp_path / "step_000000").step == 1
-    torch.testing.assert_close(
-        dict(load_model(tmp_path / "step_000000").named_parameters()), parameters(made), check_device=False
-    )
-
-
-def test_transformers_loads_the_checkpoint_and_computes_the_same_logits(tmp_path: Path, tokenizer: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    made = trainer()
-    made.run_rl_step(rows(0))
-    made.save(tmp_path / "step_000001", tokenizer)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "step_000001", attn_implementation="sdpa")
-    ids = torch.arange(20)[None]
-    with torch.no_grad():
-        expected = made.model.compute_logits(made.model(ids))
-        torch.testing.assert_close(theirs(ids).logits, expected, rtol=1e-5, atol=1e-5)
 
 
 # ---------------------------------------------------------------- several ranks

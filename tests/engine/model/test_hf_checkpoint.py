@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.model.hf_checkpoint import CheckpointError, load_model, load_model_config, save_model
 from engine.model.qwen3 import UnsupportedModel
-from tests.engine.tiny_models import random_ids, small_config, small_model, write_tokenizer
+from tests.engine.tiny_models import random_ids, save_small_model, small_config, small_model, write_tokenizer
 
 CONFIG = small_config(vocab_size=280)
 
@@ -26,9 +26,8 @@ def tokenizer(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, tokenizer: Path) -> Path:
-    save_model(tmp_path / "model", CONFIG, small_model(config=CONFIG).state_dict(), tokenizer)
-    return tmp_path / "model"
+def folder(tmp_path: Path) -> Path:
+    return save_small_model(tmp_path)
 
 
 def edit_config(folder: Path, **changes: Any) -> None:
@@ -151,7 +150,7 @@ def test_transformers_loads_the_folder_and_computes_the_same_logits(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     config = small_config(vocab_size=280, tie_word_embeddings=tied)
-    save_model(tmp_path / "model", config, small_model(config=config).state_dict(), tokenizer)
+    save_small_model(tmp_path, small_model(config=config))
     model, theirs = load_model(tmp_path / "model"), AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     token_ids = torch.randint(0, 280, (3, 17), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

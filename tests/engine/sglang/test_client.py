@@ -22,7 +22,6 @@ from engine.sglang.http_api import (
     ServerUnreachable,
 )
 from tests.engine.sglang.fake_server import (
-    ABORTED,
     LENGTH,
     FakeServer,
     Handler,
@@ -180,12 +179,6 @@ async def test_a_missing_field_is_reported_with_the_servers_version() -> None:
             InvalidResponse, match=r"SGLang 0\.5\.23 sent an invalid GenerateResponse: .*`weight_version`.*meta_info"
         ):
             await collect(client)
-
-
-async def test_a_request_aborted_before_its_start_may_omit_fields() -> None:
-    omitted = ("prompt_tokens", "cached_tokens", "num_retractions", "weight_versions", "dp_rank")
-    [only] = await generate(FakeServer(streaming(lambda body: make_response(body, [], ABORTED, without=omitted))))
-    assert only.output_ids == []
 
 
 async def test_concurrent_generations_are_limited_by_max_in_flight() -> None:

@@ -98,11 +98,6 @@ def test_assumed_survival_counts_until_the_assumed_length() -> None:
     assert compute_curve(survival)[5] == pytest.approx((before + 1) / 2, abs=0.02)
 
 
-def test_weights_halve_in_a_half_life() -> None:
-    survival = estimate_from(*[(950, True)] * 4096, *[(5050, True)] * 4096)
-    assert compute_curve(survival)[20] == pytest.approx(1 / 1.5, rel=0.01)
-
-
 def test_rescaling_of_large_weights_keeps_the_estimates() -> None:
     survival = estimate_from(*[(950, True), (3050, True)] * 100)
     before = compute_curve(survival), survival.mean

@@ -114,15 +114,6 @@ def test_infrastructure_failures_are_excluded_and_counted_by_cause() -> None:
     assert step.failures == {"sandbox": 1}
 
 
-def test_a_group_with_too_many_failures_is_lost_and_replaced() -> None:
-    group_buffer, first, second = begin_step()
-    (third,) = list_starts(play(group_buffer, first, [None, None, None, 0.0]))
-    play(group_buffer, third, [1.0, 0.0, 1.0, 0.0])
-    step = get_collected(play(group_buffer, second, [0.0, 1.0, 0.0, 0.0]))
-    assert step.counts.groups_lost == 1
-    assert step.counts.groups_rejected == 0
-
-
 def test_a_trajectory_that_ends_twice_is_refused() -> None:
     group_buffer = buffer()
     group_buffer.decide(0.0, StepRequested(1, 0))

@@ -37,12 +37,6 @@ def test_the_oldest_version_is_max_staleness_before_the_updated_one() -> None:
     assert compute_oldest_version(step=5, max_staleness=2) == 2
 
 
-@pytest.mark.parametrize("rule", ["mask", "drop"])
-def test_a_fresh_trajectory_is_unchanged(rule: str) -> None:
-    trajectory = make_finished(0, 3, 4)
-    assert apply_staleness_bound(trajectory, 3, rule) is trajectory  # pyright: ignore[reportArgumentType]
-
-
 @given(st.lists(st.integers(0, 6), min_size=1), st.integers(0, 6), st.sampled_from(["mask", "drop"]))
 def test_only_fresh_tokens_count_and_a_trajectory_without_any_is_dropped(
     versions: list[int], oldest: int, rule: str

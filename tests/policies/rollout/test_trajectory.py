@@ -310,22 +310,6 @@ def granted(tid: int, lease: int, engine: str = "generator-0", life: int = 1) ->
     return LeaseGranted(tid, engine, 1000, lease, 0.0, "room", life)
 
 
-def test_only_trajectories_generating_on_a_departed_engine_request_another_lease() -> None:
-    rollout = start_group(size=4)
-    for grant in (granted(0, 1), granted(1, 1, life=2), granted(2, 1, "generator-1")):
-        rollout.decide(0.0, grant)
-    (asked,) = rollout.decide(1.0, EngineLeft("generator-0", "gone"))
-    assert isinstance(asked.message, LeaseRequested)
-    assert (asked.message.trajectory_id, asked.message.lease) == (0, 2)
-    with pytest.raises(ProtocolError, match="lease 1"):
-        rollout.decide(1.0, generated(1, 0, "x", lease=2))
-    with pytest.raises(ProtocolError, match="is leasing"):
-        rollout.decide(1.0, generated(0, 0, "what it still said"))
-    for again in (EngineLeft("generator-0", "gone"), EngineLeft("generator-0", "gone", 0)):
-        with pytest.raises(ProtocolError, match="had already left"):
-            rollout.decide(1.0, again)
-
-
 def test_a_turn_fails_when_a_second_engine_leaves() -> None:
     rollout = start_group(size=1)
     for lease, name in enumerate(("generator-0", "generator-1"), 1):

@@ -14,17 +14,20 @@ from policies.dialogue.chat_format import (
     build_tool_turn_segments,
     encode_segments,
 )
-from tasks.tiny.cold_start_dialogues import generate_dialogues
+from tasks.tiny.cold_start_dialogues import Messages, generate_dialogues
 from tasks.tiny.prepare import iter_tokenizer_texts
 from tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
 
-DIALOGUES = generate_dialogues(0, 1000, 256)
+
+@pytest.fixture(scope="module")
+def dialogues() -> list[Messages]:
+    return generate_dialogues(0, 600, 256)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, dialogues: list[Messages]) -> Path:
     path = tmp_path_factory.mktemp("tokenizer")
-    save_tokenizer(train_tokenizer(iter_tokenizer_texts(DIALOGUES)), path)
+    save_tokenizer(train_tokenizer(iter_tokenizer_texts(dialogues)), path)
     return path
 
 
@@ -33,10 +36,10 @@ def tokenizer(folder: Path) -> FastTokenizer:
     return load_tokenizer(folder)
 
 
-def test_a_prompt_has_fewer_than_twenty_tokens_on_average(tokenizer: FastTokenizer) -> None:
+def test_a_prompt_has_fewer_than_twenty_tokens_on_average(tokenizer: FastTokenizer, dialogues: list[Messages]) -> None:
     lengths = [
         len(encode_segments(tokenizer, build_prompt_segments(messages[0]["content"], ["jupyter_code"])))
-        for messages in DIALOGUES
+        for messages in dialogues
     ]
     assert mean(lengths) < 20
     assert max(lengths) <= 24

@@ -107,8 +107,7 @@ async def assert_update_breaks(
 # ---------------------------------------------------------------- every transport
 
 
-@pytest.mark.parametrize("has_paused_requests", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "has_paused_requests"), [(torch.float32, False), (torch.bfloat16, True)])
 @pytest.mark.parametrize("name", TRANSPORTS)
 async def test_a_server_receives_all_parameters_in_its_dtype_while_its_requests_are_paused(
     make: Make, weights: WeightsPublished, name: str, dtype: torch.dtype, has_paused_requests: bool
