@@ -41,8 +41,8 @@ class RunningBatch:
     def __init__(self, rows: BatchRows, num_rows: int, page_tokens: int, order: BatchOrder | None = None) -> None:
         """Without `order`, sequences run in the order in which they join."""
         self.sequences: list[Sequence] = []
-        self._state = np.zeros((3, 0), np.int64)  # position, last position that the request allows, row; of each
-        self._num_pages = np.zeros(num_rows, np.int64)  # of the sequence in each row
+        # of each: position, last position that the request allows, row, number of pages
+        self._state = np.zeros((4, 0), np.int64)
         self._rows, self._page_tokens, self._order = rows, page_tokens, order
         self._free_rows = list(range(num_rows - 1, -1, -1))
         self.num_joins = 0
@@ -70,17 +70,12 @@ class RunningBatch:
 
     def list_missing_pages(self) -> list[MissingPages]:
         """Sequences that lack pages for their next token."""
-        missing_B = self._compute_missing_pages(1)
-        (short,) = missing_B.nonzero()
-        sequences = self.sequences
-        return [
-            (sequences[index], count) for index, count in zip(short.tolist(), missing_B[short].tolist(), strict=True)
-        ]
+        missing_B, sequences = self._compute_missing_pages(1), self.sequences
+        return [(sequences[index], int(missing_B[index])) for index in missing_B.nonzero()[0].tolist()]
 
     def on_pages_appended(self, appended: list[MissingPages]) -> None:
         if appended:
-            rows = [sequence.row for sequence, _ in appended]
-            self._num_pages[rows] += [count for _, count in appended]
+            self._state[3] += self._compute_missing_pages(1)
             self._rows.append_pages(appended)
 
     def join(self, joining: list[Sequence], version: int) -> None:
@@ -92,7 +87,6 @@ class RunningBatch:
             sequence.record_version(len(sequence.token_ids), version)
             assert sequence.request is not None
             self._rows.assign(sequence.row, sequence.request, sequence.token_ids, sequence.logprobs, sequence.pages)
-            self._num_pages[sequence.row] = len(sequence.pages)
         state = np.array([_describe_state(sequence) for sequence in joining]).T
         self._arrange([*self.sequences, *joining], np.concatenate((self._state, state), axis=1))
 
@@ -112,9 +106,8 @@ class RunningBatch:
         self._state[0] += steps
 
     def _compute_missing_pages(self, steps: int) -> NDArray[np.int64]:
-        """Of each sequence, [B]."""
-        pages_B = (self._state[0] + (steps - 1)) // self._page_tokens + 1
-        return np.maximum(pages_B - self._num_pages[self._state[2]], 0)
+        """Of each sequence, [B]; a sequence never has more pages than it needs for its next token."""
+        return (self._state[0] + (steps - 1 + self._page_tokens)) // self._page_tokens - self._state[3]
 
     def _arrange(self, running: list[Sequence], state: NDArray[np.int64]) -> None:
         """Make these sequences the batch, in the order that suits attention."""
@@ -135,8 +128,8 @@ class RunningBatch:
         sequence.row = -1
 
 
-def _describe_state(sequence: Sequence) -> tuple[int, int, int]:
+def _describe_state(sequence: Sequence) -> tuple[int, int, int, int]:
     """The sequence's column of RunningBatch._state when it joins."""
     assert sequence.request is not None
     last_position = len(sequence.request.token_ids) + sequence.request.max_new_tokens - 1
-    return len(sequence.token_ids) - 1, last_position, sequence.row
+    return len(sequence.token_ids) - 1, last_position, sequence.row, len(sequence.pages)

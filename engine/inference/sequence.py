@@ -26,7 +26,8 @@ class Sequence:
         self.logprobs = NO_LOGPROBS  # of the generated tokens
         self.versions: list[tuple[int, int]] = []  # (first position, policy version)
         self.pages: list[int] = []
-        self.shared_pages: list[int] = []  # the part of `pages` that has been in the prefix index
+        self.shared_pages: list[int] = []  # the part of `pages` that has had two holders
+        self.is_idle = False  # its pages do not count as those of a running sequence
         self.cached_tokens = 0  # leading tokens with keys and values in its pages
         self.cache_hit_tokens: int | None = None  # request tokens found in the cache; None before prefill
         self.computed_tokens = 0  # leading tokens ever computed, under these weights or while it ran
@@ -97,5 +98,5 @@ def enumerate_chunks(chunks: list[PrefillChunk]) -> Iterator[tuple[int, PrefillC
 def _count_common_prefix(ids: NDArray[np.int32], others: NDArray[np.int32]) -> int:
     """How many leading ids are equal."""
     count = min(len(ids), len(others))
-    differ = np.append(ids[:count] != others[:count], True)
-    return int(differ.argmax())
+    differ = ids[:count] != others[:count]
+    return int(differ.argmax()) if differ.any() else count

@@ -53,7 +53,7 @@ class KvCacheManager:
         if part and not self.pool.is_private(sequence.pages[full]):
             sequence.cached_tokens, part = full * self.page_tokens, 0
         usable_pages = full + bool(part)
-        self.pool.truncate(sequence, usable_pages, running=True)
+        self.pool.truncate(sequence, usable_pages)
         sequence.stale = sequence.stale and usable_pages > 0
 
     def _find_shared_prefix(self, sequence: Sequence) -> list[int]:
@@ -77,13 +77,14 @@ class KvCacheManager:
         sequence = chunk.sequence
         sequence.cached_tokens = chunk.end
         if not sequence.stale:
-            for number in range(chunk.start // self.page_tokens, chunk.end // self.page_tokens):
-                self.pool.register_full_page(sequence, number, sequence.page_digests[number])
+            self.pool.register_full_pages(sequence, chunk.start // self.page_tokens, chunk.end // self.page_tokens)
 
     # ------------------------------------------------------------ while it runs
 
     def append_pages(self, missing: list[MissingPages]) -> bool:
         """Give these sequences their missing pages. False: too few are available, and none gets any."""
+        if not missing:
+            return True
         total = sum([count for _, count in missing])
         if self.num_available < total:
             return False
@@ -96,7 +97,7 @@ class KvCacheManager:
 
     def mark_idle(self, sequence: Sequence) -> None:
         """The sequence has no request; its cached tokens stay until they are evicted or freed."""
-        self.pool.truncate(sequence, -(-sequence.cached_tokens // self.page_tokens), running=True)
+        self.pool.truncate(sequence, -(-sequence.cached_tokens // self.page_tokens))
         self.pool.mark_idle(sequence)
         if sequence.pages:
             self._idle[sequence.sequence_id] = sequence
@@ -110,10 +111,10 @@ class KvCacheManager:
 
     def free(self, sequence: Sequence) -> list[int]:
         """Release all pages of the sequence, running or idle; returns the pages that are now free."""
-        running = not self._pop_idle(sequence)
+        self._pop_idle(sequence)
         sequence.page_digests = {}
         sequence.cached_tokens, sequence.stale = 0, False
-        return self.pool.truncate(sequence, 0, running=running)
+        return self.pool.truncate(sequence, 0)
 
     def free_idle(self) -> None:
         """After new weights: free the pages of idle sequences, and share no existing page."""
@@ -129,14 +130,13 @@ class KvCacheManager:
             self.evicted_caches += sequence is not self._evicting
             self._evicting = sequence
             num_kept = max(0, len(sequence.pages) - short)  # more go if others hold some of these
-            self.evicted_pages += len(self.pool.truncate(sequence, num_kept, running=False))
+            self.evicted_pages += len(self.pool.truncate(sequence, num_kept))
             sequence.cached_tokens = min(sequence.cached_tokens, len(sequence.pages) * self.page_tokens)
             if not sequence.pages:
                 self._pop_idle(sequence)
                 sequence.stale = False
 
-    def _pop_idle(self, sequence: Sequence) -> bool:
-        """Whether the sequence was idle, with pages."""
+    def _pop_idle(self, sequence: Sequence) -> None:
         if sequence is self._evicting:
             self._evicting = None
-        return self._idle.pop(sequence.sequence_id, None) is not None
+        self._idle.pop(sequence.sequence_id, None)

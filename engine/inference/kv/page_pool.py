@@ -20,7 +20,6 @@ from engine.inference.sequence import Sequence
 class _SharedPage:
     num_holders: int
     num_running: int  # holders that run
-    digest: bytes | None  # None: no longer in the index
 
 
 class PagePool:
@@ -30,8 +29,9 @@ class PagePool:
         self.num_pages = num_pages
         self.num_cached = 0  # pages that only idle sequences hold
         self._free = list(range(num_pages - 1, -1, -1))
-        self._shared: dict[int, _SharedPage] = {}  # pages that have been in the index; each other page has one holder
+        self._shared: dict[int, _SharedPage] = {}  # pages that have had two holders; each other page has one
         self._page_by_digest: dict[bytes, int] = {}
+        self._indexed: dict[int, tuple[bytes, Sequence]] = {}  # digest and first holder of each page in the index
 
     @property
     def num_free(self) -> int:
@@ -54,41 +54,49 @@ class PagePool:
 
     def share(self, sequence: Sequence, page: int) -> None:
         """Add this page of the index to the pages of a running sequence."""
+        shared = self._shared.get(page)
+        if shared is None:
+            _, holder = self._indexed[page]
+            holder.shared_pages.append(page)
+            shared = self._shared[page] = _SharedPage(1, int(not holder.is_idle))
         sequence.pages.append(page)
         sequence.shared_pages.append(page)
-        shared = self._shared[page]
         self.num_cached -= shared.num_running == 0
         shared.num_holders += 1
         shared.num_running += 1
 
-    def register_full_page(self, sequence: Sequence, number: int, digest: bytes) -> None:
-        """Add page `number` of a running sequence to the index. Of two equal pages the first stays in the index."""
-        page = sequence.pages[number]
-        if page not in self._shared and digest not in self._page_by_digest:
-            sequence.shared_pages.append(page)
-            self._shared[page] = _SharedPage(1, 1, digest)
-            self._page_by_digest[digest] = page
+    def register_full_pages(self, sequence: Sequence, first: int, end: int) -> None:
+        """Add pages [first, end) of a running sequence to the index. Of two equal pages the first stays in the index."""
+        for number in range(first, end):
+            page, digest = sequence.pages[number], sequence.page_digests[number]
+            if page not in self._indexed and digest not in self._page_by_digest:
+                self._indexed[page] = digest, sequence
+                self._page_by_digest[digest] = page
 
     def is_private(self, page: int) -> bool:
         """Whether its holder may overwrite it: no other sequence holds it, and it is not in the index."""
-        shared = self._shared.get(page)
-        return shared is None or (shared.num_holders == 1 and shared.digest is None)
+        return page not in self._indexed and (page not in self._shared or self._shared[page].num_holders == 1)
 
-    def truncate(self, sequence: Sequence, num_pages: int, *, running: bool) -> list[int]:
+    def truncate(self, sequence: Sequence, num_pages: int) -> list[int]:
         """Take all but the first pages from the sequence; returns the pages that are now free."""
         dropped = sequence.pages[num_pages:]
         if not dropped:
             return []
         shared_pages = set(sequence.shared_pages).intersection(dropped)
-        freed = [page for page in dropped if page not in shared_pages or self._release_shared(page, running)]
-        if not running:
+        freed = [page for page in dropped if page not in shared_pages or self._release_shared(page, sequence)]
+        if sequence.is_idle:
             self.num_cached -= len(dropped) - len(shared_pages)
+        for page in freed:
+            if page in self._indexed:
+                digest, _ = self._indexed.pop(page)
+                del self._page_by_digest[digest]
         self._free += freed
         del sequence.pages[num_pages:]
         sequence.shared_pages = [page for page in sequence.shared_pages if page not in shared_pages]
         return freed
 
     def mark_idle(self, sequence: Sequence) -> None:
+        sequence.is_idle = True
         self.num_cached += len(sequence.pages) - len(sequence.shared_pages)
         for page in sequence.shared_pages:
             shared = self._shared[page]
@@ -96,6 +104,9 @@ class PagePool:
             self.num_cached += shared.num_running == 0
 
     def mark_running(self, sequence: Sequence) -> None:
+        if not sequence.is_idle:
+            return
+        sequence.is_idle = False
         self.num_cached -= len(sequence.pages) - len(sequence.shared_pages)
         for page in sequence.shared_pages:
             shared = self._shared[page]
@@ -107,22 +118,19 @@ class PagePool:
     def clear_prefix_index(self) -> None:
         """Make all existing pages unfindable: older weights computed them."""
         self._page_by_digest.clear()
-        for shared in self._shared.values():
-            shared.digest = None
+        self._indexed.clear()
 
-    def _release_shared(self, page: int, running: bool) -> bool:
+    def _release_shared(self, page: int, sequence: Sequence) -> bool:
         """One holder less; returns whether the page is now free."""
         shared = self._shared[page]
         shared.num_holders -= 1
-        if running:
+        if not sequence.is_idle:
             shared.num_running -= 1
             self.num_cached += shared.num_running == 0
         if shared.num_holders > 0:
             return False
         self.num_cached -= 1
         del self._shared[page]
-        if shared.digest is not None:
-            del self._page_by_digest[shared.digest]
         return True
 
 

@@ -27,19 +27,24 @@ def start_sequence(pool: PagePool, pages: int = 1) -> Sequence:
     return sequence
 
 
+def register_page(pool: PagePool, sequence: Sequence, number: int, digest: bytes) -> None:
+    sequence.page_digests = {number: digest}
+    pool.register_full_pages(sequence, number, number + 1)
+
+
 def test_a_page_is_found_while_a_sequence_holds_it_and_not_after_new_weights() -> None:
     pool = PagePool(PAGES)
     first, second = start_sequence(pool), Sequence(1)
-    pool.register_full_page(first, 0, b"a")
+    register_page(pool, first, 0, b"a")
     page = first.pages[0]
     assert (pool.find(b"a"), pool.is_private(page)) == (page, False)
     pool.share(second, page)
-    assert pool.truncate(first, 0, running=True) == []
+    assert pool.truncate(first, 0) == []
     assert pool.find(b"a") == page
-    assert pool.truncate(second, 0, running=True) == [page]
+    assert pool.truncate(second, 0) == [page]
     assert pool.find(b"a") is None
     other = start_sequence(pool)
-    pool.register_full_page(other, 0, b"b")
+    register_page(pool, other, 0, b"b")
     pool.clear_prefix_index()
     assert (pool.find(b"b"), pool.is_private(other.pages[0])) == (None, True)
 
@@ -51,35 +56,33 @@ MOVES = ("start", "register", "share", "park", "resume", "truncate")
 @given(st.lists(st.tuples(st.sampled_from(MOVES), st.integers(0, 99)), max_size=40))
 def test_page_counts_equal_the_sum_over_holders(moves: list[tuple[str, int]]) -> None:
     pool = PagePool(PAGES)
-    holders: list[tuple[Sequence, bool]] = []  # and whether each runs
+    holders: list[Sequence] = []
     for number, (move, choice) in enumerate(moves):
         if move == "start" and pool.num_free:
-            holders.append((start_sequence(pool, 1 + choice % pool.num_free), True))
+            holders.append(start_sequence(pool, 1 + choice % pool.num_free))
         if move == "start" or not holders:
             continue
-        sequence, running = holders.pop(choice % len(holders))
+        sequence = holders.pop(choice % len(holders))
         match move:
-            case "register" if running:
-                pool.register_full_page(sequence, choice % len(sequence.pages), b"%d" % number)
-            case "share" if sequence.shared_pages:
-                holders.append((Sequence(0), True))
-                pool.share(holders[-1][0], sequence.shared_pages[choice % len(sequence.shared_pages)])
-            case "park" if running:
+            case "register" if not sequence.is_idle:
+                register_page(pool, sequence, choice % len(sequence.pages), b"%d" % number)
+            case "share" if findable := [page for page in sequence.pages if not pool.is_private(page)]:
+                holders.append(Sequence(0))
+                pool.share(holders[-1], findable[choice % len(findable)])
+            case "park" if not sequence.is_idle:
                 pool.mark_idle(sequence)
-                running = False
-            case "resume" if not running:
+            case "resume":
                 pool.mark_running(sequence)
-                running = True
             case "truncate":
                 pages, kept = sequence.pages[:], choice % len(sequence.pages)
-                elsewhere = {page for other, _ in holders for page in other.pages}
-                freed = pool.truncate(sequence, kept, running=running)
+                elsewhere = {page for other in holders for page in other.pages}
+                freed = pool.truncate(sequence, kept)
                 assert sequence.pages == pages[:kept]
                 assert freed == [page for page in pages[kept:] if page not in elsewhere]
             case _:
                 pass
         if sequence.pages:
-            holders.append((sequence, running))
-        held = {page for sequence, _ in holders for page in sequence.pages}
+            holders.append(sequence)
+        held = {page for sequence in holders for page in sequence.pages}
         assert (pool.num_used, pool.num_free) == (len(held), PAGES - len(held))
-        assert pool.num_cached == len(held - {page for sequence, runs in holders if runs for page in sequence.pages})
+        assert pool.num_cached == len(held - {page for each in holders if not each.is_idle for page in each.pages})
