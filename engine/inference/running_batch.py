@@ -71,7 +71,9 @@ class RunningBatch:
     def list_missing_pages(self) -> list[MissingPages]:
         """Sequences that lack pages for their next token."""
         missing_B, sequences = self._compute_missing_pages(1), self.sequences
-        return [(sequences[index], int(missing_B[index])) for index in missing_B.nonzero()[0].tolist()]
+        (short,) = missing_B.nonzero()
+        counts = missing_B[short].tolist()
+        return [(sequences[index], count) for index, count in zip(short.tolist(), counts, strict=True)]
 
     def on_pages_appended(self, appended: list[MissingPages]) -> None:
         if appended:

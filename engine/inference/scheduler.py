@@ -14,9 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
-import numpy as np
-
-from engine.contract import Capacity, EngineLoad, GenerationRequest, RequestRefused
+from engine.contract import Capacity, EngineFailure, EngineLoad, GenerationRequest, RequestRefused
 from engine.inference.kv.kv_cache_manager import KvCacheManager
 from engine.inference.running_batch import RunningBatch
 from engine.inference.sequence import PrefillChunk, Sequence, SequenceOutcome
@@ -184,10 +182,10 @@ class Scheduler:
         outcomes: list[SequenceOutcome] = []
         for sequence in finished:
             outcomes.append(sequence.finish_request(reason))
-            if np.isfinite(sequence.logprobs).all():
-                self.kv_manager.mark_idle(sequence)
-            else:
+            if isinstance(outcomes[-1][1], EngineFailure):
                 self._clear_pages(self.kv_manager.free(sequence))
+            else:
+                self.kv_manager.mark_idle(sequence)
         return outcomes
 
     # ------------------------------------------------------------ pages and prefill

@@ -67,11 +67,11 @@ class PagePool:
 
     def register_full_pages(self, sequence: Sequence, first: int, end: int) -> None:
         """Add pages [first, end) of a running sequence to the index. Of two equal pages the first stays in the index."""
-        for number in range(first, end):
-            page, digest = sequence.pages[number], sequence.page_digests[number]
-            if page not in self._indexed and digest not in self._page_by_digest:
-                self._indexed[page] = digest, sequence
-                self._page_by_digest[digest] = page
+        indexed, page_by_digest, digests = self._indexed, self._page_by_digest, sequence.page_digests
+        for number, page in enumerate(sequence.pages[first:end], first):
+            if page not in indexed and (digest := digests[number]) not in page_by_digest:
+                indexed[page] = digest, sequence
+                page_by_digest[digest] = page
 
     def is_private(self, page: int) -> bool:
         """Whether its holder may overwrite it: no other sequence holds it, and it is not in the index."""
@@ -82,17 +82,17 @@ class PagePool:
         dropped = sequence.pages[num_pages:]
         if not dropped:
             return []
-        shared_pages = set(sequence.shared_pages).intersection(dropped)
-        freed = [page for page in dropped if page not in shared_pages or self._release_shared(page, sequence)]
+        shared_pages, freed = set(sequence.shared_pages).intersection(dropped), dropped
+        if shared_pages:
+            freed = [page for page in dropped if page not in shared_pages or self._release_shared(page, sequence)]
+            sequence.shared_pages = [page for page in sequence.shared_pages if page not in shared_pages]
         if sequence.is_idle:
             self.num_cached -= len(dropped) - len(shared_pages)
-        for page in freed:
-            if page in self._indexed:
-                digest, _ = self._indexed.pop(page)
-                del self._page_by_digest[digest]
+        for page in self._indexed.keys() & freed:
+            digest, _ = self._indexed.pop(page)
+            del self._page_by_digest[digest]
         self._free += freed
         del sequence.pages[num_pages:]
-        sequence.shared_pages = [page for page in sequence.shared_pages if page not in shared_pages]
         return freed
 
     def mark_idle(self, sequence: Sequence) -> None:
@@ -139,7 +139,7 @@ def compute_page_digests(token_ids: NDArray[np.int32], page_tokens: int, first: 
     page_bytes, tokens = page_tokens * token_ids.itemsize, token_ids.tobytes()
     chained = hashlib.blake2b(tokens[: first * page_bytes], digest_size=16)
     found: dict[int, bytes] = {}
-    for page in range(first, len(tokens) // page_bytes):
-        chained.update(tokens[page * page_bytes : (page + 1) * page_bytes])
+    for page, start in enumerate(range(first * page_bytes, len(tokens) - page_bytes + 1, page_bytes), first):
+        chained.update(tokens[start : start + page_bytes])
         found[page] = chained.digest()
     return found
