@@ -37,10 +37,7 @@ def choose_own_address(run_address: TcpAddress, host: str, port: int) -> TcpAddr
 
 
 def join_run(joining: JoinOptions, console: Console) -> int:
-    """Returns the exit code: 0 the run is over, 1 a process died for good, 130 interrupted.
-
-    Raises UnusableInput.
-    """
+    """Returns the exit code: 0, 1 if a process died, 130 if interrupted. Raises UnusableInput."""
     display = PlainDisplay(console)
     try:
         return uvloop.run(_join(joining, display))

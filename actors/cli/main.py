@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
-from actors.cli.log.subcommands import JsonOption, RunArgument, SetOption, log_app
+from actors.cli.log.subcommands import JsonOption, RunArgument, SetOption, log_app, make_console
 from configs.errors import EXIT_UNUSABLE, UnusableInput
 from sandbox.contract import SandboxFailure
 
@@ -58,11 +57,6 @@ LogsOption = Annotated[
 ]
 
 
-def _make_console(*, stderr: bool = False) -> Console:
-    """A console that prints paths and messages verbatim: no emoji replaces `:100:` in them."""
-    return Console(emoji=False, stderr=stderr)
-
-
 @app.command()
 def run(
     config: Annotated[
@@ -80,7 +74,7 @@ def run(
     """
     from actors.cli.run_command import run_recipe
 
-    raise typer.Exit(run_recipe(config, override or [], resume=resume, overwrite=overwrite, console=_make_console()))
+    raise typer.Exit(run_recipe(config, override or [], resume=resume, overwrite=overwrite, console=make_console()))
 
 
 @app.command()
@@ -123,7 +117,7 @@ def join(
     num_generators, num_executors = (-1 if number is None else number for number in (generators, executors))
     own = choose_own_address(at, host, port)
     joining = JoinOptions(at, own, key, num_generators, num_executors, run_folder, patience)
-    raise typer.Exit(join_run(joining, _make_console()))
+    raise typer.Exit(join_run(joining, make_console()))
 
 
 @app.command()
@@ -137,7 +131,7 @@ def report(
     """
     from actors.cli.report_command import report_run
 
-    report_run(run, json=json, console=_make_console())
+    report_run(run, json=json, console=make_console())
 
 
 @app.command()
@@ -161,7 +155,7 @@ def doctor(
     run = load_config_or_defaults(config, override or []) if config or override else None
     suppress_logs()
     findings = examine(run=run)
-    _make_console().print(build_findings_table(findings))
+    make_console().print(build_findings_table(findings))
     raise typer.Exit(int(any(finding.status == "missing" for finding in findings.values())))
 
 
@@ -175,7 +169,7 @@ def keys(
     from bus.transport.curve_auth import generate_key, load_key
 
     path = generate_key(folder)
-    console = _make_console()
+    console = make_console()
     console.print(f"{escape(str(path))}: copy it to every node and keep it secret", soft_wrap=True)
     console.print(f"public key: {escape(load_key(path).public.decode())}", soft_wrap=True)
 
@@ -205,7 +199,7 @@ def simulate(
     from actors.cli.simulate_command import SimulateOptions, simulate_workload
 
     options = SimulateOptions(workload, policies, seed, scale, step, cluster, json_file, picture, run)
-    simulate_workload(options, _make_console())
+    simulate_workload(options, make_console())
 
 
 @sandbox_app.command()
@@ -219,7 +213,7 @@ def serve(
     """Serve sandbox calls to local processes with access to the folder, until Ctrl-C."""
     from actors.cli.sandbox_commands import load_config_or_defaults, serve_sandbox
 
-    serve_sandbox(load_config_or_defaults(config, override or []), at, _make_console())
+    serve_sandbox(load_config_or_defaults(config, override or []), at, make_console())
 
 
 @sandbox_app.command()
@@ -228,7 +222,7 @@ def shell(at: AtOption = None, config: ConfigOption = None, override: SetOption 
     from actors.cli.sandbox_commands import load_config_or_defaults, open_shell, suppress_logs
 
     suppress_logs()
-    open_shell(load_config_or_defaults(config, override or []), at, _make_console())
+    open_shell(load_config_or_defaults(config, override or []), at, make_console())
 
 
 @sandbox_app.command(name="bench")
@@ -247,7 +241,7 @@ def bench_sandbox(
     from actors.cli.sandbox_commands import load_config_or_defaults, run_benchmark, suppress_logs
 
     suppress_logs()
-    typer.echo(json.dumps(run_benchmark(load_config_or_defaults(config, override or []), at, seconds, _make_console())))
+    typer.echo(json.dumps(run_benchmark(load_config_or_defaults(config, override or []), at, seconds, make_console())))
 
 
 @sandbox_app.command(name="doctor")
@@ -256,14 +250,14 @@ def diagnose_sandbox(config: ConfigOption = None, override: SetOption = None) ->
     from actors.cli.sandbox_commands import examine_sandbox, load_config_or_defaults, suppress_logs
 
     suppress_logs()
-    raise typer.Exit(0 if examine_sandbox(load_config_or_defaults(config, override or []), _make_console()) else 1)
+    raise typer.Exit(0 if examine_sandbox(load_config_or_defaults(config, override or []), make_console()) else 1)
 
 
 def main() -> None:
     try:
         app()
     except (UnusableInput, SandboxFailure) as error:
-        _make_console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        make_console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(EXIT_UNUSABLE)
 
 

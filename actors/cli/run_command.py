@@ -29,10 +29,7 @@ from configs.schema import RunConfig
 
 
 def run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwrite: bool, console: Console) -> int:
-    """Returns the exit code: 0 finished, 1 a process died or the disk is full, 130 interrupted.
-
-    Raises UnusableInput.
-    """
+    """Returns 0, 1 after a lost process or a full disk, 130 if interrupted. Raises UnusableInput."""
     run, place = load_run(config, overrides), read_placement(os.environ)
     if place is not None and place.rank > 0:
         return join_run(configure_worker(run, place), console)

@@ -117,10 +117,7 @@ def _check_disk_space(folder: RunFolder) -> None:
 
 
 def increment_counter(path: Path) -> int:
-    """The new count, from 1. The write is atomic, also across a power failure.
-
-    Raises UnusableInput if the file holds no number, and OSError.
-    """
+    """The new count, from 1, also after a power failure. Raises UnusableInput and OSError."""
     number = _read_counter(path) + 1
     new = path.with_name(f"{path.name}.new")
     with new.open("w") as file:

@@ -244,8 +244,8 @@ class ClusterMembership:
             return None
         trainers = sorted(self._nodes.values(), key=lambda node: node.number)[: settings.learner_nodes - 1]
         self._learner_launchers = tuple(node.launcher for node in trainers)
-        own = next(each for each in self._listeners if each.process == LAUNCHER)
-        address = TcpAddress(own.host, own.port + RENDEZVOUS_PORT_OFFSET + incarnation % NUM_RENDEZVOUS_PORTS)
+        port = settings.port + RENDEZVOUS_PORT_OFFSET + incarnation % NUM_RENDEZVOUS_PORTS
+        address = TcpAddress(settings.host, port)
         for rank, node in enumerate(trainers, 1):
             count = settings.learner_nodes
             request = LearnerRanksRequested(incarnation, step, rank, count, address.host, address.port)
@@ -255,11 +255,8 @@ class ClusterMembership:
     async def _wait_for_nodes(self, needed: int) -> None:
         """`needed` includes node 0."""
         if len(self._nodes) + 1 < needed:
-            at = next(each for each in self._listeners if each.process == LAUNCHER)
-            here = len(self._nodes) + 1
-            self._display.print_line(
-                f"waiting for nodes, {here} of {needed} have joined: asterism join tcp://{at.host}:{at.port}"
-            )
+            here, at = len(self._nodes) + 1, f"tcp://{self._run.cluster.host}:{self._run.cluster.port}"
+            self._display.print_line(f"waiting for nodes, {here} of {needed} have joined: asterism join {at}")
         while len(self._nodes) + 1 < needed:
             self._node_joined.clear()
             await self._node_joined.wait()

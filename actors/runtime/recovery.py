@@ -84,10 +84,7 @@ class Recovery:
         self.undecided: list[Decision] = []  # on events that a kill left undecided
 
     def replay(self, logged: Iterable[tuple[Event, Decision | None]], start_frames: Sequence[bytes]) -> None:
-        """Decide on all events of this epoch. `start_frames` are the frames that the process sent itself at its start.
-
-        Raises NotRecoverable.
-        """
+        """`start_frames`: sent by the process to itself at its start. Raises NotRecoverable."""
         began = time.monotonic()
         for frame in start_frames:
             self._get_sent(self._process, select_frame_lane(frame)).add(frame, 0)

@@ -294,11 +294,7 @@ class ReliableTransport:
                 self._start_probing(channel)
                 self._schedule_flush(channel)
 
-    def drop_unacknowledged(self, process: str) -> None:
-        self._disconnect(process)
-
-    def _disconnect(self, process: str) -> int:
-        """Drop the unacknowledged frames of the process and return their number."""
+    def drop_unacknowledged(self, process: str) -> int:
         channels = [channel for lane in LANES if (channel := self._out_channels.get((process, lane))) is not None]
         num_dropped = sum(channel.drop_buffered() for channel in channels)
         self.wire.disconnect(process)
@@ -308,7 +304,7 @@ class ReliableTransport:
         """The process will not return: drop all frames for it and from it."""
         if process not in self._departed:
             self._departed[process] = 0
-            self._count_dropped(process, self._disconnect(process))
+            self._count_dropped(process, self.drop_unacknowledged(process))
 
     def _count_dropped(self, process: str, count: int = 1) -> None:
         self.num_dropped += count

@@ -40,10 +40,7 @@ class ForkOptions(NamedTuple):
 
 
 def fork_trajectory(folder: RunFolder, options: ForkOptions, console: Console) -> int:
-    """Returns the exit code: 1 if the infrastructure lost a branch.
-
-    Raises UnusableInput, and SandboxFailure if no sandbox is available.
-    """
+    """Returns 1 if the infrastructure lost a branch. Raises UnusableInput and SandboxFailure."""
     check_json_path(options.json_file)
     run = load_with_overrides(folder.config, options.overrides, ("engine", "sandbox"))
     tokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))

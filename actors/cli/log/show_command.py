@@ -102,11 +102,8 @@ def format_story(folder: RunFolder, trajectory: int, context: TextContext) -> li
     events = list(merge_events(folder, EventFilter(trajectory=trajectory)))
     if not events:
         raise UnusableInput(f"{folder.events}: no event of trajectory {trajectory}")
-    start_time = events[0].event.time
-    return [_format_story_line(logged, start_time, context) for logged in events]
-
-
-def _format_story_line(logged: MergedEvent, start_time: float, context: TextContext) -> str:
-    event = logged.event
-    description = escape(describe(logged.envelope.message, context))
-    return f"[dim]{event.time - start_time:9.4f} s[/]  {event.actor:<10} [bold]{event.kind}[/]  {description}"
+    return [
+        f"[dim]{each.event.time - events[0].event.time:9.4f} s[/]  {each.event.actor:<10} [bold]{each.event.kind}[/]  "
+        f"{escape(describe(each.envelope.message, context))}"
+        for each in events
+    ]

@@ -63,9 +63,9 @@ def open_run_folder(path: Path) -> RunFolder:
     return folder
 
 
-def _make_console() -> Console:
-    """A console that prints logged text verbatim: no emoji replaces `:100:` in `x[:100:2]`."""
-    return Console(emoji=False)
+def make_console(*, stderr: bool = False) -> Console:
+    """A console that prints texts and paths verbatim: no emoji replaces `:100:` in `x[:100:2]`."""
+    return Console(emoji=False, stderr=stderr)
 
 
 @log_app.command()
@@ -93,11 +93,11 @@ def replay(
     if until:
         if verify:
             raise UnusableInput("--verify and --until: --verify needs a complete replay; use only one of the two")
-        show_state(open_run_folder(run), until, state, trajectory, _make_console())
+        show_state(open_run_folder(run), until, state, trajectory, make_console())
     elif state is not None or trajectory is not None:
         raise UnusableInput("--state and --trajectory need --until PROCESS:SEQ")
     else:
-        raise typer.Exit(replay_log(open_run_folder(run), verify=verify, console=_make_console()))
+        raise typer.Exit(replay_log(open_run_folder(run), verify=verify, console=make_console()))
 
 
 @log_app.command()
@@ -105,7 +105,7 @@ def story(run: RunArgument, trajectory: TrajectoryArgument) -> None:
     """Print every event of one trajectory in the order of time."""
     from actors.cli.log.show_command import print_story
 
-    print_story(open_run_folder(run), trajectory, console=_make_console())
+    print_story(open_run_folder(run), trajectory, console=make_console())
 
 
 @log_app.command()
@@ -143,7 +143,7 @@ def show(
     )
     if event_filter.since >= event_filter.until:
         raise UnusableInput(f"--since {since}: must be before --until {until}")
-    show_log(folder, event_filter, text, limit, follow, _make_console())
+    show_log(folder, event_filter, text, limit, follow, make_console())
 
 
 @log_app.command()
@@ -162,7 +162,7 @@ def diff(
     """
     from actors.cli.log.diff_command import compare_runs
 
-    raise typer.Exit(compare_runs(open_run_folder(run_a), open_run_folder(run_b), exact=exact, console=_make_console()))
+    raise typer.Exit(compare_runs(open_run_folder(run_a), open_run_folder(run_b), exact=exact, console=make_console()))
 
 
 @log_app.command()
@@ -234,7 +234,7 @@ def fork(
     from actors.cli.log.fork_command import ForkOptions, fork_trajectory
 
     options = ForkOptions(trajectory, turn, tool_result, checkpoint, seed, count, override or [], json_file)
-    raise typer.Exit(fork_trajectory(open_run_folder(run), options, _make_console()))
+    raise typer.Exit(fork_trajectory(open_run_folder(run), options, make_console()))
 
 
 @log_app.command()
@@ -250,7 +250,7 @@ def roc(
     """
     from actors.cli.log.roc_command import print_refiltered
 
-    print_refiltered(open_run_folder(run), step, override or [], json_file, _make_console())
+    print_refiltered(open_run_folder(run), step, override or [], json_file, make_console())
 
 
 @log_app.command()
