@@ -1,6 +1,6 @@
 """`python -m actors.process NAME --run-folder FOLDER`: one process of a run, as the launcher starts it.
 
-The learner is a separate program (engine.learner), since torchrun starts it.
+The learner is a separate program (engine.learner), since torchrun starts several ranks of it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from bus.bus import Bus, BusFactory
 from bus.event_log.writer import EventLogFailure
 from bus.messages import BufferCursor, RunStarted
 from bus.process.heartbeat import sending_heartbeats
-from bus.process.process_main import make_process_parser, run_process_main
+from bus.process.process_main import make_process_parser, pausing_garbage_collector, run_process_main
 from bus.process.structured_log import configure_logging
 from bus.transport.address_book import load_network
 from bus.transport.zeromq import make_zeromq_bus_factory
@@ -119,7 +119,8 @@ def _build_engine(
     checkpoint = folder.expand_path(run.model.checkpoint)
     match run.engine.kind:
         case "embedded":
-            from actors.engines.embedded_factory import build_embedded_engine
+            with pausing_garbage_collector():
+                from actors.engines.embedded_factory import build_embedded_engine
 
             kv_tokens, index = run.engine.kv_tokens, parse_generator_index(incarnation.process)
             return build_embedded_engine(run, checkpoint, kv_tokens=kv_tokens, index=index, version=NO_POLICY_VERSION)

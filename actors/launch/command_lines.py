@@ -52,8 +52,14 @@ class CommandLines:
         return self._build_argv("engine.weight_transfer.weight_server", *flags)
 
     def build_learner_argv(self, step: int, incarnation: int, rendezvous: Rendezvous | None = None) -> list[str]:
-        """The first incarnation resumes from the launch's step, a later one from the newest checkpoint."""
+        """The first incarnation resumes from the launch's step, a later one from the newest checkpoint.
+
+        torchrun starts several ranks; it takes seconds, which a single rank saves.
+        """
         first = ("--resume-step", str(step)) if incarnation == 1 else ()
+        flags = (*first, *self._build_incarnation_flags(incarnation))
+        if rendezvous is None and self._run.learner.ranks == 1:
+            return self._build_argv("engine.learner", *flags)
         return self._build_argv(
             *("torch.distributed.run", "--nproc-per-node", str(self._run.learner.ranks)),
             *_build_rendezvous_flags(rendezvous),
@@ -61,7 +67,7 @@ class CommandLines:
             *("--log-dir", str(self._folder.sockets / "torchrun")),
             # Each rank dies with torchrun's agent.
             *("--no-python", sys.executable, "-m", "bus.process.parent_death"),
-            *(sys.executable, "-m", "engine.learner", *first, *self._build_incarnation_flags(incarnation)),
+            *(sys.executable, "-m", "engine.learner", *flags),
         )
 
     def _build_incarnation_flags(self, incarnation: int) -> tuple[str, ...]:

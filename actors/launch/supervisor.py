@@ -31,7 +31,7 @@ from configs.schema import SupervisionConfig
 def is_unusable_exit(incarnation: int, child: ChildProcess) -> bool:
     """The process cannot use its input (a file, a setting, the disk), so a restart would fail in the same way.
 
-    The learner's exit code is torchrun's, whatever the exit codes of its ranks.
+    The exit code of several learner ranks is torchrun's, whatever their exit codes are.
     """
     return child.process.returncode == EXIT_UNUSABLE or bool(read_exit_reason_file(child))
 

@@ -3,7 +3,7 @@ process dies.
 
 With it, `kill -9` of the launcher leaves no process, whatever programs its children execute. The
 parent passes its process id in the environment, and so does the executed program: the learner's
-ranks die with torchrun's agent, which dies with the launcher.
+ranks die with torchrun's agent (if there are several), which dies with the launcher.
 """
 
 from __future__ import annotations

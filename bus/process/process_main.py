@@ -7,11 +7,12 @@ full disk cannot store the printed output.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import structlog
@@ -37,6 +38,17 @@ def exit_now(folder: RunFolder, process: str, error: BaseException) -> None:
     """Write the exit reason and exit like a killed process; unlogged events are lost."""
     write_exit_reason(folder, process, error)
     os._exit(EXIT_UNUSABLE)
+
+
+@contextlib.contextmanager
+def pausing_garbage_collector() -> Generator[None]:
+    """Import torch in it: the collector would search the imported objects, which all stay, for half a second."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def make_process_parser(module: str, description: str) -> ArgumentParser:

@@ -1,1 +1,1 @@
-"""The learner: minibatches, training steps, checkpoints. Started by torchrun -m engine.learner."""
+"""The learner: minibatches, training steps, checkpoints. `python -m engine.learner`, or torchrun for several ranks."""

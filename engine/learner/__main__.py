@@ -1,10 +1,13 @@
-"""Entry point: torchrun -m engine.learner."""
+"""Entry point: `python -m engine.learner`; torchrun starts one for each of several ranks."""
 
 from __future__ import annotations
 
 import sys
 
-from engine.learner.learner import main
+from bus.process.process_main import pausing_garbage_collector
+
+with pausing_garbage_collector():
+    from engine.learner.learner import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,6 +1,6 @@
-"""`python -m torch.distributed.run --nproc-per-node RANKS -m engine.learner --run-folder FOLDER`: the learner's process.
+"""`python -m engine.learner --run-folder FOLDER`: the learner's process.
 
-Without torchrun there is a single rank. Rank 0 joins the bus as "learner" and broadcasts each piece of work to the other
+torchrun starts one process for each of several ranks. Rank 0 joins the bus as "learner" and broadcasts each piece of work to the other
 ranks. It consumes BatchReady and produces StepTrained, then WeightsPublished: once at the start and once per batch. It
 waits only for its worker thread, and for the memory of engines that share its GPUs. Shutdown or SIGTERM ends it
 immediately: an unfinished step is abandoned, the last checkpoint remains.

@@ -24,7 +24,7 @@ EXPECTED_EXIT_CODES = 0, 130  # exit codes of joined nodes: the run is over, or 
 NODE_EXIT_TIMEOUT_S = 2 * HEARTBEAT_TIMEOUT_S  # after the run; then it is terminated
 NODE_TERMINATE_TIMEOUT_S = 60.0
 _CACHE = "tmp/torchinductor_"  # torch's cache of the user
-_RANK, _AGENT, _WEIGHTS = "engine.learner", "torch.distributed.run", "engine.weight_transfer.weight_server"
+_LEARNER, _WEIGHTS = "engine.learner", "engine.weight_transfer.weight_server"
 
 
 class PendingUndo(NamedTuple):
@@ -176,10 +176,8 @@ def _find_target(host: Host, target: str) -> int | None:
     for pid, line in host.list_processes().items():
         words = line.split()
         match target:
-            case "learner rank":
-                is_it = _RANK in words and _AGENT not in words
             case "learner":
-                is_it = _AGENT in words
+                is_it = _LEARNER in words
             case "weights":
                 is_it = _WEIGHTS in words
             case name:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 Action = Literal["kill", "stop", "partition", "switch off"]
 
 NUM_ENGINES, NUM_EXECUTORS = 2, 2
-DECIDING_AND_LEARNING = ("head", "rollout-0", "learner", "learner rank")
+DECIDING_AND_LEARNING = ("head", "rollout-0", "learner")
 TARGETS = (
     *DECIDING_AND_LEARNING,
     *(f"generator-{index}" for index in range(NUM_ENGINES)),

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from configs.run_folder import RunFolder
-from tests.actors.runs.running import COLD_START, from_cold_start_of, launch, read_log_entries, whole_run
+from tests.actors.runs.running import COLD_START, from_cold_start_of, launch, list_process_ids, whole_run
 from tests.chaos.plans import HEARTBEAT_TIMEOUT_S, LAUNCHER, NUM_ENGINES, NUM_EXECUTORS, Fault
 
 STEPS, QUESTIONS = 4, 8
@@ -187,20 +187,8 @@ def signal_process(pid: int | None, fault: Fault) -> str:
 
 def _find_pid(folder: RunFolder, target: str) -> int | None:
     """Process id of the target's present incarnation."""
-    started = [
-        entry["pid"]
-        for entry in read_log_entries(folder, "process.started")
-        if entry["name"] == target.partition(" ")[0]
-    ]
-    if not started:
-        return None
-    return _find_child(started[-1]) if target.endswith(" rank") else started[-1]
-
-
-def _find_child(pid: int) -> int | None:
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    numbers = children.read_text().split() if children.exists() else []
-    return int(numbers[0]) if numbers else None
+    started = list_process_ids(folder, target)
+    return started[-1] if started else None
 
 
 def find_leftovers(folder: RunFolder) -> Iterator[str]:

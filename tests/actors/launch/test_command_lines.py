@@ -7,10 +7,10 @@ from pathlib import Path
 from actors.launch.command_lines import CommandLines, Rendezvous
 from bus.transport.address_book import TcpAddress
 from configs.run_folder import RunFolder
-from configs.schema import RunConfig
+from configs.schema import LearnerConfig, RunConfig
 
 FOLDER = RunFolder(Path("runs/demo"))
-COMMANDS = CommandLines(RunConfig("demo"), FOLDER, launch=1)
+COMMANDS = CommandLines(RunConfig("demo", learner=LearnerConfig(ranks=2)), FOLDER, launch=1)
 
 
 def option(argv: list[str], name: str) -> str:

@@ -79,7 +79,7 @@ def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, start: Start) 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_starting_learner_does_not_outlive_the_launcher(tmp_path: Path, start: Start, number: signal.Signals) -> None:
-    process = start(tmp_path)
+    process = start(tmp_path, "learner.ranks=2")  # torchrun starts them
     wait_until(
         lambda: any(
             "engine.learner" in line and "torch.distributed" not in line for line in processes_that_name(str(tmp_path))
@@ -89,6 +89,20 @@ def test_a_starting_learner_does_not_outlive_the_launcher(tmp_path: Path, start:
     process.send_signal(number)
     finish(process)
     wait_until_empty(lambda: processes_that_name(str(tmp_path)))
+
+
+def test_a_run_survives_the_kill_of_one_of_two_learner_ranks_and_of_torchrun(
+    tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str]
+) -> None:
+    process = start(tmp_path, *from_cold_start_of(finished_run[0]), "learner.ranks=2", "rl.steps=4")
+    folder = RunFolder(tmp_path / "demo")
+    for step, choose in ((1, lambda torchrun: family(torchrun)[-1]), (2, lambda torchrun: torchrun)):
+        wait_until(lambda step=step: len(metrics(folder, "step")) >= step, process)
+        os.kill(choose(list_process_ids(folder, "learner")[-1]), signal.SIGKILL)
+    succeed(process)
+    assert len(list_process_ids(folder, "learner")) == 3
+    assert [step["step"] for step in metrics(folder, "step")] == [1, 2, 3, 4]
+    assert not processes_that_name(str(tmp_path))
 
 
 def test_a_run_that_is_interrupted_during_task_preparation_can_be_resumed(tmp_path: Path, start: Start) -> None:

@@ -165,10 +165,3 @@ def test_a_run_can_consist_of_only_the_cold_start(tmp_path: Path, start: Start) 
     folder = RunFolder(tmp_path / "demo")
     assert json.loads(folder.summary.read_text())["steps"] == 0
     assert (folder.get_checkpoint_path(0) / "model.safetensors").exists()
-
-
-def test_a_run_with_two_learner_ranks_finishes(tmp_path: Path, start: Start) -> None:
-    succeed(start(tmp_path, "learner.ranks=2"))
-    folder = RunFolder(tmp_path / "demo")
-    assert [step["step"] for step in metrics(folder, "step")] == [1, 2, 3]
-    assert not processes_that_name(str(tmp_path))
