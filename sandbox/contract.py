@@ -18,8 +18,7 @@ class Isolation(msgspec.Struct, frozen=True):
     """The protections in force between a call and the machine."""
 
     backend: str
-    # Of "user", "pid", "mount", "network", "ipc"; empty where the kernel refuses.
-    namespaces: tuple[str, ...]
+    namespaces: tuple[str, ...]  # of NAMESPACE_NAMES; empty where the kernel refuses
     seccomp: bool
     missing: tuple[str, ...]  # a sentence with a remedy for each protection that is off
     landlock: int = 0  # Landlock ABI version in force; 0: off

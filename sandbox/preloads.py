@@ -15,8 +15,7 @@ _PRELOAD_BY_MODULE: dict[str, Preload] = {
     "sympy": "scientific",
     "mpmath": "scientific",
 }
-# Each includes the ones before it.
-_PRELOADS_BY_SIZE: tuple[Preload, ...] = ("bare", "numpy", "scientific")
+_PRELOADS_BY_SIZE: tuple[Preload, ...] = ("bare", "numpy", "scientific")  # each includes those before
 # Parsing takes 0.1 s at worst on the event loop; longer code is only searched for the module names.
 _MAX_PARSED_CHARACTERS = 8_192
 

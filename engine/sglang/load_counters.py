@@ -32,7 +32,7 @@ POLL_INTERVAL_S = 0.5  # each poll costs engine and server about 2 ms of work
 class LoadCounters:
     def __init__(self) -> None:
         self._logger = structlog.get_logger()
-        self._prefixes = PrefixTracker()
+        self.prefixes = PrefixTracker()
         self.num_in_flight = 0
         self._busy_since = 0.0
         self._busy_s = 0.0
@@ -72,13 +72,7 @@ class LoadCounters:
         """The request has ended: the cache holds all tokens except the last one."""
         if output.token_ids:
             token_ids = np.concatenate((prompt, np.array(output.token_ids[:-1], np.int32)))
-            self._prefixes.record(request.sequence_id, token_ids)
-
-    def mark_inactive(self, sequence_id: int) -> None:
-        self._prefixes.mark_inactive(sequence_id)
-
-    def on_weights_changed(self) -> None:
-        self._prefixes.clear()
+            self.prefixes.record(request.sequence_id, token_ids)
 
     def record_rank_loads(self, rank_loads: Sequence[RankLoad]) -> None:
         self._rank_loads = rank_loads
@@ -89,7 +83,7 @@ class LoadCounters:
         """`num_waiting_to_send`: requests that the engine has not sent yet."""
         busy = self.num_in_flight > num_waiting_to_send
         running_tokens = sum(rank.num_used_tokens for rank in self._rank_loads) if busy else 0
-        cached = min(self._prefixes.num_tokens, max(0, self.capacity.kv_tokens - running_tokens))
+        cached = min(self.prefixes.num_tokens, max(0, self.capacity.kv_tokens - running_tokens))
         current_busy_s = time.monotonic() - self._busy_since if self.num_in_flight else 0.0
         return EngineLoad(
             running=sum(rank.num_running_reqs for rank in self._rank_loads) if busy else 0,
@@ -108,7 +102,7 @@ class LoadCounters:
         )
 
     def _record_cache_miss(self, sequence_id: int, prompt: NDArray[np.int32], cached_tokens: int) -> None:
-        prefix = self._prefixes.pop_matching(sequence_id, prompt)
+        prefix = self.prefixes.pop_matching(sequence_id, prompt)
         if prefix is None:
             return
         page = self.capacity.page_tokens

@@ -167,7 +167,7 @@ class SGLangEngine:
 
     def release_cache(self, sequence_id: int) -> None:
         """Sends nothing: the server evicts its least recently used prefixes."""
-        self._counters.mark_inactive(sequence_id)
+        self._counters.prefixes.mark_inactive(sequence_id)
 
     async def load_weights(self, weights: WeightsPublished) -> None:
         client = self._require_client()
@@ -179,7 +179,7 @@ class SGLangEngine:
             self._mark_lost(f"the server's weights are incomplete: {failure}")
             raise
         self._version, self._extra_key = weights.version, build_extra_key(weights)
-        self._counters.on_weights_changed()
+        self._counters.prefixes.clear()
 
     async def pause(self) -> None:
         """In place: running requests keep their KV cache."""

@@ -128,15 +128,12 @@ class WeightServer:
         except zmq.ZMQError:
             self.counts.unanswered += 1
         else:
-            self._count_answer(frames)
+            if len(frames) == 2:
+                self.counts.absent += 1
+            else:
+                self.counts.chunks += 1
+                self.counts.bytes += len(frames[2])
         self._readable.set()  # the descriptor may not report a request that arrived during the send
-
-    def _count_answer(self, frames: list[bytes]) -> None:
-        if len(frames) == 2:
-            self.counts.absent += 1
-        else:
-            self.counts.chunks += 1
-            self.counts.bytes += len(frames[2])
 
     async def _report_periodically(self) -> None:
         """Log the counts until cancelled, and a last time then."""

@@ -58,8 +58,7 @@ class ServerPool:
                 await asyncio.gather(*[server.stop() for server in servers])
                 raise
             self._servers, self._started = servers, True
-            # They died while others started.
-            for dead in [server for server in servers if not server.alive]:
+            for dead in [server for server in servers if not server.alive]:  # while others started
                 self._on_server_lost(dead)
             return greetings
 

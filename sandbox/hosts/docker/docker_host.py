@@ -35,8 +35,7 @@ from sandbox.inside.wire.server_settings import ServerSettings
 
 _CONNECT_TIMEOUT_S = 30.0  # from the start of a container to the handshake of its init process
 _LAUNCH_TIMEOUT_S = 30.0  # a launch waits this long for a container
-# Between attempts to replace a container; the last one repeats.
-_RETRY_DELAYS_S = (0.1, 0.3, 1.0, 3.0, 5.0)
+_RETRY_DELAYS_S = (0.1, 0.3, 1.0, 3.0, 5.0)  # to replace a container; the last one repeats
 _MEMORY_POLL_S = 0.5
 _CONTAINER_POLL_S = 0.5  # interval of `wait_until_broken`
 _HEARTBEAT_TIMEOUT_S = 60.0  # without an answer: the container is frozen and replaced
