@@ -221,9 +221,7 @@ async def closing_fails_pending_and_later_calls(bench: Bench) -> None:
                 await call
 
 
-async def an_engine_closed_while_paused_restarts_with_its_initial_state(
-    bench: Bench,
-) -> None:
+async def an_engine_closed_while_paused_restarts_with_its_initial_state(bench: Bench) -> None:
     async with bench.engine() as (engine, capacity):
         before = await engine.generate(request(1))
     async with bench.engine() as (engine, _):

@@ -127,9 +127,7 @@ def see(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
 
 
-def test_engines_share_gpus_only_if_there_are_fewer_gpus(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_engines_share_gpus_only_if_there_are_fewer_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     see(monkeypatch, 2)
     assert [str(select_device("cuda", number)) for number in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
     assert str(select_device("cpu", 1)) == "cpu"

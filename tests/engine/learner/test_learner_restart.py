@@ -17,14 +17,7 @@ from actors.launch.launcher import roll_back_to
 from bus.bus import Bus
 from bus.codec import decode
 from bus.event_log.records import Event
-from bus.messages import (
-    BatchReady,
-    GpuMemoryGranted,
-    GpuMemoryRequested,
-    StepTrained,
-    TrainingSample,
-    WeightsPublished,
-)
+from bus.messages import BatchReady, GpuMemoryGranted, GpuMemoryRequested, StepTrained, TrainingSample, WeightsPublished
 from bus.transport.in_process import Hub
 from configs.run_folder import RunFolder
 from configs.schema import EngineConfig, RunConfig

@@ -56,10 +56,7 @@ def test_a_sequence_without_loss_tokens_is_left_out() -> None:
 
 def test_a_micro_batch_has_the_position_that_predicts_each_loss_token() -> None:
     first = build_training_sequence(
-        np.array([5, 6, 7, 8], np.int32),
-        np.array([True, False, True, True]),
-        np.array([0, 0, -1, -2], np.float32),
-        0.5,
+        np.array([5, 6, 7, 8], np.int32), np.array([True, False, True, True]), np.array([0, 0, -1, -2], np.float32), 0.5
     )
     second = build_training_sequence(
         np.array([1, 2], np.int32), np.array([False, True]), np.array([0, -3], np.float32), -0.5

@@ -108,12 +108,7 @@ def one_token(ratio: float, advantage: float) -> tuple[Tensor, Tensor, GrpoSums[
     logprob = torch.tensor([math.log(ratio)], requires_grad=True)
     scores = TokenScores(logprob, torch.zeros(1))
     sums, _ = grpo_loss(
-        scores,
-        torch.zeros(1),
-        torch.tensor([advantage]),
-        clip_low=LOW,
-        clip_high=HIGH,
-        minibatch_tokens=1,
+        scores, torch.zeros(1), torch.tensor([advantage]), clip_low=LOW, clip_high=HIGH, minibatch_tokens=1
     )
     (slope,) = torch.autograd.grad(sums.loss, logprob)
     return sums.loss.detach(), slope, sums
@@ -148,9 +143,7 @@ def test_micro_batches_add_up_to_their_minibatch() -> None:
 
 
 @pytest.mark.slow  # torch's checkpoint imports its compiler, in about a second
-def test_chunked_logits_give_the_same_scores_and_gradients(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_chunked_logits_give_the_same_scores_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     example = Example(2)
     at_once = example.scores()
     monkeypatch.setattr(losses, "MAX_LOGITS_PER_CHUNK", 4 * V)

@@ -15,11 +15,7 @@ from torch import Tensor
 from engine.contract import Capacity, Generation, GenerationRequest
 from engine.inference.embedded import EmbeddedEngine
 from engine.inference.engine_core import EngineCore
-from engine.inference.kernels.batch_invariance import (
-    NotBatchInvariant,
-    check_attention,
-    find_batch_invariant_matmul,
-)
+from engine.inference.kernels.batch_invariance import NotBatchInvariant, check_attention, find_batch_invariant_matmul
 from engine.inference.kernels.matmul import Matmul, build_tiled
 from engine.model.qwen3 import Qwen3, Qwen3Config, initialize_weights
 from tests.engine.closeness import assert_close

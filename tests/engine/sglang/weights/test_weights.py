@@ -257,9 +257,7 @@ def test_tied_embeddings_are_published_once_and_untied_ones_with_their_head(tmp_
         assert ("lm_head.weight" in names) is not tied
 
 
-def test_weights_with_the_same_version_but_another_digest_have_another_cache_key(
-    weights: WeightsPublished,
-) -> None:
+def test_weights_with_the_same_version_but_another_digest_have_another_cache_key(weights: WeightsPublished) -> None:
     others = (replace(weights, version=8), replace(weights, digest="ab" * 16))
     assert len({build_extra_key(version) for version in (weights, *others)}) == 3
 
