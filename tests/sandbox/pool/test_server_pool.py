@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import NoReturn
 
 import pytest
@@ -15,6 +16,8 @@ from sandbox.inside.wire.server_settings import ServerSettings
 from sandbox.pool import fork_server_client, server_connection, server_pool
 from sandbox.pool.fork_server_client import MAX_CALLS_PER_SERVER, SLOTS_PER_SERVER, ForkServerClient
 from sandbox.pool.server_pool import ServerPool
+
+pytestmark = pytest.mark.real_clock
 
 SETTINGS = ServerSettings("bare", False, (), 1.0, 1, 1, 1, 1)
 
@@ -137,24 +140,28 @@ class Caller:
             self._pool.release(self.client)
 
 
-def play(scenario: Callable[[Caller], Awaitable[None]]) -> None:
-    async def play_with_one_server(pool: ServerPool, host: ScriptedHost) -> None:
+@asynccontextmanager
+async def open_pool(host: ScriptedHost, size: int) -> AsyncGenerator[ServerPool]:
+    """The test starts it."""
+    pool = ServerPool(host, SETTINGS, size)
+    try:
+        async with asyncio.timeout(30):
+            yield pool
+    finally:
+        await pool.close()
+
+
+@asynccontextmanager
+async def open_pool_of_one_server() -> AsyncGenerator[Caller]:
+    host = ScriptedHost()
+    async with open_pool(host, 1) as pool:
         await pool.start()
-        await scenario(Caller(pool, host.servers[0]))
-
-    play_pool(play_with_one_server, ScriptedHost(), 1)
+        yield Caller(pool, host.servers[0])
 
 
-def play_pool(scenario: Callable[[ServerPool, ScriptedHost], Awaitable[None]], host: ScriptedHost, size: int) -> None:
-    async def play_in_loop() -> None:
-        pool = ServerPool(host, SETTINGS, size)
-        try:
-            async with asyncio.timeout(30):
-                await scenario(pool, host)
-        finally:
-            await pool.close()
-
-    asyncio.run(play_in_loop())
+@pytest.fixture
+def call() -> AbstractAsyncContextManager[Caller]:
+    return open_pool_of_one_server()
 
 
 @pytest.fixture(autouse=True)
@@ -172,10 +179,9 @@ async def stop(tasks: list[asyncio.Task[Frame]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_only_a_server_that_answers_no_pings_is_replaced(monkeypatch: pytest.MonkeyPatch):
+async def test_only_a_server_that_answers_no_pings_is_replaced(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fork_server_client, "_PING_INTERVAL_S", 0.001)
-
-    async def scenario(call: Caller) -> None:
+    async with open_pool_of_one_server() as call:
         endless = asyncio.create_task(call("never"))
         await call.server.wait_pings(50)
         assert not endless.done()
@@ -184,27 +190,21 @@ def test_only_a_server_that_answers_no_pings_is_replaced(monkeypatch: pytest.Mon
             await endless
         assert await call("quick") == {"id": 2}
 
-    play(scenario)
 
-
-def test_endless_calls_do_not_block_other_calls():
-    async def scenario(call: Caller) -> None:
-        endless = start_endless_calls(call, 3 * SLOTS_PER_SERVER)
-        await call.server.wait_running(len(endless))
-        assert [(await call("quick"))["id"] for _ in range(3)] == [len(endless) + number for number in (1, 2, 3)]
-        assert not any(task.done() for task in endless)
-        await stop(endless)
-
-    play(scenario)
+async def test_endless_calls_do_not_block_other_calls(call: Caller):
+    endless = start_endless_calls(call, 3 * SLOTS_PER_SERVER)
+    await call.server.wait_running(len(endless))
+    assert [(await call("quick"))["id"] for _ in range(3)] == [len(endless) + number for number in (1, 2, 3)]
+    assert not any(task.done() for task in endless)
+    await stop(endless)
 
 
 @pytest.mark.parametrize(("overtaking", "is_long"), [(2 * SLOTS_PER_SERVER - 1, False), (2 * SLOTS_PER_SERVER, True)])
-def test_an_overtaken_call_becomes_long_and_frees_its_slot(
+async def test_an_overtaken_call_becomes_long_and_frees_its_slot(
     overtaking: int, is_long: bool, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(server_pool, "_LONG_CALL_CHECK_S", 1e6)
-
-    async def scenario(call: Caller) -> None:
+    async with open_pool_of_one_server() as call:
         endless = start_endless_calls(call, SLOTS_PER_SERVER - 1)
         await call.server.wait_running(len(endless))
         for _ in range(overtaking):
@@ -216,37 +216,29 @@ def test_an_overtaken_call_becomes_long_and_frees_its_slot(
         assert call.client.has_free_slot == is_long
         await stop(endless)
 
-    play(scenario)
+
+async def test_a_server_never_exceeds_its_bound_and_waiting_calls_start_in_order(call: Caller):
+    endless = start_endless_calls(call, MAX_CALLS_PER_SERVER + 2)
+    await call.server.wait_running(MAX_CALLS_PER_SERVER)
+    for _ in range(20):  # checks for long calls
+        await asyncio.sleep(0.001)
+    assert call.server.running == set(range(1, MAX_CALLS_PER_SERVER + 1))
+    call.server.answer(7)
+    await call.server.wait_running(MAX_CALLS_PER_SERVER)
+    assert MAX_CALLS_PER_SERVER + 1 in call.server.running
+    assert MAX_CALLS_PER_SERVER + 2 not in call.server.running
+    await stop(endless)
 
 
-def test_a_server_never_exceeds_its_bound_and_waiting_calls_start_in_order():
-    async def scenario(call: Caller) -> None:
-        endless = start_endless_calls(call, MAX_CALLS_PER_SERVER + 2)
-        await call.server.wait_running(MAX_CALLS_PER_SERVER)
-        for _ in range(20):  # checks for long calls
-            await asyncio.sleep(0.001)
-        assert call.server.running == set(range(1, MAX_CALLS_PER_SERVER + 1))
-        call.server.answer(7)
-        await call.server.wait_running(MAX_CALLS_PER_SERVER)
-        assert MAX_CALLS_PER_SERVER + 1 in call.server.running
-        assert MAX_CALLS_PER_SERVER + 2 not in call.server.running
-        await stop(endless)
-
-    play(scenario)
-
-
-def test_extra_slots_disappear_with_their_long_calls():
-    async def scenario(call: Caller) -> None:
-        endless = start_endless_calls(call, 3 * SLOTS_PER_SERVER)
-        await call.server.wait_running(len(endless))
-        await stop(endless)
-        await call.server.wait_running(0)
-        again = start_endless_calls(call, SLOTS_PER_SERVER)
-        await call.server.wait_running(SLOTS_PER_SERVER)
-        assert (await asyncio.gather(*[call("quick") for _ in range(10)]))[-1]["id"] == 4 * SLOTS_PER_SERVER + 10
-        await stop(again)
-
-    play(scenario)
+async def test_extra_slots_disappear_with_their_long_calls(call: Caller):
+    endless = start_endless_calls(call, 3 * SLOTS_PER_SERVER)
+    await call.server.wait_running(len(endless))
+    await stop(endless)
+    await call.server.wait_running(0)
+    again = start_endless_calls(call, SLOTS_PER_SERVER)
+    await call.server.wait_running(SLOTS_PER_SERVER)
+    assert (await asyncio.gather(*[call("quick") for _ in range(10)]))[-1]["id"] == 4 * SLOTS_PER_SERVER + 10
+    await stop(again)
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
@@ -268,21 +260,19 @@ async def call_any(pool: ServerPool) -> Frame:
         pool.release(server)
 
 
-def test_all_servers_are_replaced_when_they_die_simultaneously(monkeypatch: pytest.MonkeyPatch):
+async def test_all_servers_are_replaced_when_they_die_simultaneously(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(server_pool, "_RESTART_BACKOFF_S", 0.0)
     size = 16
-
-    async def scenario(pool: ServerPool, host: ScriptedHost) -> None:
+    host = ScriptedHost()
+    async with open_pool(host, size) as pool:
         await pool.start()
         for server in host.servers:
             server.disconnect()
         await wait_until(lambda: len(host.servers) == 2 * size and len(pool.server_pids) == size)
         assert (await call_any(pool))["id"] == 1
 
-    play_pool(scenario, ScriptedHost(), size)
 
-
-def test_a_server_that_dies_while_others_start_is_replaced(monkeypatch: pytest.MonkeyPatch):
+async def test_a_server_that_dies_while_others_start_is_replaced(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(server_pool, "_RESTART_BACKOFF_S", 0.0)
 
     class FirstServerDies(ScriptedHost):
@@ -300,14 +290,13 @@ def test_a_server_that_dies_while_others_start_is_replaced(monkeypatch: pytest.M
                 await run_loop_turns(20)
             return await super().launch(module, settings)
 
-    async def scenario(pool: ServerPool, host: ScriptedHost) -> None:
+    host = FirstServerDies()
+    async with open_pool(host, 2) as pool:
         await pool.start()
         await wait_until(lambda: len(host.servers) == 3 and len(pool.server_pids) == 2)
 
-    play_pool(scenario, FirstServerDies(), 2)
 
-
-def test_calls_fail_while_no_server_can_start_and_succeed_afterwards(monkeypatch: pytest.MonkeyPatch):
+async def test_calls_fail_while_no_server_can_start_and_succeed_afterwards(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(server_pool, "_RESTART_BACKOFF_S", 0.0)
 
     class Refusing(ScriptedHost):
@@ -320,8 +309,7 @@ def test_calls_fail_while_no_server_can_start_and_succeed_afterwards(monkeypatch
             return await super().launch(module, settings)
 
     host = Refusing()
-
-    async def scenario(pool: ServerPool, _: ScriptedHost) -> None:
+    async with open_pool(host, 1) as pool:
         await pool.start()
         host.refuses = True
         host.servers[0].disconnect()
@@ -336,11 +324,10 @@ def test_calls_fail_while_no_server_can_start_and_succeed_afterwards(monkeypatch
         await wait_until(lambda: len(pool.server_pids) == 1)
         assert (await call_any(pool))["id"] == 1
 
-    play_pool(scenario, host, 1)
 
-
-def test_a_cancelled_start_leaves_no_server():
-    async def scenario(pool: ServerPool, host: ScriptedHost) -> None:
+async def test_a_cancelled_start_leaves_no_server():
+    host = NoSecondServer()
+    async with open_pool(host, 2) as pool:
         starting = asyncio.create_task(pool.start())
         await wait_until(lambda: len(host.servers) == 1)
         await run_loop_turns(20)  # the greeting arrives
@@ -348,10 +335,8 @@ def test_a_cancelled_start_leaves_no_server():
         await asyncio.gather(starting, return_exceptions=True)
         await host.servers[0].wait()
 
-    play_pool(scenario, NoSecondServer(), 2)
 
-
-def test_a_server_without_a_greeting_is_stopped(monkeypatch: pytest.MonkeyPatch):
+async def test_a_server_without_a_greeting_is_stopped(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(server_connection, "_GREETING_TIMEOUT_S", 0.01)
 
     class SilentServer(ScriptedServer):
@@ -360,23 +345,19 @@ def test_a_server_without_a_greeting_is_stopped(monkeypatch: pytest.MonkeyPatch)
     class SilentHost(ScriptedHost):
         server_class = SilentServer
 
-    async def scenario(pool: ServerPool, host: ScriptedHost) -> None:
+    host = SilentHost()
+    async with open_pool(host, 1) as pool:
         with pytest.raises(SandboxFailure, match="no greeting"):
             await pool.start()
         await host.servers[0].wait()
 
-    play_pool(scenario, SilentHost(), 1)
 
-
-def test_closing_does_not_wait_for_a_replacement_that_cannot_start_yet(monkeypatch: pytest.MonkeyPatch):
+async def test_closing_does_not_wait_for_a_replacement_that_cannot_start_yet(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(server_pool, "_RESTART_BACKOFF_S", 0.0)
 
     host = NoSecondServer()
-
-    async def scenario(pool: ServerPool, _: ScriptedHost) -> None:
+    async with open_pool(host, 1) as pool:
         await pool.start()
         host.servers[0].disconnect()
         await wait_until(lambda: host.launches == 2)
         await pool.close()
-
-    play_pool(scenario, host, 1)
