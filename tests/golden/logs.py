@@ -27,7 +27,7 @@ def partitioned(seed: int) -> World:
     """A short run of small steps with many surplus groups that are aborted, under continuous partitions."""
     rl = RlConfig(steps=3, prompts=1, rollouts=2, max_refill_groups=1, group_oversampling=3.0)
     run = msgspec.structs.replace(RUN, rl=rl, evaluation=EvaluationConfig(0))
-    return World(run, seed, trouble=0.03, faults=Faults(partitions=2.0, executor_deaths=0.03))
+    return World(run, seed, failure_rate=0.03, faults=Faults(partitions=2.0, executor_deaths=0.03))
 
 
 WORLDS = {**nightly.WORLDS, "partitioned": partitioned}
@@ -65,7 +65,7 @@ def _event(seq: int, data: bytes) -> Event:
 
 def rebuild_world(run: RunConfig) -> World:
     """A world with the run's settings, for its deciders and rules; it runs no processes."""
-    return World(run, seed=0, trouble=0.0)
+    return World(run, seed=0, failure_rate=0.0)
 
 
 def list_lines(world: World, process: str) -> list[Line]:

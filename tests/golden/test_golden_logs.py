@@ -1,4 +1,4 @@
-"""The logs of bugs that simulated runs have source, each with the invariant that must hold when it is replayed."""
+"""The logs of bugs that simulated runs have found, each with the invariant that must hold when it is replayed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from policies.recipe import Recipe
 from policies.rollout.rollout import Rollout
 from tests.golden.logs import read, rebuild_world
 from tests.simulation.clock import run_virtually
-from tests.simulation.engines import SayingEngine, Script
+from tests.simulation.engines import Script, ScriptedEngine
 
 
 def redecide(decider: Decider, event: Event) -> tuple[AnyMessage, Sequence[Send]]:
@@ -91,7 +91,7 @@ def test_a_turn_before_the_first_weights_waits_for_them() -> None:
     async def scenario() -> list[AnyMessage]:
         hub = Hub()
         rollout, head = hub.join("rollout-0", 100), hub.join(HEAD, 100)
-        engine = SayingEngine(Random(0), Script(Random(0)), kv_tokens=65_536)
+        engine = ScriptedEngine(Random(0), Script(Random(0)), kv_tokens=65_536)
         incarnation = max(each.message.incarnation for each in messages if isinstance(each.message, TurnRequested))
         generator = Generator("generator-0", hub.join("generator-0", 100), engine, f"{HEAD}/arbiter", incarnation)
         running = asyncio.create_task(generator.run())

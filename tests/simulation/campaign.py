@@ -75,11 +75,11 @@ def plan(seed: int) -> tuple[RunConfig, Faults]:
 
 def world_of(seed: int) -> World:
     run, faults = plan(seed)
-    return World(run, seed, trouble=0.03, faults=faults)
+    return World(run, seed, failure_rate=0.03, faults=faults)
 
 
 def play(world: World) -> World:
     """Run the world to its end and check all invariants."""
-    assert run_virtually(world.live()) == RunFinished(world.run.rl.steps)
+    assert run_virtually(world.simulate()) == RunFinished(world.run.rl.steps)
     check(world)
     return world

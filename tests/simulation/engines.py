@@ -17,7 +17,7 @@ from engine.contract import Capacity, EngineFailure, EngineLoad, Generation, Gen
 from tests.fakes import ANSWER, CALL, END, TOKENIZER
 
 PAGE_TOKENS = 16
-SAYINGS = (CALL, CALL + CALL, ANSWER, "I give up", "<tool_call>{</tool_call>")
+TURN_TEXTS = (CALL, CALL + CALL, ANSWER, "I give up", "<tool_call>{</tool_call>")
 
 
 class Script:
@@ -31,11 +31,11 @@ class Script:
 
     def left(self, trajectory_id: int, position: int) -> list[int]:
         """Return the remaining tokens of the turn at `position`, or of a new random turn."""
-        began_at, saying = self._turns.get(trajectory_id, (-1, []))
-        if not began_at <= position < began_at + len(saying):
-            began_at, saying = position, [*TOKENIZER.encode(self._random.choice(SAYINGS), trusted=True), END]
-            self._turns[trajectory_id] = began_at, saying
-        return saying[position - began_at :]
+        began_at, turn = self._turns.get(trajectory_id, (-1, []))
+        if not began_at <= position < began_at + len(turn):
+            began_at, turn = position, [*TOKENIZER.encode(self._random.choice(TURN_TEXTS), trusted=True), END]
+            self._turns[trajectory_id] = began_at, turn
+        return turn[position - began_at :]
 
 
 class FakeEngine:
@@ -52,10 +52,10 @@ class FakeEngine:
     async def close(self) -> None: ...
 
 
-class SayingEngine(FakeEngine):
+class ScriptedEngine(FakeEngine):
     """Implements engine.contract.Engine.
 
-    `trouble` is the probability that a turn fails, and also that it aborts early.
+    `failure_rate` is the probability that a turn fails, and also that it aborts early.
     `evictions` is the probability that a load report counts an evicted token during a request.
     """
 
@@ -66,7 +66,7 @@ class SayingEngine(FakeEngine):
         kv_tokens: int,
         *,
         version: int = -1,
-        trouble: float = 0.0,
+        failure_rate: float = 0.0,
         evictions: float = 0.0,
         oversold: bool = False,
     ) -> None:
@@ -75,7 +75,7 @@ class SayingEngine(FakeEngine):
         self.cached: OrderedDict[int, int] = OrderedDict()  # pages by idle sequence
         self._random, self._script = random, script
         self._pages = kv_tokens // PAGE_TOKENS
-        self._trouble, self._evictions, self._oversold = trouble, evictions, oversold
+        self._failure_rate, self._evictions, self._oversold = failure_rate, evictions, oversold
         self._stops: dict[int, asyncio.Event] = {}
         self._generated = self._evicted = 0
         self.released = False
@@ -96,7 +96,7 @@ class SayingEngine(FakeEngine):
             pass
         finally:
             del self.running[sequence], self._stops[sequence]
-        new = self._say(request, aborted=stop.is_set())
+        new = self._generate_turn(request, aborted=stop.is_set())
         self.cached[sequence] = self._pages_of(len(request.token_ids) + len(new.token_ids))
         self._generated += len(new.token_ids)
         return new
@@ -112,14 +112,14 @@ class SayingEngine(FakeEngine):
         while self.cached and sum(self.running.values()) + sum(self.cached.values()) > self._pages:
             self._evicted += self.cached.popitem(last=False)[1] * PAGE_TOKENS
 
-    def _say(self, request: GenerationRequest, *, aborted: bool) -> Generation:
-        if self._random.random() < self._trouble:
+    def _generate_turn(self, request: GenerationRequest, *, aborted: bool) -> Generation:
+        if self._random.random() < self._failure_rate:
             raise EngineFailure("gone")
         left = self._script.left(request.sequence_id, len(request.token_ids))
         finish, count = "stop", len(left)
         if count > request.max_new_tokens:
             finish, count = "length", request.max_new_tokens
-        if aborted or self._random.random() < self._trouble:
+        if aborted or self._random.random() < self._failure_rate:
             finish, count = "abort", self._random.randrange(count)
         return Generation(
             np.array(left[:count], np.int32),

@@ -24,7 +24,7 @@ CAUSES = {"engine left", "engine", "executor left", "sandbox", "grader"}
 
 
 def check(world: World) -> None:
-    check_that_each_ends_once(world)
+    check_each_trajectory_ends_once(world)
     check_the_steps(world)
     check_the_links(world)
     check_the_replay(world)
@@ -49,15 +49,15 @@ def messages(events: Sequence[Event]) -> Iterator[AnyMessage]:
     return (decode(event.frame).message for event in events)
 
 
-def check_that_each_ends_once(world: World) -> None:
+def check_each_trajectory_ends_once(world: World) -> None:
     """In the last launch, each started trajectory ends once; in earlier launches, at most once."""
     started = [list(_started(events)) for events in launches(world, ROLLOUT)]
-    heard = [[each for each in messages(events) if isinstance(each, End)] for events in launches(world, HEAD)]
-    ended = [Counter(end.trajectory_id for end in ends) for ends in heard]
+    received = [[each for each in messages(events) if isinstance(each, End)] for events in launches(world, HEAD)]
+    ended = [Counter(end.trajectory_id for end in ends) for ends in received]
     assert all(count == 1 for ends in ended for count in ends.values())
     assert Counter(started[-1]) == ended[-1]
     assert len(started[-1]) == len(set(started[-1]))
-    ends = [end for ends in heard for end in ends]
+    ends = [end for ends in received for end in ends]
     assert world.run.rl.group_oversampling > 1 or not any(isinstance(end, TrajectoryAborted) for end in ends)
     assert {end.cause.partition(":")[0] for end in ends if isinstance(end, TrajectoryFailed)} <= CAUSES
 
@@ -66,8 +66,8 @@ def check_the_counts(world: World) -> None:
     """The counts in the metrics are those of the trajectories' ends, in a run of one launch."""
     groups = [each for each in messages(world.logs[ROLLOUT].events) if isinstance(each, StartGroup)]
     training = {group.group_id for group in groups if group.purpose == "train"}
-    (heard,) = launches(world, HEAD)
-    ends = Counter(type(each) for each in messages(heard) if isinstance(each, End) and each.group_id in training)
+    (received,) = launches(world, HEAD)
+    ends = Counter(type(each) for each in messages(received) if isinstance(each, End) and each.group_id in training)
     steps = [line.values for line in world.metrics if line.kind == "step"]
     lengths = [line.values for line in world.metrics if line.kind == "lengths"]
     late = sum(values["late_trajectories"] for values in lengths)
@@ -89,7 +89,7 @@ def check_the_steps(world: World) -> None:
     steps = list(range(1, world.run.rl.steps + 1))
     assert [batch.step for batch in world.batches] == steps
     written = [line.step for line in world.metrics if line.kind == "step"]
-    assert written == [step for step in steps if step in written or step not in world.without_line]
+    assert written == [step for step in steps if step in written or step not in world.steps_without_metrics]
     subjects = Counter((line.kind, line.step, line.label) for line in world.metrics)
     assert set(subjects.values()) == {1}
     rows = Counter(row.trajectory_id for row in world.disk.rows())
@@ -144,7 +144,7 @@ def check_the_replay(world: World) -> None:
     assert not rollout.trajectories and not rollout.waiting_for_executor
     assert all(load.open_calls == 0 for load in rollout.placement.loads.values())
     assert not arbiter.ledger.accounts
-    assert {name: engine.incarnation for name, engine in arbiter.ledger.engines.items()} == world.engine_lives
+    assert {name: engine.incarnation for name, engine in arbiter.ledger.engines.items()} == world.engine_incarnations
     assert all(engine.leased_pages == 0 for engine in arbiter.ledger.engines.values())
     assert not (buffer.state.steps or buffer.state.aborting or buffer.state.evaluation)
 
@@ -156,7 +156,7 @@ def check_the_engines(world: World) -> None:
         assert not engine.cached, name
 
 
-def started_anew(world: World) -> int:
+def count_resumes(world: World) -> int:
     """Count the resumes of the run."""
-    heard = [decode(event.frame).message for event in world.logs[HEAD].events if event.actor == "recipe"]
-    return sum(isinstance(message, RunStarted) for message in heard) - 1
+    received = [decode(event.frame).message for event in world.logs[HEAD].events if event.actor == "recipe"]
+    return sum(isinstance(message, RunStarted) for message in received) - 1

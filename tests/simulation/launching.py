@@ -33,53 +33,56 @@ _SETTINGS = SupervisionConfig(  # no heartbeat timeouts and practically unlimite
     first_heartbeat_timeout_s=3 * _NEVER_S,
 )
 
-Begin = Callable[[str, int, int], SimulatedProcess]  # arguments: process name, life number, session
+StartProcess = Callable[[str, int, int], SimulatedProcess]  # arguments: process name, incarnation number, session
 
 
 class SimulatedChildren(ChildProcesses):
-    def __init__(self, begin: Begin) -> None:
+    def __init__(self, begin: StartProcess) -> None:
         super().__init__(RunFolder(Path()))
-        self._begin = begin
+        self._start_process = begin
 
     async def spawn(self, name: str, argv: Sequence[str], environment: object) -> ChildProcess:
-        life, session = argv
-        child = ChildProcess(name, self._begin(name, int(life), int(session)), Path(name))  # pyright: ignore
+        incarnation, session = argv
+        child = ChildProcess(name, self._start_process(name, int(incarnation), int(session)), Path(name))  # pyright: ignore
         self._children[name] = child
         return child
 
     async def kill(self, name: str) -> None:
-        raise AssertionError(f"{name} did not end when it was told to")
+        raise AssertionError(f"{name} did not end after Shutdown")
 
 
 class Launch:
     """One launch of the run."""
 
-    def __init__(self, run: RunConfig, bus: Bus, boot: int, begin: Begin) -> None:
+    def __init__(self, run: RunConfig, bus: Bus, boot: int, begin: StartProcess) -> None:
         self.bus, self.boot = bus, boot
-        self.moved: list[CallsRescheduled] = []
+        self.rescheduled: list[CallsRescheduled] = []
         self._finished: asyncio.Future[RunFinished] = asyncio.get_running_loop().create_future()
         self._following: asyncio.Future[None]
         self.children = SimulatedChildren(begin)
-        self.executing = ExecutorRegistry(list_executors(run), (ROLLOUT,), bus, self._anew)
-        working = {name: Program(partial(self._anew, name), on_exit=self._engine_left) for name in list_generators(run)}
+        self.executing = ExecutorRegistry(list_executors(run), (ROLLOUT,), bus, self._build_argv_with_epoch)
+        working = {
+            name: Program(partial(self._build_argv_with_epoch, name), on_exit=self._engine_left)
+            for name in list_generators(run)
+        }
         programs = {
             **self.executing.build_programs(),
-            **{name: Program(self._again) for name in (HEAD, ROLLOUT)},
+            **{name: Program(self._build_argv) for name in (HEAD, ROLLOUT)},
             **working,
-            LEARNER: Program(partial(self._anew, LEARNER)),
+            LEARNER: Program(partial(self._build_argv_with_epoch, LEARNER)),
         }
         self.supervisor = Supervisor(programs, self.children, _SETTINGS)
 
-    def _again(self, life: int) -> Sequence[str]:
-        return str(life), str(compute_link_epoch(self.boot))
+    def _build_argv(self, incarnation: int) -> Sequence[str]:
+        return str(incarnation), str(compute_link_epoch(self.boot))
 
-    def _anew(self, name: str, life: int) -> Sequence[str]:
-        return str(life), str(compute_link_epoch(self.boot, life))
+    def _build_argv_with_epoch(self, name: str, incarnation: int) -> Sequence[str]:
+        return str(incarnation), str(compute_link_epoch(self.boot, incarnation))
 
-    async def _engine_left(self, life: int, child: ChildProcess) -> None:
-        left = EngineLeft(child.name, f"{child.name} was killed", life)
-        for told in (f"{HEAD}/arbiter", f"{HEAD}/recipe", ROLLOUT):
-            await self.bus.send(told, left)
+    async def _engine_left(self, incarnation: int, child: ChildProcess) -> None:
+        left = EngineLeft(child.name, f"{child.name} was killed", incarnation)
+        for recipient in (f"{HEAD}/arbiter", f"{HEAD}/recipe", ROLLOUT):
+            await self.bus.send(recipient, left)
 
     async def follow(self) -> RunFinished:
         """Supervise the processes and return the RunFinished message.
@@ -109,8 +112,8 @@ class Launch:
                     await self.executing.on_joined(event)
                 case ExecutorHealthy(executor=executor):
                     self.supervisor.mark_healthy(parse_process(executor))
-                case CallsRescheduled() as moved:
-                    self.moved.append(moved)
+                case CallsRescheduled() as rescheduled:
+                    self.rescheduled.append(rescheduled)
                 case _:
                     pass
 

@@ -14,7 +14,7 @@ from bus.event_log.records import Decision, Event
 _COMMITS_PER_S = 100.0
 
 
-class Kept:
+class CommittedLog:
     """The committed records of all incarnations of a process."""
 
     def __init__(self) -> None:
@@ -40,13 +40,13 @@ class MemoryLog:
 
     is_full = False
 
-    def __init__(self, kept: Kept, random: Random, appended: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, kept: CommittedLog, random: Random, appended: Callable[[], object] = lambda: None) -> None:
         self._kept, self._random, self._appended = kept, random, appended
         self._loop = asyncio.get_running_loop()
         self._pending: list[Event | Decision] = []
         self._last = len(kept.events)
         self._dead = False
-        self._told = 0
+        self._notified = 0
         self.on_commit: Callable[[int], object] = lambda seq: None
 
     def kill(self) -> None:
@@ -93,9 +93,9 @@ class MemoryLog:
             else:
                 assert record.seq not in self._kept.decisions
                 self._kept.decisions[record.seq] = record
-        self._loop.call_later(self._random.expovariate(10 * _COMMITS_PER_S), self._tell, len(self._kept.events))
+        self._loop.call_later(self._random.expovariate(10 * _COMMITS_PER_S), self._notify, len(self._kept.events))
 
-    def _tell(self, seq: int) -> None:
-        if not self._dead and seq > self._told:  # notify each commit once
-            self._told = seq
+    def _notify(self, seq: int) -> None:
+        if not self._dead and seq > self._notified:  # notify each commit once
+            self._notified = seq
             self.on_commit(seq)

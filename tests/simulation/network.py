@@ -26,14 +26,14 @@ _WAITING = 4  # limit of unread packets per connection
 _PER_S = 200.0  # inverse of the mean delay
 
 
-class Weather(msgspec.Struct, frozen=True):
+class NetworkFaults(msgspec.Struct, frozen=True):
     lags: float = 0.0  # share of packets and acknowledgements with 1 s extra delay
     breaks: float = 0.0  # share of packets that break their connection
     repeats: float = 0.0  # share of packets and acknowledgements that arrive twice
-    echoes: float = 0.0  # share of frames to HEARS_TWICE that are duplicated behind the link
+    echoes: float = 0.0  # share of frames to DETECTS_DUPLICATES that are duplicated behind the link
 
 
-HEARS_TWICE = (
+DETECTS_DUPLICATES = (
     "head",
     "rollout-",
     "generator-",
@@ -44,9 +44,9 @@ ECHO_WITHIN_S = 30.0
 class CheckedInbox(Inbox):
     """An inbox that checks the order of frames and records their arrival times."""
 
-    def __init__(self, bound: int, heard: list[tuple[float, Delivery]]) -> None:
+    def __init__(self, bound: int, received: list[tuple[float, Delivery]]) -> None:
         super().__init__(bound)
-        self._heard = heard
+        self._received = received
         self._next: dict[tuple[str, Lane, int], int] = {}
 
     def put(self, lane: Lane, deliveries: Sequence[Delivery]) -> None:
@@ -55,7 +55,7 @@ class CheckedInbox(Inbox):
             assert one.number == self._next.get(link, one.number), f"{link}: frame {one.number}, not {self._next[link]}"
             self._next[link] = one.number + 1
         now = asyncio.get_running_loop().time()
-        self._heard += [(now, one) for one in deliveries]
+        self._received += [(now, one) for one in deliveries]
         super().put(lane, deliveries)
 
     def echo(self, lane: Lane, delivery: Delivery) -> None:
@@ -63,18 +63,18 @@ class CheckedInbox(Inbox):
 
 
 class Network:
-    def __init__(self, random: Random, weather: Weather, limits: LinkLimits) -> None:
-        self.random, self.weather, self.limits = random, weather, limits
+    def __init__(self, random: Random, faults: NetworkFaults, limits: LinkLimits) -> None:
+        self.random, self.faults, self.limits = random, faults, limits
         self.members: dict[str, SimulatedWire] = {}  # the live processes
         self.happened: Counter[str] = Counter()
-        self.heard: dict[
+        self.received: dict[
             tuple[str, int], list[tuple[float, Delivery]]
         ] = {}  # deliveries and their times, by process and session
-        self._parted: dict[frozenset[str], float] = {}  # end of each partition
+        self._partitions: dict[frozenset[str], float] = {}  # end of each partition
 
     def join(self, process: str, session: int) -> Bus:
-        heard = self.heard[process, session] = []
-        inbox = CheckedInbox(self.limits.window_messages, heard)
+        received = self.received[process, session] = []
+        inbox = CheckedInbox(self.limits.window_messages, received)
         links = ReliableTransport(process, session, inbox, self.limits)
         links.wire = self.members[process] = wire = SimulatedWire(self, links)
         inbox.on_drained = wire.read
@@ -84,23 +84,23 @@ class Network:
         """Drop all later messages of a process."""
         self.members.pop(process).dead = True
         for member in self.members.values():
-            member.carry_on(process)
+            member.resume(process)
 
-    def part(self, one: str, other: str, seconds: float) -> None:
+    def partition(self, one: str, other: str, seconds: float) -> None:
         self.happened["partition"] += 1
-        self._parted[frozenset((one, other))] = asyncio.get_running_loop().time() + seconds
+        self._partitions[frozenset((one, other))] = asyncio.get_running_loop().time() + seconds
 
     def heal(self) -> None:
         """Stop all faults."""
-        self._parted.clear()
-        self.weather = Weather()
+        self._partitions.clear()
+        self.faults = NetworkFaults()
 
-    def are_parted(self, one: str, other: str, now: float) -> bool:
-        return bool(self._parted) and self._parted.get(frozenset((one, other)), 0.0) > now
+    def are_partitioned(self, one: str, other: str, now: float) -> bool:
+        return bool(self._partitions) and self._partitions.get(frozenset((one, other)), 0.0) > now
 
     def delay_s(self) -> float:
         delay_s = self.random.expovariate(_PER_S)
-        if self.weather.lags and self.random.random() < self.weather.lags:
+        if self.faults.lags and self.random.random() < self.faults.lags:
             delay_s += self.random.expovariate(1)
         return delay_s
 
@@ -126,11 +126,11 @@ class SimulatedWire:
             connection = self._connections[process, lane] = Connection(self, process, lane)
         return connection.carry(packet)
 
-    def carry_on(self, process: str) -> None:
+    def resume(self, process: str) -> None:
         """Resume refused connections to a killed process."""
         for (to, _), connection in self._connections.items():
             if to == process:
-                connection.carry_on()
+                connection.resume()
 
     def disconnect(self, process: str) -> None:
         for key in [key for key in self._connections if key[0] == process]:
@@ -143,26 +143,26 @@ class SimulatedWire:
 
     # ---------------------------------------------------------------- incoming packets
 
-    def arrived(self, connection: Connection, lane: Lane, parcel: Packet) -> None:
+    def arrived(self, connection: Connection, lane: Lane, packet: Packet) -> None:
         if self.links.inbox.is_full(lane):
-            self._unread[lane].append((connection, parcel))
+            self._unread[lane].append((connection, packet))
             self.num_unread[connection] += 1
         else:
-            self._take(connection, lane, parcel)
+            self._take(connection, lane, packet)
 
-    def _take(self, connection: Connection, lane: Lane, parcel: Packet) -> None:
-        incoming, weather = self.links.on_packet, self.network.weather
-        incoming(lane, parcel, partial(connection.answer, connection.num_broken))
-        if weather.echoes and self.process.startswith(HEARS_TWICE):
-            self._echo(lane, parcel)
+    def _take(self, connection: Connection, lane: Lane, packet: Packet) -> None:
+        incoming, faults = self.links.on_packet, self.network.faults
+        incoming(lane, packet, partial(connection.answer, connection.num_broken))
+        if faults.echoes and self.process.startswith(DETECTS_DUPLICATES):
+            self._echo(lane, packet)
 
-    def _echo(self, lane: Lane, parcel: Packet) -> None:
+    def _echo(self, lane: Lane, packet: Packet) -> None:
         draw, loop = self.network.random, asyncio.get_running_loop()
         inbox = self.links.inbox
-        for number, frame in enumerate(parcel.frames, parcel.first):
-            if draw.random() < self.network.weather.echoes and isinstance(inbox, CheckedInbox):
+        for number, frame in enumerate(packet.frames, packet.first):
+            if draw.random() < self.network.faults.echoes and isinstance(inbox, CheckedInbox):
                 self.network.happened["echo"] += 1
-                delivery = Delivery(frame, parcel.sender, lane, parcel.epoch, number)
+                delivery = Delivery(frame, packet.sender, lane, packet.epoch, number)
                 after_s = draw.choice([draw.expovariate(1), draw.uniform(0, ECHO_WITHIN_S)])
                 loop.call_later(after_s, inbox.echo, lane, delivery)
 
@@ -170,10 +170,10 @@ class SimulatedWire:
         """Deliver unread packets while the inbox has room."""
         unread = self._unread[lane]
         while unread and not self.links.inbox.is_full(lane):
-            connection, parcel = unread.popleft()
+            connection, packet = unread.popleft()
             self.num_unread[connection] -= 1
-            self._take(connection, lane, parcel)
-            connection.carry_on()
+            self._take(connection, lane, packet)
+            connection.resume()
 
 
 class Connection:
@@ -185,25 +185,25 @@ class Connection:
         self._refused = False
         self.num_broken = 0
 
-    def carry(self, parcel: Packet) -> bool:
+    def carry(self, packet: Packet) -> bool:
         receiver = self._network.members.get(self._process)
         if receiver is not None and receiver.num_unread[self] >= _WAITING:
             self._refused = True
             self._network.happened["refusal"] += 1
             return False
-        weather, draw = self._network.weather, self._network.random.random
-        if weather.breaks and draw() < weather.breaks:
+        faults, draw = self._network.faults, self._network.random.random
+        if faults.breaks and draw() < faults.breaks:
             self._network.happened["break"] += 1
             self.break_down()
             return True
         self._there = at = max(self._there + _APART_S, self._loop.time() + self._network.delay_s())
-        self._loop.call_at(at, self._arrive, self.num_broken, parcel)
-        if weather.repeats and draw() < weather.repeats:
+        self._loop.call_at(at, self._arrive, self.num_broken, packet)
+        if faults.repeats and draw() < faults.repeats:
             self._network.happened["repeat"] += 1
-            self._loop.call_at(at + self._network.random.expovariate(5), self._arrive, self.num_broken, parcel)
+            self._loop.call_at(at + self._network.random.expovariate(5), self._arrive, self.num_broken, packet)
         return True
 
-    def carry_on(self) -> None:
+    def resume(self) -> None:
         if self._refused and not self._wire.dead:
             self._refused = False
             self._loop.call_soon(self._wire.links.on_writable, self._process, self._lane)
@@ -211,27 +211,27 @@ class Connection:
     def break_down(self) -> None:
         self.num_broken += 1
 
-    def _arrive(self, num_broken: int, parcel: Packet) -> None:
+    def _arrive(self, num_broken: int, packet: Packet) -> None:
         receiver = self._network.members.get(self._process)
         if self._is_lost(num_broken) or receiver is None:
             return
-        receiver.arrived(self, self._lane, parcel)
+        receiver.arrived(self, self._lane, packet)
 
     def answer(self, num_broken: int, ack: Ack) -> None:
         receiver = self._network.members.get(self._process)
         if num_broken != self.num_broken or receiver is None or receiver.links.epoch != ack.receiver_epoch:
             return  # the sender of the acknowledgement is dead
         self._back = at = max(self._back + _APART_S, self._loop.time() + self._network.delay_s())
-        self._loop.call_at(at, self._hear, num_broken, ack)
-        weather = self._network.weather
-        if weather.repeats and self._network.random.random() < weather.repeats:
-            self._loop.call_at(at + self._network.random.expovariate(5), self._hear, num_broken, ack)
+        self._loop.call_at(at, self._deliver_ack, num_broken, ack)
+        faults = self._network.faults
+        if faults.repeats and self._network.random.random() < faults.repeats:
+            self._loop.call_at(at + self._network.random.expovariate(5), self._deliver_ack, num_broken, ack)
 
-    def _hear(self, num_broken: int, ack: Ack) -> None:
+    def _deliver_ack(self, num_broken: int, ack: Ack) -> None:
         if not self._is_lost(num_broken) and not self._wire.dead:
             self._wire.links.on_ack(self._process, self._lane, ack)
 
     def _is_lost(self, num_broken: int) -> bool:
-        return num_broken != self.num_broken or self._network.are_parted(
+        return num_broken != self.num_broken or self._network.are_partitioned(
             self._wire.process, self._process, self._loop.time()
         )

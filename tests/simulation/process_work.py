@@ -16,47 +16,47 @@ from bus.codec import encode
 from bus.messages import BufferCursor, Envelope, RunStarted
 from engine.learner.learner import EngineGpuMemory
 from policies.recipe import Recipe
-from tests.simulation.engines import SayingEngine
+from tests.simulation.engines import ScriptedEngine
 from tests.simulation.learner import SimulatedLearner
 from tests.simulation.memory_log import MemoryLog
 from tests.simulation.sandboxes import NotebookSandbox
 
 if TYPE_CHECKING:
-    from tests.simulation.world import Life, World
+    from tests.simulation.world import Incarnation, World
 
 
-async def run_process(world: World, life: Life) -> None:
+async def run_process(world: World, incarnation: Incarnation) -> None:
     """Run until the process ends or its task is cancelled."""
-    if life.name in (HEAD, ROLLOUT):
-        await _run_deciders(world, life)
-    elif life.name == LEARNER:
-        await _run_learner(world, life)
-    elif life.name in list_executors(world.run):
-        await _run_executor(world, life)
+    if incarnation.name in (HEAD, ROLLOUT):
+        await _run_deciders(world, incarnation)
+    elif incarnation.name == LEARNER:
+        await _run_learner(world, incarnation)
+    elif incarnation.name in list_executors(world.run):
+        await _run_executor(world, incarnation)
     else:
-        await _run_generator(world, life)
+        await _run_generator(world, incarnation)
 
 
 async def _delay_start(world: World, per_s: float = 20.0) -> None:
     await asyncio.sleep(world.random.expovariate(per_s))
 
 
-async def _run_deciders(world: World, life: Life) -> None:
+async def _run_deciders(world: World, incarnation: Incarnation) -> None:
     """Run deciders as actors.process and actors.runtime.decider_process do."""
     await _delay_start(world)
-    name, deciders = life.name, world.deciders()[life.name]
+    name, deciders = incarnation.name, world.deciders()[incarnation.name]
     begin = [
         encode(Envelope(name, name if actor == name else f"{name}/{actor}", _build_run_started(world, name)))
         for actor in deciders
     ]
     services = {"metrics": world.store_metrics} if name == HEAD else {}
     kept, recovery = world.logs[name], None
-    if (first := kept.find_epoch_start(life.epoch)) is not None:
-        recovery = Recovery(name, life.epoch, deciders, services, world.run.bus.queue_messages)
+    if (first := kept.find_epoch_start(incarnation.epoch)) is not None:
+        recovery = Recovery(name, incarnation.epoch, deciders, services, world.run.bus.queue_messages)
         recovery.replay(kept.since(first), begin)
-    life.log = log = MemoryLog(kept, world.random, lambda: world.kill_at_random(life))
-    bus = world.join(life)
-    world.present[name] = deciders
+    incarnation.log = log = MemoryLog(kept, world.random, lambda: world.kill_at_random(incarnation))
+    bus = world.join(incarnation)
+    world.current_deciders[name] = deciders
     if recovery is None:
         for frame in begin:
             await bus.send_frame(name, frame)
@@ -70,53 +70,61 @@ def _build_run_started(world: World, name: str) -> RunStarted:
     return RunStarted(world.first_step, cursor)
 
 
-async def _run_generator(world: World, life: Life) -> None:
+async def _run_generator(world: World, incarnation: Incarnation) -> None:
     await _delay_start(world)
-    engine = world.engines[life.name] = SayingEngine(
+    engine = world.engines[incarnation.name] = ScriptedEngine(
         world.random,
         world.script,
         world.run.engine.kv_tokens,
         version=-1,
-        trouble=world.trouble,
+        failure_rate=world.failure_rate,
         evictions=world.faults.evictions,
         oversold=world.run.arbiter.policy not in ("worst_case", "kv_lookahead"),
     )
     clock = asyncio.get_running_loop().time
-    await Generator(life.name, world.join(life), engine, f"{HEAD}/arbiter", life.number, clock, f"{HEAD}/recipe").run()
+    await Generator(
+        incarnation.name,
+        world.join(incarnation),
+        engine,
+        f"{HEAD}/arbiter",
+        incarnation.number,
+        clock,
+        f"{HEAD}/recipe",
+    ).run()
 
 
-async def _run_executor(world: World, life: Life) -> None:
+async def _run_executor(world: World, incarnation: Incarnation) -> None:
     await _delay_start(world, 2.0)
-    sandbox = NotebookSandbox(world.random, world.trouble)
-    address = f"{life.name}/{life.number}"
-    await Executor(world.join(life), sandbox, address=address, slots=2, launcher=LAUNCHER).run()
+    sandbox = NotebookSandbox(world.random, world.failure_rate)
+    address = f"{incarnation.name}/{incarnation.number}"
+    await Executor(world.join(incarnation), sandbox, address=address, slots=2, launcher=LAUNCHER).run()
 
 
-async def _run_learner(world: World, life: Life) -> None:
+async def _run_learner(world: World, incarnation: Incarnation) -> None:
     """Run the learner as engine.learner.learner does.
 
-    The first life starts from the step of the launch, a later life from the newest checkpoint.
+    The first incarnation starts from the step of the launch, a later incarnation from the newest checkpoint.
     """
     await _delay_start(world, 2.0)
-    run, bus = world.run, world.join(life)
+    run, bus = world.run, world.join(incarnation)
     learner = SimulatedLearner(
-        *(bus, world.disk, world.random, EngineGpuMemory(bus, life.number, is_shared=run.sglang.colocate)),
+        *(bus, world.disk, world.random, EngineGpuMemory(bus, incarnation.number, is_shared=run.sglang.colocate)),
         steps=run.rl.steps,
         checkpoint_every=run.learner.checkpoint_every,
         staleness=run.rl.max_staleness,
         computing=lambda: _check_loan(world) if run.sglang.colocate else None,
     )
-    await learner.run(world.first_step if life.number == 1 else None)
+    await learner.run(world.first_step if incarnation.number == 1 else None)
 
 
 def _check_loan(world: World) -> None:
     """Check that the learner holds a granted loan and each sleeping engine is released."""
-    recipe = world.present[HEAD]["recipe"]
+    recipe = world.current_deciders[HEAD]["recipe"]
     assert isinstance(recipe, Recipe)
     loan = recipe.state.open_handover
     assert loan is not None and loan.phase == "granted", "the learner computes without a granted loan of memory"
     for name, number in loan.sleeping.items():
-        life = world.lives[name]
-        if life.number == number and life.process.returncode is None:
+        incarnation = world.incarnations[name]
+        if incarnation.number == number and incarnation.process.returncode is None:
             world.checked_loans += 1
             assert world.engines[name].released, f"{name} holds memory that it has lent"

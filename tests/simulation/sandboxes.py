@@ -13,10 +13,10 @@ from sandbox.contract import CodeResult, Grade, Isolation, SandboxFailure
 
 
 class NotebookSandbox:
-    """A sandbox.contract.Sandbox; `trouble` is the failure probability of calls and gradings."""
+    """A sandbox.contract.Sandbox; `failure_rate` is the failure probability of calls and gradings."""
 
-    def __init__(self, random: Random, trouble: float) -> None:
-        self._random, self._trouble = random, trouble
+    def __init__(self, random: Random, failure_rate: float) -> None:
+        self._random, self._failure_rate = random, failure_rate
         self._notebooks: dict[int, list[int]] = {}
         self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -30,7 +30,7 @@ class NotebookSandbox:
     async def _cell(self, call: CodeRequested) -> CodeResult:
         draw = self._random.random
         await asyncio.sleep(self._random.choice([0.01, 0.1, 4.0]))
-        if draw() < self._trouble:
+        if draw() < self._failure_rate:
             raise SandboxFailure("gone")
         cells = self._notebooks.setdefault(call.trajectory_id, [])
         if draw() < 0.1:
@@ -41,7 +41,7 @@ class NotebookSandbox:
 
     async def grade(self, submission: AnswerSubmitted) -> Grade:
         await asyncio.sleep(self._random.choice([0.01, 0.1, 4.0]))
-        if self._random.random() < self._trouble:
+        if self._random.random() < self._failure_rate:
             raise SandboxFailure("gone")
         return Grade(self._random.random() < 0.5, 0.01)
 

@@ -29,9 +29,9 @@ RUN = RunConfig(
 )
 
 
-def simulate(seed: int, trouble: float, run: RunConfig = RUN) -> World:
-    world = World(run, seed, trouble)
-    assert run_virtually(world.live()) == RunFinished(run.rl.steps)
+def simulate(seed: int, failure_rate: float, run: RunConfig = RUN) -> World:
+    world = World(run, seed, failure_rate)
+    assert run_virtually(world.simulate()) == RunFinished(run.rl.steps)
     return world
 
 
@@ -46,14 +46,14 @@ SEEDS = select_seeds(60, fast=(1,), per_change=7)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("trouble", [0.0, 0.1])
-def test_every_trajectory_that_starts_ends_once(seed: int, trouble: float) -> None:
-    world = live(seed, trouble)
+@pytest.mark.parametrize("failure_rate", [0.0, 0.1])
+def test_every_trajectory_that_starts_ends_once(seed: int, failure_rate: float) -> None:
+    world = live(seed, failure_rate)
     groups = [decode(event.frame).message for event in world.logs[ROLLOUT].events if event.kind == "StartGroup"]
     started = sum(group.size for group in groups if isinstance(group, StartGroup))
     seen = kinds(world, HEAD)
     assert started == seen["TrajectoryFinished"] + seen["TrajectoryFailed"] > 48
-    assert bool(seen["TrajectoryFailed"]) <= bool(trouble)
+    assert bool(seen["TrajectoryFailed"]) <= bool(failure_rate)
     assert [batch.step for batch in world.batches] == [1, 2, 3]
     assert [line.step for line in world.metrics if line.kind == "step"] == [1, 2, 3]
 

@@ -33,8 +33,8 @@ RUN = RunConfig(
 
 @cache
 def live(step: RlConfig) -> World:
-    world = World(replace(RUN, rl=step), seed=1, trouble=0.0)
-    assert run_virtually(world.live()) == RunFinished(step.steps)
+    world = World(replace(RUN, rl=step), seed=1, failure_rate=0.0)
+    assert run_virtually(world.simulate()) == RunFinished(step.steps)
     check(world)
     check_the_counts(world)
     return world
@@ -93,8 +93,8 @@ class KilledWorld(World):
 
 
 def test_a_resumed_run_keeps_the_groups_in_flight_for_later_steps() -> None:
-    world = KilledWorld(replace(RUN, rl=CARRYING), seed=4, trouble=0.0)
-    assert run_virtually(world.live()) == RunFinished(CARRYING.steps)
+    world = KilledWorld(replace(RUN, rl=CARRYING), seed=4, failure_rate=0.0)
+    assert run_virtually(world.simulate()) == RunFinished(CARRYING.steps)
     check(world)
     assert world.first_step == 2
     collected = [each for each in messages(world.logs[HEAD].events) if isinstance(each, StepCollected)]

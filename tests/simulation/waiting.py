@@ -21,15 +21,15 @@ def describe_waits(world: World) -> str:
 
 
 def _list_waits(world: World) -> Iterator[str]:
-    for life in world.lives.values():
-        if life.process.returncode is not None:
-            yield f"{life.name} is dead"
-        elif life.bus is not None:
-            for peer, held in life.bus.unacknowledged.items():
-                yield f"{life.name} waits for {peer} to acknowledge {held}"
-            if life.bus.waiting:
-                yield f"{life.bus.waiting} frames wait to be read by {life.name}"
-    for decider in [each for process in (HEAD, ROLLOUT) for each in world.present.get(process, {}).values()]:
+    for incarnation in world.incarnations.values():
+        if incarnation.process.returncode is not None:
+            yield f"{incarnation.name} is dead"
+        elif incarnation.bus is not None:
+            for peer, held in incarnation.bus.unacknowledged.items():
+                yield f"{incarnation.name} waits for {peer} to acknowledge {held}"
+            if incarnation.bus.waiting:
+                yield f"{incarnation.bus.waiting} frames wait to be read by {incarnation.name}"
+    for decider in [each for process in (HEAD, ROLLOUT) for each in world.current_deciders.get(process, {}).values()]:
         yield from _describe_decider(decider)
 
 

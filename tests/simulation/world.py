@@ -41,11 +41,11 @@ from policies.groups.group_starter import TokenizedProblem
 from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Rules
 from tests.fakes import TOKENIZER, rules
-from tests.simulation.engines import SayingEngine, Script
+from tests.simulation.engines import Script, ScriptedEngine
 from tests.simulation.launching import Launch
 from tests.simulation.learner import Disk
-from tests.simulation.memory_log import Kept, MemoryLog
-from tests.simulation.network import ECHO_WITHIN_S, Network, Weather
+from tests.simulation.memory_log import CommittedLog, MemoryLog
+from tests.simulation.network import ECHO_WITHIN_S, Network, NetworkFaults
 from tests.simulation.process_work import run_process
 from tests.simulation.processes import SimulatedProcess
 from tests.simulation.waiting import describe_waits
@@ -56,19 +56,19 @@ SETTLE_S = 15.0  # virtual time for retransmissions and duplicate frames
 _EXECUTOR, _GENERATOR = "executor", "generator"
 
 
-class Faults(Weather, frozen=True):
+class Faults(NetworkFaults, frozen=True):
     engine_deaths: float = 0.0  # rate per second and process; the launcher restarts it
     executor_deaths: float = 0.0
     learner_deaths: float = 0.0
     decider_deaths: float = 0.0  # probability of a kill per event of head or rollout
-    false_starts: float = 0.0  # probability of a kill at the start of a life
+    false_starts: float = 0.0  # probability of a kill at the start of an incarnation
     disasters: float = 0.0  # rate per second: all processes die, half the time with the launcher
     partitions: float = 0.0  # rate per second: two processes lose their connection for some time
     evictions: float = 0.0  # probability of an eviction per load report of an engine
 
 
-class Life(msgspec.Struct, eq=False):
-    """One life of one process in one launch."""
+class Incarnation(msgspec.Struct, eq=False):
+    """One incarnation of one process in one launch."""
 
     name: str
     number: int
@@ -80,25 +80,25 @@ class Life(msgspec.Struct, eq=False):
 
 
 class World:
-    def __init__(self, run: RunConfig, seed: int, trouble: float, faults: Faults | None = None) -> None:
-        """`trouble` is the probability of an infrastructure failure per answer."""
-        self.run, self.trouble, self.faults = run, trouble, faults or Faults()
+    def __init__(self, run: RunConfig, seed: int, failure_rate: float, faults: Faults | None = None) -> None:
+        """`failure_rate` is the probability of an infrastructure failure per answer."""
+        self.run, self.failure_rate, self.faults = run, failure_rate, faults or Faults()
         self.random = random.Random(seed)
         self.network: Network
         self.launch: Launch
-        self.lives: dict[str, Life] = {}  # current lives by process name
+        self.incarnations: dict[str, Incarnation] = {}  # current incarnations by process name
         self.deaths: Counter[str] = Counter()  # number of kills by kind of process
         self.checked_loans = 0  # number of engines checked during a memory loan
         self.history: list[str] = []
         self.settling = False  # no further faults
         self.first_step = 0  # the current launch resumes after this step
-        self.without_line: set[int] = set()  # steps without a metrics line, up to a resume step
-        self.logs = {HEAD: Kept(), ROLLOUT: Kept()}
-        self.present: dict[str, Mapping[str, Decider]] = {}  # deciders by process
-        self.engines: dict[str, SayingEngine] = {}  # engines by generator, current lives only
+        self.steps_without_metrics: set[int] = set()  # steps without a metrics line, up to a resume step
+        self.logs = {HEAD: CommittedLog(), ROLLOUT: CommittedLog()}
+        self.current_deciders: dict[str, Mapping[str, Decider]] = {}  # deciders by process
+        self.engines: dict[str, ScriptedEngine] = {}  # engines by generator, current incarnations only
         self.disk = Disk()
         self.metrics: list[MetricsRecorded] = []
-        self.moved: list[CallsRescheduled] = []
+        self.rescheduled: list[CallsRescheduled] = []
         self.script = Script(self.random)
         self._failure: asyncio.Future[None]
         self._launcher_killed: asyncio.Future[None]  # done when the launcher is killed
@@ -108,8 +108,8 @@ class World:
         return self.disk.batches
 
     @property
-    def engine_lives(self) -> dict[str, int]:
-        return {name: life.number for name, life in self.lives.items() if name.startswith(_GENERATOR)}
+    def engine_incarnations(self) -> dict[str, int]:
+        return {name: each.number for name, each in self.incarnations.items() if name.startswith(_GENERATOR)}
 
     def problems(self) -> ProblemSets:
         made = [TokenizedProblem(f"q:{number}", "2", ids_to_bytes([65, 66, number])) for number in range(9)]
@@ -126,7 +126,7 @@ class World:
 
     # ---------------------------------------------------------------- the run
 
-    async def live(self) -> RunFinished:
+    async def simulate(self) -> RunFinished:
         """Run until completion, check that the bus is idle, and stop all processes.
 
         Raises Deadlock, or the first error of any process.
@@ -148,7 +148,7 @@ class World:
         await asyncio.wait([stopping, self._failure], timeout=TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         if self._failure.done():
             self._failure.result()
-        left = [life.name for life in self.lives.values() if life.process.returncode is None]
+        left = [each.name for each in self.incarnations.values() if each.process.returncode is None]
         assert stopping.done(), f"{left} do not end after Shutdown: {describe_waits(self)}"
         return finished
 
@@ -170,7 +170,7 @@ class World:
             events = [following, self._failure, self._launcher_killed]
             left_s = TIMEOUT_S - asyncio.get_running_loop().time()
             await asyncio.wait(events, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-            self.moved += self.launch.moved
+            self.rescheduled += self.launch.rescheduled
             if self._failure.done():
                 self._failure.result()
             if following.done():
@@ -186,7 +186,7 @@ class World:
         collected = {0, *self.read_cursors()}
         written = {line.step for line in self.metrics if line.kind == "step"}
         self.first_step = choose_newest_complete_step(collected & self.disk.checkpoints, written) or 0
-        self.without_line |= {*range(1, self.first_step + 1)} - written
+        self.steps_without_metrics |= {*range(1, self.first_step + 1)} - written
         self.disk.go_back_to(self.first_step)
         self.metrics = [line for line in self.metrics if line.step <= self.first_step] if self.first_step else []
 
@@ -200,64 +200,66 @@ class World:
 
         Messages for a dead executor may remain until its restart.
         """
-        dead = {name for name, life in self.lives.items() if life.bus is None or life.process.returncode is not None}
-        for life in self.lives.values():
-            if life.name in dead or life.bus is None:
-                assert life.name.startswith(_EXECUTOR)  # long restart backoff
+        dead = {
+            name for name, each in self.incarnations.items() if each.bus is None or each.process.returncode is not None
+        }
+        for incarnation in self.incarnations.values():
+            if incarnation.name in dead or incarnation.bus is None:
+                assert incarnation.name.startswith(_EXECUTOR)  # long restart backoff
                 continue
-            held = {peer: count for peer, count in life.bus.unacknowledged.items() if peer not in dead}
-            assert not held, f"{life.name} has unacknowledged frames: {held}; {describe_waits(self)}"
-            assert not life.bus.waiting, f"{life.name} has unread frames: {describe_waits(self)}"
+            held = {peer: count for peer, count in incarnation.bus.unacknowledged.items() if peer not in dead}
+            assert not held, f"{incarnation.name} has unacknowledged frames: {held}; {describe_waits(self)}"
+            assert not incarnation.bus.waiting, f"{incarnation.name} has unread frames: {describe_waits(self)}"
         assert not self.launch.bus.unacknowledged
 
     def _fail(self, error: BaseException) -> None:
         if not self._failure.done():
             self._failure.set_exception(error)
 
-    # ---------------------------------------------------------------- lives
+    # ---------------------------------------------------------------- incarnations
 
     def _start_process(self, name: str, number: int, epoch: int) -> SimulatedProcess:
-        life = self.lives[name] = Life(name, number, epoch, SimulatedProcess())
-        life.work = asyncio.create_task(self._run(life), name=f"{name}/{number}")
+        incarnation = self.incarnations[name] = Incarnation(name, number, epoch, SimulatedProcess())
+        incarnation.work = asyncio.create_task(self._run(incarnation), name=f"{name}/{number}")
         kind, loop = name.partition("-")[0], asyncio.get_running_loop()
         rates = {_GENERATOR: self.faults.engine_deaths, _EXECUTOR: self.faults.executor_deaths}
         rate = {**rates, LEARNER: self.faults.learner_deaths}.get(kind, 0.0)
         if self.faults.false_starts and self.random.random() < self.faults.false_starts:
-            loop.call_later(self.random.expovariate(20), self.kill, life)
+            loop.call_later(self.random.expovariate(20), self.kill, incarnation)
         if rate:
-            loop.call_later(self.random.expovariate(rate), self.kill, life)
-        return life.process
+            loop.call_later(self.random.expovariate(rate), self.kill, incarnation)
+        return incarnation.process
 
-    async def _run(self, life: Life) -> None:
+    async def _run(self, incarnation: Incarnation) -> None:
         try:
-            await run_process(self, life)
+            await run_process(self, incarnation)
         except Exception as error:
             self._fail(error)
         finally:
-            if life.bus is not None:
-                await life.bus.close()
-        life.process.end(0)
+            if incarnation.bus is not None:
+                await incarnation.bus.close()
+        incarnation.process.end(0)
 
-    def kill(self, life: Life) -> None:
+    def kill(self, incarnation: Incarnation) -> None:
         """Kill a process unless it has exited or the faults have ended."""
-        if self.settling or life.process.returncode is not None:
+        if self.settling or incarnation.process.returncode is not None:
             return
-        self.deaths[life.name.partition("-")[0]] += 1
-        self._record(f"{life.name}/{life.number} is killed")
-        if life.bus is not None:
-            self.network.kill(life.name)
-        if life.log is not None:
-            life.log.kill()
-        assert life.work is not None
-        life.work.cancel()
-        life.process.end(-9)
+        self.deaths[incarnation.name.partition("-")[0]] += 1
+        self._record(f"{incarnation.name}/{incarnation.number} is killed")
+        if incarnation.bus is not None:
+            self.network.kill(incarnation.name)
+        if incarnation.log is not None:
+            incarnation.log.kill()
+        assert incarnation.work is not None
+        incarnation.work.cancel()
+        incarnation.process.end(-9)
 
     def _record(self, event: str) -> None:
         self.history.append(f"{asyncio.get_running_loop().time():8.3f} s  {event}")
 
-    def join(self, life: Life) -> Bus:
-        life.bus = self.network.join(life.name, life.epoch)
-        return life.bus
+    def join(self, incarnation: Incarnation) -> Bus:
+        incarnation.bus = self.network.join(incarnation.name, incarnation.epoch)
+        return incarnation.bus
 
     async def store_metrics(self, message: AnyMessage) -> None:
         """Store one metrics line per subject, as actors.metrics_file.MetricsFile does."""
@@ -268,22 +270,22 @@ class World:
 
     # ---------------------------------------------------------------- faults
 
-    def kill_at_random(self, life: Life) -> None:
+    def kill_at_random(self, incarnation: Incarnation) -> None:
         """Schedule a kill of a decider process at random.
 
         The kill falls before the log write of the last events, before its confirmation, or later.
         """
         if self.faults.decider_deaths and self.random.random() < self.faults.decider_deaths:
             after_s = self.random.expovariate(self.random.choice([50.0, 1000.0]))
-            asyncio.get_running_loop().call_later(after_s, self.kill, life)
+            asyncio.get_running_loop().call_later(after_s, self.kill, incarnation)
 
     async def _partition_at_random(self) -> None:
         while self.faults.partitions:
             await asyncio.sleep(self.random.expovariate(self.faults.partitions))
-            one, other = self.random.sample([LAUNCHER, *self.lives], 2)
+            one, other = self.random.sample([LAUNCHER, *self.incarnations], 2)
             seconds = self.random.expovariate(0.5)
             self._record(f"{one} and {other} are disconnected for {seconds:.1f} s")
-            self.network.part(one, other, seconds)
+            self.network.partition(one, other, seconds)
 
     async def _kill_all_at_random(self) -> None:
         while self.faults.disasters:
@@ -291,8 +293,8 @@ class World:
             self.kill_all(with_launcher=self.random.random() < 0.5)
 
     def kill_all(self, *, with_launcher: bool) -> None:
-        for life in list(self.lives.values()):
-            self.kill(life)
+        for incarnation in list(self.incarnations.values()):
+            self.kill(incarnation)
         if with_launcher:
             self._record("the launcher is killed")
             self.deaths["launcher"] += 1

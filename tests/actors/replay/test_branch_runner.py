@@ -20,7 +20,7 @@ from tests.actors.test_executor import ScriptedSandbox
 from tests.fakes import ANSWER, CALL, END, TOKENIZER
 from tests.recorded import RULES, TID, replay_recorded
 from tests.simulation.clock import run_virtually
-from tests.simulation.engines import SayingEngine
+from tests.simulation.engines import ScriptedEngine
 
 BREAKING_CALL = CALL.replace('"1"', '"break"')
 
@@ -43,7 +43,7 @@ def fork(
 ) -> tuple[list[Trajectory], list[EndedTrajectory]]:
     """Fork at the start of turn 1, after one cell."""
     begins = fork_trajectories(replay_recorded().turn_starts[1], count, None)
-    engine = SayingEngine(Random(1), ScriptedTurns(*texts), kv_tokens, version=0)  # pyright: ignore[reportArgumentType]
+    engine = ScriptedEngine(Random(1), ScriptedTurns(*texts), kv_tokens, version=0)  # pyright: ignore[reportArgumentType]
     going = continue_trajectories(RULES, TOKENIZER, engine, sandbox or ScriptedSandbox(), begins, strict=strict)
     return begins, run_virtually(going)
 
@@ -112,7 +112,7 @@ def test_a_call_that_the_sandbox_fails_twice_fails_the_trajectory() -> None:
 
 
 def test_an_engine_start_error_ends_all_branches() -> None:
-    class Refusing(SayingEngine):
+    class Refusing(ScriptedEngine):
         async def start(self) -> Capacity:
             raise UnusableInput("no such file")
 
@@ -137,7 +137,7 @@ def test_a_sandbox_start_error_ends_all_branches() -> None:
 def real_notebook(*cells: str, limit_s: float = 4.0) -> EndedTrajectory:
     """A branch that runs its last cell in a real sandbox, after the cells that succeeded in its log."""
     begins = replay_recorded([call_of(cells[0])]).turn_starts[1]
-    engine = SayingEngine(Random(1), ScriptedTurns(call_of(cells[1]), ANSWER), 8192, version=0)  # pyright: ignore[reportArgumentType]
+    engine = ScriptedEngine(Random(1), ScriptedTurns(call_of(cells[1]), ANSWER), 8192, version=0)  # pyright: ignore[reportArgumentType]
     sandbox = make_sandbox(SandboxConfig(backend="process", time_limit_s=limit_s))
     (ended,) = asyncio.run(continue_trajectories(RULES, TOKENIZER, engine, sandbox, [begins]))
     return ended

@@ -34,7 +34,7 @@ from bus.messages import (
 )
 from bus.transport.in_process import Hub
 from policies.decider import Send
-from tests.simulation.memory_log import Kept, MemoryLog
+from tests.simulation.memory_log import CommittedLog, MemoryLog
 
 EPOCH = 1 << 20
 START_FRAMES = [encode(Envelope("head", f"head/{actor}", RunStarted(0, BufferCursor()))) for actor in ("one", "two")]
@@ -271,7 +271,7 @@ def _trajectories(path: Path) -> set[int]:
 
 async def test_services_receive_no_message_before_its_event_is_in_the_log() -> None:
     """The loop ends only after the last one is delivered."""
-    kept, steps = Kept(), list[int]()
+    kept, steps = CommittedLog(), list[int]()
 
     async def note(message: AnyMessage) -> None:
         assert isinstance(message, MetricsRecorded)

@@ -75,8 +75,8 @@ def observe(
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
-    world = World(RUN, SEED, trouble=0.1)
-    run_virtually(world.live())
+    world = World(RUN, SEED, failure_rate=0.1)
+    run_virtually(world.simulate())
     logs = Logs(tmp_path_factory.mktemp("recorded") / "logs")
     writer, head_writer = EventWriter(logs, ROLLOUT), EventWriter(logs, HEAD)
     deciders = world.deciders()
