@@ -125,7 +125,7 @@ class SimulatedEngine:
             used_pages, evicted_pages = self.used_pages, self._kv_manager.evicted_pages
             self._scheduler.skip_steps(steps)
             self.overflows += self._kv_manager.evicted_pages > evicted_pages
-            self.used_page_s += (self.used_pages - used_pages) / 2 * seconds
+            self.used_page_s -= (self.used_pages - used_pages) / 2 * seconds  # the pages grow during these steps
             self._complete_steps(steps, seconds)
 
     def _complete_steps(self, steps: int, seconds: float) -> None:

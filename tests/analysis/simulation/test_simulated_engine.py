@@ -133,6 +133,7 @@ def test_skipped_steps_equal_single_steps_when_pages_run_out(seed: int, monkeypa
     assert skipping.answers == pytest.approx(stepping.answers)
     load = skipping.engine.get_load()
     assert load == msgspec.structs.replace(stepping.engine.get_load(), busy_s=load.busy_s)
+    assert skipping.engine.used_page_s == pytest.approx(stepping.engine.used_page_s, rel=0.02)
     assert load.evicted_tokens > 0
     for plan in skipping.plans:
         skipping.engine.release_cache(plan)
