@@ -56,7 +56,7 @@ def folder(recorded: RunFolder, world: World, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(module, "build_deciders", build_world_deciders)
     for module in (show_command, diff_command):
         monkeypatch.setattr(module, "load_text_context", lambda folder: TextContext(TOKENIZER, DialogueConfig()))
-    monkeypatch.setattr(subcommands, "_make_console", lambda: Console(width=200, emoji=False))
+    monkeypatch.setattr(subcommands, "make_console", lambda: Console(width=200, emoji=False))
     return recorded
 
 
@@ -131,7 +131,7 @@ def test_a_story_is_in_the_order_of_time(folder: RunFolder) -> None:
 
 
 def test_the_console_does_not_replace_emoji_codes() -> None:
-    console = subcommands._make_console()  # pyright: ignore[reportPrivateUsage]
+    console = subcommands.make_console()
     with console.capture() as captured:
         console.print(r"x\[:100:2]")
     assert captured.get() == "x[:100:2]\n"
