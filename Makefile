@@ -12,7 +12,7 @@ SGLANG_INSTALLED := $(SGLANG)/.installed
 # An empty PYTHONDONTWRITEBYTECODE lets pytest cache the rewritten tests.
 FAST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -m "not slow and not docker and not sglang" --hypothesis-profile=quick
 # All other tests: two worker processes, each of which runs whole files, since fixtures are per file or per session.
-PYTEST := $(BIN)/python -m pytest -p xdist --numprocesses 2 --dist loadfile
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p xdist --numprocesses 2 --dist loadfile
 WITH_TORCH := tests/engine tests/policies tests/tasks tests/actors/cli/doctor tests/actors/engines
 
 .DEFAULT_GOAL := help

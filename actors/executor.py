@@ -10,8 +10,6 @@ It always resumes: every call ends at its time limit at the latest, and answers 
 processes never wait for each other's full queues.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable

@@ -11,8 +11,6 @@ An engine that shares GPUs with the learner receives sleep requests: it finishes
 that arrive while it sleeps wait for the weights that wake it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

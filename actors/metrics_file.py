@@ -1,7 +1,5 @@
 """The metrics file of a run: one JSON line for each step and each evaluation."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Writes FOLDER/curves.png (reward, tool errors in positives, response length: the
 rStar2-Agent report) and FOLDER/summary.json, the runs' summaries by folder name.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

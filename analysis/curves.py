@@ -1,7 +1,5 @@
 """Draws the metrics of one run: `runs/NAME/curves.png`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Reads `metrics.jsonl`: one JSON object per line, of kind "step", "sft" or "evaluation"."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

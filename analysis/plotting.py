@@ -1,7 +1,5 @@
 """Shared style of all figures: plain panels, faint measurements under their moving mean."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

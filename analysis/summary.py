@@ -1,7 +1,5 @@
 """Summarizes a finished run in one JSON object: accuracies, times, counts, isolation."""
 
-from __future__ import annotations
-
 import json
 from bisect import bisect
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The table of a run's `summary.json`: results before and after RL, times and counts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -10,8 +10,6 @@ message of the measured bus. Then `messages` messages are streamed, and the memo
 measured. `--quick` streams fewer messages.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

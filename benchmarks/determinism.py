@@ -7,8 +7,6 @@ seconds. A strict engine multiplies all rows at once if that gives each row the 
 machine, and otherwise in tiles. The benchmark also reports the cost of tiles of 64, 16 and 4 rows.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

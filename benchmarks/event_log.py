@@ -11,8 +11,6 @@
                      bytes are scaled up. `step_plain_bytes` is the size without compression
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

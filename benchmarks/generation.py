@@ -23,8 +23,6 @@ times as many tokens takes 12 steps of a full cache (the roofline of
 analysis/simulation/cluster_model.py), and a turn has eight times as many steps.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

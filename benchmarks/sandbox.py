@@ -13,8 +13,6 @@ calls instead of 45,000; a mixture of 200 calls with limits of 0.5 s and 128 MiB
 calls with 2 s and 256 MiB.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

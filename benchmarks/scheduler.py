@@ -12,8 +12,6 @@ The step is the first of a run: kv_lookahead knows no lengths. `later_step` is t
 the lengths of an earlier step on other problems of the same kind.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence

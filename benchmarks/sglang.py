@@ -30,8 +30,6 @@ The 1,000 concurrent requests follow. `lost` counts missing answers; `mixed_up` 
 another request's prompt (benchmarks/support/sglang/concurrent_requests.py).
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

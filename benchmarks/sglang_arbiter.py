@@ -17,8 +17,6 @@ the median of the ratios of tokens per CPU second. `differing_trajectories_share
 trajectories with tokens that differ between rounds.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -29,8 +29,6 @@ learner; and the remainder, in which the weights reach the engine. Four ratios c
     ratio                  zeromq with log / plain loop: the total cost
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

@@ -14,8 +14,6 @@ Keys of each policy: `measured_s` and `predicted_s` of each step, `ratio` of the
 Waits and token counts have a measured and a predicted value.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

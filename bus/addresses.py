@@ -5,8 +5,6 @@ A process of node 3 is `generator-0@3`. An executor's address has its incarnatio
 is the first one.
 """
 
-from __future__ import annotations
-
 HEAD, LAUNCHER, LEARNER, ROLLOUT = "head", "launcher", "learner", "rollout-0"
 WEIGHT_SERVER = "weights"  # serves the weights to other nodes
 GENERATOR, EXECUTOR = "generator-0", "executor-0"  # the first of each

@@ -9,8 +9,6 @@ incarnation. A process that logs its events and decisions continues in the same 
 the numbers of its links, and its peers notice only a pause.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence

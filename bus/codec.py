@@ -1,7 +1,5 @@
 """Encoding of envelopes as frames, which are sent and logged."""
 
-from __future__ import annotations
-
 import msgspec
 
 from bus.messages import AnyMessage, Envelope

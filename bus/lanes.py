@@ -1,7 +1,5 @@
 """The two lanes of a link. Control frames never wait for bulk frames; a lane keeps its order."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from bus.codec import build_kind_prefix, has_kind_prefix

@@ -1,7 +1,5 @@
 """Atomic writes of files, and errors that name the file when a disk refuses a write."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

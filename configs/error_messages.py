@@ -1,7 +1,5 @@
 """Error messages for a configuration: layer, key, expected value and actual value."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@ Layers, later ones taking precedence: the schema's defaults, configs/presets/NAM
 layer and the key.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path

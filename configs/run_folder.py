@@ -1,7 +1,5 @@
 """Paths of a run's files: the only place that names paths below `runs/NAME/`."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import tempfile

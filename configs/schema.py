@@ -4,8 +4,6 @@ In a path, `$RUN` is replaced by the run's folder. Names end in units: `_s` seco
 mebibytes, `_tokens` tokens.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

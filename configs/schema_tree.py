@@ -1,7 +1,5 @@
 """Tables of the configuration: base class, checks, and access to keys by path."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 from collections.abc import Iterator, Mapping, Sequence

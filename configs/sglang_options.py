@@ -1,7 +1,5 @@
 """[sglang]: the servers of `engine.kind = "sglang"`, one per engine: docs/sglang.md."""
 
-from __future__ import annotations
-
 from typing import Literal
 from urllib.parse import urlsplit
 

@@ -4,8 +4,6 @@ The prefixes serve to count the tokens that are recomputed when a sequence retur
 the number of the sequence's first tokens and their digest: about 20 MiB in all.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import OrderedDict
 from typing import NamedTuple, TypeVar

@@ -5,8 +5,6 @@ A decider is still a function of its log: the same events at the same times give
 and the same state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

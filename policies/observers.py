@@ -1,7 +1,5 @@
 """Observers of deciders: log lines of the head and of the rollout processes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -20,8 +20,6 @@ the learner trains; the weights that it publishes end the handover:
     --> GpuMemoryGranted --> WeightsPublished
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

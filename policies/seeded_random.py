@@ -1,7 +1,5 @@
 """Random draws as pure functions of a seed and keys, so that deciders have no generator state."""
 
-from __future__ import annotations
-
 # Purposes of draws: the first key after a seed, so that no two purposes share draws.
 ORDER, TRAIN, EVALUATE, SIBLING, POSITIVES, NEGATIVES, BRANCH = range(1, 8)
 

@@ -4,8 +4,6 @@ The time of a step starts at its request, or at the end of the previous step if 
 of the learner. So the times of all steps add up, and `rollout_s` is the learner's waiting time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

@@ -1,7 +1,5 @@
 """The interface that every sandbox implements, whatever its backend."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
 

@@ -1,7 +1,5 @@
 """Checks whether a Docker engine is available, by a request for its version."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Mapping
 from pathlib import Path

@@ -9,8 +9,6 @@ process, the others are rebuilt from their cells when needed. A call's time limi
 start, without queueing.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import NoReturn

@@ -1,7 +1,5 @@
 """Describes the isolation in force, in sentences for the log, the summary and `asterism doctor`."""
 
-from __future__ import annotations
-
 from sandbox.contract import Isolation
 from sandbox.inside.wire.frames import Frame
 

@@ -1,7 +1,5 @@
 """Measures the load of a sandbox: running and queued calls, and both integrated over time."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Notebooks: their completed cells, from which a lost or evicted process is rebuilt."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import OrderedDict
 

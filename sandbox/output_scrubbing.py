@@ -5,8 +5,6 @@ differs between processes: zeros replace it. The amount of output at a timeout d
 machine's speed: that output is dropped.
 """
 
-from __future__ import annotations
-
 import re
 from typing import assert_never
 

@@ -3,8 +3,6 @@
 A fork of a server with numpy costs twice as much as a fork of a bare one, with sympy four times.
 """
 
-from __future__ import annotations
-
 import ast
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Makes the sandbox that a configuration selects: in containers, on this machine, or either."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import NoReturn
 

@@ -4,8 +4,6 @@
 requirement ends the run before its first test; only a marker expression leaves tests out.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import inspect

@@ -1,7 +1,5 @@
 """Fakes that several tests share."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Which processes live, by /proc."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

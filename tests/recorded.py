@@ -1,7 +1,5 @@
 """Event logs as a run leaves them, of real deciders and scripted engines, tools and graders."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -1,7 +1,5 @@
 """Checks of the repository: import names, docstrings, layers, pinned packages and Make targets."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import tomllib

@@ -3,8 +3,6 @@
 Checked are docstrings, comments, test names, help texts and the Markdown pages, outside code blocks.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import re

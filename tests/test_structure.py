@@ -1,7 +1,5 @@
 """The shape of the code base: sizes of files, functions and classes, unique names, modules per package."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter, defaultdict
 from collections.abc import Iterator

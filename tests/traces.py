@@ -1,7 +1,5 @@
 """Check that a Chrome trace is valid."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`asterism join`: adds this machine to a run that another machine started."""
 
-from __future__ import annotations
-
 import uvloop
 from rich.console import Console
 from rich.markup import escape

@@ -1,7 +1,5 @@
 """`--json FILE`: writes the complete result of a command for other programs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The `asterism` command: the arguments and help texts of its subcommands."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`asterism report`: prints a run's summary, curves and utilization."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rich.console import Console

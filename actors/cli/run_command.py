@@ -1,7 +1,5 @@
 """`asterism run`: runs a configuration and prints the summary of the finished run."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Sequence

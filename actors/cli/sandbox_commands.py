@@ -1,7 +1,5 @@
 """`asterism sandbox serve | bench | shell | doctor`: uses the code sandbox without a run."""
 
-from __future__ import annotations
-
 import asyncio
 import codeop
 import secrets

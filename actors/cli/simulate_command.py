@@ -1,7 +1,5 @@
 """`asterism simulate`: compares policies on one generated or recorded step, in virtual time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, cast, get_args

@@ -1,8 +1,6 @@
 """Builds the embedded engine from the run's configuration. Imports torch, so only generators
 import this module."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

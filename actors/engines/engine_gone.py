@@ -4,8 +4,6 @@ The launcher then reports that the engine has left, and each of its turns is req
 Failures reported by the generator would count in addition.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Generator
 from contextlib import contextmanager

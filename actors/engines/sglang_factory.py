@@ -1,8 +1,6 @@
 """Builds the SGLang engine from the run's configuration: its server and weight transport. Imports
 torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

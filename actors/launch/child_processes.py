@@ -1,7 +1,5 @@
 """The processes that a launcher starts, monitors and stops."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

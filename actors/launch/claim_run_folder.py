@@ -1,7 +1,5 @@
 """Claims a run's folder for one launch: a new one, one to resume, or one to overwrite."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Builds the command lines of a node's processes."""
 
-from __future__ import annotations
-
 import sys
 from typing import NamedTuple
 

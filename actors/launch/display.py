@@ -1,7 +1,5 @@
 """Shows a run's progress: live bars on a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from typing import Protocol

@@ -4,8 +4,6 @@ Each incarnation of an executor has a separate address, so that no message for a
 this registry forwards joins and departures to rollouts, which therefore receive them in order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import structlog

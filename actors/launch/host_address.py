@@ -1,7 +1,5 @@
 """Finds the address at which other hosts reach this one, and its network interface."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import ipaddress

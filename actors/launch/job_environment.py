@@ -4,8 +4,6 @@ If several apply, the innermost counts: torchrun may run under srun, and srun in
 cluster: the task may be a shell (`srun --pty bash`, `salloc`), and the index may number a sweep.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

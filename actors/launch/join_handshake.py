@@ -1,7 +1,5 @@
 """The handshake by which a node joins a run: the address book it starts with, its request, and the answer."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable

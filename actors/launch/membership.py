@@ -6,8 +6,6 @@ the addresses of all processes (bus.transport.address_book). A node without a he
 A node that was only disconnected times out too, stops its processes, and joins again as a new node.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence

@@ -5,8 +5,6 @@ message from node 0, which removes this node after the same time, it stops its p
 new node.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from functools import partial

@@ -4,8 +4,6 @@ Each start is an incarnation. Before a restart the supervisor pauses, twice as l
 too many of them the run ends. `Program.on_exit` notifies other processes before the next incarnation starts.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Continues trajectories from a given state, with the actors of a run in one process and without training."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

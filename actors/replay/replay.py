@@ -3,8 +3,6 @@
 The loop is that of actors/runtime/decider_loop.py, without acting.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

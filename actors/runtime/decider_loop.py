@@ -6,8 +6,6 @@ decides on the log again, resumes in the state that the peers expect. Replay (ac
 without acting.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import time

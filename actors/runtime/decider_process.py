@@ -1,7 +1,5 @@
 """The main function of a deciding process: recover from its log, then run its receive loop until Shutdown."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack

@@ -4,8 +4,6 @@ No effect leaves a process before its event is in the log (actors/runtime/decide
 recovered frames have their old numbers, and peers still hold the frames that the killed process did not acknowledge.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The step at which a run resumes, and the group buffer's cursor at that step."""
 
-from __future__ import annotations
-
 from collections.abc import Set
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The receive loop of generators and executors: each message becomes a task."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any

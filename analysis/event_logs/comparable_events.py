@@ -6,8 +6,6 @@ leases. Steps, evaluations, weights, lines of metrics.jsonl and the newest check
 too. If a resumed run repeats a part, the later one counts.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from math import inf

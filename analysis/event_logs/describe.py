@@ -1,7 +1,5 @@
 """Describes an event in one line of text for `asterism log show` and `story`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple, assert_never
 

@@ -1,7 +1,5 @@
 """Finds the divergences of two runs: in the contents of their decisions, or byte for byte."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Reads the events of all processes of a run, filtered and merged by time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from heapq import merge

@@ -1,7 +1,5 @@
 """Exports event logs to Parquet: one row per event, and one per trajectory with its tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path

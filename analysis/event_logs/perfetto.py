@@ -4,8 +4,6 @@ The spans of one track nest or do not overlap. Each trajectory has a track with 
 an engine, calls of an executor and steps of an asynchronous run overlap and need several tracks.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence

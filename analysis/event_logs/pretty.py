@@ -1,7 +1,5 @@
 """Formats any state or message as indented text, with token arrays reduced to their lengths."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any, cast
 

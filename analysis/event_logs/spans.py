@@ -4,8 +4,6 @@ The later of two events of a trajectory names the phase between them: a granted 
 generated turn ends a generation, a result ends a call, a grade ends a grading.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Lower bounds of a step's makespan on a cluster: the total work, and the longest chain."""
 
-from __future__ import annotations
-
 import msgspec
 
 from analysis.simulation.cluster_model import SimulatedCluster, StepCostModel

@@ -1,7 +1,5 @@
 """Fit an engine's step costs to its load reports, by least absolute errors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple

@@ -19,8 +19,6 @@ a vendor: the simulator compares policies on one model and claims no absolute ti
 `analysis.simulation.calibration` fits all costs to a recorded run instead.
 """
 
-from __future__ import annotations
-
 from math import floor, sqrt
 
 import msgspec

@@ -10,8 +10,6 @@ recording.on_ledger_reported(now, report)            # LedgerReported
 recording.close(now)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path

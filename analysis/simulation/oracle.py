@@ -1,7 +1,5 @@
 """The arbiter of a simulation, and its length forecast: the true lengths, or an earlier step's."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The outcome of a simulated step: makespan, waits, utilization, counters and timeline."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

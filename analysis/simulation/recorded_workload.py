@@ -6,8 +6,6 @@ step = load_recorded_step(RunFolder(Path("runs/demo")))
 outcome = simulate(step.workload, step.cluster, "kv_lookahead")  # compare with step.measured_s
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Print simulation outcomes as a table with a column for each policy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from rich.box import SIMPLE_HEAD

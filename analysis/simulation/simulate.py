@@ -6,8 +6,6 @@ that it replaces ends. The makespan is the time at which the last trajectory end
 writes the log lines from which the report of a real run is built.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from collections import Counter, defaultdict

@@ -4,8 +4,6 @@ Steps between two changes of the batch are not simulated one by one: their durat
 scheduler skips them together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """Draw simulation outcomes: live trajectories, slots, caches and waits over time; time by cause; recomputed tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import cycle
 from pathlib import Path

@@ -5,8 +5,6 @@ prompts of a group and nothing else. LengthTokenizer derives a turn's text from 
 tools are zeros.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby
 

@@ -1,7 +1,5 @@
 """Virtual time: a queue of callbacks that runs them in order of time."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 from itertools import count

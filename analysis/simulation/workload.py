@@ -6,8 +6,6 @@ long for all siblings) and one of its own; the number of calls is geometric; the
 split of tokens over turns are random too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import log
 from statistics import NormalDist

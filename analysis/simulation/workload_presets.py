@@ -10,8 +10,6 @@
 Engines get 0.8 of a GPU's memory, as in the release's configuration, with TP 1 as in the paper's scheduler.
 """
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from analysis.simulation.cluster_model import H100, H200, MI300X, QWEN3_14B, SimulatedCluster, build_cluster

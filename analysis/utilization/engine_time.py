@@ -1,7 +1,5 @@
 """The time, decode slots and KV cache of each engine."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

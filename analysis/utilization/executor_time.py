@@ -1,7 +1,5 @@
 """How busy each executor's sandbox was, summed over its incarnations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ phase of the run at that time gives the cause. Idle time is attributed first to 
 engine had no requests; only the remainder is attributed to periods with requests.
 """
 
-from __future__ import annotations
-
 import polars as pl
 
 from analysis.utilization.log_schema import LogTables

@@ -3,8 +3,6 @@
 A truncated line, or a line without a required field, is left out, counted and named.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path

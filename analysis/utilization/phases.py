@@ -1,7 +1,5 @@
 """The phases of a run over time: trajectories by phase, learner phases, and steps."""
 
-from __future__ import annotations
-
 import polars as pl
 
 from analysis.utilization.log_schema import LogTables

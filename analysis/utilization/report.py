@@ -1,7 +1,5 @@
 """Computes the utilization report of one folder of logs: totals, JSON, and time series."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Print the utilization report in the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from rich.box import SIMPLE_HEAD

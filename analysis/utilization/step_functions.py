@@ -1,7 +1,5 @@
 """Step functions: quantities that keep their value until they change, and their means over time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

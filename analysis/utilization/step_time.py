@@ -1,7 +1,5 @@
 """The parts of each step, and its last trajectory with the reasons for its duration."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

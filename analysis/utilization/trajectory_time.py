@@ -1,7 +1,5 @@
 """The time of trajectories by activity: totals, percentiles, and the ten longest trajectories."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import msgspec

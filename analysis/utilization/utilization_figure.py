@@ -1,7 +1,5 @@
 """Draw the utilization report: engines, KV caches, tools and waiting trajectories over time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Judges a run's groups with other Resample-on-Correct settings."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Compares two continuations of one trajectory: outcomes, and the first token that differs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Literal

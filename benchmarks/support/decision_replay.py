@@ -4,8 +4,6 @@ Each replay must produce the recorded effects. A decision's time is the fastest 
 interruptions rarely hit the same decision twice. The garbage collector is off, as in a simulation.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ process has COUNT echo peers, each with its own bus, and no commands. It exits a
 input.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

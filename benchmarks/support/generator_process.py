@@ -4,8 +4,6 @@ The generator runs on a bus, as in a run. At Shutdown, the process prints its en
 one JSON line and exits.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from pathlib import Path

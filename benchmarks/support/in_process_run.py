@@ -9,8 +9,6 @@ share one interpreter lock.
 `python -m benchmarks.support.in_process_run RUN_FOLDER` runs all steps of the configuration there.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path

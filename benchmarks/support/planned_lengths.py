@@ -14,8 +14,6 @@ the engine's own: sampling by seed and position, leases that end within a turn, 
 prefixes, eviction, preemption.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """The flag --policies: a comma-separated list of names."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from typing import TypeVar

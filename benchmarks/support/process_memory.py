@@ -1,7 +1,5 @@
 """Memory of processes, from /proc. A process that exits during the measurement counts as zero."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable
 from pathlib import Path

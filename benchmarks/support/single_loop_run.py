@@ -8,8 +8,6 @@ Only the sandbox's fork servers are separate processes; they execute calls durin
 as JSON.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """Runs for benchmarks, from a checkpoint: in processes, in one process or in a plain loop."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

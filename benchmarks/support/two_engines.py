@@ -8,8 +8,6 @@ its trajectory and on its position, and on the batch only in the last bits of a 
 therefore reports the share of trajectories that differ between policies.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import sys

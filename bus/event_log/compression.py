@@ -8,8 +8,6 @@ before DEFLATE. On the long frames of a simulated step (benchmarks/event_log.py)
 higher levels cost more than they save.
 """
 
-from __future__ import annotations
-
 import zlib
 
 MIN_COMPRESSED_BYTES = 512  # shorter frames stay plain: they are many, and compression saves little

@@ -1,7 +1,5 @@
 """Reading of event logs, including those of a running process."""
 
-from __future__ import annotations
-
 import sqlite3
 import zlib
 from collections.abc import Generator, Sequence

@@ -1,7 +1,5 @@
 """Records and tables of an event log."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 SCHEMA_VERSION = 4

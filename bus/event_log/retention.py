@@ -9,8 +9,6 @@ A decider's state depends on all events since its RunStarted. A log without some
 neither replay nor recovery; bus.event_log.reader.check_complete reports that.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Sequence
 

@@ -6,8 +6,6 @@ never waits for the disk, and reports each commit. A kill loses only records of 
 no record is torn.
 """
 
-from __future__ import annotations
-
 import queue
 import sqlite3
 import threading

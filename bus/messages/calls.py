@@ -1,7 +1,5 @@
 """Tool calls and gradings: between the rollout process and the executors."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

@@ -1,7 +1,5 @@
 """Membership of nodes: between the launcher on node 0 and the launchers of joined nodes."""
 
-from __future__ import annotations
-
 import msgspec
 
 from bus.messages.message import Message

@@ -1,7 +1,5 @@
 """The envelope of a message, and the union of all messages."""
 
-from __future__ import annotations
-
 import msgspec
 
 from bus.messages.calls import CallMessage

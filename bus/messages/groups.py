@@ -1,7 +1,5 @@
 """Groups of trajectories on one prompt: between the group buffer and the rollout process."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from bus.messages.message import Message

@@ -1,7 +1,5 @@
 """Leases of KV cache: between the rollout process, the arbiter and the generators."""
 
-from __future__ import annotations
-
 from bus.messages.message import Message
 
 

@@ -1,7 +1,5 @@
 """The base class of messages."""
 
-from __future__ import annotations
-
 import msgspec
 
 

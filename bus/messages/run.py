@@ -1,7 +1,5 @@
 """Start, progress and end of a run."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

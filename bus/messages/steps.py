@@ -1,7 +1,5 @@
 """Training steps: between the recipe, the group buffer, the learner and the recorder."""
 
-from __future__ import annotations
-
 import msgspec
 
 from bus.messages.message import Message

@@ -1,7 +1,5 @@
 """Generation of turns: between the rollout process and the generators."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from bus.messages.message import Message

@@ -6,8 +6,6 @@ bus, because a restored process must number its frames as its previous incarnati
 no heartbeats, and because a full queue must not look like a dead process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -6,8 +6,6 @@ parent passes its process id in the environment, and so does the executed progra
 ranks die with torchrun's agent (if there are several), which dies with the launcher.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -4,8 +4,6 @@ The process prints the reason and also writes it to shared memory, where the lau
 full disk cannot store the printed output.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

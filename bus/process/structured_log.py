@@ -5,8 +5,6 @@ complete lines: if the disk is full, a partial line is removed and the process i
 it exits.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable

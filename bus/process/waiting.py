@@ -1,7 +1,5 @@
 """Waiting for coroutines and interrupts, and timeouts that do not count the time in which this process stood still."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -4,8 +4,6 @@ All processes of a cluster hold the same key pair. TCP connections are encrypted
 at both ends. A peer without the key gets no answer, is disconnected, and counted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import stat

@@ -4,8 +4,6 @@ way.
 A packet without frames is a probe: it asks which frames the receiver has.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

@@ -18,8 +18,6 @@ acknowledgements, and either process may be restarted:
 - A higher epoch of the sender replaces a lower one; packets of the lower one are dropped.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 

@@ -7,8 +7,6 @@ goes out shortly after the first frame that it covers is acknowledged, at the la
 of a window is.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import Protocol

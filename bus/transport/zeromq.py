@@ -8,8 +8,6 @@ The event loop drains the sockets on their file descriptors, many frames per wak
 asyncio sockets need one future per frame and reach a quarter of the rate.
 """
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 from pathlib import Path

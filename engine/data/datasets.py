@@ -1,7 +1,5 @@
 """Reads questions with known answers from JSONL or parquet, in the layouts of docs/data.md."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ Both encode the segments of policies/dialogue/chat_format.py one by one, so that
 generation use the same token ids.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from itertools import groupby

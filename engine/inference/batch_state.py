@@ -4,8 +4,6 @@ The active rows are those of the current batch, in the order of DenseKvCache.ord
 (engine/inference/kv/contiguous_kv.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ padding page. All memory of a graph keeps its address: the weights, the cache, a
 logits of this class.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Protocol

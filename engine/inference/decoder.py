@@ -3,8 +3,6 @@
 One pass reads tokens of any sequences: one token of each running sequence, and chunks of prompts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

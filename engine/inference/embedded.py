@@ -3,8 +3,6 @@
 This module is the event loop's side: it checks requests, posts commands to the thread and waits for futures.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The embedded engine's core: the scheduler, the model and the KV cache, one step at a time. Synchronous, one thread."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 

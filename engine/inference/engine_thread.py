@@ -5,8 +5,6 @@ work, and while the engine is paused or asleep; a command unblocks it. Ends at `
 last call.
 """
 
-from __future__ import annotations
-
 import asyncio
 import queue
 import threading

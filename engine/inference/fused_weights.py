@@ -1,7 +1,5 @@
 """The embedded engine's only copy of the weights: fused matrices, and views of them by checkpoint name."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """The running sequences, each in a row, with their positions and pages. No tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 

@@ -7,8 +7,6 @@ running sequence needs a page and none is free, the newest request is preempted:
 its tokens once there is room.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """One sequence in the embedded engine: its tokens, its pages, and how far they are filled."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 

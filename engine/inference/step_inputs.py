@@ -1,7 +1,5 @@
 """The tensors of one step: token ids, positions, cache slots and attention blocks of the batch and of the prompts."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Entry point: `python -m engine.learner`; torchrun starts one for each of several ranks."""
 
-from __future__ import annotations
-
 import sys
 
 from bus.process.process_main import pausing_garbage_collector

@@ -4,8 +4,6 @@ A batch is acknowledged after it is written. A killed learner restarts from its 
 the journal, without a request to another process.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

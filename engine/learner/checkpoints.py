@@ -8,8 +8,6 @@ step_000010/
         optimizer/              torch.distributed.checkpoint; absent at the start of a stage
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Generator

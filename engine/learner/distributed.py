@@ -1,7 +1,5 @@
 """The ranks of the learner: joining, sharding a model, reductions and broadcasts."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from datetime import timedelta

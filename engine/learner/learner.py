@@ -9,8 +9,6 @@ A later incarnation (`--incarnation`) first repeats the journal's steps after th
 but publishes only the last weights: the earlier ones may be in the slot of the current ones.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -3,8 +3,6 @@
 This module does not use the bus. Only the leading rank publishes weights and reports progress.
 """
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Callable, Sequence

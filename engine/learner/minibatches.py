@@ -4,8 +4,6 @@ A minibatch (one optimizer update) is dealt to the ranks by length, and each ran
 (one forward and backward pass). The result does not depend on the order in which rows arrived; no row is dropped.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise

@@ -4,8 +4,6 @@ torch.optim.Muon is not used: it processes one matrix at a time, and its Newton-
 rounding turns a difference of 1e-8 between the gradients of one and of two ranks into one of 1e-3 between their updates.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable

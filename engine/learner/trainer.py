@@ -1,7 +1,5 @@
 """Training on one rank: updates of the cold start, GRPO steps, saving and resuming."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence

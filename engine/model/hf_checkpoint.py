@@ -1,7 +1,5 @@
 """Loads and saves models as transformers folders: config.json, safetensors, tokenizer."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

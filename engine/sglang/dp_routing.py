@@ -1,7 +1,5 @@
 """Routes each sequence to the data-parallel rank that caches its prefix."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 

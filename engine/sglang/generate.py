@@ -4,8 +4,6 @@ stop.
 The server stops at the model's own end tokens whenever it stops at any token.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

@@ -10,8 +10,6 @@ EngineFailure            of engine.contract
   UpdateRefused          the server refused a weight update or a process group, with its message
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TypeVar
 

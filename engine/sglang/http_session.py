@@ -1,7 +1,5 @@
 """HTTP requests to one SGLang server: pooled connections, timeouts, retried GETs, typed errors."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping, Sequence
 from contextlib import contextmanager

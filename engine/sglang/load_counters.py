@@ -9,8 +9,6 @@ preempted                num_retractions of the responses
 busy_s                   time with a request in flight
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Validates the server's responses and combines them into a Generation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import chain, repeat
 from typing import Literal, TypeVar

@@ -6,8 +6,6 @@ lost. The server must be idle for that, because a busy one crashes: so the engin
 it is idle, then pauses it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sized
 from typing import Literal

@@ -14,8 +14,6 @@ tokens.
                   out, no turn has received anything for half of that timeout, and the server reports that it is ready
 """
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 from collections.abc import Callable, Coroutine

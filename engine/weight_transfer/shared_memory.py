@@ -5,8 +5,6 @@ message carries the digest too. A reader copies the parameters first and then ch
 that was overwritten at any time.
 """
 
-from __future__ import annotations
-
 import hashlib
 import mmap
 import os

@@ -7,8 +7,6 @@ A node requests a chunk by slot, version, digest, offset and length. The answer 
 the bytes if the slot holds these weights.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 from pathlib import Path

@@ -5,8 +5,6 @@ answers each. It waits only for the disk, never for a node: answers that a node 
 outstanding requests. SIGTERM ends it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys

@@ -6,8 +6,6 @@ grants, deferrals (both with a reason) and evictions. One decision grants at mos
 `MAX_GRANTS_PER_DECISION` leases and continues with a message to itself, which bounds its time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Literal, assert_never
 

@@ -10,8 +10,6 @@
 The first three grant every request immediately: engines that overflow evict and recompute.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import chain, count

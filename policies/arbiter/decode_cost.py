@@ -9,8 +9,6 @@ Least squares over load reports. The busy time of an engine between two reports 
 Older reports count less. All costs are 0 until enough reports have arrived.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

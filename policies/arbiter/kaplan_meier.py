@@ -7,8 +7,6 @@ because response lengths change as the policy learns. A running trajectory weigh
 trajectory that ends now.
 """
 
-from __future__ import annotations
-
 from math import log2
 
 import numpy as np

@@ -10,8 +10,6 @@ bound within each interval. Adding, removing or updating a trajectory takes one 
 intervals, however many trajectories there are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -24,8 +24,6 @@ together (policies.arbiter.rebalancing). At most `_MAX_OVERTAKES` later trajecto
 new one; then only it may begin (policies.arbiter.start_queue).
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterator
 from functools import partial

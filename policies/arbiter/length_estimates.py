@@ -1,7 +1,5 @@
 """The arbiter's length forecast: statistics of the run, applied to ledger accounts."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import numpy as np

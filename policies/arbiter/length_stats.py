@@ -4,8 +4,6 @@ Lengths are counted in bins, so that the cost of an estimate does not grow with 
 halve every `_HALF_LIFE` trajectories, because response lengths change as the policy learns.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import OrderedDict
 from itertools import accumulate

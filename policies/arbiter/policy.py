@@ -1,7 +1,5 @@
 """The interface between the arbiter and its policies."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import msgspec

@@ -7,8 +7,6 @@ and from measured costs (policies.arbiter.decode_cost):
     steps read)
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from policies.arbiter.decode_cost import CostCoefficients, DecodeCostModel

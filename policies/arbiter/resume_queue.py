@@ -5,8 +5,6 @@ Heaps with lazy deletion: entries that a later push or a withdrawal made stale a
 they reach the top.
 """
 
-from __future__ import annotations
-
 import heapq
 from itertools import count
 

@@ -5,8 +5,6 @@ with the first complete groups: members of the group with the fewest trajectorie
 `max_overtakes` later trajectories begin before a new one; then only that one may begin.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from collections.abc import Callable, Mapping

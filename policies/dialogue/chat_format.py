@@ -5,8 +5,6 @@ call is JSON in `<tool_call>`, its result a `<tool_response>` in a user turn; th
 in `<answer>` and `\\boxed{}`. policies.dialogue.parse_turn is the inverse.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol

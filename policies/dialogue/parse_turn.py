@@ -1,7 +1,5 @@
 """Parses an assistant turn: tool calls, final answer, and counts of answer tags."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -15,8 +15,6 @@ that cannot be run get a sentence instead. The release's last line, `execution t
 out: it would make runs irreproducible.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Literal, assert_never
 

@@ -1,7 +1,5 @@
 """Group-relative advantages (GRPO)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

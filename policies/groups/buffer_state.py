@@ -1,7 +1,5 @@
 """The group buffer's state: open groups, and the collections to which they belong."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import msgspec

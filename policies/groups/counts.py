@@ -1,7 +1,5 @@
 """Counters over a step's trajectories: outcomes, failures, lengths."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import msgspec

@@ -11,8 +11,6 @@ for it; batches are sent in the order of the steps. A step may start more groups
 the next step or aborted. docs/staleness.md states the rules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

@@ -1,7 +1,5 @@
 """Starts groups: selects the problem, numbers the trajectories, picks a rollout process."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 

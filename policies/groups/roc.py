@@ -7,8 +7,6 @@ failure modes diverse. The default follows the report; `release` reproduces the 
 quirks included.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from bus.messages import TrajectoryFinished

@@ -1,7 +1,5 @@
 """Selects the rows of a complete group: staleness bound, verdict, resampling, advantages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from bus.messages import GroupJudged, StartGroup, TrainingSample, TrajectoryFinished, Verdict

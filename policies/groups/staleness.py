@@ -11,8 +11,6 @@ trajectory with older tokens:
 Source: the bound, and several versions within one trajectory: AReaL (arXiv 2505.24298).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Literal
 

@@ -5,8 +5,6 @@ sum over the micro batch divided by the token count of the minibatch, so that th
 batches and ranks add up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 

@@ -6,8 +6,6 @@ immediately does not attract more. An address belongs to one incarnation of an e
 executor that has left never joins again.
 """
 
-from __future__ import annotations
-
 import msgspec
 from msgspec.structs import replace
 

@@ -10,8 +10,6 @@ EngineLeft from affecting the next incarnation.
 A lease that is in flight to an aborted trajectory is dropped as late.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import get_args

@@ -13,8 +13,6 @@ turn.
 EXECUTOR is a placeholder address; policies.rollout.rollout replaces it by the assigned executor.
 """
 
-from __future__ import annotations
-
 from typing import assert_never
 
 from msgspec.structs import replace

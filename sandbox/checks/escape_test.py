@@ -3,8 +3,6 @@
 `asterism sandbox doctor` runs them on the configured backend; tests/sandbox/hostile has many more.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import msgspec

@@ -6,8 +6,6 @@ measure_programs(sandbox, kind, in_flight, s) a closed loop of programs of one k
 CallTally                                     the counts, also for answers that arrive as messages
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """The interface of hosts, which run fork servers and graders on this machine or in containers."""
 
-from __future__ import annotations
-
 import socket
 from typing import NoReturn, Protocol
 

@@ -1,7 +1,5 @@
 """Launches fork servers as processes of this machine, in namespaces if the kernel allows them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

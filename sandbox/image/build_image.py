@@ -1,7 +1,5 @@
 """Builds the sandbox image: `python -m sandbox.image.build_image [--local]`."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import sys

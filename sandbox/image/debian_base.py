@@ -1,7 +1,5 @@
 """Makes a base image without a container registry: Debian packages, by debootstrap and `docker import`."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

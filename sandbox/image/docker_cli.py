@@ -1,7 +1,5 @@
 """Runs the `docker` command to build images. At run time the sandbox calls the engine's API."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from typing import IO

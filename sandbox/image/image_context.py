@@ -3,8 +3,6 @@
 pip installs the packages here, on the host, so that the build of the image needs no network.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ Requests to the grader are pipelined, each with a time limit of `grade_limit_s`.
 hangs or crashes the grader raises SandboxFailure; the requests after it are sent to a new grader.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

@@ -1,7 +1,5 @@
 """Connects the executor to a fork server or grader: a launched process and frames over its socket."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable

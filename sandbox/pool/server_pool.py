@@ -1,7 +1,5 @@
 """Hands out the slots of the fork servers of one preload, and replaces servers that die."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import deque

@@ -3,8 +3,6 @@
 Wrong dialogues outnumber correct ones, so that RL has something left to teach.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import io

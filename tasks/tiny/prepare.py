@@ -8,8 +8,6 @@ checkpoints/init/                   a Qwen3 with random weights, as a transforme
 The run's seed determines all files. The run then reads them like files of a user.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -3,8 +3,6 @@
 Numbers are short, because a tiny model learns to write code before it learns to copy long numbers.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import operator

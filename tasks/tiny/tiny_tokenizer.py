@@ -4,8 +4,6 @@ Repeated texts (system message, frame of a call, head of a traceback) are one to
 with a protocol tag is a special token, so that questions and tool outputs cannot produce it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator

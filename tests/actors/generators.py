@@ -1,7 +1,5 @@
 """A generator with a scripted engine, an arbiter and a rollout."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The executor with a bus and a scripted sandbox."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

@@ -1,7 +1,5 @@
 """The executor's load reports: running and queued calls, and their durations."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import ExitStack
 

@@ -1,7 +1,5 @@
 """The generator with a scripted engine: turns, cache releases, weights, sleep and load reports."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import AbstractAsyncContextManager
 

@@ -1,7 +1,5 @@
 """The program of a run's processes: the pinned sandbox backend of executors, and the exit code."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Metrics, curves, comparisons and the summary table of a run."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reports and simulations of real runs: with small caches, aborted groups and a kill."""
 
-from __future__ import annotations
-
 import json
 from io import StringIO
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The summary of a run: the weakest isolation, and counts of trajectories."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sqlite3

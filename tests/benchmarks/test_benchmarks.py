@@ -1,7 +1,5 @@
 """Each benchmark runs in its short form and prints its figures as one JSON line."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

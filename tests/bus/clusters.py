@@ -1,7 +1,5 @@
 """Nodes on the loopback interface, each with a folder of sockets and a copy of the address book."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import socket

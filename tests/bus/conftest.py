@@ -1,7 +1,5 @@
 """Short timeouts, and a network of each kind."""
 
-from __future__ import annotations
-
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A network for bus.transport.reliable_transport under a virtual clock that delays, reorders, duplicates and loses packets."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable

@@ -5,8 +5,6 @@ message or raise MalformedFrame; decoding of packets must return one or raise Ma
 state machines of a lane must keep their invariants.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import secrets

@@ -1,7 +1,5 @@
 """Processes that communicate over any transport and can be restarted."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Random messages of every kind, generated from the types of their fields."""
 
-from __future__ import annotations
-
 import random
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """Contract of all transports: exactly-once delivery, in order within a lane, with bounded queues."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import Sequence

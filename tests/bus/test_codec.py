@@ -1,7 +1,5 @@
 """The codec: encoding of every kind of message, and malformed frames."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Two processes over a faulty network, with restarts: each frame arrives once, in order, and is acknowledged."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from typing import Any

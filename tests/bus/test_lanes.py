@@ -1,7 +1,5 @@
 """The lane of a message, from its kind and from its encoded frame."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest

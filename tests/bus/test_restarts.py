@@ -1,7 +1,5 @@
 """Restarts of either end of a link, over all transports: no frame is lost or duplicated."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

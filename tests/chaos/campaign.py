@@ -7,8 +7,6 @@ Prints a line for each run, and the seed, history and violations of a failed run
 JSON. Exits with 1 if a run failed, and with 2 if hosts cannot be made on this machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

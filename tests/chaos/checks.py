@@ -1,7 +1,5 @@
 """The invariants that must hold after a run with faults."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator

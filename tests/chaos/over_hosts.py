@@ -1,7 +1,5 @@
 """A run over hosts: started on the first and joined by the others, with kills, power-offs and partitions."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

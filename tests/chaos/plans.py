@@ -1,7 +1,5 @@
 """Draws the faults of a run from a seed: target, action, moment and host."""
 
-from __future__ import annotations
-
 import random
 from typing import Literal, NamedTuple
 

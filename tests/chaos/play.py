@@ -1,7 +1,5 @@
 """Runs real processes with the faults of a plan, and resumes the run after a kill of all of it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3

@@ -1,7 +1,5 @@
 """A few fixed runs like those of `make test-chaos`: most processes are hit once, and one host is disconnected."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

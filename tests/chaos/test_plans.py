@@ -1,7 +1,5 @@
 """The faults that the seeds of `make test-chaos` draw."""
 
-from __future__ import annotations
-
 from tests.chaos.plans import (
     HEARTBEAT_TIMEOUT_S,
     HOST,

@@ -1,7 +1,5 @@
 """A run of the tiny recipe over hosts: started on the first one, joined by the others, and its outputs."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The bus between hosts: partitions, slow links, and clients without the key."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The simulated hosts: partitions, slow links, kills and power-off as the other hosts see them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Runs of the tiny recipe over several hosts, with partitions, slow links and killed nodes."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

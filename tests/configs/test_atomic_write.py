@@ -1,7 +1,5 @@
 """Writes that the disk refuses."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 

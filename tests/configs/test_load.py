@@ -1,7 +1,5 @@
 """Loading and merging of configurations, and the error message for every mistake."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

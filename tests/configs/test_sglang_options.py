@@ -1,7 +1,5 @@
 """Valid values and error messages of [sglang] and of `engine.kind = "sglang"`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

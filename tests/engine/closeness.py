@@ -1,7 +1,5 @@
 """assert_close for tensors, without the imports of torch.testing for sharded tensors, which take a second."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

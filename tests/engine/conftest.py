@@ -1,7 +1,5 @@
 """The transformers folder of a small model with its tokenizer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

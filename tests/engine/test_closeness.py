@@ -1,7 +1,5 @@
 """What tensors are nearly equal is what torch.testing takes for it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

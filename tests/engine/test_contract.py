@@ -1,7 +1,5 @@
 """Requests that no engine accepts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

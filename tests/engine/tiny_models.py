@@ -1,7 +1,5 @@
 """Small random models and tokenizers for the tests of engine/."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 run: the event log of head or rollout, or all messages that another process received over its incarnations.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The logs of bugs that simulated runs have found, each with the invariant that must hold when it is replayed."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The log of a bug about frame numbers after recovery, replayed by the whole process."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import Sequence

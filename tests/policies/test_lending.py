@@ -1,7 +1,5 @@
 """The handover of the engines' GPU memory to the learner."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

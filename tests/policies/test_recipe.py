@@ -1,7 +1,5 @@
 """The order of a run."""
 
-from __future__ import annotations
-
 import pytest
 
 from bus.messages import (

@@ -1,7 +1,5 @@
 """Fixtures of the sandbox's tests: a sandbox of each backend, and a client for it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

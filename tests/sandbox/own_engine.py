@@ -1,7 +1,5 @@
 """A private Docker engine for tests that stop and kill it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

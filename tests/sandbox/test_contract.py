@@ -1,7 +1,5 @@
 """The contract of every backend: outcomes, limits, notebooks, order and independence of calls."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Deaths of the sandbox's own processes: each call ends once, and no process is left."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """The hostile programs use names and formats that the harness has today, so that a rename cannot disarm an attack."""
 
-from __future__ import annotations
-
 import inspect
 import re
 

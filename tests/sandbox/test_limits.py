@@ -1,7 +1,5 @@
 """Access and resource limits of a call, with and without namespaces; common libraries work."""
 
-from __future__ import annotations
-
 import asyncio
 import textwrap
 

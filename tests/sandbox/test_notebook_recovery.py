@@ -1,7 +1,5 @@
 """State, output and processes of a notebook after a cell dies."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

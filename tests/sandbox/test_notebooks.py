@@ -1,7 +1,5 @@
 """The table of notebooks, and notebooks of other executors that are rebuilt from their cells."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import cast

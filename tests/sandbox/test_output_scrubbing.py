@@ -1,7 +1,5 @@
 """Outcomes under strict determinism have no memory addresses and no output before a timeout."""
 
-from __future__ import annotations
-
 import pytest
 
 from bus.messages import (

@@ -1,7 +1,5 @@
 """The preload of the fork server for a piece of code."""
 
-from __future__ import annotations
-
 import pytest
 
 from sandbox.preloads import select_preload

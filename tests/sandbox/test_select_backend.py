@@ -1,7 +1,5 @@
 """The automatic choice of a backend, and the probe of `asterism doctor`."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

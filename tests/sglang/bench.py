@@ -1,7 +1,5 @@
 """SGLang engines with shared real servers, for the engine contract's cases."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

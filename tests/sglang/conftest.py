@@ -1,8 +1,6 @@
 """Session fixtures: a roomy and a scarce server, each started once, and a cold start for whole
 runs."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Finds the tests' SGLang environment. Imports nothing of the project, because every test run
 imports this module."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]

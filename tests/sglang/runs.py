@@ -1,7 +1,5 @@
 """Settings and checks of whole runs on real SGLang servers."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

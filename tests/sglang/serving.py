@@ -1,7 +1,5 @@
 """Requirements of the SGLang servers that these tests start."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from msgspec.structs import replace

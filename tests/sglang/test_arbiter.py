@@ -1,7 +1,5 @@
 """Retractions by a real server with a cache for less than half of its trajectories' demand."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 

@@ -1,7 +1,5 @@
 """Runs the short form of the adapter's benchmark against a running server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The SGLang engine with a real server fulfils the engine contract."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -4,8 +4,6 @@ tests/engine/contract covers refused requests, test_scarcity.py a full queue, an
 test_run_faults.py a server's death.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator

@@ -6,8 +6,6 @@ A step uses 2 of the 28 started groups, and the server runs 16 of their 224 traj
 nearly every update; on a busy machine all trajectories may have ended before one of the updates.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from itertools import pairwise

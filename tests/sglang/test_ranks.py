@@ -1,7 +1,5 @@
 """A real server with two model replicas: routing, load counts and priorities."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

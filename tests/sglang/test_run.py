@@ -1,7 +1,5 @@
 """Whole runs of eight RL steps on real SGLang servers, with each weight transport."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

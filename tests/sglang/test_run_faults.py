@@ -4,8 +4,6 @@ step.
 No trajectory is lost: turns in flight are requested again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """The SGLang engine with a real server that has a small cache and a short queue."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -3,8 +3,6 @@
 test_run_faults.py and test_ranks.py cover the death of one of its processes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import select

@@ -1,7 +1,5 @@
 """Weight updates of a real SGLang server with each transport: its checksums and its cache."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Iterator, Mapping

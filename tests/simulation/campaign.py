@@ -1,7 +1,5 @@
 """Small runs with faults of every kind in all processes, drawn from a seed."""
 
-from __future__ import annotations
-
 import random
 from typing import get_args
 

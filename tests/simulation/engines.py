@@ -3,8 +3,6 @@
 The seed determines the generated text. Leases limit its length. Caches behave as in a real engine.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import OrderedDict
 from random import Random

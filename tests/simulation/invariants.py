@@ -1,7 +1,5 @@
 """Invariants of every simulated run, with or without faults."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise

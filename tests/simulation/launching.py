@@ -4,8 +4,6 @@ The supervisor and the executor registry are real. The processes are asyncio tas
 sessions, recipients of exit messages, and shutdown order match actors.launch.launcher.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial

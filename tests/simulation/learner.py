@@ -1,7 +1,5 @@
 """A simulation of engine.learner.learner without a model. Its disk survives restarts."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from random import Random

@@ -3,8 +3,6 @@
 Commits follow appends after a random delay; a kill loses all uncommitted records.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from random import Random

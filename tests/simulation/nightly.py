@@ -5,8 +5,6 @@ losses and duplicate messages (tests.simulation.test_faults). For each run that 
 invariant, the output has the seed, the history and the error; the exit code is then 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import os

@@ -1,7 +1,5 @@
 """Fakes for a launcher: child processes, which exit at a call of `end`, and a display."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A sandbox under a virtual clock. The output of a cell is its number in the notebook."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence

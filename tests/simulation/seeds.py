@@ -1,7 +1,5 @@
 """The seeds of a simulation suite for `make check`, `make test` and `make nightly`."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

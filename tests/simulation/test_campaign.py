@@ -4,8 +4,6 @@ Single processes and whole runs are killed; connections break, repeat messages a
 partitioned. `make simulate-faults` runs many more seeds.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Runs with executor kills and restarts under a virtual clock."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from functools import cache

@@ -1,7 +1,5 @@
 """Runs with engine restarts, late answers and duplicate messages under a virtual clock."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cache
 from typing import get_args

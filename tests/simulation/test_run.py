@@ -1,7 +1,5 @@
 """Whole runs under a virtual clock, without process faults."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from functools import cache

@@ -1,7 +1,5 @@
 """Whole runs with rollouts ahead of the learner, or with steps that end with the first groups."""
 
-from __future__ import annotations
-
 import asyncio
 from functools import cache
 

@@ -9,8 +9,6 @@ checkpoint and journal, and the other processes start without state. A disaster 
 with or without the launcher; if the launcher is killed, a new launch resumes the run.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import Counter

@@ -3,8 +3,6 @@
 The run makes the same checks at its start, except those of GPU count and memory.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

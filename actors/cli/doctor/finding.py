@@ -3,8 +3,6 @@
 "missing": no run works without it. "warning": some runs fail or are slower.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 

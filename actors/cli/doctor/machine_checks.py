@@ -3,8 +3,6 @@
 The checks change nothing.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

@@ -1,7 +1,5 @@
 """`asterism log diff`: prints both sides of the first divergence between two runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rich.console import Console

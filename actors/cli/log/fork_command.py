@@ -1,7 +1,5 @@
 """`asterism log fork`: continues a logged trajectory from one of its turns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The result of `asterism log fork`, as `--json` writes it, and as a table with the texts from the fork on."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`asterism log replay`: replays the deciders and prints the first difference, or a state."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import permutations

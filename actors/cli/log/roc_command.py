@@ -1,7 +1,5 @@
 """`asterism log roc`: which trajectories other Resample-on-Correct settings would have selected."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

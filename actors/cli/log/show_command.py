@@ -1,7 +1,5 @@
 """`asterism log show` and `log story`: print the events of all processes or of one trajectory, by time."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from difflib import get_close_matches

@@ -1,7 +1,5 @@
 """The `asterism log` command: the arguments and help texts of its subcommands."""
 
-from __future__ import annotations
-
 from math import inf
 from pathlib import Path
 from typing import Annotated

@@ -4,8 +4,6 @@ The waits follow from the deciders' states after a replay of their logs. For a s
 launcher starts `python -m actors.cli.log.waits_command RUN`, so that the replay does not block it.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Sends a step's calls at once over ZeroMQ to an executor process, and counts each answer."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

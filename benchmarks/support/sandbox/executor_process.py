@@ -4,8 +4,6 @@ Runs an executor on a bus. The bus has no head and no engine. For each input lin
 prints the process ids of its fork servers as one JSON line. The process exits at Shutdown.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

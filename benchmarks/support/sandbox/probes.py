@@ -1,7 +1,5 @@
 """Calls for the load on a sandbox: numbered programs, cells of notebooks, and misbehaving programs."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 

@@ -3,8 +3,6 @@
 A backend has one fork server for each flavour, all on one core.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sysconfig

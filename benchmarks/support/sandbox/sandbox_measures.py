@@ -1,7 +1,5 @@
 """Measurements of one sandbox, one function each, on the core of this process."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """A bare HTTP client of an SGLang server: posts prebuilt bodies, decodes few fields."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import count
 

@@ -8,8 +8,6 @@ the median neighbour difference: an answer with a larger own difference is mixed
 neighbour differences above the limit is the share of mix-ups that the check detects.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """Costs of the rounds of benchmarks.sglang: the engine's wall and CPU overheads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from statistics import median, quantiles

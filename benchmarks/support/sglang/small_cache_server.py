@@ -10,8 +10,6 @@ negligible: a token depends on its trajectory's seed and its position, and on th
 last bits of a logit.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Mapping

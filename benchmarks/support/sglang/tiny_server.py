@@ -1,7 +1,5 @@
 """An SGLang server of the tiny model with random weights, on a CPU (configs/tiny_sglang.toml)."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

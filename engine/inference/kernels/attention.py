@@ -8,8 +8,6 @@ Gathered rows of running sequences are kept between steps (engine/inference/kv/c
 gathered in each pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

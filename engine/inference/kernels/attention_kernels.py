@@ -4,8 +4,6 @@ R rows, K key/value heads, X = R * K, G queries per key/value head, W tokens. Qu
 -inf, and leaves each row at least one token.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import torch

@@ -4,8 +4,6 @@ No library guarantees it. With `determinism = "strict"` an engine therefore test
 rows that a pass may have, and attention at several widths, before it starts. Products that fail are computed in tiles.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -4,8 +4,6 @@ One product of all rows is faster. Whether a row's bits then depend on the numbe
 library: engine/inference/kernels/batch_invariance.py tests it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Attention reads a sequence's pages through `gather`, which copies them into cont
 fit the L2 cache, so that main memory is read once.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

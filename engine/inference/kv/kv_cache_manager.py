@@ -3,8 +3,6 @@
 Eviction takes the pages of the least recently used idle sequence, last page first, so that a prefix remains.
 """
 
-from __future__ import annotations
-
 from engine.inference.kv.page_pool import PagePool, compute_page_digests
 from engine.inference.sequence import MissingPages, PrefillChunk, Sequence
 

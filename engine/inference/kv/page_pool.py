@@ -5,8 +5,6 @@ maps the digest of all tokens up to the end of a full page to the page, so that 
 that no sequence holds is free, and not in the index.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 

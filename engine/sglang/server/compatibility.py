@@ -1,7 +1,5 @@
 """Checks that a server's context length, KV capacity and model fit the run. Errors name the key."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """An SGLang server that runs outside this run: checked and probed, never started or stopped."""
 
-from __future__ import annotations
-
 import asyncio
 
 import structlog

@@ -3,8 +3,6 @@
 Weights and KV cache of a server may use a share of memory_share of each GPU's free memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

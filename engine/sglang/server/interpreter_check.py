@@ -1,7 +1,5 @@
 """Checks before a server starts: the interpreter's SGLang version and the port."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

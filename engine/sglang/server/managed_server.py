@@ -5,8 +5,6 @@ All of its processes write to one log file. When one of them exits, or the serve
 unresponsive, the server counts as dead and all of its processes are killed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

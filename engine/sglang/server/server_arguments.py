@@ -1,7 +1,5 @@
 """Builds the command line and environment of one SGLang server from [engine] and [sglang]."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The process group of one server, and the tail of its log."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -11,8 +11,6 @@ Before requests resume, the server must confirm the version, and its checksums m
 (checksums.py).
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from bus.messages import WeightsPublished

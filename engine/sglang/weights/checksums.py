@@ -5,8 +5,6 @@ the expected checksum can only come from another server: another replica, anothe
 machine, or an earlier incarnation of this one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ A collective blocks until the other side takes part, and closing a group with a 
 blocks until its timeout. So both run on a daemon thread per group, which is never joined.
 """
 
-from __future__ import annotations
-
 import asyncio
 import queue
 import socket

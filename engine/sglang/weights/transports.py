@@ -5,8 +5,6 @@ tensor  request bodies, in buckets: needs no shared folder or other connection
 group   a process group with the server's ranks, in buckets: gloo, or nccl between GPUs
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Accepts the connections of processes in containers; each identifies itself in its first frame."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

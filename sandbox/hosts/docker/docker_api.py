@@ -1,7 +1,5 @@
 """Calls the Docker engine (API 1.41, aiodocker). The engine's JSON is used only in this file."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator

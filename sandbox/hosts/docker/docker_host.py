@@ -9,8 +9,6 @@ raise SandboxFailure. When this process dies, the init processes lose their conn
 containers end.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

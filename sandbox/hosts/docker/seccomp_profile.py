@@ -7,8 +7,6 @@ ipc namespaces and the mounts in them. They give no rights outside the namespace
 no capabilities. Each call then denies most of them for itself (sandbox.inside.isolation.seccomp).
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import socket

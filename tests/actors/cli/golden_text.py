@@ -3,8 +3,6 @@
 `UPDATE_GOLDEN=1 pytest ...` rewrites the files; read their diff before you commit it.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs over two nodes on loopback: `asterism run` and `asterism join` as real processes."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """`asterism join`: output and exit code for each end of a membership."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

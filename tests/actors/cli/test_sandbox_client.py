@@ -1,7 +1,5 @@
 """The client of a served sandbox: matches results to requests and notices the server's end."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """`asterism sandbox` over real processes with the process backend."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

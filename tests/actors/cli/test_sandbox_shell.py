@@ -1,7 +1,5 @@
 """`asterism sandbox shell`: cell boundaries and printed results."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 

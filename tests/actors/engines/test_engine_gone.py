@@ -1,8 +1,6 @@
 """A generator that lost its engine ends immediately with the cause, and reports no failed
 turns."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable

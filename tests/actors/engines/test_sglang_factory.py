@@ -1,7 +1,5 @@
 """The configuration determines an engine's server, log, weight transport and stop timeout."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The child processes of a launcher: start, exit reasons, and kills of whole process groups."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Claiming a run's folder: new, resumed, overwritten, or refused with the flag that helps."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

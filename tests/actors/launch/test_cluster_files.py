@@ -1,7 +1,5 @@
 """The files of docs/cluster.md that start a cluster: the Slurm script, the manifest, and the torchrun command."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

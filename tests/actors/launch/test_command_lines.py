@@ -1,7 +1,5 @@
 """The command lines of a node's processes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from actors.launch.command_lines import CommandLines, Rendezvous

@@ -1,7 +1,5 @@
 """The progress display, on a terminal and elsewhere."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Iterator

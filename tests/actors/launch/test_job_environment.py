@@ -1,7 +1,5 @@
 """A node's rank in its cluster, from the environments of torchrun, srun and Kubernetes."""
 
-from __future__ import annotations
-
 import pytest
 
 from actors.launch.job_environment import NodePlacement, parse_first_node, read_placement

@@ -1,7 +1,5 @@
 """A launch that ends before its processes are started, and write errors of its log."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

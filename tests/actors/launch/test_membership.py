@@ -1,7 +1,5 @@
 """Cluster membership on node 0: joins, departures, and the notices to the other nodes."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import AsyncIterator

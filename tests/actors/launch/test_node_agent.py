@@ -1,7 +1,5 @@
 """A node of a run from its join request to its end. The processes and the bus are simulated."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 from collections.abc import AsyncIterator, Sequence

@@ -1,7 +1,5 @@
 """Configuring `asterism run` as node 0 or as a joining node: addresses and number of nodes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Restarts of processes, mainly executors: their timing, the notices to rollouts, and the end of the run."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Continuing trajectories from a turn, with the actors of a run, a scripted engine and a scripted sandbox."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from random import Random

@@ -1,7 +1,5 @@
 """Replay of one trajectory from the log of its rollout process, also with another tool result."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

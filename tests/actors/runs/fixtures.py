@@ -1,7 +1,5 @@
 """Fixtures of whole runs, for all suites: a finished run, and a starter of runs."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Small runs with real processes: starting them, waiting for them, and reading their files."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

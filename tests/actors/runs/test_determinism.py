@@ -1,7 +1,5 @@
 """Strict determinism over real processes: runs with the same seed give the same results, whatever the timing."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Runs with a separate Docker engine that is killed or stopped."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

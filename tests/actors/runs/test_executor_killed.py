@@ -1,7 +1,5 @@
 """kill -9 of executors with many calls in flight: each trajectory gets its results, or fails with a cause, once."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sys

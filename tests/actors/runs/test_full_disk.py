@@ -1,7 +1,5 @@
 """Runs on a disk that becomes full: their end, and their resumption with free space."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs with processes that are stopped, killed, or cannot start: leftovers, restarts and resumption."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

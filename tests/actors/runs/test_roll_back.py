@@ -1,7 +1,5 @@
 """Rolling back to the step that a launch resumes from, and the metrics file."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

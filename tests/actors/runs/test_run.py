@@ -1,7 +1,5 @@
 """Whole runs over real processes: launcher, head, rollout, generator, executor and learner, on the tiny task."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

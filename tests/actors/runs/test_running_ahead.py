@@ -1,7 +1,5 @@
 """Runs over real processes with rollouts one version ahead: one carries surplus groups to the next step, one aborts them."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -3,8 +3,6 @@
 The training samples of each step are recomputed by replaying the head's log in the group buffer.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from itertools import chain

@@ -1,7 +1,5 @@
 """A process's clock never goes back, also if the system clock is set."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

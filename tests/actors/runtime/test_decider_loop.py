@@ -1,7 +1,5 @@
 """The decider loop: undeliverable frames, back-pressure of the log, and write errors."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence

@@ -1,7 +1,5 @@
 """A deciding process, started and recovered, with its real log, bus and heartbeats."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """Loading the run's questions as prompts, and skipping prompts that are too long."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

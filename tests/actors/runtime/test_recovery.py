@@ -1,7 +1,5 @@
 """Recovery of a deciding process that is killed at any of its events."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import shutil

@@ -1,7 +1,5 @@
 """Runs diverge by contents, not by times, order of arrival or leases."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Exported Parquet tables are complete, and exported traces are valid for Perfetto."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

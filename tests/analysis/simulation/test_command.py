@@ -1,7 +1,5 @@
 """`asterism simulate` on the command line."""
 
-from __future__ import annotations
-
 import json
 from io import StringIO
 from pathlib import Path

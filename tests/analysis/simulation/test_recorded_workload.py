@@ -1,7 +1,5 @@
 """A run's event logs, read back as a workload and a cluster."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

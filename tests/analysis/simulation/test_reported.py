@@ -1,7 +1,5 @@
 """A simulated step's logs: the report on them matches the simulation's own measurements."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A simulated step: every trajectory ends once, nothing is lost or invented, and no schedule beats the bounds."""
 
-from __future__ import annotations
-
 from functools import cache
 from io import StringIO
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The simulated engine: the closed form of many steps matches a loop over steps."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

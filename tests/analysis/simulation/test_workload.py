@@ -1,7 +1,5 @@
 """Workloads: drawn lengths match the stated distributions, and plans follow the limits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from msgspec.structs import replace

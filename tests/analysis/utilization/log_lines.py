@@ -1,7 +1,5 @@
 """Write structured logs for the tests of the report."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The report on log lines: engine time and tokens, waits, last trajectories, and doubts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

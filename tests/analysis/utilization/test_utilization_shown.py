@@ -1,7 +1,5 @@
 """The report's tables, JSON, figure and errors."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run's judged groups in the log of its head, and their judgement with other settings."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The first divergence of two continuations, and their logprob difference before it."""
 
-from __future__ import annotations
-
 from array import array
 
 import pytest

@@ -1,7 +1,5 @@
 """Compression of frames: lossless, and shorter for arrays than DEFLATE without a byte shuffle."""
 
-from __future__ import annotations
-
 import random
 import zlib
 from array import array

@@ -1,7 +1,5 @@
 """Removal of events of old steps, permanent kinds, and counts of removed events."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Writing and reading of event logs, kills during a write, and errors."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

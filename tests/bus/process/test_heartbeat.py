@@ -1,7 +1,5 @@
 """Heartbeats reach the launcher of the node."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Writes to a structured log, and disk errors."""
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys

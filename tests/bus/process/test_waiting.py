@@ -1,7 +1,5 @@
 """Waiting for the first of several coroutines."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """The address book of a cluster: routes, unknown processes and departed processes."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path

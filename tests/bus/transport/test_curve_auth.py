@@ -1,7 +1,5 @@
 """Encryption and authentication with the cluster's key."""
 
-from __future__ import annotations
-
 import asyncio
 import stat
 from pathlib import Path

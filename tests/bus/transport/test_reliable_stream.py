@@ -1,7 +1,5 @@
 """The state machines of a lane, with packets lost_packet, duplicated and reordered, and both sides restarted."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st

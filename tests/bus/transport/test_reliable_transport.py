@@ -1,7 +1,5 @@
 """Packets, probes and acknowledgements of a process on its wire, under a virtual clock."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Invalid input on the sockets of a process, and broken connections."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Cases that every implementation of engine.contract.Engine must pass; each is a coroutine that takes a Bench."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine
 from typing import Any
 

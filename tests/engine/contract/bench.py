@@ -1,7 +1,5 @@
 """An engine under the contract's cases: how to create one, and the traits in which engines differ."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager

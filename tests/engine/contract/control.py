@@ -1,7 +1,5 @@
 """Cases of engine.contract.Engine: abort, pause and resume, weights, memory, ends and restarts."""
 
-from __future__ import annotations
-
 import asyncio
 
 import msgspec

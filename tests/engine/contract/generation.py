@@ -1,7 +1,5 @@
 """Cases of engine.contract.Engine: ids and logprobs, seeds, stops and limits."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cases of engine.contract.Engine: capacity, counters, eviction and preemption."""
 
-from __future__ import annotations
-
 import asyncio
 
 from engine.contract import EngineLoad

@@ -1,7 +1,5 @@
 """The embedded engine passes the engine contract."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager

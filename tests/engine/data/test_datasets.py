@@ -1,7 +1,5 @@
 """Questions with known answers: every layout of docs/data.md, and the errors for invalid files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Cold-start dialogues: token ids equal those of a rollout, and only generated tokens have a loss."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A model and one torch thread for these tests: with several threads the bits of a row depend on the batch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

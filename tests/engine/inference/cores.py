@@ -1,7 +1,5 @@
 """Small engine cores, and references for their tokens: a batch of one, and the training forward."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -4,8 +4,6 @@ Tensors have a shape, a type and a device, but no values, so that an operation o
 Operations that need a value get a default: no sequence finishes.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ Python code is not repeated, so the recording misses the same changes as a graph
 It refuses operations that a CUDA graph refuses, which depend on the values of tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Decode steps as graphs, recorded on a CPU (tests/engine/inference/recorded_graph.py); the other code is that of CUDA."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

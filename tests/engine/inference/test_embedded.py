@@ -1,7 +1,5 @@
 """The embedded engine: its event loop and its thread. Tests for every engine are in tests/engine/contract."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The embedded engine's core: generated tokens do not depend on batching, caching and preemption."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 import numpy as np

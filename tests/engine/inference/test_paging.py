@@ -1,7 +1,5 @@
 """The paged cache: shared prefixes, chunks, eviction and preemption change counters, never tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

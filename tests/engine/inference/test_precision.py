@@ -1,7 +1,5 @@
 """Differences between the engine's and transformers' logprobs, in float32 and bfloat16 (docs/engine.md)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

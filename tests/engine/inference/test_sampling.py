@@ -1,7 +1,5 @@
 """Sampling: draws depend only on seed and position, and follow the requested distribution."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

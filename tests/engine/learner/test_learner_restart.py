@@ -3,8 +3,6 @@
 Batches come from the golden logs (tests.golden) of bugs; the learner runs without a model.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 Resumes from CHECKPOINT unless it is empty, and leaves parameters.pt, metrics.json and a checkpoint in OUT.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

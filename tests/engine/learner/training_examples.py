@@ -1,7 +1,5 @@
 """Random sequences and rows to train on, for the tests of the trainer and the learner."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Checkpoints are transformers folders and are written atomically."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

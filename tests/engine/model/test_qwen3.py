@@ -1,7 +1,5 @@
 """The Qwen3 architecture equals that of transformers in values and names."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The tokenizer encodes markup in trusted text only, and must match its model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The fake server's model folder, captured log entries, a free port, and a check that no process group's thread outlives its test."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """A scripted server on loopback, for behaviour that a real server does not show on request."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager

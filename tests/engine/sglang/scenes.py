@@ -1,7 +1,5 @@
 """An SGLang engine with a fake server, a fake transport of weights and requests."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

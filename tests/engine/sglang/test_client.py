@@ -1,7 +1,5 @@
 """The HTTP client of an SGLang server: retries and exceptions."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The SGLang engine with a server that reports that it is ready but generates nothing."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The SGLang engine: aborts and pauses that fail, released memory, evictions and retractions."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Server responses become tokens with logprobs and versions, or a specific error."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

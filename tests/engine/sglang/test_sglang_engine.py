@@ -4,8 +4,6 @@ tests/sglang runs the engine contract against a real server: it covers limits, p
 a server's death.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A proxy between two machines with a byte limit and connections that break."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

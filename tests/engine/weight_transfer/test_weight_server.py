@@ -1,7 +1,5 @@
 """The process of the weight server and a downloading process: killed, stopped, restarted."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Weight transfer to another node: served from the learner's slots, fetched once, complete or not at all."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

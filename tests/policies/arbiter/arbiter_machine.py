@@ -3,8 +3,6 @@
 A second arbiter receives the same events: its effects must agree byte for byte.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar, Literal

@@ -1,7 +1,5 @@
 """Lease requests, load reports, and readers of the arbiter's effects, for several tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """The arbiter with each policy: grants, engines and reasons; and under any order of events."""
 
-from __future__ import annotations
-
 from typing import get_args
 from unittest import TestCase
 

@@ -1,7 +1,5 @@
 """Costs recovered from the reports of engines with known costs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The Kaplan-Meier estimator against its definition."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

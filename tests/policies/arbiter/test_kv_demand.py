@@ -1,7 +1,5 @@
 """The simulate_peak demand against a simulation that grows every trajectory token by token."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The ledger: whole pages, a shared prompt once, nothing beyond the usable pages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

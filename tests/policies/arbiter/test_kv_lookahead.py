@@ -1,7 +1,5 @@
 """The order, evictions and engines of kv_lookahead, with known lengths."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Length estimates from the lengths of the run."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

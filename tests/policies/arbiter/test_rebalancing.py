@@ -1,7 +1,5 @@
 """Migrations between engines with known costs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

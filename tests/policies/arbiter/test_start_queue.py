@@ -1,7 +1,5 @@
 """The order in which new trajectories start, with given lengths."""
 
-from __future__ import annotations
-
 import pytest
 
 from policies.arbiter.kv_ledger import KvAccount, Ledger

@@ -1,7 +1,5 @@
 """The dialogue's text, and its trusted and untrusted segments."""
 
-from __future__ import annotations
-
 import json
 
 from policies.dialogue.chat_format import (

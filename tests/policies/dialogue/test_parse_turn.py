@@ -1,7 +1,5 @@
 """Tool calls and answers, parsed from assistant turns."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """A driver for the group buffer, and readers of its effects."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from bus.messages import (

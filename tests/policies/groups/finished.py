@@ -1,7 +1,5 @@
 """Finished trajectories for the group buffer."""
 
-from __future__ import annotations
-
 from bus.messages import TokenRecord, TrajectoryFinished
 
 

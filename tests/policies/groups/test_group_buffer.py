@@ -1,7 +1,5 @@
 """The group buffer: complete groups are judged once, and nothing is lost."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

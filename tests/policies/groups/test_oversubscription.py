@@ -1,7 +1,5 @@
 """Steps that start more groups than they need: surplus groups are carried or aborted."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

@@ -1,7 +1,5 @@
 """Resample-on-Correct, by the report (arXiv 2508.20722, section 4) and by the release."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

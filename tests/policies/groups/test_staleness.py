@@ -1,7 +1,5 @@
 """The staleness bound of training tokens and of concurrent steps."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """With the defaults the head reproduces runs of the purely synchronous code."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

@@ -7,8 +7,6 @@ has joined at the start. `lease generator-0 40` grants 40 further tokens, withou
 tokens of the environment in brackets. `\\n` is a line break.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from bus.messages import (

@@ -1,7 +1,5 @@
 """Aborted groups end in every phase, release their resources, and report each end once."""
 
-from __future__ import annotations
-
 import pytest
 
 from bus.messages import (

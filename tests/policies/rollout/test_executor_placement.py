@@ -1,7 +1,5 @@
 """Placement of trajectories on executors, and joins and departures of executors."""
 
-from __future__ import annotations
-
 import pytest
 
 from bus.messages import (

@@ -1,7 +1,5 @@
 """Whole dialogues of one trajectory against readable text files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

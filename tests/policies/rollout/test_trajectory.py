@@ -1,7 +1,5 @@
 """Rollout and trajectories under any order of events."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable
 

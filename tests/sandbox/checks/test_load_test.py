@@ -1,7 +1,5 @@
 """Counts and latencies of the load test, on a sandbox with scripted answers."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 

@@ -1,7 +1,5 @@
 """A running sandbox in which hostile programs run next to neighbours, one program at a time."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os

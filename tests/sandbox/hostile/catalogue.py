@@ -1,7 +1,5 @@
 """All hostile programs."""
 
-from __future__ import annotations
-
 from tests.sandbox.hostile.descriptors import DESCRIPTORS
 from tests.sandbox.hostile.files import FILES
 from tests.sandbox.hostile.harness import HARNESS

@@ -1,7 +1,5 @@
 """The arenas: one sandbox of each kind, shared by all hostile programs."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Generator, Iterator

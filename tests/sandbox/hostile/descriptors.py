@@ -1,7 +1,5 @@
 """The descriptors of a call: its pipes, and the harness's socket for answers."""
 
-from __future__ import annotations
-
 from tests.sandbox.hostile.record import any_outcome, died, hostile, ok, printed, raised, timed_out
 
 # "a", bytes of the outcome's text, nonce, cells; then the outcome's text. See sandbox.inside.wire.call_wire.

@@ -1,7 +1,5 @@
 """The folder of a call: its size, links out of it, and trees that are hard to remove."""
 
-from __future__ import annotations
-
 from sandbox.inside.call import run_code
 from tests.sandbox.hostile.record import NEIGHBOUR_FOLDERS, hostile, ok, printed, raised, timed_out
 

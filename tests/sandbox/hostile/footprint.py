@@ -1,7 +1,5 @@
 """A sandbox's processes, descriptors, files and sockets, to compare before and after a program."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The harness in the call's own process: a program's changes there affect only its own call."""
 
-from __future__ import annotations
-
 from sandbox.inside.call.call_process import CallIsolation
 from sandbox.inside.call.notebook_process import NotebookProcess
 from sandbox.inside.isolation.landlock import LandlockRules

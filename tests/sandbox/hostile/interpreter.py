@@ -1,7 +1,5 @@
 """The interpreter: crashes, recursion, exits, hostile exceptions, code that is hard to compile."""
 
-from __future__ import annotations
-
 from sandbox.inside.call import run_code
 from tests.sandbox.hostile.record import (
     Hostile,

@@ -1,7 +1,5 @@
 """Memory and CPU: blocks, maps, pipes, sockets, large numbers, patterns."""
 
-from __future__ import annotations
-
 from tests.sandbox.hostile.record import any_outcome, hostile, ok, out_of_memory, printed, raised, timed_out
 
 MEMORY = [

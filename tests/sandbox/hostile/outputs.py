@@ -1,7 +1,5 @@
 """Output: too much, invalid text, and text that imitates the protocol or the prompt."""
 
-from __future__ import annotations
-
 from tests.sandbox.hostile.record import hostile, ok, printed, raised, timed_out
 
 LIMIT = 64 << 10  # the arena's output_kib

@@ -1,7 +1,5 @@
 """Processes and threads: fork bombs, daemons, other programs, and privilege escalation."""
 
-from __future__ import annotations
-
 from tests.sandbox.hostile.record import any_outcome, died, hostile, ok, out_of_memory, printed, raised, timed_out
 
 _MANY_IN_MEMORY = """

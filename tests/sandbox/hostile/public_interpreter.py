@@ -1,7 +1,5 @@
 """Mounts the interpreter in a public folder, for root's calls, which run as other users."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A hostile program: its name, its code, and its expected outcomes."""
 
-from __future__ import annotations
-
 import textwrap
 from typing import Literal, NamedTuple
 

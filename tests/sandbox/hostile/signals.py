@@ -1,7 +1,5 @@
 """Signals, timers, limits and priorities, of the program itself and of its neighbours."""
 
-from __future__ import annotations
-
 from tests.sandbox.hostile.record import NEIGHBOURS, died, hostile, ok, printed, raised, timed_out
 
 SIGNALS = [

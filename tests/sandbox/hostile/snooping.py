@@ -3,8 +3,6 @@
 The arena searches the output of every program for the executor's secrets.
 """
 
-from __future__ import annotations
-
 from sandbox.inside.server.call_process_handle import CallProcess, OutputPipe
 from sandbox.inside.server.fork_server import ForkServer
 from sandbox.inside.wire.frames import FrameReader

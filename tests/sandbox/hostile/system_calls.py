@@ -1,7 +1,5 @@
 """Denied system calls: one program per system call, which must fail with EPERM."""
 
-from __future__ import annotations
-
 from tests.sandbox.hostile.record import Hostile, died, hostile, printed
 
 # name: (number on x86-64, on arm64, arguments with an effect if it were allowed)

@@ -1,7 +1,5 @@
 """Each hostile program has an allowed outcome, harms no neighbour or server, and leaves nothing."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

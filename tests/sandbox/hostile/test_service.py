@@ -1,7 +1,5 @@
 """Hostile programs concurrently, in sequence, and as graded answers do not harm the service."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

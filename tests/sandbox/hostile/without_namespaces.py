@@ -3,8 +3,6 @@
 Landlock stops some of them; versions are ABI versions (sandbox.inside.isolation.landlock).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from tests.sandbox.hostile.record import Ending, ok, printed, timed_out

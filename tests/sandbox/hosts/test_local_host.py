@@ -1,7 +1,5 @@
 """Failures of the local host to start a process."""
 
-from __future__ import annotations
-
 import errno
 import socket
 

@@ -1,7 +1,5 @@
 """The name of the sandbox image, the errors of its builder, and the content of the built image."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """The init process of a container when the kernel refuses a fork."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

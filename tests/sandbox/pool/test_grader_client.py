@@ -1,7 +1,5 @@
 """Verdicts without a grader process, and a grader that cannot start."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 

@@ -1,7 +1,5 @@
 """Slots, pings and restarts of fork servers, with scripted servers."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncGenerator, Callable

@@ -1,8 +1,6 @@
 """MurmurHash3 (32 bits) in torch, with which SGLang derives sampling noise from seed, position and
 column."""
 
-from __future__ import annotations
-
 import torch
 
 _LOW = 0xFFFFFFFF

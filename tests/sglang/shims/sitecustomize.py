@@ -11,8 +11,6 @@ import:
     sglang.kernels.ops.sampling.murmur_hash    provides the seeds' hash, otherwise in a separate library
 """
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import sys

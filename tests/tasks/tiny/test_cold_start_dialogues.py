@@ -1,7 +1,5 @@
 """The tiny task's cold start: shares of behaviors, and results that equal the sandbox's."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """The seed determines all prepared files, and unsuitable configurations are refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

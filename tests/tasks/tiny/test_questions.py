@@ -1,7 +1,5 @@
 """The tiny task: six families, correct answers, and a split without overlap."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """The tiny task's tokenizer: single-token texts, merges, and tags in untrusted text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from statistics import mean
 

@@ -1,7 +1,5 @@
 """`asterism doctor --config`: each problem of the configured run names the keys to change."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import socket

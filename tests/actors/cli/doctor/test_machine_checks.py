@@ -1,7 +1,5 @@
 """`asterism doctor`: each problem is found and has a remedy."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import socket

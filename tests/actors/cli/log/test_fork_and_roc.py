@@ -1,7 +1,5 @@
 """`asterism log fork` and `asterism log roc` on the logs and checkpoints of a finished run."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

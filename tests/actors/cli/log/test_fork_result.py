@@ -1,7 +1,5 @@
 """The output of `asterism log fork`, compared with golden text."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 from rich.console import Console
 

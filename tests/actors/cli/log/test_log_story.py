@@ -1,7 +1,5 @@
 """The output of `asterism log story` on a recorded log, compared with golden text."""
 
-from __future__ import annotations
-
 import pytest
 
 from actors.cli.log.show_command import format_story

@@ -1,7 +1,5 @@
 """`asterism log replay`: shows the first difference side by side, and an actor's state at any event."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`asterism log show`: merges events by time, filters them, and follows a live log."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from itertools import islice

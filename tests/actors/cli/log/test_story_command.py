@@ -1,7 +1,5 @@
 """The `asterism log` subcommands on a run over real processes."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The `asterism log` subcommands on the log of a simulated run: output and refusals."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

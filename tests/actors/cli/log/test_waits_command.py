@@ -1,7 +1,5 @@
 """`asterism log waits` while the learner waits for GPU memory of the engines."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

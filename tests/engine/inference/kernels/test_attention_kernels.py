@@ -1,7 +1,5 @@
 """The attention kernels of both devices equal the formula."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

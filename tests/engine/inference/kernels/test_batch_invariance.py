@@ -1,7 +1,5 @@
 """A strict engine: a token's bits depend only on its own sequence, or the engine refuses to start."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager

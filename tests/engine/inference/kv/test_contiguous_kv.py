@@ -1,7 +1,5 @@
 """Which running sequences share a block, and which pages are gathered when sequences join and leave."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Reference counts of the KV cache's pages: every page is counted once, however many sequences hold it."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

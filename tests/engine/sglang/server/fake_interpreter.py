@@ -4,8 +4,6 @@ The server responds to the requests of a start and ignores SIGTERM, as a server 
 its requests. Imports little, to start quickly.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

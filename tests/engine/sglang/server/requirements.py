@@ -1,7 +1,5 @@
 """A server's info and a run's requirements, for tests of the server package."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """All problems of a server are reported together, each with the key to change."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

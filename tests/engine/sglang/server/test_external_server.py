@@ -1,7 +1,5 @@
 """Attaches to external servers that are incompatible, unresponsive or restarting."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any

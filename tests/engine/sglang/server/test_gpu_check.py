@@ -1,7 +1,5 @@
 """The memory budget of a model and its KV cache on each GPU."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Uses a fake server, which starts quickly. tests/sglang/test_server.py checks tha
 dies with the process that started it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import select

@@ -1,7 +1,5 @@
 """[engine] and [sglang] become a server's flags and environment."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A server that cannot start or exits before it is ready; shell scripts replace interpreters."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

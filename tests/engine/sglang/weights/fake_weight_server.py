@@ -1,7 +1,5 @@
 """A fake server that loads weights, over HTTP and a gloo process group."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

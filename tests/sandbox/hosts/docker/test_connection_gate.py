@@ -1,7 +1,5 @@
 """Connections without a valid secret or a container, a gate without free descriptors, owner identities."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import socket

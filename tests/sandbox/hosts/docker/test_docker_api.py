@@ -1,7 +1,5 @@
 """Calls to a Docker engine that hangs, and cancelled container starts, with a fake engine."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -1,7 +1,5 @@
 """Calls and leftovers after a failure of a container, its init process or the executor."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

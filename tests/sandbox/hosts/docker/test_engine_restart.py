@@ -1,7 +1,5 @@
 """Restart of the Docker engine under a running sandbox, with a private engine."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

@@ -1,7 +1,5 @@
 """Recognition of pure cells."""
 
-from __future__ import annotations
-
 import builtins
 import io
 import sys

@@ -1,7 +1,5 @@
 """The traceback for the model is the same on every machine and Python version."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import ModuleType
 

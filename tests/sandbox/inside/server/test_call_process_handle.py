@@ -1,7 +1,5 @@
 """Output pipes of calls."""
 
-from __future__ import annotations
-
 import os
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Removal of the folders of calls."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Time slices of long calls."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """The one operator that SGLang imports, in torch."""
 
-from __future__ import annotations
-
 import torch
 
 
