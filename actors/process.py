@@ -44,7 +44,7 @@ from bus.process.structured_log import configure_logging
 from bus.transport.address_book import load_network
 from bus.transport.zeromq import make_zeromq_bus_factory
 from configs.atomic_write import raising_disk_errors, write_atomically
-from configs.load import load_resolved
+from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig, SandboxConfig
 from engine.contract import Engine, EngineFailure
@@ -232,7 +232,7 @@ def main() -> int:
     incarnation = ProcessIncarnation(arguments.name, arguments.epoch, arguments.incarnation)
 
     def run_process(folder: RunFolder) -> None:
-        run = load_resolved(folder.config)
+        run = load_run(folder.config)
         configure_logging(folder, incarnation.process, run.log.level)
         open_bus = make_zeromq_bus_factory(run, folder)
         uvloop.run(build_process_coroutine(incarnation, run, folder, arguments.step, open_bus))

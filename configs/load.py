@@ -44,15 +44,10 @@ def load_run(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(explain_validation_error(str(error), merged, layers, path or _NO_FILE)) from None
 
 
-def load_resolved(path: Path) -> RunConfig:
-    """Load the file that `write_resolved` wrote. Raises ConfigError."""
-    return load_run(path)
-
-
 def load_with_overrides(path: Path, overrides: Sequence[str], sections: Sequence[str]) -> RunConfig:
     """A finished run's configuration with overrides in `sections`. Raises ConfigError for any other change."""
     run = load_run(path, overrides)
-    for difference in list_differences(load_resolved(path), run):
+    for difference in list_differences(load_run(path), run):
         key = difference.partition(":")[0]
         if key.partition(".")[0] not in sections:
             allowed = " and ".join(f"{section}.*" for section in sections)

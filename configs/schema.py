@@ -264,10 +264,7 @@ class ClusterConfig(Section, frozen=True):
 
     def __post_init__(self) -> None:
         require_positive(self, "nodes")
-        require(
-            1 <= self.learner_nodes <= self.nodes,
-            f"learner_nodes must lie between 1 and nodes = {self.nodes}",
-        )
+        require(1 <= self.learner_nodes <= self.nodes, f"learner_nodes must lie between 1 and nodes = {self.nodes}")
         require(
             self.nodes == 1 or self.key != "",
             "more than one node needs a key; generate its file with `asterism keys FOLDER`",

@@ -78,8 +78,7 @@ def run(
 @app.command()
 def join(
     endpoint: Annotated[
-        str,
-        typer.Argument(help="The run's endpoint, tcp://HOST:PORT, as it prints at its start.", metavar="ENDPOINT"),
+        str, typer.Argument(help="The run's endpoint, tcp://HOST:PORT, as it prints at its start.", metavar="ENDPOINT")
     ],
     key: Annotated[Path, typer.Option("--key", metavar="FILE", help="The cluster's key, created by `asterism keys`.")],
     generators: Annotated[

@@ -10,7 +10,7 @@ from pathlib import Path
 from actors.launch.host_address import check_port_free
 from bus.transport.curve_auth import load_key
 from configs.errors import UnusableInput
-from configs.load import list_resume_conflicts, load_resolved, write_resolved
+from configs.load import list_resume_conflicts, load_run, write_resolved
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 
@@ -94,7 +94,7 @@ def _prepare_folder(run: RunConfig, folder: RunFolder, *, resume: bool, overwrit
             if path != folder.lock:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         return
-    changed = list_resume_conflicts(load_resolved(folder.config), run)
+    changed = list_resume_conflicts(load_run(folder.config), run)
     if changed:
         listed = "\n  ".join(changed)
         raise RunFolderError(

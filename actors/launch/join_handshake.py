@@ -13,7 +13,7 @@ from bus.messages import Envelope, JoinAccepted, JoinRequested, Listener, Member
 from bus.process.waiting import wait_for_first
 from bus.transport.address_book import TcpAddress, write_address_book, write_key_location
 from configs.errors import UnusableInput
-from configs.load import load_resolved
+from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 
@@ -105,4 +105,4 @@ def open_run_folder(accepted: JoinAccepted, options: JoinOptions) -> tuple[RunCo
             f"{folder.path}: not the folder of the run at {options.head_address.format_endpoint('control')}. "
             "All nodes need the run's folder on a shared file system; set its path on this node with --run-folder"
         )
-    return load_resolved(folder.config), folder
+    return load_run(folder.config), folder

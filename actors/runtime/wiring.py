@@ -66,9 +66,7 @@ def build_head_deciders(run: RunConfig, problems: ProblemSets) -> dict[str, Deci
     engines = list_generators(run)
     return {
         "arbiter": Arbiter(
-            run.arbiter.policy,
-            run.dialogue.response_tokens,
-            ends_at_first_groups=run.rl.group_oversampling > 1,
+            run.arbiter.policy, run.dialogue.response_tokens, ends_at_first_groups=run.rl.group_oversampling > 1
         ),
         "buffer": GroupBuffer(run, problems.train, problems.test, (ROLLOUT,)),
         "recipe": Recipe(

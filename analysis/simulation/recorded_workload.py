@@ -36,8 +36,9 @@ from bus.messages import (
     TrajectoryFinished,
     TurnGenerated,
 )
-from configs.load import load_resolved
+from configs.load import load_run
 from configs.run_folder import RunFolder
+from configs.schema import DialogueConfig
 from policies.arbiter.arbiter import PolicyName
 
 _MIN_INTERVALS = 4  # fewest intervals of work that determine the machine's speed
@@ -110,7 +111,7 @@ class _TurnTimes(NamedTuple):
 
 def load_recorded_step(folder: RunFolder, step: int | None = None) -> RecordedStep:
     """`step` defaults to the last collected one. Raises AnalysisError, which names the file."""
-    run = load_resolved(folder.config)
+    run = load_run(folder.config)
     rollout_log, head_log = folder.events / f"{ROLLOUT}.sqlite", folder.events / f"{HEAD}.sqlite"
     number, window = _choose_step(head_log, step)
     history = _RolloutHistory(rollout_log, window)
@@ -118,16 +119,11 @@ def load_recorded_step(folder: RunFolder, step: int | None = None) -> RecordedSt
     if not finished:
         raise AnalysisError(f"{head_log}: no trajectory of step {number} ended")
     latency_s = _measure_latency_s(head_log, history, window.since)
-    workload = _build_workload(history, finished, run.dialogue.response_tokens, latency_s)
-    try:
-        cluster = load_recorded_cluster(
-            head_log, max_running=run.engine.max_running, since=window.since, until=window.until
-        )
-    except ValueError as error:
-        raise AnalysisError(str(error)) from error
+    name = f"step {number} of {run.name}"
+    cluster = _load_cluster(head_log, window, run.engine.max_running)
     return RecordedStep(
         step=number,
-        workload=replace(workload, name=f"step {number} of {run.name}", max_turns=run.dialogue.max_turns),
+        workload=_build_workload(name, history, finished, run.dialogue, latency_s),
         cluster=replace(cluster, chunk_tokens=run.engine.prefill_tokens, latency_s=latency_s),
         policy=run.arbiter.policy,
         measured_s=max(each.at for each in finished) - min(history.group_started_at.values()),
@@ -136,32 +132,11 @@ def load_recorded_step(folder: RunFolder, step: int | None = None) -> RecordedSt
     )
 
 
-def load_recorded_workload(
-    rollout_log: Path,
-    head_log: Path,
-    *,
-    response_tokens: int,
-    since: float = -inf,
-    until: float = inf,
-    latency_s: float = 0.0,
-) -> Workload:
-    """All training groups that started in a period (seconds since the epoch), renumbered.
-
-    Groups that started before any group had ended start at time 0; each other group starts with the end
-    of an earlier one. A tool's latency is the wait from the request to the last result of the turn, minus
-    two messages of `latency_s`. Failed and aborted trajectories are left out.
-    """
-    history = _RolloutHistory(rollout_log, _TimeWindow(since, until))
-    return _build_workload(history, _read_finished(head_log, history, since), response_tokens, latency_s)
-
-
-def load_recorded_cluster(
-    head_log: Path, *, max_running: int = 512, since: float = -inf, until: float = inf
-) -> SimulatedCluster:
+def _load_cluster(head_log: Path, window: _TimeWindow, max_running: int) -> SimulatedCluster:
     """The engines that joined first under each name, which must be equal.
 
-    The proportions of the costs are fitted to all reports, their level to the reports of the period.
-    Raises ValueError.
+    The proportions of the costs are fitted to all reports, their level to the reports of the window.
+    Raises AnalysisError.
     """
     joined: dict[str, EngineJoined] = {}
     reports: list[tuple[float, EngineLoadReported]] = []
@@ -172,13 +147,13 @@ def load_recorded_cluster(
             reports.append((at, message))
     kinds = {(each.kv_tokens, each.page_tokens) for each in joined.values()}
     if len(kinds) != 1:
-        raise ValueError(f"{head_log}: the engines differ in capacity or page size: {sorted(kinds)}")
+        raise AnalysisError(f"{head_log}: the engines differ in capacity or page size: {sorted(kinds)}")
     ((kv_tokens, page_tokens),) = kinds
     try:
         cost = fit_costs(build_load_intervals(report for _, report in reports))
     except ValueError as error:
-        raise ValueError(f"{head_log}: {error}") from error
-    window_intervals = build_load_intervals(report for at, report in reports if since <= at < until)
+        raise AnalysisError(f"{head_log}: {error}") from error
+    window_intervals = build_load_intervals(report for at, report in reports if window.since <= at < window.until)
     if len(window_intervals) >= _MIN_INTERVALS:
         cost = scale_costs(cost, window_intervals)
     return SimulatedCluster("the recorded engines", len(joined), kv_tokens, cost, page_tokens, max_running)
@@ -242,19 +217,23 @@ def _measure_latency_s(head_log: Path, history: _RolloutHistory, since: float) -
 
 
 def _build_workload(
-    history: _RolloutHistory, finished: Sequence[_FinishedTrajectory], limit: int, latency_s: float
+    name: str,
+    history: _RolloutHistory,
+    finished: Sequence[_FinishedTrajectory],
+    dialogue: DialogueConfig,
+    latency_s: float,
 ) -> Workload:
     ordered = sorted((each.message for each in finished), key=lambda each: (each.group_id, each.trajectory_id))
     plans = [
-        _build_plan(number, each, history.turn_times[each.trajectory_id], limit, latency_s)
+        _build_plan(number, each, history.turn_times[each.trajectory_id], dialogue.response_tokens, latency_s)
         for number, each in enumerate(ordered)
     ]
     return Workload(
-        "recorded",
+        name,
         tuple(plans),
-        limit,
-        max_turns=max((len(plan.turns) for plan in plans), default=1),
-        grading_s=mean(each.grading_s for each in ordered) if ordered else 0.0,
+        dialogue.response_tokens,
+        max_turns=dialogue.max_turns,
+        grading_s=mean(each.grading_s for each in ordered),
         started_after=_find_replacements(history, finished),
     )
 

@@ -24,7 +24,7 @@ from bus.bus import Bus
 from bus.messages import ExecutorJoined, RunFinished, Shutdown
 from bus.process.structured_log import configure_logging
 from bus.transport.in_process import Hub, make_in_process_bus_factory
-from configs.load import load_resolved
+from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.learner import learner
@@ -60,7 +60,7 @@ async def _wait_until_finished(bus: Bus) -> None:
 
 def main() -> None:
     folder = RunFolder(Path(sys.argv[1]))
-    run = load_resolved(folder.config)
+    run = load_run(folder.config)
     configure_logging(folder, "all", run.log.level)
     structlog.get_logger().info("run.started", step=0, seed=run.seed)
     uvloop.run(run_in_one_process(run, folder))

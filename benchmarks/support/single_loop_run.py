@@ -41,7 +41,7 @@ from bus.messages import (
     TrajectoryFinished,
     TurnRequested,
 )
-from configs.load import load_resolved
+from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.contract import Capacity, GenerationRequest
@@ -180,7 +180,7 @@ class SingleProcessLoop:
 
 def main() -> None:
     folder = RunFolder(Path(sys.argv[1]))
-    print(json.dumps(uvloop.run(run_all_steps(load_resolved(folder.config), folder))))
+    print(json.dumps(uvloop.run(run_all_steps(load_run(folder.config), folder))))
 
 
 if __name__ == "__main__":

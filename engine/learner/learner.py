@@ -31,7 +31,7 @@ from bus.process.structured_log import configure_logging
 from bus.process.waiting import wait_for_first
 from bus.transport.zeromq import make_zeromq_bus_factory
 from configs.errors import EXIT_UNUSABLE
-from configs.load import load_resolved
+from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.learner.batch_journal import BatchJournal
@@ -197,7 +197,7 @@ def main() -> int:
 
 def run_process(folder: RunFolder, incarnation: LearnerIncarnation) -> None:
     """Raises UnusableInput for problems that a user can fix."""
-    run = load_resolved(folder.config)
+    run = load_run(folder.config)
     ranks = join_ranks()
     configure_logging(folder, LEARNER if ranks.is_leader else f"{LEARNER}-{ranks.rank}", run.log.level)
     torch.set_num_threads(run.learner.threads)

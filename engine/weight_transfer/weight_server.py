@@ -21,7 +21,7 @@ from bus.process.structured_log import configure_logging
 from bus.process.waiting import wait_for_first
 from bus.transport.curve_auth import ClusterKey, ZapAuthenticator, load_key, secure_server_socket
 from configs.errors import UnusableInput
-from configs.load import load_resolved
+from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.weight_transfer.slot_file import (
@@ -173,7 +173,7 @@ def main() -> int:
     arguments = parser.parse_args()
 
     def run_process(folder: RunFolder) -> None:
-        run = load_resolved(folder.config)
+        run = load_run(folder.config)
         configure_logging(folder, PROCESS_NAME, run.log.level)
         key = load_key(arguments.key)
         uvloop.run(serve(run, folder, arguments.host, arguments.port, key, arguments.incarnation))

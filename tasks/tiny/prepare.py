@@ -18,7 +18,7 @@ from typing import Any
 from bus.process.process_main import write_exit_reason
 from configs.atomic_write import raising_disk_errors
 from configs.errors import EXIT_UNUSABLE, UnusableInput
-from configs.load import load_resolved
+from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig, TinyConfig
 from engine.model.hf_checkpoint import save_model
@@ -93,7 +93,7 @@ def main() -> int:
     folder = RunFolder(parser.parse_args().run_folder)
     try:
         with raising_disk_errors(folder.data):
-            prepare(load_resolved(folder.config), folder)
+            prepare(load_run(folder.config), folder)
     except (UnusableInput, OSError) as error:
         write_exit_reason(folder, "prepare", error)
         return EXIT_UNUSABLE

@@ -9,7 +9,7 @@ from actors.runtime.wiring import build_deciders
 from analysis.event_logs.diff import list_differing_fields, list_divergences
 from bus.addresses import HEAD
 from bus.messages import BatchReady, RunStarted
-from configs.load import load_resolved
+from configs.load import load_run
 from configs.run_folder import RunFolder
 from engine.learner.checkpoints import list_saved_steps
 from engine.learner.minibatches import check_versions
@@ -34,7 +34,7 @@ def find_violations(result: PlayResult, baseline: RunFolder) -> Iterator[str]:
         yield f"the steps in metrics.jsonl are {steps}"
     if STEPS not in list_saved_steps(folder.checkpoints):
         yield "there is no checkpoint of the last step"
-    replay = replay_run(load_resolved(folder.config), folder)
+    replay = replay_run(load_run(folder.config), folder)
     if not replay.identical:
         yield f"the replay differs: {replay.difference}"
     yield from _find_batch_violations(folder)
@@ -63,7 +63,7 @@ def _find_differences(baseline: RunFolder, folder: RunFolder, missing_lines: set
 def _find_batch_violations(folder: RunFolder) -> Iterator[str]:
     """Check each step's batch, of the latest launch that reached the step."""
     batches: dict[int, BatchReady] = {}
-    run = load_resolved(folder.config)
+    run = load_run(folder.config)
     path, deciders = folder.events / f"{HEAD}.sqlite", build_deciders(HEAD, run, folder)
     for _, _, redecision in redecide_all(path, deciders, since=1):
         if isinstance(redecision.message, RunStarted):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.load import ConfigError, list_differences, list_resume_conflicts, load_resolved, load_run, write_resolved
+from configs.load import ConfigError, list_differences, list_resume_conflicts, load_run, write_resolved
 from configs.schema import (
     ClusterConfig,
     DialogueConfig,
@@ -296,7 +296,7 @@ class TestResolved:
     def test_a_written_configuration_loads_as_the_same(self, tmp_path_factory: pytest.TempPathFactory, run: RunConfig):
         path = tmp_path_factory.getbasetemp() / "resolved.toml"
         write_resolved(run, path)
-        assert load_resolved(path) == run
+        assert load_run(path) == run
 
     def test_the_resolved_file_contains_every_key_including_defaults(self, config: Path):
         import tomllib

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.load import ConfigError, list_differences, load_resolved, load_run, write_resolved
+from configs.load import ConfigError, list_differences, load_run, write_resolved
 from configs.schema import RunConfig
 from configs.sglang_options import SGLangConfig
 
@@ -57,7 +57,7 @@ def test_the_environment_is_a_table_with_arbitrary_keys(tmp_path: Path):
     run = load_run(tmp_path / "my.toml", ["sglang.environment.A=y"])
     assert run.sglang.environment == {"CUDA_VISIBLE_DEVICES": "0", "A": "y"}
     write_resolved(run, tmp_path / "resolved.toml")
-    assert load_resolved(tmp_path / "resolved.toml") == run
+    assert load_run(tmp_path / "resolved.toml") == run
 
 
 def test_a_variable_is_a_string_even_if_it_resembles_a_number(tmp_path: Path):

@@ -19,7 +19,7 @@ from bus.codec import decode
 from bus.event_log.reader import read_events
 from bus.messages import RunStarted
 from configs.errors import UnusableInput
-from configs.load import load_resolved
+from configs.load import load_run
 from configs.run_folder import RunFolder
 from policies.decider import Decider, Send
 from policies.rollout.rollout import Rollout
@@ -32,7 +32,7 @@ _SETTING_ATTRIBUTES = ("_rules", "_tokenizer")  # not part of a decider's state
 
 def replay_log(folder: RunFolder, *, verify: bool, console: Console) -> int:
     """Returns the exit code: 1 if the replay differs and `verify` is set."""
-    replay = replay_run(load_resolved(folder.config), folder)
+    replay = replay_run(load_run(folder.config), folder)
     difference = replay.difference
     if difference is None:
         if replay.num_events:
@@ -162,7 +162,7 @@ def show_state(folder: RunFolder, until: str, actor: str | None, trajectory: int
         raise UnusableInput(
             f"--until {until}: not an event; use {' or '.join(f'{each}:SEQ' for each in DECIDING_PROCESSES)}"
         )
-    run = load_resolved(folder.config)
+    run = load_run(folder.config)
     deciders = build_deciders(process, run, folder)
     event = replay_until(find_log(folder, process), deciders, int(number))
     actor = actor or event.actor

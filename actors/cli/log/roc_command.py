@@ -18,7 +18,7 @@ from analysis.what_if.roc_refilter import (
     read_judged_groups,
 )
 from configs.errors import UnusableInput
-from configs.load import list_differences, load_resolved, load_with_overrides
+from configs.load import list_differences, load_run, load_with_overrides
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 
@@ -48,7 +48,7 @@ def print_refiltered(
 
 def refilter(folder: RunFolder, other: RunConfig, only_step: int | None) -> RefilteredRun:
     """If a step ran twice, as after a resume, the later one counts."""
-    run = load_resolved(folder.config)
+    run = load_run(folder.config)
     steps: dict[int, RefilteredStep] = {}
     for number, groups in read_judged_groups(run, folder):
         steps = {earlier: each for earlier, each in steps.items() if earlier < number}

@@ -13,7 +13,7 @@ from analysis.event_logs.describe import TextContext, describe, extract_texts, m
 from analysis.event_logs.merged_events import EventFilter, MergedEvent, merge_events, read_start_time
 from bus.messages import AnyMessage
 from configs.errors import UnusableInput
-from configs.load import load_resolved
+from configs.load import load_run
 from configs.run_folder import RunFolder
 from engine.model.tokenizer import load_tokenizer
 
@@ -23,7 +23,7 @@ _KINDS = tuple(kind.__name__ for kind in get_args(AnyMessage))
 
 def load_text_context(folder: RunFolder) -> TextContext:
     """Raises UnusableInput if the run's tokenizer is missing."""
-    run = load_resolved(folder.config)
+    run = load_run(folder.config)
     return TextContext(load_tokenizer(folder.expand_path(run.model.checkpoint)), run.dialogue)
 
 

@@ -17,7 +17,7 @@ from actors.runtime.wiring import build_deciders
 from bus.addresses import ARBITER, BUFFER, HEAD, LEARNER, RECIPE, ROLLOUT
 from bus.messages import GpuMemoryRequested, RunStarted, StepRequested, WeightsPublished
 from configs.errors import UnusableInput
-from configs.load import load_resolved
+from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from policies.groups.group_buffer import GroupBuffer
@@ -127,7 +127,7 @@ def _find_head_waits(run: RunConfig, folder: RunFolder) -> Iterator[PendingWait]
 
 
 def print_waits(folder: RunFolder) -> None:
-    for wait in find_waits(load_resolved(folder.config), folder):
+    for wait in find_waits(load_run(folder.config), folder):
         sys.stdout.write(wait.describe(time.time()) + "\n")
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from actors.launch.claim_run_folder import RunFolderError, claimed_run_folder, increment_counter
 from bus.transport.curve_auth import generate_key
 from configs.errors import UnusableInput
-from configs.load import load_resolved
+from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import ClusterConfig, RunConfig
 
@@ -30,7 +30,7 @@ def claim(run: RunConfig, *, resume: bool = False, overwrite: bool = False) -> P
 
 def test_a_new_run_gets_a_folder_with_its_resolved_configuration(tmp_path: Path) -> None:
     run = run_in(tmp_path, seed=4)
-    assert load_resolved(claim(run) / "config.toml") == run
+    assert load_run(claim(run) / "config.toml") == run
 
 
 def test_an_existing_run_is_refused_and_both_flags_are_named(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_run_can_be_resumed_in_another_cluster(tmp_path: Path) -> None:
     key = str(generate_key(tmp_path / "keys"))
     claim(run_in(tmp_path, cluster=ClusterConfig(nodes=4, learner_nodes=2, key=key)))
     moved = run_in(tmp_path, cluster=ClusterConfig(nodes=2, key=key, port=30_000))
-    assert load_resolved(claim(moved, resume=True) / "config.toml") == moved
+    assert load_run(claim(moved, resume=True) / "config.toml") == moved
     with pytest.raises(RunFolderError, match=r"seed: 0 -> 1\nTo --resume"):
         claim(run_in(tmp_path, seed=1), resume=True)
 

@@ -26,7 +26,7 @@ from bus.messages import (
     StepRequested,
     TrajectoryEnd,
 )
-from configs.load import load_resolved
+from configs.load import load_run
 from configs.run_folder import RunFolder
 from engine.learner.checkpoints import list_saved_steps
 from engine.learner.minibatches import check_versions
@@ -73,7 +73,7 @@ class Killed(NamedTuple):
 
 
 def read_launches(folder: RunFolder) -> list[LaunchRecord]:
-    buffer = build_deciders(HEAD, load_resolved(folder.config), folder)["buffer"]
+    buffer = build_deciders(HEAD, load_run(folder.config), folder)["buffer"]
     launches: list[LaunchRecord] = []
     for event, _ in read_events(folder.events / "head.sqlite"):
         if event.actor != "buffer":

@@ -1,5 +1,6 @@
 """A run's event logs, read back as a workload and a cluster."""
 
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -7,7 +8,7 @@ import pytest
 
 from analysis.metrics import AnalysisError
 from analysis.simulation.cluster_model import H100, QWEN3_14B, build_cluster
-from analysis.simulation.recorded_workload import load_recorded_cluster, load_recorded_step, load_recorded_workload
+from analysis.simulation.recorded_workload import load_recorded_step
 from analysis.simulation.simulate import Simulation, simulate
 from analysis.simulation.workload import TrajectoryPlan, WorkloadShape, draw_workload
 from bus.codec import decode, encode
@@ -86,21 +87,20 @@ def shape_of(plan: TrajectoryPlan) -> tuple[object, ...]:
 
 
 def test_the_workload_of_a_recorded_run_is_restored(folder: Path) -> None:
-    read = load_recorded_workload(folder / "rollout-0.sqlite", folder / "head.sqlite", response_tokens=700)
+    read = load_recorded_step(RunFolder(folder.parent)).workload
     assert [shape_of(plan) for plan in read.plans] == [shape_of(plan) for plan in WORKLOAD.plans]
     for plan, known in zip(read.plans, WORKLOAD.plans, strict=True):
         for turn, other in zip(plan.turns[:-1], known.turns[:-1], strict=True):
-            assert turn.tool_s == pytest.approx(other.tool_s + 2 * CLUSTER.latency_s)
+            assert turn.tool_s == pytest.approx(other.tool_s)
 
 
 def test_the_simulation_of_a_recorded_run_predicts_its_makespan(folder: Path) -> None:
-    read = load_recorded_workload(folder / "rollout-0.sqlite", folder / "head.sqlite", response_tokens=700)
-    again = simulate(read, CLUSTER, "kv_lookahead")
+    again = simulate(load_recorded_step(RunFolder(folder.parent)).workload, CLUSTER, "kv_lookahead")
     assert again.makespan_s == pytest.approx(simulate(WORKLOAD, CLUSTER, "kv_lookahead").makespan_s, rel=0.01)
 
 
 def test_the_cluster_of_a_recorded_run_is_restored(folder: Path) -> None:
-    cluster = load_recorded_cluster(folder / "head.sqlite")
+    cluster = load_recorded_step(RunFolder(folder.parent)).cluster
     assert (cluster.engines, cluster.kv_tokens, cluster.page_tokens) == (1, 4096, 16)
     expected = CLUSTER.cost.compute_step_s(4, 1500)
     assert cluster.cost.compute_step_s(4, 1500) == pytest.approx(expected, rel=0.05)
@@ -130,7 +130,7 @@ def test_a_step_that_overlaps_others_is_marked(folder: Path, tmp_path: Path) -> 
 
 def test_a_replacement_group_starts_when_the_replaced_group_ends(folder: Path) -> None:
     logs = folder / "rollout-0.sqlite", folder / "head.sqlite"
-    assert load_recorded_workload(*logs, response_tokens=700).started_after == {1: 0}
+    assert load_recorded_step(RunFolder(folder.parent)).workload.started_after == {1: 0}
     messages = [(event.time, decode(event.frame).message) for event, _ in read_events(logs[0])]
     begun = {each.group_id: at for at, each in messages if isinstance(each, StartGroup)}
     collected = [(event.time, decode(event.frame).message) for event, _ in read_events(logs[1])]
@@ -157,18 +157,27 @@ def test_a_run_without_a_step_to_simulate_is_refused_with_the_file(folder: Path,
         load_recorded_step(run)
 
 
-def test_groups_outside_the_period_are_left_out(folder: Path) -> None:
-    logs = folder / "rollout-0.sqlite", folder / "head.sqlite"
-    assert load_recorded_workload(*logs, response_tokens=700, since=100.0).plans == ()
-    first = load_recorded_workload(*logs, response_tokens=700, until=0.001)
+def test_groups_outside_the_step_are_left_out(folder: Path, tmp_path: Path) -> None:
+    run = RunFolder(shutil.copytree(folder.parent, tmp_path / "run"))
+    append_request(run, 0.001, StepRequested(4, 3))
+    first = load_recorded_step(run).workload
     assert ({plan.group_id for plan in first.plans}, first.started_after) == ({0}, {})
+    append_request(run, 100.0, StepRequested(3, 2))
+    with pytest.raises(AnalysisError, match=r"head.sqlite: no trajectory of step 3 ended"):
+        load_recorded_step(run)
 
 
-def test_engines_that_differ_are_refused(tmp_path: Path) -> None:
-    log = EventLog(tmp_path / "head.sqlite")
-    for number, kv_tokens in enumerate((4096, 8192)):
-        joined = EngineJoined(f"generator-{number}", kv_tokens, 16, 0)
-        log.append(0.0, "head/arbiter", joined.engine, "EngineJoined", None, encode(Envelope("g", "a", joined)))
+def append_request(run: RunFolder, at: float, request: StepRequested) -> None:
+    log = EventLog(run.events / "head.sqlite")
+    log.append(at, "head", "someone", "StepRequested", None, encode(Envelope("someone", "head", request)))
     log.close()
-    with pytest.raises(ValueError, match="differ in capacity"):
-        load_recorded_cluster(tmp_path / "head.sqlite")
+
+
+def test_engines_that_differ_are_refused(folder: Path, tmp_path: Path) -> None:
+    run = RunFolder(shutil.copytree(folder.parent, tmp_path / "run"))
+    log = EventLog(run.events / "head.sqlite")
+    joined = EngineJoined("generator-1", 8192, 16, 0)
+    log.append(0.0, "head/arbiter", joined.engine, "EngineJoined", None, encode(Envelope("g", "a", joined)))
+    log.close()
+    with pytest.raises(AnalysisError, match="differ in capacity"):
+        load_recorded_step(run)

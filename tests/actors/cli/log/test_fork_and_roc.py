@@ -20,7 +20,7 @@ from bus.addresses import HEAD
 from bus.codec import decode
 from bus.event_log.reader import read_events
 from bus.messages import BatchReady, TrajectoryFinished, bytes_to_ids
-from configs.load import load_resolved
+from configs.load import load_run
 from configs.run_folder import RunFolder
 from engine.model.tokenizer import load_tokenizer
 from policies.rollout.rollout import Rollout
@@ -220,7 +220,7 @@ def test_a_log_that_replays_to_other_tokens_is_refused(folder: RunFolder, tmp_pa
 
 
 def test_a_replayed_trajectory_has_the_end_that_the_head_logged(folder: RunFolder) -> None:
-    run = load_resolved(folder.config)
+    run = load_run(folder.config)
     tokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
     for original in (answered(folder, 0), answered(folder, 1)):
         rollout = Rollout(build_rules(run, tokenizer), tokenizer)
@@ -232,14 +232,14 @@ def test_a_replayed_trajectory_has_the_end_that_the_head_logged(folder: RunFolde
 
 def read_batches(folder: RunFolder) -> list[BatchReady]:
     """The batches of the run, from a replay of the whole head."""
-    deciders = build_deciders(HEAD, load_resolved(folder.config), folder)
+    deciders = build_deciders(HEAD, load_run(folder.config), folder)
     decided = redecide_all(folder.events / "head.sqlite", deciders, since=1)
     return [batch for _, _, redecision in decided for batch in list_batches(redecision)]
 
 
 def test_every_step_keeps_the_trajectories_of_its_batch(folder: RunFolder) -> None:
     batches = read_batches(folder)
-    steps = dict(read_judged_groups(load_resolved(folder.config), folder))
+    steps = dict(read_judged_groups(load_run(folder.config), folder))
     assert sum(len(batch.samples) for batch in batches) > 0
     assert {step: sorted(each for group in groups for each in group.judged.kept) for step, groups in steps.items()} == {
         batch.step: [row.trajectory_id for row in batch.samples] for batch in batches
