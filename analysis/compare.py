@@ -16,12 +16,12 @@ from matplotlib.axes import Axes
 
 from analysis.metrics import AnalysisError, RunMetrics, get_column, read_metrics
 from analysis.plotting import PALETTE, draw_legend, draw_line, leave_headroom, make_figure, save_figure, style_axes
+from analysis.summary import AVERAGED_STEPS
 from analysis.summary_table import read_summary
 from configs.errors import EXIT_UNUSABLE
 from configs.run_folder import RunFolder
 
 _DISPLAY_NAMES = {"roc": "GRPO-RoC", "grpo": "GRPO"}  # by folder of the ablation
-_LAST_STEPS = 10  # averaged for the number at the end of each line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -102,7 +102,7 @@ def _compute_label_offset(final_values: Sequence[float | None], run_index: int, 
 
 
 def _compute_final_mean(values: pl.Series) -> float | None:
-    mean = values.tail(_LAST_STEPS).mean()
+    mean = values.tail(AVERAGED_STEPS).mean()
     return mean if isinstance(mean, float) else None
 
 
@@ -112,7 +112,7 @@ def _get_label(run: RunMetrics) -> str:
 
 def _format_subtitle(runs: Sequence[RunMetrics]) -> str:
     steps = {run.steps.height for run in runs}
-    return f"{max(steps)} RL steps; numbers are means over the last {min(_LAST_STEPS, *steps)}"
+    return f"{max(steps)} RL steps; numbers are means over the last {min(AVERAGED_STEPS, *steps)}"
 
 
 if __name__ == "__main__":

@@ -6,9 +6,12 @@ new node.
 """
 
 import asyncio
+import contextlib
 import secrets
+from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from pathlib import Path
+from typing import Literal, NamedTuple, NoReturn
 
 import structlog
 
@@ -22,16 +25,19 @@ from actors.launch.child_processes import (
 from actors.launch.claim_run_folder import scratch_folders
 from actors.launch.command_lines import CommandLines, Rendezvous
 from actors.launch.host_address import build_rendezvous_environment, check_port_free
-from actors.launch.join_handshake import JoinOptions, NodeAddressBook, PrintLine, open_run_folder, request_join
 from actors.launch.launcher import LogWriteFailure, wait_for_interrupt
+from actors.launch.membership import build_address_book
 from actors.launch.supervisor import Program, Supervisor
 from actors.runtime.wiring import get_stop_timeout_s
 from bus.addresses import LAUNCHER, LEARNER, parse_process
 from bus.bus import Bus
 from bus.messages import (
+    Envelope,
     ExecutorHealthy,
     JoinAccepted,
+    JoinRequested,
     LearnerRanksRequested,
+    Listener,
     MembershipChanged,
     NodeHeartbeat,
     NodeLeft,
@@ -41,15 +47,68 @@ from bus.messages import (
 from bus.process.heartbeat import receiving_heartbeats
 from bus.process.structured_log import configure_logging
 from bus.process.waiting import SuspensionGuard, wait_for_first
-from bus.transport.address_book import TcpAddress, load_network
+from bus.transport.address_book import TcpAddress, load_network, write_address_book, write_key_location
 from bus.transport.zeromq import open_zmq_bus
-from configs.errors import EXIT_UNUSABLE
+from configs.errors import EXIT_UNUSABLE, UnusableInput
+from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 
 NodeEnding = Literal["over", "interrupted", "lost", "unanswered"]
+PrintLine = Callable[[str], None]
 
 _QUEUE_MESSAGES = 65_536
+_WAIT_NOTICE_INTERVAL_S = 10.0  # between two lines that report the missing answer
+
+
+class JoinOptions(NamedTuple):
+    """The node, and the run that it joins."""
+
+    head_address: TcpAddress  # where the run's launcher listens
+    own_address: TcpAddress
+    key_file: Path
+    num_generators: int = -1  # -1: as many as in the run's configuration
+    num_executors: int = -1
+    run_folder: Path | None = None  # the run's folder on this node, if its path differs from node 0's
+    join_timeout_s: float = 300.0  # for the answer to the join request
+
+    @property
+    def own_folder(self) -> RunFolder:
+        """Sockets and memory of this node, separate from those of other nodes of the same machine."""
+        return RunFolder(
+            Path(), f"{self.own_address.format_endpoint('control')} of {self.head_address.format_endpoint('control')}"
+        )
+
+
+class NodeAddressBook:
+    """The addresses of all processes, as node 0 sent them to this node."""
+
+    def __init__(self, options: JoinOptions, name: str) -> None:
+        self._sockets = options.own_folder.sockets
+        self._listeners = [
+            Listener(LAUNCHER, 0, options.head_address.host, options.head_address.port),
+            Listener(name, -1, options.own_address.host, options.own_address.port),
+        ]
+        self._departed: list[str] = []
+        self._node_number = -1
+        self._launch = 0
+        self._write_address_book()
+        write_key_location(self._sockets, options.key_file)
+
+    def on_join_accepted(self, accepted: JoinAccepted) -> None:
+        self._node_number, self._launch = accepted.node_number, accepted.launch
+        self._listeners = list(accepted.listeners)
+        self._write_address_book()
+
+    def on_membership_changed(self, change: MembershipChanged) -> None:
+        self._listeners = [each for each in (*self._listeners, *change.joined) if each.process not in change.departed]
+        self._departed += change.departed
+        self._write_address_book()
+
+    def _write_address_book(self) -> None:
+        write_address_book(
+            self._sockets, build_address_book(self._node_number, self._listeners, self._departed, self._launch)
+        )
 
 
 async def join_once(options: JoinOptions, print_line: PrintLine, interrupted: asyncio.Event) -> NodeEnding:
@@ -63,16 +122,52 @@ async def join_once(options: JoinOptions, print_line: PrintLine, interrupted: as
             name, options.own_folder.sockets, _QUEUE_MESSAGES, 0, load_network(options.own_folder.sockets)
         )
         try:
-            accepted = await request_join(name, bus, options, print_line, interrupted)
+            accepted = await _request_join(name, bus, options, print_line, interrupted)
             if accepted is None:
                 return "interrupted" if interrupted.is_set() else "unanswered"
             address_book.on_join_accepted(accepted)
-            run, folder = open_run_folder(accepted, options)
+            run, folder = _open_run_folder(accepted, options)
             return await NodeAgent(run, folder, accepted, bus, address_book, options.own_address.host).run_until_end(
                 print_line, interrupted
             )
         finally:
             await bus.close()
+
+
+async def _request_join(
+    name: str, bus: Bus, options: JoinOptions, print_line: PrintLine, interrupted: asyncio.Event
+) -> JoinAccepted | None:
+    """None if the wait was interrupted or timed out."""
+    own = options.own_address
+    await bus.send(LAUNCHER, JoinRequested(name, own.host, own.port, options.num_generators, options.num_executors))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(options.join_timeout_s):
+            notices = _print_wait_notices(options, print_line)
+            answer = await wait_for_first(bus.receive(), interrupted.wait(), notices)
+            if isinstance(answer, Envelope):
+                message = answer.message
+                assert isinstance(message, JoinAccepted), f"{type(message).__name__} arrived before JoinAccepted"
+                return message
+    return None
+
+
+async def _print_wait_notices(options: JoinOptions, print_line: PrintLine) -> NoReturn:
+    at = options.head_address.format_endpoint("control")
+    while True:
+        await asyncio.sleep(_WAIT_NOTICE_INTERVAL_S)
+        print_line(f"no answer yet from {at}: no launcher listens there, or it has another key than {options.key_file}")
+
+
+def _open_run_folder(accepted: JoinAccepted, options: JoinOptions) -> tuple[RunConfig, RunFolder]:
+    """The run's folder as this node sees it. Raises UnusableInput if it belongs to another run."""
+    folder = RunFolder(options.run_folder or Path(accepted.run_folder), options.own_folder.scratch)
+    launch = folder.launch_counter.read_text().strip() if folder.launch_counter.exists() else ""
+    if launch != str(accepted.launch):
+        raise UnusableInput(
+            f"{folder.path}: not the folder of the run at {options.head_address.format_endpoint('control')}. "
+            "All nodes need the run's folder on a shared file system; set its path on this node with --run-folder"
+        )
+    return load_run(folder.config), folder
 
 
 class NodeAgent:

@@ -22,7 +22,7 @@ def build_outcomes_table(outcomes: Sequence[SimulationOutcome]) -> Table:
     table.add_section()
     table.add_row("mean time of a trajectory")
     for cause in first.waits_s:
-        table.add_row(f"{cause}, s", *(_format_mean_wait(outcome, cause) for outcome in outcomes))
+        table.add_row(f"{cause}, s", *(f"{each.waits_s[cause] / each.trajectories:.2f}" for each in outcomes))
     table.caption = (
         f"No schedule ends before {first.bounds.lower_s:.1f} s: all work at full batches takes {first.bounds.work_s:.1f} s, "
         f"the longest chain {first.bounds.chain_s:.1f} s."
@@ -36,10 +36,6 @@ def _format_measured(outcome: SimulationOutcome) -> str:
     if outcome.measured_s is None:
         return ""
     return f"{outcome.measured_s:.2f} ({outcome.makespan_s / outcome.measured_s - 1:+.1%})"
-
-
-def _format_mean_wait(outcome: SimulationOutcome, cause: str) -> str:
-    return f"{outcome.waits_s[cause] / outcome.trajectories:.2f}"
 
 
 _ROWS: Sequence[tuple[str, Callable[[SimulationOutcome], str]]] = (
