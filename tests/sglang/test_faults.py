@@ -109,7 +109,7 @@ def test_a_folder_without_a_model_fails_with_the_servers_error(tmp_path: Path) -
 
 def test_the_doctor_reports_compatible_servers_problems_and_ports_in_use(roomy: SharedServer) -> None:
     run = load_run(Path("configs/tiny_sglang.toml"), [f"sglang.port={roomy.requirements.sglang.port}"])
-    statuses = {finding.name: finding.status for finding in check_run(run)}
+    statuses = {name: finding.status for name, finding in check_run(run).items()}
     assert statuses == {"model.checkpoint": "ok", "sglang.python": "ok", "sglang.port": "missing", "GPUs": "ok"}
 
     url = roomy.server.url
@@ -119,6 +119,6 @@ def test_the_doctor_reports_compatible_servers_problems_and_ports_in_use(roomy: 
         (9000, "engine.kv_tokens = 9000: sglang.external_urls[0] = "),
     ):
         run = load_run(Path("configs/tiny_sglang.toml"), [*attached, f"engine.kv_tokens={kv_tokens}"])
-        _, finding = check_run(run)
-        assert (finding.name, finding.status) == ("sglang.external_urls[0]", "ok" if kv_tokens == 8192 else "missing")
+        finding = check_run(run)["sglang.external_urls[0]"]
+        assert finding.status == ("ok" if kv_tokens == 8192 else "missing")
         assert finding.detail.startswith(message)
