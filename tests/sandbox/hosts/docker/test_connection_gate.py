@@ -15,6 +15,8 @@ from sandbox.hosts.docker.docker_host import ContainerHost
 from sandbox.inside.container_init import SECRET_VARIABLE
 from sandbox.inside.wire.frames import LENGTH, Frame, encode_frame
 
+pytestmark = pytest.mark.real_clock
+
 
 async def send_and_read_to_end(gate: ConnectionGate, payload: bytes) -> bytes:
     reader, writer = await asyncio.open_unix_connection(str(gate.folder / "executor.sock"))
@@ -29,55 +31,47 @@ async def send_and_read_to_end(gate: ConnectionGate, payload: bytes) -> bytes:
 @pytest.mark.parametrize(
     "payload", [b"\x01\x00\x00\x00x", b"\x02\x00\x00\x0012", LENGTH.pack(1 << 20), encode_frame({"secret": "a guess"})]
 )
-def test_the_gate_closes_a_connection_without_a_valid_secret_and_accepts_the_next(payload: bytes) -> None:
+async def test_the_gate_closes_a_connection_without_a_valid_secret_and_accepts_the_next(payload: bytes) -> None:
     unhandled: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+    frames: list[Frame] = []
 
-    async def scenario() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
-        frames: list[Frame] = []
+    def refuse(frame: Frame, connection: socket.socket) -> bool:
+        frames.append(frame)
+        return False
 
-        def refuse(frame: Frame, connection: socket.socket) -> bool:
-            frames.append(frame)
-            return False
-
-        gate = ConnectionGate(refuse)
-        gate.open()
-        try:
-            assert await send_and_read_to_end(gate, payload) == b""
-            assert await send_and_read_to_end(gate, encode_frame({"secret": "another"})) == b""
-            assert frames[-1] == {"secret": "another"}
-        finally:
-            await gate.close()
-
-    asyncio.run(scenario())
+    gate = ConnectionGate(refuse)
+    gate.open()
+    try:
+        assert await send_and_read_to_end(gate, payload) == b""
+        assert await send_and_read_to_end(gate, encode_frame({"secret": "another"})) == b""
+        assert frames[-1] == {"secret": "another"}
+    finally:
+        await gate.close()
     assert unhandled == []
 
 
-def test_the_gate_accepts_again_after_it_ran_out_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_gate_accepts_again_after_it_ran_out_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_gate, "_ACCEPT_RETRY_S", 0.0)
+    loop = asyncio.get_running_loop()
+    accept, refusals = loop.sock_accept, [1, 2, 3]
 
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        accept, refusals = loop.sock_accept, [1, 2, 3]
+    async def refuse_first(listener: socket.socket) -> tuple[socket.socket, object]:
+        if refusals:
+            refusals.pop()
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await accept(listener)
 
-        async def refuse_first(listener: socket.socket) -> tuple[socket.socket, object]:
-            if refusals:
-                refusals.pop()
-                raise OSError(errno.EMFILE, "Too many open files")
-            return await accept(listener)
-
-        monkeypatch.setattr(loop, "sock_accept", refuse_first)
-        gate = ConnectionGate(lambda _frame, _connection: False)
-        gate.open()
-        try:
-            assert await send_and_read_to_end(gate, encode_frame({"secret": "a guess"})) == b""
-        finally:
-            await gate.close()
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(loop, "sock_accept", refuse_first)
+    gate = ConnectionGate(lambda _frame, _connection: False)
+    gate.open()
+    try:
+        assert await send_and_read_to_end(gate, encode_frame({"secret": "a guess"})) == b""
+    finally:
+        await gate.close()
 
 
-def test_a_cancelled_start_closes_the_connection_of_the_container() -> None:
+async def test_a_cancelled_start_closes_the_connection_of_the_container() -> None:
     connection, peer = socket.socketpair()
 
     class SlowEngine(DockerEngine):
@@ -87,16 +81,11 @@ def test_a_cancelled_start_closes_the_connection_of_the_container() -> None:
             starting.cancel()
             return await asyncio.Event().wait() or "never"
 
-    async def scenario() -> None:
-        nonlocal starting
-        engine = SlowEngine("unix:///nonexistent")
-        starting = asyncio.create_task(host._start_container(engine))  # pyright: ignore[reportPrivateUsage]
-        await asyncio.wait([starting])
-        await engine.close()
-
     host = ContainerHost(SandboxConfig(image="any"), "run")
-    starting: asyncio.Task[None]
-    asyncio.run(scenario())
+    engine = SlowEngine("unix:///nonexistent")
+    starting = asyncio.create_task(host._start_container(engine))  # pyright: ignore[reportPrivateUsage]
+    await asyncio.wait([starting])
+    await engine.close()
     with connection, peer:
         assert connection.fileno() == -1
 

@@ -13,26 +13,24 @@ from sandbox.contract import SandboxFailure
 from sandbox.hosts.docker import docker_api
 from sandbox.hosts.docker.docker_api import ContainerSpec, DockerEngine
 
+pytestmark = pytest.mark.real_clock
+
 SPEC = ContainerSpec("image", "run", "owner", Path("/tmp"), {}, 64, 8, 8, "", "{}")
 
 
-def test_requests_to_an_engine_that_hangs_time_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_to_an_engine_that_hangs_time_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker_api, "_REQUEST_TIMEOUT_S", 0.01)
-
-    async def scenario() -> None:
-        listener = socket.socket(socket.AF_UNIX)  # connections succeed, but get no answer
-        listener.bind(str(tmp_path / "docker.sock"))
-        listener.listen()
-        engine = DockerEngine(f"unix://{tmp_path}/docker.sock")
-        try:
-            for request in (engine.query_info(), engine.has_image("any"), engine.list_owned(), engine.remove("any")):
-                with pytest.raises(SandboxFailure):
-                    await asyncio.wait_for(request, 30)
-        finally:
-            await engine.close()
-            listener.close()
-
-    asyncio.run(scenario())
+    listener = socket.socket(socket.AF_UNIX)  # connections succeed, but get no answer
+    listener.bind(str(tmp_path / "docker.sock"))
+    listener.listen()
+    engine = DockerEngine(f"unix://{tmp_path}/docker.sock")
+    try:
+        for request in (engine.query_info(), engine.has_image("any"), engine.list_owned(), engine.remove("any")):
+            with pytest.raises(SandboxFailure):
+                await asyncio.wait_for(request, 30)
+    finally:
+        await engine.close()
+        listener.close()
 
 
 @asynccontextmanager
@@ -63,35 +61,31 @@ async def serve_engine(
     await server.wait_closed()
 
 
-def test_a_cancelled_start_removes_the_container_that_the_engine_still_creates(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        requested, cancelled, removed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+async def test_a_cancelled_start_removes_the_container_that_the_engine_still_creates(tmp_path: Path) -> None:
+    requested, cancelled, removed = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-        async def answer(request: str) -> tuple[int, str]:
-            if "containers/create" in request:
-                requested.set()
-                await cancelled.wait()
-                return 201, '{"Id": "late-id", "Warnings": []}'
-            if request.startswith("DELETE") and "late-id" in request:
-                removed.set()
-            return 200, '{"ApiVersion": "1.41"}'
+    async def answer(request: str) -> tuple[int, str]:
+        if "containers/create" in request:
+            requested.set()
+            await cancelled.wait()
+            return 201, '{"Id": "late-id", "Warnings": []}'
+        if request.startswith("DELETE") and "late-id" in request:
+            removed.set()
+        return 200, '{"ApiVersion": "1.41"}'
 
-        async with serve_engine(tmp_path, answer) as engine:
-            starting = asyncio.create_task(engine.start(SPEC))
-            await asyncio.wait_for(requested.wait(), 30)
-            starting.cancel()
-            asyncio.get_running_loop().call_soon(cancelled.set)
-            with pytest.raises(asyncio.CancelledError):
-                await starting
-            assert removed.is_set()
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    async with serve_engine(tmp_path, answer) as engine:
+        starting = asyncio.create_task(engine.start(SPEC))
+        await asyncio.wait_for(requested.wait(), 30)
+        starting.cancel()
+        asyncio.get_running_loop().call_soon(cancelled.set)
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert removed.is_set()
 
 
 IN_PROGRESS, ABSENT, BUSY = (409, "removal of container id is already in progress"), (404, "no such"), (500, "busy")
 
 
-@pytest.mark.real_clock
 @pytest.mark.parametrize(
     ("answers", "num_waits"),
     [([IN_PROGRESS, ABSENT], 1), ([IN_PROGRESS, IN_PROGRESS, (204, "")], 2), ([IN_PROGRESS, BUSY, (204, "")], 1)],
@@ -116,7 +110,6 @@ async def test_a_removal_is_repeated_until_the_container_no_longer_exists(
     assert sum("/containers/id/wait?condition=removed" in request for request in requests) == num_waits
 
 
-@pytest.mark.real_clock
 async def test_a_container_that_cannot_be_removed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker_api, "_REMOVAL_DELAYS_S", (0.0, 0.0))
 
