@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,28 +25,24 @@ from sandbox.hosts.docker.docker_api import DockerEngine
 from sandbox.hosts.docker.docker_host import ContainerHost
 from tests.processes import wait_for_end
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow]
-
-Scenario = Callable[[ForkServerSandbox, ContainerHost], Awaitable[None]]
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.real_clock]
 
 
-def play(scenario: Scenario, **settings: Any) -> None:
-    """Runs the scenario on fresh containers, and checks that none of them is left."""
-
-    async def play_in_loop() -> None:
-        config = SandboxConfig(backend="docker", **settings)
-        host = ContainerHost(config, run="test")
-        sandbox = ForkServerSandbox(host, config, seed=7)
-        await sandbox.start()
-        folder = host.gate.folder
-        try:
-            await asyncio.wait_for(scenario(sandbox, host), 120)
-        finally:
-            await sandbox.close()
-        assert await list_containers(get_process_identity()) == []
-        assert not folder.exists()
-
-    asyncio.run(play_in_loop())
+@asynccontextmanager
+async def run_containers(**settings: Any) -> AsyncGenerator[tuple[ForkServerSandbox, ContainerHost]]:
+    """A sandbox on fresh containers, none of which may be left at the end."""
+    config = SandboxConfig(backend="docker", **settings)
+    host = ContainerHost(config, run="test")
+    sandbox = ForkServerSandbox(host, config, seed=7)
+    await sandbox.start()
+    folder = host.gate.folder
+    try:
+        async with asyncio.timeout(120):
+            yield sandbox, host
+    finally:
+        await sandbox.close()
+    assert await list_containers(get_process_identity()) == []
+    assert not folder.exists()
 
 
 async def list_containers(owner: str) -> list[str]:
@@ -77,8 +74,8 @@ def run_docker(*arguments: str) -> str:
     return subprocess.run(["docker", *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def test_a_killed_container_costs_infrastructure_failures_and_is_replaced() -> None:
-    async def scenario(sandbox: ForkServerSandbox, host: ContainerHost) -> None:
+async def test_a_killed_container_costs_infrastructure_failures_and_is_replaced() -> None:
+    async with run_containers() as (sandbox, host):
         (before,) = host.live_containers
         calls = [make_program("import time; time.sleep(0.2); print(1)", number) for number in range(300)]
         in_flight = asyncio.create_task(run_all(sandbox, calls))
@@ -92,11 +89,9 @@ def test_a_killed_container_costs_infrastructure_failures_and_is_replaced() -> N
         (after,) = host.live_containers
         assert after.id != before.id
 
-    play(scenario)
 
-
-def test_a_notebook_is_rebuilt_after_its_container_was_killed() -> None:
-    async def scenario(sandbox: ForkServerSandbox, host: ContainerHost) -> None:
+async def test_a_notebook_is_rebuilt_after_its_container_was_killed() -> None:
+    async with run_containers() as (sandbox, host):
         await sandbox.run(CodeRequested(1, 0, "jupyter_code", "import random\nx = random.random()\nprint(x)", ""))
         first = await sandbox.run(CodeRequested(1, 1, "jupyter_code", "x", ""))
         run_docker("kill", host.live_containers[0].id)
@@ -104,23 +99,19 @@ def test_a_notebook_is_rebuilt_after_its_container_was_killed() -> None:
         again = await sandbox.run(CodeRequested(1, 2, "jupyter_code", "x", ""))
         assert again.outcome == first.outcome
 
-    play(scenario)
 
-
-def test_one_of_two_containers_continues_when_the_other_dies() -> None:
-    async def scenario(sandbox: ForkServerSandbox, host: ContainerHost) -> None:
+async def test_one_of_two_containers_continues_when_the_other_dies() -> None:
+    async with run_containers(containers=2, fork_servers=2) as (sandbox, host):
         assert len({container.pid for container in host.live_containers}) == 2
         os.kill(host.live_containers[0].pid, signal.SIGKILL)
         results = await run_all(sandbox, [make_program("print(1)", number) for number in range(50)])
         assert sum(isinstance(result, CodeResult) for result in results) >= 25
 
-    play(scenario, containers=2, fork_servers=2)
 
-
-def test_a_container_out_of_memory_kills_only_its_largest_calls() -> None:
+async def test_a_container_out_of_memory_kills_only_its_largest_calls() -> None:
     hog = "import time\nblocks = []\nfor _ in range(450):\n    blocks.append(bytearray(b'x' * (1 << 20)))\ntime.sleep(1)\nprint('held')"
 
-    async def scenario(sandbox: ForkServerSandbox, host: ContainerHost) -> None:
+    async with run_containers(memory_mib=512, container_memory_mib=1024, time_limit_s=20.0) as (sandbox, host):
         await sandbox.run(CodeRequested(500, 0, "jupyter_code", "value = 41", ""))
         hogs = asyncio.create_task(run_all(sandbox, [make_program(hog, number) for number in range(4)]))
         small = await run_all(sandbox, [make_program("print(2)", 10 + number) for number in range(50)])
@@ -134,11 +125,9 @@ def test_a_container_out_of_memory_kills_only_its_largest_calls() -> None:
         assert after.outcome == CodeOk(Output("42\n"))
         assert len(host.live_containers) == 1
 
-    play(scenario, memory_mib=512, container_memory_mib=1024, time_limit_s=20.0)
 
-
-def test_a_killed_fork_server_in_a_container_is_replaced() -> None:
-    async def scenario(sandbox: ForkServerSandbox, host: ContainerHost) -> None:
+async def test_a_killed_fork_server_in_a_container_is_replaced() -> None:
+    async with run_containers() as (sandbox, _):
         await sandbox.run(CodeRequested(1, 0, "jupyter_code", "x = 41", ""))
         in_flight = asyncio.create_task(run_all(sandbox, [make_program("print(3)", number) for number in range(200)]))
         await sandbox.run(make_program("print(3)", 1000))
@@ -148,8 +137,6 @@ def test_a_killed_fork_server_in_a_container_is_replaced() -> None:
         assert (await wait_for_answer(sandbox)).outcome == CodeOk(Output("42\n"))
         again = await sandbox.run(CodeRequested(1, 1, "jupyter_code", "x + 1", ""))
         assert again.outcome == CodeOk(Output("42\n"))
-
-    play(scenario)
 
 
 _EXECUTOR = """
@@ -174,25 +161,26 @@ asyncio.run(main())
 """
 
 
-def test_a_killed_executor_leaves_no_process_and_the_next_one_removes_its_folder_and_container() -> None:
-    executor = subprocess.Popen([sys.executable, "-c", _EXECUTOR], stdout=subprocess.PIPE, text=True)
-    assert executor.stdout is not None
-    container_id, folder, *pids = _read_report(executor.stdout)
-    pidfds = [os.pidfd_open(int(pid)) for pid in pids]
-    executor.kill()
-    executor.wait()
-    executor.stdout.close()
+def kill_an_executor() -> tuple[str, str]:
+    """The container and the folder of a killed executor, whose processes have all ended."""
+    with subprocess.Popen([sys.executable, "-c", _EXECUTOR], stdout=subprocess.PIPE, text=True) as executor:
+        assert executor.stdout is not None
+        container_id, folder, *pids = _read_report(executor.stdout)
+        pidfds = [os.pidfd_open(int(pid)) for pid in pids]
+        executor.kill()
     for pidfd in pidfds:
         wait_for_end(pidfd)
+    return container_id, folder
 
-    async def scenario(sandbox: ForkServerSandbox, host: ContainerHost) -> None:
+
+async def test_a_killed_executor_leaves_no_process_and_the_next_one_removes_its_folder_and_container() -> None:
+    container_id, folder = kill_an_executor()
+    async with run_containers():
         assert not os.path.exists(folder)  # noqa: ASYNC240, PTH110
         assert container_id not in run_docker("ps", "--all", "--quiet", "--no-trunc").split()
 
-    play(scenario)
 
-
-def test_only_containers_of_exited_owners_are_removed() -> None:
+async def test_only_containers_of_exited_owners_are_removed() -> None:
     image = run_docker("images", "--filter", "reference=asterism-sandbox", "--quiet").split()[0]
     machine, _, rest = get_process_identity().partition("/")
     pid, _, started = rest.partition("/")
@@ -203,19 +191,16 @@ def test_only_containers_of_exited_owners_are_removed() -> None:
     ).strip()
     foreign = run_docker(*run, "asterism.owner=another-machine/1/1", image).strip()
     try:
-
-        async def scenario(sandbox: ForkServerSandbox, host: ContainerHost) -> None:
+        async with run_containers():
             containers = run_docker("ps", "--all", "--quiet", "--no-trunc").split()
             assert dead not in containers
             assert {living, foreign} <= set(containers)
-
-        play(scenario)
     finally:
         run_docker("rm", "--force", living, foreign)
 
 
-def test_the_container_has_no_privileges_and_no_network() -> None:
-    async def scenario(sandbox: ForkServerSandbox, host: ContainerHost) -> None:
+async def test_the_container_has_no_privileges_and_no_network() -> None:
+    async with run_containers() as (_, host):
         (container,) = json.loads(run_docker("inspect", host.live_containers[0].id))
         setup = container["HostConfig"]
         assert container["Config"]["User"] == "65534:65534"
@@ -233,8 +218,6 @@ def test_the_container_has_no_privileges_and_no_network() -> None:
         assert fields["CapBnd"] == fields["CapEff"] == fields["CapPrm"] == "0" * 16
         assert fields["NoNewPrivs"] == "1"
         assert fields["Seccomp"] == "2"
-
-    play(scenario)
 
 
 def _read_report(stdout: IO[str]) -> list[str]:
@@ -254,10 +237,10 @@ def _read_start_time(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
 
-def test_a_frozen_container_is_replaced_and_its_calls_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_frozen_container_is_replaced_and_its_calls_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker_host, "_HEARTBEAT_TIMEOUT_S", 2.0)
 
-    async def scenario(sandbox: ForkServerSandbox, host: ContainerHost) -> None:
+    async with run_containers() as (sandbox, host):
         (before,) = host.live_containers
         in_flight = asyncio.create_task(run_all(sandbox, [make_program("print(1)", number) for number in range(200)]))
         await sandbox.run(make_program("print(1)", 1000))
@@ -266,5 +249,3 @@ def test_a_frozen_container_is_replaced_and_its_calls_fail(monkeypatch: pytest.M
         assert (await wait_for_answer(sandbox)).outcome == CodeOk(Output("42\n"))
         (after,) = host.live_containers
         assert after.id != before.id
-
-    play(scenario)
