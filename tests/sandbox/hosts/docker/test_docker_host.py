@@ -162,7 +162,7 @@ asyncio.run(main())
 
 
 def kill_an_executor() -> tuple[str, str]:
-    """The container and the folder of a killed executor, whose processes have all ended."""
+    """The container and the folder of a killed executor without live processes."""
     with subprocess.Popen([sys.executable, "-c", _EXECUTOR], stdout=subprocess.PIPE, text=True) as executor:
         assert executor.stdout is not None
         container_id, folder, *pids = _read_report(executor.stdout)
