@@ -148,6 +148,9 @@ def build_rules(work: Workload) -> Rules:
         top_p=1.0,
         top_k=0,
         stop_token_ids=(),
+        arbiter=ARBITER,
+        buffer=BUFFER,
+        launcher=LAUNCHER,
     )
 
 
@@ -168,7 +171,9 @@ async def drive(
     outside = RolloutHarness(work, engines)
     outside.bus = bus
     deciders = {
-        "arbiter": Arbiter(policy, work.response_tokens),
+        "arbiter": Arbiter(
+            policy, work.response_tokens, rollout_address=ROLLOUT, address=ARBITER, observer_address=LAUNCHER
+        ),
         "rollout": Rollout(build_rules(work), LengthTokenizer()),
     }
     services = {"buffer": outside.collect, "executor": outside.execute, "launcher": outside.ignore}
