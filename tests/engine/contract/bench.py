@@ -84,7 +84,8 @@ async def saturate(
     """Keep `count` turns of 100 new tokens in flight until the condition holds; all answers."""
     calls: list[asyncio.Future[Generation]] = []
     while not condition(engine.get_load()):
-        for _ in range(count - sum(not call.done() for call in calls)):
+        answered = [call.result() for call in calls if call.done()]  # raises the failure of a turn
+        for _ in range(count - (len(calls) - len(answered))):
             calls.append(asyncio.ensure_future(engine.generate(request(len(calls), 100))))
         await asyncio.sleep(bench.traits.look_s)
     return await asyncio.gather(*calls)
