@@ -16,9 +16,8 @@ def _is_megabyte(outcome: CodeOutcome) -> bool:
     return isinstance(outcome, CodeOk) and len(outcome.output.stdout) + outcome.output.stdout_cut == 1_000_001
 
 
-_MISBEHAVING: tuple[
-    tuple[str, float, str, Callable[[CodeOutcome], bool]], ...
-] = (  # kind, share of all calls, code, check
+# kind, share of all calls, code, check
+_MISBEHAVING: tuple[tuple[str, float, str, Callable[[CodeOutcome], bool]], ...] = (
     ("loop", 0.02, "while True: pass", lambda outcome: isinstance(outcome, CodeTimedOut)),
     (
         "hog",
