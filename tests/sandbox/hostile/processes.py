@@ -16,11 +16,11 @@ for _ in range(14):
         time.sleep(60)
 os.close(ready_write)
 os.set_blocking(ready_read, False)
-end = time.monotonic() + 0.15
+end = time.monotonic() + 1
 while time.monotonic() < end:
     try: TOTAL_MIB += EACH_MIB * len(os.read(ready_read, 100))
     except BlockingIOError: time.sleep(0.01)
-print('held more than twice the limit' if TOTAL_MIB > 256 else 'within')
+print('held more than twice the limit after a second' if TOTAL_MIB > 256 else 'within')
 """
 
 PROCESSES = [
@@ -67,7 +67,6 @@ PROCESSES = [
         out_of_memory(),
         died(),
         raised(),
-        timed_out(),
         keeps_notebook=False,  # its children still exceed the limit in the next cell
     ),
     hostile(
