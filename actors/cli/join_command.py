@@ -7,8 +7,9 @@ from rich.markup import escape
 from actors.launch.child_processes import ProcessDied
 from actors.launch.display import Display, PlainDisplay
 from actors.launch.host_address import find_host_address
+from actors.launch.join_handshake import JoinOptions
 from actors.launch.membership import PORTS_PER_NODE
-from actors.launch.node_agent import JoinOptions, join_once
+from actors.launch.node_agent import join_once
 from bus.process.waiting import make_interrupt_event
 from bus.transport.address_book import TcpAddress
 from configs.errors import UnusableInput

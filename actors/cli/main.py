@@ -108,7 +108,7 @@ def join(
     Ctrl-C leaves the run, which continues without this node.
     """
     from actors.cli.join_command import choose_own_address, join_run, parse_endpoint
-    from actors.launch.node_agent import JoinOptions
+    from actors.launch.join_handshake import JoinOptions
 
     at = parse_endpoint(endpoint)
     num_generators, num_executors = (-1 if number is None else number for number in (generators, executors))

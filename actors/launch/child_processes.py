@@ -13,8 +13,8 @@ import structlog
 
 from bus.bus import Bus
 from bus.messages import Shutdown
+from bus.process.exit_reason import exit_reason_path, read_exit_reason
 from bus.process.parent_death import PARENT_PID_VARIABLE
-from bus.process.process_main import exit_reason_path
 from configs.run_folder import RunFolder
 
 
@@ -26,7 +26,7 @@ class ChildProcess(NamedTuple):
     name: str
     process: asyncio.subprocess.Process
     output_path: Path  # stdout and stderr
-    exit_reason_path: Path | None = None  # on a tmpfs (bus.process.process_main)
+    exit_reason_path: Path  # on a tmpfs (bus.process.exit_reason)
 
 
 class ChildProcesses:
@@ -106,31 +106,15 @@ class ChildProcesses:
         return list(self._children)
 
 
-def read_exit_reason(child: ChildProcess, max_lines: int = 12) -> str:
-    """The end of the child's output, or its exit reason file if a full disk lost the output."""
-    text = child.output_path.read_text(errors="replace").rstrip() if child.output_path.exists() else ""
-    printed = "\n".join(text.splitlines()[-max_lines:])
-    reason = read_exit_reason_file(child)
-    return printed if reason in printed else reason
-
-
-def read_exit_reason_file(child: ChildProcess) -> str:
-    """The reason that the child wrote to its file on a tmpfs, which a full disk does not affect; empty if none."""
-    return (
-        child.exit_reason_path.read_text().rstrip()
-        if child.exit_reason_path is not None and child.exit_reason_path.exists()
-        else ""
-    )
-
-
 def describe_exit(child: ChildProcess) -> str:
     return f"{child.name} ended with exit code {child.process.returncode}"
 
 
 def build_process_died_error(child: ChildProcess, how: str = "") -> ProcessDied:
     """The error for a child that ended unexpectedly."""
+    reason = read_exit_reason(child.output_path, child.exit_reason_path)
     return ProcessDied(
-        f"{child.name} ended {how}with exit code {child.process.returncode}:\n{read_exit_reason(child)}\n"
+        f"{child.name} ended {how}with exit code {child.process.returncode}:\n{reason}\n"
         f"({child.output_path}; --resume continues from the last checkpoint)"
     )
 

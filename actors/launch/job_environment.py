@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from msgspec.structs import replace
 
 from actors.launch.host_address import find_host_address
-from actors.launch.node_agent import JoinOptions
+from actors.launch.join_handshake import JoinOptions
 from bus.transport.address_book import TcpAddress
 from configs.errors import UnusableInput
 from configs.schema import RunConfig

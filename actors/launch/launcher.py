@@ -8,7 +8,6 @@ it, even after `kill -9`.
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -24,13 +23,13 @@ from actors.launch.child_processes import (
     ProcessDied,
     build_thread_environment,
     describe_exit,
-    read_exit_reason,
 )
 from actors.launch.command_lines import CommandLines, Rendezvous, compute_link_epoch
 from actors.launch.display import Display
 from actors.launch.executor_registry import ExecutorRegistry
 from actors.launch.host_address import build_rendezvous_environment
 from actors.launch.membership import ClusterMembership, assign_head_ports, build_address_book
+from actors.launch.stall_watchdog import StallWatchdog
 from actors.launch.supervisor import Program, Supervisor, is_unusable_exit
 from actors.metrics_file import MetricsFile
 from actors.runtime.resume_point import find_resume_step
@@ -48,6 +47,7 @@ from bus.messages import (
     Progress,
     RunFinished,
 )
+from bus.process.exit_reason import read_exit_reason
 from bus.process.heartbeat import receiving_heartbeats
 from bus.process.waiting import make_interrupt_event, wait_for_first
 from bus.transport.address_book import load_network, write_address_book, write_key_location
@@ -149,7 +149,7 @@ class Launcher:
         if child.process.returncode is None:
             return
         if child.process.returncode != 0:
-            raise ProcessDied(f"preparing failed:\n{read_exit_reason(child)}")
+            raise ProcessDied(f"preparing failed:\n{read_exit_reason(child.output_path, child.exit_reason_path)}")
         self._children.remove(child.name)
         self._logger.info("task.prepared", prepare_s=time.monotonic() - began)
 
@@ -272,7 +272,8 @@ class Launcher:
         """Raises ProcessDied if a decider could not write its log. A kill at the end loses no logged effect."""
         for child in self._children.list_failed():
             if child.name in (HEAD, ROLLOUT) and child.process.returncode == EXIT_UNUSABLE:
-                raise ProcessDied(f"{child.name} ended with exit code {EXIT_UNUSABLE}:\n{read_exit_reason(child)}")
+                reason = read_exit_reason(child.output_path, child.exit_reason_path)
+                raise ProcessDied(f"{child.name} ended with exit code {EXIT_UNUSABLE}:\n{reason}")
 
 
 async def wait_for_interrupt(interrupted: asyncio.Event) -> Literal["interrupted"]:
@@ -295,42 +296,3 @@ class LogWriteFailure:
         await self._recorded.wait()
         assert self._first_error is not None
         raise self._first_error
-
-
-class StallWatchdog:
-    """Reports what each actor waits for whenever `stall_s` pass without a line of progress on the display."""
-
-    def __init__(self, folder: RunFolder, stall_s: float, display: Display) -> None:
-        self._folder = folder
-        self._stall_s = stall_s
-        self._display = display
-        self._progressed = asyncio.Event()
-        self._logger = structlog.get_logger()
-
-    def on_progress(self) -> None:
-        self._progressed.set()
-
-    async def watch(self) -> None:
-        """Until cancelled."""
-        while True:
-            self._progressed.clear()
-            try:
-                await asyncio.wait_for(self._progressed.wait(), self._stall_s)
-            except TimeoutError:
-                await self._report()
-
-    async def _report(self) -> None:
-        """Run `asterism log waits` in a separate process, since reading the logs may take long."""
-        command = (sys.executable, "-m", "actors.cli.log.waits_command", str(self._folder.path))
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
-        try:
-            waits, errors = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.kill()
-        report_lines = waits.decode().splitlines() or [errors.decode()[-1000:] or "no waiting actor found in the logs"]
-        self._logger.warning("run.stalled", stalled_s=self._stall_s, waits=report_lines)
-        self._display.print_line(f"no progress for {self._stall_s:g} s:")
-        for line in report_lines:
-            self._display.print_line(f"  {line}")

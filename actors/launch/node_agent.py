@@ -6,12 +6,9 @@ new node.
 """
 
 import asyncio
-import contextlib
 import secrets
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Literal, NamedTuple, NoReturn
+from typing import Literal
 
 import structlog
 
@@ -20,11 +17,11 @@ from actors.launch.child_processes import (
     ChildProcesses,
     build_thread_environment,
     describe_exit,
-    read_exit_reason,
 )
 from actors.launch.claim_run_folder import scratch_folders
 from actors.launch.command_lines import CommandLines, Rendezvous
 from actors.launch.host_address import build_rendezvous_environment, check_port_free
+from actors.launch.join_handshake import JoinOptions, PrintLine, open_run_folder, request_join
 from actors.launch.launcher import LogWriteFailure, wait_for_interrupt
 from actors.launch.membership import build_address_book
 from actors.launch.supervisor import Program, Supervisor
@@ -32,10 +29,8 @@ from actors.runtime.wiring import get_stop_timeout_s
 from bus.addresses import LAUNCHER, LEARNER, parse_process
 from bus.bus import Bus
 from bus.messages import (
-    Envelope,
     ExecutorHealthy,
     JoinAccepted,
-    JoinRequested,
     LearnerRanksRequested,
     Listener,
     MembershipChanged,
@@ -44,40 +39,19 @@ from bus.messages import (
     ProcessEnded,
     Shutdown,
 )
+from bus.process.exit_reason import read_exit_reason
 from bus.process.heartbeat import receiving_heartbeats
 from bus.process.structured_log import configure_logging
 from bus.process.waiting import SuspensionGuard, wait_for_first
 from bus.transport.address_book import TcpAddress, load_network, write_address_book, write_key_location
 from bus.transport.zeromq import open_zmq_bus
-from configs.errors import EXIT_UNUSABLE, UnusableInput
-from configs.load import load_run
+from configs.errors import EXIT_UNUSABLE
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 
 NodeEnding = Literal["over", "interrupted", "lost", "unanswered"]
-PrintLine = Callable[[str], None]
 
 _QUEUE_MESSAGES = 65_536
-_WAIT_NOTICE_INTERVAL_S = 10.0  # between two lines that report the missing answer
-
-
-class JoinOptions(NamedTuple):
-    """The node, and the run that it joins."""
-
-    head_address: TcpAddress  # where the run's launcher listens
-    own_address: TcpAddress
-    key_file: Path
-    num_generators: int = -1  # -1: as many as in the run's configuration
-    num_executors: int = -1
-    run_folder: Path | None = None  # the run's folder on this node, if its path differs from node 0's
-    join_timeout_s: float = 300.0  # for the answer to the join request
-
-    @property
-    def own_folder(self) -> RunFolder:
-        """Sockets and memory of this node, separate from those of other nodes of the same machine."""
-        return RunFolder(
-            Path(), f"{self.own_address.format_endpoint('control')} of {self.head_address.format_endpoint('control')}"
-        )
 
 
 class NodeAddressBook:
@@ -122,52 +96,16 @@ async def join_once(options: JoinOptions, print_line: PrintLine, interrupted: as
             name, options.own_folder.sockets, _QUEUE_MESSAGES, 0, load_network(options.own_folder.sockets)
         )
         try:
-            accepted = await _request_join(name, bus, options, print_line, interrupted)
+            accepted = await request_join(name, bus, options, print_line, interrupted)
             if accepted is None:
                 return "interrupted" if interrupted.is_set() else "unanswered"
             address_book.on_join_accepted(accepted)
-            run, folder = _open_run_folder(accepted, options)
+            run, folder = open_run_folder(accepted, options)
             return await NodeAgent(run, folder, accepted, bus, address_book, options.own_address.host).run_until_end(
                 print_line, interrupted
             )
         finally:
             await bus.close()
-
-
-async def _request_join(
-    name: str, bus: Bus, options: JoinOptions, print_line: PrintLine, interrupted: asyncio.Event
-) -> JoinAccepted | None:
-    """None if the wait was interrupted or timed out."""
-    own = options.own_address
-    await bus.send(LAUNCHER, JoinRequested(name, own.host, own.port, options.num_generators, options.num_executors))
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(options.join_timeout_s):
-            notices = _print_wait_notices(options, print_line)
-            answer = await wait_for_first(bus.receive(), interrupted.wait(), notices)
-            if isinstance(answer, Envelope):
-                message = answer.message
-                assert isinstance(message, JoinAccepted), f"{type(message).__name__} arrived before JoinAccepted"
-                return message
-    return None
-
-
-async def _print_wait_notices(options: JoinOptions, print_line: PrintLine) -> NoReturn:
-    at = options.head_address.format_endpoint("control")
-    while True:
-        await asyncio.sleep(_WAIT_NOTICE_INTERVAL_S)
-        print_line(f"no answer yet from {at}: no launcher listens there, or it has another key than {options.key_file}")
-
-
-def _open_run_folder(accepted: JoinAccepted, options: JoinOptions) -> tuple[RunConfig, RunFolder]:
-    """The run's folder as this node sees it. Raises UnusableInput if it belongs to another run."""
-    folder = RunFolder(options.run_folder or Path(accepted.run_folder), options.own_folder.scratch)
-    launch = folder.launch_counter.read_text().strip() if folder.launch_counter.exists() else ""
-    if launch != str(accepted.launch):
-        raise UnusableInput(
-            f"{folder.path}: not the folder of the run at {options.head_address.format_endpoint('control')}. "
-            "All nodes need the run's folder on a shared file system; set its path on this node with --run-folder"
-        )
-    return load_run(folder.config), folder
 
 
 class NodeAgent:
@@ -296,7 +234,7 @@ class NodeAgent:
             self._logger.error(
                 "process.died", name=child.name, incarnation=incarnation, exit_code=child.process.returncode
             )
-            cause = f"{describe_exit(child)}: {read_exit_reason(child, 1)}"
+            cause = f"{describe_exit(child)}: {read_exit_reason(child.output_path, child.exit_reason_path, 1)}"
             await self._bus.send(LAUNCHER, ProcessEnded(child.name, incarnation, cause))
 
     # ---------------------------------------------------------------- ending

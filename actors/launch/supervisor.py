@@ -18,8 +18,8 @@ from actors.launch.child_processes import (
     ChildProcesses,
     build_process_died_error,
     build_thread_environment,
-    read_exit_reason_file,
 )
+from bus.process.exit_reason import load_exit_reason
 from bus.process.heartbeat import Heartbeat
 from bus.process.waiting import SuspensionGuard
 from configs.errors import EXIT_UNUSABLE
@@ -31,7 +31,7 @@ def is_unusable_exit(incarnation: int, child: ChildProcess) -> bool:
 
     The exit code of several learner ranks is torchrun's, whatever their exit codes are.
     """
-    return child.process.returncode == EXIT_UNUSABLE or bool(read_exit_reason_file(child))
+    return child.process.returncode == EXIT_UNUSABLE or bool(load_exit_reason(child.exit_reason_path))
 
 
 class Program(msgspec.Struct, frozen=True):

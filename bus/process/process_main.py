@@ -1,41 +1,17 @@
-"""The `main` of a run's processes: common flags, and the exit reason and code for unusable input.
-
-The process prints the reason and also writes it to shared memory, where the launcher reads it: a
-full disk cannot store the printed output.
-"""
+"""The `main` of a run's processes: common flags, and the exit reason and code for unusable input."""
 
 import contextlib
 import gc
-import os
 import signal
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Generator
 from pathlib import Path
 
 import structlog
 
+from bus.process.exit_reason import write_exit_reason
 from configs.errors import EXIT_UNUSABLE, UnusableInput
 from configs.run_folder import RunFolder
-
-
-def exit_reason_path(folder: RunFolder, process: str) -> Path:
-    return folder.shared_memory / f"{process}.words"
-
-
-def write_exit_reason(folder: RunFolder, process: str, error: BaseException) -> None:
-    """Write the first error of a process; later errors are consequences of it and are ignored."""
-    with contextlib.suppress(OSError), exit_reason_path(folder, process).open("x") as file:
-        file.write(f"{error}\n")
-    with contextlib.suppress(OSError):
-        sys.stderr.write(f"{error}\n")
-        sys.stderr.flush()
-
-
-def exit_now(folder: RunFolder, process: str, error: BaseException) -> None:
-    """Write the exit reason and exit like a killed process; unlogged events are lost."""
-    write_exit_reason(folder, process, error)
-    os._exit(EXIT_UNUSABLE)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 import msgspec
 import structlog
 
-from bus.process.process_main import exit_now
+from bus.process.exit_reason import exit_now
 from configs.atomic_write import DiskError, raising_disk_errors
 from configs.run_folder import RunFolder
 

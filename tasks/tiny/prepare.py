@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bus.process.process_main import write_exit_reason
+from bus.process.exit_reason import write_exit_reason
 from configs.atomic_write import raising_disk_errors
 from configs.errors import EXIT_UNUSABLE, UnusableInput
 from configs.load import load_run

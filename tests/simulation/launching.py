@@ -41,7 +41,8 @@ class SimulatedChildren(ChildProcesses):
 
     async def spawn(self, name: str, argv: Sequence[str], environment: object) -> ChildProcess:
         incarnation, session = argv
-        child = ChildProcess(name, self._start_process(name, int(incarnation), int(session)), Path(name))  # pyright: ignore
+        process = self._start_process(name, int(incarnation), int(session))
+        child = ChildProcess(name, process, Path(name), Path(name))  # pyright: ignore[reportArgumentType]
         self._children[name] = child
         return child
 

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from actors.cli.join_command import join_run, parse_endpoint
-from actors.launch.node_agent import JoinOptions
+from actors.launch.join_handshake import JoinOptions
 from bus.transport.curve_auth import generate_key
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder

@@ -9,7 +9,8 @@ from rich.console import Console
 from actors.cli import join_command
 from actors.cli.join_command import EXIT_INTERRUPTED, choose_own_address, join_run, parse_endpoint
 from actors.launch.child_processes import ProcessDied
-from actors.launch.node_agent import JoinOptions, NodeEnding
+from actors.launch.join_handshake import JoinOptions
+from actors.launch.node_agent import NodeEnding
 from bus.transport.address_book import TcpAddress
 from configs.errors import UnusableInput
 

@@ -18,10 +18,9 @@ from actors.launch.child_processes import (
     ChildProcesses,
     build_process_died_error,
     build_thread_environment,
-    read_exit_reason,
 )
 from actors.launch.supervisor import is_unusable_exit
-from bus.process.process_main import exit_reason_path
+from bus.process.exit_reason import exit_reason_path, read_exit_reason
 from configs.run_folder import RunFolder
 from tests.processes import family, wait_for_end
 
@@ -48,7 +47,7 @@ async def children(tmp_path: Path) -> AsyncIterator[ChildProcesses]:
 
 
 async def wait_for_output(child: ChildProcess) -> None:
-    while "here" not in read_exit_reason(child):  # noqa: ASYNC110 - output has no event to wait for
+    while "here" not in read_exit_reason(child.output_path, child.exit_reason_path):  # noqa: ASYNC110 - output has no event to wait for
         await asyncio.sleep(0.01)
 
 
@@ -59,7 +58,7 @@ async def test_the_error_of_a_child_that_ended_has_its_name_exit_code_and_output
     child = await children.spawn("one", python(code), build_thread_environment(2))
     assert await children.wait_for_exit("one", 30.0)
     assert children.list_failed() == [child]
-    assert read_exit_reason(child, 2) == "18\n19"
+    assert read_exit_reason(child.output_path, child.exit_reason_path, 2) == "18\n19"
     message = str(build_process_died_error(child, "twice, the last time "))
     assert message.startswith("one ended twice, the last time with exit code 3:\n8\n9\n")
     assert str(tmp_path / "logs" / "one.out") in message
@@ -76,13 +75,13 @@ async def test_the_exit_reason_file_replaces_output_that_a_full_disk_lost(
         reason_path.write_text("of an earlier incarnation\n")
         child = await children.spawn("one", python("import sys; sys.exit(1)"), {})
         assert await children.wait_for_exit("one", 30.0)
-        assert read_exit_reason(child) == ""
+        assert read_exit_reason(child.output_path, child.exit_reason_path) == ""
         assert not is_unusable_exit(1, child)
         reason_path.write_text("metrics.jsonl: No space left on device\n")
-        assert read_exit_reason(child) == "metrics.jsonl: No space left on device"
+        assert read_exit_reason(child.output_path, child.exit_reason_path) == "metrics.jsonl: No space left on device"
         assert is_unusable_exit(1, child)
         child.output_path.write_text("a warning\nmetrics.jsonl: No space left on device\n")
-        assert read_exit_reason(child).startswith("a warning\n")
+        assert read_exit_reason(child.output_path, child.exit_reason_path).startswith("a warning\n")
     finally:
         shutil.rmtree(reason_path.parent)
 
@@ -91,7 +90,7 @@ async def test_a_child_gets_its_thread_count_its_parent_and_a_separate_session(c
     code = "import os; print(os.getppid(), os.environ['OMP_NUM_THREADS'], os.getpid() == os.getsid(0))"
     child = await children.spawn("one", python(code), build_thread_environment(2))
     assert await children.wait_for_exit("one", 30.0)
-    assert read_exit_reason(child) == f"{os.getpid()} 2 True"
+    assert read_exit_reason(child.output_path, child.exit_reason_path) == f"{os.getpid()} 2 True"
 
 
 async def test_a_child_is_killed_with_its_process_group(children: ChildProcesses) -> None:
@@ -131,6 +130,6 @@ def test_a_child_without_output_has_an_empty_exit_reason(tmp_path: Path) -> None
     class Exited:
         returncode = -9
 
-    child = ChildProcess("one", Exited(), tmp_path / "one.out")  # pyright: ignore[reportArgumentType]
-    assert read_exit_reason(child) == ""
+    child = ChildProcess("one", Exited(), tmp_path / "one.out", tmp_path / "one.words")  # pyright: ignore[reportArgumentType]
+    assert read_exit_reason(child.output_path, child.exit_reason_path) == ""
     assert str(build_process_died_error(child)).startswith("one ended with exit code -9:\n\n")

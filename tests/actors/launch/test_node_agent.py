@@ -12,7 +12,8 @@ from structlog.testing import capture_logs
 
 from actors.launch import node_agent
 from actors.launch.child_processes import ProcessDied
-from actors.launch.node_agent import JoinOptions, NodeEnding, join_once
+from actors.launch.join_handshake import JoinOptions
+from actors.launch.node_agent import NodeEnding, join_once
 from bus.addresses import LAUNCHER
 from bus.messages import (
     AnyMessage,

@@ -9,7 +9,7 @@ from rich.console import Console
 from actors.cli import run_command
 from actors.launch import job_environment as node_role
 from actors.launch.job_environment import NodePlacement, configure_head, configure_worker
-from actors.launch.node_agent import JoinOptions
+from actors.launch.join_handshake import JoinOptions
 from bus.transport.address_book import TcpAddress
 from configs.errors import UnusableInput
 from configs.schema import ClusterConfig, RunConfig

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bus.process.process_main import exit_reason_path
+from bus.process.exit_reason import exit_reason_path
 from bus.process.structured_log import LogFile
 from configs.atomic_write import DiskError
 from configs.errors import EXIT_UNUSABLE

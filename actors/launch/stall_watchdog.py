@@ -1,0 +1,48 @@
+"""Reports a run without progress: which actor waits for what, from the event logs."""
+
+import asyncio
+import sys
+
+import structlog
+
+from actors.launch.display import Display
+from configs.run_folder import RunFolder
+
+
+class StallWatchdog:
+    """Reports what each actor waits for whenever `stall_s` pass without a line of progress on the display."""
+
+    def __init__(self, folder: RunFolder, stall_s: float, display: Display) -> None:
+        self._folder = folder
+        self._stall_s = stall_s
+        self._display = display
+        self._progressed = asyncio.Event()
+        self._logger = structlog.get_logger()
+
+    def on_progress(self) -> None:
+        self._progressed.set()
+
+    async def watch(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._progressed.clear()
+            try:
+                await asyncio.wait_for(self._progressed.wait(), self._stall_s)
+            except TimeoutError:
+                await self._report()
+
+    async def _report(self) -> None:
+        """Run `asterism log waits` in a separate process, since reading the logs may take long."""
+        command = (sys.executable, "-m", "actors.cli.log.waits_command", str(self._folder.path))
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+        try:
+            waits, errors = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+        report_lines = waits.decode().splitlines() or [errors.decode()[-1000:] or "no waiting actor found in the logs"]
+        self._logger.warning("run.stalled", stalled_s=self._stall_s, waits=report_lines)
+        self._display.print_line(f"no progress for {self._stall_s:g} s:")
+        for line in report_lines:
+            self._display.print_line(f"  {line}")
