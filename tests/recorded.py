@@ -5,10 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from actors.replay.replay import ReplayedTrajectory, ToolResult, replay_trajectory
-from actors.runtime.decider_loop import (
-    decide_event,
-    get_trajectory_ids,
-)
+from actors.runtime.decider_loop import decide_event, get_trajectory_ids
 from bus.codec import encode
 from bus.event_log.writer import EventLog
 from bus.messages import (

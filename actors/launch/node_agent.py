@@ -12,12 +12,7 @@ from typing import Literal
 
 import structlog
 
-from actors.launch.child_processes import (
-    ChildProcess,
-    ChildProcesses,
-    build_thread_environment,
-    describe_exit,
-)
+from actors.launch.child_processes import ChildProcess, ChildProcesses, build_thread_environment, describe_exit
 from actors.launch.claim_run_folder import scratch_folders
 from actors.launch.command_lines import CommandLines, Rendezvous
 from actors.launch.host_address import build_rendezvous_environment, check_port_free

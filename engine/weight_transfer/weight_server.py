@@ -24,13 +24,7 @@ from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from engine.weight_transfer.slot_file import (
-    CHUNK_BYTES,
-    MAX_REQUEST_BYTES,
-    WINDOW_CHUNKS,
-    decode_request,
-    read_chunk,
-)
+from engine.weight_transfer.slot_file import CHUNK_BYTES, MAX_REQUEST_BYTES, WINDOW_CHUNKS, decode_request, read_chunk
 
 PROCESS_NAME = "weights"
 REPORT_S = 10.0  # between log lines, if the counts have changed

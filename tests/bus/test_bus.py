@@ -9,14 +9,7 @@ import pytest
 
 from bus.bus import Bus
 from bus.codec import MalformedFrame
-from bus.messages import (
-    AnyMessage,
-    CodeRequested,
-    LeaseReleased,
-    RunFinished,
-    Shutdown,
-    TurnGenerated,
-)
+from bus.messages import AnyMessage, CodeRequested, LeaseReleased, RunFinished, Shutdown, TurnGenerated
 from bus.transport.in_process import Hub, make_in_process_bus_factory
 from bus.transport.zeromq import make_zeromq_bus_factory
 from configs.load import load_run
