@@ -163,10 +163,7 @@ async def test_it_ends_without_answers_when_its_sandbox_breaks_for_good() -> Non
 async def test_every_answer_has_its_executors_address_and_a_failure_is_not_a_result(scene: Scene) -> None:
     await scene.send(call(0), call(1, "break", 3), answer(2), answer(3, "break"))
     answers = await scene.receive(4)
-    assert answers[:2] == [
-        CallFailed(1, 3, "sandbox: broken", ADDRESS),
-        CallFailed(3, -1, "grader: broken", ADDRESS),
-    ]
+    assert answers[:2] == [CallFailed(1, 3, "sandbox: broken", ADDRESS), CallFailed(3, -1, "grader: broken", ADDRESS)]
     assert CodeFinished(0, 0, CodeOk(Output("1")), 0.1, ADDRESS) in answers
     assert AnswerGraded(2, True, 0.1, ADDRESS) in answers
 

@@ -14,11 +14,7 @@ pytestmark = pytest.mark.slow
 
 CHOSEN = (
     (Fault("head", "kill", 300, 0.0), Fault("generator-1", "kill", 100, 0.0), Fault("rollout-0", "stop", 200, 0.0)),
-    (
-        Fault("learner", "kill", 500, 0.0),
-        Fault("executor-0", "kill", 50, 0.0),
-        Fault(LAUNCHER, "kill", 150, 0.0),
-    ),
+    (Fault("learner", "kill", 500, 0.0), Fault("executor-0", "kill", 50, 0.0), Fault(LAUNCHER, "kill", 150, 0.0)),
 )
 OVER_HOSTS = (
     Fault(HOST, "partition", 300, 0.0, host=1, lasts_s=1.0),

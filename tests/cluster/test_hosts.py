@@ -120,9 +120,7 @@ def test_memory_temporary_files_name_and_process_ids_are_private_and_other_files
     assert not Path("/dev/shm/weights").exists()
 
 
-def test_killing_processes_closes_their_connections_and_powering_off_does_not(
-    hosts: Hosts,
-) -> None:
+def test_killing_processes_closes_their_connections_and_powering_off_does_not(hosts: Hosts) -> None:
     third = hosts.add()
     _, killed = connect(hosts[0], hosts[1])
     hosts[0].kill_all()

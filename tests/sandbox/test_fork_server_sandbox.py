@@ -150,9 +150,7 @@ time.sleep(0.5)
 """
 
 
-async def test_a_call_with_a_daemon_outlives_its_neighbours_without_namespaces(
-    start_sandbox: StartSandbox,
-) -> None:
+async def test_a_call_with_a_daemon_outlives_its_neighbours_without_namespaces(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(namespaces="off", time_limit_s=10.0, fork_servers=1) as client:
         call = asyncio.create_task(client.program(_DAEMON))
         while not call.done():

@@ -155,11 +155,7 @@ DESCRIPTORS = [
         """,
         *any_outcome(),
     ),
-    hostile(
-        "reads from the harness's socket",
-        "import os\nprint(len(os.read(3, 1 << 20)))",
-        timed_out(""),
-    ),
+    hostile("reads from the harness's socket", "import os\nprint(len(os.read(3, 1 << 20)))", timed_out("")),
     hostile(
         "lets a thread read from the harness's socket",
         "import os, threading\nthreading.Thread(target=lambda: [os.read(3, 1 << 20) for _ in range(99)], daemon=True).start()",

@@ -3,6 +3,121 @@
 from sandbox.inside.call import run_code
 from tests.sandbox.hostile.record import NEIGHBOUR_FOLDERS, hostile, ok, printed, raised, timed_out
 
+# Programs that print each escape: they must print nothing.
+_PRINT_EACH_ESCAPE = {
+    "writes outside its folder": """
+        import os, sys
+        places = ['/', '/usr', '/usr/lib', '/usr/local', '/bin', '/dev', '/dev/shm/..', '/proc', '/sys', '/etc', '/run', '/var',
+                  '/var/tmp', '/root', '/home', '/opt', '/opt/asterism', '/run/asterism', os.path.dirname(os.__file__),
+                  os.path.dirname(sys.executable), *sys.path[1:], '..', '../..']
+        for place in places:
+            if os.path.samefile(place, '.') if os.path.exists(place) else True: continue
+            for attempt in (
+                lambda: open(f'{place}/hostile', 'w'),
+                lambda: os.mkdir(f'{place}/hostile.d'),
+                lambda: os.symlink('x', f'{place}/hostile.l'),
+                lambda: os.mkfifo(f'{place}/hostile.p'),
+                lambda: os.rename('/usr', f'{place}/hostile.r'),
+            ):
+                try: attempt(); print('wrote to', place)
+                except OSError: pass
+        """,
+    "writes to the machine's temporary folders": """
+        import os
+        for place in ('/tmp', '/var/tmp', '/dev/shm', '/run/lock', '/run/user'):
+            if os.path.exists(place) and not os.path.samefile(place, '.'):
+                try: open(f'{place}/hostile', 'w'); print('wrote to', place)
+                except OSError: pass
+        """,
+    "changes files that all calls share": """
+        import os, sys
+        for attempt in (
+            lambda: open(os.__file__, 'a'),
+            lambda: open(sys.executable, 'r+b'),
+            lambda: os.truncate(os.__file__, 0),
+            lambda: os.chmod(os.__file__, 0o777),
+            lambda: os.utime(os.__file__, (0, 0)),
+            lambda: os.remove(os.__file__),
+            lambda: os.chmod('/dev/null', 0),
+            lambda: os.remove('/dev/null'),
+            lambda: os.chmod('/', 0),
+            lambda: os.setxattr(os.__file__, 'user.hostile', b'x'),
+        ):
+            try: attempt(); print('changed')
+            except OSError: pass
+        """,
+    "reads and writes its neighbours' folders": f"""
+        import os
+        for folder in {NEIGHBOUR_FOLDERS}:
+            try:
+                if os.path.samefile(folder, '.'): continue
+            except OSError: pass
+            for attempt in (
+                lambda: os.listdir(folder),
+                lambda: open(folder + '/mine').read(),
+                lambda: open(folder + '/hostile', 'w'),
+                lambda: os.link(folder + '/mine', 'stolen'),
+                lambda: os.rename(folder + '/mine', 'stolen'),
+                lambda: os.remove(folder + '/mine'),
+                lambda: (os.chdir(folder), os.listdir('.')),
+            ):
+                try: attempt(); print('reached', folder)
+                except OSError: pass
+        """,
+    "links to files outside its folder": """
+        import os
+        for number, target in enumerate(('/etc/passwd', '/', '..', '/proc/self/mem', '/dev/shm/../..')):
+            os.symlink(target, f'l{number}')
+        for number, target in enumerate(('/etc/passwd', os.__file__, '/bin/sh', '/dev/null')):
+            try: os.link(target, f'h{number}'); print('linked', target)
+            except OSError: pass
+        for name in ('l0', 'l1/etc/shadow', 'l2/../etc/passwd', 'l3'):
+            try: open(name).read(); print('read', name)
+            except (OSError, ValueError): pass
+        for name in ('l1', 'l2'):
+            try: open(f'{name}/hostile', 'w'); print('wrote', name)
+            except OSError: pass
+        """,
+    "makes devices": """
+        import os, stat
+        for kind, device in ((stat.S_IFCHR, os.makedev(1, 1)), (stat.S_IFBLK, os.makedev(254, 0)), (stat.S_IFCHR, os.makedev(5, 1))):
+            try: os.mknod('d', kind | 0o666, device); open('d', 'r+b'); print('made')
+            except OSError: pass
+        """,
+    "holds locks and leases on files that all calls share": """
+        import fcntl, os, sys, time
+        files = [open(path, 'rb') for path in (os.__file__, sys.executable, '/dev/null')]
+        for file in files:
+            try: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError: pass
+            try: fcntl.fcntl(file, 1024, fcntl.F_WRLCK); print('leased')
+            except OSError: pass
+            try: fcntl.fcntl(file, 1024, fcntl.F_RDLCK); print('leased')
+            except OSError: pass
+        import json, random, string
+        time.sleep(0.1)
+        """,
+    "leaves modules named like the harness's and the library's": f"""
+        import os
+        evil = "import os\\nos.write(1, b'evil ran')\\nraise SystemExit(9)"
+        os.makedirs('sandbox/inside/call')
+        os.mkdir('encodings')
+        names = 'json random os sys io re struct numpy sitecustomize usercustomize encodings/__init__ sandbox/__init__'
+        names += ' sandbox/inside/__init__ sandbox/inside/call/__init__ {run_code.__name__.replace(".", "/")}'
+        for name in (names + ' traceback linecache string').split():
+            open(f'{{name}}.py', 'w').write(evil)
+        open('evil.pth', 'w').write("import os; os.write(1, b'evil ran')")
+        """,
+    "leaves start-up files for Python": """
+        import os, subprocess, sys
+        version = f'python{sys.version_info[0]}.{sys.version_info[1]}'
+        folder = f"{os.environ['HOME']}/.local/lib/{version}/site-packages"
+        os.makedirs(folder)
+        open(f'{folder}/usercustomize.py', 'w').write("print('evil ran')")
+        open(f'{folder}/evil.pth', 'w').write("import os; os.write(1, b'evil ran')")
+        """,
+}
+
 FILES = [
     hostile(
         "fills the disk",
@@ -54,99 +169,7 @@ FILES = [
         """,
         printed("28\n"),
     ),
-    hostile(
-        "writes outside its folder",
-        """
-        import os, sys
-        places = ['/', '/usr', '/usr/lib', '/usr/local', '/bin', '/dev', '/dev/shm/..', '/proc', '/sys', '/etc', '/run', '/var',
-                  '/var/tmp', '/root', '/home', '/opt', '/opt/asterism', '/run/asterism', os.path.dirname(os.__file__),
-                  os.path.dirname(sys.executable), *sys.path[1:], '..', '../..']
-        for place in places:
-            if os.path.samefile(place, '.') if os.path.exists(place) else True: continue
-            for attempt in (
-                lambda: open(f'{place}/hostile', 'w'),
-                lambda: os.mkdir(f'{place}/hostile.d'),
-                lambda: os.symlink('x', f'{place}/hostile.l'),
-                lambda: os.mkfifo(f'{place}/hostile.p'),
-                lambda: os.rename('/usr', f'{place}/hostile.r'),
-            ):
-                try: attempt(); print('wrote to', place)
-                except OSError: pass
-        """,
-        printed(""),
-    ),
-    hostile(
-        "writes to the machine's temporary folders",
-        """
-        import os
-        for place in ('/tmp', '/var/tmp', '/dev/shm', '/run/lock', '/run/user'):
-            if os.path.exists(place) and not os.path.samefile(place, '.'):
-                try: open(f'{place}/hostile', 'w'); print('wrote to', place)
-                except OSError: pass
-        """,
-        printed(""),
-    ),
-    hostile(
-        "changes files that all calls share",
-        """
-        import os, sys
-        for attempt in (
-            lambda: open(os.__file__, 'a'),
-            lambda: open(sys.executable, 'r+b'),
-            lambda: os.truncate(os.__file__, 0),
-            lambda: os.chmod(os.__file__, 0o777),
-            lambda: os.utime(os.__file__, (0, 0)),
-            lambda: os.remove(os.__file__),
-            lambda: os.chmod('/dev/null', 0),
-            lambda: os.remove('/dev/null'),
-            lambda: os.chmod('/', 0),
-            lambda: os.setxattr(os.__file__, 'user.hostile', b'x'),
-        ):
-            try: attempt(); print('changed')
-            except OSError: pass
-        """,
-        printed(""),
-    ),
-    hostile(
-        "reads and writes its neighbours' folders",
-        f"""
-        import os
-        for folder in {NEIGHBOUR_FOLDERS}:
-            try:
-                if os.path.samefile(folder, '.'): continue
-            except OSError: pass
-            for attempt in (
-                lambda: os.listdir(folder),
-                lambda: open(folder + '/mine').read(),
-                lambda: open(folder + '/hostile', 'w'),
-                lambda: os.link(folder + '/mine', 'stolen'),
-                lambda: os.rename(folder + '/mine', 'stolen'),
-                lambda: os.remove(folder + '/mine'),
-                lambda: (os.chdir(folder), os.listdir('.')),
-            ):
-                try: attempt(); print('reached', folder)
-                except OSError: pass
-        """,
-        printed(""),
-    ),
-    hostile(
-        "links to files outside its folder",
-        """
-        import os
-        for number, target in enumerate(('/etc/passwd', '/', '..', '/proc/self/mem', '/dev/shm/../..')):
-            os.symlink(target, f'l{number}')
-        for number, target in enumerate(('/etc/passwd', os.__file__, '/bin/sh', '/dev/null')):
-            try: os.link(target, f'h{number}'); print('linked', target)
-            except OSError: pass
-        for name in ('l0', 'l1/etc/shadow', 'l2/../etc/passwd', 'l3'):
-            try: open(name).read(); print('read', name)
-            except (OSError, ValueError): pass
-        for name in ('l1', 'l2'):
-            try: open(f'{name}/hostile', 'w'); print('wrote', name)
-            except OSError: pass
-        """,
-        printed(""),
-    ),
+    *[hostile(name, code, printed("")) for name, code in _PRINT_EACH_ESCAPE.items()],
     hostile(
         "links in a circle",
         "import os\nos.symlink('b', 'a')\nos.symlink('a', 'b')\nos.symlink('.', 'c')\nopen('/'.join('c' * 30) + '/f', 'w')\nopen('a')",
@@ -199,68 +222,10 @@ FILES = [
         """,
         printed("16\n"),
     ),
-    hostile(
-        "waits for a named pipe without a writer",
-        "import os\nos.mkfifo('p')\nopen('p').read()",
-        timed_out(""),
-    ),
-    hostile(
-        "makes devices",
-        """
-        import os, stat
-        for kind, device in ((stat.S_IFCHR, os.makedev(1, 1)), (stat.S_IFBLK, os.makedev(254, 0)), (stat.S_IFCHR, os.makedev(5, 1))):
-            try: os.mknod('d', kind | 0o666, device); open('d', 'r+b'); print('made')
-            except OSError: pass
-        """,
-        printed(""),
-    ),
+    hostile("waits for a named pipe without a writer", "import os\nos.mkfifo('p')\nopen('p').read()", timed_out("")),
     hostile(
         "waits for a lock on a file that it holds itself",
         "import fcntl\nfiles = [open('f', 'w'), open('f', 'w')]\nfor file in files: fcntl.flock(file, fcntl.LOCK_EX)",
         timed_out(""),
-    ),
-    hostile(
-        "holds locks and leases on files that all calls share",
-        """
-        import fcntl, os, sys, time
-        files = [open(path, 'rb') for path in (os.__file__, sys.executable, '/dev/null')]
-        for file in files:
-            try: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError: pass
-            try: fcntl.fcntl(file, 1024, fcntl.F_WRLCK); print('leased')
-            except OSError: pass
-            try: fcntl.fcntl(file, 1024, fcntl.F_RDLCK); print('leased')
-            except OSError: pass
-        import json, random, string
-        time.sleep(0.1)
-        """,
-        printed(""),
-    ),
-    hostile(
-        "leaves modules named like the harness's and the library's",
-        f"""
-        import os
-        evil = "import os\\nos.write(1, b'evil ran')\\nraise SystemExit(9)"
-        os.makedirs('sandbox/inside/call')
-        os.mkdir('encodings')
-        names = 'json random os sys io re struct numpy sitecustomize usercustomize encodings/__init__ sandbox/__init__'
-        names += ' sandbox/inside/__init__ sandbox/inside/call/__init__ {run_code.__name__.replace(".", "/")}'
-        for name in (names + ' traceback linecache string').split():
-            open(f'{{name}}.py', 'w').write(evil)
-        open('evil.pth', 'w').write("import os; os.write(1, b'evil ran')")
-        """,
-        printed(""),
-    ),
-    hostile(
-        "leaves start-up files for Python",
-        """
-        import os, subprocess, sys
-        version = f'python{sys.version_info[0]}.{sys.version_info[1]}'
-        folder = f"{os.environ['HOME']}/.local/lib/{version}/site-packages"
-        os.makedirs(folder)
-        open(f'{folder}/usercustomize.py', 'w').write("print('evil ran')")
-        open(f'{folder}/evil.pth', 'w').write("import os; os.write(1, b'evil ran')")
-        """,
-        printed(""),
     ),
 ]

@@ -27,6 +27,69 @@ _KINDS = tuple(
 )
 _RESOURCES = (*ATTACKED[ForkServer], *ATTACKED[WarmProcesses], *ATTACKED[NotebookProcesses], *ATTACKED[CallProcess])
 
+# Programs that may harm only their own call and notebook.
+_HARM_THEIR_OWN_CALL = {
+    "replaces every builtin": """
+        import builtins
+        for name in dir(builtins):
+            if name[0] != '_': setattr(builtins, name, None)
+        """,
+    "replaces compile and exec for later cells": """
+        import builtins
+        builtins.compile = builtins.exec = builtins.eval = lambda *_, **__: print('forged')
+        """,
+    "breaks the harness's tools": """
+        import os, json, sys
+        sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = None
+        os._exit = os.write = json.dumps = None
+        """,
+    "puts streams of its own in place of the output": """
+        import sys
+        class Stream:
+            def write(self, text): raise KeyboardInterrupt
+            def flush(self): raise SystemExit('flushed')
+        sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = Stream()
+        """,
+    "forgets all modules": "import sys\nsys.modules.clear()",
+    "puts modules of its own in place of the library's": """
+        import sys, types
+        evil = types.ModuleType('evil')
+        evil.__getattr__ = lambda name: 1 / 0
+        for name in list(sys.modules): sys.modules[name] = evil
+        """,
+    "traces all that the harness does": """
+        import os, sys, threading
+        def trace(*_): raise ValueError('traced')
+        sys.settrace(trace)
+        sys.setprofile(trace)
+        threading.settrace(trace)
+        threading.setprofile(trace)
+        """,
+    "audits all that the harness does": """
+        import sys
+        def hook(name, _):
+            if name in ('compile', 'exec', 'open', 'import'): raise ValueError('audited')
+        sys.addaudithook(hook)
+        """,
+    "changes the harness's functions by walking up the frames": """
+        import sys
+        frame = sys._getframe()
+        while frame:
+            for name in list(frame.f_globals):
+                if name.startswith('_') and callable(frame.f_globals[name]) and not name.startswith('__'):
+                    frame.f_globals[name] = lambda *_: ['ok']
+            frame = frame.f_back
+        """,
+    "changes its process id": "import os\nos.getpid = lambda: 12345",
+    "lets a child forge answers of later cells": """
+        import os, struct, time
+        if not os.fork():
+            while True:
+                time.sleep(0.01)
+                os.write(3, struct.pack('<cIQI', b'a', 2, 0, 1) + b'ok')
+        """,
+}
+
 HARNESS = [
     hostile(
         "replaces print, exit and the display hook",
@@ -38,30 +101,8 @@ HARNESS = [
         printed(""),
         keeps_notebook=False,  # `print` no longer works
     ),
-    hostile(
-        "replaces every builtin",
-        "import builtins\nfor name in dir(builtins):\n    if name[0] != '_': setattr(builtins, name, None)",
-        *any_outcome(),
-        keeps_notebook=False,
-    ),
-    hostile(
-        "replaces compile and exec for later cells",
-        "import builtins\nbuiltins.compile = builtins.exec = builtins.eval = lambda *_, **__: print('forged')",
-        *any_outcome(),
-        keeps_notebook=False,
-    ),
-    hostile(
-        "breaks the harness's tools",
-        "import os, json, sys\nsys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = None\nos._exit = os.write = json.dumps = None",
-        *any_outcome(),
-        keeps_notebook=False,
-    ),
-    hostile(
-        "replaces os.write",
-        "import os\nos.write = lambda fd, data: 0",
-        timed_out(),
-        keeps_notebook=False,
-    ),
+    *[hostile(name, code, *any_outcome(), keeps_notebook=False) for name, code in _HARM_THEIR_OWN_CALL.items()],
+    hostile("replaces os.write", "import os\nos.write = lambda fd, data: 0", timed_out(), keeps_notebook=False),
     hostile(
         "replaces os._exit",
         "import os, time\nos._exit = lambda code: time.sleep(60)\nprint('x')",
@@ -70,72 +111,15 @@ HARNESS = [
         outlives_answer=True,
     ),
     hostile(
-        "puts streams of its own in place of the output",
-        """
-        import sys
-        class Stream:
-            def write(self, text): raise KeyboardInterrupt
-            def flush(self): raise SystemExit('flushed')
-        sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = Stream()
-        """,
-        *any_outcome(),
-        keeps_notebook=False,
-    ),
-    hostile(
         "puts a stream that hangs in place of the output",
         "import sys, time\nclass Stream:\n    def flush(self): time.sleep(60)\nsys.stdout = sys.__stdout__ = Stream()",
         timed_out(),
-        keeps_notebook=False,
-    ),
-    hostile("forgets all modules", "import sys\nsys.modules.clear()", *any_outcome(), keeps_notebook=False),
-    hostile(
-        "puts modules of its own in place of the library's",
-        """
-        import sys, types
-        evil = types.ModuleType('evil')
-        evil.__getattr__ = lambda name: 1 / 0
-        for name in list(sys.modules): sys.modules[name] = evil
-        """,
-        *any_outcome(),
-        keeps_notebook=False,
-    ),
-    hostile(
-        "traces all that the harness does",
-        """
-        import os, sys, threading
-        def trace(*_): raise ValueError('traced')
-        sys.settrace(trace)
-        sys.setprofile(trace)
-        threading.settrace(trace)
-        threading.setprofile(trace)
-        """,
-        *any_outcome(),
         keeps_notebook=False,
     ),
     hostile(
         "exits when the harness calls a function",
         "import os, sys\nsys.setprofile(lambda *_: os._exit(0))",
         died(0),
-        keeps_notebook=False,
-    ),
-    hostile(
-        "audits all that the harness does",
-        "import sys\ndef hook(name, _):\n    if name in ('compile', 'exec', 'open', 'import'): raise ValueError('audited')\nsys.addaudithook(hook)",
-        *any_outcome(),
-        keeps_notebook=False,
-    ),
-    hostile(
-        "changes the harness's functions by walking up the frames",
-        """
-        import sys
-        frame = sys._getframe()
-        while frame:
-            for name in list(frame.f_globals):
-                if name.startswith('_') and callable(frame.f_globals[name]) and not name.startswith('__'):
-                    frame.f_globals[name] = lambda *_: ['ok']
-            frame = frame.f_back
-        """,
-        *any_outcome(),
         keeps_notebook=False,
     ),
     hostile(
@@ -164,17 +148,7 @@ HARNESS = [
         printed(""),
         keeps_notebook=False,
     ),
-    hostile(
-        "changes the clock",
-        "import time\ntime.monotonic = lambda: float('inf')",
-        printed(""),
-    ),
-    hostile(
-        "changes its process id",
-        "import os\nos.getpid = lambda: 12345",
-        *any_outcome(),
-        keeps_notebook=False,
-    ),
+    hostile("changes the clock", "import time\ntime.monotonic = lambda: float('inf')", printed("")),
     hostile(
         "puts hooks in the way of imports",
         """
@@ -245,18 +219,6 @@ HARNESS = [
         threading.Thread(target=spin, daemon=True).start()
         """,
         ok(),
-        keeps_notebook=False,
-    ),
-    hostile(
-        "lets a child forge answers of later cells",
-        """
-        import os, struct, time
-        if not os.fork():
-            while True:
-                time.sleep(0.01)
-                os.write(3, struct.pack('<cIQI', b'a', 2, 0, 1) + b'ok')
-        """,
-        *any_outcome(),
         keeps_notebook=False,
     ),
     *[

@@ -91,12 +91,7 @@ INTERPRETER = [
         died(-11),
         raised(),
     ),
-    hostile(
-        "sends itself SIGFPE",
-        "import ctypes, os\nos.kill(os.getpid(), 8)\nprint('x')",
-        printed("x\n"),
-        died(-8),
-    ),
+    hostile("sends itself SIGFPE", "import ctypes, os\nos.kill(os.getpid(), 8)\nprint('x')", printed("x\n"), died(-8)),
     hostile(
         "frees objects in use",
         "import ctypes\nx = [object() for _ in range(99)]\nfor o in x:\n    for _ in range(9): "
@@ -208,31 +203,20 @@ INTERPRETER = [
         *any_outcome(),
         keeps_notebook=False,
     ),
-    hostile(
-        "raises an exception whose str raises",
-        "class E(Exception):\n    def __str__(self): 1 / 0\nraise E",
-        raised("E: <exception str() failed>"),
-    ),
-    hostile(
-        "raises an exception whose str hangs",
-        "class E(Exception):\n    def __str__(self):\n        while True: pass\nraise E",
-        timed_out(""),
-    ),
-    hostile(
-        "raises an exception whose str has the wrong type",
-        "class E(Exception):\n    def __str__(self): return 5\nraise E",
-        raised("E: <exception str() failed>"),
-    ),
-    hostile(
-        "raises an exception whose str exits",
-        "import os\nclass E(Exception):\n    def __str__(self): os._exit(5)\nraise E",
-        died(5),
-    ),
-    hostile(
-        "raises an exception whose str raises the same exception",
-        "class E(Exception):\n    def __str__(self): raise E\nraise E",
-        raised("E: <exception str() failed>"),
-    ),
+    *[
+        hostile(
+            f"raises an exception whose str {acts}",
+            f"import os\nclass E(Exception):\n    def __str__(self): {body}\nraise E",
+            end,
+        )
+        for acts, body, end in (
+            ("raises", "1 / 0", raised("E: <exception str() failed>")),
+            ("raises the same exception", "raise E", raised("E: <exception str() failed>")),
+            ("has the wrong type", "return 5", raised("E: <exception str() failed>")),
+            ("hangs", "\n        while True: pass", timed_out("")),
+            ("exits", "os._exit(5)", died(5)),
+        )
+    ],
     hostile(
         "raises causes in a circle",
         "a, b = ValueError('a'), ValueError('b')\na.__cause__, b.__cause__ = b, a\nraise a",

@@ -23,12 +23,26 @@ while time.monotonic() < end:
 print('held more than twice the limit after a second' if TOTAL_MIB > 256 else 'within')
 """
 
+# Programs that only the time limit ends.
+_NEVER_END = {
+    "forks without end": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+    "becomes a shell that stays": """
+        import os
+        os.execv('/bin/sh', ['sh', '-c', 'trap "" 1 2 3 15; while :; do :; done'])
+        """,
+    "waits for locks that it holds itself": "import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()",
+    "lets a thread keep the lock of its output": """
+        import os, sys, threading, time
+        read, write = os.pipe()
+        os.dup2(write, 1)
+        thread = threading.Thread(target=print, args=('x' * 1_000_000,), daemon=True)
+        thread.start()
+        while thread.is_alive(): thread.join(0.05); print('x')
+        """,
+}
+
 PROCESSES = [
-    hostile(
-        "forks without end",
-        "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
-        timed_out(""),
-    ),
+    *[hostile(name, code, timed_out("")) for name, code in _NEVER_END.items()],
     hostile(
         "forks until it may not",
         """
@@ -107,11 +121,7 @@ PROCESSES = [
         """,
         ok(),
     ),
-    hostile(
-        "leaves children that are dead",
-        "import os\nfor _ in range(10):\n    if not os.fork(): os._exit(0)",
-        ok(),
-    ),
+    hostile("leaves children that are dead", "import os\nfor _ in range(10):\n    if not os.fork(): os._exit(0)", ok()),
     hostile(
         "ends while daemon threads run",
         """
@@ -133,11 +143,6 @@ PROCESSES = [
         "becomes a shell",
         "import os\nos.execv('/bin/sh', ['sh', '-c', 'echo shell; exit 7'])",
         died(7, "shell\n"),
-    ),
-    hostile(
-        "becomes a shell that stays",
-        "import os\nos.execv('/bin/sh', ['sh', '-c', 'trap \"\" 1 2 3 15; while :; do :; done'])",
-        timed_out(""),
     ),
     hostile(
         "becomes another Python",
@@ -230,11 +235,6 @@ PROCESSES = [
         timed_out("False\n"),
     ),
     hostile(
-        "waits for locks that it holds itself",
-        "import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()",
-        timed_out(""),
-    ),
-    hostile(
         "is locked out of imports by its own thread",
         """
         import _imp, threading
@@ -249,17 +249,5 @@ PROCESSES = [
         """,
         *any_outcome(),
         keeps_notebook=False,
-    ),
-    hostile(
-        "lets a thread keep the lock of its output",
-        """
-        import os, sys, threading, time
-        read, write = os.pipe()
-        os.dup2(write, 1)
-        thread = threading.Thread(target=print, args=('x' * 1_000_000,), daemon=True)
-        thread.start()
-        while thread.is_alive(): thread.join(0.05); print('x')
-        """,
-        timed_out(""),
     ),
 ]

@@ -2,27 +2,22 @@
 
 from tests.sandbox.hostile.record import NEIGHBOURS, died, hostile, ok, printed, raised, timed_out
 
-SIGNALS = [
-    hostile("switches its alarm off and sleeps", "import signal, time\nsignal.alarm(0)\ntime.sleep(60)", timed_out("")),
-    hostile(
-        "ignores all signals and spins",
-        """
+# Programs that only the time limit ends.
+_NEVER_END = {
+    "switches its alarm off and sleeps": "import signal, time\nsignal.alarm(0)\ntime.sleep(60)",
+    "ignores all signals and spins": """
         import signal
         for number in range(1, 65):
             try: signal.signal(number, signal.SIG_IGN)
             except (OSError, ValueError): pass
         while True: pass
         """,
-        timed_out(""),
-    ),
-    hostile(
-        "blocks all signals and spins",
-        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nwhile True: pass",
-        timed_out(""),
-    ),
-    hostile(
-        "swallows every signal and exception",
-        """
+    "blocks all signals and spins": """
+        import signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+        while True: pass
+        """,
+    "swallows every signal and exception": """
         import signal
         def swallow(*_): raise RuntimeError
         for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGXCPU, signal.SIGINT):
@@ -36,17 +31,7 @@ SIGNALS = [
         signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
         spin(20)  # a signal between two `except` blocks ends only one level
         """,
-        timed_out(""),
-    ),
-    hostile(
-        "stops itself",
-        "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\nprint('still here')",
-        printed("still here\n"),  # as process 1 of a namespace
-        timed_out(""),
-    ),
-    hostile(
-        "waits for a child that has stopped",
-        """
+    "waits for a child that has stopped": """
         import os, signal
         child = os.fork()
         if not child:
@@ -54,6 +39,14 @@ SIGNALS = [
             os._exit(0)
         os.waitpid(child, 0)
         """,
+}
+
+SIGNALS = [
+    *[hostile(name, code, timed_out("")) for name, code in _NEVER_END.items()],
+    hostile(
+        "stops itself",
+        "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\nprint('still here')",
+        printed("still here\n"),  # as process 1 of a namespace
         timed_out(""),
     ),
     hostile(

@@ -14,12 +14,80 @@ _EXPECTED_ENVIRONMENT = (
 )
 _CONTAINERS = tuple(kind.__name__ for kind in (CallProcess, ForkServer, OutputPipe, FrameReader))
 
+# Programs that print a list of the foreign data in their reach: it must be empty.
+_LIST_FOREIGN_DATA = {
+    "reads the environment, arguments and memory of processes": f"""
+        import os
+        read = []
+        for pid in ('1', '2', *{NEIGHBOURS}):
+            for name in ('environ', 'cmdline', 'maps', 'mem', 'status', 'stat', 'fd', 'root', 'cwd', 'mountinfo', 'task'):
+                path = f'/proc/{{pid}}/{{name}}'
+                try: os.listdir(path); read.append(path)
+                except OSError: pass
+                try: print(open(path, 'rb').read(4096)); read.append(path)
+                except OSError: pass
+        print(read)
+        """,
+    "reads the kernel's files": """
+        import os
+        read = []
+        for path in ('/proc', '/proc/mounts', '/proc/kcore', '/proc/kallsyms', '/proc/kmsg', '/proc/net/tcp', '/proc/net/unix',
+                     '/proc/cmdline', '/proc/version', '/proc/meminfo', '/proc/keys', '/proc/sysvipc/shm', '/proc/sysrq-trigger',
+                     '/proc/sys/kernel/core_pattern', '/proc/sys/kernel/hostname', '/sys', '/sys/class/net', '/sys/fs/cgroup',
+                     '/sys/kernel', '/sys/firmware', '/sys/kernel/debug', '/dev/mem', '/dev/kmsg', '/dev/kvm', '/dev/tty',
+                     '/dev/console', '/dev/ptmx', '/dev/vda', '/dev/sda', '/dev/fuse', '/dev/net/tun', '/dev/userfaultfd'):
+            try: found = os.listdir(path) if os.path.isdir(path) else open(path, 'rb').read(1)
+            except OSError: continue
+            if found: read.append(path)
+        print(read)
+        """,
+    "reads the machine's files": f"""
+        import os
+        import sys
+        read, python = [], (sys.base_prefix, *sys.path)  # which may lie beneath /root
+        for path in ('/etc/passwd', '/etc/shadow', '/etc/hostname', '/etc', '/root', '/home', '/var/log', '/boot', '/mnt',
+                     '/run', '/srv', '/var/run/docker.sock', '/run/asterism', '/run/asterism/executor.sock', {SECRET_FILE!r}):
+            try: found = os.listdir(path) if os.path.isdir(path) else open(path).read()
+            except OSError: continue
+            if found and not any(place.startswith(path + '/') for place in python): read.append((path, found))
+        print(read)
+        """,
+    "asks which of the machine's files exist": f"""
+        import os, sys
+        python = (sys.base_prefix, *sys.path)  # which may lie beneath /root
+        paths = ['/etc', '/home', '/root', '/sys/class', '/proc/1', '/run', {SECRET_FILE!r}, *{NEIGHBOUR_FOLDERS}]
+        paths = [path for path in paths if not any(place.startswith(path + '/') for place in python)]
+        print([path for path in paths if os.path.exists(path) and not os.path.samefile(path, '.')])
+        """,
+    "searches for its neighbours' folders": """
+        import os
+        found = []
+        for folder in ('..', '../..', '/tmp', '/dev/shm', '/scratch'):
+            try: found += [f'{folder}/{name}' for name in os.listdir(folder)]
+            except OSError: pass
+        print([path for path in found if os.path.exists(path + '/mine') and not os.path.samefile(path, '.')])
+        """,
+    "reads other calls' data from inherited objects": f"""
+        import gc, sys
+        marker = ' '.join(['secret', 'of', 'a', 'neighbour'])  # part of the neighbour's code, input and output
+        seen, found, todo = set(), [], [*gc.get_objects(), *sys.modules.values()]
+        frame = sys._getframe()
+        while frame: todo += [frame.f_locals, frame.f_globals]; frame = frame.f_back
+        while todo:
+            thing = todo.pop()
+            if id(thing) in seen: continue
+            seen.add(id(thing))
+            if isinstance(thing, (str, bytes, bytearray)):
+                text = thing if isinstance(thing, str) else bytes(thing).decode('latin-1')
+                if marker in text and thing is not marker: found.append(text[:100])
+            elif type(thing) in (list, tuple, dict, set) or type(thing).__name__ in ('deque', *{_CONTAINERS}):
+                todo += gc.get_referents(thing)
+        print(found)
+        """,
+}
+
 SNOOPING = [
-    hostile(
-        "reads the environment",
-        "import os\nprint(sorted(os.environ))",
-        printed(_EXPECTED_ENVIRONMENT),
-    ),
+    hostile("reads the environment", "import os\nprint(sorted(os.environ))", printed(_EXPECTED_ENVIRONMENT)),
     hostile(
         "reads the environment with which the interpreter was started",
         """
@@ -43,77 +111,7 @@ SNOOPING = [
         """,
         printed("['']\n"),
     ),
-    hostile(
-        "reads the environment, arguments and memory of processes",
-        f"""
-        import os
-        read = []
-        for pid in ('1', '2', *{NEIGHBOURS}):
-            for name in ('environ', 'cmdline', 'maps', 'mem', 'status', 'stat', 'fd', 'root', 'cwd', 'mountinfo', 'task'):
-                path = f'/proc/{{pid}}/{{name}}'
-                try: os.listdir(path); read.append(path)
-                except OSError: pass
-                try: print(open(path, 'rb').read(4096)); read.append(path)
-                except OSError: pass
-        print(read)
-        """,
-        printed("[]\n"),
-    ),
-    hostile(
-        "reads the kernel's files",
-        """
-        import os
-        read = []
-        for path in ('/proc', '/proc/mounts', '/proc/kcore', '/proc/kallsyms', '/proc/kmsg', '/proc/net/tcp', '/proc/net/unix',
-                     '/proc/cmdline', '/proc/version', '/proc/meminfo', '/proc/keys', '/proc/sysvipc/shm', '/proc/sysrq-trigger',
-                     '/proc/sys/kernel/core_pattern', '/proc/sys/kernel/hostname', '/sys', '/sys/class/net', '/sys/fs/cgroup',
-                     '/sys/kernel', '/sys/firmware', '/sys/kernel/debug', '/dev/mem', '/dev/kmsg', '/dev/kvm', '/dev/tty',
-                     '/dev/console', '/dev/ptmx', '/dev/vda', '/dev/sda', '/dev/fuse', '/dev/net/tun', '/dev/userfaultfd'):
-            try: found = os.listdir(path) if os.path.isdir(path) else open(path, 'rb').read(1)
-            except OSError: continue
-            if found: read.append(path)
-        print(read)
-        """,
-        printed("[]\n"),
-    ),
-    hostile(
-        "reads the machine's files",
-        f"""
-        import os
-        import sys
-        read, python = [], (sys.base_prefix, *sys.path)  # which may lie beneath /root
-        for path in ('/etc/passwd', '/etc/shadow', '/etc/hostname', '/etc', '/root', '/home', '/var/log', '/boot', '/mnt',
-                     '/run', '/srv', '/var/run/docker.sock', '/run/asterism', '/run/asterism/executor.sock', {SECRET_FILE!r}):
-            try: found = os.listdir(path) if os.path.isdir(path) else open(path).read()
-            except OSError: continue
-            if found and not any(place.startswith(path + '/') for place in python): read.append((path, found))
-        print(read)
-        """,
-        printed("[]\n"),
-    ),
-    hostile(
-        "asks which of the machine's files exist",
-        f"""
-        import os, sys
-        python = (sys.base_prefix, *sys.path)  # which may lie beneath /root
-        paths = ['/etc', '/home', '/root', '/sys/class', '/proc/1', '/run', {SECRET_FILE!r}, *{NEIGHBOUR_FOLDERS}]
-        paths = [path for path in paths if not any(place.startswith(path + '/') for place in python)]
-        print([path for path in paths if os.path.exists(path) and not os.path.samefile(path, '.')])
-        """,
-        printed("[]\n"),
-    ),
-    hostile(
-        "searches for its neighbours' folders",
-        """
-        import os
-        found = []
-        for folder in ('..', '../..', '/tmp', '/dev/shm', '/scratch'):
-            try: found += [f'{folder}/{name}' for name in os.listdir(folder)]
-            except OSError: pass
-        print([path for path in found if os.path.exists(path + '/mine') and not os.path.samefile(path, '.')])
-        """,
-        printed("[]\n"),
-    ),
+    *[hostile(name, code, printed("[]\n")) for name, code in _LIST_FOREIGN_DATA.items()],
     hostile(
         "searches for other processes",
         """
@@ -129,27 +127,6 @@ SNOOPING = [
         """,
         printed("[]\n"),
         forms=("program",),  # a cell finds the other processes of its notebook
-    ),
-    hostile(
-        "reads other calls' data from inherited objects",
-        f"""
-        import gc, sys
-        marker = ' '.join(['secret', 'of', 'a', 'neighbour'])  # part of the neighbour's code, input and output
-        seen, found, todo = set(), [], [*gc.get_objects(), *sys.modules.values()]
-        frame = sys._getframe()
-        while frame: todo += [frame.f_locals, frame.f_globals]; frame = frame.f_back
-        while todo:
-            thing = todo.pop()
-            if id(thing) in seen: continue
-            seen.add(id(thing))
-            if isinstance(thing, (str, bytes, bytearray)):
-                text = thing if isinstance(thing, str) else bytes(thing).decode('latin-1')
-                if marker in text and thing is not marker: found.append(text[:100])
-            elif type(thing) in (list, tuple, dict, set) or type(thing).__name__ in ('deque', *{_CONTAINERS}):
-                todo += gc.get_referents(thing)
-        print(found)
-        """,
-        printed("[]\n"),
     ),
     hostile(
         "reads other calls' data from inherited memory",
