@@ -9,7 +9,7 @@ from sandbox.hosts.docker.docker_host import ContainerHost
 from sandbox.select_backend import AutoHost, probe_isolation
 
 
-def test_a_cancelled_choice_of_a_backend_closes_the_container_host(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_choice_of_a_backend_closes_the_container_host(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[bool] = []
 
     async def wait_forever(self: object) -> None:
@@ -21,14 +21,11 @@ def test_a_cancelled_choice_of_a_backend_closes_the_container_host(monkeypatch: 
     monkeypatch.setattr(ContainerHost, "start", wait_forever)
     monkeypatch.setattr(ContainerHost, "close", close)
 
-    async def scenario() -> None:
-        starting = asyncio.create_task(AutoHost(SandboxConfig(), "").start())
-        await asyncio.sleep(0)
-        starting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await starting
-
-    asyncio.run(scenario())
+    starting = asyncio.create_task(AutoHost(SandboxConfig(), "").start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
     assert closed
 
 

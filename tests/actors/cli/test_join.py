@@ -1,6 +1,5 @@
 """Runs over two nodes on loopback: `asterism run` and `asterism join` as real processes."""
 
-import json
 import socket
 import subprocess
 import sys
@@ -16,7 +15,15 @@ from actors.launch.join_handshake import JoinOptions
 from bus.transport.curve_auth import generate_key
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
-from tests.actors.runs.running import ROOT, finish, is_conserved, launch, read_log_entries, succeed, wait_until
+from tests.actors.runs.running import (
+    ROOT,
+    finish,
+    launch,
+    read_conserved_summary,
+    read_log_entries,
+    succeed,
+    wait_until,
+)
 from tests.processes import processes_that_name
 
 
@@ -73,9 +80,7 @@ def test_a_run_over_two_nodes_with_learner_ranks_on_both(tmp_path: Path, key: Pa
         succeed(run)
     assert "the run is over" in node_output
     folder = RunFolder(tmp_path / "demo")
-    summary = json.loads(folder.summary.read_bytes())
-    assert is_conserved(summary), summary
-    assert summary["replay_identical"]
+    read_conserved_summary(folder)
     assert [entry["node"] for entry in read_log_entries(folder, "node.joined")] == [1]
     fetched = [
         line for line in (folder.logs / "generator-0@1.jsonl").read_text().splitlines() if "weights.fetched" in line
@@ -98,7 +103,7 @@ def test_the_run_continues_after_a_node_leaves(tmp_path: Path, key: Path) -> Non
     assert node.returncode == 130, node_output
     assert run.returncode == 0, output
     assert [entry["cause"] for entry in read_log_entries(folder, "node.left")] == ["interrupted"]
-    assert is_conserved(json.loads(folder.summary.read_bytes()))
+    read_conserved_summary(folder)
 
 
 @pytest.mark.slow

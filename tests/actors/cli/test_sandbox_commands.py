@@ -6,11 +6,12 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.actors.runs.running import ASTERISM
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +21,7 @@ PROCESS = ["--set", "sandbox.backend=process"]
 def asterism(
     *arguments: str, stdin: str = "", environ: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "actors.cli.main", "sandbox", *arguments]
+    command = [*ASTERISM, "sandbox", *arguments]
     return subprocess.run(
         command, input=stdin, capture_output=True, text=True, timeout=120, env={**os.environ, **(environ or {})}
     )
@@ -28,7 +29,7 @@ def asterism(
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "actors.cli.main", "sandbox", "serve", "--at", str(folder), *PROCESS]
+    command = [*ASTERISM, "sandbox", "serve", "--at", str(folder), *PROCESS]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
     ) as server:
@@ -51,7 +52,7 @@ def test_the_shell_keeps_names_and_prints_what_a_model_would_read() -> None:
 
 def test_an_interrupt_ends_a_waiting_shell() -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "actors.cli.main", "sandbox", "shell", *PROCESS]
+    command = [*ASTERISM, "sandbox", "shell", *PROCESS]
     try:
         with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.STDOUT) as shell:
             seen = b""
@@ -80,7 +81,7 @@ def test_clients_of_a_served_sandbox_are_separate_and_no_socket_remains(tmp_path
 
 
 def test_a_killed_server_is_reported_to_the_client(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "actors.cli.main", "sandbox", "shell", "--at", str(tmp_path)]
+    command = [*ASTERISM, "sandbox", "shell", "--at", str(tmp_path)]
     with (
         served(tmp_path) as server,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shell,

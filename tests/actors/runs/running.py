@@ -16,6 +16,7 @@ from bus.messages import StepRequested, TrajectoryFinished
 from configs.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[3]
+ASTERISM = (sys.executable, "-m", "actors.cli.main")
 SMALL = (
     *("tiny.num_train_questions=64", "tiny.num_test_questions=16", "tiny.num_sft_dialogues=200"),
     *("sft.steps=4", "sft.batch_size=16", "rl.steps=3", "rl.prompts=2", "rl.rollouts=4"),
@@ -40,7 +41,7 @@ def command_line(runs: Path, *arguments: str) -> list[str]:
     settings = (*SMALL, f'runs_folder="{runs}"', *(argument for argument in arguments if not argument.startswith("--")))
     options = [argument for argument in arguments if argument.startswith("--")]
     overrides = [flag for setting in settings for flag in ("--set", setting)]
-    return [sys.executable, "-m", "actors.cli.main", "run", "configs/tiny.toml", *overrides, *options]
+    return [*ASTERISM, "run", "configs/tiny.toml", *overrides, *options]
 
 
 def launch(runs: Path, *arguments: str, output: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
@@ -72,9 +73,7 @@ def whole_run(runs: Path, *arguments: str, patience_s: float = PATIENCE_S) -> tu
 
 
 def asterism(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "actors.cli.main", *arguments], cwd=ROOT, capture_output=True, text=True
-    )
+    return subprocess.run([*ASTERISM, *arguments], cwd=ROOT, capture_output=True, text=True)
 
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], patience_s: float = PATIENCE_S) -> None:
@@ -92,6 +91,14 @@ def is_conserved(summary: dict[str, int], *more: str) -> bool:
     """Whether every trajectory finished, failed, was abandoned, or ended in one of the ways in `more`."""
     ends = sum(summary[f"trajectories_{end}"] for end in ("finished", "failed", "abandoned", *more))
     return summary["trajectories_started"] == ends
+
+
+def read_conserved_summary(folder: RunFolder, *more: str) -> dict[str, Any]:
+    """The summary of a run that lost no trajectory (see `is_conserved`) and that replays identically."""
+    summary = json.loads(folder.summary.read_text())
+    assert is_conserved(summary, *more), summary
+    assert summary["replay_identical"] is True
+    return summary
 
 
 def metrics(folder: RunFolder, kind: str) -> list[dict[str, float]]:

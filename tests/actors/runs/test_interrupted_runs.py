@@ -1,6 +1,5 @@
 """Runs with processes that are stopped, killed, or cannot start: leftovers, restarts and resumption."""
 
-import json
 import os
 import re
 import signal
@@ -19,9 +18,9 @@ from tests.actors.runs.running import (
     Start,
     finish,
     from_cold_start_of,
-    is_conserved,
     list_process_ids,
     metrics,
+    read_conserved_summary,
     read_log_entries,
     succeed,
     wait_until,
@@ -54,10 +53,7 @@ def test_sigint_ends_a_run_in_order_and_resume_continues_it(tmp_path: Path, star
     output = succeed(start(tmp_path, "--resume"))
     assert f"resuming after step {last}" in output
     assert [step["step"] for step in metrics(folder, "step")] == [1, 2, 3]
-    summary = json.loads(folder.summary.read_text())
-    assert summary["replay_identical"] is True
-    assert summary["pass1_start"] is not None
-    assert is_conserved(summary)
+    assert read_conserved_summary(folder)["pass1_start"] is not None
 
 
 def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, start: Start) -> None:
@@ -70,9 +66,7 @@ def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, start: Start) 
     finish(process)
     wait_until_empty(lambda: [pid for pid in children if is_running(pid)])
     succeed(start(tmp_path, "--resume"))
-    summary = json.loads(folder.summary.read_text())
-    assert is_conserved(summary)
-    assert summary["replay_identical"] is True
+    read_conserved_summary(folder)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
@@ -123,10 +117,7 @@ def test_a_run_survives_the_kill_of_each_process(
         os.kill(list_process_ids(folder, name)[-1], signal.SIGKILL)
         wait_until(lambda name=name: len(list_process_ids(folder, name)) == 2, process)
     succeed(process)
-    summary = json.loads(folder.summary.read_text())
-    assert is_conserved(summary)
-    assert summary["trajectories_abandoned"] == 0
-    assert summary["replay_identical"] is True
+    assert read_conserved_summary(folder)["trajectories_abandoned"] == 0
     assert [step["step"] for step in metrics(folder, "step")] == [1, 2, 3, 4]
     assert [line["label"] for line in metrics(folder, "evaluation")] == [
         *("start_sampled", "start_greedy"),
@@ -160,9 +151,7 @@ def test_a_process_without_heartbeats_is_restarted(
         os.kill(list_process_ids(folder, name)[-1], signal.SIGSTOP)
     succeed(process)
     assert {"generator-0", "head"} <= {entry["name"] for entry in read_log_entries(folder, "process.timed_out")}
-    summary = json.loads(folder.summary.read_text())
-    assert is_conserved(summary)
-    assert summary["replay_identical"] is True
+    read_conserved_summary(folder)
     assert [step["step"] for step in metrics(folder, "step")] == [1, 2, 3]
 
 
@@ -220,9 +209,7 @@ def test_a_killed_executor_is_restarted_and_the_run_finishes(
     signal_process("executor-0", signal.SIGKILL)  # between calls, or during rescheduled ones
     succeed(process)
 
-    summary = json.loads(folder.summary.read_text())
-    assert is_conserved(summary)
-    assert summary["replay_identical"] is True
+    summary = read_conserved_summary(folder)
     lost = [sum(entry["lost"] for entry in read_executor_events("calls.rescheduled", each)) for each in (1, 2, 3)]
     assert lost[0] == 0 < lost[1]
     assert summary["trajectories_failed"] == sum(lost)

@@ -260,11 +260,8 @@ async def test_no_effect_leaves_before_its_event_is_in_the_log(tmp_path: Path) -
 
 
 def _trajectories(path: Path) -> set[int]:
-    connection = sqlite3.connect(path)
-    try:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
         return {row[0] for row in connection.execute("SELECT trajectory FROM events")}
-    finally:
-        connection.close()
 
 
 async def test_services_receive_no_message_before_its_event_is_in_the_log() -> None:

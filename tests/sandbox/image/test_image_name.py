@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -94,38 +95,32 @@ class TestMessages:
         monkeypatch.setenv("DOCKER_HOST", NO_ENGINE)
         assert f"no engine at {NO_ENGINE}" in self.build_and_read_error(caplog)
 
-    @pytest.fixture
-    def engine(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(
+        ("scripts", "uid", "message"),
+        [
+            ({}, 0, r"apt-get install docker\.io"),
+            (
+                {"docker": "", "chroot": ""},
+                0,
+                r"the command `debootstrap` is not installed\. On Debian: apt-get install debootstrap$",
+            ),
+            ({"docker": "", "chroot": "", "debootstrap": ""}, 1000, "sudo make sandbox-image-local"),
+            (
+                {"docker": "", "chroot": "", "debootstrap": "echo E: no such mirror $6 >&2; exit 3"},
+                0,
+                r"^debootstrap failed with status 3:\nE: no such mirror http://mirror\.invalid$",
+            ),
+            ({"docker": "echo no space left >&2; exit 1"}, 0, r"^docker image failed:\nno space left$"),
+        ],
+        ids=["no docker", "no debootstrap", "no root", "debootstrap fails", "docker fails"],
+    )
+    def test_a_local_build_names_the_cause_of_its_failure(
+        self, caplog: Any, monkeypatch: Any, commands: Commands, scripts: dict[str, str], uid: int, message: str
+    ):
         monkeypatch.setattr(build_image, "get_engine_architecture", lambda: "amd64")
-
-    def test_a_missing_docker_command_is_reported_with_its_package(self, caplog: Any, engine: None, commands: Commands):
-        commands()
-        assert "apt-get install docker.io" in self.build_and_read_error(caplog, "--local")
-
-    def test_missing_debootstrap_is_reported_with_its_package(self, caplog: Any, engine: None, commands: Commands):
-        commands(docker="", chroot="")
-        assert self.build_and_read_error(caplog, "--local").endswith(
-            "the command `debootstrap` is not installed. On Debian: apt-get install debootstrap"
-        )
-
-    def test_debootstrap_without_root_is_refused(
-        self, caplog: Any, engine: None, commands: Commands, monkeypatch: pytest.MonkeyPatch
-    ):
-        commands(docker="", chroot="", debootstrap="")
-        monkeypatch.setattr(os, "geteuid", lambda: 1000)
-        assert "sudo make sandbox-image-local" in self.build_and_read_error(caplog, "--local")
-
-    def test_the_last_output_of_debootstrap_is_part_of_the_error(
-        self, caplog: Any, engine: None, commands: Commands, monkeypatch: pytest.MonkeyPatch
-    ):
-        commands(docker="", chroot="", debootstrap="echo E: no such mirror $6 >&2; exit 3")
-        monkeypatch.setattr(os, "geteuid", lambda: 0)
-        message = self.build_and_read_error(caplog, "--local", "--mirror", "http://mirror.invalid")
-        assert message == "debootstrap failed with status 3:\nE: no such mirror http://mirror.invalid"
-
-    def test_the_error_of_docker_is_passed_on(self, caplog: Any, engine: None, commands: Commands):
-        commands(docker="echo no space left >&2; exit 1")
-        assert self.build_and_read_error(caplog, "--local") == "docker image failed:\nno space left"
+        monkeypatch.setattr(os, "geteuid", lambda: uid)
+        commands(**scripts)
+        assert re.search(message, self.build_and_read_error(caplog, "--local", "--mirror", "http://mirror.invalid"))
 
 
 class TestParts:

@@ -163,8 +163,9 @@ def call() -> AbstractAsyncContextManager[Caller]:
 
 
 @pytest.fixture(autouse=True)
-def fast_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_pool, "_LONG_CALL_CHECK_S", 0.001)
+    monkeypatch.setattr(server_pool, "_RESTART_BACKOFF_S", 0.0)
 
 
 def start_endless_calls(call: Caller, count: int) -> list[asyncio.Task[Frame]]:
@@ -258,8 +259,7 @@ async def call_any(pool: ServerPool) -> Frame:
         pool.release(server)
 
 
-async def test_all_servers_are_replaced_when_they_die_simultaneously(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(server_pool, "_RESTART_BACKOFF_S", 0.0)
+async def test_all_servers_are_replaced_when_they_die_simultaneously():
     size = 16
     host = ScriptedHost()
     async with open_pool(host, size) as pool:
@@ -270,9 +270,7 @@ async def test_all_servers_are_replaced_when_they_die_simultaneously(monkeypatch
         assert (await call_any(pool))["id"] == 1
 
 
-async def test_a_server_that_dies_while_others_start_is_replaced(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(server_pool, "_RESTART_BACKOFF_S", 0.0)
-
+async def test_a_server_that_dies_while_others_start_is_replaced():
     class FirstServerDies(ScriptedHost):
         """The second server starts after the greeting and the death of the first one."""
 
@@ -294,9 +292,7 @@ async def test_a_server_that_dies_while_others_start_is_replaced(monkeypatch: py
         await wait_until(lambda: len(host.servers) == 3 and len(pool.server_pids) == 2)
 
 
-async def test_calls_fail_while_no_server_can_start_and_succeed_afterwards(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(server_pool, "_RESTART_BACKOFF_S", 0.0)
-
+async def test_calls_fail_while_no_server_can_start_and_succeed_afterwards():
     class Refusing(ScriptedHost):
         refuses = False
 
@@ -350,9 +346,7 @@ async def test_a_server_without_a_greeting_is_stopped(monkeypatch: pytest.Monkey
         await host.servers[0].wait()
 
 
-async def test_closing_does_not_wait_for_a_replacement_that_cannot_start_yet(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(server_pool, "_RESTART_BACKOFF_S", 0.0)
-
+async def test_closing_does_not_wait_for_a_replacement_that_cannot_start_yet():
     host = NoSecondServer()
     async with open_pool(host, 1) as pool:
         await pool.start()

@@ -5,7 +5,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import polars as pl
@@ -14,6 +13,7 @@ import pytest
 from bus.event_log.reader import list_removed_events, read_events
 from configs.run_folder import RunFolder
 from tests.actors.runs.running import (
+    ASTERISM,
     ROOT,
     Start,
     asterism,
@@ -59,17 +59,7 @@ def test_show_follows_a_live_run_until_an_interrupt(folder: RunFolder, tmp_path:
     process = start(tmp_path, *from_cold_start_of(folder), *TINY)
     live = RunFolder(tmp_path / "demo")
     wait_until(lambda: (live.events / "rollout-0.sqlite").exists() and (live.events / "head.sqlite").exists(), process)
-    command = [
-        sys.executable,
-        "-m",
-        "actors.cli.main",
-        "log",
-        "show",
-        str(live.path),
-        "--follow",
-        "--kind",
-        "StepCollected",
-    ]
+    command = [*ASTERISM, "log", "show", str(live.path), "--follow", "--kind", "StepCollected"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None
         steps = [re.search(r"step (\d)", follower.stdout.readline()) for _ in range(4)]  # recipe and recorder: two each

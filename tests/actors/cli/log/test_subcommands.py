@@ -158,10 +158,18 @@ def test_a_log_without_its_beginning_is_not_replayed(folder: RunFolder, tmp_path
     assert f"{head:,} events not replayed: log.keep_steps" in log("replay", changed.path)
 
 
-def test_replay_needs_all_event_logs(folder: RunFolder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["replay", "waits"])
+def test_a_run_without_one_of_its_event_logs_is_refused(folder: RunFolder, tmp_path: Path, command: str) -> None:
     changed = copy(folder, tmp_path)
     (changed.events / f"{ROLLOUT}.sqlite").unlink()
-    assert "log.events = false" in refusal("replay", changed.path)
+    assert "log.events = false" in refusal(command, changed.path)
+
+
+@pytest.mark.parametrize("command", ["replay", "waits"])
+def test_a_state_that_follows_from_removed_events_is_refused(folder: RunFolder, tmp_path: Path, command: str) -> None:
+    changed = copy(folder, tmp_path, "INSERT INTO gone VALUES (6, 9, 'LeaseRequested', 4)")
+    options = ("--until", f"{ROLLOUT}:9", "--state", "buffer") if command == "replay" else ()
+    assert "log.keep_steps has removed events up to number 9" in refusal(command, changed.path, *options)
 
 
 def test_the_printed_state_is_the_receivers_unless_another_actor_is_named(folder: RunFolder) -> None:
@@ -177,12 +185,6 @@ def test_the_printed_state_is_the_receivers_unless_another_actor_is_named(folder
     other = log("replay", folder.path, "--until", where, "--state", "buffer")
     assert other.startswith(f"buffer after {where}, ")
     assert "BufferState" in other
-
-
-def test_a_state_that_follows_from_removed_events_is_refused(folder: RunFolder, tmp_path: Path) -> None:
-    changed = copy(folder, tmp_path, "INSERT INTO gone VALUES (6, 9, 'LeaseRequested', 4)")
-    arguments = ("replay", changed.path, "--until", f"{ROLLOUT}:9", "--state", "buffer")
-    assert "log.keep_steps has removed events up to number 9" in refusal(*arguments)
 
 
 # ---------------------------------------------------------------- waits
@@ -226,17 +228,6 @@ def test_at_the_start_the_recipe_waits_for_a_generator_and_the_weights(folder: R
     waits = [line.partition(", since")[0] for line in log_waits(stopped)]
     assert "head/recipe waits for a generator: none has joined" in waits
     assert "head/recipe waits for learner: the cold start, or its checkpoint" in waits
-
-
-def test_waits_need_a_complete_log(folder: RunFolder, tmp_path: Path) -> None:
-    changed = copy(folder, tmp_path, "INSERT INTO gone VALUES (6, 9, 'LeaseRequested', 4)")
-    assert "log.keep_steps has removed events up to number 9" in refusal("waits", changed.path)
-
-
-def test_waits_need_an_event_log(folder: RunFolder, tmp_path: Path) -> None:
-    changed = copy(folder, tmp_path)
-    (changed.events / f"{ROLLOUT}.sqlite").unlink()
-    assert "log.events = false" in refusal("waits", changed.path)
 
 
 # ---------------------------------------------------------------- diff, export, roc

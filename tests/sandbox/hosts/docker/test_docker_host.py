@@ -74,13 +74,17 @@ def run_docker(*arguments: str) -> str:
     return subprocess.run(["docker", *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-async def test_a_killed_container_costs_infrastructure_failures_and_is_replaced() -> None:
+@pytest.mark.parametrize("failure", ["kill", "pause"])
+async def test_a_killed_or_frozen_container_costs_infrastructure_failures_and_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    monkeypatch.setattr(docker_host, "_HEARTBEAT_TIMEOUT_S", 2.0)
     async with run_containers() as (sandbox, host):
         (before,) = host.live_containers
         calls = [make_program("import time; time.sleep(0.2); print(1)", number) for number in range(300)]
         in_flight = asyncio.create_task(run_all(sandbox, calls))
         await sandbox.run(make_program("print(1)", 1000))
-        run_docker("kill", before.id)
+        run_docker(failure, before.id)
         results = await in_flight
         assert len(results) == 300
         assert any(isinstance(result, SandboxFailure) for result in results)
@@ -235,17 +239,3 @@ def _read_status(pid: int) -> dict[str, str]:
 
 def _read_start_time(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-
-
-async def test_a_frozen_container_is_replaced_and_its_calls_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docker_host, "_HEARTBEAT_TIMEOUT_S", 2.0)
-
-    async with run_containers() as (sandbox, host):
-        (before,) = host.live_containers
-        in_flight = asyncio.create_task(run_all(sandbox, [make_program("print(1)", number) for number in range(200)]))
-        await sandbox.run(make_program("print(1)", 1000))
-        run_docker("pause", before.id)
-        assert len(await in_flight) == 200
-        assert (await wait_for_answer(sandbox)).outcome == CodeOk(Output("42\n"))
-        (after,) = host.live_containers
-        assert after.id != before.id
