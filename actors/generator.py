@@ -5,7 +5,7 @@ waits only for the engine; the arbiter's leases bound the turns in flight.
 
 Duplicate and stale messages are logged and ignored: a turn under an old lease or after its trajectory's end, an abort or
 a cache release under an earlier lease, older weights. A turn with a lease of another incarnation of this engine fails
-immediately.
+immediately. Weights sent to another incarnation are ignored: the run may already use newer ones.
 
 An engine that shares GPUs with the learner receives sleep requests: it finishes its turns and releases its memory. Turns
 that arrive while it sleeps wait for the weights that wake it.
@@ -139,6 +139,11 @@ class Generator:
                 if self._latest_leases.get(trajectory_id, lease) <= lease:
                     self._engine.release_cache(trajectory_id)
             case WeightsPublished() as weights:
+                if weights.incarnation != self._incarnation:
+                    self._logger.warning(
+                        "weights.other_incarnation_ignored", version=weights.version, incarnation=weights.incarnation
+                    )
+                    return None
                 self._announced_version = max(self._announced_version, weights.version)
                 return self._load_weights(envelope.sender, weights)
             case EngineSleepRequested() as request:

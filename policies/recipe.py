@@ -9,8 +9,9 @@ and engines load weights during turns: tokens for a step are at most k versions 
 policy that the step updates.
 
 The run does not wait for engines that have left. An engine that joins gets the newest weights, and
-the run waits for it from then on. A learner that restarts from a checkpoint repeats its messages;
-repetitions are ignored.
+the run waits for it from then on. Weights are sent with the engine's incarnation, because the bus may
+repeat them to the next incarnation, when the run already uses newer ones. A learner that restarts
+from a checkpoint repeats its messages; repetitions are ignored.
 
 If learner and engines share GPUs, the learner requests the engines' memory before it trains. Each
 engine, including engines that join meanwhile, ends its turns and releases its memory. When all are asleep,
@@ -189,10 +190,12 @@ class Recipe:
         newest = self.state.newest
         if newest is None:
             return []
-        outdated = [name for name, engine in self.state.engines.items() if engine.announced_version < newest.version]
-        for name in outdated:
-            self.state.engines[name].announced_version = newest.version
-        return [Send(name, newest) for name in outdated]
+        effects: list[Send] = []
+        for name, engine in self.state.engines.items():
+            if engine.announced_version < newest.version:
+                engine.announced_version = newest.version
+                effects.append(Send(name, msgspec.structs.replace(newest, incarnation=engine.incarnation)))
+        return effects
 
     def _on_weights_loaded(self, event: WeightsLoaded) -> list[Send]:
         engine = self.state.engines.get(event.engine)

@@ -123,6 +123,7 @@ class WeightsPublished(Message, frozen=True):
     path: str
     num_bytes: int
     digest: str  # blake2b-128 of the bytes
+    incarnation: int = 0  # of the engine that the recipe sends it to; 0: from the learner
 
 
 class WeightsLoaded(Message, frozen=True):

@@ -32,8 +32,8 @@ def remote_scene() -> AbstractAsyncContextManager[Scene]:
     return open_scene(is_remote=True)
 
 
-def published(version: int) -> WeightsPublished:
-    return WeightsPublished(version, f"there/{version}", 44, "")
+def published(version: int, incarnation: int = INCARNATION) -> WeightsPublished:
+    return WeightsPublished(version, f"there/{version}", 44, "", incarnation)
 
 
 async def test_an_answer_has_the_lease_of_its_request(scene: Scene) -> None:
@@ -118,6 +118,20 @@ async def test_nothing_is_generated_before_the_newest_announced_weights_are_load
         answers = await scene.receive(5)
         assert scene.engine.generated == [1]
         assert [answer.finish for answer in answers if isinstance(answer, TurnGenerated)] == ["abort", "length"]
+
+
+async def test_weights_sent_to_an_earlier_incarnation_are_ignored() -> None:
+    """The bus repeats unconfirmed messages to a restarted engine, also after the run has synced newer weights."""
+    async with open_scene(version=-1) as scene:
+        with capture_logs() as logged:
+            await scene.send(published(0, INCARNATION - 1), turn(1, 1))
+            await asyncio.sleep(1.0)
+        assert (scene.engine.loaded_versions, scene.engine.generated, scene.rollout.waiting) == ([], [], 0)
+        ignored = {"event": "weights.other_incarnation_ignored", "version": 0, "incarnation": INCARNATION - 1}
+        assert {**ignored, "log_level": "warning"} in logged
+        await scene.send(published(1))
+        assert {type(answer) for answer in await scene.receive(2)} == {WeightsLoaded, TurnGenerated}
+        assert (scene.engine.loaded_versions, scene.engine.generated) == ([1], [1])
 
 
 async def test_weights_of_another_machine_are_fetched_once_and_loaded_from_the_local_copy(remote_scene: Scene) -> None:

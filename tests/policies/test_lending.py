@@ -44,8 +44,8 @@ def start_recipe() -> Recipe:
     return recipe
 
 
-def weights(version: int) -> WeightsPublished:
-    return WeightsPublished(version, "/dev/shm/w", 8, "d")
+def weights(version: int, incarnation: int = 0) -> WeightsPublished:
+    return WeightsPublished(version, "/dev/shm/w", 8, "d", incarnation)
 
 
 def list_asleep(version: int, incarnation: int = 1) -> list[AnyMessage]:
@@ -82,7 +82,9 @@ def test_memory_is_granted_when_every_engine_is_asleep() -> None:
 
 def test_new_weights_end_the_handover_and_the_next_step_starts() -> None:
     recipe = start_recipe()
-    assert decide_all(recipe, *list_asleep(-1), weights(0)) == [Send(engine, weights(0)) for engine in ENGINES]
+    assert decide_all(recipe, *list_asleep(-1), weights(0)) == [
+        Send(engine, weights(0, incarnation=1)) for engine in ENGINES
+    ]
     effects = decide_all(recipe, *(WeightsLoaded(engine, 0, 0.1) for engine in ENGINES))
     assert Send("head/buffer", StepRequested(1, 0)) in effects
 
@@ -98,7 +100,8 @@ def test_an_engine_that_joins_during_a_handover_sleeps_and_gets_only_the_new_wei
     decide_all(recipe, EngineLeft("generator-1", "killed", 1))
     assert decide_all(recipe, joined(2)) == [Send("generator-1", EngineSleepRequested(1, 1))]
     assert decide_all(recipe, make_asleep("generator-1", 1, incarnation=2)) == []  # already granted
-    assert decide_all(recipe, weights(1)) == [Send(engine, weights(1)) for engine in ENGINES]
+    sent = [Send("generator-0", weights(1, incarnation=1)), Send("generator-1", weights(1, incarnation=2))]
+    assert decide_all(recipe, weights(1)) == sent
 
 
 def test_an_expected_engine_is_requested_to_sleep_once() -> None:
@@ -129,13 +132,13 @@ def test_a_restarted_learner_requests_memory_again_and_may_repeat_weights() -> N
             decide_all(recipe, make_asleep(engine, -1))
     effects = decide_all(recipe, *(make_asleep(engine, -1, learner=2) for engine in ENGINES))
     assert effects == [Send("learner", GpuMemoryGranted(2, -1))]
-    assert decide_all(recipe, weights(0)) == [Send(engine, weights(0)) for engine in ENGINES]
+    assert decide_all(recipe, weights(0)) == [Send(engine, weights(0, incarnation=1)) for engine in ENGINES]
 
 
 def test_older_weights_do_not_end_the_handover() -> None:
     recipe = grant_memory()
     assert decide_all(recipe, weights(0)) == []
-    assert decide_all(recipe, weights(1)) == [Send(engine, weights(1)) for engine in ENGINES]
+    assert decide_all(recipe, weights(1)) == [Send(engine, weights(1, incarnation=1)) for engine in ENGINES]
 
 
 def test_weights_do_not_end_a_handover_that_is_not_granted() -> None:

@@ -1,6 +1,7 @@
 """The order of a run."""
 
 import pytest
+from msgspec.structs import replace
 
 from bus.messages import (
     AnyMessage,
@@ -38,8 +39,8 @@ def recipe(steps: int = 2, questions: int = 5, max_staleness: int = 0) -> Recipe
     return decider
 
 
-def weights(version: int) -> WeightsPublished:
-    return WeightsPublished(version, "/dev/shm/w", 8, "d")
+def weights(version: int, incarnation: int = 0) -> WeightsPublished:
+    return WeightsPublished(version, "/dev/shm/w", 8, "d", incarnation)
 
 
 def list_loaded(decider: Recipe, version: int) -> list[AnyMessage]:
@@ -135,9 +136,10 @@ def test_a_rejoined_engine_gets_the_newest_weights_and_the_run_waits_for_it() ->
     list_loaded(decider, 0)
     decider.decide(0.0, EngineLeft("generator-1", "killed", 1))
     assert [(send.to, send.message) for send in decider.decide(0.0, joined("generator-1", 2))] == [
-        ("generator-1", weights(0))
+        ("generator-1", weights(0, incarnation=2))
     ]
-    assert len(decider.decide(0.0, weights(1))) == 2
+    sent = [(send.to, send.message) for send in decider.decide(0.0, weights(1))]
+    assert sent == [("generator-0", weights(1, incarnation=1)), ("generator-1", weights(1, incarnation=2))]
     assert not decider.decide(0.0, WeightsLoaded("generator-0", 1, 0.1))
     assert not decider.decide(0.0, WeightsLoaded("generator-1", 0, 0.1, incarnation=2))
     assert decider.decide(0.0, WeightsLoaded("generator-1", 1, 0.1, incarnation=2))
@@ -167,7 +169,9 @@ def test_repeated_messages_of_a_restarted_learner_count_once() -> None:
     decider.decide(0.0, WeightsLoaded("generator-0", 1, 0.1))
     assert not decider.decide(0.0, StepTrained(1, {}))
     again = WeightsPublished(1, "/dev/shm/elsewhere", 8, "other")
-    assert [(send.to, send.message) for send in decider.decide(0.0, again)] == [("generator-1", again)]
+    assert [(send.to, send.message) for send in decider.decide(0.0, again)] == [
+        ("generator-1", replace(again, incarnation=1))
+    ]
     assert StepRequested(2, 1) in [send.message for send in decider.decide(0.0, WeightsLoaded("generator-1", 1, 0.1))]
 
 

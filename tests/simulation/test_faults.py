@@ -39,7 +39,8 @@ RL = (
 )
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 FAULTS = Faults(engine_deaths=0.1, echoes=0.05, lags=0.05, evictions=0.1)
-SEEDS = select_seeds(200, fast=range(2), per_change=23)  # a fifth for each policy
+# A fifth for each policy. In seed 241 a restarted engine receives the weights sent to its predecessor.
+SEEDS = select_seeds(200, fast=(0, 1, 241), per_change=23)
 
 
 def world_of(seed: int) -> World:

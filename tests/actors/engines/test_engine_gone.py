@@ -118,7 +118,7 @@ async def test_partially_loaded_weights_end_the_generator(model: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.ask(1)
         await scene.server.generation_received.wait()
-        await scene.rollout.send("generator-0", WeightsPublished(VERSION + 1, "/nowhere", 0, ""))
+        await scene.rollout.send("generator-0", WeightsPublished(VERSION + 1, "/nowhere", 0, "", INCARNATION))
 
     failure = EngineFailure("some are loaded")
     cause, num_messages = await run_until_lost(model, streaming(asyncio.Event()), scenario, failure)
