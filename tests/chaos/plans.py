@@ -96,8 +96,5 @@ def _draw_moment(draw: random.Random, num_events: int) -> tuple[int, float]:
 
 def _draw_pause_s(draw: random.Random) -> float:
     """Shorter than the heartbeat timeout in half of the cases."""
-    return (
-        draw.uniform(0.2, HEARTBEAT_TIMEOUT_S)
-        if draw.random() < 0.5
-        else draw.uniform(HEARTBEAT_TIMEOUT_S, MAX_PAUSE_S)
-    )
+    bounds = (0.2, HEARTBEAT_TIMEOUT_S) if draw.random() < 0.5 else (HEARTBEAT_TIMEOUT_S, MAX_PAUSE_S)
+    return draw.uniform(*bounds)

@@ -96,9 +96,8 @@ def test_a_slow_link_delays_a_node_and_loses_nothing(tmp_path: Path, cold: tuple
         assert run.count_answers("TurnGenerated")["generator-0@1"] > 0
         fetched = run.read_log_entries("weights.fetched", "generator-0@1")
         assert [entry["version"] for entry in fetched] == [0, 1, 2]
-        assert all(
-            entry["fetch_s"] >= entry["bytes"] * 8 / 10e6 for entry in fetched
-        )  # at most the bandwidth of the link
+        # At most the bandwidth of the link.
+        assert all(entry["fetch_s"] >= entry["bytes"] * 8 / 10e6 for entry in fetched)
 
 
 def test_a_killed_node_is_replaced_by_another_one_during_a_step(tmp_path: Path, cold: tuple[str, ...]) -> None:

@@ -96,9 +96,8 @@ async def test_output_beyond_the_limit_is_drained_and_counted(start_sandbox: Sta
     async with start_sandbox(output_kib=4) as client:
         outcome = (await client.program("import sys\nprint('x' * 2_000_000)\nprint('e', file=sys.stderr)")).outcome
         assert outcome == CodeOk(Output("x" * 4096, "e\n", 2_000_001 - 4096, 0))
-        outcome = (
-            await client.program("print('\\u20ac' * 5000)")
-        ).outcome  # three bytes each: the limit of 4096 cuts one of them
+        # Three bytes each: the limit of 4096 cuts one of them.
+        outcome = (await client.program("print('\\u20ac' * 5000)")).outcome
         assert outcome == CodeOk(Output("\u20ac" * 1365, "", 15_001 - 4096, 0))
 
 

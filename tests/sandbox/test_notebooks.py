@@ -1,6 +1,5 @@
 """The table of notebooks, and notebooks of other executors that are rebuilt from their cells."""
 
-import asyncio
 from types import SimpleNamespace
 from typing import cast
 
@@ -33,14 +32,11 @@ def test_the_least_recently_used_notebook_is_evicted_for_a_new_one() -> None:
     assert table.select_evictions(1, memory_pressure=False) == [table.get_or_create(1, "bare")]
 
 
-def test_a_notebook_with_a_running_cell_is_not_evicted() -> None:
-    async def scenario() -> None:
-        table = make_table(2, max_live=2)
-        await table.get_or_create(0, "bare").lock.acquire()
-        table.get_or_create(1, "bare")
-        assert table.select_evictions(1, memory_pressure=False) == [table.get_or_create(1, "bare")]
-
-    asyncio.run(scenario())
+async def test_a_notebook_with_a_running_cell_is_not_evicted() -> None:
+    table = make_table(2, max_live=2)
+    await table.get_or_create(0, "bare").lock.acquire()
+    table.get_or_create(1, "bare")
+    assert table.select_evictions(1, memory_pressure=False) == [table.get_or_create(1, "bare")]
 
 
 def test_memory_pressure_evicts_idle_notebooks_below_the_limit() -> None:

@@ -20,6 +20,34 @@ while frame:
 """
 )
 
+# Programs that may harm only their own call and notebook.
+_HARM_THEIR_OWN_CALL = {
+    "finds the harness and answers for itself": _FORGE.format(texts="[b'ok']", repeats=True),
+    "finds the harness and answers twice": _FORGE.format(texts="(b'ok', b'exit\\x000')", repeats=False),
+    "makes every descriptor refuse to wait": """
+        import os
+        for fd in range(4): os.set_blocking(fd, False)
+        os.write(1, b'x')
+        """,
+    "asks for signals when the harness writes": """
+        import fcntl, os, signal
+        for fd in (0, 1, 2, 3):
+            try:
+                fcntl.fcntl(fd, fcntl.F_SETOWN, 1)
+                fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
+                fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+            except OSError: pass
+        print('x')
+        """,
+}
+
+# Programs that the server kills for their frames. It reads a program's answer after its end or at the time limit.
+_FILL_THE_SOCKET = {
+    "answers with guessed nonces": _ANSWER + "for nonce in range(2000): os.write(3, answer(b'ok', nonce))",
+    "writes garbage to the harness's socket": "import os\nfor _ in range(1600): os.write(3, b'\\xa5' * 65536)",
+    "writes zeros to the harness's socket": "import os\nwhile True: os.write(3, bytes(65536))",
+}
+
 DESCRIPTORS = [
     hostile(
         "has no descriptor but its own four",
@@ -54,42 +82,14 @@ DESCRIPTORS = [
         died(-9),
         timed_out(),
     ),
-    hostile(
-        "answers with guessed nonces",
-        _ANSWER + "for nonce in range(2000): os.write(3, answer(b'ok', nonce))",
-        died(-9),
-        timed_out(""),  # a program's answer is read after its end
-    ),
+    *[hostile(name, code, died(-9), timed_out("")) for name, code in _FILL_THE_SOCKET.items()],
     hostile("answers with half a frame and hangs", _ANSWER + "os.write(3, b'a\\x10')\nwhile True: pass", timed_out("")),
     hostile(
         "promises an answer of four gigabytes",
         "import os\nos.write(3, b'a\\xff\\xff\\xff\\xff')\nwhile True: pass",
         timed_out(""),
     ),
-    hostile(
-        "writes garbage to the harness's socket",
-        "import os\nfor _ in range(1600): os.write(3, b'\\xa5' * 65536)",
-        died(-9),
-        timed_out(""),
-    ),
-    hostile(
-        "writes zeros to the harness's socket",
-        "import os\nwhile True: os.write(3, bytes(65536))",
-        died(-9),
-        timed_out(""),
-    ),
-    hostile(
-        "finds the harness and answers for itself",
-        _FORGE.format(texts="[b'ok']", repeats=True),
-        *any_outcome(),  # harms only its own result
-        keeps_notebook=False,
-    ),
-    hostile(
-        "finds the harness and answers twice",
-        _FORGE.format(texts="(b'ok', b'exit\\x000')", repeats=False),
-        *any_outcome(),
-        keeps_notebook=False,
-    ),
+    *[hostile(name, code, *any_outcome(), keeps_notebook=False) for name, code in _HARM_THEIR_OWN_CALL.items()],
     *[
         hostile(
             f"finds the harness and answers {manner}",
@@ -139,12 +139,6 @@ DESCRIPTORS = [
         keeps_notebook=False,
     ),
     hostile(
-        "makes every descriptor refuse to wait",
-        "import os\nfor fd in range(4): os.set_blocking(fd, False)\nos.write(1, b'x')",
-        *any_outcome(),
-        keeps_notebook=False,
-    ),
-    hostile(
         "passes descriptors to the harness",
         """
         import os, socket
@@ -188,21 +182,6 @@ DESCRIPTORS = [
         "closes its output's descriptor",
         "import os\nos.close(1)\nprint('x')",
         raised("OSError: [Errno 9]"),
-        keeps_notebook=False,
-    ),
-    hostile(
-        "asks for signals when the harness writes",
-        """
-        import fcntl, os, signal
-        for fd in (0, 1, 2, 3):
-            try:
-                fcntl.fcntl(fd, fcntl.F_SETOWN, 1)
-                fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
-                fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
-            except OSError: pass
-        print('x')
-        """,
-        *any_outcome(),
         keeps_notebook=False,
     ),
 ]

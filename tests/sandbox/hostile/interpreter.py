@@ -49,6 +49,32 @@ _EXITS: list[Hostile] = [
     )
 ]
 
+# Programs that may harm only their own call and notebook.
+_HARM_THEIR_OWN_CALL = {
+    "overwrites None and 1": """
+        import ctypes
+        ctypes.memset(id(1) + 24, 5, 4)
+        ctypes.memset(id(None), 255, 8)
+        print(1 + 1)
+        """,
+    "runs code objects of garbage": """
+        import types
+        def f(a, b): return a + b
+        for seed in range(256):
+            code = f.__code__.replace(co_code=bytes((seed * 7 + n * 13) & 255 for n in range(64)))
+            try: types.FunctionType(code, {})(1, 2)
+            except BaseException: pass
+        """,
+    "throws an exception into the harness's thread": """
+        import ctypes, threading, time
+        main = threading.main_thread().ident
+        def throw():
+            time.sleep(0.02)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(SystemExit))
+        threading.Thread(target=throw, daemon=True).start()
+        """,
+}
+
 INTERPRETER = [
     *_ENDS,
     *_EXITS,
@@ -100,25 +126,7 @@ INTERPRETER = [
         ok(),
         keeps_notebook=False,
     ),
-    hostile(
-        "overwrites None and 1",
-        "import ctypes\nctypes.memset(id(1) + 24, 5, 4)\nctypes.memset(id(None), 255, 8)\nprint(1 + 1)",
-        *any_outcome(),
-        keeps_notebook=False,
-    ),
-    hostile(
-        "runs code objects of garbage",
-        """
-        import types
-        def f(a, b): return a + b
-        for seed in range(256):
-            code = f.__code__.replace(co_code=bytes((seed * 7 + n * 13) & 255 for n in range(64)))
-            try: types.FunctionType(code, {})(1, 2)
-            except BaseException: pass
-        """,
-        *any_outcome(),
-        keeps_notebook=False,
-    ),
+    *[hostile(name, code, *any_outcome(), keeps_notebook=False) for name, code in _HARM_THEIR_OWN_CALL.items()],
     hostile(
         "runs garbage from marshal",
         "import marshal\nexec(marshal.loads(b'\\xe3' + bytes(range(200)) * 9))",
@@ -189,19 +197,6 @@ INTERPRETER = [
         "is interrupted by itself",
         "import _thread\n_thread.interrupt_main()\nwhile True: pass",
         raised("KeyboardInterrupt"),
-    ),
-    hostile(
-        "throws an exception into the harness's thread",
-        """
-        import ctypes, threading, time
-        main = threading.main_thread().ident
-        def throw():
-            time.sleep(0.02)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(SystemExit))
-        threading.Thread(target=throw, daemon=True).start()
-        """,
-        *any_outcome(),
-        keeps_notebook=False,
     ),
     *[
         hostile(
