@@ -24,7 +24,7 @@ import uvloop
 from bus.addresses import LAUNCHER, LEARNER, RECIPE
 from bus.bus import Bus, BusFactory
 from bus.codec import decode
-from bus.messages import BatchReady, GpuMemoryGranted, GpuMemoryRequested, Progress, Shutdown, StepTrained
+from bus.messages import BatchReady, GpuMemoryGranted, Progress, Shutdown, StepTrained
 from bus.process.heartbeat import sending_heartbeats
 from bus.process.process_main import make_process_parser, run_process_main
 from bus.process.structured_log import configure_logging
@@ -36,6 +36,7 @@ from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.learner.batch_journal import BatchJournal
 from engine.learner.distributed import RankGroup, broadcast_object, join_ranks, leave_ranks
+from engine.learner.engine_gpu_memory import EngineGpuMemory
 from engine.learner.learner_rank import LearnerRank, TrainStepResult
 
 MAX_PENDING_BATCHES = 2  # plus one per step collected ahead; the bus delays further batches
@@ -209,28 +210,3 @@ def run_process(folder: RunFolder, incarnation: LearnerIncarnation) -> None:
     else:
         run_follower(run, folder, ranks, incarnation.resume_step)
     leave_ranks(ranks)
-
-
-class EngineGpuMemory:
-    def __init__(self, bus: Bus, incarnation: int, *, is_shared: bool) -> None:
-        """`incarnation` counts the learner's starts. Unless `is_shared`, acquire and release do nothing."""
-        self._bus, self._incarnation, self._is_shared = bus, incarnation, is_shared
-        self._requested_version: int | None = None  # of the current loan
-        self._granted = asyncio.Event()
-
-    async def acquire(self, version: int) -> None:
-        """Wait until all engines have freed their memory. `version`: of the next weights, or -1."""
-        if not self._is_shared or self._requested_version is not None:
-            return
-        self._requested_version = version
-        self._granted.clear()
-        await self._bus.send(RECIPE, GpuMemoryRequested(self._incarnation, version))
-        await self._granted.wait()
-
-    def on_granted(self, granted: GpuMemoryGranted) -> None:
-        """Ignores grants of requests by an earlier incarnation."""
-        if (granted.learner_incarnation, granted.version) == (self._incarnation, self._requested_version):
-            self._granted.set()
-
-    def release(self) -> None:
-        self._requested_version = None

@@ -19,11 +19,12 @@ from engine.data.sft_dialogues import read_sft_dialogues
 from engine.learner.batch_journal import BatchJournal
 from engine.learner.checkpoints import is_resumable, list_saved_steps, prune_checkpoints
 from engine.learner.distributed import RankGroup, broadcast_object, gather_full_parameters
-from engine.learner.minibatches import SftSampler, TrainingSequence, build_sft_sequence, check_versions
+from engine.learner.minibatches import SftSampler, TrainingSequence, build_sft_sequence
 from engine.learner.trainer import Trainer
 from engine.model.hf_checkpoint import load_model
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 from engine.weight_transfer.shared_memory import WeightsPublisher
+from policies.groups.staleness import check_versions
 
 SFT_SAVE_EVERY = 100  # a killed learner repeats at most this many steps of the cold start
 

@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bus.messages import ProtocolError, TrainingSample
-from policies.groups.staleness import compute_oldest_version
+from bus.messages import TrainingSample
 from policies.seeded_random import shuffle_range
 
 
@@ -60,21 +59,6 @@ def build_rl_sequence(row: TrainingSample) -> TrainingSequence:
         )
     except ValueError as error:
         raise ValueError(f"trajectory {row.trajectory_id}: {error}") from error
-
-
-def check_versions(rows: Iterable[TrainingSample], step: int, max_staleness: int) -> None:
-    """Raises ProtocolError for a token in the loss of a version that `step` may not train on."""
-    oldest, newest = compute_oldest_version(step, max_staleness), step - 1
-    for row in rows:
-        counted = np.frombuffer(row.record.loss_mask, np.uint8).astype(np.bool_)
-        versions = np.frombuffer(row.record.versions, "<i4")[counted]
-        outside = versions[(versions < oldest) | (versions > newest)]
-        if len(outside):
-            allowed = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
-            raise ProtocolError(
-                f"trajectory {row.trajectory_id} has {len(outside)} tokens of version {outside[0]} to train on: "
-                f"step {step} takes {allowed} (rl.max_staleness = {max_staleness})"
-            )
 
 
 def build_rl_minibatches(

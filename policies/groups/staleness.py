@@ -18,7 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from bus.messages import StalenessCounts, TrainingSample, TrajectoryFinished
+from bus.messages import ProtocolError, StalenessCounts, TrainingSample, TrajectoryFinished
 
 StaleTokensRule = Literal["mask", "drop"]
 
@@ -40,6 +40,20 @@ def apply_staleness_bound(
     if rule == "drop" or not fresh.any():
         return None
     return replace(trajectory, record=replace(trajectory.record, loss_mask=fresh.astype(np.uint8).tobytes()))
+
+
+def check_versions(rows: Iterable[TrainingSample], step: int, max_staleness: int) -> None:
+    """Raises ProtocolError for a token in the loss of a version that `step` may not train on."""
+    oldest, newest = compute_oldest_version(step, max_staleness), step - 1
+    for row in rows:
+        versions = _decode_versions(row.record.versions)[_decode_mask(row.record.loss_mask)]
+        outside = versions[(versions < oldest) | (versions > newest)]
+        if len(outside):
+            allowed = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
+            raise ProtocolError(
+                f"trajectory {row.trajectory_id} has {len(outside)} tokens of version {outside[0]} to train on: "
+                f"step {step} takes {allowed} (rl.max_staleness = {max_staleness})"
+            )
 
 
 def count_masked_tokens(before: TrajectoryFinished, after: TrainingSample) -> int:

@@ -12,7 +12,7 @@ from bus.messages import BatchReady, RunStarted
 from configs.load import load_run
 from configs.run_folder import RunFolder
 from engine.learner.checkpoints import list_saved_steps
-from engine.learner.minibatches import check_versions
+from policies.groups.staleness import check_versions
 from tests.actors.runs.running import is_conserved, metrics, read_log_entries
 from tests.chaos.play import STEPS, PlayResult
 

@@ -10,8 +10,8 @@ from bus.addresses import RECIPE
 from bus.bus import Bus
 from bus.codec import decode
 from bus.messages import BatchReady, GpuMemoryGranted, Shutdown, StepTrained, TrainingSample, WeightsPublished
-from engine.learner.learner import EngineGpuMemory
-from engine.learner.minibatches import check_versions
+from engine.learner.engine_gpu_memory import EngineGpuMemory
+from policies.groups.staleness import check_versions
 
 TRAINING_S = 1.0
 

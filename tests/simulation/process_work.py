@@ -14,7 +14,7 @@ from actors.runtime.wiring import list_executors
 from bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
 from bus.codec import encode
 from bus.messages import BufferCursor, Envelope, RunStarted
-from engine.learner.learner import EngineGpuMemory
+from engine.learner.engine_gpu_memory import EngineGpuMemory
 from policies.recipe import Recipe
 from tests.simulation.engines import ScriptedEngine
 from tests.simulation.learner import SimulatedLearner

@@ -29,7 +29,7 @@ from bus.messages import (
 from configs.load import load_run
 from configs.run_folder import RunFolder
 from engine.learner.checkpoints import list_saved_steps
-from engine.learner.minibatches import check_versions
+from policies.groups.staleness import check_versions
 from tests.actors.runs.running import Start, finish, from_cold_start_of, is_conserved, metrics, succeed, wait_until
 
 pytestmark = pytest.mark.slow

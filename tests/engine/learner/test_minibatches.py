@@ -1,12 +1,10 @@
-import re
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.messages import ProtocolError, TrainingSample
+from bus.messages import TrainingSample
 from engine.learner.minibatches import (
     SftSampler,
     TrainingSequence,
@@ -15,7 +13,6 @@ from engine.learner.minibatches import (
     build_rl_sequence,
     build_sft_sequence,
     build_training_sequence,
-    check_versions,
     split_micro_batches,
 )
 from tests.engine.learner.training_examples import replace_tokens, row, rows
@@ -132,27 +129,3 @@ def test_the_order_of_the_cold_start_is_a_function_of_seed_and_step() -> None:
 def test_a_cold_start_without_sequences_is_refused() -> None:
     with pytest.raises(ValueError, match="no sequence"):
         SftSampler(0, 4, 0)
-
-
-@pytest.mark.parametrize("version", [3, 4])
-def test_rows_of_allowed_versions_pass(version: int) -> None:
-    check_versions([row(0, 0, seed=0, version=version)], step=5, max_staleness=1)
-    assert row(0, 0, seed=0, version=version).record.versions.count(version.to_bytes(4, "little")) > 0
-
-
-@pytest.mark.parametrize(
-    ("version", "max_staleness", "allowed"), [(2, 1, "versions 3 to 4"), (5, 1, "versions 3 to 4"), (3, 0, "version 4")]
-)
-def test_a_row_of_a_version_outside_the_allowed_range_is_refused_by_trajectory(
-    version: int, max_staleness: int, allowed: str
-) -> None:
-    said = re.escape(f"of version {version} to train on: step 5 takes {allowed} (rl.max_staleness = {max_staleness})")
-    with pytest.raises(ProtocolError, match=f"trajectory 7 has [0-9]+ tokens {said}"):
-        check_versions([row(0, 0, 0, version=4), row(7, 1, 0, version=version)], 5, max_staleness)
-
-
-def test_stale_tokens_outside_the_loss_do_not_refuse_their_row() -> None:
-    old = row(0, 0, seed=0, version=2)
-    check_versions([replace_tokens(old, loss_mask=bytes(len(old.record.loss_mask)))], step=5, max_staleness=0)
-    with pytest.raises(ProtocolError):
-        check_versions([old], step=5, max_staleness=0)

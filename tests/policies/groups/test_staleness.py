@@ -1,8 +1,11 @@
 """The staleness bound of training tokens and of concurrent steps."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bus.messages import (
     BatchReady,
@@ -11,12 +14,13 @@ from bus.messages import (
     ProtocolError,
     RunStarted,
     StalenessCounts,
+    TrainingSample,
     TrajectoryAborted,
     TrajectoryFailed,
 )
 from policies.decider import Send
 from policies.groups.buffer_state import STEP_ENDED
-from policies.groups.staleness import apply_staleness_bound, compute_oldest_version
+from policies.groups.staleness import apply_staleness_bound, check_versions, compute_oldest_version
 from tests.policies.groups.buffers import (
     MIXED,
     BufferDriver,
@@ -47,6 +51,31 @@ def test_only_fresh_tokens_count_and_a_trajectory_without_any_is_dropped(
     if young is not None:
         assert list(young.record.loss_mask) == [False] * 3 + fresh
         assert young.record.versions == finished.record.versions
+
+
+def make_sample(trajectory_id: int, *versions: int) -> TrainingSample:
+    return TrainingSample(trajectory_id, 0, 1.0, make_finished(trajectory_id, *versions).record)
+
+
+@pytest.mark.parametrize(
+    ("version", "max_staleness", "allowed"),
+    [(2, 1, "versions 3 to 4"), (3, 1, ""), (4, 1, ""), (5, 1, "versions 3 to 4"), (3, 0, "version 4"), (4, 0, "")],
+)
+def test_a_row_of_a_version_outside_the_allowed_range_is_refused(
+    version: int, max_staleness: int, allowed: str
+) -> None:
+    samples = [make_sample(0, 4), make_sample(7, 4, version, version)]
+    if not allowed:
+        check_versions(samples, 5, max_staleness)
+        return
+    cause = f"of version {version} to train on: step 5 takes {allowed} (rl.max_staleness = {max_staleness})"
+    with pytest.raises(ProtocolError, match=re.escape(f"trajectory 7 has 2 tokens {cause}")):
+        check_versions(samples, 5, max_staleness)
+
+
+def test_stale_tokens_outside_the_loss_do_not_refuse_their_row() -> None:
+    old = make_sample(0, 2)
+    check_versions([replace(old, record=replace(old.record, loss_mask=bytes(4)))], step=5, max_staleness=0)
 
 
 # ---------------------------------------------------------------- running ahead
