@@ -45,7 +45,7 @@ async def test_an_answer_has_the_lease_of_its_request(scene: Scene) -> None:
     assert await scene.receive(1) == [TurnFailed(2, 2, 8, "engine: out of memory")]
 
 
-async def test_a_cache_is_released_at_the_trajectorys_end_or_by_the_arbiter_but_not_under_a_later_lease(
+async def test_a_cache_is_released_at_the_trajectorys_end_or_by_the_arbiter_before_a_later_lease(
     scene: Scene,
 ) -> None:
     await scene.send(turn(1, 1), turn(2, 1, lease=4), turn(3, 1))
@@ -176,9 +176,7 @@ async def test_refused_weights_are_not_acknowledged_and_the_next_ones_are_loaded
     assert refused == [(5, "half of them are missing")]
 
 
-async def test_only_the_leases_of_the_latest_trajectories_are_tracked(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_leases_of_the_latest_trajectories_are_kept(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A duplicate turn is ignored while the lease of its trajectory is tracked."""
     monkeypatch.setattr(prefix_tracker, "MAX_TRACKED", 2)
     for trajectory_id in (1, 2, 3, 2, 1):

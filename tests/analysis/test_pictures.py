@@ -115,7 +115,7 @@ class TestComparison:
         assert json.loads(summary.read_text()) == {"roc": SUMMARY, "grpo": {**SUMMARY, "seed": 4}}
         assert (picture.parent, picture.name, summary.name) == (tmp_path / "both", "curves.png", "summary.json")
 
-    def test_a_missing_summary_is_named_and_nothing_is_written(
+    def test_a_missing_summary_is_named_and_no_file_is_written(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ):
         roc = write_run(tmp_path / "roc", step(1), summary=SUMMARY)

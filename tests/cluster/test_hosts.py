@@ -108,9 +108,7 @@ print(time.monotonic() - began)
     assert total_s >= 1.0  # a million bytes at 8 Mbit/s
 
 
-def test_memory_temporary_files_name_and_process_ids_are_private_and_other_files_shared(
-    hosts: Hosts, tmp_path: Path
-) -> None:
+def test_memory_temporary_files_name_and_pids_are_private_and_other_files_shared(hosts: Hosts, tmp_path: Path) -> None:
     one, other = hosts
     script = "echo $$ > /dev/shm/weights; touch $TMPDIR/socket; hostname > $0"
     one.run(["sh", "-c", script, str(tmp_path / "common")])

@@ -114,9 +114,7 @@ class TestErrors:
             ("[learner.muon]\nlr = 1", "`sft.muon_lr`"),
         ],
     )
-    def test_the_nearest_key_is_searched_in_the_same_table_before_other_tables(
-        self, config: Path, text: str, suggested: str
-    ):
+    def test_the_nearest_key_is_first_searched_in_the_same_table(self, config: Path, text: str, suggested: str):
         assert load_error(config, text).endswith(f"; did you mean {suggested}?")
 
     def test_a_key_without_similar_keys_gets_no_suggestion(self, config: Path):
@@ -142,9 +140,7 @@ class TestErrors:
             ("tiny = []", "`tiny` must be a table, got []"),
         ],
     )
-    def test_the_error_for_an_ill_typed_value_has_the_expected_type_and_the_value(
-        self, config: Path, text: str, message: str
-    ):
+    def test_the_error_for_an_ill_typed_value_has_type_and_value(self, config: Path, text: str, message: str):
         assert load_error(config, text if text.startswith("name") else f'name = "a"\n{text}') == f"my.toml: {message}"
 
     def test_the_error_for_an_ill_typed_override_names_the_flag(self, config: Path):

@@ -127,9 +127,7 @@ def test_a_run_finishes_after_all_aborted_trajectories_have_ended() -> None:
     assert num_finished == 1
 
 
-def test_waits_and_states_are_refused_for_a_log_with_removed_events(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waits_and_states_are_refused_after_removed_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run stalls in the third of three steps, and the log keeps one step."""
     source, events = read("trajectories_aborted_at_the_end")
     _, rollout_events = read("trajectories_aborted_at_the_end.rollout")

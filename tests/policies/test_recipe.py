@@ -80,7 +80,7 @@ def test_a_run_is_evaluate_step_step_evaluate() -> None:
     ],
     ids=["resumed", "resumed_with_steps_in_flight", "without_steps"],
 )
-def test_a_run_begins_at_the_version_of_its_weights(
+def test_a_run_starts_at_its_weights_version(
     settings: dict[str, int], version: int, messages: list[AnyMessage]
 ) -> None:
     assert list_loaded(recipe(**settings), version) == messages

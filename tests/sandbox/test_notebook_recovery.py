@@ -49,9 +49,7 @@ ENDINGS: dict[str, tuple[str, CodeOutcome | type[CodeOutcome]]] = {
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-async def test_the_state_after_a_dead_cell_is_exactly_the_state_before_it(
-    start_sandbox: StartSandbox, name: str
-) -> None:
+async def test_the_state_after_a_dead_cell_is_the_state_before_it(start_sandbox: StartSandbox, name: str) -> None:
     code, ending = ENDINGS[name]
     dies = f"import sys\nprint('out')\nprint('err', file=sys.stderr)\nkept.append('lost')\nt = 0\n{code}"
     async with start_sandbox(time_limit_s=LIMIT_S) as client:

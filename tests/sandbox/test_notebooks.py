@@ -84,7 +84,7 @@ def test_rollout_and_sandbox_agree_on_the_outcomes_that_keep_effects(kind: str) 
 
 
 @pytest.mark.slow
-async def test_a_restored_cell_killed_for_the_memory_of_its_processes_leaves_no_effects(
+async def test_a_restored_cell_killed_for_its_processes_memory_leaves_no_effects(
     start_sandbox: StartSandbox,
 ) -> None:
     hog = (

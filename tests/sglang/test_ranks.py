@@ -94,9 +94,7 @@ def test_sequences_of_a_prompt_share_a_rank_and_load_and_capacity_cover_both_ran
     loop.run(scene())
 
 
-def test_a_sequence_reuses_its_prefix_on_the_rank_of_its_first_turn(
-    loop: asyncio.Runner, bench: SGLangBench, ranks: Ranks
-) -> None:
+def test_a_sequence_reuses_the_prefix_of_its_rank(loop: asyncio.Runner, bench: SGLangBench, ranks: Ranks) -> None:
     async def scene() -> None:
         async with bench.engine() as (engine, _):
             requests = [request(number, 30, 40) for number in (11, 12)]
@@ -139,7 +137,7 @@ def test_new_weights_reach_both_ranks_during_turns(
     loop.run(scene())
 
 
-def test_of_the_queued_requests_of_a_rank_the_longest_runs_first(
+def test_the_longest_queued_request_of_a_rank_runs_first(
     loop: asyncio.Runner, bench: SGLangBench, ranks: Ranks
 ) -> None:
     async def scene() -> None:

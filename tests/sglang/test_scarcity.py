@@ -42,9 +42,7 @@ def test_an_aborted_queued_turn_leaves_the_servers_queue(
     with_client(loop, servers[1], scene)
 
 
-def test_a_rejected_request_carries_the_servers_message(
-    loop: asyncio.Runner, servers: tuple[SharedServer, SharedServer]
-) -> None:
+def test_a_rejection_has_the_servers_message(loop: asyncio.Runner, servers: tuple[SharedServer, SharedServer]) -> None:
     async def scene(client: SGLangClient) -> None:
         too_long = GenerateRequest("1;", [1] * 100_000, SamplingParams(max_new_tokens=1), stream=True)
         with pytest.raises(ServerStatusError, match="longer than the model's context length") as refusal:

@@ -115,9 +115,7 @@ def test_an_updated_server_has_the_checksums_of_one_started_from_these_weights(s
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_prompt_cached_under_old_weights_is_recomputed_while_requests_are_paused(
-    served: Served, transport: str
-) -> None:
+def test_a_prompt_cached_under_old_weights_is_recomputed_during_a_pause(served: Served, transport: str) -> None:
     first = 20 + 2 * TRANSPORTS.index(transport)
     old, new = served.publish(first, noise=0.1), served.publish(first + 1)
 

@@ -51,9 +51,7 @@ async def wait_for_output(child: ChildProcess) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_the_error_of_a_child_that_ended_has_its_name_exit_code_and_output(
-    children: ChildProcesses, tmp_path: Path
-) -> None:
+async def test_the_error_of_an_ended_child_has_name_code_and_output(children: ChildProcesses, tmp_path: Path) -> None:
     code = "import sys; print(*range(20), sep='\\n'); sys.exit(3)"
     child = await children.spawn("one", python(code), build_thread_environment(2))
     assert await children.wait_for_exit("one", 30.0)
@@ -66,9 +64,7 @@ async def test_the_error_of_a_child_that_ended_has_its_name_exit_code_and_output
     assert children.names == []
 
 
-async def test_the_exit_reason_file_replaces_output_that_a_full_disk_lost(
-    children: ChildProcesses, tmp_path: Path
-) -> None:
+async def test_the_exit_reason_replaces_output_that_a_full_disk_lost(children: ChildProcesses, tmp_path: Path) -> None:
     reason_path = exit_reason_path(RunFolder(tmp_path), "one")
     reason_path.parent.mkdir()
     try:

@@ -121,9 +121,7 @@ class TestKubernetes:
         secret = mounts["/etc/asterism"]["secret"]["secretName"]
         assert f"kubectl create secret generic {secret} --from-file=cluster.key" in GUIDE
 
-    def test_its_command_runs_with_the_number_of_pods_as_nodes(
-        self, tmp_path: Path, pod: dict[str, Any], environment: dict[str, str]
-    ):
+    def test_its_command_has_a_node_per_pod(self, tmp_path: Path, pod: dict[str, Any], environment: dict[str, str]):
         container = pod["containers"][0]
         for name in ("asterism", "install", "getent"):
             write_command(tmp_path, name)

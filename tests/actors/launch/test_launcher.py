@@ -44,9 +44,7 @@ def launch(folder: RunFolder, code: str, monkeypatch: pytest.MonkeyPatch) -> Cor
 
 @pytest.mark.slow
 @pytest.mark.real_clock
-async def test_a_failed_task_preparation_ends_the_run_with_its_error(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_error_of_the_preparation_ends_the_run(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(family(os.getpid()))
     with pytest.raises(ProcessDied, match=r"(?s)^preparing failed:\n.*no room for a tokenizer$"):
         await launch(folder, "raise SystemExit('no room for a tokenizer')", monkeypatch)

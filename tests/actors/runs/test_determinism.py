@@ -174,8 +174,6 @@ def test_each_differing_part_is_named(strict_run: RunFolder, tmp_path: Path) -> 
     assert all(re.fullmatch(pattern, name) for pattern, name in zip(patterns, streams, strict=True)), streams
 
 
-def test_the_command_exits_with_1_if_the_runs_differ(
-    strict_run: RunFolder, finished_run: tuple[RunFolder, str]
-) -> None:
+def test_the_command_exits_with_1_if_runs_differ(strict_run: RunFolder, finished_run: tuple[RunFolder, str]) -> None:
     for other, code in ((strict_run, 0), (finished_run[0], 1)):
         assert asterism("log", "diff", str(strict_run.path), str(other.path)).returncode == code

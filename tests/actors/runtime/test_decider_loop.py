@@ -93,7 +93,7 @@ async def test_the_loop_stops_receiving_when_too_many_events_wait_for_the_log(
     assert max_pending == 5
 
 
-async def test_a_full_log_stops_receiving(
+async def test_a_full_log_stops_receipt(
     tmp_path: Path, buses: tuple[Bus, Bus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups = threading.Semaphore(0)

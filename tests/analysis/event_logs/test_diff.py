@@ -146,9 +146,7 @@ def test_an_exact_comparison_ignores_only_times_and_weight_paths(tmp_path: Path)
     assert list_differing_fields(found) == ["digest"]
 
 
-def test_both_sides_are_shown_from_the_first_token_that_differs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_sides_are_shown_from_the_first_different_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diff_command, "load_text_context", lambda _: TextContext(TOKENIZER, DialogueConfig()))
     turns: list[TurnGenerated] = [generated(7, 0, "the same, then this"), generated(7, 0, "the same, then that")]
     a, b = (a_run(tmp_path / name, ("r", START), ("r", turn)) for name, turn in zip("ab", turns, strict=True))

@@ -61,7 +61,7 @@ def stepped(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 # ---------------------------------------------------------------- parquet
 
 
-def test_the_events_table_has_one_row_per_event(
+def test_the_events_table_has_a_row_per_event(
     folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parquet_tables, "EVENTS_PER_PART", 7)
@@ -167,7 +167,7 @@ slices = st.lists(
 
 
 @given(slices)
-def test_overlapping_spans_are_on_different_tracks(
+def test_overlapping_spans_have_separate_tracks(
     tmp_path_factory: pytest.TempPathFactory, slices: list[TraceSpan]
 ) -> None:
     file = tmp_path_factory.mktemp("trace") / "trace.json"

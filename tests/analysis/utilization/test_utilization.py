@@ -269,9 +269,7 @@ class TestDoubts:
     steps=st.lists(st.tuples(st.floats(0, 10), st.floats(0, 100)), min_size=1, max_size=20),
     cuts=st.lists(st.floats(0, 200), min_size=1, max_size=20),
 )
-def test_means_over_adjacent_intervals_add_up_to_the_total_mean(
-    steps: list[tuple[float, float]], cuts: list[float]
-) -> None:
+def test_means_of_adjacent_intervals_add_up_to_the_total(steps: list[tuple[float, float]], cuts: list[float]) -> None:
     spans, values = np.array(steps).T
     curve = StepFunction(np.cumsum(spans), values)
     edges = np.array(sorted({0.0, 200.0, *cuts}))

@@ -83,9 +83,7 @@ def receive_frames(transport: ReliableTransport, first: int, count: int, acks: l
     transport.on_packet(lane, Packet("b", "a", PEER_EPOCH, 1, 0, 0, first, [b"x"] * count), acks.append)
 
 
-async def test_frames_of_one_loop_iteration_travel_as_one_packet(
-    transport: ReliableTransport, wire: RecordingWire
-) -> None:
+async def test_frames_of_a_loop_iteration_are_one_packet(transport: ReliableTransport, wire: RecordingWire) -> None:
     await send(transport, 5)
     assert wire.packets == []
     await run_loop()
@@ -154,9 +152,7 @@ async def test_a_cancelled_send_leaves_no_gap(transport: ReliableTransport, wire
     assert [number for each in numbers for number in each] == list(range(10))
 
 
-async def test_frames_wait_for_a_full_wire_and_keep_their_numbers(
-    transport: ReliableTransport, wire: RecordingWire
-) -> None:
+async def test_frames_wait_for_a_full_wire_in_their_order(transport: ReliableTransport, wire: RecordingWire) -> None:
     await send(transport, 1)
     await run_loop()
     receive_ack(transport, 0, 0)
@@ -223,7 +219,7 @@ async def test_probes_gaps_and_duplicates_are_answered_immediately(transport: Re
     assert len(transport.inbox) == 2
 
 
-async def test_closing_waits_half_a_second_for_frames_that_peers_have_not_received(
+async def test_closing_waits_half_a_second_for_frames_that_peers_lack(
     transport: ReliableTransport,
 ) -> None:
     await send(transport, 1)
@@ -265,9 +261,7 @@ async def test_an_oversized_frame_is_refused(transport: ReliableTransport) -> No
     assert transport.unacknowledged == {}
 
 
-async def test_a_packet_takes_no_further_frame_after_a_mebibyte(
-    transport: ReliableTransport, wire: RecordingWire
-) -> None:
+async def test_a_packet_takes_no_frame_after_a_mebibyte(transport: ReliableTransport, wire: RecordingWire) -> None:
     await send(transport, 8, size=400_000)
     await run_loop()
     receive_ack(transport, 0, 0)
@@ -275,7 +269,7 @@ async def test_a_packet_takes_no_further_frame_after_a_mebibyte(
     assert TARGET_PACKET_BYTES < 3 * 400_000
 
 
-async def test_packets_of_excess_peers_are_dropped_and_counted(
+async def test_packets_of_excess_peers_are_counted(
     monkeypatch: pytest.MonkeyPatch, transport: ReliableTransport
 ) -> None:
     monkeypatch.setattr("bus.transport.reliable_transport.MAX_IN_CHANNELS", 2)
@@ -296,9 +290,7 @@ async def test_an_acknowledgement_of_another_epoch_is_dropped_and_counted(transp
 
 
 @pytest.mark.parametrize("limits", [LinkLimits(8)])
-async def test_frames_for_a_departed_process_are_dropped_and_counted(
-    transport: ReliableTransport, wire: RecordingWire
-) -> None:
+async def test_frames_for_a_departed_process_are_counted(transport: ReliableTransport, wire: RecordingWire) -> None:
     sending = asyncio.create_task(send(transport, 20))
     await run_loop()
     receive_ack(transport, 0, 0)
@@ -315,7 +307,7 @@ async def test_frames_for_a_departed_process_are_dropped_and_counted(
     assert wire.count_frames(lane=CONTROL) == []
 
 
-async def test_frames_from_a_departed_process_are_dropped_and_counted_without_an_answer(
+async def test_frames_from_a_departed_process_are_counted_and_not_answered(
     transport: ReliableTransport,
 ) -> None:
     acks: list[Ack] = []

@@ -176,7 +176,7 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most:
         copied += len(data)
 
 
-async def test_a_full_socket_refuses_packets_and_reports_when_it_is_writable(
+async def test_a_full_socket_refuses_packets_until_it_is_writable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ZeroMQ queues a bounded number of packets for a peer that does not listen yet."""

@@ -64,9 +64,7 @@ def read_one(file: Path, row: dict[str, Any]) -> tuple[str, str]:
         ),
     ],
 )
-def test_every_layout_yields_the_bare_question_and_answer(
-    file: Path, row: dict[str, Any], expected: tuple[str, str]
-) -> None:
+def test_each_layout_yields_the_question_and_answer(file: Path, row: dict[str, Any], expected: tuple[str, str]) -> None:
     assert read_one(file, row) == expected
 
 
@@ -145,8 +143,6 @@ def test_a_line_of_invalid_json_is_reported_by_number(file: Path, line: bytes) -
         ({"prompt": "Q?", "reward_model": {}}, "reward_model.ground_truth", "missing, or without an answer"),
     ],
 )
-def test_an_incomplete_row_is_reported_with_its_field(
-    file: Path, row: dict[str, Any], field: str, problem: str
-) -> None:
+def test_an_incomplete_row_is_named_with_its_field(file: Path, row: dict[str, Any], field: str, problem: str) -> None:
     write_jsonl(file, {"question": "a", "answer": "1"}, row)
     assert read_error(file) == f"some.jsonl: row 2, field `{field}`: {problem}"

@@ -65,9 +65,7 @@ async def test_two_engines_in_one_process_do_not_affect_each_other(model_folder:
         assert found == [expected(request(number)) for number in range(3) for _ in range(2)]
 
 
-async def test_an_error_in_the_thread_fails_pending_and_later_calls(
-    model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_error_in_the_thread_fails_all_calls(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: EngineCore) -> None:
         raise RuntimeError("out of something")
 

@@ -34,9 +34,7 @@ def test_ranks_together_train_once_on_every_sequence_with_loss(lengths: list[int
 
 
 @given(LENGTHS, st.integers(1, 4), st.integers(1, 200))
-def test_ranks_have_equally_many_micro_batches_within_the_padded_bound(
-    lengths: list[int], ranks: int, tokens: int
-) -> None:
+def test_ranks_have_equally_many_micro_batches_within_the_bound(lengths: list[int], ranks: int, tokens: int) -> None:
     sequences = [sequence(length) for length in lengths]
     shares = split_micro_batches(sequences, ranks, tokens)
     assert len(shares) == ranks

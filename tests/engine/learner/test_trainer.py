@@ -50,9 +50,7 @@ def test_the_cold_start_lowers_the_training_loss() -> None:
 
 
 @pytest.mark.parametrize(("advantage", "sign"), [(1.0, 1), (-1.0, -1)])
-def test_a_step_raises_the_probability_of_good_answers_and_lowers_that_of_bad_answers(
-    advantage: float, sign: int
-) -> None:
+def test_a_step_raises_the_probability_of_good_answers_and_lowers_that_of_bad_ones(advantage: float, sign: int) -> None:
     made = trainer(minibatches=1, warmup_steps=0)
     batch = [_on_policy(made, row(index, 0, seed=9, advantage=advantage)) for index in range(4)]
     before = made.run_rl_step(batch)
@@ -171,7 +169,7 @@ def test_saving_does_not_change_later_training(tmp_path: Path, tokenizer: Path) 
     torch.testing.assert_close(parameters(saved), parameters(unsaved), rtol=0, atol=0)
 
 
-def test_a_checkpoint_gets_its_final_name_only_when_complete(
+def test_only_a_complete_checkpoint_has_its_name(
     tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = trainer()

@@ -142,9 +142,7 @@ def test_a_model_of_another_architecture_is_refused_with_file_and_field(folder: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
-def test_transformers_loads_the_folder_and_computes_the_same_logits(
-    tmp_path: Path, tokenizer: Path, tied: bool
-) -> None:
+def test_transformers_loads_the_folder_with_the_same_logits(tmp_path: Path, tokenizer: Path, tied: bool) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     config = small_config(vocab_size=280, tie_word_embeddings=tied)

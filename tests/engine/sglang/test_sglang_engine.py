@@ -103,9 +103,7 @@ async def test_a_server_left_paused_is_resumed_first(model: Path):
 
 
 @pytest.mark.parametrize("paused", [False, True])
-async def test_a_turn_with_a_broken_connection_keeps_its_tokens_if_the_server_lives(
-    model: Path, log_entries: list[Any], paused: bool
-):
+async def test_a_turn_with_a_broken_connection_keeps_its_tokens(model: Path, log_entries: list[Any], paused: bool):
     server = FakeServer(streaming(lambda body: make_response(body, [4, 5]), then="broken"))
     server.handlers["/ready"] = refusing(503 if paused else 200, {})
     async with running_engine(model, server) as engine:
@@ -139,7 +137,7 @@ async def test_a_failed_turn_names_its_cause(model: Path, handler: Handler, kind
         ("disable_radix_cache", True, "engine.prefix_cache_disabled"),
     ],
 )
-async def test_an_unfavourable_server_option_is_logged(
+async def test_a_poor_server_option_is_logged(
     model: Path, log_entries: list[Any], option: str, value: bool, event: str
 ):
     server = FakeServer()

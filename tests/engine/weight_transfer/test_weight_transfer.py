@@ -112,9 +112,7 @@ async def test_a_version_republished_with_other_weights_is_fetched_again(scene: 
 
 
 @pytest.mark.parametrize(("version", "seed"), [(6, 6), (4, 5)], ids=["a later version", "the same version again"])
-async def test_weights_overwritten_during_a_download_are_refused_without_leftovers(
-    scene: Scene, version: int, seed: int
-) -> None:
+async def test_weights_overwritten_during_a_download_leave_no_files(scene: Scene, version: int, seed: int) -> None:
     async with link_to(scene.server.port, allowed=HALF) as link:
         fetching = asyncio.create_task(scene.fetcher(link.port).fetch(scene.publish(4)))
         await link.held.wait()

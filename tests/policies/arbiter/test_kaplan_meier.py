@@ -41,7 +41,7 @@ def compute_curve(survival: KaplanMeierEstimator) -> list[float]:
 
 
 @given(LENGTHS)
-def test_the_estimate_is_the_product_of_the_shares_that_survive_each_age(
+def test_the_estimate_is_the_product_of_the_survival_of_each_age(
     observations: Sequence[tuple[int, bool]],
 ) -> None:
     expected, at = [1.0], 1.0

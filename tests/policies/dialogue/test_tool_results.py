@@ -145,9 +145,7 @@ def test_surplus_calls_have_a_result_in_both_formats() -> None:
         (CodeRefused("too long"), False, True),
     ],
 )
-def test_results_contain_the_word_error_as_the_release_counts_it(
-    outcome: CodeOutcome, default: bool, release: bool
-) -> None:
+def test_results_contain_the_word_error_as_in_the_release(outcome: CodeOutcome, default: bool, release: bool) -> None:
     assert contains_error(outcome, format_result(outcome, 500)) == default
     assert contains_error(outcome, format_result(outcome, 500, RELEASE), RELEASE) == release
 

@@ -203,9 +203,7 @@ REWARDS = st.sampled_from([0.0, 1.0])
     st.lists(st.tuples(REWARDS, REWARDS, REWARDS, REWARDS), min_size=6, max_size=6),
     st.lists(st.integers(0, 2**16), min_size=24, max_size=24),
 )
-def test_a_batch_does_not_depend_on_the_order_in_which_trajectories_end(
-    rewards: list[tuple[float, ...]], picks: list[int]
-) -> None:
+def test_a_batch_does_not_depend_on_the_order_of_ends(rewards: list[tuple[float, ...]], picks: list[int]) -> None:
     """At most six problems: two groups and four refills."""
     run = replace(RUN, rl=RlConfig(prompts=2, rollouts=4, max_refill_groups=4))
     in_turn, drawn = (_collected_in_order(buffer(run), rewards, order) for order in ([0] * 24, picks))

@@ -40,7 +40,7 @@ def test_the_oldest_version_is_max_staleness_before_the_updated_one() -> None:
 
 
 @given(st.lists(st.integers(0, 6), min_size=1), st.integers(0, 6), st.sampled_from(["mask", "drop"]))
-def test_only_fresh_tokens_count_and_a_trajectory_without_any_is_dropped(
+def test_only_fresh_tokens_count_without_any_a_trajectory_is_dropped(
     versions: list[int], oldest: int, rule: str
 ) -> None:
     """The drop rule drops a trajectory with a stale token, too."""
@@ -61,9 +61,7 @@ def make_sample(trajectory_id: int, *versions: int) -> TrainingSample:
     ("version", "max_staleness", "allowed"),
     [(2, 1, "versions 3 to 4"), (3, 1, ""), (4, 1, ""), (5, 1, "versions 3 to 4"), (3, 0, "version 4"), (4, 0, "")],
 )
-def test_a_row_of_a_version_outside_the_allowed_range_is_refused(
-    version: int, max_staleness: int, allowed: str
-) -> None:
+def test_a_row_of_a_version_out_of_the_allowed_range_is_refused(version: int, max_staleness: int, allowed: str) -> None:
     samples = [make_sample(0, 4), make_sample(7, 4, version, version)]
     if not allowed:
         check_versions(samples, 5, max_staleness)
@@ -160,9 +158,7 @@ SETTINGS = st.fixed_dictionaries(
 
 
 @given(SETTINGS, st.data())
-def test_steps_are_in_order_and_within_the_bound_for_any_order_of_ends(
-    settings: dict[str, int], data: st.DataObject
-) -> None:
+def test_steps_are_in_order_and_within_the_bound_in_any_case(settings: dict[str, int], data: st.DataObject) -> None:
     """Trajectories end in any order, with tokens of any version since their group started."""
     run = make_run(**settings)
     driver, live, born = BufferDriver(run), dict[int, int](), dict[int, int]()

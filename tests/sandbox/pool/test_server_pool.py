@@ -199,9 +199,7 @@ async def test_endless_calls_do_not_block_other_calls(call: Caller):
 
 
 @pytest.mark.parametrize(("overtaking", "is_long"), [(2 * SLOTS_PER_SERVER - 1, False), (2 * SLOTS_PER_SERVER, True)])
-async def test_an_overtaken_call_becomes_long_and_frees_its_slot(
-    overtaking: int, is_long: bool, monkeypatch: pytest.MonkeyPatch
-):
+async def test_an_overtaken_call_frees_its_slot(overtaking: int, is_long: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(server_pool, "_LONG_CALL_CHECK_S", 1e6)
     async with open_pool_of_one_server() as call:
         endless = start_endless_calls(call, SLOTS_PER_SERVER - 1)

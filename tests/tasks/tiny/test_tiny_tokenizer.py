@@ -78,9 +78,7 @@ def test_the_vocabulary_has_about_450_entries(tokenizer: FastTokenizer) -> None:
 
 
 @pytest.mark.slow
-def test_transformers_loads_it_and_its_chat_template_gives_the_same_text(
-    folder: Path, tokenizer: FastTokenizer
-) -> None:
+def test_transformers_loads_it_and_its_template_gives_the_same_text(folder: Path, tokenizer: FastTokenizer) -> None:
     from transformers import AutoTokenizer
 
     loaded = AutoTokenizer.from_pretrained(folder)

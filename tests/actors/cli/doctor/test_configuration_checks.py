@@ -130,7 +130,7 @@ class TestManagedServers:
         detail = find_missing("GPU memory", *cuda)
         assert detail.startswith(f"{key}: each GPU needs 0.00 GiB for weights and ")
 
-    def test_an_unsupported_version_is_reported_with_the_supported_ones(
+    def test_an_unsupported_version_is_named_with_supported_ones(
         self, tmp_path: Path, settings: tuple[str, ...]
     ) -> None:
         interpreter(tmp_path / "python", version="0.4.1")
@@ -194,7 +194,7 @@ class TestExternalServers:
 
 
 class TestEmbedded:
-    def test_a_configured_gpu_that_does_not_exist_is_missing(
+    def test_a_configured_gpu_that_is_not_there_is_missing(
         self, monkeypatch: pytest.MonkeyPatch, checkpoint: Path
     ) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

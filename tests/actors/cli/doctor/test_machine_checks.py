@@ -40,9 +40,7 @@ class TestExamination:
         assert all(bool(finding.remedy) == (finding.status != "ok") for finding in findings.values())
 
     @pytest.mark.slow
-    def test_a_failing_check_is_a_warning_and_the_others_still_run(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ):
+    def test_a_failing_check_is_a_warning_and_the_others_run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         def breaks(*_: object) -> CheckResult:
             raise RuntimeError("odd machine")
 
@@ -169,7 +167,7 @@ class TestCommand:
         structlog.reset_defaults()
 
     @pytest.mark.parametrize(("status", "exit_code"), [("ok", 0), ("warning", 0), ("missing", 1)])
-    def test_only_missing_requirements_are_an_error(
+    def test_only_a_missing_part_is_an_error(
         self, monkeypatch: pytest.MonkeyPatch, status: FindingStatus, exit_code: int
     ):
         monkeypatch.setattr(

@@ -65,9 +65,7 @@ def test_filters_combine(folder: RunFolder) -> None:
         ("nowhere", set()),
     ],
 )
-def test_text_search_covers_generated_text_tool_output_and_fields(
-    folder: RunFolder, text: str, kinds: set[str]
-) -> None:
+def test_text_search_covers_generated_text_results_and_fields(folder: RunFolder, text: str, kinds: set[str]) -> None:
     found = shown(merge_events(folder), text)
     assert {line.split()[4] for line in found} == kinds
     assert all(text.casefold() in line.casefold() for line in found)

@@ -31,7 +31,7 @@ def write_log(folder: RunFolder, process: str, actor: str, *messages: AnyMessage
     log.close()
 
 
-def test_the_learner_waits_for_engines_that_have_not_released_their_memory(
+def test_the_learner_waits_until_all_engines_release_their_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

@@ -27,9 +27,7 @@ def mask() -> Tensor:
 @pytest.mark.parametrize("kernels", [BatchInvariantKernels(), SdpaKernels()])
 @pytest.mark.parametrize(("heads", "group"), [(1, 1), (2, 2), (2, 3), (1, 8)])
 @pytest.mark.parametrize("apart", [WIDTH, WIDTH + 32])
-def test_rows_with_separate_keys_attend_up_to_their_mask(
-    kernels: AttentionKernels, heads: int, group: int, apart: int
-) -> None:
+def test_rows_with_separate_keys_attend_by_mask(kernels: AttentionKernels, heads: int, group: int, apart: int) -> None:
     q, both = drawn(ROWS * heads, group, SIZE), drawn(2, ROWS * heads, apart, SIZE)
     keys, values = both[:, :, :WIDTH].unbind(0)
     found = torch.full_like(q, float("nan"))

@@ -149,18 +149,14 @@ async def test_a_server_with_partially_written_weights_is_not_resumed(
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)
-async def test_a_server_that_reports_another_version_after_an_update_fails(
-    make: Make, weights: WeightsPublished, name: str
-) -> None:
+async def test_a_server_with_another_version_than_sent_fails(make: Make, weights: WeightsPublished, name: str) -> None:
     server = FakeWeightServer()
     server.handlers["/model_info"] = refusing(200, {"model_path": "/model", "weight_version": "6"})
     await assert_update_breaks(make(name), server, weights, "reports version 6 after an update to 7")
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)
-async def test_a_checksum_mismatch_fails_and_requests_stay_paused(
-    make: Make, weights: WeightsPublished, name: str
-) -> None:
+async def test_with_a_wrong_checksum_requests_stay_paused(make: Make, weights: WeightsPublished, name: str) -> None:
     server = FakeWeightServer()
 
     async def change_weight(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -174,7 +170,7 @@ async def test_a_checksum_mismatch_fails_and_requests_stay_paused(
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)
-async def test_unreadable_weights_are_refused_before_requests_are_paused(
+async def test_unreadable_weights_are_refused_before_any_pause(
     make: Make, weights: WeightsPublished, name: str
 ) -> None:
     server = FakeWeightServer()
@@ -183,7 +179,7 @@ async def test_unreadable_weights_are_refused_before_requests_are_paused(
     assert server.paths == []
 
 
-async def test_an_unwritable_folder_is_named_and_requests_are_not_paused(
+async def test_an_unwritable_folder_is_named_before_any_pause(
     make: Make, tmp_path: Path, weights: WeightsPublished
 ) -> None:
     server = FakeWeightServer()
@@ -219,7 +215,7 @@ async def test_an_update_left_open_is_closed_first(make: Make, weights: WeightsP
 
 
 @pytest.mark.parametrize("name", ["tensor", "group"])
-async def test_a_refusal_after_the_first_bucket_leaves_requests_paused(
+async def test_after_a_refused_second_bucket_requests_stay_paused(
     make: Make, weights: WeightsPublished, name: str
 ) -> None:
     server, path = FakeWeightServer(), UPDATES[name]
@@ -269,9 +265,7 @@ async def test_a_group_is_created_once_and_reused(make: Make, weights: WeightsPu
     assert server.paths.count("/init_weights_update_group") == 1
 
 
-async def test_a_server_that_leaves_during_a_broadcast_ends_the_broadcast(
-    make: Make, weights: WeightsPublished
-) -> None:
+async def test_a_server_that_leaves_during_a_broadcast_ends_it(make: Make, weights: WeightsPublished) -> None:
     server = FakeWeightServer()
     receive = server.handlers[UPDATES["group"]]
 

@@ -97,9 +97,7 @@ def test_only_identities_of_this_machine_count_as_exited() -> None:
     assert not has_process_exited("another-machine/1/1")
 
 
-def test_a_process_of_another_pid_namespace_does_not_count_as_exited(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_process_of_another_pid_namespace_is_not_exited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # The pid of this process, with another start time.
     identity = get_process_identity().rpartition("/")[0] + "/1"
     assert has_process_exited(identity)

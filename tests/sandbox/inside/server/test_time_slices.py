@@ -37,7 +37,7 @@ def test_a_sleeping_long_call_takes_no_slice():
     st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["busy", "idle", "remove"]), st.floats(0, 1))),
     st.integers(1, 3),
 )
-def test_exactly_as_many_busy_long_calls_run_as_the_limit_allows(
+def test_as_many_busy_long_calls_run_as_the_limit_allows(
     events: list[tuple[int, str, float]], num_running: int
 ) -> None:
     slices: TimeSlices[int] = TimeSlices(num_running)
