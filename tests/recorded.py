@@ -155,9 +155,7 @@ def record_trajectory(
 
 
 def replay_recorded(
-    texts: Sequence[str] = THREE_TURNS,
-    first_outcome: CodeOutcome = SEVEN,
-    tool_result: ToolResult | None = None,
+    texts: Sequence[str] = THREE_TURNS, first_outcome: CodeOutcome = SEVEN, tool_result: ToolResult | None = None
 ) -> ReplayedTrajectory:
     with TemporaryDirectory() as path:
         folder = RunFolder(Path(path) / "run")

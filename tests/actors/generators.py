@@ -59,10 +59,7 @@ class ScriptedEngine(FakeEngine):
 
     def get_load(self) -> EngineLoad:
         return self.build_load(
-            running=self.running,
-            used_tokens=16 * self.running,
-            decode_steps=self.steps,
-            busy_s=self.steps * STEP_S,
+            running=self.running, used_tokens=16 * self.running, decode_steps=self.steps, busy_s=self.steps * STEP_S
         )
 
     def abort(self, sequence_id: int) -> None:

@@ -45,9 +45,7 @@ async def test_an_answer_has_the_lease_of_its_request(scene: Scene) -> None:
     assert await scene.receive(1) == [TurnFailed(2, 2, 8, "engine: out of memory")]
 
 
-async def test_a_cache_is_released_at_the_trajectorys_end_or_by_the_arbiter_before_a_later_lease(
-    scene: Scene,
-) -> None:
+async def test_a_cache_is_released_at_the_trajectorys_end_or_by_the_arbiter_before_a_later_lease(scene: Scene) -> None:
     await scene.send(turn(1, 1), turn(2, 1, lease=4), turn(3, 1))
     await asyncio.sleep(0.01)  # messages of the control lane would overtake them
     await scene.send(LeaseReleased(1, 3), CacheReleased(2, 3), CacheReleased(3, 1))

@@ -129,10 +129,7 @@ async def test_restored_messages_to_the_own_process_are_received_again(join: Joi
     a = join("a")
     a.restore({("a", CONTROL): (4, [frame])}, {})
     await a.send("a", LeaseReleased(8, 5))
-    assert [(read_number(delivery), delivery.number) for delivery in await receive_many(a, 2)] == [
-        (7, 3),
-        (8, 4),
-    ]
+    assert [(read_number(delivery), delivery.number) for delivery in await receive_many(a, 2)] == [(7, 3), (8, 4)]
 
 
 async def test_restoring_after_sending_is_refused(join: Join) -> None:

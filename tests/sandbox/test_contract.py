@@ -152,9 +152,7 @@ async def test_random_draws_depend_only_on_seed_trajectory_and_call(start_sandbo
     assert len(set(draws[0])) == 3
 
 
-async def test_scrubbed_addresses_and_timeouts_are_the_same_in_every_run(
-    start_sandbox: StartSandbox,
-) -> None:
+async def test_scrubbed_addresses_and_timeouts_are_the_same_in_every_run(start_sandbox: StartSandbox) -> None:
     runs: list[list[CodeOutcome]] = []
     for _ in range(2):
         async with start_sandbox(time_limit_s=0.3) as client:

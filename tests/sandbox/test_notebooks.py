@@ -84,9 +84,7 @@ def test_rollout_and_sandbox_agree_on_the_outcomes_that_keep_effects(kind: str) 
 
 
 @pytest.mark.slow
-async def test_a_restored_cell_killed_for_its_processes_memory_leaves_no_effects(
-    start_sandbox: StartSandbox,
-) -> None:
+async def test_a_restored_cell_killed_for_its_processes_memory_leaves_no_effects(start_sandbox: StartSandbox) -> None:
     hog = (
         "import os, time\nx = 'changed'\nfor _ in range(4):\n    if os.fork() == 0:\n"
         "        block = bytearray(b'x' * (60 << 20))\n        time.sleep(30)\ntime.sleep(30)"

@@ -49,11 +49,7 @@ class TestSlurm:
         job = {"SLURM_JOB_NUM_NODES": "3", "SLURM_CPUS_PER_TASK": "16", "HOME": "/home/user"}
         path = f"{folder}{os.pathsep}{os.environ['PATH']}"
         return subprocess.run(
-            ["bash", str(script), *arguments],
-            env={"PATH": path, **job},
-            cwd=folder,
-            text=True,
-            capture_output=True,
+            ["bash", str(script), *arguments], env={"PATH": path, **job}, cwd=folder, text=True, capture_output=True
         )
 
     def test_the_script_parses_in_bash(self):

@@ -119,9 +119,7 @@ def recovered(path: Path, num_events: int) -> tuple[Recovery, dict[str, Counting
     return recovery, recovered_deciders
 
 
-def test_after_a_kill_at_any_event_recovery_has_sent_a_prefix_of_the_frames(
-    recorded: tuple[Path, list[bytes]],
-) -> None:
+def test_after_a_kill_at_any_event_recovery_has_sent_a_prefix_of_the_frames(recorded: tuple[Path, list[bytes]]) -> None:
     path, to_peer = recorded
     lanes = {CONTROL: [], BULK: []}
     for frame in to_peer:

@@ -221,10 +221,7 @@ def test_a_changed_book_is_read_again(tmp_path: Path, key: ClusterKey) -> None:
     write_address_book(tmp_path, AddressBook(0, {"a": here, "b": there}, ["a"]))
     assert network.find_entry("b") is None
     assert network.refresh()
-    assert (network.find_entry("a"), network.find_entry("b")) == (
-        None,
-        there,
-    )
+    assert (network.find_entry("a"), network.find_entry("b")) == (None, there)
     assert (changes, network.is_local(here), network.is_local(there)) == ([frozenset("a")], True, False)
 
 

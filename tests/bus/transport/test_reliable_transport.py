@@ -219,9 +219,7 @@ async def test_probes_gaps_and_duplicates_are_answered_immediately(transport: Re
     assert len(transport.inbox) == 2
 
 
-async def test_closing_waits_half_a_second_for_frames_that_peers_lack(
-    transport: ReliableTransport,
-) -> None:
+async def test_closing_waits_half_a_second_for_frames_that_peers_lack(transport: ReliableTransport) -> None:
     await send(transport, 1)
     closing = asyncio.create_task(transport.close())
     await asyncio.sleep(0.4)
@@ -307,9 +305,7 @@ async def test_frames_for_a_departed_process_are_counted(transport: ReliableTran
     assert wire.count_frames(lane=CONTROL) == []
 
 
-async def test_frames_from_a_departed_process_are_counted_and_not_answered(
-    transport: ReliableTransport,
-) -> None:
+async def test_frames_from_a_departed_process_are_counted_and_not_answered(transport: ReliableTransport) -> None:
     acks: list[Ack] = []
     receive_frames(transport, 0, 2, acks)
     with capture_logs() as lines:

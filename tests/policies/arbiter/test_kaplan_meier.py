@@ -41,9 +41,7 @@ def compute_curve(survival: KaplanMeierEstimator) -> list[float]:
 
 
 @given(LENGTHS)
-def test_the_estimate_is_the_product_of_the_survival_of_each_age(
-    observations: Sequence[tuple[int, bool]],
-) -> None:
+def test_the_estimate_is_the_product_of_the_survival_of_each_age(observations: Sequence[tuple[int, bool]]) -> None:
     expected, at = [1.0], 1.0
     for number in range(NUM_BINS - 1):
         began = sum(tokens // WIDTH >= number + (not ends) for tokens, ends in observations) + PRIOR * (

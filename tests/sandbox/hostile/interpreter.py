@@ -166,10 +166,7 @@ INTERPRETER = [
         as_cell=(printed(""),),
     ),
     hostile(
-        "exits in an exit function",
-        "import atexit, os\natexit.register(os._exit, 5)",
-        died(5),
-        as_cell=(printed(""),),
+        "exits in an exit function", "import atexit, os\natexit.register(os._exit, 5)", died(5), as_cell=(printed(""),)
     ),
     hostile(
         "sets every hook and raises",

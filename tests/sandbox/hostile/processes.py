@@ -140,9 +140,7 @@ PROCESSES = [
         as_cell=(ok(),),
     ),
     hostile(
-        "becomes a shell",
-        "import os\nos.execv('/bin/sh', ['sh', '-c', 'echo shell; exit 7'])",
-        died(7, "shell\n"),
+        "becomes a shell", "import os\nos.execv('/bin/sh', ['sh', '-c', 'echo shell; exit 7'])", died(7, "shell\n")
     ),
     hostile(
         "becomes another Python",
