@@ -1,6 +1,8 @@
 """Runs of the tiny recipe over several hosts, with partitions, slow links and killed nodes."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +50,18 @@ def test_three_hosts_generate_and_execute_and_two_of_them_train(tmp_path: Path, 
         assert losses[0] == losses[1]  # both have the whole gradient
 
 
-def test_a_partition_shorter_than_the_heartbeat_timeout_loses_no_node(tmp_path: Path, cold: tuple[str, ...]) -> None:
+@contextmanager
+def training_on_two_hosts(folder: Path, *settings: str) -> Iterator[tuple[Hosts, ClusterRun]]:
+    """A run after its first step."""
     with Hosts(2) as hosts:
-        run = ClusterRun(
-            hosts, tmp_path, *cold, "cluster.nodes=2", "cluster.learner_nodes=2", "supervision.heartbeat_timeout_s=12"
-        )
+        run = ClusterRun(hosts, folder, *settings, "cluster.nodes=2", "cluster.learner_nodes=2")
         run.join(hosts[1])
         run.wait_until(lambda: run.metrics() != [])
+        yield hosts, run
+
+
+def test_a_partition_shorter_than_the_heartbeat_timeout_loses_no_node(tmp_path: Path, cold: tuple[str, ...]) -> None:
+    with training_on_two_hosts(tmp_path, *cold, "supervision.heartbeat_timeout_s=12") as (hosts, run):
         hosts.partition(hosts[1])
         time.sleep(3)
         hosts.heal(hosts[1])
@@ -65,12 +72,7 @@ def test_a_partition_shorter_than_the_heartbeat_timeout_loses_no_node(tmp_path: 
 
 
 def test_a_node_that_is_disconnected_for_longer_joins_as_a_new_one(tmp_path: Path, cold: tuple[str, ...]) -> None:
-    with Hosts(2) as hosts:
-        run = ClusterRun(
-            hosts, tmp_path, *cold, "cluster.nodes=2", "cluster.learner_nodes=2", "supervision.heartbeat_timeout_s=4"
-        )
-        run.join(hosts[1])
-        run.wait_until(lambda: run.metrics() != [])
+    with training_on_two_hosts(tmp_path, *cold, "supervision.heartbeat_timeout_s=4") as (hosts, run):
         hosts.partition(hosts[1])
         run.wait_until(
             lambda: run.list_nodes("node.left") == [1] and run.read_log_entries("node.ended", "launcher@1") != []
@@ -99,12 +101,7 @@ def test_a_slow_link_delays_a_node_and_loses_nothing(tmp_path: Path, cold: tuple
 
 
 def test_a_killed_node_is_replaced_by_another_one_during_a_step(tmp_path: Path, cold: tuple[str, ...]) -> None:
-    with Hosts(2) as hosts:
-        run = ClusterRun(
-            hosts, tmp_path, *cold, "cluster.nodes=2", "cluster.learner_nodes=2", "supervision.heartbeat_timeout_s=4"
-        )
-        run.join(hosts[1])
-        run.wait_until(lambda: run.metrics() != [])
+    with training_on_two_hosts(tmp_path, *cold, "supervision.heartbeat_timeout_s=4") as (hosts, run):
         hosts[1].kill_all()  # the learner's next incarnation waits for another training node
         another = hosts.add()
         run.join(another)

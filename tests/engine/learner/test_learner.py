@@ -83,25 +83,26 @@ def test_without_a_cold_start_step_0_is_the_initial_checkpoint(tmp_path: Path) -
     rank.close()
 
 
-def test_only_the_next_step_can_be_trained(tmp_path: Path) -> None:
-    run, folder = make_run(tmp_path, sft_steps=0)
-    rank = LearnerRank(run, folder, RankGroup())
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[LearnerRank]:
+    """Started at step 0."""
+    rank = LearnerRank(*make_run(tmp_path, sft_steps=0), RankGroup())
     rank.start(0, no_report)
+    yield rank
+    rank.close()
+
+
+def test_only_the_next_step_can_be_trained(rank: LearnerRank) -> None:
     for step in (0, 2):
         with pytest.raises(ProtocolError, match=f"step {step} cannot be trained after step 0"):
             rank.train(step, rows(0))
     assert rank.train(1, rows(0)).step == 1
-    rank.close()
 
 
-def test_rows_of_a_wrong_version_are_refused_before_training(tmp_path: Path) -> None:
-    run, folder = make_run(tmp_path, sft_steps=0)
-    rank = LearnerRank(run, folder, RankGroup())
-    rank.start(0, no_report)
+def test_rows_of_a_wrong_version_are_refused_before_training(rank: LearnerRank) -> None:
     with pytest.raises(ProtocolError, match="tokens of version 1 to train on: step 1 takes version 0"):
         rank.train(1, rows(2))
     assert rank.train(1, rows(1)).step == 1
-    rank.close()
 
 
 def test_max_staleness_plus_one_versions_stay_readable(tmp_path: Path) -> None:

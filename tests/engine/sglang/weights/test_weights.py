@@ -40,6 +40,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def server() -> FakeWeightServer:
+    return FakeWeightServer()
+
+
+@pytest.fixture
 def weights(tmp_path: Path) -> WeightsPublished:
     return WeightsPublisher(tmp_path).publish(7, dict(small_model(seed=7).named_parameters()))
 
@@ -108,9 +113,13 @@ async def assert_update_breaks(
 @pytest.mark.parametrize(("dtype", "has_paused_requests"), [(torch.float32, False), (torch.bfloat16, True)])
 @pytest.mark.parametrize("name", TRANSPORTS)
 async def test_a_server_receives_all_parameters_in_its_dtype_while_its_requests_are_paused(
-    make: Make, weights: WeightsPublished, name: str, dtype: torch.dtype, has_paused_requests: bool
+    make: Make,
+    server: FakeWeightServer,
+    weights: WeightsPublished,
+    name: str,
+    dtype: torch.dtype,
+    has_paused_requests: bool,
 ) -> None:
-    server = FakeWeightServer()
     if has_paused_requests:
         server.handlers["/flush_cache"] = refusing(400, "Timed out waiting for idle state.")
     await update(make(name, dtype), server, weights)
@@ -123,9 +132,9 @@ async def test_a_server_receives_all_parameters_in_its_dtype_while_its_requests_
 
 @pytest.mark.parametrize("name", TRANSPORTS)
 async def test_after_a_refused_update_requests_resume_and_the_next_update_succeeds(
-    make: Make, weights: WeightsPublished, name: str
+    make: Make, server: FakeWeightServer, weights: WeightsPublished, name: str
 ) -> None:
-    server, transport = FakeWeightServer(), make(name)
+    transport = make(name)
     server.refusals[UPDATES[name]] = "weight splits are active"
     async with connected(server, transport) as client:
         with pytest.raises(WeightsRefused, match=r"version 7: .*weight splits are active"):
@@ -141,16 +150,16 @@ async def test_after_a_refused_update_requests_resume_and_the_next_update_succee
     [("disk", "Failed to update weights: x.\nRolling back to original weights."), ("group", "x. partially updated.")],
 )
 async def test_a_server_with_partially_written_weights_is_not_resumed(
-    make: Make, weights: WeightsPublished, name: str, message: str
+    make: Make, server: FakeWeightServer, weights: WeightsPublished, name: str, message: str
 ) -> None:
-    server = FakeWeightServer()
     server.refusals[UPDATES[name]] = message
     await assert_update_breaks(make(name), server, weights, "partially loaded")
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)
-async def test_a_server_with_another_version_than_sent_fails(make: Make, weights: WeightsPublished, name: str) -> None:
-    server = FakeWeightServer()
+async def test_a_server_with_another_version_than_sent_fails(
+    make: Make, server: FakeWeightServer, weights: WeightsPublished, name: str
+) -> None:
     server.handlers["/model_info"] = refusing(200, {"model_path": "/model", "weight_version": "6"})
     await assert_update_breaks(make(name), server, weights, "reports version 6 after an update to 7")
 
@@ -171,18 +180,16 @@ async def test_with_a_wrong_checksum_requests_stay_paused(make: Make, weights: W
 
 @pytest.mark.parametrize("name", TRANSPORTS)
 async def test_unreadable_weights_are_refused_before_any_pause(
-    make: Make, weights: WeightsPublished, name: str
+    make: Make, server: FakeWeightServer, weights: WeightsPublished, name: str
 ) -> None:
-    server = FakeWeightServer()
     with pytest.raises(WeightsRefused, match="overwritten or are damaged"):
         await update(make(name), server, replace(weights, digest="00" * 16))
     assert server.paths == []
 
 
 async def test_an_unwritable_folder_is_named_before_any_pause(
-    make: Make, tmp_path: Path, weights: WeightsPublished
+    make: Make, server: FakeWeightServer, tmp_path: Path, weights: WeightsPublished
 ) -> None:
-    server = FakeWeightServer()
     (tmp_path / "file").touch()
     with pytest.raises(WeightsRefused, match=r"cannot be written to .*file/for_server"):
         await update(make("disk", folder=tmp_path / "file"), server, weights)
@@ -205,8 +212,10 @@ async def test_the_folder_is_removed_after_successful_and_refused_updates(
 
 
 @pytest.mark.parametrize("name", ["tensor", "group"])
-async def test_an_update_left_open_is_closed_first(make: Make, weights: WeightsPublished, name: str) -> None:
-    server, transport = FakeWeightServer(), make(name)
+async def test_an_update_left_open_is_closed_first(
+    make: Make, server: FakeWeightServer, weights: WeightsPublished, name: str
+) -> None:
+    transport = make(name)
     async with connected(server, transport) as client:
         await client.begin_update()
         await transport.update(client, weights)
@@ -216,9 +225,9 @@ async def test_an_update_left_open_is_closed_first(make: Make, weights: WeightsP
 
 @pytest.mark.parametrize("name", ["tensor", "group"])
 async def test_after_a_refused_second_bucket_requests_stay_paused(
-    make: Make, weights: WeightsPublished, name: str
+    make: Make, server: FakeWeightServer, weights: WeightsPublished, name: str
 ) -> None:
-    server, path = FakeWeightServer(), UPDATES[name]
+    path = UPDATES[name]
     load = server.handlers[path]
 
     async def refuse_second(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -259,14 +268,16 @@ def test_weights_with_the_same_version_but_another_digest_have_another_cache_key
 # ---------------------------------------------------------------- the group
 
 
-async def test_a_group_is_created_once_and_reused(make: Make, weights: WeightsPublished) -> None:
-    server = FakeWeightServer()
+async def test_a_group_is_created_once_and_reused(
+    make: Make, server: FakeWeightServer, weights: WeightsPublished
+) -> None:
     await update(make("group"), server, weights, weights)
     assert server.paths.count("/init_weights_update_group") == 1
 
 
-async def test_a_server_that_leaves_during_a_broadcast_ends_it(make: Make, weights: WeightsPublished) -> None:
-    server = FakeWeightServer()
+async def test_a_server_that_leaves_during_a_broadcast_ends_it(
+    make: Make, server: FakeWeightServer, weights: WeightsPublished
+) -> None:
     receive = server.handlers[UPDATES["group"]]
 
     async def leave_first(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -279,8 +290,8 @@ async def test_a_server_that_leaves_during_a_broadcast_ends_it(make: Make, weigh
     assert server.paths[-2:] == [RESUME, "/destroy_weights_update_group"]
 
 
-async def test_a_refused_group_is_not_kept(make: Make, weights: WeightsPublished) -> None:
-    server, transport = FakeWeightServer(), make("group", timeout_s=0.5)
+async def test_a_refused_group_is_not_kept(make: Make, server: FakeWeightServer, weights: WeightsPublished) -> None:
+    transport = make("group", timeout_s=0.5)
     server.refusals["/init_weights_update_group"] = "Failed to initialize custom process group: no route"
     with pytest.raises(WeightsRefused, match=r"could not create a process group with the server: .*no route"):
         await update(transport, server, weights)
@@ -290,16 +301,19 @@ async def test_a_refused_group_is_not_kept(make: Make, weights: WeightsPublished
 
 
 @pytest.mark.slow
-async def test_an_unresponsive_server_fails_the_broadcast(make: Make, weights: WeightsPublished) -> None:
-    server = FakeWeightServer()
+async def test_an_unresponsive_server_fails_the_broadcast(
+    make: Make, server: FakeWeightServer, weights: WeightsPublished
+) -> None:
     server.handlers[UPDATES["group"]] = silent
     transport = make("group", bucket=1 << 30, timeout_s=0.5)
     message = r"the server does not respond; local error: .*([Tt]imed out|timeout)"
     await assert_update_breaks(transport, server, weights, message)
 
 
-async def test_cancelling_an_update_ends_the_servers_broadcast(make: Make, weights: WeightsPublished) -> None:
-    server, transport = FakeWeightServer(), make("group")
+async def test_cancelling_an_update_ends_the_servers_broadcast(
+    make: Make, server: FakeWeightServer, weights: WeightsPublished
+) -> None:
+    transport = make("group")
     receiving = asyncio.Queue[asyncio.Future[list[torch.Tensor]]]()
 
     async def receive_more(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
