@@ -106,8 +106,6 @@ class Fuzzer:
             data = draw.choice(_CHANGES)(data, draw)
         return data if draw.random() > 0.02 else draw.randbytes(draw.randrange(60))
 
-    # ---------------------------------------------------------------- the codec
-
     def _fuzz_frame(self) -> None:
         data = self._damage(self._draw.choice(self._frames))
         assert select_frame_lane(data) in LANES
@@ -119,8 +117,6 @@ class Fuzzer:
         again = encode(message)
         assert encode(decode(again)) == again
         self.outcomes["frames read"] += 1
-
-    # ---------------------------------------------------------------- the state machines of a lane
 
     def _fuzz_packet(self) -> None:
         draw = self._draw

@@ -71,8 +71,6 @@ class OverHosts:
                 self._join(place)
         return False
 
-    # ---------------------------------------------------------------- faults
-
     def hit(self, fault: Fault) -> str:
         host = self._places[fault.host]
         match fault.target, fault.action:
@@ -112,8 +110,6 @@ class OverHosts:
         others = [due for due in self._due if (due.host, due.target) != (host, fault.target)]
         self._due = [*others, PendingUndo(time.monotonic() + fault.lasts_s, host, fault.target, undo)]
 
-    # ---------------------------------------------------------------- processes
-
     def _join(self, place: int) -> None:
         at = f"tcp://{self._places[0].address}:{PORT}"
         words = [sys.executable, "-m", "actors.cli.main", "join", at, "--key", str(self._key)]
@@ -129,8 +125,6 @@ class OverHosts:
     def _record_violation(self, place: int, what: str) -> None:
         output = self._get_output_path(place).read_text()[-2000:]
         self._violations.append(f"the node on host {place} {what}: {output}")
-
-    # ---------------------------------------------------------------- the end
 
     def finish(self) -> tuple[int, str, list[str]]:
         for due in self._due:

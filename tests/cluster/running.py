@@ -69,8 +69,6 @@ class ClusterRun:
         outputs = sorted(self.folder.path.parent.glob("*.txt"))
         return "\n".join(f"--- {output.name}\n{output.read_text()}" for output in outputs)
 
-    # ---------------------------------------------------------------- files of the run
-
     def read_log_entries(self, event: str, process: str = "launcher") -> list[dict[str, Any]]:
         """The entries of one kind in a process's structured log."""
         path = self.folder.logs / f"{process}.jsonl"

@@ -34,9 +34,6 @@ def attach_to(url: str) -> tuple[str, ...]:
     return (*_ENGINE, *_SHORT, f'sglang.external_urls=["{url}"]')
 
 
-# ---------------------------------------------------------------- during a run
-
-
 def count_running_turns(folder: RunFolder, at_least: int, after: int = 0) -> int:
     """Running turns in the last load report; 0 before version `at_least` or with at most `after`
     reports."""
@@ -68,9 +65,6 @@ def find_shared_memory(pids: list[int]) -> Iterator[int]:
         with contextlib.suppress(OSError):  # the process exited
             lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
             yield from (int(line.split()[4]) for line in lines if "/dev/shm/" in line)
-
-
-# ---------------------------------------------------------------- after a run
 
 
 def check_run_result(folder: RunFolder, steps: int) -> dict[str, Any]:

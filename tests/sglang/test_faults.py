@@ -36,9 +36,6 @@ def roomy(servers: tuple[SharedServer, SharedServer]) -> SharedServer:
     return servers[0]
 
 
-# ---------------------------------------------------------------- slow responses
-
-
 @asynccontextmanager
 async def pause_externally(client: SGLangClient) -> AsyncGenerator[None]:
     """Pauses the server without the engine's knowledge."""
@@ -88,9 +85,6 @@ def test_a_turn_that_times_out_keeps_its_tokens_and_is_aborted_on_the_server(
     ]
 
 
-# ---------------------------------------------------------------- invalid model
-
-
 def test_a_folder_without_a_model_fails_with_the_servers_error(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "none"}))
@@ -102,9 +96,6 @@ def test_a_folder_without_a_model_fails_with_the_servers_error(tmp_path: Path) -
     assert first == "the SGLang server sglang-0 ended with exit code 1:"
     assert "model type `none`" in last
     assert server.list_processes() == {}
-
-
-# ---------------------------------------------------------------- doctor
 
 
 def test_the_doctor_reports_compatible_servers_problems_and_ports_in_use(roomy: SharedServer) -> None:

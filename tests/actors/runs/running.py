@@ -84,9 +84,6 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], pa
         time.sleep(0.02)  # wait for other processes
 
 
-# ---------------------------------------------------------------- files of a run
-
-
 def is_conserved(summary: dict[str, int], *more: str) -> bool:
     """Whether every trajectory finished, failed, was abandoned, or ended in one of the ways in `more`."""
     ends = sum(summary[f"trajectories_{end}"] for end in ("finished", "failed", "abandoned", *more))

@@ -138,9 +138,6 @@ def test_a_strict_run_with_racing_settings_is_refused(tmp_path: Path, start: Sta
     assert "rl.group_oversampling = 1.0" in output
 
 
-# ---------------------------------------------------------------- comparing
-
-
 def test_a_run_equals_itself_and_every_part_is_compared(strict_run: RunFolder) -> None:
     assert list_divergences(strict_run, strict_run) == []
     assert {name.split()[0] for name in read_event_streams(strict_run)} == {

@@ -1,7 +1,8 @@
-"""The decider loop: undeliverable frames, back-pressure of the log, and write errors."""
+"""The decider loop: undeliverable frames, back-pressure of the log, write errors, and the clock."""
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from actors.runtime import decider_loop
-from actors.runtime.decider_loop import DeciderLoop
+from actors.runtime.decider_loop import DeciderLoop, make_steady_clock
 from bus.bus import Bus
 from bus.codec import encode
 from bus.event_log import writer as event_log
@@ -124,3 +125,16 @@ async def test_a_log_write_error_ends_the_loop_and_no_effect_leaves(tmp_path: Pa
         log.close()
     assert peer.waiting == 0
     assert peer.unacknowledged["head"] == 1
+
+
+def test_setting_the_system_clock_does_not_change_a_running_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = make_steady_clock()
+    before = clock()
+    monkeypatch.setattr(time, "time", lambda: 5.0)
+    assert before <= clock() < before + 60.0
+
+
+def test_a_later_incarnation_starts_after_the_times_in_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 5.0)
+    assert make_steady_clock(not_before=1e9)() >= 1e9
+    assert make_steady_clock()() < 1e6

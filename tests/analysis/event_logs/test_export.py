@@ -58,9 +58,6 @@ def stepped(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return folder
 
 
-# ---------------------------------------------------------------- parquet
-
-
 def test_the_events_table_has_a_row_per_event(
     folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,9 +109,6 @@ def test_existing_tables_are_replaced(folder: RunFolder, tmp_path: Path) -> None
     pl.DataFrame({"other": [1]}).write_parquet(tmp_path / "events" / "00007.parquet")
     rows = write_parquet(folder, tmp_path)
     assert pl.read_parquet(tmp_path / "events").height == rows["events"]
-
-
-# ---------------------------------------------------------------- traces
 
 
 def test_a_trajectorys_track_contains_its_phases(folder: RunFolder, tmp_path: Path) -> None:

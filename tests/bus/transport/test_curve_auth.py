@@ -114,9 +114,6 @@ async def test_messages_of_a_bus_with_another_key_are_dropped(tmp_path: Path, cl
     await asyncio.gather(a.close(), b.close())
 
 
-# ---------------------------------------------------------------- keys
-
-
 def test_the_keys_command_creates_a_private_file_and_never_replaces_one(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "keys"
     made = CliRunner().invoke(app, ["keys", str(folder)])

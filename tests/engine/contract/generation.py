@@ -34,9 +34,6 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 )
 
 
-# ---------------------------------------------------------------- ids and logprobs
-
-
 async def tokens_and_logprobs_match_the_learners_model(bench: Bench) -> None:
     model = load_model(bench.model, torch.float32)
     async with bench.engine() as (engine, _):
@@ -93,9 +90,6 @@ async def a_turn_continues_from_its_cached_prefix_with_the_same_tokens(bench: Be
         assert rest.cached_tokens == had // bench.traits.prefix_tokens * bench.traits.prefix_tokens
 
 
-# ---------------------------------------------------------------- seeds
-
-
 async def a_seed_repeats_its_tokens_and_seeds_that_differ_in_any_bit_give_others(bench: Bench) -> None:
     seeds = (5, 6, 5 + 2**32, 5 + 2**63)
     async with bench.engine() as (engine, _):
@@ -109,9 +103,6 @@ async def siblings_that_share_a_prompt_draw_different_tokens(bench: Bench) -> No
         siblings = [as_sequence(number, request(1, seed=number)) for number in range(4)]
         drawn = await asyncio.gather(*(tokens(engine, sibling) for sibling in siblings))
         assert len({tuple(each) for each in drawn}) == 4
-
-
-# ---------------------------------------------------------------- stops and limits
 
 
 async def a_turn_ends_at_its_stop_token_and_not_at_the_models_end_token(bench: Bench) -> None:

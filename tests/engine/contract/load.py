@@ -55,9 +55,6 @@ async def tokens_of_a_released_sequence_count_as_recomputed_and_not_as_evicted(b
         assert (load.recomputed_tokens, load.evicted_tokens) == (had - again.cached_tokens, 0)
 
 
-# ---------------------------------------------------------------- eviction and preemption
-
-
 async def preempted_sequences_are_counted_and_finish(bench: Bench) -> None:
     async with bench.engine(scarce=True) as (engine, capacity):
         count = capacity.kv_tokens // 64  # of 200 tokens each: three times the capacity

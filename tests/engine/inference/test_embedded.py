@@ -116,9 +116,6 @@ async def test_greedy_tokens_equal_transformers_generate(model_folder: Path) -> 
         await asyncio.gather(*(answer(number, length) for number, length in enumerate(lengths)))
 
 
-# ---------------------------------------------------------------- the device
-
-
 def see(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)

@@ -61,6 +61,10 @@ class Scene:
         event = request(tid, group, tokens=tokens, turn=turn, lease=lease, prompt=PROMPT, response=RESPONSE)
         return self.decide(event)
 
+    def request_leases(self, *tids: int) -> None:
+        for tid in tids:
+            self.request_lease(tid)
+
     def decide(self, event: AnyMessage) -> Sequence[Send]:
         return settled(self.arbiter, self.now, event)
 
@@ -82,8 +86,7 @@ def test_a_lease_covers_the_expected_tokens_of_the_turn() -> None:
 
 def test_extensions_within_a_turn_precede_tool_results() -> None:
     scene = Scene(330)
-    for tid in (1, 2, 3):
-        scene.request_lease(tid)  # 110 each: all is leased
+    scene.request_leases(1, 2, 3)  # 110 each: all is leased
     scene.expected.turn = 200
     assert served(scene.request_lease(1, tokens=110, turn=1)) == []
     assert served(scene.request_lease(3, tokens=110)) == []
@@ -92,8 +95,7 @@ def test_extensions_within_a_turn_precede_tool_results() -> None:
 
 def test_of_two_waiting_trajectories_with_a_cache_the_older_is_first() -> None:
     scene = Scene(220)
-    scene.request_lease(1)
-    scene.request_lease(2)
+    scene.request_leases(1, 2)
     scene.pause(2, 110)
     scene.pause(1, 110)
     scene.expected.turn = 110
@@ -106,8 +108,7 @@ def test_of_two_waiting_trajectories_with_a_cache_the_older_is_first() -> None:
 
 def test_idle_caches_are_evicted_first_the_longest_idle_before_the_others() -> None:
     scene = Scene(330)
-    for tid in (1, 2, 3):
-        scene.request_lease(tid)
+    scene.request_leases(1, 2, 3)
     scene.pause(2, 110)
     scene.pause(1, 110)
     effects = scene.request_lease(3, tokens=110)  # its turn continues
@@ -118,8 +119,7 @@ def test_idle_caches_are_evicted_first_the_longest_idle_before_the_others() -> N
 
 def test_a_lease_is_shortened_to_the_room_if_that_is_worth_its_messages() -> None:
     scene = Scene(300)
-    scene.request_lease(1)
-    scene.request_lease(2)  # 220 are leased
+    scene.request_leases(1, 2)  # 220 are leased
     scene.expected.turn = 300
     (grant,) = granted(scene.request_lease(1, tokens=110))
     assert grant.tokens == 110 + 80
@@ -128,8 +128,7 @@ def test_a_lease_is_shortened_to_the_room_if_that_is_worth_its_messages() -> Non
 
 def test_the_youngest_waiting_trajectory_is_preempted_after_a_delay_and_the_oldest_never() -> None:
     scene = Scene(220)
-    scene.request_lease(1)
-    scene.request_lease(2)
+    scene.request_leases(1, 2)
     assert served(scene.request_lease(1, tokens=110)) == []  # 2 runs and may free room
     scene.now = 0.5
     assert released(scene.request_lease(2, tokens=110)) == [2]  # no trajectory runs, so no room will become free
@@ -137,8 +136,7 @@ def test_the_youngest_waiting_trajectory_is_preempted_after_a_delay_and_the_olde
 
 def test_a_waiting_trajectory_does_not_preempt_while_another_runs() -> None:
     scene = Scene(330)
-    for tid in (1, 2, 3):
-        scene.request_lease(tid)
+    scene.request_leases(1, 2, 3)
     assert not released([*scene.request_lease(1, tokens=110), *scene.request_lease(2, tokens=110)])
     scene.now = 0.9
     assert not released(scene.decide(load(steps=1)))
@@ -151,9 +149,7 @@ def test_a_waiting_trajectory_does_not_preempt_while_another_runs() -> None:
 
 def test_an_evicted_trajectory_precedes_new_ones_on_any_engine_with_room() -> None:
     scene = Scene(220)
-    scene.request_lease(1)
-    scene.request_lease(2)
-    scene.request_lease(3)
+    scene.request_leases(1, 2, 3)
     scene.request_lease(1, tokens=110)
     scene.request_lease(2, tokens=110)  # is evicted for 1
     effects = scene.decide(joined(1, 220))
@@ -165,8 +161,7 @@ def test_an_evicted_trajectory_is_placed_immediately_if_there_is_room() -> None:
     scene = Scene(220, 1000)
     scene.expected.final = {50: 990.0}
     scene.request_lease(9, group=50)  # the larger engine
-    scene.request_lease(1)
-    scene.request_lease(2)
+    scene.request_leases(1, 2)
     scene.pause(1, 110)
     assert released(scene.request_lease(2, tokens=110)) == [1]
     scene.end(9, PROMPT)
@@ -208,8 +203,7 @@ def test_no_trajectory_starts_that_exceeds_the_expected_peak_demand() -> None:
 
 def test_no_trajectory_starts_on_an_engine_with_waiting_cached_trajectories() -> None:
     scene = Scene(230)
-    scene.request_lease(1)
-    scene.request_lease(2)
+    scene.request_leases(1, 2)
     scene.expected.turn = 400
     assert served(scene.request_lease(1, tokens=110)) == []
     scene.expected.turn = 5
@@ -239,8 +233,7 @@ def test_the_only_trajectory_of_an_engine_gets_all_remaining_room() -> None:
 @pytest.mark.parametrize("ending", ["end", "ask"])
 def test_stale_heap_entries_are_ignored(ending: str) -> None:
     scene = Scene(220)
-    scene.request_lease(1)
-    scene.request_lease(2)
+    scene.request_leases(1, 2)
     scene.request_lease(1, tokens=110)  # waits with a cache
     effects = scene.end(1, 110) if ending == "end" else scene.request_lease(2, tokens=110)
     assert served(effects) == ([] if ending == "end" else [1])
@@ -298,8 +291,7 @@ def start_equally_long(scene: Scene, count: int) -> None:
 
 def test_an_oversold_engine_evicts_down_to_its_usable_pages() -> None:
     scene = Scene(1000, turn=240)
-    for tid in (1, 2, 3, 4):
-        scene.request_lease(tid)  # 250 each: all is leased
+    scene.request_leases(1, 2, 3, 4)  # 250 each: all is leased
     for tid in (2, 3, 4):
         scene.pause(tid, 250)
     scene.arbiter.decide(0.0, load())

@@ -31,8 +31,6 @@ from tests.policies.groups.buffers import (
     make_run,
 )
 
-# ---------------------------------------------------------------- too old
-
 
 def test_the_oldest_version_is_max_staleness_before_the_updated_one() -> None:
     assert compute_oldest_version(step=5, max_staleness=0) == 4
@@ -74,9 +72,6 @@ def test_a_row_of_a_version_out_of_the_allowed_range_is_refused(version: int, ma
 def test_stale_tokens_outside_the_loss_do_not_refuse_their_row() -> None:
     old = make_sample(0, 2)
     check_versions([replace(old, record=replace(old.record, loss_mask=bytes(4)))], step=5, max_staleness=0)
-
-
-# ---------------------------------------------------------------- running ahead
 
 
 def test_concurrent_steps_are_limited_by_the_bound() -> None:
@@ -139,9 +134,6 @@ def test_a_resumed_run_starts_with_the_groups_in_flight() -> None:
     assert [group.seed for group in again[:2]] == [driver.groups[2].seed, driver.groups[3].seed]
     assert [group.group_id for group in again] == [4, 5, 6, 7]
     assert resumed.buffer.state.cursor == BufferCursor(position=6, next_group_id=8, next_trajectory_id=16)
-
-
-# ---------------------------------------------------------------- any order
 
 
 SETTINGS = st.fixed_dictionaries(

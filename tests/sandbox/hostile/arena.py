@@ -121,8 +121,6 @@ class Arena:
     def run(self, scenario: Any) -> Any:
         return self._runner.run(asyncio.wait_for(scenario, 120))
 
-    # ------------------------------------------------------------ parts
-
     async def _open(self) -> None:
         where = {"backend": self.backend, "namespaces": self.namespaces}
         sandbox = make_sandbox(SandboxConfig(time_limit_s=self._time_limit_s, **where, **LIMITS), seed=7)  # pyright: ignore

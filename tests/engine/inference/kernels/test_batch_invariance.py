@@ -90,9 +90,6 @@ def test_tiled_products_equal_plain_products(count: int) -> None:
     assert_close(build_tiled(8).add_mm(to_NF, x_NK, weights_KF), to_NF + x_NK @ weights_KF)
 
 
-# ---------------------------------------------------------------- independence of the batch
-
-
 def odd_model(seed: int) -> Qwen3:
     """Sizes that are not multiples of a register, three queries per key."""
     config = Qwen3Config(
@@ -178,9 +175,6 @@ def test_tokens_and_logprobs_have_the_same_bits_in_every_batch_chunking_and_cach
     together = generated(model, wanted, products, rows=64, pages=40 * LONGEST // PAGE, prefill=512, seed=seed + 2)
     assert cramped == alone
     assert together == alone
-
-
-# ---------------------------------------------------------------- the engine
 
 
 @asynccontextmanager
