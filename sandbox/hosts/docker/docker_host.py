@@ -184,12 +184,12 @@ class ContainerHost:
     async def _replace(self, lost: Container) -> None:
         assert self._engine is not None
         attempts = 0
-        self._containers.remove(lost)
         self._last_failure = "the last container ended and has not been replaced yet"
         try:
             await self._engine.remove(lost.id)
         except SandboxFailure as error:  # the next start removes the container by its label
             self._logger.error("container.not_removed", id=lost.id[:12], cause=str(error))
+        self._containers.remove(lost)  # only now, so that `close` repeats a cancelled removal
         while not self._closing:
             try:
                 await self._start_container(self._engine)

@@ -112,6 +112,24 @@ async def test_one_of_two_containers_continues_when_the_other_dies() -> None:
         assert sum(isinstance(result, CodeResult) for result in results) >= 25
 
 
+async def test_closing_repeats_the_removal_that_it_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
+    remove, started, removed = DockerEngine.remove, asyncio.Event(), list[str]()
+
+    async def remove_late(engine: DockerEngine, container_id: str) -> None:
+        removed.append(container_id)
+        if len(removed) == 1:
+            started.set()
+            await asyncio.Event().wait()
+        await remove(engine, container_id)
+
+    monkeypatch.setattr(DockerEngine, "remove", remove_late)
+    async with run_containers(containers=2) as (_, host):
+        lost = host.live_containers[0]
+        os.kill(lost.pid, signal.SIGKILL)
+        await started.wait()
+    assert removed.count(lost.id) == 2
+
+
 async def test_a_container_out_of_memory_kills_only_its_largest_calls() -> None:
     hog = "import time\nblocks = []\nfor _ in range(450):\n    blocks.append(bytearray(b'x' * (1 << 20)))\ntime.sleep(1)\nprint('held')"
 
