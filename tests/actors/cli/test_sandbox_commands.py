@@ -18,13 +18,9 @@ pytestmark = pytest.mark.slow
 PROCESS = ["--set", "sandbox.backend=process"]
 
 
-def asterism(
-    *arguments: str, stdin: str = "", environ: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    command = [*ASTERISM, "sandbox", *arguments]
-    return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, timeout=120, env={**os.environ, **(environ or {})}
-    )
+def asterism(*arguments: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+    command, env = [*ASTERISM, "sandbox", *arguments], {**os.environ, **environ}
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, env=env)
 
 
 @contextlib.contextmanager
@@ -98,15 +94,13 @@ def test_a_killed_server_is_reported_to_the_client(tmp_path: Path) -> None:
 
 
 def test_a_missing_docker_engine_has_a_remedy() -> None:
-    shell = asterism("shell", "--set", "sandbox.backend=docker", environ={"DOCKER_HOST": "unix:///nowhere/docker.sock"})
+    shell = asterism("shell", "--set", "sandbox.backend=docker", DOCKER_HOST="unix:///nowhere/docker.sock")
     assert shell.returncode == 2
     assert "no engine at unix:///nowhere/docker.sock. Install Docker Engine" in shell.stderr
 
 
 def test_auto_without_docker_falls_back_to_processes() -> None:
-    doctor = asterism(
-        "doctor", "--set", "sandbox.time_limit_s=1", environ={"DOCKER_HOST": "unix:///nowhere/docker.sock"}
-    )
+    doctor = asterism("doctor", "--set", "sandbox.time_limit_s=1", DOCKER_HOST="unix:///nowhere/docker.sock")
     assert doctor.returncode == 0, doctor.stdout
     assert "backend: process" in doctor.stdout
     assert "No containers: no Docker engine" in doctor.stdout
