@@ -1,0 +1,87 @@
+"""The commands that README and docs print, in order, and how a machine without other hosts runs each of them."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
+_COMMAND = re.compile(r"(?:make|asterism|python -m|pytest|sbatch|kubectl|cd|echo|for|\.|\.venv/\S+) ")
+
+# A run of the demo's model takes minutes; these settings keep it real and short.
+_SHORT = " --set sft.steps=4 --set rl.steps=1 --set evaluation.questions=4 --set tiny.num_sft_dialogues=200"
+_RUN = re.compile(r"asterism run configs/tiny\.toml")
+
+# Commands with placeholders: what a reader would type after `make demo`.
+REPLACED = {
+    "asterism run CONFIG [--set key=value] [--resume | --overwrite]": "asterism run configs/tiny.toml --set name=readme",
+    "asterism report RUN [--json]": "asterism report runs/demo --json",
+    "asterism simulate WORKLOAD|RUN": "asterism simulate one_node --scale 0.125",
+    "asterism log story RUN TRAJECTORY": "asterism log story runs/demo 6",
+    "asterism log show RUN [--follow]": "asterism log show runs/demo --trajectory 6",
+    "asterism log replay RUN --verify": "asterism log replay runs/readme --verify",
+    "asterism log replay RUN --until EVENT": "asterism log replay runs/demo --until head:20",
+    "asterism log waits RUN": "asterism log waits runs/readme",
+    "asterism log diff RUN_A RUN_B": "asterism log diff runs/readme runs/readme",
+    "asterism log export RUN": "asterism log export runs/readme --parquet tables",
+    "asterism log fork RUN ID --turn K": "asterism log fork runs/demo 5 --turn 0",
+    "asterism log roc RUN --set roc.KEY=V": "asterism log roc runs/demo --set roc.positives=weighted",
+    "asterism keys FOLDER": "asterism keys keys",
+    "asterism doctor [--config FILE]": "asterism doctor --config configs/tiny.toml",
+    "asterism sandbox shell": "echo 'print(6 * 7)' | asterism sandbox shell",
+    "asterism sandbox serve --at FOLDER": "timeout --preserve-status --signal INT 20 asterism sandbox serve --at served",
+    "asterism report runs/NAME": "asterism report runs/demo",
+    "asterism report runs/NAME --json": "asterism report runs/demo --json",
+    "asterism doctor --config CONFIG --set KEY=VALUE": "asterism doctor --config configs/tiny.toml --set seed=1",
+    "asterism log diff runs/A runs/B": "asterism log diff runs/readme runs/demo",
+    "asterism log diff runs/a runs/b": "asterism log diff runs/demo runs/readme",
+    "asterism run configs/tiny.toml --set name=seedSEED --set rl.steps=30 --set seed=SEED": (
+        "asterism run configs/tiny.toml --set name=seed1 --set seed=1"
+    ),
+}
+
+# Test suites, which include this test, and images, which exist: make only prints what it would run.
+DRY_RUN = tuple(
+    f"make {target}" for target in ("test", "nightly", "coverage", "check", "simulate-faults", "fuzz", "sandbox-image")
+)
+
+# What a single machine without a GPU cannot run; the first words of the command, and what it needs.
+NEEDS = {
+    "asterism join": "a second machine (tests/cluster)",
+    "cd /shared": "a shared file system",
+    "for host in": "a second machine",
+    "sbatch": "Slurm",
+    "kubectl": "Kubernetes",
+    ".venv/bin/torchrun": "a second machine (tests/cluster)",
+    ".venv/bin/asterism run configs/tiny.toml --set runs_folder=/shared/runs": "a second machine",
+    "asterism run CONFIG --set engine.device=cuda": "a GPU",
+    "asterism run CONFIG --set engine.kind=sglang": "SGLang (tests/sglang)",
+    "asterism run configs/tiny.toml --set name=sglang": "SGLang (tests/sglang)",
+    "make sglang-environment": "SGLang (tests/sglang)",
+    "python -m benchmarks.sglang": "SGLang (tests/sglang)",
+    "pytest": "a test suite of its own",
+}
+
+
+def list_printed_commands(page: Path) -> list[str]:
+    """The commands in the page's indented blocks, without comments and descriptions."""
+    commands: list[str] = []
+    for block in _INDENTED.findall(_FENCED.sub("", page.read_text())):
+        lines = re.sub(r"\\\n\s+", "", block).splitlines()
+        commands += [re.split(r"\s{2,}", line.strip())[0] for line in lines if _COMMAND.match(line.strip())]
+    return commands
+
+
+def find_need(command: str) -> str | None:
+    """What the command needs that this machine lacks; None if it runs here."""
+    return next((need for start, need in NEEDS.items() if command.startswith(start)), None)
+
+
+def adapt(command: str) -> str:
+    """The printed command without placeholders and options in brackets, at a size for a test."""
+    command = re.sub(r" \[.*?\]", "", REPLACED.get(command, command))
+    if command.startswith(DRY_RUN):
+        return f"{command} --dry-run"
+    if "-m benchmarks." in command:
+        return f"{command} --quick"
+    return command + _SHORT if _RUN.search(command) else command

@@ -1,0 +1,72 @@
+"""A newcomer's walk: clone, setup, and every printed command in order, each in a new shell in an 80 x 24 terminal."""
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import termios
+from pathlib import Path
+
+import pytest
+
+from tests.newcomer.printed_commands import NEEDS, REPLACED, ROOT, adapt, find_need, list_printed_commands
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def run_in_terminal(command: str, folder: Path, home: Path) -> tuple[int, str]:
+    """The exit code, and what the terminal of a new shell showed."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    path = os.pathsep.join(part for part in os.environ["PATH"].split(os.pathsep) if not part.startswith(str(ROOT)))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL"))}
+    environment |= {"HOME": str(home), "PATH": path, "TERM": "xterm-256color"}
+    shown = bytearray()
+    with subprocess.Popen(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    ) as shell:
+        os.close(theirs)
+        try:
+            while part := os.read(ours, 65_536):
+                shown += part
+        except OSError:  # EIO: the last process has closed the terminal
+            pass
+        finally:
+            os.close(ours)
+    return shell.returncode, shown.decode(errors="replace")
+
+
+def test_every_substitution_is_of_a_printed_command() -> None:
+    printed = [command for page in PAGES for command in list_printed_commands(page)]
+    assert set(REPLACED) <= set(printed)
+    assert [start for start in NEEDS if not any(command.startswith(start) for command in printed)] == []
+    as_printed = [command for command in printed if command not in REPLACED and find_need(command) is None]
+    assert [command for command in as_printed if any(word.isupper() for word in command.split())] == []
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.docker
+@pytest.mark.timeout(7200)
+def test_every_printed_command_succeeds(tmp_path: Path) -> None:
+    home, clone = tmp_path / "home", tmp_path / "asterism"
+    home.mkdir()
+    failed: list[str] = []
+    commands = [f"git clone --quiet {ROOT} {clone}"]
+    commands += [
+        "make setup",
+        *(adapt(each) for page in PAGES for each in list_printed_commands(page) if not find_need(each)),
+    ]
+    for number, command in enumerate(commands):
+        activation = ". .venv/bin/activate && " if not command.startswith(("make", "git")) else ""
+        status, shown = run_in_terminal(activation + command, clone if number else tmp_path, home)
+        if status != 0:
+            failed.append(f"{command}: exit code {status}\n{shown[-2000:]}")
+    assert failed == [], "\n".join(failed)
