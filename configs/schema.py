@@ -5,24 +5,36 @@ mebibytes, `_tokens` tokens.
 """
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
-from configs.schema_tree import Section, require, require_positive
+from msgspec import Meta
+
+from configs.schema_tree import (
+    Count,
+    LearningRate,
+    NonNegativeFloat,
+    Port,
+    PositiveFloat,
+    PositiveInt,
+    PositiveShare,
+    Section,
+    require,
+)
 from configs.sglang_options import SPARE_TOKENS, SGLangConfig, check_colocation, check_servers
 
 
 class TinyConfig(Section, frozen=True):
     """Generated questions, dialogues, tokenizer and model, so that a run needs no download."""
 
-    num_train_questions: int = 4096
-    num_test_questions: int = 512
-    num_sft_dialogues: int = 16_000
-    num_layers: int = 2
-    hidden_size: int = 128
-    num_heads: int = 4
-    num_kv_heads: int = 2
-    head_dim: int = 32
-    intermediate_size: int = 384
+    num_train_questions: PositiveInt = 4096
+    num_test_questions: PositiveInt = 512
+    num_sft_dialogues: PositiveInt = 16_000
+    num_layers: PositiveInt = 2
+    hidden_size: PositiveInt = 128
+    num_heads: PositiveInt = 4
+    num_kv_heads: PositiveInt = 2
+    head_dim: PositiveInt = 32
+    intermediate_size: PositiveInt = 384
 
 
 class ModelConfig(Section, frozen=True):
@@ -43,18 +55,16 @@ class DialogueConfig(Section, frozen=True):
         "jupyter_code",
         "python_code_with_standard_io",
     )
-    prompt_tokens: int = 1024  # longer prompts are skipped and counted
-    response_tokens: int = 8192  # generated tokens and tool tokens
-    max_turns: int = 10
-    max_calls_per_turn: int = 1
-    result_characters: int = 2048  # limit of each of stdout, stderr and traceback; the middle is removed
+    prompt_tokens: PositiveInt = 1024  # longer prompts are skipped and counted
+    response_tokens: PositiveInt = 8192  # generated tokens and tool tokens
+    max_turns: PositiveInt = 10
+    max_calls_per_turn: PositiveInt = 1
+    result_characters: PositiveInt = 2048  # limit of each of stdout, stderr and traceback; the middle is removed
     result_format: Literal["default", "rstar2_release"] = "default"  # rstar2_release: one limit for the whole result
 
     def __post_init__(self) -> None:
         require(len(self.tools) > 0, "tools must not be empty")
-        require_positive(
-            self, "prompt_tokens", "response_tokens", "max_turns", "max_calls_per_turn", "result_characters"
-        )
+        require(len(set(self.tools)) == len(self.tools), "tools must not name a tool twice")
 
     @property
     def sequence_tokens(self) -> int:
@@ -63,53 +73,40 @@ class DialogueConfig(Section, frozen=True):
 
 
 class SamplingConfig(Section, frozen=True):
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0: all tokens
-
-    def __post_init__(self) -> None:
-        require(self.temperature >= 0, "temperature must not be negative")
-        require(0 < self.top_p <= 1, "top_p must lie in (0, 1]")
-        require(self.top_k >= 0, "top_k must not be negative")
+    temperature: NonNegativeFloat = 1.0
+    top_p: PositiveShare = 1.0
+    top_k: Count = 0  # 0: all tokens
 
 
 class SftConfig(Section, frozen=True):
     """The cold start, which teaches only tool format and answer format. `steps = 0` skips it."""
 
     data: str = "$RUN/data/sft.jsonl"
-    steps: int = 250
-    batch_size: int = 64
-    lr: float = 3e-3  # AdamW, for vectors and embeddings
-    muon_lr: float = 0.02  # Muon, for matrices
-    warmup_steps: int = 10
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        require(self.steps >= 0, "steps must not be negative")
-        require_positive(self, "batch_size")
+    steps: Count = 250
+    batch_size: PositiveInt = 64
+    lr: LearningRate = 3e-3  # AdamW, for vectors and embeddings
+    muon_lr: LearningRate = 0.02  # Muon, for matrices
+    warmup_steps: Count = 10
+    weight_decay: NonNegativeFloat = 0.0
 
 
 class RlConfig(Section, frozen=True):
-    steps: int = 300
-    prompts: int = 512  # groups per training step
-    rollouts: int = 32  # 2G: trajectories per group
-    max_refill_groups: int = 512  # per step, started to replace groups with equal rewards
-    max_staleness: int = 0  # versions by which rollouts may be ahead of the learner: docs/staleness.md
+    steps: Count = 300
+    prompts: PositiveInt = 512  # groups per training step
+    rollouts: Annotated[int, Meta(ge=2, le=65_536)] = 32  # 2G: trajectories per group
+    max_refill_groups: Count = 512  # per step, started to replace groups with equal rewards
+    max_staleness: Count = 0  # versions by which rollouts may be ahead of the learner: docs/staleness.md
     stale_tokens: Literal["mask", "drop"] = "mask"  # mask stale tokens, or drop their trajectory
-    group_oversampling: float = 1.0  # a step starts this many times `prompts` groups and uses the first complete ones
+    group_oversampling: Annotated[float, Meta(ge=1, le=1000)] = (
+        1.0  # a step starts this many times `prompts` groups and uses the first complete ones
+    )
     surplus_groups: Literal["carry", "abort"] = "abort"  # carry the other groups over to the next step, or abort them
 
     def __post_init__(self) -> None:
-        require(self.steps >= 0, "steps must not be negative")
-        require_positive(self, "prompts")
-        require(self.rollouts >= 2, "rollouts must be at least 2")
         require(
             self.rollouts % 2 == 0,
             f"rollouts must be even, since Resample-on-Correct keeps half of them: {self.rollouts}",
         )
-        require(self.max_refill_groups >= 0, "max_refill_groups must not be negative")
-        require(self.max_staleness >= 0, "max_staleness must not be negative")
-        require(1 <= self.group_oversampling < math.inf, "group_oversampling must be at least 1 and finite")
         require(
             self.surplus_groups == "abort" or self.max_staleness > 0,
             'surplus_groups = "carry" needs a max_staleness of at least 1, since with 0 all trajectories of a step have '
@@ -136,23 +133,22 @@ class RocConfig(Section, frozen=True):
     penalty: Literal["report", "release"] = "report"
     positives: Literal["weighted", "lowest"] = "weighted"
     negatives: Literal["uniform", "first"] = "uniform"
-    min_per_class: int = 1  # half of each class is kept, but at least this many if there are as many
+    min_per_class: PositiveInt = 1  # half of each class is kept, but at least this many if there are as many
 
 
 class EngineConfig(Section, frozen=True):
     kind: Literal["embedded", "sglang"] = "embedded"  # sglang: one server per engine, configured in [sglang]
-    num_engines: int = 1
-    kv_tokens: int = 65_536  # KV cache of one engine, in whole pages; 0: as much as an SGLang server has memory for
-    page_tokens: int = 16  # every sequence occupies whole pages; sequences share the pages of equal prefixes
-    prefill_tokens: int = 512  # maximum prompt tokens per step, in addition to the decoded tokens
-    max_running: int = 256  # concurrently decoding sequences
-    threads: int = 1
+    num_engines: PositiveInt = 1
+    kv_tokens: Count = 65_536  # KV cache of one engine, in whole pages; 0: as much as an SGLang server has memory for
+    page_tokens: PositiveInt = 16  # every sequence occupies whole pages; sequences share the pages of equal prefixes
+    prefill_tokens: PositiveInt = 512  # maximum prompt tokens per step, in addition to the decoded tokens
+    max_running: PositiveInt = 256  # concurrently decoding sequences
+    threads: PositiveInt = 1
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["cpu", "cuda"] = "cpu"  # cuda: one GPU per engine; engines share GPUs if there are fewer
     cuda_graphs: bool = True  # on cuda: launch steps without prefill as one graph
 
     def __post_init__(self) -> None:
-        require_positive(self, "num_engines", "page_tokens", "prefill_tokens", "max_running")
         require(
             self.kv_tokens > 0 or (self.kv_tokens == 0 and self.kind == "sglang"),
             'kv_tokens must be positive; 0 leaves it to the server if kind = "sglang"',
@@ -170,83 +166,72 @@ class SandboxConfig(Section, frozen=True):
 
     backend: Literal["auto", "docker", "process"] = "auto"  # auto: docker if a Docker engine and the image exist
     namespaces: Literal["auto", "required", "off"] = "auto"  # auto: if the kernel allows them
-    executors: int = 1  # processes, each with its own sandbox; restarted when they die
-    fork_servers: int = 1
-    time_limit_s: float = 4.0
-    grade_limit_s: float = 4.0
-    memory_mib: int = 512
-    max_processes: int = 16
-    file_mib: int = 16
-    output_kib: int = 64  # of each of stdout and stderr; the rest is dropped and the result marked as truncated
-    max_queued_calls: int = 65_536
-    max_live_notebooks: int = 512  # notebooks with a process; beyond it the least recently used one is ended
-    notebook_memory_share: float = 0.8  # of the memory for calls; beyond it idle notebooks are ended
-    containers: int = 1
-    container_timeout_s: float = 120.0  # without any container for this long an executor exits: docs/faults.md
-    container_memory_mib: int = 8192  # per container; beyond it the kernel kills the largest call
-    container_processes: int = 8192
+    executors: PositiveInt = 1  # processes, each with its own sandbox; restarted when they die
+    fork_servers: PositiveInt = 1
+    time_limit_s: PositiveFloat = 4.0
+    grade_limit_s: PositiveFloat = 4.0
+    memory_mib: PositiveInt = 512
+    max_processes: PositiveInt = 16
+    file_mib: PositiveInt = 16
+    output_kib: PositiveInt = 64  # of each of stdout and stderr; the rest is dropped and the result marked as truncated
+    max_queued_calls: PositiveInt = 65_536
+    max_live_notebooks: PositiveInt = 512  # notebooks with a process; beyond it the least recently used one is ended
+    notebook_memory_share: PositiveShare = 0.8  # of the memory for calls; beyond it idle notebooks are ended
+    containers: PositiveInt = 1
+    container_timeout_s: PositiveFloat = 120.0  # without any container for this long an executor exits: docs/faults.md
+    container_memory_mib: PositiveInt = 8192  # per container; beyond it the kernel kills the largest call
+    container_processes: PositiveInt = 8192
     cpuset: str = ""  # CPUs of the containers, such as "0-7"; empty: all
     image: str = ""  # empty: the image that `make sandbox-image` builds from this version of the code
 
     def __post_init__(self) -> None:
-        require_positive(self, "executors", "fork_servers", "max_processes", "max_queued_calls", "max_live_notebooks")
-        require_positive(self, "containers", "memory_mib", "file_mib", "time_limit_s", "container_timeout_s")
-        require(0 < self.notebook_memory_share <= 1, "notebook_memory_share must lie in (0, 1]")
         require(
             self.container_memory_mib >= self.memory_mib + 512, "container_memory_mib must exceed memory_mib by 512"
         )
 
 
-class LearnerConfig(Section, frozen=True):
-    ranks: int = 1
-    threads: int = 2
-    lr: float = 1e-6
-    final_lr_fraction: float = 1.0  # of `lr`, reached linearly at the end of the run
-    warmup_steps: int = 5
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    minibatches: int = 2  # optimizer updates per step
-    micro_batch_tokens: int = 16_384  # padded tokens per forward and backward pass
-    max_grad_norm: float = 1.0
-    checkpoint_every: int = 10  # steps; the last step is always saved
-    keep_checkpoints: int = 2  # older ones are deleted, except those of the cold start and of the last step
+Beta = Annotated[float, Meta(ge=0, lt=1)]
 
-    def __post_init__(self) -> None:
-        require_positive(self, "ranks", "minibatches", "checkpoint_every")
-        require(0 <= self.clip_low < 1, "clip_low must lie in [0, 1)")
-        require(self.clip_high >= 0, "clip_high must not be negative")
+
+class LearnerConfig(Section, frozen=True):
+    ranks: PositiveInt = 1
+    threads: PositiveInt = 2
+    lr: LearningRate = 1e-6
+    final_lr_fraction: Annotated[float, Meta(ge=0, le=1)] = 1.0  # of `lr`, reached linearly at the end of the run
+    warmup_steps: Count = 5
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    weight_decay: NonNegativeFloat = 0.0
+    clip_low: Annotated[float, Meta(ge=0, lt=1)] = 0.2
+    clip_high: NonNegativeFloat = 0.28
+    minibatches: PositiveInt = 2  # optimizer updates per step
+    micro_batch_tokens: PositiveInt = 16_384  # padded tokens per forward and backward pass
+    max_grad_norm: PositiveFloat = 1.0
+    checkpoint_every: PositiveInt = 10  # steps; the last step is always saved
+    keep_checkpoints: PositiveInt = 2  # older ones are deleted, except those of the cold start and of the last step
 
 
 class EvaluationConfig(Section, frozen=True):
     """Before the first RL step and after the last: a sampled and a greedy answer per question."""
 
-    questions: int = 512
-
-    def __post_init__(self) -> None:
-        require(self.questions >= 0, "questions must not be negative")
+    questions: Count = 512
 
 
 class BusConfig(Section, frozen=True):
-    queue_messages: int = 65_536  # bound of every send and receive queue; a full queue blocks the sender
+    queue_messages: PositiveInt = 65_536  # bound of every send and receive queue; a full queue blocks the sender
 
 
 class SupervisionConfig(Section, frozen=True):
     """Restarts of processes that die or stop responding: docs/faults.md."""
 
-    restarts: int = 5  # of one process in a row; after that the run ends
-    backoff_s: float = 0.1  # before the first restart; doubled for each further one
-    failure_reset_s: float = 60.0  # a process that lives this long starts counting restarts from 0
-    heartbeat_s: float = 1.0
-    heartbeat_timeout_s: float = 30.0  # a process without a heartbeat for this long is killed and restarted
-    first_heartbeat_timeout_s: float = 300.0  # the same for its first heartbeat
-    stall_report_s: float = 600.0  # without progress for this long the run reports which actors wait for which
+    restarts: Count = 5  # of one process in a row; after that the run ends
+    backoff_s: PositiveFloat = 0.1  # before the first restart; doubled for each further one
+    failure_reset_s: PositiveFloat = 60.0  # a process that lives this long starts counting restarts from 0
+    heartbeat_s: PositiveFloat = 1.0
+    heartbeat_timeout_s: PositiveFloat = 30.0  # a process without a heartbeat for this long is killed and restarted
+    first_heartbeat_timeout_s: PositiveFloat = 300.0  # the same for its first heartbeat
+    stall_report_s: PositiveFloat = 600.0  # without progress for this long the run reports which actors wait for which
 
     def __post_init__(self) -> None:
-        require(self.restarts >= 0, "restarts must not be negative")
-        require_positive(self, "backoff_s", "failure_reset_s", "heartbeat_s", "heartbeat_timeout_s")
-        require_positive(self, "first_heartbeat_timeout_s", "stall_report_s")
         require(
             self.heartbeat_timeout_s >= 3 * self.heartbeat_s, "heartbeat_timeout_s must be at least three heartbeats"
         )
@@ -255,39 +240,35 @@ class SupervisionConfig(Section, frozen=True):
 class ClusterConfig(Section, frozen=True):
     """The machines of a run: docs/cluster.md. They may change when a run is resumed."""
 
-    nodes: int = 1  # the run starts with this many; further nodes may join at any time
-    learner_nodes: int = 1  # nodes that train, each with learner.ranks
+    nodes: PositiveInt = 1  # the run starts with this many; further nodes may join at any time
+    learner_nodes: PositiveInt = 1  # nodes that train, each with learner.ranks
     # Key file that `asterism keys` generates, outside $RUN, which others may read; empty: no node can join.
     key: str = ""
     host: str = ""  # address at which other nodes reach node 0, such as 10.0.0.1; empty: detected
-    port: int = 29_700  # every node listens on this port and up to 99 further ones
+    port: Port = 29_700  # every node listens on this port and up to 99 further ones
 
     def __post_init__(self) -> None:
-        require_positive(self, "nodes")
         require(1 <= self.learner_nodes <= self.nodes, f"learner_nodes must lie between 1 and nodes = {self.nodes}")
         require(
             self.nodes == 1 or self.key != "",
             "more than one node needs a key; generate its file with `asterism keys FOLDER`",
         )
         require(
-            1024 <= self.port <= 65_435,
-            "port must lie between 1024 and 65435, since the 99 following ports are used, too",
+            self.port <= 65_435,
+            "port must be at most 65435, since the 99 following ports are used, too",
         )
 
 
 class LogConfig(Section, frozen=True):
     events: bool = True
     compress: bool = True  # in event logs: frames of at least 512 bytes
-    keep_steps: int = 0  # number of finished steps to keep in the event logs; 0: all: docs/replay.md
+    keep_steps: Count = 0  # number of finished steps to keep in the event logs; 0: all: docs/replay.md
     level: Literal["debug", "info", "warning", "error"] = "info"
-
-    def __post_init__(self) -> None:
-        require(self.keep_steps >= 0, "keep_steps must not be negative")
 
 
 class RunConfig(Section, frozen=True):
     name: str
-    seed: int = 0
+    seed: Count = 0
     determinism: Literal["fast", "strict"] = "fast"  # strict: equal seeds give equal bytes: docs/determinism.md
     runs_folder: str = "runs"
     tiny: TinyConfig | None = None
@@ -311,6 +292,10 @@ class RunConfig(Section, frozen=True):
 
     def __post_init__(self) -> None:
         require(self.name != "", "name must not be empty")
+        require(
+            self.sampling.temperature > 0 or self.rl.steps == 0,
+            "sampling.temperature must be positive for training: with 0 all answers of a group are equal",
+        )
         _require_kv_capacity(self.dialogue.sequence_tokens, self.engine, self.sglang)
         if self.engine.kind == "sglang":
             check_servers(self.sglang, self.engine.num_engines, self.engine.device, self.cluster.key)

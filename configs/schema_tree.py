@@ -3,9 +3,19 @@
 import difflib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
+from msgspec import Meta
+
+# Every number of the configuration has bounds, so that the loader also refuses infinity and NaN.
+Count = Annotated[int, Meta(ge=0, le=2**40)]
+PositiveInt = Annotated[int, Meta(ge=1, le=2**40)]
+NonNegativeFloat = Annotated[float, Meta(ge=0, le=1e9)]
+PositiveFloat = Annotated[float, Meta(gt=0, le=1e9)]
+LearningRate = Annotated[float, Meta(gt=0, le=10)]
+PositiveShare = Annotated[float, Meta(gt=0, le=1)]
+Port = Annotated[int, Meta(ge=1024, le=65_535)]
 
 PRESET_KEY = "preset"  # a key of the file, not of the schema
 
@@ -18,11 +28,6 @@ def require(condition: bool, message: str) -> None:
     """Raise ValueError(message) unless `condition` holds; the loader adds the table's path."""
     if not condition:
         raise ValueError(message)
-
-
-def require_positive(section: Section, *keys: str) -> None:
-    for key in keys:
-        require(getattr(section, key) > 0, f"{key} must be positive")
 
 
 def find_section(annotation: object) -> type[msgspec.Struct] | None:

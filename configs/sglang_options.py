@@ -1,9 +1,11 @@
 """[sglang]: the servers of `engine.kind = "sglang"`, one per engine: docs/sglang.md."""
 
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from configs.schema_tree import Section, require, require_positive
+from msgspec import Meta
+
+from configs.schema_tree import Port, PositiveFloat, PositiveInt, Section, require
 
 PORTS_PER_SERVER = 10
 SPARE_TOKENS = 8  # of a server's context length, unusable for sequences
@@ -15,25 +17,25 @@ class SGLangConfig(Section, frozen=True):
     python: str = ""  # interpreter with SGLang installed; empty: the run's interpreter
     # Base URLs of running servers, one per engine; empty: the run starts its servers.
     external_urls: tuple[str, ...] = ()
-    port: int = 31_000  # of the first engine's server, on the loopback interface; each server takes 10
-    tensor_parallel: int = 1  # GPUs that share one copy of the model
-    data_parallel: int = 1  # copies of the model in one server
-    memory_share: float = 0.85  # of a GPU, for weights and KV cache, if engine.kv_tokens = 0
+    port: Port = 31_000  # of the first engine's server, on the loopback interface; each server takes 10
+    tensor_parallel: PositiveInt = 1  # GPUs that share one copy of the model
+    data_parallel: PositiveInt = 1  # copies of the model in one server
+    memory_share: Annotated[float, Meta(gt=0, lt=1)] = (
+        0.85  # of a GPU, for weights and KV cache, if engine.kv_tokens = 0
+    )
     arguments: tuple[str, ...] = ()  # further command-line arguments; they override those derived from [engine]
     environment: dict[str, str] = {}  # noqa: RUF012  # further variables of the server; msgspec copies the dict
     colocate: bool = False  # on the learner's GPUs: a server releases its memory while the learner computes
-    startup_timeout_s: float = 900.0
-    request_timeout_s: float = 600.0
-    health_timeout_s: float = 10.0  # per request of /ready; after three timeouts in a row the server counts as dead
+    startup_timeout_s: PositiveFloat = 900.0
+    request_timeout_s: PositiveFloat = 600.0
+    health_timeout_s: PositiveFloat = (
+        10.0  # per request of /ready; after three timeouts in a row the server counts as dead
+    )
     weights: Literal["disk", "tensor", "group"] = "disk"  # transfer of new weights: docs/sglang.md
     group_backend: Literal["gloo", "nccl"] = "gloo"  # of weights = "group"
-    bucket_mib: int = 512  # size of one part of a weight transfer
+    bucket_mib: PositiveInt = 512  # size of one part of a weight transfer
 
     def __post_init__(self) -> None:
-        require_positive(self, "tensor_parallel", "data_parallel", "bucket_mib")
-        require_positive(self, "startup_timeout_s", "request_timeout_s", "health_timeout_s")
-        require(0 < self.memory_share < 1, "memory_share must lie in (0, 1)")
-        require(1024 <= self.port <= 65_535, f"port must lie between 1024 and 65535: {self.port}")
         for url in self.external_urls:
             wanted = f'external_urls must hold base URLs, such as "http://127.0.0.1:{self.port}": "{url}"'
             require(url.startswith(("http://", "https://")) and url.rstrip("/").count("/") == 2, wanted)

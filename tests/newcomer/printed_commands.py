@@ -12,7 +12,7 @@ _COMMAND = re.compile(r"(?:make|asterism|python -m|pytest|sbatch|kubectl|cd|echo
 _SHORT = " --set sft.steps=4 --set rl.steps=1 --set evaluation.questions=4 --set tiny.num_sft_dialogues=200"
 _RUN = re.compile(r"asterism run configs/tiny\.toml")
 
-# Commands with placeholders: what a reader would type after `make demo`.
+# Printed commands with placeholders, and a command to run in their place after `make demo`.
 REPLACED = {
     "asterism run CONFIG [--set key=value] [--resume | --overwrite]": "asterism run configs/tiny.toml --set name=readme",
     "asterism report RUN [--json]": "asterism report runs/demo --json",
@@ -40,12 +40,12 @@ REPLACED = {
     ),
 }
 
-# Test suites, which include this test, and images, which exist: make only prints what it would run.
+# Test suites, which include this test, and images, which exist: make prints their commands only.
 DRY_RUN = tuple(
     f"make {target}" for target in ("test", "nightly", "coverage", "check", "simulate-faults", "fuzz", "sandbox-image")
 )
 
-# What a single machine without a GPU cannot run; the first words of the command, and what it needs.
+# Commands that a single machine without a GPU cannot run, by the first words of the command.
 NEEDS = {
     "asterism join": "a second machine (tests/cluster)",
     "cd /shared": "a shared file system",
