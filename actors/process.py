@@ -6,6 +6,7 @@ The learner is a separate program (engine.learner), since torchrun starts severa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import threading
@@ -155,12 +156,16 @@ async def run_executor(
     incarnation: ProcessIncarnation, run: RunConfig, folder: RunFolder, open_bus: BusFactory
 ) -> None:
     from actors.executor import Executor, report_load
+    from sandbox.hosts.docker.docker_host import remove_stale_containers
     from sandbox.select_backend import make_sandbox
 
     address = f"{incarnation.process}/{incarnation.number}"
     async with _connected_bus(incarnation, run, folder, open_bus) as bus:
         path = folder.get_isolation_path(incarnation.process)
         config = pin_backend(run.sandbox, path, incarnation.number)
+        if config.backend == "process":  # the other backends remove them at their start
+            with contextlib.suppress(SandboxFailure):
+                await remove_stale_containers()
         sandbox = make_sandbox(config, run.seed, run.name)
         executor = Executor(
             bus,

@@ -94,7 +94,7 @@ class RunFolder(NamedTuple):
     def _scratch_name(self) -> str:
         owner = self.scratch or str(self.path.resolve())
         digest = hashlib.blake2b(owner.encode(), digest_size=6).hexdigest()
-        return f"asterism-{os.getuid()}-{digest}"
+        return f"asterism-{os.getuid()}-{digest}"  # as bus.process.scratch_lock names them
 
     def get_checkpoint_path(self, step: int) -> Path:
         """The checkpoint after `step` RL steps; step 0 is the end of the cold start."""

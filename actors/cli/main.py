@@ -8,6 +8,7 @@ import typer
 from rich.markup import escape
 
 from actors.cli.log.subcommands import JsonOption, RunArgument, SetOption, log_app, make_console
+from bus.process.waiting import forward_to_sigint
 from configs.errors import EXIT_UNUSABLE, UnusableInput
 from sandbox.contract import SandboxFailure
 
@@ -251,6 +252,7 @@ def diagnose_sandbox(config: ConfigOption = None, override: SetOption = None) ->
 
 
 def main() -> None:
+    forward_to_sigint()
     try:
         app()
     except (UnusableInput, SandboxFailure) as error:

@@ -28,6 +28,14 @@ from configs.schema import RunConfig
 
 def run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwrite: bool, console: Console) -> int:
     """Returns 0, 1 after a lost process or a full disk, 130 if interrupted. Raises UnusableInput."""
+    try:
+        return _run_recipe(config, overrides, resume=resume, overwrite=overwrite, console=console)
+    except KeyboardInterrupt:  # before or after the launcher, for example during the replay
+        console.print("interrupted", markup=False)
+        return EXIT_INTERRUPTED
+
+
+def _run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwrite: bool, console: Console) -> int:
     run, place = load_run(config, overrides), read_placement(os.environ)
     if place is not None and place.rank > 0:
         return join_run(configure_worker(run, place), console)

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from actors.launch.host_address import check_port_free
+from bus.process.scratch_lock import holding_scratch, remove_stale_scratch
 from bus.transport.curve_auth import load_key
 from configs.errors import UnusableInput
 from configs.load import list_resume_conflicts, load_run, write_resolved
@@ -47,12 +48,9 @@ def claimed_run_folder(run: RunConfig, *, resume: bool, overwrite: bool) -> Gene
 
 @contextmanager
 def scratch_folders(folder: RunFolder) -> Generator[None]:
-    """Empty folders for sockets and shared memory, removed at the end."""
-    with ExitStack() as exit_stack:
-        for scratch in (folder.sockets, folder.shared_memory):
-            shutil.rmtree(scratch, ignore_errors=True)
-            scratch.mkdir(mode=0o700)
-            exit_stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+    """Empty folders for sockets and shared memory, removed at the end. Removes those of dead runs."""
+    remove_stale_scratch()
+    with holding_scratch(folder.sockets), holding_scratch(folder.shared_memory):
         yield
 
 

@@ -1,13 +1,17 @@
 """Waiting for coroutines and interrupts, and timeouts that do not count the time in which this process stood still."""
 
 import asyncio
+import contextlib
 import os
 import signal
+import stat
 from collections.abc import Awaitable
+from types import FrameType
 from typing import TypeVar
 
 Result = TypeVar("Result")
 
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 _HEARTBEATS_MISSED = 3  # by this process, before it counts as suspended
 
 
@@ -42,11 +46,44 @@ async def wait_for_exit(pid: int) -> None:
 
 
 def make_interrupt_event() -> asyncio.Event:
-    """^C or SIGTERM sets the event. Needs a running event loop."""
+    """^C, SIGTERM or SIGHUP sets the event. Needs a running event loop."""
+    forward_to_sigint()
     interrupted = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
     return interrupted
+
+
+def forward_to_sigint() -> None:
+    """Treat SIGTERM and SIGHUP, which a lost terminal sends, like ^C, with and without an event loop.
+
+    Only the first one counts, so that a second one does not interrupt the cleanup. `nohup` keeps its effect.
+    """
+
+    def forward(number: int, _: FrameType | None) -> None:
+        for each in _FORWARDED:
+            if signal.getsignal(each) is forward:
+                signal.signal(each, _ignore_signal)
+        if number == signal.SIGHUP:
+            _replace_lost_terminal()
+        signal.raise_signal(signal.SIGINT)
+
+    for number in _FORWARDED:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, forward)
+
+
+def _ignore_signal(number: int, frame: FrameType | None) -> None:
+    """Unlike SIG_IGN, child processes do not inherit it."""
+
+
+def _replace_lost_terminal() -> None:
+    """Each write to it would raise OSError."""
+    for fd in (0, 1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(fd).st_mode) and not os.isatty(fd):
+                null = os.open(os.devnull, os.O_RDWR)
+                os.dup2(null, fd)
+                os.close(null)
 
 
 class SuspensionGuard:

@@ -3,12 +3,16 @@
 import asyncio
 import contextlib
 import os
+import secrets
 import socket
 import subprocess
 import sys
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
+from bus.process.scratch_lock import holding_scratch, name_scratch, remove_stale_scratch
 from bus.process.waiting import wait_for_exit
 from sandbox.contract import SandboxFailure
 from sandbox.inside.wire.command import ENVIRONMENT, build_python_command, list_import_folders
@@ -49,8 +53,19 @@ class LocalProcess:
 class LocalHost:
     """Implements sandbox.hosts.host.Host."""
 
+    def __init__(self) -> None:
+        self._scratch = ExitStack()
+        self._environment = ENVIRONMENT
+
     async def start(self) -> None:
-        return
+        """Removes the folders of dead owners. Raises SandboxFailure."""
+        remove_stale_scratch()
+        path = Path(tempfile.gettempdir()) / name_scratch(f"calls-{secrets.token_hex(4)}")
+        try:
+            self._scratch.enter_context(holding_scratch(path)).chmod(0o711)  # calls of root run as other users
+        except OSError as error:
+            raise _make_start_failure(error) from error
+        self._environment = {**ENVIRONMENT, "TMPDIR": str(path)}
 
     async def launch(self, module: str, settings: ServerSettings) -> LocalProcess:
         try:
@@ -64,7 +79,7 @@ class LocalHost:
             # thread exits.
             process = subprocess.Popen(  # noqa: ASYNC220
                 build_python_command(_PYTHON, str(_ROOT), module, settings, child_end.fileno()),
-                env=ENVIRONMENT,
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[child_end.fileno()],
@@ -83,15 +98,19 @@ class LocalHost:
             await asyncio.Event().wait()
 
     def get_memory_share(self) -> float:
-        """The used share of the machine's memory, by the kernel's MemAvailable."""
-        kib = {line.split(":")[0]: int(line.split()[1]) for line in _MEMINFO.read_text().splitlines()[:3]}
+        """The used share of the machine's memory, by the kernel's MemAvailable; 0 without a free descriptor."""
+        try:
+            lines = _MEMINFO.read_text().splitlines()[:3]
+        except OSError:
+            return 0.0
+        kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
         return 1 - kib["MemAvailable"] / kib["MemTotal"]
 
     def describe(self) -> tuple[str, tuple[str, ...]]:
         return "process", (_MEMORY_WARNING,)
 
     async def close(self) -> None:
-        return
+        self._scratch.close()
 
 
 def _make_start_failure(error: OSError) -> SandboxFailure:

@@ -1,8 +1,9 @@
 """`asterism doctor`: checks this machine for a run and gives a remedy for each problem.
 
-The checks change nothing.
+The checks change nothing, except that they remove what dead runs left on this machine.
 """
 
+import asyncio
 import importlib.metadata
 import os
 import platform
@@ -15,9 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from actors.cli.doctor.finding import GIB, CheckResult, DoctorFinding, run_check
+from bus.process.scratch_lock import remove_stale_scratch
 from configs.schema import RunConfig
 from sandbox.contract import Isolation
 from sandbox.docker_probe import DockerProbeResult, probe_docker
+from sandbox.hosts.docker.docker_host import remove_stale_containers
 from sandbox.isolation import format_isolation
 from sandbox.select_backend import probe_isolation
 
@@ -47,6 +50,7 @@ def examine(folder: Path = Path(), run: RunConfig | None = None) -> dict[str, Do
         "memory": lambda: check_memory(read_memory_bytes()),
         "GPU": check_gpu,
         "Docker engine": lambda: check_docker(probe_docker(os.environ)),
+        "dead runs": remove_leftovers,
         "sandbox": lambda: check_isolation(probe_isolation()),
         "shared memory": lambda: check_shared_memory(Path("/dev/shm")),
         "open files": lambda: check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
@@ -166,6 +170,13 @@ def check_isolation(isolation: Isolation) -> CheckResult:
 
 
 # ---------------------------------------------------------------- limits and space
+
+
+def remove_leftovers() -> CheckResult:
+    folders, num_containers = remove_stale_scratch(), asyncio.run(remove_stale_containers())
+    containers = (f"{num_containers} container{'s' * (num_containers != 1)}",) if num_containers else ()
+    removed = ", ".join((*map(str, folders), *containers))
+    return f"removed {removed}" if removed else "left nothing behind"
 
 
 def check_shared_memory(mount: Path) -> CheckResult:

@@ -1,20 +1,19 @@
 """Accepts the connections of processes in containers; each identifies itself in its first frame."""
 
 import asyncio
-import os
-import shutil
+import secrets
 import socket
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import structlog
 
+from bus.process.scratch_lock import holding_scratch, name_owner, name_scratch, remove_stale_scratch
 from sandbox.contract import SandboxFailure
 from sandbox.inside.wire.frames import LENGTH, BrokenStream, Frame, FrameReader
 
-_PREFIX = "asterism-docker-"
-_OWNER_FILE = "owner"  # in the folder of the socket
 _SOCKET_NAME = "executor.sock"
 _HANDSHAKE_TIMEOUT_S = 10.0
 _MAX_HANDSHAKE_BYTES = 4096
@@ -31,15 +30,20 @@ class ConnectionGate:
         self._handshakes: set[asyncio.Task[None]] = set()
         self._listener: socket.socket | None = None
         self._accept_task: asyncio.Task[None] | None = None
-        self.folder = Path()
+        self.folder = Path()  # of the socket; its parent, mode 0700, keeps other users away
+        self.owner = ""  # the name of this gate's scratch folder, for the label of its containers
+        self._scratch = ExitStack()
         self._logger = structlog.get_logger()
 
     def open(self) -> None:
-        """Listens in a new folder; removes those of exited executors. Raises SandboxFailure."""
+        """Listens in a new folder; removes those of dead owners. Raises SandboxFailure."""
         try:
-            _remove_stale_folders()
-            self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-            (self.folder / _OWNER_FILE).write_text(get_process_identity())
+            remove_stale_scratch()
+            name = name_scratch(f"docker-{secrets.token_hex(4)}")
+            scratch = self._scratch.enter_context(holding_scratch(Path(tempfile.gettempdir()) / name))
+            self.owner = name_owner(scratch)
+            self.folder = scratch / "socket"
+            self.folder.mkdir()
             self.folder.chmod(0o711)  # the container's user can enter the folder but not list it
             self._listener = socket.socket(socket.AF_UNIX)
             self._listener.setblocking(False)
@@ -57,7 +61,7 @@ class ConnectionGate:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._listener is not None:
             self._listener.close()
-            shutil.rmtree(self.folder, ignore_errors=True)
+        self._scratch.close()
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -106,42 +110,3 @@ async def _read_exactly(connection: socket.socket, length: int) -> bytes:
             raise ConnectionResetError
         received += chunk
     return received
-
-
-def _remove_stale_folders() -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        try:
-            is_stale = has_process_exited((folder / _OWNER_FILE).read_text())
-        except OSError:
-            continue  # a folder of another user, or one without its owner file yet
-        if is_stale:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-_BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
-_PID_NAMESPACE_FILE = Path("/proc/self/ns/pid")
-
-
-def get_process_identity() -> str:
-    """An identity of this process that no other process of this machine has, had or will have."""
-    return f"{_get_machine_identity()}/{os.getpid()}/{_read_start_time(os.getpid())}"
-
-
-def has_process_exited(identity: str) -> bool:
-    """Whether the process has exited; False if it is of another machine or pid namespace."""
-    machine, _, rest = identity.partition("/")
-    pid, _, started = rest.partition("/")
-    return machine == _get_machine_identity() and pid.isdigit() and _read_start_time(int(pid)) != started
-
-
-def _get_machine_identity() -> str:
-    """Boot id and pid namespace: executors in two containers may share an engine."""
-    return f"{_BOOT_ID_FILE.read_text().strip()}:{_PID_NAMESPACE_FILE.readlink()}"
-
-
-def _read_start_time(pid: int) -> str:
-    """In clock ticks since boot; empty if there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""

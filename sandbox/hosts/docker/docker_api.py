@@ -24,8 +24,7 @@ _NOBODY = "65534:65534"
 class ContainerSpec(msgspec.Struct, frozen=True):
     image: str
     run: str  # label: the run
-    # Label: the process that the container must not outlive
-    # (sandbox.hosts.docker.connection_gate).
+    # Label: the owner that the container must not outlive (bus.process.scratch_lock).
     owner: str
     socket_folder: Path
     environment: dict[str, str]

@@ -19,10 +19,11 @@ from typing import Any, NoReturn
 
 import structlog
 
+from bus.process.scratch_lock import has_owner_ended
 from configs.schema import SandboxConfig as SandboxConfig
 from sandbox.contract import SandboxFailure
 from sandbox.docker_probe import get_engine_address, probe_docker
-from sandbox.hosts.docker.connection_gate import ConnectionGate, get_process_identity, has_process_exited
+from sandbox.hosts.docker.connection_gate import ConnectionGate
 from sandbox.hosts.docker.container import Container, ContainerProcess
 from sandbox.hosts.docker.docker_api import ContainerSpec, DockerEngine
 from sandbox.hosts.docker.seccomp_profile import build_seccomp_profile
@@ -68,10 +69,10 @@ class ContainerHost:
             raise SandboxFailure(f"no Docker engine: {probe.description}. {probe.remedy}")
         self._engine = DockerEngine(get_engine_address(os.environ))
         await self._engine.query_info()
+        await _remove_stale(self._engine)
         if not await self._engine.has_image(self._image):
             raise SandboxFailure(f"no image {self._image}: run `make sandbox-image`, or `make sandbox-image-local`")
         self.gate.open()
-        await self._remove_leftovers(self._engine)
         starts = [self._start_container(self._engine) for _ in range(self._config.containers)]
         for result in await asyncio.gather(*starts, return_exceptions=True):
             if isinstance(result, BaseException):
@@ -148,7 +149,7 @@ class ContainerHost:
         return ContainerSpec(
             image=self._image,
             run=self._run,
-            owner=get_process_identity(),
+            owner=self.gate.owner,
             socket_folder=self.gate.folder,
             environment={SECRET_VARIABLE: secret},
             memory_mib=config.container_memory_mib,
@@ -212,17 +213,6 @@ class ContainerHost:
             raise SandboxFailure(f"no container: {self._last_failure}")
         return min(self.live_containers, key=lambda container: len(container.processes))
 
-    async def _remove_leftovers(self, engine: DockerEngine) -> None:
-        """Removes the containers of owners that have exited."""
-        for container in await engine.list_owned():
-            if has_process_exited(container.owner):
-                try:
-                    await engine.remove(container.id)
-                except SandboxFailure as error:  # no reason not to start: the next start removes it
-                    self._logger.error("container.not_swept", id=container.id[:12], cause=str(error))
-                else:
-                    self._logger.info("container.swept", id=container.id[:12])
-
     async def _poll_memory(self) -> None:
         while True:
             for container in self.live_containers:
@@ -242,3 +232,28 @@ class ContainerHost:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._logger.error("container_host.failed", exc_info=error)
+
+
+async def remove_stale_containers() -> int:
+    """Removes the containers of dead owners, if an engine answers, and returns their number. Raises SandboxFailure."""
+    if (await asyncio.to_thread(probe_docker, os.environ)).remedy:
+        return 0
+    engine = DockerEngine(get_engine_address(os.environ))
+    try:
+        return await _remove_stale(engine)
+    finally:
+        await engine.close()
+
+
+async def _remove_stale(engine: DockerEngine) -> int:
+    num_removed = 0
+    for container in await engine.list_owned():
+        if has_owner_ended(container.owner):
+            try:
+                await engine.remove(container.id)
+            except SandboxFailure as error:  # no reason not to start: the next start removes it
+                structlog.get_logger().error("container.not_swept", id=container.id[:12], cause=str(error))
+            else:
+                num_removed += 1
+                structlog.get_logger().info("container.swept", id=container.id[:12])
+    return num_removed

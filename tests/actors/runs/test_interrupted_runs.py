@@ -69,7 +69,7 @@ def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, start: Start) 
     read_conserved_summary(folder)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
 def test_a_starting_learner_does_not_outlive_the_launcher(tmp_path: Path, start: Start, number: signal.Signals) -> None:
     process = start(tmp_path, "learner.ranks=2")  # torchrun starts them
     wait_until(

@@ -108,7 +108,7 @@ def _measure_resident_mib(pid: int) -> int:
 
 
 def _list_private_folders() -> list[Path]:
-    return list(Path("/tmp").glob(f"asterism-sandbox-{os.getpid()}-*"))
+    return list(Path("/tmp").glob(f"asterism-{os.getuid()}-calls-*/*-{os.getpid()}-*"))
 
 
 def _list_files(root: str) -> list[str]:

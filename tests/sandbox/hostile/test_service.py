@@ -146,9 +146,9 @@ def test_a_sandbox_that_closes_during_hostile_programs_leaves_no_processes(name:
         assert len(started) > 5
         assert [pid for pid in started if is_running(pid)] == []
 
-    before = list(Path("/tmp").glob(f"asterism-sandbox-{os.getpid()}-*"))  # of the current arena
+    before = list(Path("/tmp").glob(f"asterism-{os.getuid()}-calls-*/*-{os.getpid()}-*"))  # of the current arena
     asyncio.run(scenario())
-    assert list(Path("/tmp").glob(f"asterism-sandbox-{os.getpid()}-*")) == before
+    assert list(Path("/tmp").glob(f"asterism-{os.getuid()}-calls-*/*-{os.getpid()}-*")) == before
 
 
 def _play(arena: Arena, scenario: Callable[[Client], Coroutine[Any, Any, None]]) -> None:

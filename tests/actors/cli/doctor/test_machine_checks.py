@@ -27,7 +27,7 @@ COMPLETE = Isolation("docker", ("user", "pid"), True, (), landlock=7)
 INCOMPLETE = Isolation("process", (), False, ("No X: refused.", "Do this."))
 NAMES = [
     *("Python", "torch", "uvloop", "CPU", "cores", "memory", "GPU"),
-    *("Docker engine", "sandbox", "shared memory", "open files", "disk", "SGLang"),
+    *("Docker engine", "dead runs", "sandbox", "shared memory", "open files", "disk", "SGLang"),
 ]
 
 

@@ -3,13 +3,12 @@
 import asyncio
 import errno
 import socket
-from pathlib import Path
 
 import pytest
 
 from configs.schema import SandboxConfig
 from sandbox.hosts.docker import connection_gate
-from sandbox.hosts.docker.connection_gate import ConnectionGate, get_process_identity, has_process_exited
+from sandbox.hosts.docker.connection_gate import ConnectionGate
 from sandbox.hosts.docker.docker_api import ContainerSpec, DockerEngine
 from sandbox.hosts.docker.docker_host import ContainerHost
 from sandbox.inside.container_init import SECRET_VARIABLE
@@ -88,20 +87,3 @@ async def test_a_cancelled_start_closes_the_connection_of_the_container() -> Non
     await engine.close()
     with connection, peer:
         assert connection.fileno() == -1
-
-
-def test_only_identities_of_this_machine_count_as_exited() -> None:
-    assert not has_process_exited(get_process_identity())
-    machine = get_process_identity().partition("/")[0]
-    assert has_process_exited(f"{machine}/{2**22 + 1}/1")
-    assert not has_process_exited("another-machine/1/1")
-
-
-def test_a_process_of_another_pid_namespace_is_not_exited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # The pid of this process, with another start time.
-    identity = get_process_identity().rpartition("/")[0] + "/1"
-    assert has_process_exited(identity)
-    namespace_file = tmp_path / "pid"
-    namespace_file.symlink_to("pid:[1]")
-    monkeypatch.setattr(connection_gate, "_PID_NAMESPACE_FILE", namespace_file)
-    assert not has_process_exited(identity)

@@ -15,12 +15,12 @@ from typing import IO, Any
 import pytest
 
 from bus.messages import CodeOk, CodeOutOfMemory, CodeRequested, Output
+from bus.process.scratch_lock import holding_scratch, name_owner
 from configs.schema import SandboxConfig as SandboxConfig
 from sandbox.contract import CodeResult, SandboxFailure
 from sandbox.docker_probe import get_engine_address
 from sandbox.fork_server_sandbox import ForkServerSandbox
 from sandbox.hosts.docker import docker_host
-from sandbox.hosts.docker.connection_gate import get_process_identity
 from sandbox.hosts.docker.docker_api import DockerEngine
 from sandbox.hosts.docker.docker_host import ContainerHost
 from tests.processes import wait_for_end
@@ -35,14 +35,14 @@ async def run_containers(**settings: Any) -> AsyncGenerator[tuple[ForkServerSand
     host = ContainerHost(config, run="test")
     sandbox = ForkServerSandbox(host, config, seed=7)
     await sandbox.start()
-    folder = host.gate.folder
+    folder, owner = host.gate.folder, host.gate.owner
     try:
         async with asyncio.timeout(120):
             yield sandbox, host
     finally:
         await sandbox.close()
-    assert await list_containers(get_process_identity()) == []
-    assert not folder.exists()
+    assert await list_containers(owner) == []
+    assert not folder.parent.exists()
 
 
 async def list_containers(owner: str) -> list[str]:
@@ -202,23 +202,22 @@ async def test_a_killed_executor_leaves_no_process_and_the_next_one_removes_its_
         assert container_id not in run_docker("ps", "--all", "--quiet", "--no-trunc").split()
 
 
-async def test_only_containers_of_exited_owners_are_removed() -> None:
+async def test_only_containers_of_ended_owners_are_removed(tmp_path: Path) -> None:
     image = run_docker("images", "--filter", "reference=asterism-sandbox", "--quiet").split()[0]
-    machine, _, rest = get_process_identity().partition("/")
-    pid, _, started = rest.partition("/")
-    run = ["create", "--network", "none", "--label"]
-    dead = run_docker(*run, f"asterism.owner={machine}/{pid}/{int(started) - 1}", image).strip()
-    living = run_docker(
-        *run, f"asterism.owner={machine}/{os.getppid()}/{_read_start_time(os.getppid())}", image
-    ).strip()
-    foreign = run_docker(*run, "asterism.owner=another-machine/1/1", image).strip()
-    try:
-        async with run_containers():
-            containers = run_docker("ps", "--all", "--quiet", "--no-trunc").split()
-            assert dead not in containers
-            assert {living, foreign} <= set(containers)
-    finally:
-        run_docker("rm", "--force", living, foreign)
+
+    def create(owner: str) -> str:
+        return run_docker("create", "--network", "none", "--label", f"asterism.owner={owner}", image).strip()
+
+    with holding_scratch(tmp_path / "held") as held:
+        dead, living = create(name_owner(tmp_path / "gone")), create(name_owner(held))
+        foreign = create("another-machine:1:2:/tmp/gone")
+        try:
+            async with run_containers():
+                containers = run_docker("ps", "--all", "--quiet", "--no-trunc").split()
+                assert dead not in containers
+                assert {living, foreign} <= set(containers)
+        finally:
+            run_docker("rm", "--force", living, foreign)
 
 
 async def test_the_container_has_no_privileges_and_no_network() -> None:
@@ -253,7 +252,3 @@ def _read_report(stdout: IO[str]) -> list[str]:
 def _read_status(pid: int) -> dict[str, str]:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-
-
-def _read_start_time(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]

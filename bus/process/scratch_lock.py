@@ -1,0 +1,123 @@
+"""Scratch folders: what a process keeps outside its run's folder, such as sockets and shared memory.
+
+The owner holds a file lock in each of its folders. The kernel releases the lock when the owner ends, also after a kill:
+a folder with a free lock is stale. The next start of any run of the same user removes it, and so does
+`asterism doctor`. Containers carry the name of a scratch folder of their owner (sandbox.hosts.docker.docker_host).
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+_LOCK_NAME = ".lock"
+_PARENTS = (Path("/tmp"), Path("/dev/shm"))  # of scratch folders, besides the temporary folder of this process
+_BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+
+
+def name_scratch(suffix: str) -> str:
+    """The name of a scratch folder of this user."""
+    return f"asterism-{os.getuid()}-{suffix}"
+
+
+@contextlib.contextmanager
+def holding_scratch(path: Path) -> Generator[Path]:
+    """A new folder, mode 0700, with its lock; removed at the end. Raises OSError, also if another process holds it."""
+    lock = _create_scratch(path)
+    try:
+        yield path
+    finally:
+        _remove_tree(path)
+        os.close(lock)
+
+
+def remove_stale_scratch() -> list[Path]:
+    """Remove the stale scratch folders of this user, and return their paths."""
+    return [path for path in _list_scratch() if _remove_if_stale(path)]
+
+
+def name_owner(scratch: Path) -> str:
+    """Names the holder of a scratch folder, unambiguously on all machines and mounts that share a Docker engine."""
+    return f"{_identify_parent(scratch)}:{scratch}"
+
+
+def has_owner_ended(owner: str) -> bool:
+    """False also for the owner on another machine, or with a temporary folder that this process does not see."""
+    boot, device, inode, path = (owner.split(":", 3) + [""] * 3)[:4]
+    scratch = Path(path)
+    with contextlib.suppress(OSError):
+        return f"{boot}:{device}:{inode}" == _identify_parent(scratch) and not _is_held(scratch)
+    return False
+
+
+def _create_scratch(path: Path) -> int:
+    """The descriptor of the held lock. Another start may remove the folder before it is locked: then again."""
+    while True:
+        _remove_if_stale(path, without_lock=True)
+        path.mkdir(mode=0o700)
+        with contextlib.suppress(FileNotFoundError):
+            lock = os.open(path / _LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.fstat(lock).st_nlink:
+                return lock
+            os.close(lock)
+
+
+def _remove_if_stale(path: Path, *, without_lock: bool = False) -> bool:
+    """Whether the folder was removed; a folder without a lock file is kept unless `without_lock`."""
+    try:
+        lock = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError:
+        if not without_lock or not path.is_dir():
+            return False
+        return _remove_tree(path)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.fstat(lock).st_nlink > 0 and _remove_tree(path)
+    except OSError:  # held, or a file system without locks
+        return False
+    finally:
+        os.close(lock)
+
+
+def _remove_tree(path: Path) -> bool:
+    """The lock file last. Executed programs may leave trees that are too deep for shutil, or not readable."""
+    for entry in [entry for entry in path.glob("*") if entry.name != _LOCK_NAME]:
+        with contextlib.suppress(OSError, RecursionError):
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        if os.path.lexists(entry):
+            for command in ("chmod", "-R", "u+rwx"), ("rm", "-rf"):
+                subprocess.run([*command, entry], stderr=subprocess.DEVNULL, check=False)
+    shutil.rmtree(path, ignore_errors=True)
+    return not path.exists()
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        lock = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _list_scratch() -> Iterator[Path]:
+    for folder in {Path(tempfile.gettempdir()), *_PARENTS}:
+        for path in folder.glob(f"{name_scratch('')}*"):
+            with contextlib.suppress(OSError):
+                if path.lstat().st_uid == os.getuid() and path.is_dir() and not path.is_symlink():
+                    yield path
+
+
+def _identify_parent(scratch: Path) -> str:
+    parent = scratch.parent.stat()
+    return f"{_BOOT_ID_FILE.read_text().strip()}:{parent.st_dev}:{parent.st_ino}"

@@ -1,0 +1,153 @@
+"""After any death of a run, nothing of it is left when the next run starts."""
+
+import asyncio
+import contextlib
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from actors.launch.claim_run_folder import claimed_run_folder
+from bus.process.scratch_lock import has_owner_ended, name_scratch
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from sandbox.docker_probe import get_engine_address
+from sandbox.hosts.docker.docker_api import DockerEngine
+from sandbox.hosts.docker.docker_host import remove_stale_containers
+from tests.actors.runs.running import ROOT, Start, finish, from_cold_start_of, metrics, wait_until
+from tests.processes import family, is_running, wait_for_end
+
+pytestmark = pytest.mark.slow
+
+
+def list_held(processes: list[int]) -> set[Path]:
+    """The scratch folders locked by these processes."""
+    held: set[Path] = set()
+    for pid in processes:
+        for fd in Path(f"/proc/{pid}/fd").glob("*"):
+            with contextlib.suppress(FileNotFoundError):
+                path = fd.readlink()
+                if path.parent.name.startswith(name_scratch("")):
+                    held.add(path.parent)
+    return held
+
+
+async def count_stale_containers() -> int:
+    engine = DockerEngine(get_engine_address(os.environ))
+    try:
+        return sum(has_owner_ended(container.owner) for container in await engine.list_owned())
+    finally:
+        await engine.close()
+
+
+def start_next_run(runs: Path) -> None:
+    """The start of another run, up to its processes."""
+    run = RunConfig(name="next", runs_folder=str(runs))
+    with claimed_run_folder(run, resume=False, overwrite=False):
+        pass
+
+
+def play_death(runs: Path, start: Start, made: RunFolder, how: str, *settings: str) -> set[Path]:
+    """The scratch folders of a run that dies after its first evaluation."""
+    folder = RunFolder(runs / "demo")
+    process = start(runs, *from_cold_start_of(made), *settings)
+    wait_until(lambda: len(metrics(folder, "evaluation")) >= 1, process)
+    processes = family(process.pid)
+    held = list_held(processes)
+    assert {folder.sockets, folder.shared_memory} < held
+    match how:
+        case "hangup":
+            process.send_signal(signal.SIGHUP)
+        case "launcher":
+            process.kill()
+        case _:
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # no process acts on the death of another
+                for pid in processes:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
+    output = finish(process)
+    assert process.returncode == (130 if how == "hangup" else -9), output
+    for pid in processes:  # the kernel kills the children of a killed process
+        if is_running(pid):
+            with contextlib.suppress(ProcessLookupError):
+                wait_for_end(os.pidfd_open(pid))
+    return held
+
+
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param("hangup", marks=pytest.mark.nightly), "launcher", pytest.param("all", marks=pytest.mark.nightly)],
+)
+def test_nothing_of_a_dead_run_is_left_after_the_next_start(
+    tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str], how: str
+) -> None:
+    held = play_death(tmp_path, start, finished_run[0], how)
+    if how != "hangup":
+        start_next_run(tmp_path)
+    assert [path for path in held if path.exists()] == []
+
+
+@pytest.mark.docker
+def test_no_container_of_a_dead_run_is_left_after_the_next_start(
+    tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str]
+) -> None:
+    held = play_death(tmp_path, start, finished_run[0], "all", "sandbox.backend=docker")
+    start_next_run(tmp_path)
+    asyncio.run(remove_stale_containers())
+    assert [path for path in held if path.exists()] == []
+    assert asyncio.run(count_stale_containers()) == 0
+
+
+# Runs `asterism run` with a launcher that ends at once, and a replay that waits for a signal.
+_LAST_STAGE = """
+import signal, sys
+from actors.cli import main, run_command
+from actors.launch.launcher import Launcher
+
+async def finish(launcher):
+    return "finished"
+
+def replay(run, folder):
+    print("waiting", flush=True)
+    while True:
+        signal.pause()
+
+Launcher.launch, run_command.replay_run = finish, replay
+sys.argv[1:] = ["run", "configs/tiny.toml", "--set", f"runs_folder={sys.argv[1]}"]
+main.main()
+"""
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    ours, theirs = pty.openpty()
+    yield ours, theirs
+    os.close(theirs)
+
+
+@pytest.mark.parametrize("how", ["signal", "terminal"])
+def test_a_lost_terminal_during_the_replay_ends_the_run_in_order(
+    tmp_path: Path, terminal: tuple[int, int], how: str
+) -> None:
+    ours, theirs = terminal
+    command = [sys.executable, "-c", _LAST_STAGE, str(tmp_path)]
+    with subprocess.Popen(["setsid", "--ctty", *command], cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs) as run:
+        output = b""
+        while b"waiting" not in output:
+            output += os.read(ours, 4096)
+        held = list_held([run.pid])
+        assert len(held) == 2
+        if how == "signal":
+            run.send_signal(signal.SIGHUP)
+        else:
+            os.close(ours)
+        assert run.wait(60) == 130
+    if how == "signal":
+        assert b"interrupted" in os.read(ours, 4096)
+        os.close(ours)
+    assert [path for path in held if path.exists()] == []
