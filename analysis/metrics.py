@@ -18,7 +18,7 @@ class RunMetrics(NamedTuple):
     run: str  # name of the folder
     steps: pl.DataFrame  # one row per RL step, in order
     sft: pl.DataFrame  # step, loss
-    evaluations: dict[str, float]  # label -> accuracy
+    evaluations: dict[str, float | None]  # label -> accuracy; None if every trajectory failed
 
 
 def read_metrics(run_folder: Path, *, require_steps: bool = False) -> RunMetrics:
@@ -32,7 +32,7 @@ def read_metrics(run_folder: Path, *, require_steps: bool = False) -> RunMetrics
         run=run_folder.resolve().name,
         steps=steps,
         sft=_build_step_frame(lines, "sft"),
-        evaluations={line["label"]: line["accuracy"] for line in lines if line["kind"] == "evaluation"},
+        evaluations={line["label"]: line.get("accuracy") for line in lines if line["kind"] == "evaluation"},
     )
 
 
@@ -56,7 +56,7 @@ def decode_metric_lines(path: Path) -> list[dict[str, Any]]:
     for number, text in enumerate(texts, start=1):
         try:
             line = msgspec.json.decode(text, type=dict[str, Any])
-            required = ("label", "accuracy") if line["kind"] == "evaluation" else ("step",)
+            required = ("label",) if line["kind"] == "evaluation" else ("step",)
             _ = [line[key] for key in required]
         except msgspec.DecodeError as error:
             if not text.endswith(b"\n") and not isinstance(error, msgspec.ValidationError):

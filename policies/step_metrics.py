@@ -4,7 +4,7 @@ The time of a step starts at its request, or at the end of the previous step if 
 of the learner. So the times of all steps add up, and `rollout_s` is the learner's waiting time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -29,8 +29,14 @@ from bus.messages import (
 from policies.decider import Send
 
 
-def divide_or_zero(numerator: float, denominator: float) -> float:
-    return numerator / denominator if denominator else 0.0
+def divide(numerator: float, denominator: float) -> float | None:
+    """None for 0 of 0."""
+    return numerator / denominator if denominator else None
+
+
+def drop_undefined(values: Mapping[str, float | None]) -> dict[str, float]:
+    """The metrics without ratios of 0 to 0, which would look like measured zeros."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 class StepTimes(msgspec.Struct):
@@ -116,15 +122,15 @@ class Recorder:
     def _on_evaluation_finished(self, event: EvaluationFinished) -> list[Send]:
         answered = event.questions - event.failed
         values = {
-            "accuracy": divide_or_zero(event.correct, answered),
+            "accuracy": divide(event.correct, answered),
             "questions": float(event.questions),
             "failed": float(event.failed),
-            "response_tokens": divide_or_zero(event.response_tokens, answered),
+            "response_tokens": divide(event.response_tokens, answered),
         }
         step = self.state.last_step
         return [
-            Send(METRICS, MetricsRecorded("evaluation", step, event.label, values)),
-            Send(LAUNCHER, Progress(f"evaluation {event.label}", step, self._steps, values)),
+            Send(METRICS, MetricsRecorded("evaluation", step, event.label, drop_undefined(values))),
+            Send(LAUNCHER, Progress(f"evaluation {event.label}", step, self._steps, drop_undefined(values))),
         ]
 
 
@@ -141,44 +147,46 @@ def compute_step_metrics(times: StepTimes, weights_synced_at: float) -> dict[str
     rollout_s, train_s = times.collected - times.requested, times.trained - times.collected
     step_s = weights_synced_at - times.requested
     failures = {f"failed: {cause}": float(count) for cause, count in times.failures.items()}
-    return {
-        "reward": divide_or_zero(counts.correct, counts.trajectories),
-        "errors_in_positives": divide_or_zero(counts.positive_calls_failed, counts.positive_calls),
-        "tool_errors": divide_or_zero(counts.calls_failed, counts.calls),
-        "calls_per_rollout": divide_or_zero(counts.calls, counts.trajectories),
-        "response_tokens": divide_or_zero(counts.response_tokens, counts.trajectories),
-        "overlong_share": divide_or_zero(counts.overlong, counts.trajectories),
+    values = {
+        "reward": divide(counts.correct, counts.trajectories),
+        "errors_in_positives": divide(counts.positive_calls_failed, counts.positive_calls),
+        "tool_errors": divide(counts.calls_failed, counts.calls),
+        "calls_per_rollout": divide(counts.calls, counts.trajectories),
+        "response_tokens": divide(counts.response_tokens, counts.trajectories),
+        "overlong_share": divide(counts.overlong, counts.trajectories),
         "groups": float(counts.groups),
         "groups_rejected": float(counts.groups_rejected),
         "groups_lost": float(counts.groups_lost),
         "trajectories": float(counts.trajectories),
         "trajectories_failed": float(counts.trajectories_failed),
         "generated_tokens": float(counts.generated_tokens),
-        "tokens_per_s": divide_or_zero(counts.generated_tokens, rollout_s if times.staleness is None else step_s),
+        "tokens_per_s": divide(counts.generated_tokens, rollout_s if times.staleness is None else step_s),
         "step_s": step_s,
         "rollout_s": rollout_s,
         "train_s": train_s,
         "weights_s": weights_synced_at - times.trained,
-        "wait_lease_s": divide_or_zero(counts.lease_wait_s, counts.trajectories),
-        "wait_generation_s": divide_or_zero(counts.generation_s, counts.trajectories),
-        "wait_tools_s": divide_or_zero(counts.tools_s, counts.trajectories),
-        "wait_grading_s": divide_or_zero(counts.grading_s, counts.trajectories),
+        "wait_lease_s": divide(counts.lease_wait_s, counts.trajectories),
+        "wait_generation_s": divide(counts.generation_s, counts.trajectories),
+        "wait_tools_s": divide(counts.tools_s, counts.trajectories),
+        "wait_grading_s": divide(counts.grading_s, counts.trajectories),
         **{name: value for name, value in times.training.items() if name != "train_s"},
         **failures,
         **compute_staleness_metrics(times.staleness),
     }
+    return drop_undefined(values)
 
 
 def compute_staleness_metrics(counts: StalenessCounts | None) -> dict[str, float]:
     """Mean and maximum in versions, over the tokens in the loss."""
     if counts is None:
         return {}
-    return {
-        "staleness_mean": divide_or_zero(counts.versions_behind, counts.tokens),
+    values = {
+        "staleness_mean": divide(counts.versions_behind, counts.tokens),
         "staleness_max": float(counts.max_versions_behind),
         "stale_tokens_masked": float(counts.tokens_masked),
         "stale_trajectories_dropped": float(counts.trajectories_dropped),
     }
+    return drop_undefined(values)
 
 
 def compute_length_metrics(measured: LengthsMeasured) -> dict[str, float]:
@@ -188,16 +196,17 @@ def compute_length_metrics(measured: LengthsMeasured) -> dict[str, float]:
     they count with the tokens that they had.
     """
     taken, started = measured.completed, measured.started
-    taken_tokens = divide_or_zero(taken.response_tokens, taken.trajectories)
-    started_tokens = divide_or_zero(started.response_tokens, started.trajectories)
-    return {
-        "length_bias": divide_or_zero(taken_tokens, started_tokens),
+    taken_tokens = divide(taken.response_tokens, taken.trajectories)
+    started_tokens = divide(started.response_tokens, started.trajectories)
+    values = {
+        "length_bias": divide(taken_tokens or 0.0, started_tokens or 0.0),
         "taken_response_tokens": taken_tokens,
         "started_response_tokens": started_tokens,
-        "taken_overlong_share": divide_or_zero(taken.overlong, taken.trajectories),
-        "started_overlong_share": divide_or_zero(started.overlong, started.trajectories),
+        "taken_overlong_share": divide(taken.overlong, taken.trajectories),
+        "started_overlong_share": divide(started.overlong, started.trajectories),
         "taken_trajectories": float(taken.trajectories),
         "started_trajectories": float(started.trajectories),
         "aborted_trajectories": float(measured.aborted),
         "late_trajectories": float(measured.finished_late),
     }
+    return drop_undefined(values)

@@ -14,7 +14,7 @@ from actors.cli.join_command import EXIT_INTERRUPTED, join_run
 from actors.launch.claim_run_folder import claimed_run_folder, increment_counter
 from actors.launch.display import Display, make_display
 from actors.launch.job_environment import configure_head, configure_worker, read_placement
-from actors.launch.launcher import Launcher, LogWriteFailure, ProcessDied, RunEnding
+from actors.launch.launcher import AllTrajectoriesFailed, Launcher, LogWriteFailure, ProcessDied, RunEnding
 from actors.replay.replay import replay_run
 from analysis.summary import summarize
 from analysis.summary_table import build_summary_table
@@ -57,6 +57,8 @@ def _run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwri
                 return _finish_run(ending, run, folder, display, console, time.monotonic() - began)
         except ProcessDied as error:
             cause = str(error)
+        except AllTrajectoriesFailed as error:
+            cause = f"{error}\n(after the repair, --resume continues from the last checkpoint)"
         except DiskError as error:
             cause = f"{error}\n(free some space, then resume from the last checkpoint with --resume)"
         console.print(f"[bold red]failed:[/] {escape(cause)}", highlight=False, soft_wrap=True)

@@ -33,7 +33,9 @@ def make_display(console: Console) -> Display:
 
 
 def _format_metrics(values: Mapping[str, float]) -> str:
-    return "  ".join(form.format(values[name]) for name, form in _METRIC_FORMATS.items() if name in values)
+    shown = [form.format(values[name]) for name, form in _METRIC_FORMATS.items() if name in values]
+    failed = values.get("failed", values.get("trajectories_failed", 0))  # of an evaluation, of a step
+    return "  ".join([*shown, *([f"{failed:.0f} failed"] if failed else [])])
 
 
 class LiveDisplay:

@@ -45,6 +45,7 @@ from bus.messages import (
     LedgerReported,
     Listener,
     Progress,
+    RunFailed,
     RunFinished,
 )
 from bus.process.exit_reason import read_exit_reason
@@ -63,6 +64,10 @@ RunEnding = Literal["finished", "interrupted"]
 
 HEAD_STOP_TIMEOUT_S = 1.2
 NODE_STOP_MARGIN_S = 2.0  # after the slowest of their processes
+
+
+class AllTrajectoriesFailed(Exception):
+    """No trajectory of a step or of an evaluation has a result; the text has the first cause."""
 
 
 def roll_back_to(folder: RunFolder, step: int) -> None:
@@ -246,6 +251,9 @@ class Launcher:
                 case RunFinished(steps=steps):
                     self._logger.info("run.finished", step=steps)
                     return "finished"
+                case RunFailed(cause=cause):
+                    self._logger.error("run.failed", cause=cause)
+                    raise AllTrajectoriesFailed(cause)
                 case message if self._cluster is not None and isinstance(message, ClusterMessage | ExecutorHealthy):
                     await self._cluster.handle_message(envelope.sender, message)
                 case other:

@@ -33,6 +33,12 @@ class RunFinished(Message, frozen=True):
     steps: int
 
 
+class RunFailed(Message, frozen=True):
+    """buffer -> launcher: every trajectory of a step or of an evaluation failed."""
+
+    cause: str  # with the first failure
+
+
 class MetricsRecorded(Message, frozen=True):
     """recorder -> the head's metrics file: one line."""
 
@@ -55,4 +61,4 @@ class Shutdown(Message, frozen=True):
     """launcher -> every process: exit after all logs are written."""
 
 
-RunMessage = RunStarted | RunFinished | MetricsRecorded | Progress | Shutdown
+RunMessage = RunStarted | RunFinished | RunFailed | MetricsRecorded | Progress | Shutdown

@@ -9,6 +9,7 @@ from bus.messages import (
     BufferCursor,
     EvaluationRequested,
     GroupAborted,
+    RunFailed,
     RunFinished,
     StalenessCounts,
     StartGroup,
@@ -68,13 +69,22 @@ class GroupCollection(msgspec.Struct):
     num_refills: int = 0
     counts: StepCounts = StepCounts()
     failures: dict[str, int] = {}
+    first_failure: str = ""
     staleness: StalenessCounts = StalenessCounts()
     is_complete: bool = False  # but possibly waiting for earlier steps
+
+    def find_total_failure(self, collected: str) -> RunFailed | None:
+        """A message if every trajectory failed; `collected` names the step or the evaluation."""
+        failed = self.counts.trajectories_failed
+        if failed == 0 or self.counts.trajectories > 0:
+            return None
+        return RunFailed(f"every trajectory of {collected} failed, {failed} in all. The first: {self.first_failure}")
 
     def count(self, event: TrajectoryFinished | TrajectoryFailed) -> None:
         if isinstance(event, TrajectoryFinished):
             self.counts = add_to_step_counts(self.counts, event)
         else:
+            self.first_failure = self.first_failure or event.cause
             self.counts = replace(self.counts, trajectories_failed=self.counts.trajectories_failed + 1)
             self.failures = dict(Counter(self.failures) + Counter([parse_failed_component(event.cause)]))
 

@@ -273,12 +273,16 @@ class GroupBuffer:
         staleness = collection.staleness if self._rl.max_staleness else None
         cursor = self.state.build_resume_cursor()
         collected = StepCollected(collection.step, len(rows), collection.counts, collection.failures, cursor, staleness)
+        if failed := collection.find_total_failure(f"step {collection.step}"):
+            return [Send(RECORDER, collected), Send(LAUNCHER, failed)]
         batch = Send(LEARNER, BatchReady(collection.step, rows))
         return [batch, *(Send(observer, collected) for observer in self._observers)]
 
     def _end_evaluation(self, collection: GroupCollection, request: EvaluationRequested) -> list[Send]:
         finished = build_evaluation_finished(request.label, collection.counts)
         self.state.evaluation = None
+        if failed := collection.find_total_failure(f"evaluation {request.label}"):
+            return [Send(RECORDER, finished), Send(LAUNCHER, failed)]
         return [Send(observer, finished) for observer in self._observers]
 
     # ---------------------------------------------------------------- lengths

@@ -265,3 +265,8 @@ def test_evaluation_accuracy_excludes_infrastructure_failures() -> None:
     line = record(recorder, 0.0, EvaluationFinished("start_greedy", 10, 4, 2, 80))
     assert line.values["accuracy"] == 0.5
     assert line.values["response_tokens"] == 10.0
+
+
+def test_an_evaluation_without_any_result_has_no_accuracy() -> None:
+    line = record(Recorder(steps=5), 0.0, EvaluationFinished("start_greedy", 10, 0, 10, 0))
+    assert line.values == {"questions": 10.0, "failed": 10.0}

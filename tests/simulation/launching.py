@@ -16,7 +16,7 @@ from actors.launch.supervisor import Program, Supervisor
 from actors.runtime.wiring import list_executors, list_generators
 from bus.addresses import HEAD, LEARNER, ROLLOUT, parse_process
 from bus.bus import Bus
-from bus.messages import CallsRescheduled, EngineLeft, ExecutorHealthy, ExecutorJoined, RunFinished, Shutdown
+from bus.messages import CallsRescheduled, EngineLeft, ExecutorHealthy, ExecutorJoined, RunFailed, RunFinished, Shutdown
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig, SupervisionConfig
 from tests.simulation.processes import SimulatedProcess
@@ -53,8 +53,9 @@ class SimulatedChildren(ChildProcesses):
 class Launch:
     """One launch of the run."""
 
-    def __init__(self, run: RunConfig, bus: Bus, boot: int, begin: StartProcess) -> None:
-        self.bus, self.boot = bus, boot
+    def __init__(self, run: RunConfig, bus: Bus, boot: int, begin: StartProcess, fail: Callable[[], None]) -> None:
+        """`fail` ends the launch, as an error of the launcher does."""
+        self.bus, self.boot, self._fail = bus, boot, fail
         self.rescheduled: list[CallsRescheduled] = []
         self._finished: asyncio.Future[RunFinished] = asyncio.get_running_loop().create_future()
         self._following: asyncio.Future[None]
@@ -107,6 +108,8 @@ class Launch:
             match (await self.bus.receive()).message:
                 case RunFinished() as finished:
                     self._finished.set_result(finished)
+                case RunFailed():
+                    self._fail()
                 case ExecutorJoined() as event:
                     await self.executing.on_joined(event)
                 case ExecutorHealthy(executor=executor):

@@ -13,6 +13,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -163,7 +164,7 @@ class World:
             if boot > 1:
                 self._resume()
             bus = self.network.join(LAUNCHER, compute_link_epoch(boot))
-            self.launch = Launch(self.run, bus, boot, self._start_process)
+            self.launch = Launch(self.run, bus, boot, self._start_process, partial(self.kill_all, with_launcher=True))
             following = asyncio.create_task(self.launch.follow(), name=LAUNCHER)
             events = [following, self._failure, self._launcher_killed]
             left_s = TIMEOUT_S - asyncio.get_running_loop().time()

@@ -6,7 +6,9 @@ import shutil
 import sqlite3
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from bus.codec import decode
 from bus.event_log.reader import read_events
@@ -15,6 +17,7 @@ from configs.run_folder import RunFolder
 from tests.actors.runs.running import (
     Start,
     asterism,
+    finish,
     from_cold_start_of,
     is_conserved,
     metrics,
@@ -163,3 +166,21 @@ def test_a_run_can_consist_of_only_the_cold_start(tmp_path: Path, start: Start) 
     folder = RunFolder(tmp_path / "demo")
     assert json.loads(folder.summary.read_text())["steps"] == 0
     assert (folder.get_checkpoint_path(0) / "model.safetensors").exists()
+
+
+def test_a_run_without_any_result_fails_with_the_first_cause(
+    finished_run: tuple[RunFolder, str], tmp_path: Path, start: Start
+) -> None:
+    """NaN in the weights: every trajectory of the first evaluation fails."""
+    broken = tmp_path / "broken"
+    shutil.copytree(finished_run[0].get_checkpoint_path(0), broken)
+    tensors = load_file(broken / "model.safetensors")
+    first = min(tensors)
+    save_file({**tensors, first: np.full_like(tensors[first], np.nan)}, broken / "model.safetensors", {"format": "pt"})
+    run = start(tmp_path, *from_cold_start_of(finished_run[0]), f"model.checkpoint={broken}")
+    output = finish(run)
+    assert run.returncode == 1, output
+    assert "every trajectory of evaluation start_sampled failed, 6 in all. The first: engine: " in output
+    assert "logits are not finite" in output
+    assert "accuracy" not in output
+    assert not RunFolder(tmp_path / "demo").summary.exists()

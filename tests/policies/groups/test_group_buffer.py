@@ -14,6 +14,7 @@ from bus.messages import (
     EvaluationRequested,
     GroupJudged,
     ProtocolError,
+    RunFailed,
     RunStarted,
     StartGroup,
     StepCollected,
@@ -59,6 +60,11 @@ def play(group_buffer: GroupBuffer, group: StartGroup, rewards: list[float | Non
 def get_batch(effects: list[Send]) -> BatchReady:
     (batch,) = [effect.message for effect in effects if isinstance(effect.message, BatchReady)]
     return batch
+
+
+def get_failure(effects: list[Send]) -> str:
+    (failure,) = [effect.message for effect in effects if isinstance(effect.message, RunFailed)]
+    return failure.cause
 
 
 def test_a_step_starts_as_many_groups_as_it_trains_on_each_of_2g_trajectories() -> None:
@@ -110,6 +116,22 @@ def test_infrastructure_failures_are_excluded_and_counted_by_cause() -> None:
     assert step.counts.trajectories_failed == 1
     assert step.counts.correct == 3
     assert step.failures == {"sandbox": 1}
+
+
+def test_a_step_without_any_result_fails_the_run_with_the_first_cause() -> None:
+    group_buffer, first, second = begin_step(replace(RUN, rl=replace(RUN.rl, max_refill_groups=0)))
+    play(group_buffer, first, [None] * 4)
+    effects = play(group_buffer, second, [None] * 4)
+    assert get_failure(effects) == "every trajectory of step 1 failed, 8 in all. The first: sandbox: gone"
+    assert not [effect for effect in effects if isinstance(effect.message, BatchReady)]
+
+
+def test_an_evaluation_without_any_result_fails_the_run_with_the_first_cause() -> None:
+    group_buffer = buffer()
+    groups = list_starts(list(group_buffer.decide(0.0, EvaluationRequested("end_greedy", 0.0, 2, 0))))
+    play(group_buffer, groups[0], [None])
+    failure = get_failure(play(group_buffer, groups[1], [None]))
+    assert failure == "every trajectory of evaluation end_greedy failed, 2 in all. The first: sandbox: gone"
 
 
 def test_a_trajectory_that_ends_twice_is_refused() -> None:
