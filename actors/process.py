@@ -25,7 +25,7 @@ from actors.engines.engine_gone import EngineGoneSignal
 from actors.metrics_file import MetricsFile
 from actors.runtime.decider_process import ProcessIncarnation, decide_until_shutdown
 from actors.runtime.resume_point import find_cursor
-from actors.runtime.wiring import build_deciders
+from actors.runtime.wiring import build_deciders, build_live_head_deciders
 from bus.addresses import (
     ARBITER,
     HEAD,
@@ -65,7 +65,7 @@ async def run_head(
     incarnation: ProcessIncarnation, run: RunConfig, folder: RunFolder, step: int, open_bus: BusFactory
 ) -> None:
     """Arbiter, group buffer, recipe and recorder in one process, and the metrics file."""
-    deciders = build_deciders(HEAD, run, folder)
+    deciders = build_live_head_deciders(run, folder)
     cursor = find_cursor(folder.events / f"{HEAD}.sqlite", step)
     metrics = MetricsFile(folder.metrics)
     logger = structlog.get_logger()

@@ -35,6 +35,11 @@ class RunFolder(NamedTuple):
         return self.path / "events"
 
     @property
+    def problem_counts(self) -> Path:
+        """Numbers of training and test problems, for replays."""
+        return self.path / "problems.json"
+
+    @property
     def metrics(self) -> Path:
         """One JSON line per step and per evaluation."""
         return self.path / "metrics.jsonl"

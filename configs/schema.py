@@ -261,6 +261,7 @@ class ClusterConfig(Section, frozen=True):
 
 class LogConfig(Section, frozen=True):
     events: bool = True
+    verify: bool = True  # replay the event logs during the run and report whether the decisions are identical
     compress: bool = True  # in event logs: frames of at least 512 bytes
     keep_steps: Count = 0  # number of finished steps to keep in the event logs; 0: all: docs/replay.md
     level: Literal["debug", "info", "warning", "error"] = "info"

@@ -15,7 +15,7 @@ from actors.launch.claim_run_folder import claimed_run_folder, increment_counter
 from actors.launch.display import Display, make_display
 from actors.launch.job_environment import configure_head, configure_worker, read_placement
 from actors.launch.launcher import AllTrajectoriesFailed, Launcher, LogWriteFailure, ProcessDied, RunEnding
-from actors.replay.replay import replay_run
+from actors.replay.verification import RunVerifier
 from analysis.summary import summarize
 from analysis.summary_table import build_summary_table
 from bus.addresses import LAUNCHER
@@ -48,13 +48,15 @@ def _run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwri
         display.print_line(f"run {run.name}, seed {run.seed}, in {folder.path}")
         try:
             with raising_disk_errors(folder.path):
+                verifier = RunVerifier(run, folder)
                 try:
                     ending = uvloop.run(
                         Launcher(run, folder, display, increment_counter(folder.launch_counter), refusal).launch()
                     )
                 finally:
                     display.close()
-                return _finish_run(ending, run, folder, display, console, time.monotonic() - began)
+                    verifier.close()
+                return _finish_run(ending, run, folder, verifier, display, console, time.monotonic() - began)
         except ProcessDied as error:
             cause = str(error)
         except AllTrajectoriesFailed as error:
@@ -66,7 +68,13 @@ def _run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwri
 
 
 def _finish_run(
-    ending: RunEnding, run: RunConfig, folder: RunFolder, display: Display, console: Console, wall_s: float
+    ending: RunEnding,
+    run: RunConfig,
+    folder: RunFolder,
+    verifier: RunVerifier,
+    display: Display,
+    console: Console,
+    wall_s: float,
 ) -> int:
     if ending == "interrupted":
         display.print_line(
@@ -74,9 +82,8 @@ def _finish_run(
         )
         return EXIT_INTERRUPTED
     identical = None
-    if run.log.events:
-        display.print_line("replaying the event logs")
-        identical = replay_run(run, folder).identical
+    if run.log.events and run.log.verify:
+        identical = verifier.finish(display.print_line).identical
     summary = summarize(run, folder, wall_s=wall_s, replay_identical=identical)
     write_atomically(folder.summary, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
     console.print(build_summary_table(summary))

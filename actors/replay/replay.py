@@ -3,10 +3,13 @@
 The loop is that of actors/runtime/decider_loop.py, without acting.
 """
 
+from __future__ import annotations
+
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +19,7 @@ from msgspec.structs import replace
 from actors.runtime.decider_loop import DecidedEvent, decide_event
 from actors.runtime.wiring import build_deciders
 from bus.addresses import HEAD, ROLLOUT
-from bus.event_log.reader import check_complete, decode_event, list_removed_events, read_events
+from bus.event_log.reader import check_complete, decode_event, list_removed_events, read_events, read_last_seq
 from bus.event_log.records import Decision, Event
 from bus.messages import BatchReady, CodeFinished, CodeOk, Envelope, Output, RunStarted, StartGroup, TrajectoryEnd
 from configs.errors import UnusableInput
@@ -27,6 +30,7 @@ from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Trajectory
 
 DECIDING_PROCESSES = (HEAD, ROLLOUT)
+_EVENTS_PER_READ = 4096  # a read of a growing log keeps its writer from shortening the write-ahead file
 
 
 class SentCounts(msgspec.Struct):
@@ -63,13 +67,18 @@ class ReplayResult(msgspec.Struct, frozen=True):
 
 def replay_run(run: RunConfig, folder: RunFolder) -> ReplayResult:
     """Replay each deciding process. Raises UnusableInput if a log is missing."""
-    num_events, num_skipped = 0, 0
+    replays: list[LogReplay] = []
     for process in DECIDING_PROCESSES:
-        replay = replay_process(process, find_log(folder, process), build_deciders(process, run, folder))
-        num_events, num_skipped = num_events + replay.num_events, num_skipped + replay.num_skipped
-        if replay.difference is not None:
-            return ReplayResult(num_events, replay.difference, num_skipped)
-    return ReplayResult(num_events, None, num_skipped)
+        replays.append(LogReplay(process, find_log(folder, process), build_deciders(process, run, folder)))
+        replays[-1].catch_up()
+        if replays[-1].difference is not None:
+            break
+    return sum_results(replays)
+
+
+def sum_results(replays: Sequence[LogReplay]) -> ReplayResult:
+    difference = next((each.difference for each in replays if each.difference is not None), None)
+    return ReplayResult(sum(each.num_events for each in replays), difference, sum(each.num_skipped for each in replays))
 
 
 def find_log(folder: RunFolder, process: str) -> Path:
@@ -82,23 +91,57 @@ def find_log(folder: RunFolder, process: str) -> Path:
 
 def replay_process(process: str, path: Path, deciders: Mapping[str, Decider]) -> ReplayResult:
     """From the first launch of the run of which the log still has every event."""
-    count = 0
-    sent: dict[str, SentCounts] = {}
-    since = find_first_complete_seq(path)
-    num_skipped = sum(1 for event, _ in read_events(path) if event.seq < since) if since > 1 else 0
-    for event, decision, decided in redecide_all(path, deciders, since=since):
-        count += 1
-        before = sent.setdefault(event.actor, SentCounts(event.time))
+    replay = LogReplay(process, path, deciders)
+    replay.catch_up()
+    return sum_results([replay])
+
+
+class LogReplay:
+    """Replays one log up to its first difference, in several parts if the log grows."""
+
+    def __init__(self, process: str, path: Path, deciders: Mapping[str, Decider]) -> None:
+        self._process, self._path, self._deciders = process, path, deciders
+        self._sent: dict[str, SentCounts] = {}
+        self._next_seq = since = find_first_complete_seq(path)
+        self.num_events = 0
+        self.num_skipped = sum(1 for event, _ in read_events(path) if event.seq < since) if since > 1 else 0
+        self.difference: ReplayDifference | None = None
+
+    @property
+    def num_left(self) -> int:
+        return max(0, read_last_seq(self._path) - self._next_seq + 1)
+
+    def catch_up(self, *, growing: bool = False, proceed: Callable[[], bool] = lambda: True) -> None:
+        """Replay to the end of the log while `proceed`, which is asked every few thousand events.
+
+        A process may still write its decision on the last event of a `growing` log.
+        """
+        while self.difference is None and proceed():
+            with closing(read_events(self._path, since_seq=self._next_seq)) as events:
+                logged = list(islice(events, _EVENTS_PER_READ))
+            if growing and logged and logged[-1][1] is None:
+                logged.pop()
+            if not logged:
+                return
+            for event, decision in logged:
+                self._decide(event, decision)
+                if self.difference is not None:
+                    return
+
+    def _decide(self, event: Event, decision: Decision | None) -> None:
+        decided = decide_event(self._deciders[event.actor], decode_event(self._path, event), event.time)
+        self._next_seq = event.seq + 1
+        self.num_events += 1
+        before = self._sent.setdefault(event.actor, SentCounts(event.time))
         if event.kind == RunStarted.__name__:
-            before = sent[event.actor] = SentCounts(event.time)
+            before = self._sent[event.actor] = SentCounts(event.time)
         what = decided.find_difference(decision)
         if what and decision is not None:
-            difference = ReplayDifference(
-                process, event, what, decided.effects, decided.state, before, decision.effects
+            self.difference = ReplayDifference(
+                self._process, event, what, decided.effects, decided.state, before, decision.effects
             )
-            return ReplayResult(count, difference, num_skipped)
+            return
         before.messages.update((send.to, type(send.message).__name__) for send in decided.sends)
-    return ReplayResult(count, None, num_skipped)
 
 
 def find_first_complete_seq(path: Path) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import structlog
 
+from actors.runtime.logged_problems import LoggedProblems, ProblemCounts, read_problem_counts, write_problem_counts
 from bus.addresses import ARBITER, HEAD, RECIPE, ROLLOUT, is_generator, name_executor, name_generator
 from bus.bus import Bus
 from bus.messages import EngineLeft, ids_to_bytes
@@ -76,12 +78,30 @@ def build_head_deciders(run: RunConfig, problems: ProblemSets) -> dict[str, Deci
     }
 
 
-def build_deciders(process: str, run: RunConfig, folder: RunFolder) -> dict[str, Decider]:
-    """The deciders of a process by name. Raises engine.data.datasets.DatasetError and tokenizer errors."""
+def build_live_head_deciders(run: RunConfig, folder: RunFolder) -> dict[str, Decider]:
+    """Raises engine.data.datasets.DatasetError and tokenizer errors."""
+    problems = load_problem_sets(run, folder, load_tokenizer(folder.expand_path(run.model.checkpoint)))
+    write_problem_counts(folder, ProblemCounts(len(problems.train), len(problems.test)))
+    return build_head_deciders(run, problems)
+
+
+def build_deciders(
+    process: str, run: RunConfig, folder: RunFolder, logs_may_grow: Callable[[], bool] = lambda: False
+) -> dict[str, Decider]:
+    """The deciders of a process by name; those of the head take the problems from the rollout process's log.
+
+    Raises engine.data.datasets.DatasetError and tokenizer errors.
+    """
     tokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
-    if process == HEAD:
-        return build_head_deciders(run, load_problem_sets(run, folder, tokenizer))
-    return {process: Rollout(build_rules(run, tokenizer), tokenizer)}
+    if process != HEAD:
+        return {process: Rollout(build_rules(run, tokenizer), tokenizer)}
+    counts, log = read_problem_counts(folder), folder.events / f"{ROLLOUT}.sqlite"
+    load_all = cache(lambda: load_problem_sets(run, folder, tokenizer))
+    if counts is None or not log.exists():
+        return build_head_deciders(run, load_all())
+    train = LoggedProblems(log, run, "train", counts.train, lambda: load_all().train, logs_may_grow)
+    test = LoggedProblems(log, run, "evaluate", counts.test, lambda: load_all().test, logs_may_grow)
+    return build_head_deciders(run, ProblemSets(train, test))
 
 
 # ---------------------------------------------------------------- questions

@@ -58,7 +58,7 @@ def read_events(
             return
         for row in connection.execute(query, [value for _, values in conditions for value in values]):
             decision = None if row[9] is None else Decision(row[0], row[9], row[10])
-            yield Event(*row[:9])._replace(frame=_decompress(path, row[0], row[8])), decision
+            yield Event._make((*row[:8], _decompress(path, row[0], row[8]))), decision
 
 
 def decode_event(log: Path, event: Event) -> Envelope:
@@ -83,6 +83,13 @@ def read_first_time(path: Path) -> float | None:
             return None
         row = connection.execute("SELECT time FROM events ORDER BY seq LIMIT 1").fetchone()
         return None if row is None else row[0]
+
+
+def read_last_seq(path: Path) -> int:
+    """Number of the last event; 0 for an empty log."""
+    with _open_log(path) as connection:
+        query = "SELECT coalesce(max(seq), 0) FROM events"
+        return 0 if _is_empty(path, connection) else connection.execute(query).fetchone()[0]
 
 
 def find_epoch_start(path: Path, epoch: int) -> int | None:

@@ -1,0 +1,98 @@
+"""The problems that a run's logged groups are on, so that a replay does not read the data files.
+
+The seed of a logged StartGroup identifies the position in the sequence of problems, and so the
+problem's index. A group that a process sent without the rollout process having logged it is on a
+problem that only the data files have.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, overload
+
+import msgspec
+
+from bus.event_log.reader import decode_event, read_events
+from bus.messages import StartGroup
+from configs.atomic_write import write_atomically
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from policies.groups.group_starter import TokenizedProblem, select_problem
+from policies.seeded_random import EVALUATE, TRAIN, mix
+
+_POLL_INTERVAL_S = 0.1
+Purpose = Literal["train", "evaluate"]
+
+
+class ProblemCounts(msgspec.Struct, frozen=True):
+    """Numbers of the problems with prompts within the limit."""
+
+    train: int
+    test: int
+
+
+def write_problem_counts(folder: RunFolder, counts: ProblemCounts) -> None:
+    """Raises OSError."""
+    write_atomically(folder.problem_counts, msgspec.json.encode(counts))
+
+
+def read_problem_counts(folder: RunFolder) -> ProblemCounts | None:
+    """None if the head has never loaded the problems."""
+    path = folder.problem_counts
+    return msgspec.json.decode(path.read_bytes(), type=ProblemCounts) if path.exists() else None
+
+
+class LoggedProblems(Sequence[TokenizedProblem]):
+    """Problems by index, read from the log of a rollout process when they are first needed."""
+
+    def __init__(
+        self,
+        log: Path,
+        run: RunConfig,
+        purpose: Purpose,
+        count: int,
+        load_all: Callable[[], Sequence[TokenizedProblem]],
+        may_grow: Callable[[], bool],
+    ) -> None:
+        """`load_all` reads the data file. While the log `may_grow`, a missing problem is waited for."""
+        self._log, self._purpose, self._count, self._seed = log, purpose, count, run.seed
+        self._load_all, self._may_grow = load_all, may_grow
+        self._all: Sequence[TokenizedProblem] | None = None
+        self._by_index: dict[int, TokenizedProblem] = {}
+        self._by_seed: dict[int, TokenizedProblem] = {}
+        self._next_seq, self._next_position = 0, 0
+        questions = range(min(run.evaluation.questions, count) if purpose == "evaluate" else 0)
+        self._questions = {mix(run.seed, EVALUATE, index): index for index in questions}
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> TokenizedProblem: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[TokenizedProblem]: ...
+    def __getitem__(self, index: int | slice) -> TokenizedProblem | Sequence[TokenizedProblem]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(self._count))]
+        if self._all is None and index not in self._by_index:
+            self._read_log()
+            while index not in self._by_index and self._may_grow():
+                time.sleep(_POLL_INTERVAL_S)
+                self._read_log()
+            if index not in self._by_index:
+                self._all = self._load_all()
+        return self._by_index[index] if self._all is None else self._all[index]
+
+    def _read_log(self) -> None:
+        for event, _ in read_events(self._log, kinds=[StartGroup.__name__], since_seq=self._next_seq):
+            self._next_seq = event.seq + 1
+            start = decode_event(self._log, event).message
+            assert isinstance(start, StartGroup)
+            problem = TokenizedProblem(start.problem, start.ground_truth, start.prompt_ids)
+            if start.seed in self._questions:
+                self._by_index[self._questions[start.seed]] = problem
+            elif start.purpose == self._purpose:
+                self._by_seed[start.seed] = problem
+        while (problem := self._by_seed.get(mix(self._seed, TRAIN, self._next_position))) is not None:
+            self._by_index[select_problem(self._next_position, self._count, self._seed)] = problem
+            self._next_position += 1
