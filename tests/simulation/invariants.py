@@ -61,7 +61,12 @@ def check_each_trajectory_ends_once(world: World) -> None:
 
 
 def check_the_counts(world: World) -> None:
-    """The counts in the metrics are those of the trajectories' ends, in a run of one launch."""
+    """The counts in the metrics are those of the trajectories' ends, in a run of one launch.
+
+    If every trajectory of an evaluation fails, a second launch resumes the run.
+    """
+    if world.deaths["launcher"]:
+        return
     groups = [each for each in messages(world.logs[ROLLOUT].events) if isinstance(each, StartGroup)]
     training = {group.group_id for group in groups if group.purpose == "train"}
     (received,) = launches(world, HEAD)
