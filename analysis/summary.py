@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from analysis.metrics import get_column, read_metrics
-from bus.addresses import HEAD, LEARNER, ROLLOUT
+from bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
 from bus.event_log.reader import decode_event, list_removed_events, read_events
 from bus.messages import StartGroup
 from configs.run_folder import RunFolder
@@ -47,6 +47,7 @@ def summarize(run: RunConfig, folder: RunFolder, *, wall_s: float, replay_identi
         if generation_s
         else None,
         **count_trajectories(folder),
+        "restarts": len(_read_log_entries(folder, LAUNCHER, "process.died")),
         "groups_rejected": get_column(steps, "groups_rejected").sum(),
         "prompts_skipped": sum(entry["num_skipped"] for entry in _read_log_entries(folder, HEAD, "prompts.skipped")),
         "isolation": read_weakest_isolation(folder),

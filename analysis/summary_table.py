@@ -52,6 +52,7 @@ def _build_fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         (f"{_format(steps, 'd')} RL steps", _format(rl_s, ".0f", " s") + each),
         ("generation", _format(summary.get("tokens_per_s"), ",.0f", " tokens/s")),
         ("trajectories", _format_trajectories(summary)),
+        ("restarts of processes", _format(summary.get("restarts"), "d")),
         ("code isolation", _format_isolation(summary.get("isolation"))),
         ("replay of the event logs", _REPLAY_LABELS[summary.get("replay_identical")]),
     ]

@@ -107,7 +107,8 @@ class ChildProcesses:
 
 
 def describe_exit(child: ChildProcess) -> str:
-    return f"{child.name} ended with exit code {child.process.returncode}"
+    code = child.process.returncode or 0
+    return f"{child.name} " + (f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}")
 
 
 def build_process_died_error(child: ChildProcess, how: str = "") -> ProcessDied:

@@ -6,10 +6,12 @@ from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from bus.messages import Progress as ProgressMessage
 
 PLAIN_INTERVAL_S = 5.0
+_OUTCOME_WIDTH = 14  # of "512/512 groups"; failures make it wider
 _METRIC_FORMATS = {  # metric: how it is shown
     "loss": "loss {:.3f}",
     "reward": "reward {:.3f}",
@@ -33,34 +35,61 @@ def make_display(console: Console) -> Display:
 
 
 def _format_metrics(values: Mapping[str, float]) -> str:
-    shown = [form.format(values[name]) for name, form in _METRIC_FORMATS.items() if name in values]
-    failed = values.get("failed", values.get("trajectories_failed", 0))  # of an evaluation, of a step
-    return "  ".join([*shown, *([f"{failed:.0f} failed"] if failed else [])])
+    return "  ".join(form.format(values[name]) for name, form in _METRIC_FORMATS.items() if name in values)
+
+
+def _format_outcome(values: Mapping[str, float]) -> str:
+    """The groups that a step trains on, failed trajectories, and whether a step changes no weights."""
+    parts: list[str] = []
+    if groups := values.get("groups"):
+        kept = groups - values["groups_rejected"] - values["groups_lost"]
+        parts.append(f"{kept:.0f}/{groups:.0f} groups")
+    if failed := values.get("failed", values.get("trajectories_failed", 0)):  # of an evaluation, of a step
+        parts.append(f"{failed:.0f} failed")
+    if values.get("updates") == 0:
+        parts.append("no update")
+    return "  ".join(parts)
+
+
+def _join_nonempty(*parts: str) -> str:
+    return "  ".join(part for part in parts if part)
 
 
 class LiveDisplay:
-    """One bar per stage, followed by the metrics of the last step."""
+    """One bar per stage, followed by the metrics of the last step.
+
+    A narrow terminal shortens the metrics only, which come last.
+    """
 
     def __init__(self, console: Console) -> None:
+        is_wide = console.width >= 120
+        whole = [Column(no_wrap=True, min_width=width) for width in (24 if is_wide else 4, 7, 5, _OUTCOME_WIDTH)]
         columns = (
-            TextColumn("[bold]{task.description:<24}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[numbers]}"),
+            TextColumn("[bold]{task.description}", table_column=whole[0]),
+            BarColumn(bar_width=24 if is_wide else 8),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}", table_column=whole[1]),
+            TimeRemainingColumn(compact=True, table_column=whole[2]),
+            TextColumn("{task.fields[outcome]}", table_column=whole[3]),
+            TextColumn("{task.fields[numbers]}", table_column=Column(no_wrap=True, ratio=1)),
         )
-        self._bars = Progress(*columns, console=console)
+        self._bars = Progress(*columns, console=console, expand=True)
         self._tasks: dict[str, TaskID] = {}
         self._bars.start()
 
     def show_progress(self, progress: ProgressMessage) -> None:
         if progress.stage.startswith("evaluation"):  # an evaluation has no steps
-            self._bars.console.print(f"{progress.stage:<24} {_format_metrics(progress.values)}")
+            shown = _join_nonempty(_format_metrics(progress.values), _format_outcome(progress.values))
+            self._bars.console.print(f"{progress.stage:<24} {shown}")
             return
         if progress.stage not in self._tasks:
-            self._tasks[progress.stage] = self._bars.add_task(progress.stage, total=progress.steps, numbers="")
+            self._tasks[progress.stage] = self._bars.add_task(
+                progress.stage, total=progress.steps, numbers="", outcome=""
+            )
         self._bars.update(
-            self._tasks[progress.stage], completed=progress.step, numbers=_format_metrics(progress.values)
+            self._tasks[progress.stage],
+            completed=progress.step,
+            numbers=_format_metrics(progress.values),
+            outcome=_format_outcome(progress.values),
         )
 
     def print_line(self, text: str) -> None:
@@ -86,11 +115,13 @@ class PlainDisplay:
             return
         self._last_shown_s = now
         if is_evaluation:
-            self.print_line(f"{progress.stage}: {_format_metrics(progress.values)}")
+            shown = _join_nonempty(_format_metrics(progress.values), _format_outcome(progress.values))
+            self.print_line(f"{time.strftime('%H:%M:%S')} {progress.stage}: {shown}")
             return
         done = progress.step - first
-        left = f"  {(now - began) / done * (progress.steps - progress.step):.0f} s left" if done > 0 else ""
-        self.print_line(f"{progress.stage} {progress.step}/{progress.steps}: {_format_metrics(progress.values)}{left}")
+        left = f"{(now - began) / done * (progress.steps - progress.step):.0f} s left" if done > 0 else ""
+        shown = _join_nonempty(left, _format_outcome(progress.values), _format_metrics(progress.values))
+        self.print_line(f"{time.strftime('%H:%M:%S')} {progress.stage} {progress.step}/{progress.steps}: {shown}")
 
     def print_line(self, text: str) -> None:
         self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)

@@ -165,9 +165,8 @@ class Launcher:
             self._display.print_line(f"resuming after step {step}")
         step = step or 0
         roll_back_to(self._folder, step)
-        supervisor = Supervisor(
-            self._build_programs(step, bus, executor_registry), self._children, self._run.supervision
-        )
+        programs = self._build_programs(step, bus, executor_registry)
+        supervisor = Supervisor(programs, self._children, self._run.supervision, self._display.print_line)
         self._logger.info("run.started", step=step, seed=self._run.seed, launch=self._launch)
         supervisor.start()
         return supervisor

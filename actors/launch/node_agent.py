@@ -140,7 +140,7 @@ class NodeAgent:
             "node.join_accepted", node=accepted.node_number, launch=accepted.launch, processes=list(processes)
         )
         programs = {name: self._build_program(name) for name in processes}
-        supervisor = Supervisor(programs, self._children, self._run.supervision)
+        supervisor = Supervisor(programs, self._children, self._run.supervision, print_line)
         supervisor.start()
         cause = "the node failed"
         try:

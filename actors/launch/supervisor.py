@@ -18,6 +18,7 @@ from actors.launch.child_processes import (
     ChildProcesses,
     build_process_died_error,
     build_thread_environment,
+    describe_exit,
 )
 from bus.process.exit_reason import load_exit_reason
 from bus.process.heartbeat import Heartbeat
@@ -48,7 +49,15 @@ class Program(msgspec.Struct, frozen=True):
 
 
 class Supervisor:
-    def __init__(self, programs: Mapping[str, Program], children: ChildProcesses, settings: SupervisionConfig) -> None:
+    def __init__(
+        self,
+        programs: Mapping[str, Program],
+        children: ChildProcesses,
+        settings: SupervisionConfig,
+        print_line: Callable[[str], None] | None = None,
+    ) -> None:
+        """`print_line` shows one line per restart."""
+        self._print_line = print_line
         self._programs = programs
         self._children = children
         self._settings = settings
@@ -141,3 +150,5 @@ class Supervisor:
             await program.on_exit(incarnation, child)
         if failures > self._settings.restarts:
             raise build_process_died_error(child, f"{failures} times in a row, the last time ")
+        if self._print_line is not None:
+            self._print_line(f"{describe_exit(child)}; it restarts as incarnation {incarnation + 1}")

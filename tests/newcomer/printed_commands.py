@@ -33,8 +33,8 @@ REPLACED = {
     "asterism report runs/NAME": "asterism report runs/demo",
     "asterism report runs/NAME --json": "asterism report runs/demo --json",
     "asterism doctor --config CONFIG --set KEY=VALUE": "asterism doctor --config configs/tiny.toml --set seed=1",
-    "asterism log diff runs/A runs/B": "asterism log diff runs/readme runs/demo",
-    "asterism log diff runs/a runs/b": "asterism log diff runs/demo runs/readme",
+    "asterism log diff runs/A runs/B": "asterism log diff runs/readme runs/readme",
+    "asterism log diff runs/a runs/b": "asterism log diff runs/demo runs/demo",
     "asterism run configs/tiny.toml --set name=seedSEED --set rl.steps=30 --set seed=SEED": (
         "asterism run configs/tiny.toml --set name=seed1 --set seed=1"
     ),

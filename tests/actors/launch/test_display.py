@@ -21,6 +21,9 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
+    def strftime(self, _: str) -> str:
+        return "12:00:00"
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
@@ -58,10 +61,10 @@ def test_without_a_terminal_a_stage_prints_lines_at_intervals_and_one_at_its_end
         clock.now += 2.0
     lines = file.getvalue().splitlines()
     assert lines == [
-        "rl 1/8: loss 0.250  12,345 tokens/s",
-        "rl 4/8: loss 0.250  12,345 tokens/s  8 s left",
-        "rl 7/8: loss 0.250  12,345 tokens/s  2 s left",
-        "rl 8/8: loss 0.250  12,345 tokens/s  0 s left",
+        "12:00:00 rl 1/8: loss 0.250  12,345 tokens/s",
+        "12:00:00 rl 4/8: 8 s left  loss 0.250  12,345 tokens/s",
+        "12:00:00 rl 7/8: 2 s left  loss 0.250  12,345 tokens/s",
+        "12:00:00 rl 8/8: 0 s left  loss 0.250  12,345 tokens/s",
     ]
 
 
@@ -69,7 +72,10 @@ def test_an_evaluation_is_printed_immediately(clock: Clock) -> None:
     shown, file = make_plain_display()
     shown.show_progress(Progress("rl", 1, 8, {"reward": 0.5}))
     shown.show_progress(Progress("evaluation after rl", 1, 8, {"accuracy": 0.75, "something_else": 1.0}))
-    assert file.getvalue().splitlines() == ["rl 1/8: reward 0.500", "evaluation after rl: accuracy 0.750"]
+    assert file.getvalue().splitlines() == [
+        "12:00:00 rl 1/8: reward 0.500",
+        "12:00:00 evaluation after rl: accuracy 0.750",
+    ]
 
 
 def test_a_terminal_shows_one_bar_per_stage_with_the_metrics_of_its_last_step(terminal: LiveDisplay) -> None:
@@ -91,3 +97,26 @@ def test_lines_are_printed_without_markup(terminal: LiveDisplay) -> None:
     assert file.getvalue() == f"{HOSTILE}\n"
     terminal.print_line(HOSTILE)
     assert HOSTILE in read_output(terminal)
+
+
+STEP = {
+    **{"loss": 0.255, "reward": 0.02, "errors_in_positives": 0.667, "response_tokens": 45.0, "tokens_per_s": 8435.0},
+    **{"groups": 512.0, "groups_rejected": 480.0, "groups_lost": 2.0, "trajectories_failed": 12.0, "updates": 0.0},
+}
+
+
+@pytest.mark.parametrize("width", [80, 110])
+def test_a_narrow_terminal_keeps_step_time_left_groups_and_failures(width: int) -> None:
+    shown = make_display(Console(force_terminal=True, width=width, file=io.StringIO()))
+    assert isinstance(shown, LiveDisplay)
+    shown.show_progress(Progress("rl", 499, 510, {}))
+    shown.show_progress(Progress("rl", 500, 510, STEP))
+    last = [line for line in read_output(shown).splitlines() if line.startswith("rl ")][-1]
+    assert len(last) <= width
+    assert re.search(r" 500/510 +(--:--|\d+:\d\d) +30/512 groups  12 failed  no update ", last), last
+
+
+def test_an_evaluation_shows_failures_and_no_accuracy_of_0_of_0(clock: Clock) -> None:
+    shown, file = make_plain_display()
+    shown.show_progress(Progress("evaluation start", 0, 8, {"questions": 4.0, "failed": 4.0}))
+    assert file.getvalue() == "12:00:00 evaluation start: 4 failed\n"

@@ -146,7 +146,7 @@ async def test_its_address_book_follows_joins_and_departures(site: Site) -> None
 async def test_a_process_that_ends_is_reported_and_restarted(site: Site) -> None:
     await site.join(generators=[GENERATOR])
     site.children.processes[GENERATOR].end(-9)
-    assert await site.receive() == ProcessEnded(GENERATOR, 1, f"{GENERATOR} ended with exit code -9")
+    assert await site.receive() == ProcessEnded(GENERATOR, 1, f"{GENERATOR} was killed by signal 9")
     await asyncio.sleep(3 * SETTINGS.backoff_s)
     assert site.list_incarnations(GENERATOR) == ["1", "2"]
 

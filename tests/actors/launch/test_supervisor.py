@@ -37,7 +37,9 @@ class Node:
             "other-0": Program(partial(build_argv, "other-0")),
             "other-long": Program(partial(build_argv, "other-long"), startup_allowance_s=LONG_S),
         }
-        self.supervisor = Supervisor({**self.executors.build_programs(), **others}, self.children, SETTINGS)
+        self.printed: list[str] = []
+        programs = {**self.executors.build_programs(), **others}
+        self.supervisor = Supervisor(programs, self.children, SETTINGS, self.printed.append)
         self.supervisor.start()
         self._heartbeats = {name: asyncio.create_task(self._send_heartbeats(name)) for name in (*executors, *others)}
 
@@ -128,7 +130,7 @@ async def test_rollouts_are_notified_only_of_incarnations_that_joined(node: Node
     await node.join("executor-0/3")
     assert await node.drain() == [
         ExecutorJoined("executor-0/1", 1),
-        ExecutorLeft("executor-0/1", "executor-0 ended with exit code -9"),
+        ExecutorLeft("executor-0/1", "executor-0 was killed by signal 9"),
         ExecutorJoined("executor-0/3", 1),
     ]
 
@@ -139,7 +141,8 @@ async def test_executors_are_restarted_independently(node: Node) -> None:
     await node.die("executor-1")
     await asyncio.sleep(2)
     assert (node.count_starts("executor-0"), node.count_starts("executor-1")) == (1, 2)
-    assert (await node.drain())[2:] == [ExecutorLeft("executor-1/1", "executor-1 ended with exit code -9")]
+    assert (await node.drain())[2:] == [ExecutorLeft("executor-1/1", "executor-1 was killed by signal 9")]
+    assert node.printed == ["executor-1 was killed by signal 9; it restarts as incarnation 2"]
 
 
 async def test_an_executor_that_fails_too_often_ends_the_run_with_its_output(node: Node, tmp_path: Path) -> None:

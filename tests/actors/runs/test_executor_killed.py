@@ -218,7 +218,7 @@ def test_calls_that_are_lost_twice_fail_their_trajectories_and_the_others_finish
             await node.stop()
         assert Counter(end.trajectory_id for end in node.ended) == Counter(range(TRAJECTORIES))
         lost = Counter(end.cause for end in node.ended if isinstance(end, TrajectoryFailed))
-        assert set(lost) == {"executor left: executor-0 ended with exit code -9"}
+        assert set(lost) == {"executor left: executor-0 was killed by signal 9"}
         assert 0 < lost.total() <= TRAJECTORIES
 
     uvloop.run(scenario())
