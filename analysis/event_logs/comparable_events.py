@@ -158,7 +158,9 @@ def _read_newest_checkpoint(folder: RunFolder, logged: Mapping[str, list[Compara
 
 
 def _get_end_time(logged: Mapping[str, list[ComparableEvent]], stream: str) -> float:
-    return logged[stream][-1].at_s if stream in logged else 0.0
+    """The end of the log if it lacks the stream."""
+    events = [logged[stream][-1]] if stream in logged else [each[-1] for each in logged.values()]
+    return max((event.at_s for event in events), default=0.0)
 
 
 # ---------------------------------------------------------------- removing times

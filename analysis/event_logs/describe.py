@@ -6,6 +6,7 @@ from typing import NamedTuple, assert_never
 import msgspec
 
 from bus.messages import (
+    AnswerGraded,
     AnyMessage,
     BatchReady,
     CodeFinished,
@@ -40,32 +41,59 @@ class TextContext(NamedTuple):
     def decode_tokens(self, token_ids: bytes) -> str:
         return self.tokenizer.decode(bytes_to_ids(token_ids))
 
-    def format_result(self, outcome: CodeOutcome) -> str:
-        return format_result(outcome, self.dialogue.result_characters, self.dialogue.result_format)
+    def format_result(self, outcome: CodeOutcome, code: str = "") -> str:
+        return format_result(outcome, self.dialogue.result_characters, self.dialogue.result_format, code)
 
 
-def describe(message: AnyMessage, context: TextContext) -> str:
-    """The message's contents without the trajectory; texts are complete, with their line breaks."""
+def describe(message: AnyMessage, context: TextContext, *, waited_s: float | None = None, code: str = "") -> str:
+    """The message's contents without the trajectory; texts are complete, with their line breaks.
+
+    `waited_s` and `code` belong to a call that has ended, if they are known.
+    """
     match message:
         case LeaseRequested() | LeaseDeferred() | LeaseGranted() | LeasePaused() | LeaseReleased():
             return _describe_lease(message)
         case StartGroup():
-            return (
-                f"group {message.group_id}, {message.problem}, truth {message.ground_truth!r}, {message.size} siblings"
-            )
+            problem = f"{message.problem}, truth {message.ground_truth!r}"
+            prompt = context.decode_tokens(message.prompt_ids)
+            return f"group {message.group_id}, {problem}, {message.size} siblings: {prompt}"
         case TurnGenerated():
             text = context.decode_tokens(message.token_ids)
             return f"turn {message.turn}, {len(message.token_ids) // 4} tokens, {message.finish}: {text}"
         case CodeFinished():
-            return f"call {message.call}, {message.duration_s * 1000:.1f} ms: {context.format_result(message.outcome)}"
+            times = _describe_times(message.duration_s, waited_s)
+            return f"call {message.call}, {times}: {context.format_result(message.outcome, code)}"
+        case AnswerGraded():
+            times = _describe_times(message.duration_s, waited_s)
+            return f"{'correct' if message.correct else 'wrong'}, {times} on {message.executor}"
         case TurnRequested() | BatchReady():
             return ""
         case TrajectoryFinished():
             return f"{message.ending}, reward {message.reward:g}, {message.calls_failed}/{message.calls} calls failed"
         case _:
-            fields = ((name, getattr(message, name)) for name in message.__struct_fields__)
-            left_out = (*_ARRAY_FIELDS, "trajectory_id")
-            return ", ".join(f"{name} {value}" for name, value in fields if name not in left_out)
+            return _describe_fields(message)
+
+
+def _describe_times(duration_s: float, waited_s: float | None) -> str:
+    waited = "" if waited_s is None else f"waited {waited_s:.3f} s, "
+    return f"{waited}ran {duration_s * 1000:.1f} ms"
+
+
+def _describe_fields(message: msgspec.Struct) -> str:
+    left_out = (*_ARRAY_FIELDS, "trajectory_id")
+    return ", ".join(
+        f"{name.replace('_', ' ')} {_describe_value(getattr(message, name))}"
+        for name in message.__struct_fields__
+        if name not in left_out
+    )
+
+
+def _describe_value(value: object) -> str:
+    if isinstance(value, msgspec.Struct):
+        return f"({_describe_fields(value)})"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "none" if value is None or value == () else str(value)
 
 
 def _describe_lease(message: LeaseRequested | LeaseDeferred | LeaseGranted | LeasePaused | LeaseReleased) -> str:

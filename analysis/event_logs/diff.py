@@ -1,6 +1,6 @@
 """Finds the divergences of two runs: in the contents of their decisions, or byte for byte."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -21,33 +21,43 @@ class RunDivergence(NamedTuple):
 
     @property
     def at_s(self) -> float:
-        """Seconds since run A's start, or run B's if only B has the event."""
-        event = self.a or self.b
-        assert event is not None
-        return event.at_s
+        """Seconds since the start of the run that was there first."""
+        return self.times[0]
+
+    @property
+    def times(self) -> tuple[float, float]:
+        """In ascending order; twice the same time if only one run has the event."""
+        times = [event.at_s for event in (self.a, self.b) if event is not None]
+        return min(times), max(times)
 
 
 def find_first_divergence(a: RunFolder, b: RunFolder, *, exact: bool = False) -> RunDivergence | None:
-    """The first in run A's time; None if the runs are equal. Raises UnusableInput."""
+    """None if the runs are equal. Raises UnusableInput."""
     return next(iter(list_divergences(a, b, exact=exact)), None)
 
 
 def list_divergences(a: RunFolder, b: RunFolder, *, exact: bool = False) -> list[RunDivergence]:
-    """The first divergence of each stream, in run A's time.
+    """The first divergence of each stream, in an order that does not depend on which run is A.
+
+    In each run, a cause precedes its consequences. The cause therefore has the smallest time, where
+    each divergence counts with the time of the run that was there first.
 
     `exact`: also compares the events of each process in order, byte for byte except for times and
     durations. Raises UnusableInput.
     """
     streams_a, streams_b = read_event_streams(a), read_event_streams(b)
     names = {path.stem for folder in (a, b) for path in folder.events.glob("*.sqlite")} if exact else ()
-    divergences = [
-        *(_compare_stream(name, _read_exact_events(name, a), _read_exact_events(name, b)) for name in sorted(names)),
-        *(
-            _compare_stream(name, streams_a.get(name, ()), streams_b.get(name, ()))
-            for name in {**streams_a, **streams_b}
-        ),
-    ]
-    return sorted((each for each in divergences if each is not None), key=lambda each: each.at_s)
+    exact_streams = [(name, _read_exact_events(name, a), _read_exact_events(name, b)) for name in sorted(names)]
+    streams = [(name, streams_a.get(name, ()), streams_b.get(name, ())) for name in {**streams_a, **streams_b}]
+    divergences = (_compare_stream(*stream) for stream in (*exact_streams, *streams))
+    return sorted((each for each in divergences if each is not None), key=lambda each: _get_sort_key(each, names))
+
+
+def _get_sort_key(divergence: RunDivergence, processes: Container[str]) -> tuple[object, ...]:
+    """Of divergences at the same times, those of processes are first and those of files are last."""
+    name = divergence.stream
+    is_file = name.startswith(("metrics, ", "checkpoint "))
+    return *divergence.times, name not in processes, is_file, name
 
 
 def _compare_stream(name: str, a: Iterable[ComparableEvent], b: Iterable[ComparableEvent]) -> RunDivergence | None:

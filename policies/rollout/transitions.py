@@ -45,6 +45,7 @@ from bus.messages import (
     build_blank_record,
     bytes_to_ids,
 )
+from configs.schema import DialogueConfig
 from policies.decider import Send
 from policies.dialogue.chat_format import TextTokenizer, build_tool_turn_segments, encode_segments
 from policies.dialogue.parse_turn import MalformedCall, ToolCall, parse_assistant_turn
@@ -212,7 +213,7 @@ def _retry_turn(rules: Rules, trajectory: Trajectory, now: float, cause: str) ->
 def _call_tools(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float) -> Transition:
     if trajectory.turn >= rules.max_turns:
         return _end(rules, trajectory, now, "turns", 0.0)
-    texts = tuple(_format_refusal(rules, place, call) for place, call in enumerate(trajectory.requested))
+    texts = tuple(format_refusal(rules, place, call) for place, call in enumerate(trajectory.requested))
     refused = [text for text in texts if text is not None]
     trajectory = replace(
         trajectory.enter_phase("calling", now),
@@ -230,7 +231,7 @@ def _call_tools(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, 
     return replace(trajectory, has_session=has_session), [*(Send(EXECUTOR, request) for request in requests), paused]
 
 
-def _format_refusal(rules: Rules, place: int, call: ToolCall | MalformedCall) -> str | None:
+def format_refusal(rules: Rules | DialogueConfig, place: int, call: ToolCall | MalformedCall) -> str | None:
     """The result of a call that cannot run; None if it can."""
     if isinstance(call, MalformedCall):
         return format_malformed_call(call.error, rules.result_characters, rules.result_format)

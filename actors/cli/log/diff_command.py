@@ -12,13 +12,17 @@ from analysis.event_logs.describe import make_excerpt
 from analysis.event_logs.diff import RunDivergence, find_first_divergence, list_differing_fields
 from analysis.event_logs.pretty import pretty_format
 from bus.messages import bytes_to_ids
+from configs.load import ConfigError, list_differences, load_run
 from configs.run_folder import RunFolder
 
+_KEYS_WITHOUT_EFFECT = ("name:", "runs_folder:")  # on a run's decisions
 _ELEMENT_BYTES = {"token_ids": 4, "prompt_ids": 4, "logprobs": 4, "versions": 4, "loss_mask": 1}
 
 
 def compare_runs(a: RunFolder, b: RunFolder, *, exact: bool, console: Console) -> int:
-    """Returns the exit code: 1 if the runs differ."""
+    """Returns the exit code: 1 if the runs differ, apart from their configurations."""
+    for line in _list_configuration_differences(a, b):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     found = find_first_divergence(a, b, exact=exact)
     if found is None:
         same = "every event of every process, " if exact else ""
@@ -27,6 +31,15 @@ def compare_runs(a: RunFolder, b: RunFolder, *, exact: bool, console: Console) -
     console.print(f"the runs diverge at {found.stream}, {found.at_s:.4f} s after the start", highlight=False)
     console.print(_build_sides_table(found, a, b))
     return 1
+
+
+def _list_configuration_differences(a: RunFolder, b: RunFolder) -> list[str]:
+    try:
+        differences = list_differences(load_run(a.config), load_run(b.config))
+    except ConfigError as error:
+        return [f"the configurations cannot be compared: {error}"]
+    differences = [each for each in differences if not each.startswith(_KEYS_WITHOUT_EFFECT)]
+    return ["configuration:", *(f"  {each}" for each in differences)] if differences else ["equal configurations"]
 
 
 def _build_sides_table(divergence: RunDivergence, a: RunFolder, b: RunFolder) -> Table:

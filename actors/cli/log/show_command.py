@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from analysis.event_logs.describe import TextContext, describe, extract_texts, make_excerpt
 from analysis.event_logs.merged_events import EventFilter, MergedEvent, merge_events, read_start_time
+from analysis.event_logs.story import tell_story
 from bus.messages import AnyMessage
 from configs.errors import UnusableInput
 from configs.load import load_run
@@ -101,7 +102,6 @@ def format_story(folder: RunFolder, trajectory: int, context: TextContext) -> li
     if not events:
         raise UnusableInput(f"{folder.events}: no event of trajectory {trajectory}")
     return [
-        f"[dim]{each.event.time - events[0].event.time:9.4f} s[/]  {each.event.actor:<10} [bold]{each.event.kind}[/]  "
-        f"{escape(describe(each.envelope.message, context))}"
-        for each in events
+        f"[dim]{line.at_s:9.4f} s[/]  {line.actor:<10} [bold]{line.kind}[/]  {escape(line.text)}"
+        for line in tell_story(events, context)
     ]

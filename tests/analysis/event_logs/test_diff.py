@@ -4,12 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, strategies
 from rich.console import Console
 
 from actors.cli.log import diff_command
 from actors.cli.log.diff_command import compare_runs
+from analysis.event_logs import diff
+from analysis.event_logs.comparable_events import ComparableEvent, EventStreams
 from analysis.event_logs.describe import TextContext
-from analysis.event_logs.diff import find_first_divergence, list_differing_fields
+from analysis.event_logs.diff import RunDivergence, find_first_divergence, list_differing_fields, list_divergences
 from bus.codec import encode
 from bus.event_log.writer import EventLog
 from bus.messages import (
@@ -23,8 +26,9 @@ from bus.messages import (
     TurnGenerated,
     WeightsPublished,
 )
+from configs.load import write_resolved
 from configs.run_folder import RunFolder
-from configs.schema import DialogueConfig
+from configs.schema import DialogueConfig, RunConfig, SftConfig
 from tests.fakes import PROMPT, TOKENIZER, generated
 from tests.recorded import small_run
 
@@ -77,7 +81,53 @@ def test_a_turn_over_several_leases_is_compared_as_one(tmp_path: Path) -> None:
     assert list_differing_fields(found) == ["token_ids"]
 
 
-def test_the_first_divergence_in_run_as_time_is_found(tmp_path: Path) -> None:
+def compare_streams(a: EventStreams, b: EventStreams) -> list[RunDivergence]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(diff, "read_event_streams", lambda folder: {"a": a, "b": b}[folder.path.name])  # pyright: ignore
+        return list_divergences(RunFolder(Path("a")), RunFolder(Path("b")))
+
+
+def make_events(*events: tuple[float, str]) -> list[ComparableEvent]:
+    return [ComparableEvent(at_s, label, {}, "") for at_s, label in events]
+
+
+STREAMS = strategies.dictionaries(
+    strategies.sampled_from(["trajectory 1", "trajectory 2", "step 1", "metrics, step 1", "checkpoint step_000001"]),
+    strategies.lists(
+        strategies.tuples(strategies.integers(0, 3).map(float), strategies.sampled_from("xy")), max_size=3
+    ),
+)
+
+
+@given(STREAMS, STREAMS)
+def test_exchanged_runs_diverge_at_the_same_place(
+    a: dict[str, list[tuple[float, str]]], b: dict[str, list[tuple[float, str]]]
+) -> None:
+    one, other = ({name: make_events(*events) for name, events in run.items()} for run in (a, b))
+    forth, back = compare_streams(one, other), compare_streams(other, one)
+    assert [(each.stream, each.a, each.b, each.at_s) for each in forth] == [
+        (each.stream, each.b, each.a, each.at_s) for each in back
+    ]
+
+
+def test_the_cause_precedes_a_consequence_that_only_the_faster_run_has() -> None:
+    slow: EventStreams = {"step 0": make_events((30.0, "x"))}
+    fast: EventStreams = {"trajectory 951": make_events((12.0, "x")), "step 0": make_events((11.0, "y"))}
+    for divergences in (compare_streams(slow, fast), compare_streams(fast, slow)):
+        assert [each.stream for each in divergences] == ["step 0", "trajectory 951"]
+
+
+def test_the_differences_of_the_configurations_come_first(tmp_path: Path) -> None:
+    runs = [a_run(tmp_path / name, ("r", START)) for name in "ab"]
+    for run, steps in zip(runs, (40, 100), strict=True):
+        write_resolved(RunConfig(name=run.path.name, sft=SftConfig(steps=steps)), run.config)
+    console = Console(width=200)
+    with console.capture() as captured:
+        compare_runs(*runs, exact=False, console=console)
+    assert captured.get().splitlines()[:2] == ["configuration:", "  sft.steps: 40 -> 100"]
+
+
+def test_the_first_divergence_in_time_is_found(tmp_path: Path) -> None:
     begin = [("r", START), ("r", generated(8, 0, "b")), ("r", generated(7, 0, "a"))]
     late = finished(0, "4")
     a = a_run(tmp_path / "a", *begin, ("r", late), ("recipe", StepTrained(1, {"loss": 0.5, "train_s": 1.0})))

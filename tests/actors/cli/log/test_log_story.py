@@ -1,15 +1,20 @@
 """The output of `asterism log story` on a recorded log, compared with golden text."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from actors.cli.log.show_command import format_story
 from analysis.event_logs.describe import TextContext
-from bus.messages import EngineJoined, StartGroup, ids_to_bytes
+from bus.codec import decode
+from bus.event_log.reader import read_events
+from bus.messages import EngineJoined, StartGroup, TrajectoryFinished, bytes_to_ids, ids_to_bytes
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import DialogueConfig
 from tests.actors.cli.golden_text import assert_matches_golden
-from tests.fakes import TOKENIZER, generated
+from tests.fakes import CALL, PROMPT, TOKENIZER, generated
 from tests.recorded import Recording
 
 
@@ -31,6 +36,32 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 def test_the_story_shows_waits_with_reason_and_duration(folder: RunFolder, trajectory: int) -> None:
     story = format_story(folder, trajectory, TextContext(TOKENIZER, DialogueConfig()))
     assert_matches_golden(f"story_{trajectory}", "\n".join(story))
+
+
+def test_the_story_has_every_text_that_the_model_read(tmp_path: Path) -> None:
+    """Two calls in one turn: one is no JSON, and the other runs .01 s after a wait of 1 s."""
+    folder = RunFolder(tmp_path / "run")
+    recording = Recording(folder, max_calls_per_turn=2)
+    recording.begin()
+    recording.tell("rollout-0", StartGroup(0, "train", "q:1", "2", PROMPT, 1, 7, 1.0, 5))
+    (turn,) = recording.turns
+    recording.turns.clear()
+    recording.tell("rollout-0", generated(7, 0, f"<tool_call>{{</tool_call>{CALL}", lease=turn.lease))
+    recording.now += 1.01 - 2 * 0.25  # LeasePaused and CodeFinished take a tick each
+    recording.work({}, "the sum is 4")
+    recording.close()
+    rules = DialogueConfig(max_calls_per_turn=2, result_characters=200)
+    story = "\n".join(format_story(folder, 7, TextContext(TOKENIZER, rules)))
+    assert_matches_golden("story_malformed_call", story)
+    record = next(
+        decode(event.frame).message
+        for event, _ in read_events(folder.events / "head.sqlite", kinds=["TrajectoryFinished"])
+    )
+    assert isinstance(record, TrajectoryFinished)
+    dialogue = TOKENIZER.decode(bytes_to_ids(record.record.token_ids))
+    results = re.findall(r"<tool_response>\n(.*?)\n</tool_response>", dialogue, re.DOTALL)
+    assert len(results) == 2
+    assert all(text in story for text in ("question", *results))
 
 
 def test_an_unknown_trajectory_is_refused(folder: RunFolder) -> None:
