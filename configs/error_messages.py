@@ -23,6 +23,7 @@ _TOML_TYPE_NAMES = {
 class ConfigLayer(NamedTuple):
     source: str  # path of the file, or the flag as typed
     table: dict[str, Any]
+    folder: Path = Path()  # of the file; relative paths of a flag are those of the current folder
 
 
 def explain_validation_error(message: str, merged: Mapping[str, Any], layers: Sequence[ConfigLayer], file: Path) -> str:

@@ -6,6 +6,8 @@ Layers, later ones taking precedence: the schema's defaults, configs/presets/NAM
 layer and the key.
 """
 
+import codecs
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +20,7 @@ from configs.atomic_write import write_atomically
 from configs.error_messages import ConfigLayer, explain_validation_error, format_value
 from configs.errors import UnusableInput
 from configs.schema import RunConfig
-from configs.schema_tree import PRESET_KEY, find_annotation, find_nearest_keys, find_section, is_string
+from configs.schema_tree import PRESET_KEY, find_annotation, find_nearest_keys, find_section, is_path, is_string
 
 _NO_FILE = Path("the defaults")
 PRESETS_FOLDER = Path(__file__).parent / "presets"
@@ -35,6 +37,7 @@ def load_run(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
         layers.insert(0, preset)
     for layer in layers:
         _check_keys(layer.source, layer.table)
+        _resolve_paths(layer.table, layer.folder)
     merged: dict[str, Any] = {}
     for layer in layers:
         merged = _merge(merged, layer.table)
@@ -75,7 +78,10 @@ def list_resume_conflicts(before: RunConfig, after: RunConfig) -> list[str]:
 
 def _read_layer(path: Path) -> ConfigLayer:
     try:
-        return ConfigLayer(str(path), tomllib.loads(path.read_text(encoding="utf-8")))
+        content = path.read_bytes()
+        if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise ConfigError(f"{path}: is UTF-16 text; save it as UTF-8")
+        return ConfigLayer(str(path), tomllib.loads(content.decode("utf-8-sig")), path.parent)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -134,6 +140,16 @@ def _check_keys(source: str, table: Mapping[str, Any], path: tuple[str, ...] = (
         if not isinstance(value, dict):
             raise ConfigError(f"{source}: `{'.'.join(here)}` must be a table, got {format_value(value)}")
         _check_keys(source, cast("dict[str, Any]", value), here)
+
+
+def _resolve_paths(table: dict[str, Any], folder: Path, path: tuple[str, ...] = ()) -> None:
+    """Make relative paths absolute. Empty paths and those in the run's folder stay as they are."""
+    for key, value in table.items():
+        annotation = find_annotation(RunConfig, (*path, key))
+        if isinstance(value, dict):
+            _resolve_paths(cast("dict[str, Any]", value), folder, (*path, key))
+        elif is_path(annotation) and isinstance(value, str) and value and not value.startswith("$RUN"):
+            table[key] = os.path.normpath(Path.cwd() / folder / Path(value).expanduser())
 
 
 def _suggest_keys(path: Sequence[str]) -> str:

@@ -5,12 +5,14 @@ mebibytes, `_tokens` tokens.
 """
 
 import math
+from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from configs.schema_tree import (
     Count,
+    FilePath,
     LearningRate,
     NonNegativeFloat,
     Port,
@@ -26,39 +28,40 @@ from configs.sglang_options import SPARE_TOKENS, SGLangConfig, check_colocation,
 class TinyConfig(Section, frozen=True):
     """Generated questions, dialogues, tokenizer and model, so that a run needs no download."""
 
-    num_train_questions: PositiveInt = 4096
-    num_test_questions: PositiveInt = 512
-    num_sft_dialogues: PositiveInt = 16_000
-    num_layers: PositiveInt = 2
-    hidden_size: PositiveInt = 128
-    num_heads: PositiveInt = 4
-    num_kv_heads: PositiveInt = 2
-    head_dim: PositiveInt = 32
-    intermediate_size: PositiveInt = 384
+    num_train_questions: PositiveInt = 4096  # generated training questions
+    num_test_questions: PositiveInt = 512  # generated test questions
+    num_sft_dialogues: PositiveInt = 16_000  # generated dialogues for the cold start
+    num_layers: PositiveInt = 2  # of the model
+    hidden_size: PositiveInt = 128  # of the model
+    num_heads: PositiveInt = 4  # query heads
+    num_kv_heads: PositiveInt = 2  # key and value heads
+    head_dim: PositiveInt = 32  # of each head
+    intermediate_size: PositiveInt = 384  # of the feed-forward layers
 
 
 class ModelConfig(Section, frozen=True):
-    checkpoint: str = "$RUN/checkpoints/init"  # a transformers checkpoint of the Qwen3 architecture
+    checkpoint: FilePath = "$RUN/checkpoints/init"  # a transformers checkpoint of the Qwen3 architecture
 
 
 class DataConfig(Section, frozen=True):
     """Questions with known answers, in JSONL or parquet; docs/data.md lists the layouts."""
 
-    train: str = "$RUN/data/train.jsonl"
-    test: str = "$RUN/data/test.jsonl"
+    train: FilePath = "$RUN/data/train.jsonl"  # questions for training
+    test: FilePath = "$RUN/data/test.jsonl"  # questions for evaluations
 
 
 class DialogueConfig(Section, frozen=True):
     """Prompt, tools and limits of a trajectory (rStar2-Agent, arXiv 2508.20722, section 3)."""
 
+    # Tools that the model may call.
     tools: tuple[Literal["jupyter_code", "python_code_with_standard_io"], ...] = (
         "jupyter_code",
         "python_code_with_standard_io",
     )
     prompt_tokens: PositiveInt = 1024  # longer prompts are skipped and counted
     response_tokens: PositiveInt = 8192  # generated tokens and tool tokens
-    max_turns: PositiveInt = 10
-    max_calls_per_turn: PositiveInt = 1
+    max_turns: PositiveInt = 10  # of a trajectory
+    max_calls_per_turn: PositiveInt = 1  # further calls of a turn are not executed
     result_characters: PositiveInt = 2048  # limit of each of stdout, stderr and traceback; the middle is removed
     result_format: Literal["default", "rstar2_release"] = "default"  # rstar2_release: one limit for the whole result
 
@@ -73,25 +76,25 @@ class DialogueConfig(Section, frozen=True):
 
 
 class SamplingConfig(Section, frozen=True):
-    temperature: NonNegativeFloat = 1.0
-    top_p: PositiveShare = 1.0
+    temperature: NonNegativeFloat = 1.0  # of training and of sampled evaluations
+    top_p: PositiveShare = 1.0  # the smallest set of tokens with this probability
     top_k: Count = 0  # 0: all tokens
 
 
 class SftConfig(Section, frozen=True):
     """The cold start, which teaches only tool format and answer format. `steps = 0` skips it."""
 
-    data: str = "$RUN/data/sft.jsonl"
-    steps: Count = 250
-    batch_size: PositiveInt = 64
+    data: FilePath = "$RUN/data/sft.jsonl"  # dialogues: docs/data.md
+    steps: Count = 250  # optimizer updates
+    batch_size: PositiveInt = 64  # dialogues per update
     lr: LearningRate = 3e-3  # AdamW, for vectors and embeddings
     muon_lr: LearningRate = 0.02  # Muon, for matrices
-    warmup_steps: Count = 10
-    weight_decay: NonNegativeFloat = 0.0
+    warmup_steps: Count = 10  # with a linearly rising learning rate
+    weight_decay: NonNegativeFloat = 0.0  # of AdamW and Muon
 
 
 class RlConfig(Section, frozen=True):
-    steps: Count = 300
+    steps: Count = 300  # training steps of the run
     prompts: PositiveInt = 512  # groups per training step
     rollouts: Annotated[int, Meta(ge=2, le=65_536)] = 32  # 2G: trajectories per group
     max_refill_groups: Count = 512  # per step, started to replace groups with equal rewards
@@ -130,21 +133,22 @@ class RocConfig(Section, frozen=True):
     """Resample-on-Correct. The defaults follow the report; presets/rstar2_release.toml, the release."""
 
     enabled: bool = True  # false is plain GRPO, which trains on the whole group
-    penalty: Literal["report", "release"] = "report"
+    penalty: Literal["report", "release"] = "report"  # formula for failed calls and format
+    # How correct trajectories are chosen: by weight, or the lowest penalties.
     positives: Literal["weighted", "lowest"] = "weighted"
-    negatives: Literal["uniform", "first"] = "uniform"
+    negatives: Literal["uniform", "first"] = "uniform"  # how wrong trajectories are chosen
     min_per_class: PositiveInt = 1  # half of each class is kept, but at least this many if there are as many
 
 
 class EngineConfig(Section, frozen=True):
     kind: Literal["embedded", "sglang"] = "embedded"  # sglang: one server per engine, configured in [sglang]
-    num_engines: PositiveInt = 1
+    num_engines: PositiveInt = 1  # per node
     kv_tokens: Count = 65_536  # KV cache of one engine, in whole pages; 0: as much as an SGLang server has memory for
     page_tokens: PositiveInt = 16  # every sequence occupies whole pages; sequences share the pages of equal prefixes
     prefill_tokens: PositiveInt = 512  # maximum prompt tokens per step, in addition to the decoded tokens
     max_running: PositiveInt = 256  # concurrently decoding sequences
-    threads: PositiveInt = 1
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    threads: PositiveInt = 1  # of one engine on the CPU
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of weights and KV cache
     device: Literal["cpu", "cuda"] = "cpu"  # cuda: one GPU per engine; engines share GPUs if there are fewer
     cuda_graphs: bool = True  # on cuda: launch steps without prefill as one graph
 
@@ -158,6 +162,7 @@ class EngineConfig(Section, frozen=True):
 class ArbiterConfig(Section, frozen=True):
     """Assignment of trajectories to engines: docs/scheduling.md, policies/arbiter/registry.py."""
 
+    # Decides which trajectory runs on which engine, and when.
     policy: Literal["static", "round_robin", "least_requests", "worst_case", "kv_lookahead"] = "kv_lookahead"
 
 
@@ -167,20 +172,20 @@ class SandboxConfig(Section, frozen=True):
     backend: Literal["auto", "docker", "process"] = "auto"  # auto: docker if a Docker engine and the image exist
     namespaces: Literal["auto", "required", "off"] = "auto"  # auto: if the kernel allows them
     executors: PositiveInt = 1  # processes, each with its own sandbox; restarted when they die
-    fork_servers: PositiveInt = 1
-    time_limit_s: PositiveFloat = 4.0
-    grade_limit_s: PositiveFloat = 4.0
-    memory_mib: PositiveInt = 512
-    max_processes: PositiveInt = 16
-    file_mib: PositiveInt = 16
+    fork_servers: PositiveInt = 1  # per executor and preload
+    time_limit_s: PositiveFloat = 4.0  # of a call
+    grade_limit_s: PositiveFloat = 4.0  # of a grading
+    memory_mib: PositiveInt = 512  # of a call with its processes
+    max_processes: PositiveInt = 16  # of a call
+    file_mib: PositiveInt = 16  # of the files of a call
     output_kib: PositiveInt = 64  # of each of stdout and stderr; the rest is dropped and the result marked as truncated
-    max_queued_calls: PositiveInt = 65_536
+    max_queued_calls: PositiveInt = 65_536  # per executor
     max_live_notebooks: PositiveInt = 512  # notebooks with a process; beyond it the least recently used one is ended
     notebook_memory_share: PositiveShare = 0.8  # of the memory for calls; beyond it idle notebooks are ended
-    containers: PositiveInt = 1
+    containers: PositiveInt = 1  # per executor
     container_timeout_s: PositiveFloat = 120.0  # without any container for this long an executor exits: docs/faults.md
     container_memory_mib: PositiveInt = 8192  # per container; beyond it the kernel kills the largest call
-    container_processes: PositiveInt = 8192
+    container_processes: PositiveInt = 8192  # per container
     cpuset: str = ""  # CPUs of the containers, such as "0-7"; empty: all
     image: str = ""  # empty: the image that `make sandbox-image` builds from this version of the code
 
@@ -194,18 +199,19 @@ Beta = Annotated[float, Meta(ge=0, lt=1)]
 
 
 class LearnerConfig(Section, frozen=True):
-    ranks: PositiveInt = 1
-    threads: PositiveInt = 2
-    lr: LearningRate = 1e-6
+    ranks: PositiveInt = 1  # processes per node that train
+    threads: PositiveInt = 2  # per rank
+    lr: LearningRate = 1e-6  # of AdamW
     final_lr_fraction: Annotated[float, Meta(ge=0, le=1)] = 1.0  # of `lr`, reached linearly at the end of the run
-    warmup_steps: Count = 5
-    betas: tuple[Beta, Beta] = (0.9, 0.95)
-    weight_decay: NonNegativeFloat = 0.0
+    warmup_steps: Count = 5  # with a linearly rising learning rate
+    betas: tuple[Beta, Beta] = (0.9, 0.95)  # of AdamW
+    weight_decay: NonNegativeFloat = 0.0  # of AdamW
+    # The probability ratio is clipped to [1 - clip_low, 1 + clip_high].
     clip_low: Annotated[float, Meta(ge=0, lt=1)] = 0.2
-    clip_high: NonNegativeFloat = 0.28
+    clip_high: NonNegativeFloat = 0.28  # see clip_low
     minibatches: PositiveInt = 2  # optimizer updates per step
     micro_batch_tokens: PositiveInt = 16_384  # padded tokens per forward and backward pass
-    max_grad_norm: PositiveFloat = 1.0
+    max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
     checkpoint_every: PositiveInt = 10  # steps; the last step is always saved
     keep_checkpoints: PositiveInt = 2  # older ones are deleted, except those of the cold start and of the last step
 
@@ -213,7 +219,7 @@ class LearnerConfig(Section, frozen=True):
 class EvaluationConfig(Section, frozen=True):
     """Before the first RL step and after the last: a sampled and a greedy answer per question."""
 
-    questions: Count = 512
+    questions: Count = 512  # of data.test; 0: no evaluation
 
 
 class BusConfig(Section, frozen=True):
@@ -226,7 +232,7 @@ class SupervisionConfig(Section, frozen=True):
     restarts: Count = 5  # of one process in a row; after that the run ends
     backoff_s: PositiveFloat = 0.1  # before the first restart; doubled for each further one
     failure_reset_s: PositiveFloat = 60.0  # a process that lives this long starts counting restarts from 0
-    heartbeat_s: PositiveFloat = 1.0
+    heartbeat_s: PositiveFloat = 1.0  # interval of heartbeats
     heartbeat_timeout_s: PositiveFloat = 30.0  # a process without a heartbeat for this long is killed and restarted
     first_heartbeat_timeout_s: PositiveFloat = 300.0  # the same for its first heartbeat
     stall_report_s: PositiveFloat = 600.0  # without progress for this long the run reports which actors wait for which
@@ -243,7 +249,7 @@ class ClusterConfig(Section, frozen=True):
     nodes: PositiveInt = 1  # the run starts with this many; further nodes may join at any time
     learner_nodes: PositiveInt = 1  # nodes that train, each with learner.ranks
     # Key file that `asterism keys` generates, outside $RUN, which others may read; empty: no node can join.
-    key: str = ""
+    key: FilePath = ""
     host: str = ""  # address at which other nodes reach node 0, such as 10.0.0.1; empty: detected
     port: Port = 29_700  # every node listens on this port and up to 99 further ones
 
@@ -260,19 +266,19 @@ class ClusterConfig(Section, frozen=True):
 
 
 class LogConfig(Section, frozen=True):
-    events: bool = True
+    events: bool = True  # write event logs, which replay and recovery need
     verify: bool = True  # replay the event logs during the run and report whether the decisions are identical
     compress: bool = True  # in event logs: frames of at least 512 bytes
     keep_steps: Count = 0  # number of finished steps to keep in the event logs; 0: all: docs/replay.md
-    level: Literal["debug", "info", "warning", "error"] = "info"
+    level: Literal["debug", "info", "warning", "error"] = "info"  # of the structured logs
 
 
 class RunConfig(Section, frozen=True):
-    name: str
-    seed: Count = 0
+    name: str  # of the folder in runs_folder
+    seed: Count = 0  # of all random generators
     determinism: Literal["fast", "strict"] = "fast"  # strict: equal seeds give equal bytes: docs/determinism.md
-    runs_folder: str = "runs"
-    tiny: TinyConfig | None = None
+    runs_folder: str = "runs"  # relative to the current folder
+    tiny: TinyConfig | None = None  # generate the demo task
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     dialogue: DialogueConfig = DialogueConfig()
@@ -293,6 +299,8 @@ class RunConfig(Section, frozen=True):
 
     def __post_init__(self) -> None:
         require(self.name != "", "name must not be empty")
+        parts = PurePosixPath(self.name).parts
+        require("/" not in parts and ".." not in parts and parts != (), "name must be a path within runs_folder")
         require(
             self.sampling.temperature > 0 or self.rl.steps == 0,
             "sampling.temperature must be positive for training: with 0 all answers of a group are equal",

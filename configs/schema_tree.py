@@ -16,6 +16,8 @@ PositiveFloat = Annotated[float, Meta(gt=0, le=1e9)]
 LearningRate = Annotated[float, Meta(gt=0, le=10)]
 PositiveShare = Annotated[float, Meta(gt=0, le=1)]
 Port = Annotated[int, Meta(ge=1024, le=65_535)]
+# A path in a TOML file is relative to that file, a path in an override to the current folder.
+FilePath = Annotated[str, Meta(extra={"is_path": True})]
 
 PRESET_KEY = "preset"  # a key of the file, not of the schema
 
@@ -58,7 +60,13 @@ def find_annotation(root: type[Section], path: Sequence[str]) -> object | None:
 
 def is_string(annotation: object) -> bool:
     """Whether the key takes a string, possibly restricted to a few values."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
     return annotation is str or (get_origin(annotation) is Literal and isinstance(get_args(annotation)[0], str))
+
+
+def is_path(annotation: object) -> bool:
+    return annotation == FilePath
 
 
 def find_nearest_keys(root: type[Section], path: Sequence[str]) -> list[str]:

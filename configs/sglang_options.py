@@ -26,8 +26,8 @@ class SGLangConfig(Section, frozen=True):
     arguments: tuple[str, ...] = ()  # further command-line arguments; they override those derived from [engine]
     environment: dict[str, str] = {}  # noqa: RUF012  # further variables of the server; msgspec copies the dict
     colocate: bool = False  # on the learner's GPUs: a server releases its memory while the learner computes
-    startup_timeout_s: PositiveFloat = 900.0
-    request_timeout_s: PositiveFloat = 600.0
+    startup_timeout_s: PositiveFloat = 900.0  # for the start of a server
+    request_timeout_s: PositiveFloat = 600.0  # for one turn
     health_timeout_s: PositiveFloat = (
         10.0  # per request of /ready; after three timeouts in a row the server counts as dead
     )

@@ -1,6 +1,7 @@
 """The `asterism` command: the arguments and help texts of its subcommands."""
 
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -12,11 +13,12 @@ from bus.process.waiting import forward_to_sigint
 from configs.errors import EXIT_UNUSABLE, UnusableInput
 from sandbox.contract import SandboxFailure
 
+_HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     help="Train language models to reason with a Python tool: event-driven GRPO-RoC.",
     epilog="Each run has one folder, runs/NAME: configuration, logs, event logs, metrics, checkpoints, figures.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings=_HELP_FLAGS,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
@@ -56,11 +58,29 @@ LogsOption = Annotated[
 ]
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"asterism {version('asterism')}")
+        raise typer.Exit
+
+
+@app.callback()
+def accept_global_options(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
 @app.command()
 def run(
     config: Annotated[
         Path, typer.Argument(help="Configuration file in TOML, such as configs/tiny.toml.", metavar="CONFIG")
     ],
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the run and of its folder, instead of the configuration's.")
+    ] = None,
     override: SetOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run from its last checkpoint.")] = False,
     overwrite: Annotated[
@@ -73,7 +93,8 @@ def run(
     """
     from actors.cli.run_command import run_recipe
 
-    raise typer.Exit(run_recipe(config, override or [], resume=resume, overwrite=overwrite, console=make_console()))
+    overrides = [*(override or []), *([] if name is None else [f"name={name}"])]
+    raise typer.Exit(run_recipe(config, overrides, resume=resume, overwrite=overwrite, console=make_console()))
 
 
 @app.command()
@@ -155,6 +176,17 @@ def doctor(
     findings = examine(run=run)
     make_console().print(build_findings_table(findings))
     raise typer.Exit(int(any(finding.status == "missing" for finding in findings.values())))
+
+
+@app.command(name="config")
+def show_config(
+    config: Annotated[Path | None, typer.Argument(help="Configuration file in TOML (default: none).")] = None,
+    override: SetOption = None,
+) -> None:
+    """Print all keys of a configuration with their values and descriptions."""
+    from actors.cli.config_command import print_config
+
+    print_config(config, override or [], make_console())
 
 
 @app.command()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from configs.load import ConfigError, list_differences, list_resume_conflicts, load_run, write_resolved
 from configs.schema import (
     ClusterConfig,
+    DataConfig,
     DialogueConfig,
     LearnerConfig,
     RlConfig,
@@ -93,7 +94,7 @@ class TestLayers:
             ("rl={steps = 3}", lambda run: run.rl.steps == 3),
             ("name=ablation/roc", lambda run: run.name == "ablation/roc"),
             ("name=2024", lambda run: run.name == "2024"),
-            ("model.checkpoint=a=b\nseed = 3", lambda run: run.model.checkpoint == "a=b\nseed = 3" and run.seed == 0),
+            ("cluster.host=a=b\nseed = 3", lambda run: run.cluster.host == "a=b\nseed = 3" and run.seed == 0),
             (" rl.steps = 4 ", lambda run: run.rl.steps == 4),
             ("tiny.num_layers=3", lambda run: run.tiny == TinyConfig(num_layers=3)),
         ],
@@ -189,6 +190,10 @@ class TestErrors:
             value = f"[{value}, {value}]" if key == "learner.betas" else value
             assert f"`{key}" in load_error(config, 'name = "a"', f"{key}={value}")
 
+    @pytest.mark.parametrize("name", ["../evil", "/abs", "..", "a/../../b", "."])
+    def test_a_name_outside_the_runs_folder_is_refused(self, config: Path, name: str):
+        assert load_error(config, f'name = "{name}"') == "my.toml: name must be a path within runs_folder"
+
     def test_a_temperature_of_0_is_refused_for_training(self, config: Path):
         assert "sampling.temperature must be positive" in load_error(config, 'name = "a"', "sampling.temperature=0")
         assert load(config, 'name = "a"', "sampling.temperature=0", "rl.steps=0").sampling.temperature == 0
@@ -227,6 +232,24 @@ class TestErrors:
         config.write_bytes(b'name = "\xff"')
         with pytest.raises(ConfigError, match=r"my\.toml: is not UTF-8 text \(byte 8\)"):
             load_run(config)
+
+    def test_a_byte_order_mark_is_ignored_and_utf_16_is_refused(self, config: Path):
+        config.write_text('name = "a"', encoding="utf-8-sig")
+        assert load_run(config).name == "a"
+        config.write_text('name = "a"', encoding="utf-16")
+        with pytest.raises(ConfigError, match=r"my\.toml: is UTF-16 text; save it as UTF-8"):
+            load_run(config)
+
+    def test_paths_are_relative_to_the_file_and_those_of_flags_to_the_current_folder(
+        self, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        text = 'name = "a"\n[data]\ntrain = "train.jsonl"\ntest = "../test.jsonl"\n[sft]\ndata = "$RUN/sft.jsonl"'
+        run = load(config, text, "model.checkpoint=models/mine")
+        assert run.data == DataConfig(train=f"{tmp_path}/train.jsonl", test=f"{tmp_path.parent}/test.jsonl")
+        assert run.sft.data == "$RUN/sft.jsonl"
+        assert run.model.checkpoint == f"{tmp_path}/elsewhere/models/mine"
 
     def test_a_missing_file_is_refused_by_name(self, config: Path):
         with pytest.raises(ConfigError, match=r"my\.toml: cannot be read: No such file or directory"):
@@ -300,7 +323,7 @@ POSITIVE = st.integers(1, 2**40)
 BETAS = st.floats(0, 1, exclude_max=True)
 RUNS = st.builds(
     RunConfig,
-    name=st.text(min_size=1),
+    name=st.text(st.characters(exclude_characters="/.", exclude_categories=["Cs"]), min_size=1),
     seed=st.integers(0, 2**40),
     runs_folder=st.text(),
     tiny=st.none() | st.builds(TinyConfig, num_layers=POSITIVE),
@@ -315,7 +338,7 @@ RUNS = st.builds(
     sandbox=st.builds(SandboxConfig, time_limit_s=st.floats(1e-9, 1e9)),
     learner=st.builds(LearnerConfig, lr=st.floats(1e-12, 10), betas=st.tuples(BETAS, BETAS)),
     cluster=st.builds(
-        ClusterConfig, nodes=POSITIVE, key=st.text(min_size=1), host=st.text(), port=st.integers(1024, 65_435)
+        ClusterConfig, nodes=POSITIVE, key=st.just("/keys/cluster.key"), host=st.text(), port=st.integers(1024, 65_435)
     ),
 )
 

@@ -14,7 +14,10 @@ _RUN = re.compile(r"asterism run configs/tiny\.toml")
 
 # Printed commands with placeholders, and a command to run in their place after `make demo`.
 REPLACED = {
-    "asterism run CONFIG [--set key=value] [--resume | --overwrite]": "asterism run configs/tiny.toml --set name=readme",
+    "asterism run CONFIG [--name NAME] [--set key=value] [--resume | --overwrite]": (
+        "asterism run configs/tiny.toml --name readme"
+    ),
+    "asterism config [CONFIG]": "asterism config configs/tiny.toml",
     "asterism report RUN [--json]": "asterism report runs/demo --json",
     "asterism simulate WORKLOAD|RUN": "asterism simulate one_node --scale 0.125",
     "asterism log story RUN TRAJECTORY": "asterism log story runs/demo 6",
@@ -35,8 +38,8 @@ REPLACED = {
     "asterism doctor --config CONFIG --set KEY=VALUE": "asterism doctor --config configs/tiny.toml --set seed=1",
     "asterism log diff runs/A runs/B": "asterism log diff runs/readme runs/readme",
     "asterism log diff runs/a runs/b": "asterism log diff runs/demo runs/demo",
-    "asterism run configs/tiny.toml --set name=seedSEED --set rl.steps=30 --set seed=SEED": (
-        "asterism run configs/tiny.toml --set name=seed1 --set seed=1"
+    "asterism run configs/tiny.toml --name seedSEED --set rl.steps=30 --set seed=SEED": (
+        "asterism run configs/tiny.toml --name seed1 --set seed=1"
     ),
 }
 
@@ -56,7 +59,7 @@ NEEDS = {
     ".venv/bin/asterism run configs/tiny.toml --set runs_folder=/shared/runs": "a second machine",
     "asterism run CONFIG --set engine.device=cuda": "a GPU",
     "asterism run CONFIG --set engine.kind=sglang": "SGLang (tests/sglang)",
-    "asterism run configs/tiny.toml --set name=sglang": "SGLang (tests/sglang)",
+    "asterism run configs/tiny.toml --name sglang": "SGLang (tests/sglang)",
     "make sglang-environment": "SGLang (tests/sglang)",
     "python -m benchmarks.sglang": "SGLang (tests/sglang)",
     "pytest": "a test suite of its own",

@@ -1,0 +1,74 @@
+"""`asterism config`: all keys of a configuration with their values and descriptions, as TOML."""
+
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+
+from configs.error_messages import format_value
+from configs.load import load_run
+from configs.schema import RunConfig
+from configs.schema_tree import find_section, get_field_types
+
+_COMMENT_COLUMN = 44
+_FIELD = re.compile(r"^    (\w+): ")
+
+
+def print_config(config: Path | None, overrides: Sequence[str], console: Console) -> None:
+    """Without a file, the defaults. Raises ConfigError."""
+    run = load_run(config, overrides if config else ['name="NAME"', *overrides])
+    descriptions = read_descriptions(RunConfig)
+    tables = {key: section for key, kind in get_field_types(RunConfig).items() if (section := find_section(kind))}
+    for key in get_field_types(RunConfig):
+        if key not in tables:
+            _print_key(key, getattr(run, key), descriptions[key], console)
+    for name, section in tables.items():
+        table = getattr(run, name)
+        summary = (vars(section).get("__doc__") or "").partition("\n")[0]
+        heading = f"[{name}]" if table is not None else f"# absent: [{name}]"
+        console.print(f"\n[bold]{escape(heading)}[/]" + (f"  # {escape(summary)}" if summary else ""), soft_wrap=True)
+        for key, description in read_descriptions(section).items():
+            if table is not None:
+                _print_key(key, getattr(table, key), description, console)
+
+
+def _print_key(key: str, value: object, description: str, console: Console) -> None:
+    text = f"{key} = {_format_toml(msgspec.to_builtins(value))}"
+    comment = f"  # {description}" if description else ""
+    console.print(f"{text:<{_COMMENT_COLUMN}}{comment}".rstrip(), markup=False, highlight=False, soft_wrap=True)
+
+
+def _format_toml(value: object) -> str:
+    if not isinstance(value, dict):
+        return format_value(value)
+    entries = [f"{name} = {format_value(entry)}" for name, entry in cast("dict[str, object]", value).items()]
+    return "{" + ", ".join(entries) + "}"
+
+
+def read_descriptions(section: type[msgspec.Struct]) -> dict[str, str]:
+    """Key -> the comment at the key's line or above it, in the schema's source."""
+    keys = get_field_types(section)
+    return {key: text for key, text in _iter_described_fields(section) if key in keys}
+
+
+def _iter_described_fields(section: type[msgspec.Struct]) -> Iterator[tuple[str, str]]:
+    above, current, text = "", "", ""
+    for line in inspect.getsource(section).splitlines():
+        comment = re.sub(r"^.*?# (noqa: \S+  # )?", "", line) if "# " in line else ""
+        if line.startswith("    def "):
+            break
+        if field := _FIELD.match(line):
+            if current:
+                yield current, text
+            current, text, above = field[1], above or comment, ""
+        elif line.startswith("    # "):
+            above = f"{above} {comment}".strip()
+        elif current and comment and not text:  # of a value over several lines
+            text = comment
+    if current:
+        yield current, text
