@@ -17,8 +17,7 @@ from collections.abc import Callable
 import structlog
 from msgspec.structs import asdict
 
-from actors.runtime.worker_loop import Work, serve
-from bus.bus import Bus
+from actors.runtime.worker_loop import MessageChannel, Work, serve
 from bus.messages import (
     AnswerGraded,
     AnswerSubmitted,
@@ -50,7 +49,7 @@ class Executor:
 
     def __init__(
         self,
-        bus: Bus,
+        bus: MessageChannel,
         sandbox: Sandbox,
         *,
         address: str = "",

@@ -104,6 +104,8 @@ class Transport(Protocol):
         """Returns the number of dropped frames."""
         ...
 
+    def forget_peer(self, process: str) -> None: ...
+
     @property
     def unacknowledged(self) -> Mapping[str, int]: ...
 
@@ -186,6 +188,10 @@ class Bus:
     def drop_unacknowledged(self, process: str) -> None:
         """Drop the frames that a dead process has not acknowledged; numbering continues."""
         self._transport.drop_unacknowledged(process)
+
+    def forget_peer(self, process: str) -> None:
+        """Drop the links with a process that has ended; a later process of this name starts new ones."""
+        self._transport.forget_peer(process)
 
     # ---------------------------------------------------------------- gauges
 

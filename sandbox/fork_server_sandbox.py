@@ -117,6 +117,8 @@ class ForkServerSandbox:
         return self._gauge.get_load()
 
     def restore_notebook(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None:
+        if not cells:
+            return
         notebook = self._notebooks.get_or_create(trajectory_id, select_preload(cells[0].code))
         notebook.completed_cells = [(cell.code, self._derive_seed(cell)) for cell in cells]
 

@@ -1,5 +1,6 @@
 """The `asterism` command: the arguments and help texts of its subcommands."""
 
+import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -234,16 +235,24 @@ def simulate(
 
 @sandbox_app.command()
 def serve(
-    at: Annotated[Path, typer.Option("--at", metavar="FOLDER", help="Folder for the sandbox's socket.")] = Path(
-        "/tmp/asterism-sandbox"
-    ),
+    at: Annotated[
+        Path | None,
+        typer.Option(
+            "--at",
+            metavar="FOLDER",
+            help="Private folder for the sandbox's sockets (default: asterism-sandbox in $XDG_RUNTIME_DIR).",
+        ),
+    ] = None,
     config: ConfigOption = None,
     override: SetOption = None,
 ) -> None:
-    """Serve sandbox calls to local processes with access to the folder, until Ctrl-C."""
-    from actors.cli.sandbox_commands import load_config_or_defaults, serve_sandbox
+    """Serve sandbox calls to processes of the same user, until Ctrl-C."""
+    from actors.cli.sandbox_client import get_default_folder
+    from actors.cli.sandbox_commands import load_config_or_defaults
+    from actors.cli.sandbox_server import serve_sandbox
 
-    serve_sandbox(load_config_or_defaults(config, override or []), at, make_console())
+    folder = at or get_default_folder(os.environ)
+    serve_sandbox(load_config_or_defaults(config, override or []), folder, make_console())
 
 
 @sandbox_app.command()

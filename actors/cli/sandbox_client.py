@@ -6,38 +6,74 @@ import asyncio
 import contextlib
 import os
 import socket
+import struct
+import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
 from bus.addresses import EXECUTOR
-from bus.codec import MalformedFrame
+from bus.codec import MalformedFrame, encode
 from bus.lanes import LANES
-from bus.messages import AnswerGraded, AnswerSubmitted, CallFailed, CodeFinished, CodeRequested, SessionEnded
+from bus.messages import AnswerGraded, AnswerSubmitted, CallFailed, CodeFinished, CodeRequested, Envelope, SessionEnded
+from bus.process.scratch_lock import name_scratch
 from bus.transport.zeromq import get_socket_path, open_zmq_bus
 from configs.errors import UnusableInput
 from sandbox.contract import CodeResult, Grade, SandboxFailure
 
 SERVED_ADDRESS = EXECUTOR  # bus address of a served sandbox
+MAX_REQUEST_BYTES = 16 << 20  # encoded; more than the sandbox accepts of code and input
 _QUEUE_MESSAGES = 65_536
 _GRADING_CALL = -1
 _POLL_INTERVAL_S = 1.0
+_CREDENTIALS = struct.Struct("3i")  # pid, user, group
 _SERVER_ENDED = "the sandbox server has ended"
 
 
-def is_served(folder: Path) -> bool:
+def get_default_folder(environ: Mapping[str, str]) -> Path:
+    """A folder in which other users cannot create files first, if the system provides one."""
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    if runtime and Path(runtime).is_dir():
+        return Path(runtime, "asterism-sandbox")
+    return Path(tempfile.gettempdir(), name_scratch("served"))
+
+
+def check_private_folder(folder: Path) -> None:
+    """Client and server require it of the folder, so that no other user takes the place of either. Raises UnusableInput."""
+    status = folder.stat()
+    if status.st_uid != os.getuid():
+        raise UnusableInput(f"--at {folder}: the folder of another user; choose one of your own")
+    if status.st_mode & 0o077:
+        raise UnusableInput(
+            f"--at {folder}: other users have access to it; run `chmod 700 {folder}`, or choose another"
+        )
+
+
+def is_listening(path: Path) -> bool:
+    """Whether a process of this user listens on the Unix socket."""
     with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
         try:
-            probe.connect(str(get_socket_path(folder, SERVED_ADDRESS)))
+            probe.connect(str(path))
+        except BlockingIOError:  # its queue of connections is full
+            return True
         except OSError:
             return False
-    return True
+        credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return _CREDENTIALS.unpack(credentials)[1] == os.getuid()
+
+
+def is_served(folder: Path) -> bool:
+    return is_listening(get_socket_path(folder, SERVED_ADDRESS))
 
 
 class SandboxClient:
     """Sends calls to the sandbox served in `folder`. An asynchronous context manager."""
 
     def __init__(self, folder: Path) -> None:
+        if folder.exists():
+            check_private_folder(folder)
         if not is_served(folder):
             raise UnusableInput(
                 f"--at {folder}: no sandbox is served there; start one with `asterism sandbox serve --at {folder}`"
@@ -84,9 +120,12 @@ class SandboxClient:
             raise SandboxFailure(_SERVER_ENDED)
         if key in self._pending:
             raise ValueError(f"trajectory {key[0]}: the same request is already in flight")
+        frame = encode(Envelope(self._name, SERVED_ADDRESS, message))
+        if len(frame) > MAX_REQUEST_BYTES:
+            raise SandboxFailure(f"a request of {len(frame)} bytes; the server accepts {MAX_REQUEST_BYTES}")
         answer = self._pending[key] = asyncio.get_running_loop().create_future()
         try:
-            await self._bus.send(SERVED_ADDRESS, message)
+            await self._bus.send_frame(SERVED_ADDRESS, frame)
             return await answer
         finally:
             del self._pending[key]

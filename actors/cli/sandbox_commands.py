@@ -1,4 +1,4 @@
-"""`asterism sandbox serve | bench | shell | doctor`: uses the code sandbox without a run."""
+"""`asterism sandbox bench | shell | doctor`: uses the code sandbox without a run."""
 
 import asyncio
 import codeop
@@ -16,13 +16,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from actors.cli.sandbox_client import SERVED_ADDRESS, SandboxClient, is_served
-from actors.executor import Executor
-from bus.lanes import LANES
+from actors.cli.sandbox_client import SandboxClient
 from bus.messages import CodeRequested
-from bus.process.waiting import make_interrupt_event, wait_for_first
-from bus.transport.zeromq import get_socket_path, open_zmq_bus
-from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.schema import RunConfig
 from policies.dialogue.tool_results import format_result
@@ -45,32 +40,6 @@ def suppress_logs() -> None:
 def load_config_or_defaults(config: Path | None, overrides: Sequence[str]) -> RunConfig:
     """The configuration of a file, or the defaults. Raises ConfigError."""
     return load_run(config, overrides if config else ["name=sandbox", *overrides])
-
-
-# ---------------------------------------------------------------- serve
-
-
-def serve_sandbox(run: RunConfig, folder: Path, console: Console) -> None:
-    """Until ^C or SIGTERM. Raises UnusableInput if a socket cannot be opened there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if len(str(folder.resolve())) >= 85:
-        raise UnusableInput(f"--at {folder}: too long for a socket; use a path below 85 characters")
-    if is_served(folder):
-        raise UnusableInput(f"--at {folder}: a sandbox is served there already")
-    uvloop.run(_serve(run, folder, console))
-
-
-async def _serve(run: RunConfig, folder: Path, console: Console) -> None:
-    sandbox = make_sandbox(run.sandbox, run.seed, run.name)
-    bus = open_zmq_bus(SERVED_ADDRESS, folder, run.bus.queue_messages)
-    interrupted = make_interrupt_event()
-    console.print(f"serving in {folder}; stop with Ctrl-C", markup=False, soft_wrap=True)
-    try:
-        await wait_for_first(Executor(bus, sandbox).run(), interrupted.wait())
-    finally:
-        await bus.close()
-        for lane in LANES:
-            get_socket_path(folder, SERVED_ADDRESS, lane).unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------- shell, bench

@@ -2,20 +2,32 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
-from bus.bus import Bus
 from bus.codec import MalformedFrame
-from bus.messages import Envelope, Shutdown
+from bus.messages import AnyMessage, Envelope, Shutdown
 
 Work = Coroutine[Any, Any, None]
 OnTaskStarted = Callable[[Envelope, "asyncio.Task[None]"], None]
 
 
+class MessageChannel(Protocol):
+    """The part of bus.bus.Bus that a worker uses."""
+
+    @property
+    def process(self) -> str: ...
+
+    async def send(self, to: str, message: AnyMessage) -> None: ...
+
+    async def receive(self) -> Envelope:
+        """Raises bus.codec.MalformedFrame after dropping the frame."""
+        ...
+
+
 async def serve(
-    bus: Bus,
+    bus: MessageChannel,
     dispatch: Callable[[Envelope], Work | None],
     *,
     on_started: OnTaskStarted | None = None,
@@ -42,7 +54,7 @@ async def serve(
             task.cancel()
 
 
-async def _receive_next(bus: Bus) -> Envelope:
+async def _receive_next(bus: MessageChannel) -> Envelope:
     """The next message; malformed frames are logged and dropped."""
     while True:
         try:

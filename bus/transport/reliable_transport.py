@@ -134,6 +134,7 @@ class ReliableTransport:
         self._closed = False
         self._departed: dict[str, int] = {}  # by departed process: frames dropped since its departure
         self.first_epoch = 0  # of this launch; packets with a lower epoch other than 0 are dropped
+        self.accepts_peer: Callable[[str], bool] = lambda process: True  # asked before the first packet of a lane
         self.num_dropped = 0  # malformed, unexpected or excess packets; frames from and for departed processes
 
     # ---------------------------------------------------------------- sending
@@ -149,6 +150,9 @@ class ReliableTransport:
             raise ConnectionError(f"the bus of {self.process} is closed")
         if process in self._departed:
             self._count_dropped(process)
+            return
+        if self._out_channels.get((process, lane)) is not channel:  # forgotten meanwhile
+            self.num_dropped += 1
             return
         channel.window.add(frame)
         if not channel.has_buffered:
@@ -181,9 +185,9 @@ class ReliableTransport:
 
     def on_writable(self, process: str, lane: Lane) -> None:
         """The wire has space again."""
-        channel = self._out_channels[process, lane]
-        channel.blocked = False
-        self._flush(channel)
+        if (channel := self._out_channels.get((process, lane))) is not None:
+            channel.blocked = False
+            self._flush(channel)
 
     def on_ack(self, process: str, lane: Lane, ack: Ack) -> None:
         channel = self._out_channels[process, lane]
@@ -197,8 +201,6 @@ class ReliableTransport:
             channel.window_open.set()
         self._flush(channel)
         self._ack_received.set()
-
-    # ---------------------------------------------------------------- probing
 
     def _start_probing(self, channel: _OutChannel) -> None:
         channel.has_buffered = True
@@ -236,7 +238,7 @@ class ReliableTransport:
             return 0
         channel = self._in_channels.get((packet.sender, lane))
         if channel is None:
-            if len(self._in_channels) >= MAX_IN_CHANNELS:
+            if len(self._in_channels) >= MAX_IN_CHANNELS or not self.accepts_peer(packet.sender):
                 self.num_dropped += 1
                 return 0
             channel = self._in_channels[packet.sender, lane] = _InChannel(ReceiveWindow(self.epoch))
@@ -298,6 +300,13 @@ class ReliableTransport:
         self.wire.disconnect(process)
         return num_dropped
 
+    def forget_peer(self, process: str) -> None:
+        """The process has ended: drop its links and their frames. Another process of this name starts new ones."""
+        self.num_dropped += self.drop_unacknowledged(process)
+        for lane in LANES:
+            self._out_channels.pop((process, lane), None)
+            self._in_channels.pop((process, lane), None)
+
     def drop_peer(self, process: str) -> None:
         """The process will not return: drop all frames for it and from it."""
         if process not in self._departed:
@@ -310,8 +319,6 @@ class ReliableTransport:
             cause = "it has departed; further frames are dropped without a message"
             structlog.get_logger().warning("frames.dropped", peer=process, cause=cause)
         self._departed[process] += count
-
-    # ---------------------------------------------------------------- gauges
 
     @property
     def unacknowledged(self) -> Mapping[str, int]:

@@ -9,9 +9,12 @@ asyncio sockets need one future per frame and reach a quarter of the rate.
 """
 
 import asyncio
+import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import structlog
 import zmq
 
 from bus.bus import Bus, BusFactory, Inbox
@@ -45,20 +48,29 @@ Socket = zmq.Socket[bytes]
 
 
 def open_zmq_bus(
-    process: str, sockets: Path, queue_messages: int, epoch: int = 0, network: Network | None = None
+    process: str,
+    sockets: Path,
+    queue_messages: int,
+    epoch: int = 0,
+    network: Network | None = None,
+    *,
+    accepts_peer: Callable[[str], bool] | None = None,
+    max_packet_bytes: int = MAX_PACKET_BYTES,
 ) -> Bus:
     """A bus between the processes of one machine, with ipc sockets in the folder `sockets`.
 
     With a network, the bus connects the processes in the address book, on any node, and listens on
     the process's address in the book; frames for a process that is not in the book yet wait. Must
-    be called within a running event loop. Raises UnusableInput if the process cannot listen.
+    be called within a running event loop. `accepts_peer` decides on the links of unknown processes.
+    Raises UnusableInput if the process cannot listen.
     """
     own = None if network is None else network.find_entry(process)
     if network is not None and own is None:
         raise UnusableInput(f"{process} has no address in the address book in {sockets}, so that it cannot listen")
     inbox = Inbox(queue_messages)
     transport = ReliableTransport(process, epoch, inbox, LinkLimits(queue_messages))
-    transport.wire = wire = ZmqWire(process, sockets, transport)
+    transport.accepts_peer = accepts_peer or transport.accepts_peer
+    transport.wire = wire = ZmqWire(process, sockets, transport, max_packet_bytes)
     if network is not None and own is not None:
         wire.join(network, own.address)
     return Bus(process, inbox, transport)
@@ -83,7 +95,9 @@ def format_ipc_endpoint(sockets: Path, process: str, lane: Lane) -> str:
 class ZmqWire:
     """Implements bus.transport.reliable_transport.Wire."""
 
-    def __init__(self, process: str, sockets: Path, transport: ReliableTransport) -> None:
+    def __init__(
+        self, process: str, sockets: Path, transport: ReliableTransport, max_packet_bytes: int = MAX_PACKET_BYTES
+    ) -> None:
         self._sockets = sockets
         self._transport = transport
         self._network: Network | None = None
@@ -98,7 +112,8 @@ class ZmqWire:
         transport.inbox.on_drained = self._read
         for lane in LANES:
             router = self._routers[lane] = self._create_socket(zmq.ROUTER, _LINGER_MS)
-            router.setsockopt(zmq.MAXMSGSIZE, MAX_PACKET_BYTES)
+            router.setsockopt(zmq.MAXMSGSIZE, max_packet_bytes)
+            router.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
             router.bind(format_ipc_endpoint(sockets, process, lane))
             self._loop.add_reader(router.fileno(), self._read, lane)
             self._loop.call_soon(self._read, lane)
@@ -204,7 +219,7 @@ class ZmqWire:
         return True
 
     def _connect(self, process: str, lane: Lane) -> Socket | None:
-        """None if the process is not in the book yet.
+        """None if the process is not in the book yet, or this process has no free descriptor.
 
         The socket has no identity: ZeroMQ must not take a restarted process for its previous
         incarnation.
@@ -213,7 +228,12 @@ class ZmqWire:
         entry = None if network is None else network.find_entry(process)
         if network is not None and entry is None:
             return None
-        dealer = self._dealers[process, lane] = self._create_socket(zmq.DEALER, 0)
+        try:
+            dealer = self._create_socket(zmq.DEALER, 0)
+        except zmq.ZMQError as error:  # the next probe tries again
+            structlog.get_logger().error("peer.not_connected", peer=process, cause=zmq.strerror(error.errno or 0))
+            return None
+        self._dealers[process, lane] = dealer
         if network is None or entry is None or network.is_local(entry):
             dealer.connect(format_ipc_endpoint(self._sockets, process, lane))
         else:

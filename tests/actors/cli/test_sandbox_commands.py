@@ -1,5 +1,6 @@
 """`asterism sandbox` over real processes with the process backend."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.actors.runs.running import ASTERISM
+from actors.cli import sandbox_client
+from bus.messages import CodeRequested
+from tests.actors.runs.running import ASTERISM, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -74,6 +77,41 @@ def test_clients_of_a_served_sandbox_are_separate_and_no_socket_remains(tmp_path
     assert again.returncode == 2
     assert "a sandbox is served there already" in again.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_forgets_its_clients_and_ends_without_its_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    names = iter(range(1, 100))
+    monkeypatch.setattr(sandbox_client.os, "getpid", lambda: next(names))
+
+    async def come_and_go() -> None:
+        for number in range(20):
+            client = sandbox_client.SandboxClient(tmp_path)
+            await client.run(CodeRequested(7, 0, "jupyter_code", "1", ""))
+            if number == 0:
+                await client.__aexit__(None, None, None)
+                descriptors.append(count_descriptors())
+            elif number % 2:
+                await client.__aexit__(None, None, None)
+            else:  # like a killed client
+                client._receive_task.cancel()  # pyright: ignore[reportPrivateUsage]
+                client._watch_task.cancel()  # pyright: ignore[reportPrivateUsage]
+                await client._bus.close()  # pyright: ignore[reportPrivateUsage]
+
+    def count_descriptors() -> int:
+        return len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
+
+    descriptors: list[int] = []
+    with served(tmp_path) as server:
+        asyncio.run(come_and_go())
+        wait_until(lambda: list(tmp_path.glob("client-*")) == [], server)
+        wait_until(lambda: count_descriptors() <= descriptors[0], server)
+        for path in tmp_path.iterdir():
+            path.unlink()
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
 
 
 def test_a_killed_server_is_reported_to_the_client(tmp_path: Path) -> None:

@@ -315,3 +315,23 @@ async def test_frames_from_a_departed_process_are_counted_and_not_answered(trans
         receive_frames(transport, 4, 0, acks)
     assert (len(transport.inbox), transport.dropped, acks) == (2, 2, [])
     assert [line["event"] for line in lines] == ["frames.dropped"]
+
+
+async def test_a_forgotten_peer_leaves_no_state_and_a_new_process_of_its_name_starts_new_links(
+    transport: ReliableTransport, wire: RecordingWire
+) -> None:
+    transport.on_packet(BULK, Packet("b", "a", 5, transport.epoch, 0, 3, 3, [b"x"]), lambda _: None)
+    await transport.send_frame("b", BULK, b"y")
+    transport.forget_peer("b")
+    assert wire.disconnected == ["b"]
+    assert transport.unacknowledged == {}
+    transport.on_writable("b", BULK)  # a late event of the closed socket
+    assert transport.on_packet(BULK, Packet("b", "a", 5, transport.epoch, 0, 0, 0, [b"z"]), lambda _: None) == 1
+
+
+async def test_packets_of_peers_that_are_not_accepted_are_counted(transport: ReliableTransport) -> None:
+    transport.accepts_peer = {"b"}.__contains__
+    for sender, accepted in (("b", 1), ("c", 0)):
+        packet = Packet(sender, "a", 5, transport.epoch, 0, 0, 0, [b"x"])
+        assert transport.on_packet(BULK, packet, lambda _: None) == accepted
+    assert transport.dropped == 1

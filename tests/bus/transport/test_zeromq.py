@@ -1,7 +1,11 @@
 """Invalid input on the sockets of a process, and broken connections."""
 
 import asyncio
+import errno
+import os
 import random
+import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +14,7 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
+from structlog.testing import capture_logs
 
 from bus.bus import Bus
 from bus.codec import encode
@@ -18,7 +23,7 @@ from bus.messages import Envelope
 from bus.transport import packets
 from bus.transport.packets import Packet, encode_packet
 from bus.transport.reliable_transport import ReliableTransport
-from bus.transport.zeromq import format_ipc_endpoint, open_zmq_bus
+from bus.transport.zeromq import format_ipc_endpoint, get_socket_path, open_zmq_bus
 from tests.bus.networks import call, wait_until
 
 pytestmark = [pytest.mark.usefixtures("short_waits"), pytest.mark.real_clock, pytest.mark.timeout(60)]
@@ -203,3 +208,44 @@ async def test_a_full_socket_refuses_packets_until_it_is_writable(
     assert numbers == list(range(sent))
     assert writable == [("b", BULK)]
     await bus.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+async def test_connections_of_other_users_are_closed() -> None:
+    async def read_greeting(user: int) -> bytes:
+        with socket.socket(socket.AF_UNIX) as connection:
+            os.seteuid(user)
+            try:
+                connection.connect(str(get_socket_path(folder, "b")))
+            finally:
+                os.seteuid(0)
+            connection.setblocking(False)
+            return await asyncio.get_running_loop().sock_recv(connection, 10)
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.chmod(folder, 0o777)  # noqa: PTH101
+        bus = open_zmq_bus("b", folder, 100)
+        os.chmod(get_socket_path(folder, "b"), 0o666)  # noqa: PTH101
+        assert await read_greeting(0)
+        assert not await read_greeting(1000)
+        await bus.close()
+
+
+async def test_frames_for_a_peer_wait_until_a_descriptor_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, failures = zmq.Context.socket, [errno.EMFILE, errno.EMFILE]
+    a, b = (open_zmq_bus(name, tmp_path, 100) for name in "ab")
+
+    def fail_first(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+        if failures:
+            raise zmq.ZMQError(failures.pop())
+        return create(context, kind)
+
+    monkeypatch.setattr(zmq.Context, "socket", fail_first)
+    with capture_logs() as logs:
+        await a.send("b", call(1))
+        assert (await b.receive()).message == call(1)
+    assert [log["event"] for log in logs] == ["peer.not_connected"] * 2
+    await asyncio.gather(a.close(), b.close())

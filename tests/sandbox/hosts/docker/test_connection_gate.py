@@ -42,6 +42,7 @@ async def test_the_gate_closes_a_connection_without_a_valid_secret_and_accepts_t
     gate = ConnectionGate(refuse)
     gate.open()
     try:
+        assert gate.folder.parent.stat().st_mode & 0o777 == 0o700, "other users cannot connect"
         assert await send_and_read_to_end(gate, payload) == b""
         assert await send_and_read_to_end(gate, encode_frame({"secret": "another"})) == b""
         assert frames[-1] == {"secret": "another"}
