@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from actors.cli.log.subcommands import JsonOption, RunArgument, SetOption, log_app, make_console
+from actors.cli.console import ending_without_output, escape_controls, make_console
+from actors.cli.log.subcommands import JsonOption, RunArgument, SetOption, log_app
 from bus.process.waiting import forward_to_sigint
 from configs.errors import EXIT_UNUSABLE, UnusableInput
 from sandbox.contract import SandboxFailure
@@ -294,11 +295,13 @@ def diagnose_sandbox(config: ConfigOption = None, override: SetOption = None) ->
 
 def main() -> None:
     forward_to_sigint()
-    try:
-        app()
-    except (UnusableInput, SandboxFailure) as error:
-        make_console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(EXIT_UNUSABLE)
+    with ending_without_output():
+        try:
+            app()
+        except (UnusableInput, SandboxFailure) as error:
+            cause = escape(escape_controls(str(error)))
+            make_console(stderr=True).print(f"[bold red]error:[/] {cause}", highlight=False, soft_wrap=True)
+            sys.exit(EXIT_UNUSABLE)
 
 
 if __name__ == "__main__":

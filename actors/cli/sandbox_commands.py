@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from actors.cli.console import escape_controls
 from actors.cli.sandbox_client import SandboxClient
 from bus.messages import CodeRequested
 from configs.load import load_run
@@ -145,9 +146,9 @@ async def run_shell(sandbox: ShellSandbox, console: Console) -> None:
         try:
             result = await sandbox.run(CodeRequested(notebook, call, "jupyter_code", cell, ""))
         except SandboxFailure as error:
-            console.print(f"infrastructure: {error}", style="bold red", markup=False)
+            console.print(escape_controls(f"infrastructure: {error}"), style="bold red", markup=False)
         else:
-            console.out(format_result(result.outcome, _MAX_SHOWN_CHARACTERS), highlight=False)
+            console.out(escape_controls(format_result(result.outcome, _MAX_SHOWN_CHARACTERS)), highlight=False)
             console.print(f"({1000 * result.duration_s:.1f} ms)", style="dim", highlight=False)
         call += 1
     await sandbox.end_notebook(notebook)

@@ -19,7 +19,8 @@ TraceRecord = dict[str, Any]
 
 
 def write_chrome_trace(spans: Sequence[TraceSpan], file: Path) -> int:
-    """Writes one JSON object; returns the number of spans."""
+    """Writes one JSON object; returns the number of spans. Raises OSError."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("wb") as out:
         out.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
         for number, record in enumerate(build_trace_records(spans)):

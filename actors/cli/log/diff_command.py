@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from actors.cli.console import escape_controls
 from actors.cli.log.show_command import load_text_context
 from analysis.event_logs.comparable_events import ComparableEvent
 from analysis.event_logs.describe import make_excerpt
@@ -77,4 +78,4 @@ def _format_side(name: str, first: int | None, event: ComparableEvent | None, fo
     if not isinstance(value, bytes) or name not in ("token_ids", "prompt_ids"):
         return pretty_format(value, name).removeprefix(f"{name} ")
     ids = bytes_to_ids(value)[first or 0 :]
-    return f"{len(ids)} tokens: {make_excerpt(load_text_context(folder).tokenizer.decode(ids))}"
+    return escape_controls(f"{len(ids)} tokens: {make_excerpt(load_text_context(folder).tokenizer.decode(ids))}")

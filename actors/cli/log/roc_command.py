@@ -78,6 +78,12 @@ def _parse_step(step: str) -> int | None:
 def _print_result(refiltered: RefilteredRun, console: Console) -> None:
     settings = "; ".join(refiltered.settings) or "the run's own settings"
     console.print(f"{refiltered.run}, filtered again with {settings}", markup=False, highlight=False, soft_wrap=True)
+    if not refiltered.settings:
+        judged = f"{len(refiltered.steps)} steps keep the same {refiltered.all_steps.both} trajectories"
+        console.print(
+            f"nothing changes: {judged}; use --set, such as --set roc.penalty=release", highlight=False, soft_wrap=True
+        )
+        return
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for title in ("step", "groups", "kept", "kept by both", "|Δ advantage|", "failed calls in positives", "tokens"):
         table.add_column(title, justify="right")

@@ -4,11 +4,13 @@ import time
 from collections.abc import Iterator
 from difflib import get_close_matches
 from itertools import islice
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
+from actors.cli.console import escape_controls
 from analysis.event_logs.describe import TextContext, describe, extract_texts, make_excerpt
 from analysis.event_logs.merged_events import EventFilter, MergedEvent, merge_events, read_start_time
 from analysis.event_logs.story import tell_story
@@ -45,7 +47,12 @@ def show_log(
     events = follow_events(folder, event_filter) if follow else merge_events(folder, event_filter)
     try:
         for line in islice(format_lines(events, context, text, start_time), limit):
-            console.print(line, soft_wrap=True, highlight=False)
+            if console.is_terminal:
+                console.print(line.style(), soft_wrap=True, highlight=False)
+            else:  # rich takes most of the time of a long log
+                console.file.write(f"{line.plain}\n")
+            if follow:
+                console.file.flush()
     except KeyboardInterrupt:
         if not follow:
             raise
@@ -63,8 +70,31 @@ def follow_events(
         time.sleep(poll_interval_s)
 
 
-def format_lines(events: Iterator[MergedEvent], context: TextContext, text: str, start_time: float) -> Iterator[str]:
-    """The events with `text`, in rich markup. `start_time` 0: the time of the first event."""
+class EventLine(NamedTuple):
+    time_and_name: str
+    actor: str
+    kind: str
+    sender: str
+    contents: str
+
+    @property
+    def plain(self) -> str:
+        return f"{self.time_and_name} {self.actor:<10} {self.kind}  from {self.sender}  {self.contents}"
+
+    def style(self) -> Text:
+        return Text.assemble(
+            (self.time_and_name, "dim"),
+            f" {self.actor:<10} ",
+            (self.kind, "bold"),
+            (f"  from {self.sender}", "dim"),
+            f"  {self.contents}",
+        )
+
+
+def format_lines(
+    events: Iterator[MergedEvent], context: TextContext, text: str, start_time: float
+) -> Iterator[EventLine]:
+    """The events with `text`. `start_time` 0: the time of the first event."""
     for logged in events:
         start_time = start_time or logged.event.time
         message = logged.envelope.message
@@ -76,10 +106,8 @@ def format_lines(events: Iterator[MergedEvent], context: TextContext, text: str,
         description = make_excerpt(describe(message, context), text)
         if text and text.casefold() not in description.casefold():
             description += f" ({make_excerpt(found, text)})"
-        yield (
-            f"[dim]{event.time - start_time:9.4f} s  {logged.name:<18}[/] {event.actor:<10} [bold]{event.kind}[/]  "
-            f"[dim]from {event.sender}[/]  {escape(about + description)}"
-        )
+        at_s = f"{event.time - start_time:9.4f} s  {logged.name:<18}"
+        yield EventLine(at_s, event.actor, event.kind, event.sender, escape_controls(about + description))
 
 
 def _find_text(text: str, message: object, context: TextContext) -> str | None:
@@ -93,7 +121,7 @@ def _find_text(text: str, message: object, context: TextContext) -> str | None:
 def print_story(folder: RunFolder, trajectory: int, console: Console) -> None:
     """Raises UnusableInput if no log has an event of the trajectory."""
     for line in format_story(folder, trajectory, load_text_context(folder)):
-        console.print(line, soft_wrap=True)
+        console.print(line, soft_wrap=True, highlight=False)
 
 
 def format_story(folder: RunFolder, trajectory: int, context: TextContext) -> list[str]:
@@ -102,6 +130,6 @@ def format_story(folder: RunFolder, trajectory: int, context: TextContext) -> li
     if not events:
         raise UnusableInput(f"{folder.events}: no event of trajectory {trajectory}")
     return [
-        f"[dim]{line.at_s:9.4f} s[/]  {line.actor:<10} [bold]{line.kind}[/]  {escape(line.text)}"
+        f"[dim]{line.at_s:9.4f} s[/]  {line.actor:<10} [bold]{line.kind}[/]  {escape(escape_controls(line.text))}"
         for line in tell_story(events, context)
     ]

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from actors.cli.console import make_console
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 
@@ -59,11 +59,6 @@ def open_run_folder(path: Path) -> RunFolder:
     if not folder.config.exists():
         raise UnusableInput(f"{path}: not a run folder (it has no {folder.config.name})")
     return folder
-
-
-def make_console(*, stderr: bool = False) -> Console:
-    """A console that prints texts and paths verbatim: no emoji replaces `:100:` in `x[:100:2]`."""
-    return Console(emoji=False, stderr=stderr)
 
 
 @log_app.command()

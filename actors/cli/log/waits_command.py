@@ -15,7 +15,8 @@ import msgspec
 from actors.replay.replay import find_log, list_batches, redecide_complete_launches
 from actors.runtime.wiring import build_deciders
 from bus.addresses import ARBITER, BUFFER, HEAD, LEARNER, RECIPE, ROLLOUT
-from bus.messages import GpuMemoryRequested, RunStarted, StepRequested, WeightsPublished
+from bus.event_log.reader import read_events
+from bus.messages import GpuMemoryRequested, RunFinished, RunStarted, StepRequested, WeightsPublished
 from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.run_folder import RunFolder
@@ -127,8 +128,19 @@ def _find_head_waits(run: RunConfig, folder: RunFolder) -> Iterator[PendingWait]
 
 
 def print_waits(folder: RunFolder) -> None:
-    for wait in find_waits(load_run(folder.config), folder):
+    waits = find_waits(load_run(folder.config), folder)
+    for wait in waits:
         sys.stdout.write(wait.describe(time.time()) + "\n")
+    if not waits:
+        sys.stdout.write(f"no actor waits; {_describe_end(find_log(folder, HEAD))}\n")
+
+
+def _describe_end(log: Path) -> str:
+    last_launch = [event for event, _ in read_events(log, kinds=[RunStarted.__name__, RunFinished.__name__])][-1:]
+    if not last_launch:
+        return "the run has not started"
+    verb = "ended" if last_launch[0].kind == RunFinished.__name__ else "started"
+    return f"the run {verb} at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(last_launch[0].time))}"
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ def format_error_line(error: BaseException) -> str:
     name = (
         kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
     )
+    name = _escape_name(name)
     try:
         message = str(error.msg if isinstance(error, SyntaxError) else error)
     except BaseException:
@@ -70,7 +71,7 @@ def _format_frames(entry: TracebackType | None, harness_file: str) -> list[str]:
     repeats = 0
     while entry is not None:
         code = entry.tb_frame.f_code
-        line = f'  File "{_shorten_path(code.co_filename)}", line {entry.tb_lineno}, in {code.co_name}'
+        line = f'  File "{_shorten_path(code.co_filename)}", line {entry.tb_lineno}, in {_escape_name(code.co_name)}'
         entry = entry.tb_next
         if code.co_filename == harness_file:
             continue
@@ -88,8 +89,13 @@ def _format_frames(entry: TracebackType | None, harness_file: str) -> list[str]:
 def _shorten_path(filename: str) -> str:
     for folder in sorted(sys.path, key=len, reverse=True):
         if folder and filename.startswith(folder + "/"):
-            return filename[len(folder) + 1 :]
-    return filename
+            return _escape_name(filename[len(folder) + 1 :])
+    return _escape_name(filename)
+
+
+def _escape_name(name: str) -> str:
+    """Code chooses its names freely: line breaks in one could imitate lines of the traceback."""
+    return name if name.isprintable() else repr(name)[1:-1]
 
 
 def _truncate(text: str) -> str:

@@ -1,6 +1,5 @@
 """`asterism log show`: merges events by time, filters them, and follows a live log."""
 
-import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -34,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def shown(events: Iterator[MergedEvent], text: str = "") -> list[str]:
-    return [re.sub(r"\[/?[a-z]*\]", "", line) for line in format_lines(events, WORDS, text, start_time=100.0)]
+    return [line.plain for line in format_lines(events, WORDS, text, start_time=100.0)]
 
 
 def test_events_of_all_processes_are_merged_by_time_each_on_one_line(folder: RunFolder) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sqlite3
+import time
 from pathlib import Path
 
 import polars as pl
@@ -210,6 +211,12 @@ def log_waits(folder: RunFolder) -> list[str]:
     return log("waits", folder.path).splitlines()
 
 
+def test_no_actor_waits_in_a_finished_run(folder: RunFolder) -> None:
+    ended = next(event.time for event, _ in read_events(folder.events / f"{HEAD}.sqlite", kinds=["RunFinished"]))
+    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended))
+    assert log_waits(folder) == [f"no actor waits; the run ended at {clock}"]
+
+
 def test_an_untrained_batch_is_a_wait_for_the_learner(folder: RunFolder, tmp_path: Path) -> None:
     sent = next(
         event.time
@@ -250,7 +257,7 @@ def test_diverging_runs_exit_with_1(folder: RunFolder, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_export_writes_the_requested_files(folder: RunFolder, tmp_path: Path) -> None:
-    tables, trace = tmp_path / "tables", tmp_path / "trace.json"
+    tables, trace = tmp_path / "new" / "tables", tmp_path / "other" / "new" / "trace.json"
     output = log("export", folder.path, "--parquet", tables, "--chrome", trace)
     events = pl.read_parquet(tables / "events").height
     assert events == sum(1 for _ in merge_events(folder))
@@ -265,6 +272,10 @@ def test_roc_counts_the_trajectories_that_other_settings_keep(folder: RunFolder,
     printed = log("roc", folder.path, "--json", file)
     result = json.loads(file.read_text())
     assert "filtered again with the run's own settings" in printed
+    kept = result["all_steps"]["run"]["trajectories"]
+    assert printed.splitlines()[1:] == [
+        f"nothing changes: 2 steps keep the same {kept} trajectories; use --set, such as --set roc.penalty=release"
+    ]
     assert result["all_steps"]["run"] == result["all_steps"]["other"]
     log("roc", folder.path, "--set", "roc.enabled=false", "--json", file)
     result = json.loads(file.read_text())
@@ -305,7 +316,7 @@ REFUSALS = [
     (("export",), "nothing to export: use --parquet FOLDER, --chrome FILE, or both"),
     (("export", "--parquet", "{tmp}/tables", "--step", "1"), "--step 1: "),
     (("export", "--chrome", "{tmp}/trace.json", "--step", "99"), "--step 99: the logs have no completed step 99"),
-    (("export", "--chrome", "{tmp}/none/trace.json"), "{tmp}/none/trace.json: No such file or directory"),
+    (("export", "--chrome", "{tmp}/file/trace.json"), "{tmp}/file: File exists"),
     (("export", "--parquet", "{tmp}/file"), "{tmp}/file/events: Not a directory"),
     (("roc", "--step", "first"), "--step first: must be a step number or"),
     (("roc", "--step", "99"), "--step 99: {run} has steps 1 to 2"),

@@ -1,0 +1,71 @@
+"""The console of every command: it escapes control characters of displayed text, and ends quietly without a reader.
+
+Programs, the model and data files can contain sequences that set the terminal's title or clipboard,
+overwrite lines or reverse the order of text.
+"""
+
+import errno
+import os
+import re
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook, RenderResult
+from rich.segment import Segment
+
+EXIT_OUTPUT_FAILED = 1
+# C0 and C1 without tab and line feed, line and paragraph separators, bidirectional controls, and
+# surrogates, which UTF-8 cannot encode.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def escape_controls(text: str) -> str:
+    r"""Shows each control character as in Python's source: `\x1b`, `\r`, `\u202e`."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+class _EscapingRenderHook(RenderHook):
+    """Rich passes every printed object to it; rich's own codes are styles or control segments."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Escaped(each) for each in renderables]
+
+
+class _Escaped:
+    def __init__(self, renderable: RenderableType) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._renderable, options):
+            yield segment if segment.control else Segment(escape_controls(segment.text), segment.style)
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console that prints texts and paths verbatim, except for control characters.
+
+    No emoji replaces `:100:` in `x[:100:2]`.
+    """
+    console = Console(emoji=False, stderr=stderr)
+    console.push_render_hook(_EscapingRenderHook())
+    return console
+
+
+@contextmanager
+def ending_without_output() -> Generator[None]:
+    """Ends the command if its output has no reader, or its disk is full; other errors pass."""
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - open until the end
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EIO):
+            raise
+        # The interpreter flushes the rest of the output at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno != errno.EPIPE:
+            make_console(stderr=True).print(f"[bold red]error:[/] standard output: {error.strerror}", highlight=False)
+        sys.exit(EXIT_OUTPUT_FAILED)

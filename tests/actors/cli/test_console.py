@@ -1,0 +1,176 @@
+"""Displayed text of programs, the model and files has no control sequences; a command ends quietly without its output."""
+
+import asyncio
+import contextlib
+import io
+import re
+import sqlite3
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from actors.cli import main
+from actors.cli.console import escape_controls, make_console
+from actors.cli.log import diff_command
+from actors.cli.log.diff_command import compare_runs
+from actors.cli.log.replay_command import format_state, show_difference
+from actors.cli.log.show_command import format_lines, format_story
+from actors.cli.sandbox_commands import run_shell
+from actors.launch.display import make_display
+from actors.replay.replay import replay_process, replay_until
+from analysis.event_logs.describe import TextContext
+from analysis.event_logs.merged_events import merge_events
+from bus.messages import CodeOk, CodeRequested, Output, StartGroup
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+from configs.schema import DialogueConfig
+from sandbox.contract import CodeResult, SandboxFailure
+from tests.actors.runs.running import ASTERISM, ROOT
+from tests.fakes import CALL, PROMPT, TOKENIZER
+from tests.recorded import Recording, deciders
+
+SEQUENCES = {
+    "colour": "\x1b[31mred",
+    "clear screen": "\x1b[2J\x1b[H",
+    "title": "\x1b]0;title\x07",
+    "clipboard": "\x1b]52;c;cm0gLXJm\x07",
+    "hyperlink": "\x1b]8;;http://x\x1b\\text",
+    "C1 CSI": "\x9b31m",
+    "C1 OSC": "\x9d52;c;cm0=\x9c",
+    "device control": "\x1bPq\x1b\\",
+    "overwritten line": "wrong\rright",
+    "backspaces": "wrong\b\b\b\b\bright",
+    "vertical tab and form feed": "a\vb\fc",
+    "delete": "a\x7fb",
+    "NUL": "a\0b",
+    "bidirectional override": "\u202eevil\u202c",
+    "bidirectional isolate": "\u2066evil\u2069",
+    "marks": "\u200e\u200f\u061c",
+    "line separators": "a\u2028b\u2029c\x85d",
+}
+HOSTILE = "".join(SEQUENCES.values())
+CONTEXT = TextContext(TOKENIZER, DialogueConfig())
+Show = Callable[[RunFolder, Console], None]
+
+
+def record_hostile_run(path: Path, output: str) -> RunFolder:
+    """The question's name, the model, the tool and the grader's executor all use control sequences."""
+    recording = Recording(RunFolder(path))
+    recording.begin()
+    recording.tell("rollout-0", StartGroup(0, "train", f"q{HOSTILE}", HOSTILE, PROMPT, 1, 7, 1.0, 5), "head/buffer")
+    recording.work({(7, 0): HOSTILE + CALL, (7, 1): HOSTILE}, output)
+    recording.close()
+    return RunFolder(path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return record_hostile_run(tmp_path_factory.mktemp("run") / "a", HOSTILE)
+
+
+def show_events(folder: RunFolder, console: Console) -> None:
+    for line in format_lines(merge_events(folder), CONTEXT, "", 100.0):
+        console.print(line.style(), soft_wrap=True)
+        console.file.write(line.plain)
+
+
+def show_story(folder: RunFolder, console: Console) -> None:
+    for line in format_story(folder, 7, CONTEXT):
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def show_replay(folder: RunFolder, console: Console) -> None:
+    log = folder.events / "rollout-0.sqlite"
+    with contextlib.closing(sqlite3.connect(log)) as connection, connection:
+        connection.execute(
+            "UPDATE decisions SET effects = x'00' WHERE seq = (SELECT seq FROM events WHERE kind = 'CodeFinished')"
+        )
+    difference = replay_process("rollout-0", log, deciders()).difference
+    assert difference is not None
+    show_difference(folder, difference, console)
+    actors = deciders()
+    replay_until(log, actors, difference.event.seq)
+    console.print(format_state(actors["rollout-0"], 7), markup=False)
+
+
+def show_divergence(folder: RunFolder, console: Console) -> None:
+    other = folder.path.with_name("b")
+    assert compare_runs(
+        folder,
+        RunFolder(other) if other.exists() else record_hostile_run(other, HOSTILE + "!"),
+        exact=False,
+        console=console,
+    )
+
+
+class HostileNotebook:
+    async def run(self, call: CodeRequested) -> CodeResult:
+        if call.code == "fail":
+            raise SandboxFailure(HOSTILE)
+        return CodeResult(CodeOk(Output(HOSTILE, HOSTILE)), 0.1)
+
+    async def end_notebook(self, trajectory_id: int) -> None:
+        pass
+
+
+def show_shell(folder: RunFolder, console: Console) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdin", io.StringIO("1\nfail\n"))
+        asyncio.run(run_shell(HostileNotebook(), console))
+
+
+def show_progress(folder: RunFolder, console: Console) -> None:
+    make_display(console).print_line(HOSTILE)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("show", [show_events, show_story, show_replay, show_divergence, show_shell, show_progress])
+def test_no_command_displays_control_sequences(
+    folder: RunFolder, show: Show, terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diff_command, "load_text_context", lambda _: CONTEXT)  # pyright: ignore
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    console = make_console()
+    console.file = io.StringIO()
+    show(folder, console)
+    shown = console.file.getvalue()
+    assert "]52;c;cm0gLXJm" in shown or show is show_divergence
+    for name, sequence in SEQUENCES.items():
+        assert sequence not in shown, name
+    assert terminal or escape_controls(shown) == shown  # a terminal gets rich's own sequences
+
+
+def test_errors_are_displayed_without_control_sequences(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise UnusableInput(HOSTILE)
+
+    monkeypatch.setattr(main, "app", fail)
+    with pytest.raises(SystemExit):
+        main.main()
+    assert capsys.readouterr().err == f"error: {escape_controls(HOSTILE)}\n"
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_every_control_character_is_shown_as_in_source_code(name: str) -> None:
+    shown = escape_controls(f"a\tb\n{SEQUENCES[name]}")
+    assert shown.startswith("a\tb\n") and shown[4:].isprintable()
+    assert re.sub(r"\\(x..|u....|r)", "", shown[4:]) == "".join(filter(str.isprintable, SEQUENCES[name]))
+
+
+@pytest.mark.slow
+def test_a_command_without_a_reader_or_with_a_full_disk_ends_without_a_traceback() -> None:
+    command = [*ASTERISM, "sandbox", "--help"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "error: standard output: No space left on device\n")
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
