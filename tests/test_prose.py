@@ -86,7 +86,7 @@ def test_the_stop_list_is_found_in_each_kind_of_prose(tmp_path: Path) -> None:
 
 
 def test_no_prose_has_a_word_of_the_stop_list() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     modules = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if path != Path(__file__)]
     violations = [violation for path in (*pages, *modules) for violation in find_violations(path)]
     assert violations == [], f"{len(violations)} violations"
