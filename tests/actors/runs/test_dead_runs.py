@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -106,18 +107,19 @@ def test_no_container_of_a_dead_run_is_left_after_the_next_start(
 # Runs `asterism run` with a launcher that ends at once, and a replay that waits for a signal.
 _LAST_STAGE = """
 import signal, sys
-from actors.cli import main, run_command
+from actors.cli import main
 from actors.launch.launcher import Launcher
+from actors.replay.verification import RunVerifier
 
 async def finish(launcher):
     return "finished"
 
-def replay(run, folder):
+def replay(verifier, show):
     print("waiting", flush=True)
     while True:
         signal.pause()
 
-Launcher.launch, run_command.replay_run = finish, replay
+Launcher.launch, RunVerifier.finish = finish, replay
 sys.argv[1:] = ["run", "configs/tiny.toml", "--set", f"runs_folder={sys.argv[1]}"]
 main.main()
 """
@@ -139,7 +141,9 @@ def test_a_lost_terminal_during_the_replay_ends_the_run_in_order(
     with subprocess.Popen(["setsid", "--ctty", *command], cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs) as run:
         output = b""
         while b"waiting" not in output:
-            output += os.read(ours, 4096)
+            assert run.poll() is None, output
+            if select.select([ours], [], [], 0.1)[0]:
+                output += os.read(ours, 4096)
         held = list_held([run.pid])
         assert len(held) == 2
         if how == "signal":
