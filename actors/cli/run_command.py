@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from actors.cli.join_command import EXIT_INTERRUPTED, join_run
-from actors.launch.claim_run_folder import claimed_run_folder, increment_counter
+from actors.launch.claim_run_folder import RunAlreadyFinished, claimed_run_folder, increment_counter
 from actors.launch.display import Display, make_display
 from actors.launch.job_environment import configure_head, configure_worker, read_placement
 from actors.launch.launcher import AllTrajectoriesFailed, Launcher, LogWriteFailure, ProcessDied, RunEnding
@@ -30,6 +30,9 @@ def run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwrit
     """Returns 0, 1 after a lost process or a full disk, 130 if interrupted. Raises UnusableInput."""
     try:
         return _run_recipe(config, overrides, resume=resume, overwrite=overwrite, console=console)
+    except RunAlreadyFinished as finished:
+        console.print(str(finished), markup=False, highlight=False, soft_wrap=True)
+        return 0
     except KeyboardInterrupt:  # before or after the launcher, for example during the replay
         console.print("interrupted", markup=False)
         return EXIT_INTERRUPTED

@@ -2,12 +2,15 @@
 
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 
 from actors.launch.host_address import check_port_free
+from bus.event_log.reader import read_events
 from bus.process.scratch_lock import holding_scratch, remove_stale_scratch
 from bus.transport.curve_auth import load_key
 from configs.errors import UnusableInput
@@ -22,11 +25,15 @@ class RunFolderError(UnusableInput):
     """The run cannot use its folder. `str(error)` has the reason and the flag that helps."""
 
 
+class RunAlreadyFinished(Exception):
+    """There is nothing to resume. `str(error)` names the summary."""
+
+
 @contextmanager
 def claimed_run_folder(run: RunConfig, *, resume: bool, overwrite: bool) -> Generator[RunFolder]:
     """The run's folder with its resolved configuration, locked for this process.
 
-    Raises RunFolderError, and UnusableInput for an unusable cluster key or address.
+    Raises RunFolderError, RunAlreadyFinished, and UnusableInput for an unusable cluster key or address.
     """
     if resume and overwrite:
         raise RunFolderError("--resume continues a run and --overwrite deletes it; use only one of them")
@@ -61,7 +68,7 @@ def _acquire_lock(lock_fd: int, folder: RunFolder) -> None:
     except BlockingIOError:
         holder = folder.lock.read_text().strip()
         raise RunFolderError(
-            f"{folder.path}: a run is using this folder (process {holder}); choose another with --set name=..."
+            f"{folder.path}: a run is using this folder (process {holder}); choose another with --name"
         ) from None
     os.ftruncate(lock_fd, 0)
     os.write(lock_fd, f"{os.getpid()}\n".encode())
@@ -83,10 +90,10 @@ def _prepare_folder(run: RunConfig, folder: RunFolder, *, resume: bool, overwrit
             raise RunFolderError(f"{folder.path}: there is no run to resume")
         if foreign := sorted(path.name for path in folder.path.iterdir() if path != folder.lock):
             raise RunFolderError(
-                f"{folder.path}: not a run folder, since it contains {foreign[0]}; choose another with --set name=..."
+                f"{folder.path}: not a run folder, since it contains {foreign[0]}; choose another with --name"
             )
         return
-    if overwrite:
+    if overwrite or not _has_begun(folder):
         # The configuration is deleted last: it marks the folder as a run's.
         for path in sorted(folder.path.iterdir(), key=lambda path: path == folder.config):
             if path != folder.lock:
@@ -97,13 +104,29 @@ def _prepare_folder(run: RunConfig, folder: RunFolder, *, resume: bool, overwrit
         listed = "\n  ".join(changed)
         raise RunFolderError(
             f"{folder.path}: this run exists with another configuration:\n  {listed}\n"
-            "To --resume it, restore these keys; --overwrite deletes it and starts a new run"
+            f"{_suggest_name(run)}; to --resume this run, restore these keys; --overwrite deletes it"
         )
+    if resume and folder.summary.exists():
+        raise RunAlreadyFinished(f"{folder.path}: this run is finished; its results are in {folder.summary}")
     if not resume:
-        state = "is finished" if folder.summary.exists() else "was not finished"
+        state = "is finished" if folder.summary.exists() else "was not finished; --resume continues it"
         raise RunFolderError(
-            f"{folder.path}: this run exists and {state}; --resume continues it, --overwrite deletes it"
+            f"{folder.path}: this run exists and {state}; {_suggest_name(run)}; --overwrite deletes it"
         )
+
+
+def _has_begun(folder: RunFolder) -> bool:
+    """Whether the folder has a checkpoint or an event. A failed start leaves neither, so any run may use the folder."""
+    if any(folder.checkpoints.glob("step_*")):
+        return True
+    return any(event.kind != "RunStarted" for log in folder.events.glob("*.sqlite") for event, _ in read_events(log))
+
+
+def _suggest_name(run: RunConfig) -> str:
+    """The first free name with a number at its end."""
+    stem = re.sub(r"-\d+$", "", run.name)
+    free = next(name for number in count(2) if not (Path(run.runs_folder) / (name := f"{stem}-{number}")).exists())
+    return f"--name {free} starts another run"
 
 
 def _check_disk_space(folder: RunFolder) -> None:

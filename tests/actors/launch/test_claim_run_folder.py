@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from actors.launch.claim_run_folder import RunFolderError, claimed_run_folder, increment_counter
+from actors.launch.claim_run_folder import RunAlreadyFinished, RunFolderError, claimed_run_folder, increment_counter
 from bus.transport.curve_auth import generate_key
 from configs.errors import UnusableInput
 from configs.load import load_run
@@ -28,50 +28,75 @@ def claim(run: RunConfig, *, resume: bool = False, overwrite: bool = False) -> P
         return folder.path
 
 
+def begin(run: RunConfig) -> Path:
+    """The folder of a run that has a checkpoint."""
+    path = claim(run)
+    (path / "checkpoints" / "step_000000").mkdir(parents=True)
+    return path
+
+
 def test_a_new_run_gets_a_folder_with_its_resolved_configuration(tmp_path: Path) -> None:
     run = run_in(tmp_path, seed=4)
     assert load_run(claim(run) / "config.toml") == run
 
 
 def test_an_existing_run_is_refused_and_both_flags_are_named(tmp_path: Path) -> None:
-    claim(run_in(tmp_path))
-    with pytest.raises(RunFolderError, match=r"was not finished; --resume continues it, --overwrite deletes it"):
+    begin(run_in(tmp_path))
+    with pytest.raises(
+        RunFolderError,
+        match=r"was not finished; --resume continues it; --name r-2 starts another run; --overwrite deletes it",
+    ):
         claim(run_in(tmp_path))
 
 
 def test_a_changed_configuration_is_refused_with_the_changed_keys(tmp_path: Path) -> None:
-    claim(run_in(tmp_path))
+    begin(run_in(tmp_path))
     for resume in (False, True):
-        with pytest.raises(RunFolderError, match=r"(?s)seed: 0 -> 1.*--resume.*--overwrite"):
+        with pytest.raises(RunFolderError, match=r"(?s)seed: 0 -> 1\n--name r-2 starts.*--resume.*--overwrite"):
             claim(run_in(tmp_path, seed=1), resume=resume)
 
 
 def test_resume_keeps_the_files_of_the_run(tmp_path: Path) -> None:
-    existing = claim(run_in(tmp_path)) / "notes.txt"
+    existing = begin(run_in(tmp_path)) / "notes.txt"
     existing.write_text("x")
     claim(run_in(tmp_path), resume=True)
     assert existing.exists()
 
 
+def test_a_folder_without_events_and_checkpoints_serves_any_configuration(tmp_path: Path) -> None:
+    (claim(run_in(tmp_path)) / "logs").mkdir()
+    path = claim(run_in(tmp_path, seed=1))
+    assert load_run(path / "config.toml").seed == 1
+    assert sorted(entry.name for entry in path.iterdir()) == ["config.toml", "lock"]
+
+
+def test_a_finished_run_is_not_resumed(tmp_path: Path) -> None:
+    (begin(run_in(tmp_path)) / "summary.json").write_text("{}")
+    with pytest.raises(RunAlreadyFinished, match=r"this run is finished; its results are in .*/summary.json"):
+        claim(run_in(tmp_path), resume=True)
+    (tmp_path / "r-2").mkdir()
+    with pytest.raises(RunFolderError, match=r"exists and is finished; --name r-3 starts another run; --overwrite"):
+        claim(run_in(tmp_path))
+
+
 def test_a_run_can_be_resumed_in_another_cluster(tmp_path: Path) -> None:
     key = str(generate_key(tmp_path / "keys"))
-    claim(run_in(tmp_path, cluster=ClusterConfig(nodes=4, learner_nodes=2, key=key)))
+    begin(run_in(tmp_path, cluster=ClusterConfig(nodes=4, learner_nodes=2, key=key)))
     moved = run_in(tmp_path, cluster=ClusterConfig(nodes=2, key=key, port=30_000))
     assert load_run(claim(moved, resume=True) / "config.toml") == moved
-    with pytest.raises(RunFolderError, match=r"seed: 0 -> 1\nTo --resume"):
+    with pytest.raises(RunFolderError, match=r"seed: 0 -> 1\n.* to --resume"):
         claim(run_in(tmp_path, seed=1), resume=True)
 
 
 def test_overwrite_starts_with_an_empty_folder(tmp_path: Path) -> None:
-    path = claim(run_in(tmp_path))
-    (path / "checkpoints").mkdir()
+    path = begin(run_in(tmp_path))
     (path / "metrics.jsonl").write_text("x")
     claim(run_in(tmp_path, seed=9), overwrite=True)
     assert sorted(entry.name for entry in path.iterdir()) == ["config.toml", "lock"]
 
 
 def test_an_unusable_key_or_address_deletes_nothing(tmp_path: Path) -> None:
-    existing = claim(run_in(tmp_path)) / "summary.json"
+    existing = begin(run_in(tmp_path)) / "summary.json"
     existing.write_text("{}")
     key = str(generate_key(tmp_path / "keys"))
     with pytest.raises(UnusableInput, match=f"^{tmp_path}/none: No such file"):
@@ -82,7 +107,7 @@ def test_an_unusable_key_or_address_deletes_nothing(tmp_path: Path) -> None:
 
 
 def test_resume_and_overwrite_together_are_refused(tmp_path: Path) -> None:
-    existing = claim(run_in(tmp_path)) / "summary.json"
+    existing = begin(run_in(tmp_path)) / "summary.json"
     existing.write_text("{}")
     with pytest.raises(RunFolderError, match="--resume continues a run and --overwrite deletes it"):
         claim(run_in(tmp_path), resume=True, overwrite=True)
@@ -160,7 +185,7 @@ def test_a_file_at_the_folders_path_is_named(tmp_path: Path) -> None:
 
 CLAIM = """
 import subprocess, sys
-from actors.launch.claim_run_folder import RunFolderError, claimed_run_folder, increment_counter
+from actors.launch.claim_run_folder import RunAlreadyFinished, RunFolderError, claimed_run_folder, increment_counter
 from configs.schema import RunConfig
 subprocess.run(["mount", "-t", "tmpfs", "-o", {options!r}, "none", {folder!r}], check=True)
 try:

@@ -140,7 +140,7 @@ class TestGuide:
     def test_its_commands_parse_in_bash(self):
         blocks = re.findall(r"(?:^    .*\n)+", GUIDE, flags=re.MULTILINE)
         shell = [block for block in blocks if re.match(r" +(\.venv|cd|for|kubectl)", block)]
-        assert len(shell) == 6
+        assert len(shell) == 5
         for block in shell:
             check_syntax(block)
 

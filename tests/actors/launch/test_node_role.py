@@ -75,5 +75,7 @@ def test_a_run_on_another_node_joins_and_claims_no_folder(tmp_path: Path, monkey
     settings = ["cluster.key=cluster.key", f'runs_folder="{tmp_path}"']
     code = run_command.run_recipe(Path("configs/tiny.toml"), settings, resume=False, overwrite=False, console=Console())
     assert code == 130
-    assert [(options.head_address.host, options.key_file) for options in joined] == [("node01", Path("cluster.key"))]
+    assert [(options.head_address.host, options.key_file) for options in joined] == [
+        ("node01", Path.cwd() / "cluster.key")
+    ]
     assert list(tmp_path.iterdir()) == []
