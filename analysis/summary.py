@@ -1,12 +1,10 @@
 """Summarizes a finished run in one JSON object: accuracies, times, counts, isolation."""
 
-import json
 from bisect import bisect
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-import numpy as np
 
 from analysis.metrics import get_column, read_metrics
 from bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
@@ -14,6 +12,7 @@ from bus.event_log.reader import decode_event, list_removed_events, read_events
 from bus.messages import StartGroup
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
+from engine.model.weight_files import count_parameters
 
 _ISOLATION_LAYERS = ("namespaces", "seccomp", "landlock")
 AVERAGED_STEPS = 10  # last steps, averaged for the values at the end of a run
@@ -29,7 +28,7 @@ def summarize(run: RunConfig, folder: RunFolder, *, wall_s: float, replay_identi
     return {
         "name": run.name,
         "seed": run.seed,
-        "params": count_parameters(folder.get_checkpoint_path(0) / "model.safetensors"),
+        "params": _count_parameters(folder.get_checkpoint_path(0)),
         "sft_s": _read_sft_seconds(folder),
         "rl_s": get_column(steps, "step_s").sum(),
         "wall_s": wall_s,
@@ -55,13 +54,8 @@ def summarize(run: RunConfig, folder: RunFolder, *, wall_s: float, replay_identi
     }
 
 
-def count_parameters(weights: Path) -> int | None:
-    """Reads the header of a safetensors file; None if there is no file."""
-    if not weights.exists():
-        return None
-    with weights.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return sum(int(np.prod(entry["shape"])) for name, entry in header.items() if name != "__metadata__")
+def _count_parameters(checkpoint: Path) -> int | None:
+    return count_parameters(checkpoint) if checkpoint.exists() else None
 
 
 def count_trajectories(folder: RunFolder) -> dict[str, int | None]:

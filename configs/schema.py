@@ -85,10 +85,10 @@ class SftConfig(Section, frozen=True):
     """The cold start, which teaches only tool format and answer format. `steps = 0` skips it."""
 
     data: FilePath = "$RUN/data/sft.jsonl"  # dialogues: docs/data.md
-    steps: Count = 250  # optimizer updates
+    steps: Count = 0  # optimizer updates
     batch_size: PositiveInt = 64  # dialogues per update
-    lr: LearningRate = 3e-3  # AdamW, for vectors and embeddings
-    muon_lr: LearningRate = 0.02  # Muon, for matrices
+    lr: LearningRate = 1e-5  # AdamW, for vectors and embeddings
+    muon_lr: LearningRate = 1e-3  # Muon, for matrices
     warmup_steps: Count = 10  # with a linearly rising learning rate
     weight_decay: NonNegativeFloat = 0.0  # of AdamW and Muon
 

@@ -13,6 +13,7 @@ from rich.markup import escape
 from actors.cli.join_command import EXIT_INTERRUPTED, join_run
 from actors.launch.claim_run_folder import RunAlreadyFinished, claimed_run_folder, increment_counter
 from actors.launch.display import Display, make_display
+from actors.launch.input_checks import check_inputs
 from actors.launch.job_environment import configure_head, configure_worker, read_placement
 from actors.launch.launcher import AllTrajectoriesFailed, Launcher, LogWriteFailure, ProcessDied, RunEnding
 from actors.replay.verification import RunVerifier
@@ -43,6 +44,7 @@ def _run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwri
     if place is not None and place.rank > 0:
         return join_run(configure_worker(run, place), console)
     run = configure_head(run, place)
+    check_inputs(run)
     with claimed_run_folder(run, resume=resume, overwrite=overwrite) as folder:
         refusal = LogWriteFailure()
         configure_logging(folder, LAUNCHER, run.log.level, refusal.record)

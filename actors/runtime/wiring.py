@@ -114,7 +114,8 @@ class ProblemSets(NamedTuple):
 
 def load_problem_sets(run: RunConfig, folder: RunFolder, tokenizer: TextTokenizer) -> ProblemSets:
     """Raises DatasetError, also if no prompt is short enough."""
-    return ProblemSets(*(_load_set(run, folder, tokenizer, path) for path in (run.data.train, run.data.test)))
+    train = _load_set(run, folder, tokenizer, run.data.train)
+    return ProblemSets(train, _load_set(run, folder, tokenizer, run.data.test) if run.evaluation.questions else ())
 
 
 def _load_set(run: RunConfig, folder: RunFolder, tokenizer: TextTokenizer, path: str) -> list[TokenizedProblem]:

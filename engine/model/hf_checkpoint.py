@@ -3,7 +3,8 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from configs.errors import UnusableInput
 from engine.model.qwen3 import Qwen3, Qwen3Config
 from engine.model.tokenizer import load_tokenizer
+from engine.model.weight_files import CheckpointError, list_weight_files, read_json_object
 from policies.dialogue.chat_format import TURN_END
 
 TOKENIZER_FILES = (
@@ -24,37 +25,58 @@ TOKENIZER_FILES = (
 _DEFAULT_TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 
 
-class CheckpointError(UnusableInput):
-    """A folder without a usable model. The message names the file and the problem."""
-
-
 def load_model_config(folder: Path | str) -> Qwen3Config:
     path = Path(folder) / "config.json"
-    return Qwen3Config.from_hf(_read_json(path), path)
+    return Qwen3Config.from_hf(read_json_object(path), path)
 
 
 def load_model(folder: Path | str, dtype: torch.dtype = torch.float32) -> Qwen3:
     """Raises CheckpointError or UnsupportedModel with the missing or invalid file."""
     folder = Path(folder)
-    config = load_model_config(folder)
     with torch.device("meta"):
-        model = Qwen3(config)
+        model = Qwen3(load_model_config(folder))
     expected_shapes = {name: parameter.shape for name, parameter in model.state_dict().items()}
     tensors: dict[str, Tensor] = {}
-    for file in _list_weight_files(folder):
+    for file in list_weight_files(folder):
         tensors |= _read_weights(file, expected_shapes, dtype)
-    missing = sorted(expected_shapes.keys() - tensors.keys())
-    if missing:
-        raise CheckpointError(f"{folder}: {len(missing)} tensors are missing, the first is {missing[0]}")
+    _check_complete(folder, expected_shapes.keys() - tensors.keys())
     model.load_state_dict(tensors, assign=True)
     return model
 
 
-def _list_weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        return [folder / name for name in sorted(set(_read_json(index)["weight_map"].values()))]
-    return [folder / "model.safetensors"]
+def check_weight_shapes(folder: Path | str) -> None:
+    """Check names and shapes by the headers of the weight files. Raises as `load_model` does."""
+    folder = Path(folder)
+    with torch.device("meta"):
+        expected_shapes = {name: value.shape for name, value in Qwen3(load_model_config(folder)).state_dict().items()}
+    missing = set(expected_shapes)
+    for file in list_weight_files(folder):
+        with _opening_weights(file) as weights:
+            for name in weights.keys() & expected_shapes.keys():
+                _check_shape(file, name, weights.get_slice(name).get_shape(), expected_shapes[name])
+                missing.discard(name)
+    _check_complete(folder, missing)
+
+
+def _check_shape(file: Path, name: str, found: Sequence[int], expected: Sequence[int]) -> None:
+    if list(found) != list(expected):
+        raise CheckpointError(f"{file}: {name} has shape {list(found)}; config.json requires {list(expected)}")
+
+
+def _check_complete(folder: Path, missing: Collection[str]) -> None:
+    if missing:
+        raise CheckpointError(f"{folder}: {len(missing)} tensors are missing, the first is {min(missing)}")
+
+
+@contextmanager
+def _opening_weights(file: Path) -> Generator[Any]:
+    try:
+        with safe_open(file, framework="pt") as weights:
+            yield weights
+    except FileNotFoundError:
+        raise CheckpointError(f"{file}: no such file") from None
+    except SafetensorError as error:
+        raise CheckpointError(f"{file}: {error}") from error
 
 
 def _read_weights(file: Path, expected_shapes: Mapping[str, torch.Size], dtype: torch.dtype) -> dict[str, Tensor]:
@@ -64,28 +86,12 @@ def _read_weights(file: Path, expected_shapes: Mapping[str, torch.Size], dtype: 
     may change the summation order of a matrix product.
     """
     tensors: dict[str, Tensor] = {}
-    try:
-        with safe_open(file, framework="pt") as weights:
-            for name in weights.keys() & expected_shapes.keys():
-                tensor = weights.get_tensor(name)
-                if tensor.shape != expected_shapes[name]:
-                    shapes = f"{list(tensor.shape)}; config.json requires {list(expected_shapes[name])}"
-                    raise CheckpointError(f"{file}: {name} has shape {shapes}")
-                tensors[name] = tensor.to(dtype, copy=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"{file}: no such file") from None
-    except SafetensorError as error:
-        raise CheckpointError(f"{file}: {error}") from error
+    with _opening_weights(file) as weights:
+        for name in weights.keys() & expected_shapes.keys():
+            tensor = weights.get_tensor(name)
+            _check_shape(file, name, tensor.shape, expected_shapes[name])
+            tensors[name] = tensor.to(dtype, copy=True)
     return tensors
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file") from None
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {error}") from error
 
 
 def save_model(

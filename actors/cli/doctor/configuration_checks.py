@@ -13,12 +13,13 @@ from functools import partial
 from pathlib import Path
 
 from actors.cli.doctor.finding import GIB, CheckResult, DoctorFinding, run_check
+from actors.launch.input_checks import list_input_checks
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.contract import EngineFailure
 from engine.inference.embedded import select_device
-from engine.model.hf_checkpoint import load_model_config
+from engine.model.hf_checkpoint import check_weight_shapes, load_model_config
 from engine.sglang.client import SGLangClient
 from engine.sglang.http_api import SUPPORTED_VERSIONS
 from engine.sglang.server.compatibility import ServerRequirements, ServerUnusable, check_compatibility
@@ -28,6 +29,7 @@ from engine.sglang.server.interpreter_check import check_interpreter, wait_for_f
 from engine.sglang.server.server_arguments import HOST, build_environment, compute_port
 
 EXTERNAL_SERVER_TIMEOUT_S = 10.0
+_OK = DoctorFinding("ok", "")
 _VERSIONS = " or ".join(SUPPORTED_VERSIONS)
 LOCAL_SGLANG_PYTHON = Path(".venv-sglang/bin/python")  # created by `make sglang-environment`
 
@@ -35,7 +37,13 @@ LOCAL_SGLANG_PYTHON = Path(".venv-sglang/bin/python")  # created by `make sglang
 def check_run(run: RunConfig) -> dict[str, DoctorFinding]:
     """By configuration key. Never raises."""
     remedy = "Set model.checkpoint to the folder of a model with the Qwen3 architecture."
-    findings = {"model.checkpoint": run_check(lambda: check_checkpoint(run), remedy)}
+    remedies = {"model.checkpoint": remedy, "space": "Free some space, or use a smaller model.checkpoint."}
+    findings = {
+        key: run_check(check, remedies.get(key, f"Change {key}, or repair the file that it names."))
+        for key, check in list_input_checks(run).items()
+    }
+    if findings.get("model.checkpoint", _OK).status == "ok":
+        findings["model.checkpoint"] = run_check(lambda: check_checkpoint(run), remedy)
     if run.engine.kind == "embedded":
         remedy = 'Set engine.device to "cpu", or follow the remedy for the GPU above.'
         return findings | {"engine.device": run_check(lambda: check_device(run), remedy)}
@@ -59,6 +67,7 @@ def check_checkpoint(run: RunConfig) -> str:
     if folder is None:
         return f"{run.model.checkpoint} will be created by the run ([tiny])"
     config = load_model_config(folder)
+    check_weight_shapes(folder)
     return f"{folder}: {config.num_layers} layers of width {config.hidden_size}"
 
 

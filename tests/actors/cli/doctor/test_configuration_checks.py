@@ -23,10 +23,13 @@ from actors.cli.main import app
 from configs.load import ConfigError, load_run
 from configs.schema import RunConfig
 from engine.sglang.http_api import ServerInfo
+from tests.actors.runs.running import ROOT
+from tests.engine.learner.training_examples import write_initial_checkpoint
 from tests.engine.sglang.server.requirements import make_info
 from tests.engine.tiny_models import small_config
 
 GIB = 2**30
+INPUTS = ("data.train", "data.test", "model.checkpoint", "space")
 SERVED = ("engine.kind=sglang", "dialogue.prompt_tokens=92", "dialogue.response_tokens=100")
 
 
@@ -43,8 +46,7 @@ def interpreter(path: Path, *free_gib: float, version: str = "0.5.23") -> Path:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(small_config().to_hf()))
+    write_initial_checkpoint(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -59,8 +61,15 @@ def port() -> int:
                 return found
 
 
+@pytest.fixture(autouse=True)
+def questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("questions.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}')
+
+
 def found(*settings: object) -> dict[str, DoctorFinding]:
-    return check_run(load_run(None, ["name=a", *map(str, settings)]))
+    data = ("data.train=questions.jsonl", "data.test=questions.jsonl")
+    return check_run(load_run(None, ["name=a", *data, *map(str, settings)]))
 
 
 def statuses(findings: dict[str, DoctorFinding]) -> dict[str, str]:
@@ -83,7 +92,7 @@ class TestManagedServers:
 
     def test_a_complete_machine_is_ok(self, settings: tuple[str, ...], port: int) -> None:
         findings = found(*settings, "engine.device=cuda", "engine.num_engines=2")
-        names = ("model.checkpoint", "sglang.python", "sglang.port", "GPUs", "GPU memory")
+        names = (*INPUTS, "sglang.python", "sglang.port", "GPUs", "GPU memory")
         assert statuses(findings) == dict.fromkeys(names, "ok")
         assert findings["sglang.port"].detail == f"{port}, {port + 10}: free"
         assert findings["GPUs"].detail == "A GPU, 80 GiB; A GPU, 80 GiB"
@@ -160,7 +169,7 @@ class TestExternalServers:
             assert (
                 findings["sglang.external_urls[0]"].detail == f"SGLang 0.5.23 at {url}, with a KV cache of 8192 tokens"
             )
-        assert statuses(findings) == {"model.checkpoint": "ok", "sglang.external_urls[0]": "ok"}
+        assert statuses(findings) == dict.fromkeys((*INPUTS, "sglang.external_urls[0]"), "ok")
 
     def test_every_incompatibility_is_reported_by_key(self, checkpoint: Path) -> None:
         with answering(make_info()) as url:
@@ -186,7 +195,7 @@ class TestExternalServers:
         tiny = ("tiny.num_layers=2", f"runs_folder={tmp_path}", "engine.kv_tokens=8192")
         with answering(make_info()) as url:
             findings = found(*SERVED, *tiny, attach(url))
-            assert statuses(findings) == {"model.checkpoint": "ok", "sglang.external_urls[0]": "ok"}
+            assert statuses(findings) == dict.fromkeys((*INPUTS[:3], "sglang.external_urls[0]"), "ok")
             made = tmp_path / "a" / "checkpoints" / "init"
             made.mkdir(parents=True)
             (made / "config.json").write_text(json.dumps(small_config().to_hf()))
@@ -199,7 +208,7 @@ class TestEmbedded:
     ) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         settings = (f"model.checkpoint={checkpoint}", "engine.num_engines=2")
-        assert statuses(found(*settings)) == {"model.checkpoint": "ok", "engine.device": "ok"}
+        assert statuses(found(*settings)) == dict.fromkeys((*INPUTS, "engine.device"), "ok")
         detail = find_missing("engine.device", *settings, "engine.device=cuda")
         assert detail.startswith("engine.device is cuda, but torch ")
 
@@ -233,7 +242,7 @@ class TestCommand:
             return {"sglang.external_urls[0]": DoctorFinding("missing", "unreachable", "Start it.")}
 
         monkeypatch.setattr(machine_checks, "examine", examine)
-        config = ("--config", "configs/tiny_sglang.toml", "--set", "sglang.port=31500")
+        config = ("--config", str(ROOT / "configs/tiny_sglang.toml"), "--set", "sglang.port=31500")
         result = CliRunner().invoke(app, ["doctor", *config])
         assert result.exit_code == 1
         assert result.output.splitlines()[1].split() == ["missing", "sglang.external_urls[0]", "unreachable"]

@@ -1,0 +1,130 @@
+"""Inputs that a run refuses before it creates anything, each named by its key."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from actors.launch import input_checks
+from actors.launch.input_checks import check_inputs
+from configs.errors import UnusableInput
+from configs.load import load_run
+from configs.schema import RunConfig
+from tests.engine.learner.training_examples import write_initial_checkpoint
+
+QUESTION = '{"question": "What is 1 + 1?", "answer": "2"}\n'
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, a tokenizer and a file of questions."""
+    folder = tmp_path_factory.mktemp("complete")
+    write_initial_checkpoint(folder / "model")
+    (folder / "train.jsonl").write_text(QUESTION)
+    return folder
+
+
+@pytest.fixture
+def inputs(complete: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(complete, tmp_path / "inputs"))
+
+
+def load(inputs: Path, *overrides: str) -> RunConfig:
+    data = f'[data]\ntrain = "{inputs}/train.jsonl"\ntest = "{inputs}/train.jsonl"\n'
+    (inputs / "run.toml").write_text(
+        f'name = "r"\nruns_folder = "{inputs}/runs"\n[model]\ncheckpoint = "model"\n{data}'
+    )
+    small = ("dialogue.prompt_tokens=32", "dialogue.response_tokens=160", "rl.prompts=4")
+    return load_run(inputs / "run.toml", [*small, *overrides])
+
+
+def break_weights(inputs: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
+    file = inputs / "model" / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, {"format": "pt"})
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def remove_token(inputs: Path) -> None:
+    path = inputs / "model" / "tokenizer.json"
+    path.write_text(path.read_text().replace("<|im_end|>", "<|other|>"))
+
+
+def shorten_context(inputs: Path) -> None:
+    path = inputs / "model" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "max_position_embeddings": 64}))
+
+
+def test_complete_inputs_are_accepted_and_nothing_is_created(inputs: Path) -> None:
+    check_inputs(load(inputs))
+    assert not (inputs / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda inputs: (inputs / "train.jsonl").unlink(),
+            r"data\.train: .*/train\.jsonl: no such file; set data\.train",
+        ),
+        (
+            lambda inputs: (inputs / "train.jsonl").write_text(QUESTION + "{"),
+            r"data\.train: .*/train\.jsonl: row 2: not JSON",
+        ),
+        (lambda inputs: (inputs / "train.jsonl").write_text("{}"), r"data\.train: .*: row 1.*: no question"),
+        (lambda inputs: shutil.rmtree(inputs / "model"), r"model\.checkpoint: .*/model: no such folder"),
+        (lambda inputs: (inputs / "model/config.json").unlink(), r"model\.checkpoint: .*/config\.json: no such file"),
+        (
+            lambda inputs: (inputs / "model/config.json").write_text("[]"),
+            r"model\.checkpoint: .*/config\.json: not a JSON object",
+        ),
+        (
+            lambda inputs: (inputs / "model/tokenizer.json").unlink(),
+            r"model\.checkpoint: .*/tokenizer\.json: no such file",
+        ),
+        (remove_token, r"model\.checkpoint: .*/tokenizer\.json: the vocabulary has no token '<\|im_end\|>'"),
+        (shorten_context, r"model\.checkpoint: .*max_position_embeddings is 64, but .* = 192 tokens"),
+        (
+            lambda inputs: (inputs / "model/model.safetensors").unlink(),
+            r"model\.checkpoint: .*\.safetensors: no such file",
+        ),
+        (
+            lambda inputs: truncate(inputs / "model/model.safetensors"),
+            r"model\.checkpoint: .*\.safetensors: incomplete",
+        ),
+        (lambda inputs: (inputs / "model/model.safetensors").write_text("x"), r"\.safetensors: not a safetensors file"),
+    ],
+)
+def test_an_unusable_input_is_named_by_its_key(inputs: Path, damage: Callable[[Path], object], message: str) -> None:
+    damage(inputs)
+    with pytest.raises(UnusableInput, match=message):
+        check_inputs(load(inputs))
+
+
+def test_a_cold_start_without_dialogues_has_two_remedies(inputs: Path) -> None:
+    with pytest.raises(UnusableInput, match=r"^sft\.data: .*: no such file; set sft\.data .* or sft\.steps = 0$"):
+        check_inputs(load(inputs, "sft.steps=3"))
+
+
+def test_test_questions_are_not_needed_without_evaluation(inputs: Path) -> None:
+    check_inputs(load(inputs, "evaluation.questions=0", "data.test=none.jsonl"))
+    with pytest.raises(UnusableInput, match=r"^data\.test: "):
+        check_inputs(load(inputs, "data.test=none.jsonl"))
+
+
+def test_a_full_disk_and_full_shared_memory_are_refused(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(inputs)
+    for full, place in ((Path("/dev/shm"), "/dev/shm"), (inputs, "the disk of the run")):
+        monkeypatch.setattr(
+            input_checks.shutil, "disk_usage", lambda path, full=full: usage._replace(free=0) if path == full else usage
+        )
+        with pytest.raises(UnusableInput, match=rf"^space: {place} has 0\.0 GiB free, but .* take"):
+            check_inputs(load(inputs))
