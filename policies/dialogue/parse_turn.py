@@ -30,15 +30,15 @@ class AssistantTurn(msgspec.Struct, frozen=True, array_like=True):
 
 
 _CALL_PATTERN = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-_ANSWER_PATTERN = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_BRACE_PATTERN = re.compile(r"(?:\\boxed)?\{|\}")
 
 
 def parse_assistant_turn(text: str, tools: Sequence[ToolName]) -> AssistantTurn:
     """Parse the text of one assistant turn, with or without its end-of-turn token."""
     text = text.removesuffix(TURN_END)
     calls = tuple(_parse_tool_call(match.group(1).strip(), tools) for match in _CALL_PATTERN.finditer(text))
-    answers = _ANSWER_PATTERN.findall(text)
-    boxed = extract_last_boxed(answers[-1]) if answers else None
+    section = _extract_last_answer_section(text)
+    boxed = extract_last_boxed(section) if section is not None else None
     return AssistantTurn(
         calls=calls,
         answer=boxed if boxed is not None else extract_last_boxed(text),
@@ -78,14 +78,23 @@ def _is_encodable(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
+def _extract_last_answer_section(text: str) -> str | None:
+    """The text of the last complete answer section. One pass, unlike a lazy pattern."""
+    section, end = None, 0
+    while (start := text.find("<answer>", end)) >= 0 and (end := text.find("</answer>", start)) >= 0:
+        section = text[start + len("<answer>") : end]
+    return section
+
+
 def extract_last_boxed(text: str) -> str | None:
-    """The content of the last complete `\\boxed{...}`, with balanced inner braces."""
-    start = text.rfind("\\boxed{")
-    while start >= 0:
-        depth, begin = 0, start + len("\\boxed{")
-        for position in range(begin - 1, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[position], 0)
-            if depth == 0:
-                return text[begin:position]
-        start = text.rfind("\\boxed{", 0, start)
-    return None
+    """The content of the last complete `\\boxed{...}`, with balanced inner braces. One pass."""
+    last: tuple[int, int] | None = None
+    open_braces: list[tuple[int, bool]] = []  # (position of the content, whether \\boxed precedes the brace)
+    for match in _BRACE_PATTERN.finditer(text):
+        if match.group() != "}":
+            open_braces.append((match.end(), match.group() != "{"))
+        elif open_braces:
+            begin, is_boxed = open_braces.pop()
+            if is_boxed and (last is None or begin > last[0]):
+                last = begin, match.start()
+    return None if last is None else text[slice(*last)]

@@ -1,5 +1,7 @@
 """Tool calls and answers, parsed from assistant turns."""
 
+import re
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -88,3 +90,33 @@ def test_an_unbalanced_box_is_ignored(content: str) -> None:
     found = extract_last_boxed("\\boxed{" + content)
     if found is not None:
         assert found.count("{") == found.count("}")
+
+
+def _find_last_boxed_by_definition(text: str) -> str | None:
+    """Tries each opening from the last one to the first, in quadratic time."""
+    for opening in reversed(list(re.finditer(r"\\boxed\{", text))):
+        depth = 1
+        for position in range(opening.end(), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[position], 0)
+            if depth == 0:
+                return text[opening.end() : position]
+    return None
+
+
+PIECES = st.sampled_from(["\\boxed{", "{", "}", "}", "\\", "x", "<answer>", "</answer>", "boxed{"])
+
+
+@pytest.mark.slow
+@given(st.lists(PIECES, max_size=30).map("".join))
+def test_the_last_answer_agrees_with_its_definition(text: str) -> None:
+    assert extract_last_boxed(text) == _find_last_boxed_by_definition(text)
+    sections = re.findall(r"<answer>(.*?)</answer>", text)
+    in_section = _find_last_boxed_by_definition(sections[-1]) if sections else None
+    expected = _find_last_boxed_by_definition(text) if in_section is None else in_section
+    assert parse_assistant_turn(text, TOOLS).answer == expected
+
+
+def test_repeated_openings_are_parsed_in_linear_time() -> None:
+    """Quadratic time would need minutes: each opening would be compared with all later text."""
+    for opening in ("\\boxed{", "<answer>", "<answer>\\boxed{", "<tool_call>"):
+        assert parse_assistant_turn(opening * 4_000, TOOLS).answer is None
