@@ -15,6 +15,7 @@ from bus.event_log.reader import read_events
 from bus.messages import TrajectoryFailed
 from configs.run_folder import RunFolder
 from tests.actors.runs.running import (
+    ROOT,
     Start,
     finish,
     from_cold_start_of,
@@ -227,13 +228,13 @@ def test_an_executor_that_cannot_start_ends_the_run(tmp_path: Path, start: Start
     assert len(list_process_ids(RunFolder(tmp_path / "demo"), "executor-0")) == 1
 
 
-def test_a_missing_data_file_ends_the_run_and_is_named(tmp_path: Path, start: Start) -> None:
+def test_a_missing_data_file_is_named_and_claims_no_folder(tmp_path: Path, start: Start) -> None:
     process = start(tmp_path, "data.train=nowhere.jsonl")
     output = finish(process)
-    assert process.returncode == 1
-    assert "head ended with exit code 2" in output
-    assert "nowhere.jsonl: no such file" in output
+    assert process.returncode == 2
+    assert f"data.train: {ROOT}/nowhere.jsonl: no such file; set data.train to a file of questions" in output
     assert "Traceback" not in output
+    assert not (tmp_path / "demo").exists()
 
 
 def test_a_second_run_in_the_same_folder_is_refused_while_the_first_runs(tmp_path: Path, start: Start) -> None:

@@ -22,7 +22,7 @@ def small_run(**learner: float) -> RunConfig:
     return RunConfig(
         name="small",
         seed=3,
-        sft=SftConfig(steps=10, warmup_steps=2, batch_size=12),
+        sft=SftConfig(steps=10, warmup_steps=2, batch_size=12, lr=3e-3, muon_lr=0.02),
         rl=RlConfig(steps=6),
         learner=LearnerConfig(**settings),
     )
