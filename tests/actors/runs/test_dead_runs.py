@@ -26,6 +26,14 @@ from tests.processes import family, is_running, wait_for_end
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(autouse=True)
+def hangups_end_processes() -> Iterator[None]:
+    """Processes that nohup has started ignore SIGHUP, as do their children."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def list_held(processes: list[int]) -> set[Path]:
     """The scratch folders locked by these processes."""
     held: set[Path] = set()

@@ -175,7 +175,8 @@ def test_a_run_survives_a_killed_executor(tmp_path: Path, start: Start, finished
     Calls that were in flight at only one kill are answered by the next incarnation.
     """
     # The timeout is longer than the rollout is stopped, also on a busy machine.
-    process = start(tmp_path, *from_cold_start_of(finished_run[0]), "supervision.heartbeat_timeout_s=200")
+    settings = (*from_cold_start_of(finished_run[0]), "supervision.heartbeat_timeout_s=200")
+    process = start(tmp_path, *settings)
     folder = RunFolder(tmp_path / "demo")
 
     def read_executor_events(event: str, incarnation: int) -> list[dict[str, Any]]:
@@ -204,16 +205,16 @@ def test_a_run_survives_a_killed_executor(tmp_path: Path, start: Start, finished
     signal_process("rollout-0", signal.SIGCONT)
     wait_until(lambda: any(entry["sent"] for entry in read_executor_events("calls.rescheduled", 2)), process)
     signal_process("executor-0", signal.SIGKILL)
-    stop_when_joined(3)
-    signal_process("executor-0", signal.SIGKILL)  # between calls, or during rescheduled ones
-    succeed(process)
+    output = finish(process)
+    if process.returncode:  # no trajectory of the evaluation answered without a call
+        assert "every trajectory of evaluation start_sampled failed" in output
+        succeed(start(tmp_path, *settings, "--resume"))
 
     summary = read_conserved_summary(folder)
-    lost = [sum(entry["lost"] for entry in read_executor_events("calls.rescheduled", each)) for each in (1, 2, 3)]
+    lost = [sum(entry["lost"] for entry in read_executor_events("calls.rescheduled", each)) for each in (1, 2)]
     assert lost[0] == 0 < lost[1]
     assert summary["trajectories_failed"] == sum(lost)
     assert [step["step"] for step in metrics(folder, "step")] == [1, 2, 3]
-    assert sum(evaluation["failed"] for evaluation in metrics(folder, "evaluation")) == summary["trajectories_failed"]
     events = read_events(folder.events / "head.sqlite", kinds=["TrajectoryFailed"])
     failures = [decode(event.frame).message for event, _ in events]
     causes = {message.cause for message in failures if isinstance(message, TrajectoryFailed)}

@@ -108,7 +108,11 @@ def _measure_resident_mib(pid: int) -> int:
 
 
 def _list_private_folders() -> list[Path]:
-    return list(Path("/tmp").glob(f"asterism-{os.getuid()}-calls-*/*-{os.getpid()}-*"))
+    found: list[Path] = []
+    for scratch in Path("/tmp").glob(f"asterism-{os.getuid()}-calls-*"):
+        with contextlib.suppress(FileNotFoundError):  # another process has removed its own
+            found += scratch.glob(f"*-{os.getpid()}-*")
+    return found
 
 
 def _list_files(root: str) -> list[str]:
