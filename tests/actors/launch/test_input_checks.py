@@ -16,6 +16,8 @@ from configs.load import load_run
 from configs.schema import RunConfig
 from tests.engine.learner.training_examples import write_initial_checkpoint
 
+pytestmark = pytest.mark.slow
+
 QUESTION = '{"question": "What is 1 + 1?", "answer": "2"}\n'
 
 

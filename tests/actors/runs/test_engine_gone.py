@@ -3,6 +3,7 @@
 import re
 import signal
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,7 +79,8 @@ def test_a_restarted_docker_engine_masks_the_lost_calls_only(
     assert {failure.trajectory_id for failure in failed} == find_lost_twice(folder)  # masked, not rewarded with 0
     assert len(failed) == summary["trajectories_failed"]
     assert list(find_leftovers(folder)) == []
-    assert list_containers(engine) == []
+    while list_containers(engine):  # the engine itself removes a container that died without it
+        time.sleep(0.1)
 
 
 def test_a_stopped_docker_engine_ends_the_run_and_is_named(
