@@ -116,8 +116,12 @@ def _prepare_folder(run: RunConfig, folder: RunFolder, *, resume: bool, overwrit
 
 
 def _has_begun(folder: RunFolder) -> bool:
-    """Whether the folder has a checkpoint or an event. A failed start leaves neither, so any run may use the folder."""
-    if any(folder.checkpoints.glob("step_*")):
+    """Whether the folder has a checkpoint, an event, or a file that no failed start leaves. If not, any run may use it."""
+    left_by_failed_start = {
+        *(folder.config, folder.lock, folder.launch_counter, folder.problem_counts),
+        *(folder.logs, folder.events, folder.data, folder.checkpoints, folder.batches, folder.path / "isolation"),
+    }
+    if not left_by_failed_start.issuperset(folder.path.iterdir()) or any(folder.checkpoints.glob("step_*")):
         return True
     return any(event.kind != "RunStarted" for log in folder.events.glob("*.sqlite") for event, _ in read_events(log))
 

@@ -70,6 +70,16 @@ def test_a_folder_without_events_and_checkpoints_serves_any_configuration(tmp_pa
     assert sorted(entry.name for entry in path.iterdir()) == ["config.toml", "lock"]
 
 
+@pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl", "notes.txt"])
+def test_results_without_events_and_checkpoints_are_never_deleted(tmp_path: Path, name: str) -> None:
+    kept = claim(run_in(tmp_path)) / name
+    kept.write_text("{}")
+    for run in (run_in(tmp_path), run_in(tmp_path, seed=1)):
+        with pytest.raises(RunFolderError, match="--overwrite deletes it"):
+            claim(run)
+    assert kept.read_text() == "{}"
+
+
 def test_a_finished_run_is_not_resumed(tmp_path: Path) -> None:
     (begin(run_in(tmp_path)) / "summary.json").write_text("{}")
     with pytest.raises(RunAlreadyFinished, match=r"this run is finished; its results are in .*/summary.json"):
