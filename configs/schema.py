@@ -185,13 +185,19 @@ class SandboxConfig(Section, frozen=True):
     containers: PositiveInt = 1  # per executor
     container_timeout_s: PositiveFloat = 120.0  # without any container for this long an executor exits: docs/faults.md
     container_memory_mib: PositiveInt = 8192  # per container; beyond it the kernel kills the largest call
-    container_processes: PositiveInt = 8192  # per container
+    container_processes: PositiveInt = 16_384  # per container: max_live_notebooks * (max_processes + 2) + 1024 or more
     cpuset: str = ""  # CPUs of the containers, such as "0-7"; empty: all
     image: str = ""  # empty: the image that `make sandbox-image` builds from this version of the code
 
     def __post_init__(self) -> None:
         require(
             self.container_memory_mib >= self.memory_mib + 512, "container_memory_mib must exceed memory_mib by 512"
+        )
+        # A notebook has two processes of the sandbox; programs and fork servers need the reserve.
+        needed = self.max_live_notebooks * (self.max_processes + 2) + 1024
+        require(
+            self.container_processes >= needed,
+            f"container_processes must be at least max_live_notebooks * (max_processes + 2) + 1024 = {needed}",
         )
 
 

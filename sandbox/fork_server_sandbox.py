@@ -41,7 +41,8 @@ from sandbox.preloads import Preload, select_preload
 _NOTEBOOK_ENDED = "the trajectory ended"
 _MEMORY_CHECK_S = 0.5  # minimum interval between two checks of the memory in use
 _COMMITTED_KINDS = ("ok", "raised", "memory")  # answers after which the effects of a cell stay
-_MAX_CELL_ATTEMPTS = 3  # to rebuild a notebook's state and run a cell on it
+_MAX_ATTEMPTS = 3  # at a call after a lack of resources or the loss of a notebook's state
+_RETRY_DELAYS_S = (0.1, 0.5)  # in which evicted notebooks end
 _NO_OUTPUT: Frame = {"stdout": "", "stderr": "", "stdout_cut": 0, "stderr_cut": 0}
 _STATE_LOST: Frame = {"kind": "died", "details": ["-9"], "duration_s": 0.0, **_NO_OUTPUT}
 
@@ -91,7 +92,7 @@ class ForkServerSandbox:
         return build_isolation(greetings[0], refusal, *self._host.describe())
 
     async def run(self, call: CodeRequested) -> CodeResult:
-        refused = self._check_call(call)
+        refused = _check_call(call, self._config)
         if refused is not None:
             return CodeResult(refused, 0.0)
         if self._num_queued >= self._config.max_queued_calls:
@@ -140,14 +141,26 @@ class ForkServerSandbox:
     # ------------------------------------------------------------ programs
 
     async def _run_program(self, call: CodeRequested) -> CodeResult:
-        pool = await self._get_started_pool(select_preload(call.code))
-        server = await pool.acquire()
-        try:
-            with self._gauge.track_slot():
-                answer = await server.call(self._build_frame("run", call.code, call.stdin, self._derive_seed(call)))
-        finally:
-            pool.release(server)
-        return self._build_result(answer)
+        for attempt in range(_MAX_ATTEMPTS):
+            pool = await self._get_started_pool(select_preload(call.code))
+            server = await pool.acquire()
+            try:
+                with self._gauge.track_slot():
+                    answer = await server.call(self._build_frame("run", call.code, call.stdin, self._derive_seed(call)))
+            finally:
+                pool.release(server)
+            if answer["kind"] != "failed":
+                return CodeResult(parse_outcome(answer, self._config), answer["duration_s"])
+            await self._make_room(answer, attempt)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _make_room(self, answer: Frame, attempt: int) -> None:
+        """Evicts idle notebooks before a retry. Raises SandboxFailure after the last attempt."""
+        if attempt == _MAX_ATTEMPTS - 1:
+            raise SandboxFailure(answer["details"][0])
+        for notebook in self._notebooks.select_for_room():
+            self._drop_process(notebook)
+        await asyncio.sleep(_RETRY_DELAYS_S[attempt])
 
     # ------------------------------------------------------------ notebooks
 
@@ -162,13 +175,16 @@ class ForkServerSandbox:
                 notebook.completed_cells.append((call.code, seed))
             elif notebook.num_applied_cells < num_completed:
                 notebook.destroyed_own_state = True
-            return self._build_result(answer)
+            return CodeResult(parse_outcome(answer, self._config), answer["duration_s"])
 
     async def _run_cell_with_retries(self, notebook: Notebook, code: str, seed: int) -> Frame:
-        for _ in range(_MAX_CELL_ATTEMPTS):
+        for attempt in range(_MAX_ATTEMPTS):
             answer = await self._replay_cells(notebook)
             if answer is None:
                 answer = await self._run_in_process(notebook, code, seed)
+            if answer["kind"] == "failed":
+                await self._make_room(answer, attempt)
+                continue
             if answer["kind"] != "lost":
                 return answer
             notebook.destroyed_own_state = True
@@ -187,7 +203,7 @@ class ForkServerSandbox:
         while notebook.num_applied_cells < len(notebook.completed_cells):
             number = notebook.num_applied_cells
             answer = await self._run_in_process(notebook, *notebook.completed_cells[number])
-            if answer["kind"] == "lost":
+            if answer["kind"] in ("lost", "failed"):
                 return answer
             if answer["kind"] == "memory" and notebook.num_applied_cells == number:
                 # `restore_notebook` also gets out-of-memory cells that left no effects.
@@ -277,19 +293,17 @@ class ForkServerSandbox:
     def _derive_seed(self, call: CodeRequested) -> int:
         return mix(self._seed, call.trajectory_id, call.call)
 
-    def _check_call(self, call: CodeRequested) -> CodeRefused | None:
-        if call.tool not in ("jupyter_code", "python_code_with_standard_io"):
-            return CodeRefused(f"unknown tool {call.tool}")
-        if len(call.code) > MAX_CODE_BYTES:
-            return CodeRefused(f"the code is longer than {MAX_CODE_BYTES} characters")
-        # Four bytes a character at most.
-        stdin_limit = min(MAX_STDIN_BYTES, self._config.file_mib << 20) // 4
-        if len(call.stdin) > stdin_limit:
-            return CodeRefused(f"the input is longer than {stdin_limit} characters")
-        return None
 
-    def _build_result(self, answer: Frame) -> CodeResult:
-        return CodeResult(parse_outcome(answer, self._config), answer["duration_s"])
+def _check_call(call: CodeRequested, config: SandboxConfig) -> CodeRefused | None:
+    if call.tool not in ("jupyter_code", "python_code_with_standard_io"):
+        return CodeRefused(f"unknown tool {call.tool}")
+    if len(call.code) > MAX_CODE_BYTES:
+        return CodeRefused(f"the code is longer than {MAX_CODE_BYTES} characters")
+    # Four bytes a character at most.
+    stdin_limit = min(MAX_STDIN_BYTES, config.file_mib << 20) // 4
+    if len(call.stdin) > stdin_limit:
+        return CodeRefused(f"the input is longer than {stdin_limit} characters")
+    return None
 
 
 def parse_outcome(answer: Frame, config: SandboxConfig) -> CodeOutcome:

@@ -100,7 +100,10 @@ def set_shared_limits(settings: ServerSettings, mapped_bytes: int) -> None:
 
 
 def _set_limit(kind: int, value: int) -> None:
-    resource.setrlimit(kind, (value, value))
+    """Keeps a lower limit of the machine."""
+    _, hard = resource.getrlimit(kind)
+    limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (limit, limit))
 
 
 def _serve(isolation: CallIsolation) -> NoReturn:

@@ -40,6 +40,7 @@ from sandbox.inside.wire.call_wire import CallRequest, read_call, write_answer, 
 from sandbox.inside.wire.server_settings import ServerSettings
 
 HARNESS_PROCESSES = 2  # base and checkpoint, in addition to the code's own limit
+FORK_FAILED_EXIT_CODE = 71  # of the base
 _MAX_PURE_CELLS, _MAX_REPLAY_S = 256, 0.01  # cells since a checkpoint, and their total run time
 _SIGNALS = frozenset(map(int, signal.valid_signals()))
 # The public wrapper spends most of its time on naming the signals in its result.
@@ -96,8 +97,7 @@ class NotebookProcess:
         try:
             child = os.fork()
         except OSError:
-            write_answer(["lost"], nonce, 0)
-            return False
+            os._exit(FORK_FAILED_EXIT_CODE)
         if child == 0:
             self._become_worker()
             return True

@@ -61,15 +61,22 @@ class LandlockRules:
 
     def create_ruleset(self, own_folder: str) -> int:
         """A descriptor of the rules, with write access beneath `own_folder`. Raises OSError."""
-        made = syscalls.LIBC.syscall(_SYS_CREATE_RULESET, self._attributes, ctypes.c_size_t(len(self._attributes)), 0)
-        ruleset = syscalls.check_result(made, "landlock_create_ruleset")
         own = os.open(own_folder, os.O_PATH)
+        ruleset = -1
         try:
+            made = syscalls.LIBC.syscall(
+                _SYS_CREATE_RULESET, self._attributes, ctypes.c_size_t(len(self._attributes)), 0
+            )
+            ruleset = syscalls.check_result(made, "landlock_create_ruleset")
             for fd, rights in (*self._fixed_rules, (own, _OWN_FOLDER_RIGHTS)):
                 beneath = struct.pack("<Qi", rights & self._handled_rights, fd)
                 syscalls.check_result(
                     syscalls.LIBC.syscall(_SYS_ADD_RULE, ruleset, _PATH_BENEATH, beneath, 0), "landlock_add_rule"
                 )
+        except OSError:
+            if ruleset >= 0:
+                os.close(ruleset)
+            raise
         finally:
             os.close(own)
         return ruleset

@@ -135,6 +135,7 @@ class CallMonitor:
             pids, used = self._measure_tree_memory(child)  # pages of an exiting process may count twice
             if len(pids) > 1 and used > self._memory_limit:
                 return False
+        child.memory_bytes = used
         total_s = self._usage.measure_cpu_s(pids)
         if child.sampled_at is None:
             child.sampled_at, child.tree_cpu_s = now, 0.0 if child.notebook_id is None else total_s

@@ -89,6 +89,7 @@ class CallProcess:
         self.cpu_s = 0.0  # CPU time of the worker before this call
         self.waited_s = 0.0  # time that the worker waited for a CPU before this call
         self.sampled_at: float | None = None  # time of the last check of a long call
+        self.memory_bytes = 0  # of all its processes at that check
         self.tree_cpu_s = 0.0  # CPU time of all its processes at that check
         self.stopped_at: float | None = None  # None while it may run
         self.stopped_s = 0.0
@@ -107,6 +108,11 @@ class CallProcess:
     def fds(self) -> tuple[int, int, int, int]:
         return self.control.fileno(), self.pidfd, self.streams[0].fd, self.streams[1].fd
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the model's code may have run."""
+        return self.start_report is not None or bool(self._received)
+
     def assign_call(self, call: Frame, nonce: int, now: float, limit_s: float) -> None:
         self.call = call
         self.nonce = nonce
@@ -115,6 +121,7 @@ class CallProcess:
         self.deadline = now + limit_s
         self.worker = self.sampled_at = self.exceeded_limit = None
         self.stopped_s = 0.0
+        self.memory_bytes = 0
         self.rolling_back = False
         self.outcome = None
         self._received = b""

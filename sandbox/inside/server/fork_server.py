@@ -10,9 +10,10 @@
                               {"id"}, once per ping
 
 "session" is a notebook's id. "kind" and "details" are an outcome's (sandbox.inside.call.run_code),
-or "timeout", "died" (exit code), or "lost": the notebook's state does not hold the `cells` that
-the call expects, and the cell did not run. An answer's `cells` is the number that the state holds
-now. Output of the code cannot become a frame: this process reads it from pipes and quotes it.
+or "timeout", "died" (exit code), "failed" (cause): the machine lacked processes, descriptors or
+memory, or "lost": the notebook's state does not hold the `cells` that the call expects, and the
+cell did not run. An answer's `cells` is the number that the state holds now. Output of the code
+cannot become a frame: this process reads it from pipes and quotes it.
 
 A notebook's processes live until "end". If a cell dies or exceeds a limit, all that it started is
 killed and the notebook rolls back to the state before the cell
@@ -28,6 +29,7 @@ import time
 from collections import deque
 
 from sandbox.inside.call.call_process import CallIsolation
+from sandbox.inside.call.notebook_process import FORK_FAILED_EXIT_CODE
 from sandbox.inside.server.call_monitor import MAX_OUTCOME_BYTES, CallMonitor
 from sandbox.inside.server.call_process_handle import CallProcess, NotebookProcesses
 from sandbox.inside.server.orphan_reaper import kill_groups, kill_orphans
@@ -41,6 +43,9 @@ from sandbox.inside.zygote.zygote import Zygote
 
 _CHUNK = 1 << 16  # libc would map and unmap a larger buffer for each read
 _MAX_FORKS_PER_LOOP = 2
+_FORK_RETRY_S = 0.1  # before the next fork ahead of calls, after one failed
+_KILLED = ["died", str(-signal.SIGKILL)]
+_OOM_KILLED = ["failed", "the kernel killed a call below its memory limit"]
 
 
 class ForkServer:
@@ -68,12 +73,14 @@ class ForkServer:
         self._warm = WarmProcesses(settings, zygote, self._process_tree, folder)
         self._notebooks = NotebookProcesses(self._process_tree)
         usage = ProcessUsage(self._process_tree, zygote.pid)
+        self._exits = ExitClassifier(settings, isolation.own_namespaces, usage)
         self._monitor = CallMonitor(settings, usage, self._notebooks, self)
+        self._fork_retry_at = 0.0
 
     def serve(self) -> None:
         """Until the executor closes its end."""
         while True:
-            idle = not self._warm.is_full
+            idle = not self._warm.is_full and time.monotonic() >= self._fork_retry_at
             events = self._poll.poll(0 if idle or self._pending else self._monitor.get_wait_s())
             if not events and idle and not self._pending:
                 self._fork()
@@ -108,8 +115,9 @@ class ForkServer:
         while self._pending and num_forks < _MAX_FORKS_PER_LOOP:
             if self._needs_process():
                 num_forks += 1
-                if self._warm.is_empty:
-                    self._fork()
+                if self._warm.is_empty and (cause := self._fork()):
+                    self._send({"id": self._pending.popleft()["id"], "kind": "failed", "details": [cause], "cells": 0})
+                    continue
             self._handle(self._pending.popleft())
 
     def _needs_process(self) -> bool:
@@ -208,6 +216,8 @@ class ForkServer:
         if outcome[0] == "died" and not self._notebooks.kill_cell(child):
             self._kill(child)
             return
+        if outcome == _KILLED and child.exceeded_limit is None and self._exits.was_oom_killed(child):
+            outcome = _OOM_KILLED
         for stream in child.streams:
             stream.drain()
         if child.pipes_polled:
@@ -231,16 +241,12 @@ class ForkServer:
             child.num_cells = 0
             cpu_s = taken.ru_utime + taken.ru_stime
             self._send_answer(
-                child, child.outcome or self._classify_exit(child, os.waitstatus_to_exitcode(status), cpu_s)
+                child, child.outcome or self._exits.classify(child, os.waitstatus_to_exitcode(status), cpu_s)
             )
+        elif not child.has_begun:
+            self._fork_retry_at = time.monotonic() + _FORK_RETRY_S
         child.close()
         self._warm.release(child)
-
-    def _classify_exit(self, child: CallProcess, exit_code: int, cpu_s: float) -> CallOutcome:
-        if exit_code == -signal.SIGKILL and self._own_namespaces and not child.killed:
-            # Only the kernel can kill a namespace's process 1: for CPU time or memory.
-            return ["timeout" if cpu_s > self._settings.time_limit_s else "memory"]
-        return ["died", str(exit_code)]
 
     def _send_answer(self, child: CallProcess, outcome: CallOutcome) -> None:
         assert child.call is not None
@@ -262,9 +268,17 @@ class ForkServer:
 
     # ------------------------------------------------------------ processes
 
-    def _fork(self) -> None:
-        child = self._warm.fork()
+    def _fork(self) -> str | None:
+        """Forks a process ahead of its call. The cause if that fails."""
+        try:
+            child = self._warm.fork()
+        except ConnectionError:  # the zygote has ended
+            raise
+        except OSError as error:
+            self._fork_retry_at = time.monotonic() + _FORK_RETRY_S
+            return f"no process for a call: {error.strerror}"
         self._register(child, child.pidfd)
+        return None
 
     def _register(self, child: CallProcess, fd: int) -> None:
         if fd not in self._processes_by_fd:
@@ -274,3 +288,30 @@ class ForkServer:
     def _unregister(self, fd: int) -> None:
         if self._processes_by_fd.pop(fd, None) is not None:
             self._poll.unregister(fd)
+
+
+class ExitClassifier:
+    """Finds what ended a call's process: its code, one of its limits, or a machine without resources."""
+
+    def __init__(self, settings: ServerSettings, own_namespaces: bool, usage: ProcessUsage) -> None:
+        self._settings = settings
+        self._own_namespaces = own_namespaces
+        self._usage = usage
+
+    def classify(self, child: CallProcess, exit_code: int, cpu_s: float) -> CallOutcome:
+        if exit_code == -signal.SIGKILL and not child.killed:
+            if self._own_namespaces and cpu_s > self._settings.time_limit_s:
+                return ["timeout"]
+            if self.was_oom_killed(child):
+                return _OOM_KILLED
+            if self._own_namespaces:  # only the kernel can kill a namespace's process 1
+                return ["memory"]
+        if exit_code == FORK_FAILED_EXIT_CODE and child.notebook_id is not None:
+            return ["failed", "a notebook could not fork"]
+        if exit_code > 0 and not child.has_begun:
+            return ["failed", "a call could not be isolated"]
+        return ["died", str(exit_code)]
+
+    def was_oom_killed(self, child: CallProcess) -> bool:
+        """Whether a full machine or container killed a call below its memory limit."""
+        return child.memory_bytes <= self._settings.memory_mib << 20 and self._usage.take_oom_kill()

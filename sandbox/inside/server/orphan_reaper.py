@@ -56,7 +56,10 @@ def _list_orphans(processes: ProcessTree, known: set[int], running: set[int]) ->
 
 
 def _kill_user(user: int) -> None:
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:  # no process is left: the caller kills one by one
+        return
     if pid == 0:
         try:
             os.setresuid(_UNUSED_UID, user, _UNUSED_UID)

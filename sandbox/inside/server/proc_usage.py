@@ -15,6 +15,7 @@ class ProcessUsage:
     def __init__(self, processes: ProcessTree, zygote_pid: int) -> None:
         self._processes = processes
         self._zygote_bytes = self._read_resident_bytes(zygote_pid)
+        self._num_oom_kills = self._count_oom_kills()
 
     def read_schedule(self, pid: int) -> tuple[float, float]:
         """(seconds on a CPU, seconds runnable without one) of its first thread, since its start."""
@@ -47,6 +48,20 @@ class ProcessUsage:
         """Bytes beyond the zygote's memory per process. Above `limit`, shared pages count once."""
         used = sum(self._compute_own_bytes(pid) for pid in pids)
         return used if used <= limit else sum(self._read_proportional_bytes(pid) for pid in pids)
+
+    def take_oom_kill(self) -> bool:
+        """Whether the kernel killed a process for memory. True once for each of its kills.
+
+        The kernel's counter is the machine's and names no process.
+        """
+        if self._count_oom_kills() <= self._num_oom_kills:
+            return False
+        self._num_oom_kills += 1
+        return True
+
+    def _count_oom_kills(self) -> int:
+        lines = self._processes.read_machine_file("vmstat").splitlines()
+        return next((int(line.split()[1]) for line in lines if line.startswith(b"oom_kill ")), 0)
 
     def _read_proportional_bytes(self, pid: int) -> int:
         """Its proportional set size, which divides a page by its users; else its own pages."""

@@ -57,6 +57,9 @@ class ProcessTree:
         """A file of the process's /proc folder."""
         return _read(self._proc_fd, f"{pid}/{name}")
 
+    def read_machine_file(self, name: str) -> bytes:
+        return _read(self._proc_fd, name)
+
     def prefer_for_oom_kill(self, pid: int) -> None:
         """Makes the kernel kill it and its children before the fork server or the training."""
         try:

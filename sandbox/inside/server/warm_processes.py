@@ -2,7 +2,11 @@
 # pathlib would be mapped into every forked process.
 # ruff: noqa: PTH102
 
+import contextlib
+import errno
 import os
+import resource
+import signal
 import socket
 from collections import deque
 
@@ -14,6 +18,7 @@ from sandbox.inside.zygote.zygote import Zygote
 
 # Where root has no namespaces, each call gets an unassigned uid from its server's range.
 _FIRST_FREE_UID, _UIDS_PER_SERVER, _MAX_SERVERS = 2_000_000_000, 1_024, 2_000_000
+_SPARE_DESCRIPTORS = 16  # for files of /proc: without them no limit could be enforced
 
 
 class WarmProcesses:
@@ -41,22 +46,25 @@ class WarmProcesses:
         return self._waiting.popleft()
 
     def fork(self) -> CallProcess:
-        """Forks a process, which isolates itself and then waits for a call."""
-        ours, theirs = socket.socketpair()
-        out_read, out_write = os.pipe()
-        err_read, err_write = os.pipe()
-        self._num_forked += 1
-        folder, uid = self._allocate_folder_and_uid()
-        pid = self._zygote.fork((theirs.fileno(), out_write, err_write), uid, folder)
-        theirs.close()
-        os.close(out_write)
-        os.close(err_write)
-        ours.setblocking(False)
-        os.set_blocking(out_read, False)
-        os.set_blocking(err_read, False)
-        limit = self._settings.output_bytes
-        self._process_tree.prefer_for_oom_kill(pid)
-        child = CallProcess(pid, ours, OutputPipe(out_read, limit), OutputPipe(err_read, limit), folder, uid)
+        """Forks a process, which isolates itself and then waits for a call. Raises OSError."""
+        with contextlib.ExitStack() as on_error, contextlib.ExitStack() as ends_of_child:
+            ours, theirs = socket.socketpair()
+            on_error.callback(ours.close)
+            ends_of_child.callback(theirs.close)
+            out_read, out_write = _open_pipe(on_error, ends_of_child)
+            err_read, err_write = _open_pipe(on_error, ends_of_child)
+            if max(err_read, err_write) >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _SPARE_DESCRIPTORS:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            self._num_forked += 1
+            folder, uid = self._allocate_folder_and_uid()
+            on_error.callback(self._free, folder, uid)
+            pid = self._zygote.fork((theirs.fileno(), out_write, err_write), uid, folder)
+            on_error.callback(_kill_and_reap, pid)
+            ours.setblocking(False)
+            limit = self._settings.output_bytes
+            self._process_tree.prefer_for_oom_kill(pid)
+            child = CallProcess(pid, ours, OutputPipe(out_read, limit), OutputPipe(err_read, limit), folder, uid)
+            on_error.pop_all()
         self._waiting.append(child)
         return child
 
@@ -64,10 +72,13 @@ class WarmProcesses:
         """Removes the folder of a process that has ended, and frees its uid."""
         if child in self._waiting:
             self._waiting.remove(child)
-        if child.folder is not None:
-            remove_folder(child.folder)
-        if child.uid is not None and child.uid not in self._free_uids:
-            self._free_uids.appendleft(child.uid)  # at the front: the shared uid stays the last
+        self._free(child.folder, child.uid)
+
+    def _free(self, folder: str | None, uid: int | None) -> None:
+        if folder is not None:
+            remove_folder(folder)
+        if uid is not None and uid not in self._free_uids:
+            self._free_uids.appendleft(uid)  # at the front: the shared uid stays the last
 
     def _allocate_folder_and_uid(self) -> tuple[str | None, int | None]:
         """(folder, uid) of the next call, if it cannot have a mount and a user namespace."""
@@ -81,3 +92,16 @@ class WarmProcesses:
         uid = self._free_uids.popleft() if len(self._free_uids) > 1 else self._free_uids[0]
         os.chown(folder, uid, uid)
         return folder, uid
+
+
+def _open_pipe(on_error: contextlib.ExitStack, ends_of_child: contextlib.ExitStack) -> tuple[int, int]:
+    read, write = os.pipe()
+    on_error.callback(os.close, read)
+    ends_of_child.callback(os.close, write)
+    os.set_blocking(read, False)
+    return read, write
+
+
+def _kill_and_reap(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)

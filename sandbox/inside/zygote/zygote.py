@@ -9,6 +9,7 @@ written between two forks is copied again. The new process is the fork server's 
 kills the zygote when the fork server ends.
 """
 
+import errno
 import os
 import signal
 import socket
@@ -26,7 +27,7 @@ _MAX_REQUEST_BYTES = 256
 _MAX_ERROR_BYTES = 4096
 _READY = "\n"
 _NUM_FDS = 3
-_FDS = struct.Struct(f"{_NUM_FDS}i")
+_FD_BYTES = struct.calcsize("i")
 
 
 class Zygote:
@@ -76,28 +77,40 @@ def _load_or_exit(fork_server: socket.socket, load: Callable[[], None]) -> None:
 
 
 def _serve(fork_server: socket.socket, isolation: CallIsolation) -> NoReturn:
-    flags = syscalls.CLONE_NEWPID if isolation.own_namespaces else 0
-    ancillary_bytes = socket.CMSG_SPACE(_FDS.size)
+    ancillary_bytes = socket.CMSG_SPACE(_NUM_FDS * _FD_BYTES)
     while True:
         request, ancillary, _, _ = fork_server.recvmsg(_MAX_REQUEST_BYTES, ancillary_bytes)
         if not request:
             os._exit(0)
-        control, stdout, stderr = fds = _FDS.unpack(ancillary[0][2])
-        (uid,) = _UID.unpack_from(request)
-        folder = os.fsdecode(request[_UID.size :]) or None
-        call_isolation = isolation
-        if folder is not None and isolation.landlock is not None:  # copies no pages here
-            call_isolation = call_isolation._replace(ruleset=isolation.landlock.create_ruleset(folder))
-        if uid >= 0:
-            call_isolation = call_isolation._replace(unprivileged_id=uid)
+        received = ancillary[0][2] if ancillary else b""
+        fds = struct.unpack(f"{len(received) // _FD_BYTES}i", received)
         try:
-            pid = syscalls.clone_for_parent(flags)
+            if len(fds) < _NUM_FDS:  # the kernel closed the others
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            pid = _fork_call(request, fds, isolation)
         except OSError as error:
-            pid = -(error.errno or 1)
-        if pid == 0:
-            call_process.run_call_process(control, stdout, stderr, folder, call_isolation)
+            pid = -(error.errno or errno.EAGAIN)
         for fd in fds:
             os.close(fd)
-        if call_isolation.ruleset is not None and call_isolation.ruleset != isolation.ruleset:
-            os.close(call_isolation.ruleset)
         fork_server.send(_ANSWER.pack(pid))
+
+
+def _fork_call(request: bytes, fds: tuple[int, ...], isolation: CallIsolation) -> int:
+    """The new process's pid; the new process itself never returns. Raises OSError."""
+    (uid,) = _UID.unpack_from(request)
+    folder = os.fsdecode(request[_UID.size :]) or None
+    own_ruleset = None
+    if folder is not None and isolation.landlock is not None:  # copies no pages here
+        own_ruleset = isolation.landlock.create_ruleset(folder)
+        isolation = isolation._replace(ruleset=own_ruleset)
+    if uid >= 0:
+        isolation = isolation._replace(unprivileged_id=uid)
+    try:
+        pid = syscalls.clone_for_parent(syscalls.CLONE_NEWPID if isolation.own_namespaces else 0)
+        if pid == 0:
+            control, stdout, stderr = fds
+            call_process.run_call_process(control, stdout, stderr, folder, isolation)
+        return pid
+    finally:
+        if own_ruleset is not None:
+            os.close(own_ruleset)

@@ -1,0 +1,87 @@
+"""What a call or an idle notebook takes from others is bounded. The tests count outcomes."""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from bus.messages import CodeOk, CodeOutcome
+from configs.schema import SandboxConfig
+from sandbox.contract import CodeResult
+from sandbox.inside.wire.command import build_python_command
+from tests.sandbox.conftest import StartSandbox
+
+pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
+REFUSALS = (
+    "no process for a call: Too many open files",
+    "no process for a call: Resource temporarily unavailable",
+    "a notebook could not fork",
+    "a call could not be isolated",
+)
+
+
+@pytest.fixture
+def start_scarce(start_sandbox: StartSandbox, monkeypatch: pytest.MonkeyPatch) -> StartSandbox:
+    """Starts a fork server of this machine with few descriptors, or a container with few processes."""
+    monkeypatch.setattr("configs.schema.require", lambda *_: None)  # it refuses so few processes
+    monkeypatch.setattr(
+        "sandbox.hosts.local_host.build_python_command",
+        lambda *arguments: ["/bin/sh", "-c", 'ulimit -n 80; exec "$@"', "sh", *build_python_command(*arguments)],
+    )
+    return partial(start_sandbox, container_processes=40, time_limit_s=20.0)
+
+
+def get_texts(results: list[CodeResult]) -> list[str | CodeOutcome]:
+    return [
+        result.outcome.output.stdout if isinstance(result.outcome, CodeOk) else result.outcome for result in results
+    ]
+
+
+async def test_a_refused_fork_fails_only_its_call(start_scarce: StartSandbox) -> None:
+    async with start_scarce() as client:
+        assert get_texts([await client.program("print(1)")]) == ["1\n"]
+        servers = client.sandbox.server_pids
+        sleeps = "import time; time.sleep(2); print('slept')"
+        calls = [client.cell(sleeps, number) if number % 2 else client.program(sleeps) for number in range(40)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        failures = [result for result in results if isinstance(result, BaseException)]
+        assert {str(failure) for failure in failures} <= set(REFUSALS)
+        assert 0 < len(failures) < 40
+        texts = get_texts([result for result in results if isinstance(result, CodeResult)])
+        assert texts == ["slept\n"] * (40 - len(failures))
+        assert get_texts([await client.program("print(2)") for _ in range(8)]) == ["2\n"] * 8
+        assert client.sandbox.server_pids == servers
+
+
+async def test_idle_notebooks_make_room_for_calls_that_cannot_start(start_scarce: StartSandbox) -> None:
+    async with start_scarce() as client:
+        for trajectory in range(30):
+            assert await client.printed(f"import math; x = {trajectory}", trajectory) == ""
+        assert get_texts([await client.program("print(2)") for _ in range(3)]) == ["2\n"] * 3
+        for trajectory in range(30):
+            assert await client.printed("x", trajectory) == f"{trajectory}\n"
+
+
+def test_the_process_limit_of_a_container_covers_all_notebooks() -> None:
+    SandboxConfig(max_live_notebooks=100, max_processes=8, container_processes=2024)
+    with pytest.raises(ValueError, match=r"container_processes must be .*max_live_notebooks.*max_processes.* = 2024"):
+        SandboxConfig(max_live_notebooks=100, max_processes=8, container_processes=2023)
+
+
+def count_oom_kills() -> int:
+    return int(Path("/proc/vmstat").read_text().split("oom_kill ")[1].split()[0])
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("start_sandbox", ["docker"], indirect=True)
+async def test_a_call_that_the_kernel_kills_below_its_limit_runs_again(start_sandbox: StartSandbox) -> None:
+    limits = {"memory_mib": 64, "file_mib": 60, "container_memory_mib": 576, "notebook_memory_share": 1.0}
+    async with start_sandbox(time_limit_s=20.0, max_live_notebooks=8, **limits) as client:
+        fill = "open('file', 'wb').write(bytes(50 << 20)) and None"
+        results = await asyncio.gather(*[client.cell(fill, trajectory) for trajectory in range(8)])
+        assert get_texts(results) == [""] * 8
+        before = count_oom_kills()
+        programs = [client.program("x = b'x' * (47 << 20)\nprint(len(x))") for _ in range(4)]
+        assert get_texts(await asyncio.gather(*programs)) == [f"{47 << 20}\n"] * 4
+        assert count_oom_kills() > before
