@@ -19,6 +19,7 @@ Port = Annotated[int, Meta(ge=1024, le=65_535)]
 # A path in a TOML file is relative to that file, a path in an override to the current folder.
 FilePath = Annotated[str, Meta(extra={"is_path": True})]
 
+_MIN_FOREIGN_SIMILARITY = 0.7  # of a key in another table, for a suggestion
 PRESET_KEY = "preset"  # a key of the file, not of the schema
 
 
@@ -83,7 +84,7 @@ def find_nearest_keys(root: type[Section], path: Sequence[str]) -> list[str]:
     by_name: dict[str, list[str]] = {}
     for key in _iter_keys(root):
         by_name.setdefault(key.rpartition(".")[2], []).append(key)
-    nearest = difflib.get_close_matches(name, by_name, n=1)  # an equal name is nearest
+    nearest = difflib.get_close_matches(name, by_name, n=1, cutoff=_MIN_FOREIGN_SIMILARITY)  # an equal name is nearest
     return by_name[nearest[0]] if nearest else []
 
 

@@ -30,7 +30,7 @@ from policies.decider import Send
 
 
 def divide(numerator: float, denominator: float) -> float | None:
-    """None for 0 of 0."""
+    """None if the denominator is 0."""
     return numerator / denominator if denominator else None
 
 

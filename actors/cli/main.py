@@ -95,7 +95,9 @@ def run(
     """
     from actors.cli.run_command import run_recipe
 
-    overrides = [*(override or []), *([] if name is None else [f"name={name}"])]
+    overrides = list(override or [])
+    if name is not None:
+        overrides.append(f"name={name}")
     raise typer.Exit(run_recipe(config, overrides, resume=resume, overwrite=overwrite, console=make_console()))
 
 

@@ -22,6 +22,7 @@ from analysis.summary_table import build_summary_table
 from bus.addresses import LAUNCHER
 from bus.process.structured_log import configure_logging
 from configs.atomic_write import DiskError, raising_disk_errors, write_atomically
+from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
@@ -44,8 +45,11 @@ def _run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwri
     if place is not None and place.rank > 0:
         return join_run(configure_worker(run, place), console)
     run = configure_head(run, place)
-    check_inputs(run)
+    if not resume:
+        check_inputs(run)
     with claimed_run_folder(run, resume=resume, overwrite=overwrite) as folder:
+        if resume:  # a finished run does not need its inputs
+            check_inputs(run)
         refusal = LogWriteFailure()
         configure_logging(folder, LAUNCHER, run.log.level, refusal.record)
         display = make_display(console)
@@ -86,9 +90,12 @@ def _finish_run(
             f"interrupted; `asterism run ... --resume` continues from the last checkpoint in {folder.checkpoints}"
         )
         return EXIT_INTERRUPTED
-    identical = None
+    identical, unusable = None, None
     if run.log.events and run.log.verify:
-        identical = verifier.finish(display.print_line).identical
+        try:
+            identical = verifier.finish(display.print_line).identical
+        except UnusableInput as error:
+            unusable = error
     summary = summarize(run, folder, wall_s=wall_s, replay_identical=identical)
     write_atomically(folder.summary, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
     console.print(build_summary_table(summary))
@@ -101,4 +108,6 @@ def _finish_run(
 
         display.print_line(f"curves: {draw_curves(folder.path)}")
     display.print_line(f"summary: {folder.summary}")
+    if unusable is not None:
+        raise UnusableInput(f"the run is finished, but its logs cannot be replayed: {unusable}")
     return 0

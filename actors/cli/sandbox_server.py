@@ -14,7 +14,8 @@ import asyncio
 import re
 import resource
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -142,9 +143,10 @@ class ClientTable:
     def replace_earlier(self, name: str, epoch: int) -> _ServedClient | None:
         """Removes and returns the earlier client of this name, if the message's epoch is that of another process."""
         client = self._clients.get(name)
-        if client is None or client.epoch in (-1, epoch):
-            if client is not None:
-                client.epoch = epoch
+        if client is None:
+            return None
+        if client.epoch in (-1, epoch):
+            client.epoch = epoch
             return None
         self._num_accepted += 1
         new = self._clients[name] = _ServedClient(self._num_accepted if client.number else 0)
@@ -267,39 +269,34 @@ class GuardedSandbox:
         return await self._sandbox.start()
 
     async def run(self, call: CodeRequested) -> CodeResult:
-        try:
+        with self._failing():
             return await self._sandbox.run(call)
-        except SandboxFailure:
-            raise
-        except Exception as error:
-            raise self._log(error) from error
 
     async def grade(self, submission: AnswerSubmitted) -> Grade:
-        try:
+        with self._failing():
             return await self._sandbox.grade(submission)
-        except SandboxFailure:
-            raise
-        except Exception as error:
-            raise self._log(error) from error
 
     async def wait_until_broken(self) -> NoReturn:
         await self._sandbox.wait_until_broken()
 
     def restore_notebook(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None:
-        try:
+        with suppress(SandboxFailure), self._failing():
             self._sandbox.restore_notebook(trajectory_id, cells)
-        except Exception as error:
-            self._log(error)
 
     async def end_notebook(self, trajectory_id: int) -> None:
-        try:
+        with suppress(SandboxFailure), self._failing():
             await self._sandbox.end_notebook(trajectory_id)
-        except Exception as error:
-            self._log(error)
 
     async def close(self) -> None:
         await self._sandbox.close()
 
-    def _log(self, error: Exception) -> SandboxFailure:
-        self._logger.error("request.failed", exc_info=error)
-        return SandboxFailure(f"{type(error).__name__} in the sandbox server")
+    @contextmanager
+    def _failing(self) -> Generator[None]:
+        """Logs an exception and raises SandboxFailure instead."""
+        try:
+            yield
+        except SandboxFailure:
+            raise
+        except Exception as error:
+            self._logger.exception("request.failed")
+            raise SandboxFailure(f"{type(error).__name__} in the sandbox server") from error

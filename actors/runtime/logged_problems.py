@@ -74,14 +74,19 @@ class LoggedProblems(Sequence[TokenizedProblem]):
     def __getitem__(self, index: int | slice) -> TokenizedProblem | Sequence[TokenizedProblem]:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(self._count))]
-        if self._all is None and index not in self._by_index:
+        if index in self._by_index or (self._all is None and self._wait_for(index)):
+            return self._by_index[index]
+        if self._all is None:
+            self._all = self._load_all()
+        return self._all[index]
+
+    def _wait_for(self, index: int) -> bool:
+        """Whether the log has the problem; waits while the log may grow."""
+        self._read_log()
+        while index not in self._by_index and self._may_grow():
+            time.sleep(_POLL_INTERVAL_S)
             self._read_log()
-            while index not in self._by_index and self._may_grow():
-                time.sleep(_POLL_INTERVAL_S)
-                self._read_log()
-            if index not in self._by_index:
-                self._all = self._load_all()
-        return self._by_index[index] if self._all is None else self._all[index]
+        return index in self._by_index
 
     def _read_log(self) -> None:
         for event, _ in read_events(self._log, kinds=[StartGroup.__name__], since_seq=self._next_seq):

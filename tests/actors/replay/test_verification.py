@@ -2,7 +2,8 @@
 
 import contextlib
 import sqlite3
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from actors.replay import verification
 from actors.replay.replay import LogReplay
 from actors.replay.verification import RunVerifier
-from actors.runtime.logged_problems import LoggedProblems, Purpose
+from actors.runtime.logged_problems import LoggedProblems, ProblemCounts, Purpose, write_problem_counts
 from actors.runtime.wiring import ProblemSets, build_head_deciders
 from bus.addresses import HEAD, ROLLOUT
 from bus.event_log.writer import EventLog
@@ -49,7 +50,9 @@ def build_deciders(world: World, folder: RunFolder, process: str) -> Mapping[str
 @pytest.fixture
 def folder(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     monkeypatch.setattr(verification, "build_deciders", lambda process, run, at, _: build_deciders(world, at, process))
-    return write_world_logs(world, tmp_path)
+    folder = write_world_logs(world, tmp_path)
+    write_problem_counts(folder, ProblemCounts(*(len(each) for each in world.problems())))
+    return folder
 
 
 def change(log: Path, sql: str) -> None:
@@ -59,13 +62,24 @@ def change(log: Path, sql: str) -> None:
 
 @pytest.mark.parametrize("first_look_s", [0.0, 60.0])
 def test_the_logs_of_a_finished_run_replay_without_its_data_files(
-    world: World, folder: RunFolder, first_look_s: float
+    world: World, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, first_look_s: float
 ) -> None:
     lines: list[str] = []
+    looked, catch_up = threading.Event(), LogReplay.catch_up
+
+    def catch_up_and_tell(replay: LogReplay, *, proceed: Callable[[], bool], growing: bool = False) -> None:
+        catch_up(replay, proceed=proceed, growing=growing)
+        if growing and replay.num_events:
+            looked.set()
+
+    monkeypatch.setattr(LogReplay, "catch_up", catch_up_and_tell)
     verifier = RunVerifier(world.run, folder, first_look_s)
+    if not first_look_s:
+        assert looked.wait(60)
     result = verifier.finish(lines.append)
     assert (result.identical, result.num_events) == (True, sum(len(each.events) for each in world.logs.values()))
-    assert "already replayed" in lines[0] and "replayed in" in lines[-1]
+    assert ("events, 0 already replayed" in lines[0]) == bool(first_look_s)
+    assert "replayed in" in lines[-1]
 
 
 @pytest.mark.parametrize("process", [HEAD, ROLLOUT])
@@ -77,6 +91,25 @@ def test_a_damaged_log_is_found(world: World, folder: RunFolder, process: str, f
     assert result.identical is False
     assert result.difference is not None
     assert (result.difference.process, result.difference.what) == (process, "effects")
+
+
+def test_a_failure_of_the_thread_is_followed_by_a_complete_replay(
+    world: World, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = threading.Event()
+
+    def fail(replay: LogReplay, **options: object) -> None:
+        monkeypatch.undo()
+        failed.set()
+        raise OSError("the disk does not answer")
+
+    monkeypatch.setattr(verification, "build_deciders", lambda process, run, at, _: build_deciders(world, at, process))
+    monkeypatch.setattr(LogReplay, "catch_up", fail)
+    verifier = RunVerifier(world.run, folder, 0.0)
+    assert failed.wait(60)
+    monkeypatch.setattr(verification, "build_deciders", lambda process, run, at, _: build_deciders(world, at, process))
+    result = verifier.finish(lambda line: None)
+    assert (result.identical, result.num_events) == (True, sum(len(each.events) for each in world.logs.values()))
 
 
 def test_a_changed_question_in_the_rollout_log_is_found(world: World, folder: RunFolder) -> None:
