@@ -243,7 +243,9 @@ def main() -> int:
         uvloop.run(build_process_coroutine(incarnation, run, folder, arguments.step, open_bus))
 
     try:
-        return run_process_main(incarnation.process, arguments, run_process, (EventLogFailure, SandboxFailure))
+        return run_process_main(
+            incarnation.process, arguments, run_process, (EventLogFailure, SandboxFailure), (EngineFailure,)
+        )
     except EngineFailure as error:  # the next incarnation starts a new engine
         sys.stderr.write(f"{error}\n")
         structlog.get_logger().error("engine.lost", cause=str(error))

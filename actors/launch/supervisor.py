@@ -1,7 +1,7 @@
 """Keeps processes alive: starts each one, and restarts it after it dies or is killed for missing heartbeats.
 
 Each start is an incarnation. Before a restart the supervisor pauses, twice as long after each consecutive failure; after
-too many of them the run ends. `Program.on_exit` notifies other processes before the next incarnation starts.
+too many of them, or two with the same exception, the run ends. `Program.on_exit` notifies other processes before the next incarnation starts.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from actors.launch.child_processes import (
     build_thread_environment,
     describe_exit,
 )
-from bus.process.exit_reason import load_exit_reason
+from bus.process.exit_reason import ExitReason, load_exit_reason
 from bus.process.heartbeat import Heartbeat
 from bus.process.waiting import SuspensionGuard
 from configs.errors import EXIT_UNUSABLE
@@ -32,7 +32,8 @@ def is_unusable_exit(incarnation: int, child: ChildProcess) -> bool:
 
     The exit code of several learner ranks is torchrun's, whatever their exit codes are.
     """
-    return child.process.returncode == EXIT_UNUSABLE or bool(load_exit_reason(child.exit_reason_path))
+    reason = load_exit_reason(child.exit_reason_path)
+    return child.process.returncode == EXIT_UNUSABLE or (reason is not None and reason.kind == "unusable_input")
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -63,6 +64,7 @@ class Supervisor:
         self._settings = settings
         self._incarnations: dict[str, int] = {}
         self._failures = dict.fromkeys(programs, 0)
+        self._last_reasons: dict[str, ExitReason | None] = {}
         self._last_heartbeats: dict[str, float] = {}  # time, from the present incarnation
         self._tasks: list[asyncio.Task[None]] = []
         self._logger = structlog.get_logger()
@@ -148,7 +150,12 @@ class Supervisor:
             raise build_process_died_error(child)
         if program.on_exit is not None:
             await program.on_exit(incarnation, child)
+        reason, last_reason = load_exit_reason(child.exit_reason_path), self._last_reasons.get(child.name)
+        self._last_reasons[child.name] = reason
+        if failures > 1 and reason is not None and reason.kind == "exception" and reason == last_reason:
+            raise build_process_died_error(child, "twice in a row in the same way, the last time ")
         if failures > self._settings.restarts:
             raise build_process_died_error(child, f"{failures} times in a row, the last time ")
         if self._print_line is not None:
-            self._print_line(f"{describe_exit(child)}; it restarts as incarnation {incarnation + 1}")
+            cause = f" ({reason.text})" if reason else ""
+            self._print_line(f"{describe_exit(child)}{cause}; it restarts as incarnation {incarnation + 1}")

@@ -1,49 +1,64 @@
 """The exit reason of a process: the error that ended it, for the launcher.
 
-The process prints the reason and also writes it to shared memory, where the launcher reads it: a
-full disk cannot store the printed output.
+The process writes the reason to shared memory, where the launcher reads it: a full disk cannot
+store the printed output, and torchrun prints its own lines after those of a rank.
 """
 
 import contextlib
 import os
 import sys
 from pathlib import Path
+from typing import Literal
+
+import msgspec
 
 from configs.errors import EXIT_UNUSABLE
 from configs.run_folder import RunFolder
 
 
+class ExitReason(msgspec.Struct, frozen=True):
+    """Of unusable input (a file, a setting, the disk), an unexpected exception, or an outage.
+
+    A restart fails in the same way with unusable input, and probably with the same exception. An
+    outage (of the operating system, another rank, an engine) can pass.
+    """
+
+    text: str
+    kind: Literal["unusable_input", "exception", "outage"] = "unusable_input"
+
+
 def exit_reason_path(folder: RunFolder, process: str) -> Path:
     """On a tmpfs. The launcher deletes the file before it starts the process."""
-    return folder.shared_memory / f"{process}.words"
+    return folder.shared_memory / f"{process}.exit"
 
 
-def write_exit_reason(folder: RunFolder, process: str, error: BaseException) -> None:
-    """Write the first error of a process; later errors are consequences of it and are ignored."""
-    with contextlib.suppress(OSError), exit_reason_path(folder, process).open("x") as file:
-        file.write(f"{error}\n")
-    with contextlib.suppress(OSError):
-        sys.stderr.write(f"{error}\n")
-        sys.stderr.flush()
+def write_exit_reason(folder: RunFolder, process: str, reason: ExitReason) -> None:
+    """Write the first reason of a process or its ranks; later ones are consequences of it and are ignored."""
+    with contextlib.suppress(OSError), exit_reason_path(folder, process).open("xb") as file:
+        file.write(msgspec.json.encode(reason))
+    if reason.kind == "unusable_input":  # Python prints other exceptions
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"{reason.text}\n")
+            sys.stderr.flush()
 
 
 def exit_now(folder: RunFolder, process: str, error: BaseException) -> None:
     """Write the exit reason and exit like a killed process; unlogged events are lost."""
-    write_exit_reason(folder, process, error)
+    write_exit_reason(folder, process, ExitReason(str(error)))
     os._exit(EXIT_UNUSABLE)
 
 
-def load_exit_reason(path: Path) -> str:
-    """The content of the file at `exit_reason_path`; empty if the process wrote none."""
+def load_exit_reason(path: Path) -> ExitReason | None:
+    """The content of the file at `exit_reason_path`. None if the process wrote none, or only a part of it."""
     try:
-        return path.read_text().rstrip()
-    except FileNotFoundError:
-        return ""
+        return msgspec.json.decode(path.read_bytes(), type=ExitReason)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
 
 
 def read_exit_reason(output_path: Path, reason_path: Path, max_lines: int = 12) -> str:
-    """The last `max_lines` of the process's output, or its exit reason if a full disk lost the output."""
+    """The last `max_lines` of the process's output, or its exit reason if they do not have it."""
     output = output_path.read_text(errors="replace").rstrip() if output_path.exists() else ""
     printed = "\n".join(output.splitlines()[-max_lines:])
     reason = load_exit_reason(reason_path)
-    return printed if reason in printed else reason
+    return printed if reason is None or reason.text in printed else reason.text

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 
-from bus.process.exit_reason import write_exit_reason
+from bus.process.exit_reason import ExitReason, write_exit_reason
 from configs.errors import EXIT_UNUSABLE, UnusableInput
 from configs.run_folder import RunFolder
 
@@ -35,16 +35,35 @@ def make_process_parser(module: str, description: str) -> ArgumentParser:
 
 
 def run_process_main(
-    name: str, arguments: Namespace, work: Callable[[RunFolder], None], unusable: tuple[type[Exception], ...] = ()
+    name: str,
+    arguments: Namespace,
+    work: Callable[[RunFolder], None],
+    unusable: tuple[type[Exception], ...] = (),
+    outages: tuple[type[Exception], ...] = (),
 ) -> int:
-    """Returns EXIT_UNUSABLE, with an exit reason, for UnusableInput and `unusable` exceptions."""
+    """Returns EXIT_UNUSABLE for UnusableInput and `unusable` exceptions, and raises other exceptions.
+
+    Each exception becomes the exit reason; OSError and `outages` are outages.
+    """
     # The launcher handles a terminal's ^C and stops its processes in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     folder = RunFolder(arguments.run_folder, arguments.scratch)
     try:
         work(folder)
     except (UnusableInput, *unusable) as error:
-        write_exit_reason(folder, name, error)
+        write_exit_reason(folder, name, ExitReason(str(error)))
         structlog.get_logger().error("process.failed", exc_info=error)
         return EXIT_UNUSABLE
+    except Exception as error:
+        first = _find_first_error(error)
+        kind = "outage" if isinstance(first, (OSError, *outages)) else "exception"
+        write_exit_reason(folder, name, ExitReason(f"{type(first).__name__}: {first}", kind))
+        raise
     return 0
+
+
+def _find_first_error(error: Exception) -> Exception:
+    """The first exception in a group of a TaskGroup."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -188,8 +188,12 @@ def main() -> int:
     parser.add_argument("--resume-step", type=int, help="step of the checkpoint to resume from (default: the newest)")
     arguments = parser.parse_args()
     incarnation = LearnerIncarnation(arguments.incarnation, arguments.epoch, arguments.resume_step)
+
+    def work(folder: RunFolder) -> None:
+        run_process(folder, incarnation)
+
     try:
-        return run_process_main(LEARNER, arguments, lambda folder: run_process(folder, incarnation))
+        return run_process_main(LEARNER, arguments, work, outages=(torch.distributed.DistError,))
     except OSError as error:
         structlog.get_logger().exception("process.failed")
         sys.stderr.write(f"{error}\n")

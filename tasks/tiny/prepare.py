@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bus.process.exit_reason import write_exit_reason
+from bus.process.exit_reason import ExitReason, write_exit_reason
 from configs.atomic_write import raising_disk_errors
 from configs.errors import EXIT_UNUSABLE, UnusableInput
 from configs.load import load_run
@@ -95,7 +95,7 @@ def main() -> int:
         with raising_disk_errors(folder.data):
             prepare(load_run(folder.config), folder)
     except (UnusableInput, OSError) as error:
-        write_exit_reason(folder, "prepare", error)
+        write_exit_reason(folder, "prepare", ExitReason(str(error)))
         return EXIT_UNUSABLE
     return 0
 

@@ -47,7 +47,7 @@ class SimulatedChildren(ChildProcesses):
     async def spawn(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> ChildProcess:
         self.started.append(SimulatedStart(asyncio.get_running_loop().time(), name, argv, environment))
         process = self.processes[name] = SimulatedProcess()
-        output, reason = self._outputs / f"{name}.out", self._outputs / f"{name}.words"
+        output, reason = self._outputs / f"{name}.out", self._outputs / f"{name}.exit"
         child = ChildProcess(name, process, output, reason)  # pyright: ignore[reportArgumentType]
         self._children[name] = child
         return child

@@ -20,7 +20,7 @@ from actors.launch.child_processes import (
     build_thread_environment,
 )
 from actors.launch.supervisor import is_unusable_exit
-from bus.process.exit_reason import exit_reason_path, read_exit_reason
+from bus.process.exit_reason import ExitReason, exit_reason_path, read_exit_reason, write_exit_reason
 from configs.run_folder import RunFolder
 from tests.processes import family, wait_for_end
 
@@ -65,15 +65,20 @@ async def test_the_error_of_an_ended_child_has_name_code_and_output(children: Ch
 
 
 async def test_the_exit_reason_replaces_output_that_a_full_disk_lost(children: ChildProcesses, tmp_path: Path) -> None:
-    reason_path = exit_reason_path(RunFolder(tmp_path), "one")
+    folder = RunFolder(tmp_path)
+    reason_path = exit_reason_path(folder, "one")
     reason_path.parent.mkdir()
     try:
-        reason_path.write_text("of an earlier incarnation\n")
+        write_exit_reason(folder, "one", ExitReason("of an earlier incarnation"))
         child = await children.spawn("one", python("import sys; sys.exit(1)"), {})
         assert await children.wait_for_exit("one", 30.0)
         assert read_exit_reason(child.output_path, child.exit_reason_path) == ""
         assert not is_unusable_exit(1, child)
-        reason_path.write_text("metrics.jsonl: No space left on device\n")
+        reason_path.write_bytes(b'{"text":"metr')  # the process was killed
+        assert read_exit_reason(child.output_path, child.exit_reason_path) == ""
+        reason_path.unlink()
+        write_exit_reason(folder, "one", ExitReason("metrics.jsonl: No space left on device"))
+        write_exit_reason(folder, "one", ExitReason("a consequence", "exception"))
         assert read_exit_reason(child.output_path, child.exit_reason_path) == "metrics.jsonl: No space left on device"
         assert is_unusable_exit(1, child)
         child.output_path.write_text("a warning\nmetrics.jsonl: No space left on device\n")
@@ -126,6 +131,6 @@ def test_a_child_without_output_has_an_empty_exit_reason(tmp_path: Path) -> None
     class Exited:
         returncode = -9
 
-    child = ChildProcess("one", Exited(), tmp_path / "one.out", tmp_path / "one.words")  # pyright: ignore[reportArgumentType]
+    child = ChildProcess("one", Exited(), tmp_path / "one.out", tmp_path / "one.exit")  # pyright: ignore[reportArgumentType]
     assert read_exit_reason(child.output_path, child.exit_reason_path) == ""
     assert str(build_process_died_error(child)).startswith("one ended with exit code -9:\n\n")

@@ -6,12 +6,14 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from actors.launch.child_processes import ProcessDied
 from actors.launch.executor_registry import ExecutorRegistry
 from actors.launch.supervisor import Program, Supervisor
 from bus.messages import AnyMessage, ExecutorJoined, ExecutorLeft
+from bus.process.exit_reason import ExitReason
 from bus.process.heartbeat import Heartbeat
 from bus.transport.in_process import Hub
 from configs.errors import EXIT_UNUSABLE
@@ -157,6 +159,31 @@ async def test_an_executor_that_fails_too_often_ends_the_run_with_its_output(nod
         await failing
     assert isinstance((await node.drain())[-1], ExecutorLeft)
     assert node.count_starts("executor-0") == RESTARTS + 1
+
+
+@pytest.mark.parametrize(
+    ("reasons", "num_starts"),
+    [
+        ([ExitReason("ValueError: lr", "exception")], 2),
+        ([ExitReason("ValueError: lr", "exception"), ExitReason("ValueError: beta", "exception")], RESTARTS + 1),
+        ([ExitReason("ConnectionError: refused", "outage")], RESTARTS + 1),
+        ([None], RESTARTS + 1),
+    ],
+)
+async def test_two_failures_with_the_same_exception_end_the_run(
+    node: Node, tmp_path: Path, reasons: list[ExitReason | None], num_starts: int
+) -> None:
+    failing = asyncio.create_task(node.supervisor.wait_for_failure())
+    for number in range(RESTARTS + 2):
+        if not failing.done():
+            (tmp_path / "executor-0.exit").write_bytes(msgspec.json.encode(reasons[number % len(reasons)]))
+            await node.die("executor-0", 1)
+            await asyncio.sleep(100)
+    with pytest.raises(ProcessDied, match=r"executor-0 ended (twice|6 times) in a row.*with exit code 1"):
+        await failing
+    assert node.count_starts("executor-0") == num_starts
+    cause = "" if reasons[0] is None else f" ({reasons[0].text})"
+    assert node.printed[0] == f"executor-0 ended with exit code 1{cause}; it restarts as incarnation 2"
 
 
 async def test_a_result_resets_the_failures_of_an_executor(node: Node) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bus.process.exit_reason import exit_reason_path
+from bus.process.exit_reason import ExitReason, exit_reason_path, load_exit_reason
 from bus.process.structured_log import LogFile
 from configs.atomic_write import DiskError
 from configs.errors import EXIT_UNUSABLE
@@ -67,7 +67,7 @@ def test_a_process_with_an_unwritable_log_exits_and_writes_the_reason_to_shared_
             ended = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], stdout=subprocess.PIPE, stderr=full)
         assert ended.returncode == EXIT_UNUSABLE
         assert ended.stdout == b""
-        assert reason.read_text() == f"{folder.logs}/one.jsonl: No space left on device\n"
+        assert load_exit_reason(reason) == ExitReason(f"{folder.logs}/one.jsonl: No space left on device")
     finally:
         reason.unlink()
         reason.parent.rmdir()
