@@ -23,7 +23,7 @@ class EscapeFinding(msgspec.Struct, frozen=True):
 
 
 _ATTEMPT_SUFFIX = (
-    "\nexcept BaseException as error:\n    print(type(error).__name__, error)\nelse:\n    print('through')"
+    "\nexcept BaseException as error:\n    print(str(error) or type(error).__name__)\nelse:\n    print('through')"
 )
 ESCAPE_ATTEMPTS = tuple(
     EscapeAttempt(name, "try:\n" + "\n".join(f"    {line}" for line in code.splitlines()) + _ATTEMPT_SUFFIX)
@@ -34,10 +34,10 @@ ESCAPE_ATTEMPTS = tuple(
         "write outside its folder": "open('/usr/asterism-was-here', 'w').write('x')",
         "signal what it did not start": "import os\nos.kill(os.getppid() or 2, 9)",
         "mount a file system": "import ctypes\nlibc = ctypes.CDLL(None)\n"
-        "assert libc.mount(b'none', b'/scratch', b'tmpfs', 0, None) == 0, 'refused'",
-        "make a namespace": "import ctypes\nassert ctypes.CDLL(None).unshare(0x10000000) == 0, 'refused'",
-        "trace a process": "import ctypes\nassert ctypes.CDLL(None).ptrace(0, 0, 0, 0) == 0, 'refused'",
-        "become another user": "import os\nos.setuid(0)\nassert os.getuid() == 0, 'refused'",
+        "if libc.mount(b'none', b'/scratch', b'tmpfs', 0, None): raise OSError('refused')",
+        "make a namespace": "import ctypes\nif ctypes.CDLL(None).unshare(0x10000000): raise OSError('refused')",
+        "trace a process": "import ctypes\nif ctypes.CDLL(None).ptrace(0, 0, 0, 0): raise OSError('refused')",
+        "become another user": "import os\nos.setuid(0)\nif os.getuid(): raise OSError('refused')",
         "raise its limits": "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
         "take all memory": "blocks = []\nwhile True: blocks.append(bytearray(1 << 24))",
         "fill the disk": "with open('file', 'wb') as file:\n    for _ in range(4096): file.write(bytes(1 << 20))",

@@ -6,6 +6,7 @@ import textwrap
 import pytest
 
 from bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory, CodeRaised, CodeTimedOut, Output
+from sandbox.checks.escape_test import run_escape_attempts
 from sandbox.inside.isolation import landlock
 from tests.sandbox.conftest import Client, StartSandbox
 
@@ -50,7 +51,7 @@ COMMON_LIBRARIES = """
     assert list(numbers) == [1, 2, 3] and results == [1]
     assert asyncio.run(asyncio.sleep(0.001, 5)) == 5
     assert sqlite3.connect("x.db").execute("select 1").fetchall() == [(1,)]
-    mmap.mmap(-1, 4096)[0] = 1
+    mmap.mmap(-1, 4096, mmap.MAP_PRIVATE)[0] = 1
     print(sys.stdin.read(), end="")
 """
 
@@ -175,3 +176,10 @@ async def test_a_notebook_continues_after_a_cell_that_waited_for_time_slices(sta
         assert computed.outcome.output.stdout == f"{sum(range(1_000_000))}\n"
         assert [type(result.outcome) for result in outcomes] == [CodeTimedOut] * 3
         assert await client.printed("n + 1") == f"{sum(range(1_000_000)) + 1}\n"
+
+
+async def test_escape_attempts_are_contained_and_each_has_a_reason(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox(time_limit_s=0.5) as client:
+        findings = await run_escape_attempts(client.sandbox)
+    assert [finding.name for finding in findings if not finding.contained] == []
+    assert [finding.name for finding in findings if not finding.detail or "AssertionError" in finding.detail] == []

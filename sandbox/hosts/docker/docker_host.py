@@ -26,7 +26,6 @@ from sandbox.docker_probe import get_engine_address, probe_docker
 from sandbox.hosts.docker.connection_gate import ConnectionGate
 from sandbox.hosts.docker.container import Container, ContainerProcess
 from sandbox.hosts.docker.docker_api import ContainerSpec, DockerEngine
-from sandbox.hosts.docker.seccomp_profile import build_seccomp_profile
 from sandbox.image.image_context import compute_image_name
 from sandbox.inside.container_init import SECRET_VARIABLE
 from sandbox.inside.wire.frames import Frame
@@ -156,7 +155,6 @@ class ContainerHost:
             max_processes=config.container_processes,
             file_mib=config.file_mib,
             cpuset=config.cpuset,
-            seccomp=build_seccomp_profile(),
         )
 
     def _on_connection(self, frame: Frame, connection: socket.socket) -> bool:

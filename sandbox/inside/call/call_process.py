@@ -9,6 +9,7 @@ Descriptors: 0 is empty or the call's standard input, 1 and 2 are pipes, 3 is th
 fork server. There are no others.
 """
 
+import mmap
 import os
 import resource
 import signal
@@ -17,7 +18,7 @@ from typing import NamedTuple, NoReturn
 
 from sandbox.inside.call import run_code
 from sandbox.inside.call.call_setup import set_up_call
-from sandbox.inside.call.notebook_process import HARNESS_PROCESSES, NotebookProcess
+from sandbox.inside.call.notebook_process import HARNESS_PROCESSES, SHARED_STATE_BYTES, NotebookProcess
 from sandbox.inside.isolation import syscalls
 from sandbox.inside.isolation.landlock import LandlockRules
 from sandbox.inside.isolation.namespaces import SCRATCH
@@ -50,10 +51,11 @@ def run_call_process(control: int, stdout: int, stderr: int, folder: str | None,
     try:
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
+        shared = mmap.mmap(-1, SHARED_STATE_BYTES)  # now, because the call's filter forbids shared memory
         _isolate(control, folder, isolation)
         sys.path.insert(0, "")
         sys.argv = [""]
-        _serve(isolation)
+        _serve(isolation, shared)
     except BaseException:  # must not return into the zygote's loop
         os._exit(_BROKEN_EXIT_CODE)
 
@@ -106,12 +108,13 @@ def _set_limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (limit, limit))
 
 
-def _serve(isolation: CallIsolation) -> NoReturn:
+def _serve(isolation: CallIsolation, shared: mmap.mmap) -> NoReturn:
     """Runs one program, or the cells of a notebook, as the first call requests."""
     call = read_call()
     main = run_code.make_main_module()
     if call.is_cell:
-        NotebookProcess(isolation.settings, isolation.own_namespaces, main).serve(call)
+        NotebookProcess(isolation.settings, isolation.own_namespaces, main, shared).serve(call)
+    shared.close()
     own_pid = os.getpid()
     set_up_call(call, isolation.settings)
     write_started()

@@ -48,6 +48,7 @@ _set_signals = sys.modules["_signal"].pthread_sigmask
 _MAX_PENDING_SIGNALS = 1024  # discarded at most
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _SHARED_STATE = struct.Struct("<QQQq")
+SHARED_STATE_BYTES = _SHARED_STATE.size
 
 
 class _SharedState(NamedTuple):
@@ -62,11 +63,11 @@ class _SharedState(NamedTuple):
 class NotebookProcess:
     """This process's state and role. Each fork duplicates it."""
 
-    def __init__(self, settings: ServerSettings, own_namespaces: bool, main: ModuleType) -> None:
+    def __init__(self, settings: ServerSettings, own_namespaces: bool, main: ModuleType, shared: mmap.mmap) -> None:
         self._settings = settings
         self._own_namespaces = own_namespaces
         self._main = main
-        self._shared = mmap.mmap(-1, _SHARED_STATE.size)
+        self._shared = shared
         self._pid = os.getpid()
         self._num_cells = 0  # number that the state of this process holds
         self._checkpoint = 0  # pid; 0: the base

@@ -30,6 +30,7 @@ _ABI_1_RIGHTS = (1 << 13) - 1
 _RIGHTS_SINCE_ABI = {2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}
 _READ_RIGHTS = _EXECUTE | _READ_FILE | _READ_DIR
 _DEVICE_RIGHTS = _READ_FILE | _WRITE_FILE | _TRUNCATE
+_READ_ONLY_DEVICE = "/dev/zero"  # a writable mapping would be shared memory that no limit counts
 _OWN_FOLDER_RIGHTS = _ABI_1_RIGHTS & ~(_MAKE_CHAR | _MAKE_BLOCK) | _REFER | _TRUNCATE
 _BIND_TCP, _CONNECT_TCP = 1 << 0, 1 << 1
 _ABSTRACT_SOCKETS, _SIGNALS = 1 << 0, 1 << 1
@@ -56,7 +57,8 @@ class LandlockRules:
             _ABSTRACT_SOCKETS | _SIGNALS if abi >= 6 else 0,
         )[: 24 if abi >= 6 else 16 if abi >= 4 else 8]
         self._flags = _DO_NOT_LOG if abi >= 7 else 0
-        rules = [(path, _READ_RIGHTS) for path in readable] + [(path, _DEVICE_RIGHTS) for path in devices]
+        rules = [(path, _READ_RIGHTS) for path in readable]
+        rules += [(path, _READ_FILE if path == _READ_ONLY_DEVICE else _DEVICE_RIGHTS) for path in devices]
         self._fixed_rules = [(os.open(path, os.O_PATH), rights) for path, rights in rules if os.path.exists(path)]
 
     def create_ruleset(self, own_folder: str) -> int:

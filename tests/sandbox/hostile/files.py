@@ -224,8 +224,11 @@ FILES = [
     ),
     hostile("waits for a named pipe without a writer", "import os\nos.mkfifo('p')\nopen('p').read()", timed_out("")),
     hostile(
-        "waits for a lock on a file that it holds itself",
-        "import fcntl\nfiles = [open('f', 'w'), open('f', 'w')]\nfor file in files: fcntl.flock(file, fcntl.LOCK_EX)",
+        "waits for a lock on a file that its child holds",
+        "import fcntl, os\nopen('f', 'w').close()\nread, write = os.pipe()\nchild = os.fork()\n"
+        "file = open('f', 'r+')\n"
+        "if child == 0: fcntl.lockf(file, fcntl.LOCK_EX); os.write(write, b'x'); os.read(read, 2)\n"
+        "os.read(read, 1)\nfcntl.lockf(file, fcntl.LOCK_EX)",
         timed_out(""),
     ),
 ]

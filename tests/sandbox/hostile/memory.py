@@ -22,17 +22,38 @@ MEMORY = [
         raised("OSError: [Errno 12]"),
     ),
     hostile(
-        "maps shared memory piece by piece",
+        "maps shared memory",
         """
-        import mmap
-        maps = []
-        try:
-            while True:
-                maps.append(mmap.mmap(-1, 1 << 20))
-                maps[-1].write(b'x' * (1 << 20))
-        except OSError as error: print(error.errno, len(maps) <= 128)
+        import ctypes, mmap, os
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+        for kind in (mmap.MAP_SHARED, 3, mmap.MAP_SHARED | 0x4000):  # 3: MAP_SHARED_VALIDATE; MAP_NORESERVE
+            print(libc.mmap(None, 1 << 20, 3, kind | mmap.MAP_ANONYMOUS, -1, 0), ctypes.get_errno())
         """,
-        printed("12 True\n"),
+        printed("-1 1\n-1 1\n-1 1\n"),
+    ),
+    hostile(
+        "maps the zero device as shared memory",
+        """
+        import mmap, os
+        try: print(mmap.mmap(os.open('/dev/zero', os.O_RDWR), 1 << 20))
+        except PermissionError: print(os.read(os.open('/dev/zero', os.O_RDONLY), 2))
+        """,
+        printed("b'\\x00\\x00'\n"),
+    ),
+    hostile(
+        "keeps memory in files outside its folder",
+        """
+        import os
+        own, files = os.getcwd(), []
+        for folder in ('/', '/dev', '/dev/shm', '/dev/mqueue', '/dev/hugepages', '/tmp', '/var/tmp', '/run', '/scratch', '/proc'):
+            if os.path.realpath(folder) == own: continue
+            for flags in (os.O_CREAT, os.O_TMPFILE):
+                try: files.append(os.open(folder if flags == os.O_TMPFILE else folder + '/hostile', flags | os.O_RDWR))
+                except OSError: pass
+        print(files)
+        """,
+        printed("[]\n"),
     ),
     hostile(
         "keeps memory in memfds",
@@ -58,8 +79,8 @@ MEMORY = [
             while True:
                 read, write = os.pipe()
                 os.set_blocking(write, False)
-                try: fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 1 << 20)
-                except OSError: pass
+                try: print(fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 1 << 20))
+                except PermissionError: pass
                 try:
                     while True: held += os.write(write, b'x' * 65536)
                 except BlockingIOError: pass
@@ -115,15 +136,10 @@ MEMORY = [
             for _ in range(60):
                 os.eventfd(0)
                 polls.append(select.epoll())
-                watch = libc.inotify_init()
-                libc.inotify_add_watch(watch, b'/', 0xFFF)
-                libc.inotify_add_watch(watch, b'.', 0xFFF)
         except OSError: pass
-        for number in range(2000):
-            open(f'f{number % 10}', 'w').close()
-        print(libc.fanotify_init(0, 0))
+        print(libc.inotify_init(), libc.inotify_init1(0), libc.fanotify_init(0, 0))
         """,
-        printed("-1\n"),
+        printed("-1 -1 -1\n"),
     ),
     hostile(
         "unpacks a bomb",

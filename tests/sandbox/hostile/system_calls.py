@@ -1,5 +1,6 @@
 """Denied system calls: one program per system call, which must fail with EPERM."""
 
+from sandbox.inside.isolation.allowed_syscalls import CALL_SYSCALLS
 from tests.sandbox.hostile.record import Hostile, died, hostile, printed
 
 # name: (number on x86-64, on arm64, arguments with an effect if it were allowed)
@@ -58,7 +59,13 @@ _REFUSED = {
     "fsmount": (432, 432, "0, 0, 0"),
     "mount_setattr": (442, 442, "-100, b'/', 0, block, 32"),
     "memfd_secret": (447, 447, "0"),
+    "landlock_create_ruleset": (444, 444, "block, 8, 0"),  # rules hold memory
     "socket": (41, 198, "1, 1, 0"),
+    "a lock of a file": (73, 32, "1, 6"),
+    "a lock of an open file": (72, 25, "1, 37, block"),
+    "a lease": (72, 25, "1, 1024, 0"),
+    "notifications of a folder": (72, 25, "1, 1026, 2"),
+    "a larger pipe": (72, 25, "1, 1031, 1048576"),
     "a socket through the x32 ABI": (0x4000_0029, 198, "1, 1, 0"),
 }
 
@@ -80,7 +87,24 @@ def _refused(name: str, x86: int, arm: int, arguments: str) -> Hostile:
     return hostile(f"asks the kernel for {name}", code, *ends, forms=("program",))
 
 
+_UPROBES = {335, 336}  # x86-64; the kernel ends the caller, and no filter sees them
+_OTHERS = sorted({*range(600)} - {*CALL_SYSCALLS.values(), *_UPROBES})
+
 SYSTEM_CALLS = [
+    hostile(
+        "asks the kernel for each call that the list lacks",
+        f"""
+        import ctypes
+        libc = ctypes.CDLL(None, use_errno=True)
+        through = []
+        for number in {_OTHERS}:
+            if libc.syscall(number, -1, -1, -1, -1, -1, -1) != -1 or ctypes.get_errno() not in (1, 38):
+                through.append(number)
+        print(through)
+        """,
+        printed("[]\n"),
+        forms=("program",),
+    ),
     *[_refused(name, *asked) for name, asked in _REFUSED.items()],
     hostile(
         "asks for clone3",
@@ -99,6 +123,18 @@ SYSTEM_CALLS = [
         print(refused)
         """,
         printed("{1}\n"),
+    ),
+    hostile(
+        "opens pairs of sockets of every family",
+        """
+        import socket
+        opened, errors = [], set()
+        for family in range(48):
+            try: socket.socketpair(family, socket.SOCK_STREAM); opened.append(family)
+            except OSError as error: errors.add(error.errno)
+        print(opened, errors)
+        """,
+        printed("[1] {1}\n"),
     ),
     hostile(
         "connects to the machine, its services and the network",

@@ -15,7 +15,7 @@ from sandbox.hosts.docker.docker_api import ContainerSpec, DockerEngine
 
 pytestmark = pytest.mark.real_clock
 
-SPEC = ContainerSpec("image", "run", "owner", Path("/tmp"), {}, 64, 8, 8, "", "{}")
+SPEC = ContainerSpec("image", "run", "owner", Path("/tmp"), {}, 64, 8, 8, "")
 
 
 async def test_requests_to_an_engine_that_hangs_time_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
