@@ -86,6 +86,7 @@ def test_simulate_compares_policies_with_the_measured_makespan(trained: RunFolde
     assert use.doubts == ()
 
 
+@pytest.mark.nightly
 def test_aborted_trajectories_are_reported(tmp_path: Path, settings: tuple[str, ...]) -> None:
     more = ("rl.prompts=1", "rl.group_oversampling=12", "rl.surplus_groups=abort")
     folder, _ = whole_run(tmp_path, *settings, *more)

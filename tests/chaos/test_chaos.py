@@ -13,7 +13,10 @@ from tests.chaos.play import Baseline, OneMachine, play, run_baseline
 pytestmark = pytest.mark.slow
 
 CHOSEN = (
-    (Fault("head", "kill", 300, 0.0), Fault("generator-1", "kill", 100, 0.0), Fault("rollout-0", "stop", 200, 0.0)),
+    pytest.param(
+        (Fault("head", "kill", 300, 0.0), Fault("generator-1", "kill", 100, 0.0), Fault("rollout-0", "stop", 200, 0.0)),
+        marks=pytest.mark.nightly,
+    ),
     (Fault("learner", "kill", 500, 0.0), Fault("executor-0", "kill", 50, 0.0), Fault(LAUNCHER, "kill", 150, 0.0)),
 )
 OVER_HOSTS = (

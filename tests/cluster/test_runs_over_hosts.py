@@ -86,6 +86,7 @@ def test_a_node_that_is_disconnected_for_longer_joins_as_a_new_one(tmp_path: Pat
         assert run.count_answers("TurnGenerated")["generator-0@2"] > 0
 
 
+@pytest.mark.nightly
 def test_a_slow_link_delays_a_node_and_loses_nothing(tmp_path: Path, cold: tuple[str, ...]) -> None:
     with Hosts(2) as hosts:
         hosts.slow(hosts[1], delay_ms=50, mbit_per_s=10)

@@ -3,7 +3,7 @@
 Started by `sandbox.hosts.local_host` or `sandbox.inside.container_init`.
 """
 # pathlib would be mapped into every forked process.
-# ruff: noqa: PTH101, PTH110, PTH116, PTH120, PTH208
+# ruff: noqa: PTH101, PTH116, PTH120, PTH208
 
 import contextlib
 import gc
@@ -115,14 +115,10 @@ def _describe_unreachable_folders(settings: ServerSettings) -> list[str]:
 
 
 def _make_private_folder() -> str:
-    """The parent of the folders of calls. Removes leftovers of killed executors."""
+    """The parent of the folders of calls, in the executor's folder for temporary files."""
     import tempfile
 
-    prefix = "asterism-sandbox-"
-    for name in os.listdir(tempfile.gettempdir()):
-        if name.startswith(prefix) and not os.path.exists(f"/proc/{name.split('-')[2]}"):
-            remove_folder(f"{tempfile.gettempdir()}/{name}")
-    folder = tempfile.mkdtemp(prefix=f"{prefix}{os.getppid()}-")
+    folder = tempfile.mkdtemp(prefix="asterism-sandbox-")
     os.chmod(folder, 0o711)
     return folder
 

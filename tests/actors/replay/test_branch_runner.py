@@ -20,6 +20,8 @@ from tests.recorded import RULES, TID, replay_recorded
 from tests.simulation.clock import run_virtually
 from tests.simulation.engines import ScriptedEngine
 
+pytestmark = pytest.mark.slow
+
 BREAKING_CALL = CALL.replace('"1"', '"break"')
 
 

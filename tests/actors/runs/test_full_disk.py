@@ -17,7 +17,10 @@ SETTINGS = ("sft.steps=0", "tiny.num_sft_dialogues=16", "evaluation.questions=2"
 FILE = r"(events|logs|batches|checkpoints)/\S+|metrics\.jsonl"
 
 
-@pytest.mark.parametrize("left_kib", [0, 1024], ids=["nothing", "less_than_a_checkpoint"])
+@pytest.mark.parametrize(
+    "left_kib",
+    [pytest.param(0, id="nothing"), pytest.param(1024, id="less_than_a_checkpoint", marks=pytest.mark.nightly)],
+)
 def test_a_full_disk_ends_the_run_and_it_resumes_with_free_space(tmp_path: Path, left_kib: int) -> None:
     """The disk fills in the second step. Several processes write at that time, and any of them may fail first."""
     with SmallDisk(tmp_path, 160) as disk:

@@ -77,6 +77,7 @@ def test_folders_of_other_users_and_links_are_kept(parent: Path) -> None:
     assert link.resolve().is_dir()
 
 
+@pytest.mark.slow
 def test_trees_that_are_too_deep_or_not_readable_are_removed(parent: Path) -> None:
     path = abandon(parent / name_scratch("calls"))
     start = os.open(path, os.O_RDONLY)

@@ -232,6 +232,7 @@ async def test_connections_of_other_users_are_closed() -> None:
         await bus.close()
 
 
+@pytest.mark.slow
 async def test_frames_for_a_peer_wait_until_a_descriptor_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,8 @@ from tests.actors.cli.golden_text import assert_matches_golden
 from tests.fakes import PROMPT, generated
 from tests.recorded import EXECUTOR, Recording, deciders, small_run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
