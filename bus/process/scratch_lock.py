@@ -9,11 +9,13 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Set
 from pathlib import Path
 
+SHARED_MEMORY_INODES = "shared_memory_inodes"  # file in a scratch folder: named shared memory of the owner's programs
 _LOCK_NAME = ".lock"
 _PARENTS = (Path("/tmp"), Path("/dev/shm"))  # of scratch folders, besides the temporary folder of this process
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
@@ -38,6 +40,15 @@ def holding_scratch(path: Path) -> Generator[Path]:
 def remove_stale_scratch() -> list[Path]:
     """Remove the stale scratch folders of this user, and return their paths."""
     return [path for path in _list_scratch() if _remove_if_stale(path)]
+
+
+def unlink_shared_memory(inodes: Set[int]) -> None:
+    """Remove the files of this user in /dev/shm with these inodes. A name does not identify a file: semaphores are renamed."""
+    for file in Path("/dev/shm").iterdir() if inodes else ():
+        with contextlib.suppress(OSError):
+            status = file.lstat()
+            if status.st_ino in inodes and status.st_uid == os.getuid() and stat.S_ISREG(status.st_mode):
+                file.unlink()
 
 
 def name_owner(scratch: Path) -> str:
@@ -86,6 +97,9 @@ def _remove_if_stale(path: Path, *, without_lock: bool = False) -> bool:
 
 def _remove_tree(path: Path) -> bool:
     """The lock file last. Executed programs may leave trees that are too deep for shutil, or not readable."""
+    for record in (*path.glob(SHARED_MEMORY_INODES), *path.glob(f"*/{SHARED_MEMORY_INODES}")):
+        with contextlib.suppress(OSError, ValueError):
+            unlink_shared_memory({int(inode) for inode in record.read_text().split()})
     for entry in [entry for entry in path.glob("*") if entry.name != _LOCK_NAME]:
         with contextlib.suppress(OSError, RecursionError):
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()

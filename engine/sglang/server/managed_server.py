@@ -158,7 +158,7 @@ class SGLangServer:
                 env={**variables, parent_death.PARENT_PID_VARIABLE: str(os.getpid())},
                 start_new_session=True,
             )
-        self._group = ProcessGroup(process)
+        self._group = ProcessGroup(process, self._scratch)
         return self._group
 
     async def _watch_leader(self, group: ProcessGroup) -> None:

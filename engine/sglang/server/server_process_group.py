@@ -8,21 +8,24 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+from bus.process.scratch_lock import SHARED_MEMORY_INODES, unlink_shared_memory
 from bus.process.waiting import wait_for_exit
 
 _TAIL_BYTES, _TAIL_LINES = 16_384, 12
 # Process titles of schedulers and detokenizers; a server without one of them is dead.
 _WORKER_PREFIX = "sglang::"
-_SHM_FOLDER = Path("/dev/shm")
 # A mapping's inode identifies it, because semaphores are renamed after they are mapped.
-_SHM_MAPPING = re.compile(rf"(\d+) +{_SHM_FOLDER}/(?:sglang_|sem\.)")
+_SHM_MAPPING = re.compile(r"(\d+) +/dev/shm/(?:sglang_|sem\.)")
 
 
 class ProcessGroup:
-    def __init__(self, leader: asyncio.subprocess.Process) -> None:
+    def __init__(self, leader: asyncio.subprocess.Process, scratch: Path) -> None:
+        """`scratch` is in a scratch folder (bus.process.scratch_lock)."""
         self.leader = leader
-        # Inodes of named shared memory, which killed processes leave in /dev/shm.
+        # Named shared memory, which killed processes leave in /dev/shm. If this process is killed, too, the next start
+        # of any run reads the inodes in the file.
         self._shared_memory_inodes: set[int] = set()
+        self._inodes_file = scratch / SHARED_MEMORY_INODES
 
     def list_members(self) -> Iterator[int]:
         """Pids of the live processes."""
@@ -64,21 +67,19 @@ class ProcessGroup:
         remaining = list(self.list_members())
         self.send_signal(signal.SIGKILL)
         await asyncio.gather(self.leader.wait(), *map(wait_for_exit, remaining))
-        self._unlink_shared_memory()
+        unlink_shared_memory(self._shared_memory_inodes)
         return exited_in_time
 
     def _record_shared_memory(self) -> None:
+        num_known = len(self._shared_memory_inodes)
         for pid in self.list_members():
             with contextlib.suppress(OSError):
                 self._shared_memory_inodes |= {
                     int(inode) for inode in _SHM_MAPPING.findall(Path(f"/proc/{pid}/maps").read_text())
                 }
-
-    def _unlink_shared_memory(self) -> None:
-        for file in (*_SHM_FOLDER.glob("sglang_*"), *_SHM_FOLDER.glob("sem.*")):
-            with contextlib.suppress(FileNotFoundError):
-                if file.stat().st_ino in self._shared_memory_inodes:
-                    file.unlink()
+        if len(self._shared_memory_inodes) > num_known:
+            with contextlib.suppress(OSError):
+                self._inodes_file.write_text("\n".join(map(str, self._shared_memory_inodes)))
 
 
 def read_log_tail(log: Path) -> str:

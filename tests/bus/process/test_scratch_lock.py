@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from bus.process import scratch_lock
-from bus.process.scratch_lock import has_owner_ended, holding_scratch, name_owner, name_scratch, remove_stale_scratch
+from bus.process.scratch_lock import (
+    SHARED_MEMORY_INODES,
+    has_owner_ended,
+    holding_scratch,
+    name_owner,
+    name_scratch,
+    remove_stale_scratch,
+)
 
 
 @pytest.fixture
@@ -38,6 +45,20 @@ def test_only_folders_of_dead_owners_are_removed(parent: Path) -> None:
         assert all(path.is_dir() for path in (living, without_lock, unrelated))
     assert not living.exists()
     assert remove_stale_scratch() == []
+
+
+def test_named_shared_memory_of_a_dead_owner_is_removed(parent: Path) -> None:
+    """Only the files that the owner has recorded, whatever their names are now."""
+    with (
+        tempfile.NamedTemporaryFile(dir="/dev/shm", delete=False) as dead,
+        tempfile.NamedTemporaryFile(dir="/dev/shm") as living,
+    ):
+        folder = abandon(parent / name_scratch("dead"))
+        (folder / "sglang-0").mkdir()
+        (folder / "sglang-0" / SHARED_MEMORY_INODES).write_text(f"{Path(dead.name).stat().st_ino}\n1")
+        renamed = Path(dead.name).rename(f"{dead.name}-renamed")
+        assert remove_stale_scratch() == [folder]
+        assert (renamed.exists(), Path(living.name).exists()) == (False, True)
 
 
 def test_a_folder_of_a_dead_owner_is_replaced_and_one_of_a_living_owner_is_refused(parent: Path) -> None:
