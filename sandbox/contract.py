@@ -20,6 +20,7 @@ class Isolation(msgspec.Struct, frozen=True):
     seccomp: bool
     missing: tuple[str, ...]  # a sentence with a remedy for each protection that is off
     landlock: int = 0  # Landlock ABI version in force; 0: off
+    call_cgroups: bool = False  # the kernel enforces the memory limit of a call; else the fork server does
 
 
 class CodeResult(msgspec.Struct, frozen=True):

@@ -23,7 +23,8 @@ def format_isolation(isolation: Isolation) -> str:
     namespaces = ", ".join(isolation.namespaces) or "none"
     landlock = f"version {isolation.landlock}" if isolation.landlock else "off"
     seccomp = "on" if isolation.seccomp else "off"
-    return f"{isolation.backend}; namespaces: {namespaces}; seccomp: {seccomp}; Landlock: {landlock}"
+    memory = "a cgroup per call" if isolation.call_cgroups else "measured, no cgroups"
+    return f"{isolation.backend}; namespaces: {namespaces}; seccomp: {seccomp}; Landlock: {landlock}; memory: {memory}"
 
 
 def build_isolation(greeting: Frame, refusal: str | None, backend: str, host_missing: tuple[str, ...]) -> Isolation:
@@ -42,6 +43,7 @@ def build_isolation(greeting: Frame, refusal: str | None, backend: str, host_mis
         seccomp=not any(sentence.startswith("No seccomp") for sentence in missing),
         missing=tuple(missing),
         landlock=greeting["landlock"],
+        call_cgroups=greeting["call_cgroups"],
     )
 
 

@@ -2,7 +2,7 @@
 
 The owner holds a file lock in each of its folders. The kernel releases the lock when the owner ends, also after a kill:
 a folder with a free lock is stale. The next start of any run of the same user removes it, and so does
-`asterism doctor`. Containers carry the name of a scratch folder of their owner (sandbox.hosts.docker.docker_host).
+`asterism doctor`. A link `cgroup` in the folder names a cgroup of the owner, which is removed first. Containers carry the name of a scratch folder of their owner (sandbox.hosts.docker.docker_host).
 """
 
 import contextlib
@@ -12,12 +12,15 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Generator, Iterator, Set
 from pathlib import Path
 
 SHARED_MEMORY_INODES = "shared_memory_inodes"  # file in a scratch folder: named shared memory of the owner's programs
 _LOCK_NAME = ".lock"
 _PARENTS = (Path("/tmp"), Path("/dev/shm"))  # of scratch folders, besides the temporary folder of this process
+_CGROUP_LINK = "cgroup"
+_CGROUP_DELAYS_S = (0.0, 0.01, 0.1, 1.0)  # in which killed processes leave a cgroup
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -49,6 +52,23 @@ def unlink_shared_memory(inodes: Set[int]) -> None:
             status = file.lstat()
             if status.st_ino in inodes and status.st_uid == os.getuid() and stat.S_ISREG(status.st_mode):
                 file.unlink()
+
+
+def link_cgroup(scratch: Path, cgroup: Path) -> None:
+    """The cgroup, of the same name, ends with the scratch folder, also after a kill of its holder."""
+    (scratch / _CGROUP_LINK).symlink_to(cgroup)
+
+
+def remove_cgroup(cgroup: Path, delays_s: tuple[float, ...] = _CGROUP_DELAYS_S) -> bool:
+    """Removes a cgroup and those below it. False if they have processes."""
+    for delay_s in delays_s:
+        time.sleep(delay_s)
+        for folder, _, _ in os.walk(cgroup, topdown=False):
+            with contextlib.suppress(OSError):
+                Path(folder).rmdir()
+        if not cgroup.exists():
+            return True
+    return False
 
 
 def name_owner(scratch: Path) -> str:
@@ -100,6 +120,9 @@ def _remove_tree(path: Path) -> bool:
     for record in (*path.glob(SHARED_MEMORY_INODES), *path.glob(f"*/{SHARED_MEMORY_INODES}")):
         with contextlib.suppress(OSError, ValueError):
             unlink_shared_memory({int(inode) for inode in record.read_text().split()})
+    link = path / _CGROUP_LINK
+    if link.is_symlink() and link.readlink().name == path.name and not remove_cgroup(link.readlink()):
+        return False
     for entry in [entry for entry in path.glob("*") if entry.name != _LOCK_NAME]:
         with contextlib.suppress(OSError, RecursionError):
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()

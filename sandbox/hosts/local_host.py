@@ -12,9 +12,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
-from bus.process.scratch_lock import holding_scratch, name_scratch, remove_stale_scratch
+from bus.process.scratch_lock import holding_scratch, link_cgroup, name_scratch, remove_stale_scratch
 from bus.process.waiting import wait_for_exit
 from sandbox.contract import SandboxFailure
+from sandbox.hosts.cgroup_folders import CgroupFolder
+from sandbox.inside.isolation.namespaces import NOBODY
 from sandbox.inside.wire.command import ENVIRONMENT, build_python_command, list_import_folders
 from sandbox.inside.wire.server_settings import ServerSettings
 
@@ -56,6 +58,7 @@ class LocalHost:
     def __init__(self) -> None:
         self._scratch = ExitStack()
         self._environment = ENVIRONMENT
+        self._cgroups: CgroupFolder | None = None
 
     async def start(self) -> None:
         """Removes the folders of dead owners. Raises SandboxFailure."""
@@ -66,6 +69,9 @@ class LocalHost:
         except OSError as error:
             raise _make_start_failure(error) from error
         self._environment = {**ENVIRONMENT, "TMPDIR": str(path)}
+        with contextlib.suppress(OSError):  # not permitted: the fork servers measure memory
+            self._cgroups = CgroupFolder(os.getpid(), path.name)
+            link_cgroup(path, self._cgroups.path)
 
     async def launch(self, module: str, settings: ServerSettings) -> LocalProcess:
         try:
@@ -73,7 +79,8 @@ class LocalHost:
         except OSError as error:
             raise _make_start_failure(error) from error
         connection.setblocking(False)
-        settings = settings._replace(import_folders=list_import_folders())
+        use_cgroups = self._cgroups is not None and settings.preload != "grader"
+        settings = settings._replace(import_folders=list_import_folders(), call_cgroups=use_cgroups)
         try:
             # The starting thread must outlive the process: the kernel kills the process when this
             # thread exits.
@@ -90,6 +97,9 @@ class LocalHost:
             raise _make_start_failure(error) from error
         finally:
             child_end.close()
+        if self._cgroups is not None and use_cgroups:
+            owner = NOBODY if settings.namespaces and os.getuid() == 0 else os.getuid()
+            self._cgroups.hand_over(process.pid, owner, connection)
         return LocalProcess(process, connection)
 
     async def wait_until_broken(self) -> NoReturn:

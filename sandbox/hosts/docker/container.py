@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import socket
 import struct
@@ -10,10 +11,12 @@ from collections.abc import Callable
 from typing import cast
 
 from sandbox.contract import SandboxFailure
+from sandbox.hosts.cgroup_folders import CgroupFolder
 from sandbox.inside.wire.frames import BrokenStream, Frame, FrameReader, encode_frame
 from sandbox.inside.wire.server_settings import ServerSettings
 
 _CONNECT_TIMEOUT_S = 30.0  # for a process in the container to start and connect
+_CGROUP_NAME = "calls"  # the engine removes it with the cgroup of the container
 _CREDENTIALS = struct.Struct("3i")  # pid, user, group
 
 
@@ -32,7 +35,7 @@ class ContainerProcess:
 
     @property
     def pid(self) -> int:
-        return get_peer_pid(self.socket)
+        return _get_peer(self.socket)[0]
 
     def kill(self) -> None:
         self._container.send({"op": "kill", "token": self._token})
@@ -71,19 +74,26 @@ class Container(asyncio.Protocol):
         self.memory_share = 0.0
         self.unanswered_requests = 0  # memory requests since the last frame from the init process
         self.processes: dict[str, ContainerProcess] = {}
+        self._cgroups: CgroupFolder | None = None
         self._on_end = on_end
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
 
     async def attach(self, connection: socket.socket) -> None:
-        self.pid = get_peer_pid(connection)
+        self.pid, _ = _get_peer(connection)
+        with contextlib.suppress(OSError):  # not permitted: the fork servers measure memory
+            self._cgroups = CgroupFolder(self.pid, _CGROUP_NAME, may_move=True)
         await asyncio.get_running_loop().create_connection(lambda: self, sock=connection)
 
     async def launch(self, module: str, settings: ServerSettings) -> ContainerProcess:
+        use_cgroups = self._cgroups is not None and settings.preload != "grader"
+        settings = settings._replace(call_cgroups=use_cgroups)
         token = secrets.token_hex(16)
         process = self.processes[token] = ContainerProcess(self, token)
         self.send({"op": "start", "token": token, "module": module, "settings": settings.to_json()})
         await process.wait_connected()
+        if self._cgroups is not None and use_cgroups:
+            self._cgroups.hand_over(*_get_peer(process.socket), process.socket)
         return process
 
     def send(self, frame: Frame) -> None:
@@ -136,7 +146,8 @@ class Container(asyncio.Protocol):
             process.mark_exited()
 
 
-def get_peer_pid(connection: socket.socket) -> int:
-    """The pid of the connecting process, in this machine's pid namespace."""
+def _get_peer(connection: socket.socket) -> tuple[int, int]:
+    """(pid, user) of the connecting process, in this machine's namespaces."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return _CREDENTIALS.unpack(credentials)[0]
+    pid, user, _ = _CREDENTIALS.unpack(credentials)
+    return pid, user

@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 from sandbox.inside.call import run_code
@@ -46,9 +47,15 @@ class CallIsolation(NamedTuple):
     unprivileged_id: int | None  # uid and gid of the call, where root has no namespaces
 
 
-def run_call_process(control: int, stdout: int, stderr: int, folder: str | None, isolation: CallIsolation) -> NoReturn:
-    """The main function. `folder` is the private folder of a process that cannot mount one."""
+def run_call_process(fds: Sequence[int], folder: str | None, isolation: CallIsolation) -> NoReturn:
+    """The main function. `folder` is the private folder of a process that cannot mount one.
+
+    `fds`: control, stdout, stderr, and the list of members of a cgroup, which this process joins.
+    """
     try:
+        control, stdout, stderr, *cgroup = fds
+        for members in cgroup:
+            os.write(members, b"0")
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
         shared = mmap.mmap(-1, SHARED_STATE_BYTES)  # now, because the call's filter forbids shared memory

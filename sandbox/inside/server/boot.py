@@ -19,6 +19,7 @@ from sandbox.inside.call import call_process
 from sandbox.inside.call.call_process import CallIsolation
 from sandbox.inside.isolation import landlock, namespaces, seccomp, syscalls
 from sandbox.inside.isolation.landlock import LandlockRules
+from sandbox.inside.server.call_cgroups import can_join, receive_call_cgroups
 from sandbox.inside.server.fork_server import ForkServer
 from sandbox.inside.server.scratch_folders import remove_folder
 from sandbox.inside.wire.frames import encode_frame
@@ -36,19 +37,31 @@ def main() -> NoReturn:
     os.environ.pop("LD_BIND_NOW", None)
     executor = socket.socket(fileno=int(sys.argv[2]))
     try:
-        isolation, folder, missing = _isolate(settings, executor)
+        cgroups = receive_call_cgroups(executor, settings.memory_mib) if settings.call_cgroups else None
+        fds = [executor.fileno()] if cgroups is None else [executor.fileno(), cgroups.folder_fd]
+        isolation, folder, missing = _isolate(settings, fds)
+        if cgroups is not None and not can_join(cgroups):
+            cgroups = None
         _raise_open_file_limit()
-        zygote = Zygote(isolation, [executor.fileno()], lambda: _preload_modules(settings, isolation))
+        zygote = Zygote(isolation, fds, lambda: _preload_modules(settings, isolation))
     except (OSError, ImportError) as error:
         executor.sendall(encode_frame({"refused": f"{type(error).__name__}: {error}"}))
         os._exit(1)
     in_force = list(namespaces.NAMESPACE_NAMES) if isolation.own_namespaces else []
     abi = 0 if isolation.landlock is None else isolation.landlock.abi
     executor.sendall(
-        encode_frame({"hello": settings.preload, "namespaces": in_force, "landlock": abi, "missing": missing})
+        encode_frame(
+            {
+                "hello": settings.preload,
+                "namespaces": in_force,
+                "landlock": abi,
+                "call_cgroups": cgroups is not None,
+                "missing": missing,
+            }
+        )
     )
     try:
-        server = ForkServer(settings, executor, isolation, zygote, folder)
+        server = ForkServer(settings, executor, isolation, zygote, folder, cgroups)
         with contextlib.suppress(ConnectionError):  # the executor closed the socket
             server.serve()
         server.kill_all()
@@ -58,13 +71,13 @@ def main() -> NoReturn:
     os._exit(0)
 
 
-def _isolate(settings: ServerSettings, executor: socket.socket) -> tuple[CallIsolation, str | None, list[str]]:
+def _isolate(settings: ServerSettings, fds: list[int]) -> tuple[CallIsolation, str | None, list[str]]:
     sys.path[:] = list(settings.import_folders)
     os.setsid()  # detaches from the executor's terminal
     missing: list[str] = []
     folder = None
     if settings.namespaces:
-        proc = namespaces.enter_namespaces([*settings.import_folders, sys.base_prefix], [executor.fileno()])
+        proc = namespaces.enter_namespaces([*settings.import_folders, sys.base_prefix], fds)
         os.environ.update(HOME=namespaces.SCRATCH, TMPDIR=namespaces.SCRATCH)
     else:
         syscalls.die_with_parent(signal.SIGKILL)

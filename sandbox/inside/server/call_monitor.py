@@ -14,9 +14,11 @@ machine must not count as the model's mistake.
 import heapq
 import os
 import signal
+import sys
 import time
 from typing import Protocol
 
+from sandbox.inside.server.call_cgroups import CallCgroup
 from sandbox.inside.server.call_process_handle import CallProcess, NotebookProcesses
 from sandbox.inside.server.proc_usage import ProcessUsage
 from sandbox.inside.server.time_slices import TimeSlices
@@ -130,6 +132,8 @@ class CallMonitor:
 
     def _check_process_tree(self, child: CallProcess, now: float) -> bool:
         """Updates CPU time and memory of the call's processes. False above the memory limit."""
+        if child.cgroup is not None and self._exceeds_cgroup_limit(child, child.cgroup):
+            return False
         pids, used = self._measure_tree_memory(child)
         if len(pids) > 1 and used > self._memory_limit:  # RLIMIT_AS bounds a single process
             pids, used = self._measure_tree_memory(child)  # pages of an exiting process may count twice
@@ -149,6 +153,13 @@ class CallMonitor:
         _lower_priority(child)
         self._apply_slices(*self._slices.update(child, used_s, used, busy), now)
         return True
+
+    def _exceeds_cgroup_limit(self, child: CallProcess, cgroup: CallCgroup) -> bool:
+        if cgroup.exceeds_limit():
+            checkpoint = self._notebooks.find_checkpoint(child)
+            if checkpoint is None or cgroup.exceeds_limit(self._usage.measure_memory([checkpoint], sys.maxsize)):
+                return True
+        return cgroup.take_oom_kill() == "call"
 
     def _measure_tree_memory(self, child: CallProcess) -> tuple[list[int], int]:
         """(pids, bytes in memory) of the call's processes, without the notebook's checkpoint."""

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 
+from sandbox.inside.server.call_cgroups import CallCgroup
 from sandbox.inside.server.process_tree import ProcessTree
 from sandbox.inside.wire.call_wire import CallOutcome, CallStarted, parse_reply
 from sandbox.inside.wire.frames import Frame
@@ -73,6 +74,7 @@ class CallProcess:
         stderr: OutputPipe,
         folder: str | None,
         uid: int | None,
+        cgroup: CallCgroup | None,
     ) -> None:
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
@@ -80,6 +82,7 @@ class CallProcess:
         self.streams = (stdout, stderr)
         self.folder = folder
         self.uid = uid  # None: the fork server's own
+        self.cgroup = cgroup
         self.notebook_id: int | None = None
         self.call: Frame | None = None  # the running call
         self.call_serial = 0  # makes timers of an earlier call stale

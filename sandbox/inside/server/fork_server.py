@@ -30,6 +30,7 @@ from collections import deque
 
 from sandbox.inside.call.call_process import CallIsolation
 from sandbox.inside.call.notebook_process import FORK_FAILED_EXIT_CODE
+from sandbox.inside.server.call_cgroups import CallCgroups
 from sandbox.inside.server.call_monitor import MAX_OUTCOME_BYTES, CallMonitor
 from sandbox.inside.server.call_process_handle import CallProcess, NotebookProcesses
 from sandbox.inside.server.orphan_reaper import kill_groups, kill_orphans
@@ -58,6 +59,7 @@ class ForkServer:
         isolation: CallIsolation,
         zygote: Zygote,
         folder: str | None,
+        cgroups: CallCgroups | None,
     ) -> None:
         self._settings = settings
         self._own_namespaces = isolation.own_namespaces
@@ -70,7 +72,7 @@ class ForkServer:
         self._processes_by_fd: dict[int, CallProcess] = {}
         self._processes_by_call: dict[int, CallProcess] = {}
         self._process_tree = ProcessTree(isolation.proc_fd)
-        self._warm = WarmProcesses(settings, zygote, self._process_tree, folder)
+        self._warm = WarmProcesses(settings, zygote, self._process_tree, folder, cgroups)
         self._notebooks = NotebookProcesses(self._process_tree)
         usage = ProcessUsage(self._process_tree, zygote.pid)
         self._exits = ExitClassifier(settings, isolation.own_namespaces, usage)
@@ -150,6 +152,8 @@ class ForkServer:
             child = self._warm.take()
             self._notebooks.add(call["session"], child)
             self._register(child, child.control.fileno())
+        elif child.cgroup is not None:
+            child.cgroup.allow_checkpoint()
         for stream in child.streams:  # drop output that a thread wrote between two cells
             stream.drain()
             stream.pop_text()
@@ -216,8 +220,7 @@ class ForkServer:
         if outcome[0] == "died" and not self._notebooks.kill_cell(child):
             self._kill(child)
             return
-        if outcome == _KILLED and child.exceeded_limit is None and self._exits.was_oom_killed(child):
-            outcome = _OOM_KILLED
+        outcome = self._exits.correct_for_oom_kill(child, outcome)
         for stream in child.streams:
             stream.drain()
         if child.pipes_polled:
@@ -240,9 +243,8 @@ class ForkServer:
             child.read_outcome(MAX_OUTCOME_BYTES)
             child.num_cells = 0
             cpu_s = taken.ru_utime + taken.ru_stime
-            self._send_answer(
-                child, child.outcome or self._exits.classify(child, os.waitstatus_to_exitcode(status), cpu_s)
-            )
+            outcome = child.outcome or self._exits.classify(child, os.waitstatus_to_exitcode(status), cpu_s)
+            self._send_answer(child, self._exits.correct_for_oom_kill(child, outcome))
         elif not child.has_begun:
             self._fork_retry_at = time.monotonic() + _FORK_RETRY_S
         child.close()
@@ -302,16 +304,29 @@ class ExitClassifier:
         if exit_code == -signal.SIGKILL and not child.killed:
             if self._own_namespaces and cpu_s > self._settings.time_limit_s:
                 return ["timeout"]
-            if self.was_oom_killed(child):
+            if child.cgroup is None and self._was_oom_killed(child):
                 return _OOM_KILLED
             if self._own_namespaces:  # only the kernel can kill a namespace's process 1
-                return ["memory"]
+                return ["memory"] if child.cgroup is None else _OOM_KILLED
         if exit_code == FORK_FAILED_EXIT_CODE and child.notebook_id is not None:
             return ["failed", "a notebook could not fork"]
         if exit_code > 0 and not child.has_begun:
             return ["failed", "a call could not be isolated"]
         return ["died", str(exit_code)]
 
-    def was_oom_killed(self, child: CallProcess) -> bool:
+    def correct_for_oom_kill(self, child: CallProcess, outcome: CallOutcome) -> CallOutcome:
+        """The outcome, unless the kernel killed a process of the call for lack of memory."""
+        if child.exceeded_limit is not None or child.killed:
+            return outcome
+        if child.cgroup is None:
+            return _OOM_KILLED if outcome == _KILLED and self._was_oom_killed(child) else outcome
+        # A call cannot fill its cgroup before its pipes are polled.
+        killed = outcome in (_KILLED, _OOM_KILLED)
+        culprit = child.cgroup.take_oom_kill() if killed or child.pipes_polled else None
+        if culprit == "call":
+            return ["memory"]
+        return _OOM_KILLED if culprit == "machine" and killed else outcome
+
+    def _was_oom_killed(self, child: CallProcess) -> bool:
         """Whether a full machine or container killed a call below its memory limit."""
         return child.memory_bytes <= self._settings.memory_mib << 20 and self._usage.take_oom_kill()

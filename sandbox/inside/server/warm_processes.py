@@ -10,6 +10,7 @@ import signal
 import socket
 from collections import deque
 
+from sandbox.inside.server.call_cgroups import CallCgroup, CallCgroups
 from sandbox.inside.server.call_process_handle import CallProcess, OutputPipe
 from sandbox.inside.server.process_tree import ProcessTree
 from sandbox.inside.server.scratch_folders import remove_folder
@@ -24,11 +25,19 @@ _SPARE_DESCRIPTORS = 16  # for files of /proc: without them no limit could be en
 class WarmProcesses:
     """Isolated processes that wait for a call. `folder` is for calls that cannot mount one."""
 
-    def __init__(self, settings: ServerSettings, zygote: Zygote, process_tree: ProcessTree, folder: str | None) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        zygote: Zygote,
+        process_tree: ProcessTree,
+        folder: str | None,
+        cgroups: CallCgroups | None,
+    ) -> None:
         self._settings = settings
         self._zygote = zygote
         self._process_tree = process_tree
         self._folder = folder
+        self._cgroups = cgroups
         self._waiting: deque[CallProcess] = deque()
         self._num_forked = 0
         first_uid = _FIRST_FREE_UID + os.getpid() % _MAX_SERVERS * _UIDS_PER_SERVER
@@ -57,24 +66,33 @@ class WarmProcesses:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             self._num_forked += 1
             folder, uid = self._allocate_folder_and_uid()
-            on_error.callback(self._free, folder, uid)
-            pid = self._zygote.fork((theirs.fileno(), out_write, err_write), uid, folder)
+            cgroup = None
+            on_error.callback(lambda: self._free(folder, uid, cgroup))
+            fds = [theirs.fileno(), out_write, err_write]
+            if self._cgroups is not None:
+                cgroup = self._cgroups.acquire()
+                fds.append(cgroup.open_members())
+                ends_of_child.callback(os.close, fds[-1])
+            pid = self._zygote.fork(fds, uid, folder)
             on_error.callback(_kill_and_reap, pid)
             ours.setblocking(False)
             limit = self._settings.output_bytes
             self._process_tree.prefer_for_oom_kill(pid)
-            child = CallProcess(pid, ours, OutputPipe(out_read, limit), OutputPipe(err_read, limit), folder, uid)
+            pipes = OutputPipe(out_read, limit), OutputPipe(err_read, limit)
+            child = CallProcess(pid, ours, *pipes, folder, uid, cgroup)
             on_error.pop_all()
         self._waiting.append(child)
         return child
 
     def release(self, child: CallProcess) -> None:
-        """Removes the folder of a process that has ended, and frees its uid."""
+        """Removes the folder of a process that has ended, and frees its uid and cgroup."""
         if child in self._waiting:
             self._waiting.remove(child)
-        self._free(child.folder, child.uid)
+        self._free(child.folder, child.uid, child.cgroup)
 
-    def _free(self, folder: str | None, uid: int | None) -> None:
+    def _free(self, folder: str | None, uid: int | None, cgroup: CallCgroup | None) -> None:
+        if self._cgroups is not None and cgroup is not None:
+            self._cgroups.release(cgroup)
         if folder is not None:
             remove_folder(folder)
         if uid is not None and uid not in self._free_uids:

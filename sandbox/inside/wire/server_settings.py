@@ -18,6 +18,7 @@ class ServerSettings(NamedTuple):
     output_bytes: int
     fork_servers: int = 1  # number with the same preload, which share the CPUs
     warm_processes: int = 4  # number forked and isolated ahead of the calls
+    call_cgroups: bool = False  # the executor sends the descriptor of a cgroup folder first
 
     def to_json(self) -> str:
         return json.dumps(self._asdict())

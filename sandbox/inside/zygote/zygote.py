@@ -1,7 +1,8 @@
 """The zygote: forks once per call, with all modules loaded and no data of any call.
 
     zygote -> fork server   a newline when it is ready, or the cause of its failure, once
-    fork server -> zygote   uid and folder of the call, with its three descriptors: control, stdout, stderr
+    fork server -> zygote   uid and folder of the call, with its descriptors: control, stdout, stderr, and
+                             the list of members of its cgroup, if it has one
     zygote -> fork server   the new process's pid, or the negative errno
 
 The fork server does not fork itself, because it holds the texts of other calls, and each page
@@ -21,12 +22,12 @@ from sandbox.inside.call import call_process
 from sandbox.inside.call.call_process import CallIsolation
 from sandbox.inside.isolation import syscalls
 
-_UID = struct.Struct("<q")  # of the call, or -1; the path of its folder may follow
+_REQUEST = struct.Struct("<qB")  # uid of the call, or -1; number of descriptors. The path of its folder may follow
 _ANSWER = struct.Struct("<i")
 _MAX_REQUEST_BYTES = 256
 _MAX_ERROR_BYTES = 4096
 _READY = "\n"
-_NUM_FDS = 3
+_MAX_FDS = 4
 _FD_BYTES = struct.calcsize("i")
 
 
@@ -54,9 +55,9 @@ class Zygote:
         if problem != _READY:
             raise ImportError(problem or "the zygote has ended")
 
-    def fork(self, fds: tuple[int, int, int], uid: int | None, folder: str | None) -> int:
+    def fork(self, fds: Sequence[int], uid: int | None, folder: str | None) -> int:
         """Forks a process that isolates itself and waits for a call; its pid. Raises OSError."""
-        request = _UID.pack(-1 if uid is None else uid) + os.fsencode(folder or "")
+        request = _REQUEST.pack(-1 if uid is None else uid, len(fds)) + os.fsencode(folder or "")
         socket.send_fds(self._socket, [request], fds)
         answer = self._socket.recv(_ANSWER.size)
         if not answer:
@@ -77,7 +78,7 @@ def _load_or_exit(fork_server: socket.socket, load: Callable[[], None]) -> None:
 
 
 def _serve(fork_server: socket.socket, isolation: CallIsolation) -> NoReturn:
-    ancillary_bytes = socket.CMSG_SPACE(_NUM_FDS * _FD_BYTES)
+    ancillary_bytes = socket.CMSG_SPACE(_MAX_FDS * _FD_BYTES)
     while True:
         request, ancillary, _, _ = fork_server.recvmsg(_MAX_REQUEST_BYTES, ancillary_bytes)
         if not request:
@@ -85,7 +86,7 @@ def _serve(fork_server: socket.socket, isolation: CallIsolation) -> NoReturn:
         received = ancillary[0][2] if ancillary else b""
         fds = struct.unpack(f"{len(received) // _FD_BYTES}i", received)
         try:
-            if len(fds) < _NUM_FDS:  # the kernel closed the others
+            if len(fds) < _REQUEST.unpack_from(request)[1]:  # the kernel closed the others
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             pid = _fork_call(request, fds, isolation)
         except OSError as error:
@@ -97,8 +98,8 @@ def _serve(fork_server: socket.socket, isolation: CallIsolation) -> NoReturn:
 
 def _fork_call(request: bytes, fds: tuple[int, ...], isolation: CallIsolation) -> int:
     """The new process's pid; the new process itself never returns. Raises OSError."""
-    (uid,) = _UID.unpack_from(request)
-    folder = os.fsdecode(request[_UID.size :]) or None
+    uid, _ = _REQUEST.unpack_from(request)
+    folder = os.fsdecode(request[_REQUEST.size :]) or None
     own_ruleset = None
     if folder is not None and isolation.landlock is not None:  # copies no pages here
         own_ruleset = isolation.landlock.create_ruleset(folder)
@@ -108,8 +109,7 @@ def _fork_call(request: bytes, fds: tuple[int, ...], isolation: CallIsolation) -
     try:
         pid = syscalls.clone_for_parent(syscalls.CLONE_NEWPID if isolation.own_namespaces else 0)
         if pid == 0:
-            control, stdout, stderr = fds
-            call_process.run_call_process(control, stdout, stderr, folder, isolation)
+            call_process.run_call_process(fds, folder, isolation)
         return pid
     finally:
         if own_ruleset is not None:

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from bus.process.scratch_lock import (
     SHARED_MEMORY_INODES,
     has_owner_ended,
     holding_scratch,
+    link_cgroup,
     name_owner,
     name_scratch,
     remove_stale_scratch,
@@ -59,6 +61,25 @@ def test_named_shared_memory_of_a_dead_owner_is_removed(parent: Path) -> None:
         renamed = Path(dead.name).rename(f"{dead.name}-renamed")
         assert remove_stale_scratch() == [folder]
         assert (renamed.exists(), Path(living.name).exists()) == (False, True)
+
+
+def test_the_cgroup_of_a_dead_owner_is_removed_with_its_folder_once_its_processes_have_ended(
+    parent: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    dead = abandon(parent / name_scratch("dead"))
+    cgroups = tmp_path_factory.mktemp("cgroups")
+    (cgroups / dead.name / "1" / "call-1").mkdir(parents=True)
+    other = cgroups / "other"
+    other.mkdir()
+    process = cgroups / dead.name / "1" / "process"  # rmdir fails, as in a cgroup with a process
+    process.touch()
+    link_cgroup(dead, cgroups / dead.name)
+    link_cgroup(abandon(parent / name_scratch("linked-elsewhere")), other)
+    assert remove_stale_scratch() == [parent / name_scratch("linked-elsewhere")]
+    process.unlink()
+    assert remove_stale_scratch() == [dead]
+    assert list(cgroups.iterdir()) == [other]
 
 
 def test_a_folder_of_a_dead_owner_is_replaced_and_one_of_a_living_owner_is_refused(parent: Path) -> None:

@@ -1,0 +1,103 @@
+"""Creates the cgroup folders of fork servers, below the executor's own cgroup or that of its container.
+
+    NAME/              one per executor or container
+    NAME/PID/          one per fork server, owned by the server's user: it creates the cgroups of calls
+    NAME/PID/server    the fork server and its zygote: in version 2, only cgroups without children have processes
+
+Version 2 also needs the other processes of the parent in a cgroup of their own. The executor moves those of
+its container; its own neighbours only in a cgroup that systemd has delegated to this user.
+"""
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+from bus.process.scratch_lock import remove_cgroup
+
+_MOUNT = Path("/sys/fs/cgroup")
+_MOVED_PROCESSES = "asterism-processes"
+_DELEGATION_MARKS = ("user.delegate", "trusted.delegate")
+
+
+class CgroupFolder:
+    """A folder NAME; raises OSError if this process may not create it, or without a memory controller."""
+
+    def __init__(self, neighbour: int, name: str, *, may_move: bool = False) -> None:
+        parent = _find_cgroup(neighbour)
+        if parent.name == _MOVED_PROCESSES:
+            parent = parent.parent
+        _enable_memory(parent, may_move=may_move)
+        self.path = parent / name
+        self.path.mkdir()
+        try:
+            _enable_memory(self.path)
+        except OSError:
+            self.path.rmdir()
+            raise
+
+    def hand_over(self, server: int, owner: int, connection: socket.socket) -> None:
+        """Moves a fork server, which waits, into a folder of its own, and sends the folder's descriptor.
+
+        Without permission, sends no descriptor.
+        """
+        with contextlib.ExitStack() as files:
+            descriptors: list[int] = []
+            with contextlib.suppress(OSError):
+                folder = self._create_server_folder(server, owner)
+                descriptors.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+                files.callback(os.close, descriptors[0])
+            socket.send_fds(connection, [b"\0"], descriptors)
+
+    def _create_server_folder(self, server: int, owner: int) -> Path:
+        self._remove_unused()
+        folder = self.path / str(server)
+        folder.mkdir()
+        _enable_memory(folder)
+        (folder / "server").mkdir()
+        (folder / "server" / "cgroup.procs").write_text(str(server))
+        for path in (folder, folder / "cgroup.procs"):
+            os.chown(path, owner, -1)
+        return folder
+
+    def _remove_unused(self) -> None:
+        """Folders of fork servers that have ended."""
+        for server in self.path.glob("*/server"):
+            with contextlib.suppress(OSError):
+                server.rmdir()
+                remove_cgroup(server.parent, delays_s=(0.0,))
+
+
+def _find_cgroup(pid: int) -> Path:
+    """The folder with the memory controller."""
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        mount = _MOUNT if not controllers else _MOUNT / "memory"
+        folder = Path(f"{mount}{path}")
+        if controllers not in ("", "memory") or not (folder / "cgroup.procs").exists():
+            continue
+        if str(pid) in (folder / "cgroup.procs").read_text().split():
+            return folder
+    raise FileNotFoundError("no cgroup with a memory controller")
+
+
+def _enable_memory(folder: Path, *, may_move: bool = False) -> None:
+    """Version 1 needs nothing. Raises OSError."""
+    control = folder / "cgroup.subtree_control"
+    if not control.exists() or "memory" in control.read_text().split():
+        return
+    if may_move or _is_delegated(folder):
+        leaf = folder / _MOVED_PROCESSES
+        leaf.mkdir(exist_ok=True)
+        for pid in (folder / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                (leaf / "cgroup.procs").write_text(pid)
+    control.write_text("+memory")
+
+
+def _is_delegated(folder: Path) -> bool:
+    for mark in _DELEGATION_MARKS:
+        with contextlib.suppress(OSError):
+            if os.getxattr(folder, mark) == b"1":
+                return True
+    return False

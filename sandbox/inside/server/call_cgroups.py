@@ -1,0 +1,179 @@
+"""A memory cgroup for each call: the kernel counts all of its memory, and kills inside the call only.
+
+The executor creates the folder of this fork server, owned by the fork server's user, and passes its
+descriptor (sandbox.hosts.cgroup_folders). A forked process joins its cgroup before it isolates itself.
+An empty cgroup serves a later call, because a new one costs more than a tenth of a small call.
+"""
+
+import contextlib
+import os
+import socket
+from typing import NamedTuple
+
+MAX_MEMORY_FACTOR = 1.25  # cgroup limit per memory_mib: page tables, copied pages of the zygote, files
+_CHECKPOINT_STEPS = 8  # of memory_mib: smaller changes of a notebook's state cost no system call
+_MAX_REST_SHARE = 1 / 32  # of the limit: memory that an ended call may leave to the next one
+_MAX_FREE_CGROUPS = 32
+
+
+class _CgroupFiles(NamedTuple):
+    """The files of a version. A key names a line; without a key, the file holds one number."""
+
+    limit: str
+    usage: str
+    no_swap: str  # 0: anonymous memory stays in memory. Missing in some kernels
+    kills: tuple[str, str]  # processes of the cgroup that any OOM killer killed
+    limit_hits: tuple[str, str]  # allocations that failed for this cgroup's own limit
+
+
+_VERSION_1 = _CgroupFiles(
+    limit="memory.limit_in_bytes",
+    usage="memory.usage_in_bytes",
+    no_swap="memory.swappiness",
+    kills=("memory.oom_control", "oom_kill"),
+    limit_hits=("memory.failcnt", ""),
+)
+_VERSION_2 = _CgroupFiles(
+    limit="memory.max",
+    usage="memory.current",
+    no_swap="memory.swap.max",
+    kills=("memory.events", "oom_kill"),
+    limit_hits=("memory.events", "oom"),
+)
+
+
+class CallCgroup:
+    """The cgroup of one process of a call and its descendants. `folder_fd` contains it."""
+
+    def __init__(self, folder_fd: int, name: str, files: _CgroupFiles, memory: int) -> None:
+        self.name = name
+        self._folder_fd = folder_fd
+        self._files = files
+        self._memory = memory
+        self._limit = int(memory * MAX_MEMORY_FACTOR)
+        self._extra = 0  # of the limit, for a notebook's checkpoint
+        self._num_killed = self._num_limit_hits = 0  # at the last look
+
+    def create(self) -> None:
+        """Raises OSError."""
+        os.mkdir(self.name, 0o755, dir_fd=self._folder_fd)
+        self._write(self._files.limit, self._limit)
+        with contextlib.suppress(OSError):
+            self._write(self._files.no_swap, 0)
+
+    def open_members(self) -> int:
+        """A descriptor through which a process joins: it writes "0". Raises OSError."""
+        return os.open(f"{self.name}/cgroup.procs", os.O_WRONLY, dir_fd=self._folder_fd)
+
+    def allow_checkpoint(self) -> None:
+        """Raises the limit by a notebook's state before a cell, which the cell may hold twice."""
+        steps = self._read(self._files.usage) * _CHECKPOINT_STEPS // self._memory
+        extra = min(steps + 1, _CHECKPOINT_STEPS) * self._memory // _CHECKPOINT_STEPS if steps else 0
+        if extra != self._extra:
+            self._extra = extra
+            self._write(self._files.limit, self._limit + extra)
+
+    def take_oom_kill(self) -> str | None:
+        """What the kernel killed a process for since the last check: the limit of the "call" or of the "machine"."""
+        num_killed = self._read(*self._files.kills)
+        if num_killed == self._num_killed:
+            return None
+        num_limit_hits = self._read(*self._files.limit_hits)
+        culprit = "call" if num_limit_hits > self._num_limit_hits else "machine"
+        self._num_killed, self._num_limit_hits = num_killed, num_limit_hits
+        return culprit
+
+    def exceeds_limit(self, checkpoint_bytes: int = 0) -> bool:
+        """Whether it uses more than a call may, in addition to a notebook's checkpoint."""
+        return self._read(self._files.usage) - checkpoint_bytes > self._limit
+
+    def is_reusable(self) -> bool:
+        """Whether its processes left neither memory nor counts."""
+        return (
+            not self._extra
+            and self._read(self._files.usage) <= self._limit * _MAX_REST_SHARE
+            and not self._read(*self._files.limit_hits)
+        )
+
+    def remove(self) -> bool:
+        """False while it has processes."""
+        try:
+            os.rmdir(self.name, dir_fd=self._folder_fd)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    def _write(self, file: str, number: int) -> None:
+        fd = os.open(f"{self.name}/{file}", os.O_WRONLY, dir_fd=self._folder_fd)
+        try:
+            os.write(fd, str(number).encode())
+        finally:
+            os.close(fd)
+
+    def _read(self, file: str, key: str = "") -> int:
+        fd = os.open(f"{self.name}/{file}", os.O_RDONLY, dir_fd=self._folder_fd)
+        try:
+            text = os.read(fd, 4096).decode()
+        finally:
+            os.close(fd)
+        return int(dict(line.split() for line in text.splitlines()).get(key, 0) if key else text)
+
+
+class CallCgroups:
+    """Creates, reuses and removes the cgroups of a fork server's calls."""
+
+    def __init__(self, folder_fd: int, memory_mib: int) -> None:
+        self.folder_fd = folder_fd
+        self._memory = memory_mib << 20
+        version_1 = _VERSION_1.limit in os.listdir(folder_fd)
+        self._files = _VERSION_1 if version_1 else _VERSION_2
+        self._num_created = 0
+        self._free: list[CallCgroup] = []
+        self._ending: list[CallCgroup] = []  # with processes that still exit
+
+    def acquire(self) -> CallCgroup:
+        """An empty cgroup. Raises OSError."""
+        if self._free:
+            return self._free.pop()
+        self._num_created += 1
+        cgroup = CallCgroup(self.folder_fd, f"call-{self._num_created}", self._files, self._memory)
+        try:
+            cgroup.create()
+        except OSError:
+            cgroup.remove()
+            raise
+        return cgroup
+
+    def release(self, cgroup: CallCgroup) -> None:
+        """After the exit of its processes."""
+        if len(self._free) < _MAX_FREE_CGROUPS and cgroup.is_reusable():
+            self._free.append(cgroup)
+        else:
+            self._ending = [ending for ending in (*self._ending, cgroup) if not ending.remove()]
+
+
+def receive_call_cgroups(executor: socket.socket, memory_mib: int) -> CallCgroups | None:
+    """None unless the descriptor that the executor sends allows a forked process to join a cgroup."""
+    _, fds, _, _ = socket.recv_fds(executor, 1, 1)
+    return CallCgroups(fds[0], memory_mib) if fds else None
+
+
+def can_join(cgroups: CallCgroups) -> bool:
+    try:
+        cgroup = cgroups.acquire()
+        members = cgroup.open_members()
+    except OSError:
+        return False
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(members, b"0")
+        except OSError:
+            os._exit(1)
+        os._exit(0)
+    os.close(members)
+    _, status = os.waitpid(pid, 0)
+    cgroups.release(cgroup)
+    return status == 0

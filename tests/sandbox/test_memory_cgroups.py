@@ -1,0 +1,119 @@
+"""A call's memory cgroup counts memory that its processes' sizes do not show. The tests count outcomes."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from bus.messages import CodeOk, CodeOutOfMemory
+from sandbox.hosts import local_host
+from tests.sandbox.conftest import Client, StartSandbox
+
+pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
+MIB = 1 << 20
+LIMIT_MIB = 128
+SOCKET_BUFFERS = """
+import os, socket
+pids = []
+for _ in range(14):
+    pids.append(os.fork())
+    if not pids[-1]:
+        sockets = [end for _ in range(110) for end in socket.socketpair()]
+        for end in sockets:
+            end.setblocking(False)
+            try:
+                while end.send(bytes(4096)):
+                    pass
+            except BlockingIOError:
+                pass
+        os.read(os.pipe()[0], 1)
+for pid in pids:
+    os.waitpid(pid, 0)
+"""
+TWO_CHILDREN = """
+import os
+for _ in range(2):
+    if not os.fork():
+        block = b"x" * (100 << 20)
+        os.read(os.pipe()[0], 1)
+os.wait()
+print("done")
+os._exit(0)
+"""
+INNOCENT = """
+import time
+block = b"x" * (47 << 20)
+while time.process_time() < 0.25:
+    pass
+print(len(block))
+"""
+
+
+def list_call_cgroups(client: Client) -> list[Path]:
+    """The cgroups of the calls of all fork servers, in the mounted hierarchy."""
+    parents: set[Path] = set()
+    for pid in client.sandbox.server_pids:
+        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            mount = "/sys/fs/cgroup" + ("" if number == "0" else f"/{controllers}")
+            if controllers in ("", "memory") and path.endswith("/server"):
+                parents.add(Path(mount + path).parent)
+    return [cgroup for parent in parents for cgroup in parent.glob("call-*")]
+
+
+def read_peak(cgroup: Path) -> int:
+    names = ("memory.max_usage_in_bytes", "memory.peak")
+    return next(int((cgroup / name).read_text()) for name in names if (cgroup / name).exists())
+
+
+def require_cgroups(client: Client) -> None:
+    if not client.isolation.call_cgroups:
+        pytest.skip("this machine does not allow cgroups for calls")
+
+
+async def test_hidden_memory_of_a_call_stays_within_its_cgroup_and_harms_no_other_call(
+    start_sandbox: StartSandbox,
+) -> None:
+    async with start_sandbox(memory_mib=LIMIT_MIB, time_limit_s=20.0) as client:
+        require_cgroups(client)
+        assert await client.printed("kept = 7", 1) == ""
+        cells = [client.cell(SOCKET_BUFFERS, number) for number in (1, 2)]
+        programs = [client.program(SOCKET_BUFFERS), *[client.program(INNOCENT) for _ in range(4)]]
+        *hoards, a, b, c, d = [result.outcome for result in await asyncio.gather(*cells, *programs)]
+        assert [outcome for outcome in hoards if not isinstance(outcome, CodeOutOfMemory)] == []
+        assert [isinstance(outcome, CodeOk) and outcome.output.stdout for outcome in (a, b, c, d)] == ["49283072\n"] * 4
+        assert await client.printed("kept", 1) == "7\n"
+        cgroups = list_call_cgroups(client)
+        peaks_mib = [read_peak(cgroup) / MIB for cgroup in cgroups]
+        assert LIMIT_MIB < max(peaks_mib) <= LIMIT_MIB * 1.25
+    assert [path for path in {cgroup.parent.parent for cgroup in cgroups} if path.exists()] == []
+
+
+async def test_a_call_ends_as_out_of_memory_although_only_a_child_was_killed(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox(memory_mib=LIMIT_MIB, time_limit_s=20.0) as client:
+        require_cgroups(client)
+        outcome = (await client.program(TWO_CHILDREN)).outcome
+        assert isinstance(outcome, CodeOutOfMemory)
+
+
+async def test_a_notebook_may_rewrite_a_state_as_large_as_its_limit(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox(memory_mib=LIMIT_MIB, time_limit_s=20.0) as client:
+        require_cgroups(client)
+        assert await client.printed("state = bytearray(100 << 20)") == ""
+        for number in range(3):
+            rewrite = "for start in range(0, len(state), 4096):\n    state[start] += 1\nprint(state[-4096])"
+            assert await client.printed(rewrite) == f"{number + 1}\n"
+
+
+@pytest.mark.parametrize("start_sandbox", ["process"], indirect=True)
+async def test_without_permission_the_fork_servers_measure_memory(
+    start_sandbox: StartSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(local_host, "CgroupFolder", refuse)
+    async with start_sandbox(memory_mib=LIMIT_MIB, time_limit_s=20.0) as client:
+        assert not client.isolation.call_cgroups
+        outcome = (await client.program(TWO_CHILDREN)).outcome
+        assert isinstance(outcome, CodeOutOfMemory)
