@@ -44,7 +44,7 @@ class ModelConfig(Section, frozen=True):
 
 
 class DataConfig(Section, frozen=True):
-    """Questions with known answers, in JSONL or parquet; docs/data.md lists the layouts."""
+    """Questions with known answers; docs/data.md lists the layouts."""
 
     train: FilePath = "$RUN/data/train.jsonl"  # questions for training
     test: FilePath = "$RUN/data/test.jsonl"  # questions for evaluations

@@ -70,7 +70,7 @@ def _check_questions(path: Path, remedy: str) -> str:
     described = _check_file(path, remedy)
     if path.stat().st_size > _MAX_READ_BYTES:
         return f"{described}; its rows are checked as the run starts"
-    return f"{path}: {len(read_problems(path)):,} questions"
+    return f"{path}: {len(list(read_problems(path))):,} questions"
 
 
 # ---------------------------------------------------------------- model

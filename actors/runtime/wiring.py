@@ -14,11 +14,12 @@ from bus.bus import Bus
 from bus.messages import EngineLeft, ids_to_bytes
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from engine.data.datasets import DatasetError, read_problems
+from engine.data.data_files import DatasetError
+from engine.data.datasets import QuestionReport, read_problems
 from engine.model.tokenizer import FastTokenizer, load_tokenizer
 from policies.arbiter.arbiter import Arbiter
 from policies.decider import Decider
-from policies.dialogue.chat_format import TextTokenizer, build_prompt_segments, encode_segments
+from policies.dialogue.chat_format import TextTokenizer, build_prompt_segments
 from policies.groups.group_buffer import GroupBuffer
 from policies.groups.group_starter import TokenizedProblem
 from policies.recipe import Recipe
@@ -114,26 +115,36 @@ class ProblemSets(NamedTuple):
 
 def load_problem_sets(run: RunConfig, folder: RunFolder, tokenizer: TextTokenizer) -> ProblemSets:
     """Raises DatasetError, also if no prompt is short enough."""
-    train = _load_set(run, folder, tokenizer, run.data.train)
-    return ProblemSets(train, _load_set(run, folder, tokenizer, run.data.test) if run.evaluation.questions else ())
+    report = QuestionReport()
+    train = _load_set(run, folder, tokenizer, run.data.train, report)
+    if not run.evaluation.questions:
+        return ProblemSets(train, ())
+    return ProblemSets(train, _load_set(run, folder, tokenizer, run.data.test, QuestionReport(report)))
 
 
-def _load_set(run: RunConfig, folder: RunFolder, tokenizer: TextTokenizer, path: str) -> list[TokenizedProblem]:
+def _load_set(
+    run: RunConfig, folder: RunFolder, tokenizer: TextTokenizer, file: str, report: QuestionReport
+) -> list[TokenizedProblem]:
     """Prompts over the limit are skipped and counted in one warning."""
     problems: list[TokenizedProblem] = []
     longest, skipped, limit = 0, 0, run.dialogue.prompt_tokens
-    for problem in read_problems(folder.expand_path(path)):
-        prompt = encode_segments(tokenizer, build_prompt_segments(problem.question, run.dialogue.tools))
+    path, logger = folder.expand_path(file), structlog.get_logger()
+    before, _, after = (
+        tokenizer.encode(text, trusted=trusted) for text, trusted in build_prompt_segments("", run.dialogue.tools)
+    )
+    for problem in read_problems(path, report):
+        prompt = [*before, *tokenizer.encode(problem.question, trusted=False), *after]
         longest = max(longest, len(prompt))
         if len(prompt) > limit:
             skipped += 1
         else:
             problems.append(TokenizedProblem(problem.name, problem.ground_truth, ids_to_bytes(prompt)))
+    logger.info("questions.read", file=file, found=report.describe())
+    for warning in report.list_warnings():
+        logger.warning("questions.unusual", file=file, problem=warning)
     if skipped:
         counts = {"num_skipped": skipped, "num_kept": len(problems), "limit_tokens": limit, "longest_tokens": longest}
-        structlog.get_logger().warning("prompts.skipped", file=path, **counts)
+        logger.warning("prompts.skipped", file=file, **counts)
     if not problems:
-        raise DatasetError(
-            folder.expand_path(path), f"no prompt fits into dialogue.prompt_tokens = {limit}; the longest has {longest}"
-        )
+        raise DatasetError(path, f"no prompt fits into dialogue.prompt_tokens = {limit}; the longest has {longest}")
     return problems

@@ -1,25 +1,31 @@
-"""Reads questions with known answers from JSONL or parquet, in the layouts of docs/data.md."""
+"""Reads questions with known answers, in the layouts of docs/data.md, and counts unusual ones."""
 
 import math
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import msgspec
-import polars
-
-from configs.errors import UnusableInput
+from engine.data.data_files import DatasetError, DatasetRow, RowFields, read_rows
 from policies.dialogue.parse_turn import extract_last_boxed
 
-DatasetRow = dict[str, Any]
-
-
-class DatasetError(UnusableInput):
-    """An unusable data file: the message names the file, row (from 1), field and problem."""
-
-    def __init__(self, path: Path, problem: str, *, row: int | None = None, field: str | None = None) -> None:
-        place = ", ".join(part for part in (row and f"row {row}", field and f"field `{field}`") if part)
-        super().__init__(f"{path}: {place}: {problem}" if place else f"{path}: {problem}")
+_QUESTION_FIELDS = ("question", "problem", "Question", "Problem")
+_ANSWER_FIELDS = ("answer", "Answer", "ground_truth")
+_COLUMNS = (*_QUESTION_FIELDS, *_ANSWER_FIELDS, "prompt", "extra_info", "reward_model", "solution")
+# Instructions around every question of a published data set, for an answer that the run would count as wrong.
+_WRAPPERS = tuple(
+    (
+        "Solve the following math problem step by step. The last line of your response should be of the form "
+        f"Answer: {form} (without quotes) where $Answer is the answer to the problem.\n\n",
+        '\n\nRemember to put your answer on its own line after "Answer:".',
+    )
+    for form in ("$Answer", "\\boxed{$Answer}")
+)
+_OTHER_ANSWER_FORMATS = ("last line of your", "answer: $answer", 'after "answer:"', "after ####", "<think>")
+_THOUSANDS = re.compile(r"[-+$]*\d{1,3}(,\d{3})+(\.\d+)?[^\d,()\[\]{}]*")  # 1,234 and $1,234 but not (1, 2)
 
 
 class DatasetProblem(NamedTuple):
@@ -28,87 +34,132 @@ class DatasetProblem(NamedTuple):
     ground_truth: str
 
 
-def read_problems(path: Path) -> list[DatasetProblem]:
-    """All rows of the file. Raises DatasetError at the first unusable row."""
-    return [_parse_problem(path, number, row) for number, row in read_rows(path)]
+@dataclass
+class QuestionReport:
+    """Counts of the unusual questions of one file, complete after the last one is read."""
+
+    training: "QuestionReport | None" = None  # for test questions: that of the training questions, which are read first
+    num_questions: int = 0
+    num_unwrapped: int = 0
+    num_repeated: int = 0  # with the same answer: dropped from training questions
+    num_conflicting: int = 0  # the same question with another answer
+    num_overlapping: int = 0  # also among the training questions
+    num_other_format: int = 0
+    first_other_format: str = ""  # its name
+    _questions: set[bytes] = field(default_factory=set[bytes])  # digests: the texts take ten times the memory
+    _problems: set[bytes] = field(default_factory=set[bytes])
+
+    def add_problem(self, problem: DatasetProblem, *, unwrapped: bool) -> bool:
+        """Whether the run uses the problem."""
+        question = blake2b(problem.question.encode(), digest_size=16).digest()
+        both = blake2b(problem.ground_truth.encode(), key=question, digest_size=16).digest()
+        repeated = both in self._problems
+        self.num_unwrapped += unwrapped
+        self.num_repeated += repeated
+        if repeated and self.training is None:
+            return False
+        self.num_questions += 1
+        self.num_conflicting += not repeated and question in self._questions
+        self.num_overlapping += self.training is not None and question in self.training._questions
+        lower = problem.question.lower()
+        if any(text in lower for text in _OTHER_ANSWER_FORMATS):
+            self.num_other_format += 1
+            self.first_other_format = self.first_other_format or problem.name
+        self._questions.add(question)
+        self._problems.add(both)
+        return True
+
+    def describe(self) -> str:
+        parts = [f"{self.num_questions:,} questions"]
+        if self.num_unwrapped:
+            parts.append(f"removed the instruction for another answer format from {self.num_unwrapped:,} rows")
+        if self.num_repeated:
+            verb = "dropped" if self.training is None else "kept"
+            parts.append(f"{verb} {self.num_repeated:,} rows that repeat a question with its answer")
+        return "; ".join(parts)
+
+    def list_warnings(self) -> list[str]:
+        warnings: list[str] = []
+        if self.num_conflicting:
+            warnings.append(f"{self.num_conflicting:,} rows repeat a question with another answer")
+        if self.num_overlapping:
+            warnings.append(f"{self.num_overlapping:,} test questions are also training questions")
+        if self.num_other_format:
+            warnings.append(
+                f"{self.num_other_format:,} questions ask for another answer format than the run does, "
+                f"the first in {self.first_other_format}"
+            )
+        return warnings
 
 
-def read_rows(path: Path) -> list[tuple[int, DatasetRow]]:
-    """(row number, row) pairs, without blank lines. Raises DatasetError for an empty file too."""
-    if not path.is_file():
-        raise DatasetError(path, "no such file")
-    readers = {".jsonl": _read_jsonl, ".parquet": _read_parquet}
-    if path.suffix not in readers:
-        raise DatasetError(path, f"unknown file extension; use one of {', '.join(readers)}")
-    rows = list(readers[path.suffix](path))
-    if not rows:
-        raise DatasetError(path, "the file has no rows")
-    return rows
+def read_problems(
+    path: Path, report: QuestionReport | None = None, max_rows: int | None = None
+) -> Iterator[DatasetProblem]:
+    """Problems of the file or folder, without repeated ones unless the report is that of test questions.
 
-
-def _read_jsonl(path: Path) -> Iterator[tuple[int, DatasetRow]]:
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = msgspec.json.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise DatasetError(path, f"not JSON: {error}", row=number) from error
-        if not isinstance(row, dict):
-            raise DatasetError(path, "not a JSON object", row=number)
-        yield number, cast(DatasetRow, row)
-
-
-def _read_parquet(path: Path) -> Iterator[tuple[int, DatasetRow]]:
-    try:
-        frame = polars.read_parquet(path)
-    except (polars.exceptions.PolarsError, OSError) as error:
-        raise DatasetError(path, f"not a parquet file: {error}") from error
-    yield from enumerate(frame.iter_rows(named=True), start=1)
+    Raises DatasetError at the first unusable row.
+    """
+    report = report or QuestionReport()
+    for row in islice(read_rows(path, _COLUMNS), max_rows):
+        problem = _parse_problem(row)
+        bare = _remove_wrapper(problem.question)
+        if unwrapped := bare != problem.question:
+            problem = problem._replace(question=bare)
+        if report.add_problem(problem, unwrapped=unwrapped):
+            yield problem
 
 
 # ---------------------------------------------------------------- one row
 
 
-def _parse_problem(path: Path, number: int, row: DatasetRow) -> DatasetProblem:
-    field, question = _find_question(row)
+def _parse_problem(row: DatasetRow) -> DatasetProblem:
+    key, question = _find_question(row.fields)
     if not question.strip():
-        raise DatasetError(path, "no question; expected a non-empty string", row=number, field=field)
-    field, answer = _find_ground_truth(row)
-    if not answer:
-        raise DatasetError(path, "missing, or without an answer", row=number, field=field)
-    return DatasetProblem(f"{path.name}:{number}", question.strip(), answer)
+        raise DatasetError(row.path, "no question; expected a non-empty string", row=row.number, field=key)
+    key, value = _find_ground_truth(row.fields)
+    if not (answer := _parse_answer(value)):
+        found = "missing, or without an answer" if value is None or isinstance(value, str) else f"got {value!r:.40}"
+        expected = "" if value is None or isinstance(value, str) else "; expected one answer, as text or a number"
+        raise DatasetError(row.path, found + expected, row=row.number, field=key)
+    return DatasetProblem(f"{row.path.name}:{row.number}", question.strip(), answer)
 
 
-def _find_question(row: DatasetRow) -> tuple[str, str]:
+def _remove_wrapper(question: str) -> str:
+    for prefix, suffix in _WRAPPERS:
+        if question.startswith(prefix) and question.endswith(suffix):
+            return question.removeprefix(prefix).removesuffix(suffix).strip()
+    return question
+
+
+def _find_question(row: RowFields) -> tuple[str, str]:
     """(field, question or ""). For chat messages in `prompt`: `extra_info.question`, without the
     instructions around it, or else the last user message."""
-    for field in ("question", "problem", "Question", "Problem"):
-        if row.get(field) is not None:
-            return field, _as_text(row[field])
+    for key in _QUESTION_FIELDS:
+        if row.get(key) is not None:
+            return key, _as_text(row[key])
     prompt = row.get("prompt")
     if not isinstance(prompt, list):
         return "prompt" if "prompt" in row else "question", _as_text(prompt)
     bare = _as_text(_get_object(row, "extra_info").get("question"))
-    messages = [cast(DatasetRow, message) for message in cast(list[Any], prompt) if isinstance(message, dict)]
+    messages = [cast(RowFields, message) for message in cast(list[Any], prompt) if isinstance(message, dict)]
     asked = [_as_text(message.get("content")) for message in messages if message.get("role") == "user"]
     return "prompt", bare or (asked[-1] if asked else "")
 
 
-def _find_ground_truth(row: DatasetRow) -> tuple[str, str]:
-    """(field, answer or "")."""
+def _find_ground_truth(row: RowFields) -> tuple[str, object]:
+    """(field, answer as in the file)."""
     if row.get("reward_model") is not None:
-        return "reward_model.ground_truth", _parse_answer(_get_object(row, "reward_model").get("ground_truth"))
-    for field in ("answer", "Answer", "ground_truth"):
-        if row.get(field) is not None:
-            return field, _parse_answer(row[field])
+        return "reward_model.ground_truth", _get_object(row, "reward_model").get("ground_truth")
+    for key in _ANSWER_FIELDS:
+        if row.get(key) is not None:
+            return key, row[key]
     solution = _as_text(row.get("solution"))
-    return "solution" if "solution" in row else "answer", (extract_last_boxed(solution) or "").strip()
+    return "solution" if "solution" in row else "answer", extract_last_boxed(solution)
 
 
-def _get_object(row: DatasetRow, field: str) -> DatasetRow:
+def _get_object(row: RowFields, field: str) -> RowFields:
     value = row.get(field)
-    return cast(DatasetRow, value) if isinstance(value, dict) else {}
+    return cast(RowFields, value) if isinstance(value, dict) else {}
 
 
 def _as_text(value: object) -> str:
@@ -116,7 +167,7 @@ def _as_text(value: object) -> str:
 
 
 def _parse_answer(value: object) -> str:
-    """The text after GSM8K's `####` without thousands separators; 27.0 as "27"; "073" as "73"."""
+    """The text after GSM8K's `####` without thousands separators; 27.0 as "27"; "073" as "73"; else ""."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return ""
     if isinstance(value, float):
@@ -125,6 +176,7 @@ def _parse_answer(value: object) -> str:
         return str(int(value)) if value.is_integer() else str(value)
     text = str(value)
     if "####" in text:
-        text = text.rsplit("####", 1)[1].replace(",", "")
+        text = text.rsplit("####", 1)[1].strip()
+        text = text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
     text = text.strip()
     return text.lstrip("0") or "0" if text.isascii() and text.isdigit() else text

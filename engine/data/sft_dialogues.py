@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from engine.data.datasets import DatasetError, DatasetRow, read_rows
+from engine.data.data_files import DatasetError, DatasetRow, RowFields, read_rows
 from policies.dialogue.chat_format import (
     PREFILL,
     TURN_END,
@@ -44,7 +44,7 @@ class _DatasetLocation(NamedTuple):
 
 class _DialogueMessage(NamedTuple):
     role: str
-    fields: DatasetRow
+    fields: RowFields
     location: _DatasetLocation
 
     def get_text(self) -> str:
@@ -59,13 +59,14 @@ def read_sft_dialogues(path: Path, tokenizer: TextTokenizer, tools: Sequence[Too
 
     The run's own system message replaces the row's, so that the prompt equals that of the rollouts.
     """
-    return [_tokenize_dialogue(_parse_messages(path, number, row), tokenizer, tools) for number, row in read_rows(path)]
+    rows = read_rows(path, ["messages"])
+    return [_tokenize_dialogue(_parse_messages(row), tokenizer, tools) for row in rows]
 
 
-def _parse_messages(path: Path, number: int, row: DatasetRow) -> list[_DialogueMessage]:
+def _parse_messages(row: DatasetRow) -> list[_DialogueMessage]:
     """The row's messages without the system message. Checks roles against `_ALLOWED_NEXT_ROLES`."""
-    here = _DatasetLocation(path, number, "messages")
-    value = row.get("messages")
+    here = _DatasetLocation(row.path, row.number, "messages")
+    value = row.fields.get("messages")
     if not isinstance(value, list) or not value:
         raise here.build_error("expected a list of messages")
     messages: list[_DialogueMessage] = []
@@ -73,7 +74,7 @@ def _parse_messages(path: Path, number: int, row: DatasetRow) -> list[_DialogueM
         location = here._replace(field=f"messages[{position}]")
         if not isinstance(fields, dict):
             raise location.build_error("expected an object with `role` and `content`")
-        message = _DialogueMessage(str(cast(DatasetRow, fields).get("role")), cast(DatasetRow, fields), location)
+        message = _DialogueMessage(str(cast(RowFields, fields).get("role")), cast(RowFields, fields), location)
         if message.role == "system" and position == 0:
             continue
         before = messages[-1].role if messages else "nothing"
@@ -138,8 +139,8 @@ def _format_assistant_text(message: _DialogueMessage, tools: Sequence[ToolName])
 
 def _format_tool_call(call: object, location: _DatasetLocation, tools: Sequence[ToolName]) -> str:
     """Accepts `{"name", "arguments"}` or that inside `function`; arguments as an object or JSON."""
-    fields = cast(DatasetRow, call) if isinstance(call, dict) else {}
-    function = cast(DatasetRow, fields["function"]) if isinstance(fields.get("function"), dict) else fields
+    fields = cast(RowFields, call) if isinstance(call, dict) else {}
+    function = cast(RowFields, fields["function"]) if isinstance(fields.get("function"), dict) else fields
     name, arguments = function.get("name"), function.get("arguments")
     if name not in tools:
         raise location.build_error(f"unknown function {name!r}; this run's tools: {', '.join(tools)}", "name")
@@ -151,5 +152,5 @@ def _format_tool_call(call: object, location: _DatasetLocation, tools: Sequence[
     if not isinstance(arguments, dict):
         raise location.build_error("expected an object or its JSON text", "arguments")
     # parquet fills absent keys with null
-    given = {key: value for key, value in cast(DatasetRow, arguments).items() if value is not None}
+    given = {key: value for key, value in cast(RowFields, arguments).items() if value is not None}
     return format_tool_call(cast(ToolName, name), given)

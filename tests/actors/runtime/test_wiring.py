@@ -11,7 +11,7 @@ from actors.runtime.wiring import load_problem_sets
 from bus.messages import bytes_to_ids
 from configs.run_folder import RunFolder
 from configs.schema import DataConfig, DialogueConfig, RunConfig
-from engine.data.datasets import DatasetError
+from engine.data.data_files import DatasetError
 from policies.dialogue.chat_format import build_prompt_segments, encode_segments
 from tests.fakes import TOKENIZER
 

@@ -7,12 +7,22 @@ from typing import Any
 import polars
 import pytest
 
-from engine.data.datasets import DatasetError, read_problems
+from engine.data.data_files import DatasetError
+from engine.data.datasets import QuestionReport, read_problems
 
 
 def write_jsonl(path: Path, *rows: Any) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def wrap_as_dapo(question: str, form: str = "$Answer") -> str:
+    """As in DAPO-Math-17k, with the instruction for another answer format."""
+    return (
+        "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+        f"{form} (without quotes) where $Answer is the answer to the problem.\n\n{question}\n\n"
+        'Remember to put your answer on its own line after "Answer:".'
+    )
 
 
 @pytest.fixture
@@ -29,6 +39,12 @@ def read_one(file: Path, row: dict[str, Any]) -> tuple[str, str]:
     ("row", "expected"),
     [
         pytest.param({"question": "Q?", "answer": "so\n<<1+1=2>>2\n#### 1,234"}, ("Q?", "1234"), id="gsm8k"),
+        pytest.param({"question": "Q?", "answer": "so\n#### (1, 2)"}, ("Q?", "(1, 2)"), id="gsm8k-pair"),
+        pytest.param({"question": "Q?", "answer": "#### 1,2,345"}, ("Q?", "1,2,345"), id="gsm8k-list"),
+        pytest.param({"question": "Q?", "answer": "#### (1,234)"}, ("Q?", "(1,234)"), id="gsm8k-pair-without-space"),
+        pytest.param(
+            {"question": "Q?", "answer": "#### $-1,234,567.5 a day"}, ("Q?", "$-1234567.5 a day"), id="gsm8k-amount"
+        ),
         pytest.param({"id": 60, "problem": "Q?", "solution": "\\boxed{9}", "answer": "025"}, ("Q?", "25"), id="aime24"),
         pytest.param({"Problem": "Q?", "Answer": 73}, ("Q?", "73"), id="aime-capitalized"),
         pytest.param({"question": "Q?", "answer": 27.0}, ("Q?", "27"), id="amc23"),
@@ -43,7 +59,7 @@ def read_one(file: Path, row: dict[str, Any]) -> tuple[str, str]:
         pytest.param(
             {"prompt": "Q?", "reward_model": {"ground_truth": "34", "style": "rule"}, "extra_info": {"index": "a"}},
             ("Q?", "34"),
-            id="dapo",
+            id="dapo-processed",
         ),
         pytest.param(
             {
@@ -61,6 +77,16 @@ def read_one(file: Path, row: dict[str, Any]) -> tuple[str, str]:
             },
             ("Q?", "34"),
             id="chat-messages-with-bare-question",
+        ),
+        pytest.param(
+            {
+                "data_source": "math_dapo",
+                "prompt": [{"role": "user", "content": wrap_as_dapo("Q?\nIt is $Answer.")}],
+                "reward_model": {"ground_truth": "34", "style": "rule-lighteval/MATH_v2"},
+                "extra_info": {"index": "9a9b6eb4-a1cb-49d1-8c1e-62eaf2f74079"},
+            },
+            ("Q?\nIt is $Answer.", "34"),
+            id="dapo-original",
         ),
     ],
 )
@@ -95,33 +121,8 @@ def test_blank_lines_are_skipped_but_counted(file: Path) -> None:
 
 def read_error(file: Path) -> str:
     with pytest.raises(DatasetError) as caught:
-        read_problems(file)
+        list(read_problems(file))
     return str(caught.value).replace(f"{file.parent}/", "")
-
-
-def test_a_missing_file_is_reported(file: Path) -> None:
-    assert read_error(file) == "some.jsonl: no such file"
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "problem"),
-    [
-        ("some.jsonl", "", "the file has no rows"),
-        ("some.jsonl", "\n \n", "the file has no rows"),
-        ("some.jsonl", '["question", "answer"]\n', "row 1: not a JSON object"),
-        ("some.csv", "question,answer\n", "unknown file extension; use one of .jsonl, .parquet"),
-        ("some.parquet", "PAR1 and no more", "not a parquet file: "),
-    ],
-)
-def test_an_unreadable_file_is_refused(tmp_path: Path, name: str, content: str, problem: str) -> None:
-    (tmp_path / name).write_text(content)
-    assert read_error(tmp_path / name).startswith(f"{name}: {problem}")
-
-
-@pytest.mark.parametrize("line", [b'{"question": "cut of', b"\xff\xfe", b'{"question": "\xff", "answer": "1"}'])
-def test_a_line_of_invalid_json_is_reported_by_number(file: Path, line: bytes) -> None:
-    file.write_bytes(b'{"question": "a", "answer": "1"}\n' + line + b"\n")
-    assert read_error(file).startswith("some.jsonl: row 2: not JSON: ")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,12 @@ def test_a_line_of_invalid_json_is_reported_by_number(file: Path, line: bytes) -
         ({"question": "Q?"}, "answer", "missing, or without an answer"),
         ({"question": "Q?", "answer": ""}, "answer", "missing, or without an answer"),
         ({"question": "Q?", "answer": "so it is 3\n####"}, "answer", "missing, or without an answer"),
-        ({"question": "Q?", "answer": True}, "answer", "missing, or without an answer"),
+        ({"question": "Q?", "answer": True}, "answer", "got True; expected one answer, as text or a number"),
+        (
+            {"question": "Q?", "answer": ["1", "2"]},
+            "answer",
+            "got ['1', '2']; expected one answer, as text or a number",
+        ),
         ({"question": "Q?", "solution": "it is 3"}, "solution", "missing, or without an answer"),
         ({"prompt": "Q?", "reward_model": {}}, "reward_model.ground_truth", "missing, or without an answer"),
     ],
@@ -146,3 +152,58 @@ def test_a_line_of_invalid_json_is_reported_by_number(file: Path, line: bytes) -
 def test_an_incomplete_row_is_named_with_its_field(file: Path, row: dict[str, Any], field: str, problem: str) -> None:
     write_jsonl(file, {"question": "a", "answer": "1"}, row)
     assert read_error(file) == f"some.jsonl: row 2, field `{field}`: {problem}"
+
+
+def read_report(file: Path, rows: list[tuple[str, str]], training: QuestionReport | None = None) -> QuestionReport:
+    report = QuestionReport(training)
+    for _ in read_problems(write_jsonl(file, *({"question": asked, "answer": given} for asked, given in rows)), report):
+        pass
+    return report
+
+
+def test_only_a_complete_known_instruction_for_another_answer_format_is_removed(file: Path) -> None:
+    rows = [
+        (wrap_as_dapo("a?"), "1"),
+        (wrap_as_dapo("b?", "\\boxed{$Answer}"), "2"),
+        ("c?", "3"),
+        (wrap_as_dapo("d?").removesuffix("."), "4"),
+    ]
+    report = read_report(file, rows)
+    assert [problem.question for problem in read_problems(file)] == ["a?", "b?", "c?", rows[3][0]]
+    assert report.describe() == "4 questions; removed the instruction for another answer format from 2 rows"
+    assert report.list_warnings() == [
+        "1 questions ask for another answer format than the run does, the first in some.jsonl:4"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("question", "is_unusual"),
+    [
+        ("Put the answer into \\boxed{}.", False),
+        ("How many answers has x = 2?", False),
+        ("Give the result on the last line of your response.", True),
+        ("Write the number after ####.", True),
+        ("Think inside <think> </think>.", True),
+    ],
+)
+def test_an_instruction_for_another_answer_format_is_reported(file: Path, question: str, is_unusual: bool) -> None:
+    assert bool(read_report(file, [(question, "1")]).list_warnings()) == is_unusual
+
+
+def test_training_questions_are_used_once_and_those_with_several_answers_are_reported(file: Path) -> None:
+    report = read_report(file, [("a?", "1"), ("b?", "2"), (" a? ", "01"), ("a?", "3"), ("a?", "3")])
+    assert [problem.name for problem in read_problems(file)] == ["some.jsonl:1", "some.jsonl:2", "some.jsonl:4"]
+    assert report.describe() == "3 questions; dropped 2 rows that repeat a question with its answer"
+    assert report.list_warnings() == ["1 rows repeat a question with another answer"]
+
+
+def test_repeated_test_questions_are_kept_and_those_of_the_training_are_reported(tmp_path: Path) -> None:
+    training = read_report(tmp_path / "train.jsonl", [("a?", "1"), (wrap_as_dapo("b?"), "2")])
+    report = read_report(tmp_path / "test.jsonl", [("b?", "2"), ("c?", "3"), ("c?", "3")], training)
+    assert report.describe() == "3 questions; kept 1 rows that repeat a question with its answer"
+    assert report.list_warnings() == ["1 test questions are also training questions"]
+
+
+def test_at_most_the_given_number_of_rows_is_read(file: Path) -> None:
+    write_jsonl(file, {"question": "a", "answer": "1"}, {"question": "a", "answer": "1"}, {"question": 3})
+    assert [problem.name for problem in read_problems(file, max_rows=2)] == ["some.jsonl:1"]

@@ -8,7 +8,7 @@ from typing import Any
 import polars
 import pytest
 
-from engine.data.datasets import DatasetError
+from engine.data.data_files import DatasetError
 from engine.data.sft_dialogues import TokenizedDialogue, read_sft_dialogues
 from policies.dialogue.chat_format import (
     PREFILL,

@@ -30,8 +30,8 @@ def read_contents(folder: RunFolder) -> dict[str, bytes]:
 
 
 def test_prepared_files_are_readable_as_user_files(prepared: RunFolder) -> None:
-    assert len(read_problems(prepared.data / "train.jsonl")) == 100
-    assert len(read_problems(prepared.data / "test.jsonl")) == 20
+    assert len(list(read_problems(prepared.data / "train.jsonl"))) == 100
+    assert len(list(read_problems(prepared.data / "test.jsonl"))) == 20
     tokenizer = load_tokenizer(prepared.checkpoints / "init")
     assert len(read_sft_dialogues(prepared.data / "sft.jsonl", tokenizer, NOTEBOOK.tools)) == 100
 

@@ -1,0 +1,198 @@
+"""Reads rows from JSONL, JSON, CSV and parquet files, compressed files, and folders of parts: docs/data.md."""
+
+import codecs
+import csv
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from configs.errors import UnusableInput
+
+RowFields = dict[str, Any]
+
+_PART_EXTENSIONS = (".parquet", ".jsonl", ".jsonl.gz")
+_NUMBERED_PART = re.compile(r"(.+)-\d+-of-(\d+)\.")  # train-00000-of-00003.parquet
+_BYTE_ORDER_MARKS = {  # UTF-32 first: its mark begins with the mark of UTF-16
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF32_LE: "utf-32-le",
+    codecs.BOM_UTF32_BE: "utf-32-be",
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+}
+
+
+class DatasetError(UnusableInput):
+    """An unusable data file: the message names the file, row (from 1), field and problem."""
+
+    def __init__(self, path: Path, problem: str, *, row: int | None = None, field: str | None = None) -> None:
+        place = ", ".join(part for part in (row and f"row {row}", field and f"field `{field}`") if part)
+        super().__init__(f"{path}: {place}: {problem}" if place else f"{path}: {problem}")
+
+
+class DatasetRow(NamedTuple):
+    path: Path  # in a folder, the part's
+    number: int  # from 1; in JSONL, the line
+    fields: RowFields
+
+
+def read_rows(path: Path, columns: Collection[str] = ()) -> Iterator[DatasetRow]:
+    """All rows of a file or of a folder's parts, without blank lines.
+
+    Of a parquet file it reads only `columns`, or all without any. Raises DatasetError, also without rows.
+    """
+    is_empty = True
+    for file in list_data_files(path):
+        for row in _read_file(file, columns):
+            is_empty = False
+            yield row
+    if is_empty:
+        raise DatasetError(path, "no rows")
+
+
+def list_data_files(path: Path) -> list[Path]:
+    """The file, or the parts of a folder in the order of their names. Raises DatasetError."""
+    try:
+        if path.is_dir():
+            return _list_parts(path)
+        if not path.exists():
+            raise DatasetError(path, "no such file" + ("" if _find_extension(path) else _explain_download(path)))
+    except OSError as error:
+        raise DatasetError(path, f"cannot be read: {error.strerror}") from None
+    if _find_extension(path) is None:
+        known = ", ".join((*_TEXT_READERS, ".parquet"))
+        raise DatasetError(path, f"unknown file extension; use one of {known}, the text files also with .gz")
+    return [path]
+
+
+def _explain_download(path: Path) -> str:
+    name = "/".join(path.parts[-2:])
+    return f" or folder; download a data set first: `hf download --repo-type dataset {name} --local-dir FOLDER`"
+
+
+def _list_parts(folder: Path) -> list[Path]:
+    names = sorted(file.name for file in folder.iterdir() if not file.name.startswith("."))
+    by_kind = {kind: [name for name in names if name.endswith(kind)] for kind in _PART_EXTENSIONS}
+    kinds = [kind for kind, parts in by_kind.items() if parts]
+    if len(kinds) != 1:
+        problem = f"parts of several kinds ({', '.join(kinds)})" if kinds else "a folder without parts"
+        raise DatasetError(folder, f"{problem}; expected files of one kind: {', '.join(_PART_EXTENSIONS)}")
+    numbered = [match for name in by_kind[kinds[0]] if (match := _NUMBERED_PART.match(name))]
+    if len(splits := {match[1] for match in numbered}) > 1:
+        raise DatasetError(folder, f"several data sets: {', '.join(sorted(splits))}; set one file, or one folder each")
+    if numbered and len(numbered) != int(numbered[0][2]):
+        raise DatasetError(folder, f"incomplete: {len(numbered)} of {int(numbered[0][2])} parts")
+    return [folder / name for name in by_kind[kinds[0]]]
+
+
+def _find_extension(path: Path) -> str | None:
+    """`.parquet`, or that of a text file, whether or not it is compressed."""
+    name = path.name.lower()
+    if name.endswith(".parquet"):
+        return ".parquet"
+    return next((each for each in _TEXT_READERS if name.removesuffix(".gz").endswith(each)), None)
+
+
+# ---------------------------------------------------------------- one file
+
+
+def _read_file(path: Path, columns: Collection[str]) -> Iterator[DatasetRow]:
+    read_text = _TEXT_READERS.get(_find_extension(path) or "")
+    try:
+        if read_text is None:
+            yield from _read_parquet(path, columns)
+            return
+        with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as file:
+            content = cast(io.BufferedReader, file)
+            yield from read_text(path, content, _skip_byte_order_mark(path, content))
+    except UnicodeDecodeError as error:
+        raise DatasetError(path, f"not {error.encoding.upper()} text: {error.reason}; save it as UTF-8") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DatasetError(path, f"not a gzip file, or incomplete: {error}") from None
+    except OSError as error:
+        raise DatasetError(path, f"cannot be read: {error.strerror}") from None
+
+
+def _skip_byte_order_mark(path: Path, file: io.BufferedReader) -> str:
+    """Returns the encoding."""
+    start = file.peek(4)[:4]
+    for mark, encoding in _BYTE_ORDER_MARKS.items():
+        if start.startswith(mark):
+            file.read(len(mark))
+            return encoding
+    if b"\0" in start:
+        raise DatasetError(path, "not UTF-8 text: UTF-16 or UTF-32 needs a byte order mark; save it as UTF-8")
+    return "utf-8"
+
+
+def _read_jsonl(path: Path, file: io.BufferedReader, encoding: str) -> Iterator[DatasetRow]:
+    with io.TextIOWrapper(file, encoding) as text:
+        lines = file if encoding == "utf-8" else text  # text, decoded in blocks, would not locate an invalid byte
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield _parse_row(path, number, _parse_json(path, line, number))
+
+
+def _read_json(path: Path, file: io.BufferedReader, encoding: str) -> Iterator[DatasetRow]:
+    rows = _parse_json(path, file.read().decode(encoding))
+    if not isinstance(rows, list):
+        raise DatasetError(path, "not a JSON array of objects")
+    for number, row in enumerate(cast(list[object], rows), start=1):
+        yield _parse_row(path, number, row)
+
+
+def _parse_json(path: Path, text: str | bytes, row: int | None = None) -> object:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        hint = "" if row else "; if each line is an object, rename the file to .jsonl"
+        raise DatasetError(path, f"not JSON: {error}{hint}", row=row) from None
+    except UnicodeDecodeError as error:
+        raise DatasetError(path, f"not UTF-8 text: {error.reason}; save it as UTF-8", row=row) from None
+
+
+def _parse_row(path: Path, number: int, row: object) -> DatasetRow:
+    if not isinstance(row, dict):
+        raise DatasetError(path, "not a JSON object", row=number)
+    return DatasetRow(path, number, cast(RowFields, row))
+
+
+def _read_csv(path: Path, file: io.BufferedReader, encoding: str) -> Iterator[DatasetRow]:
+    """All values are text; an empty one is null."""
+    number = 0
+    with io.TextIOWrapper(file, encoding, newline="") as text:
+        try:
+            lines = filter(None, csv.reader(text, strict=True))
+            names = next(lines, [])
+            if len(set(names)) != len(names):
+                raise DatasetError(path, f"columns of the same name: {', '.join(names)}")
+            for number, values in enumerate(lines, start=1):
+                if len(values) != len(names):
+                    raise DatasetError(path, f"{len(values)} values for {len(names)} columns", row=number)
+                yield DatasetRow(path, number, {name: value or None for name, value in zip(names, values, strict=True)})
+        except csv.Error as error:
+            raise DatasetError(path, f"not CSV: {error}", row=number + 1) from None
+
+
+def _read_parquet(path: Path, columns: Collection[str]) -> Iterator[DatasetRow]:
+    import polars  # takes long, and most runs do not need it
+
+    try:
+        known = polars.read_parquet_schema(path)
+        frame = polars.read_parquet(path, columns=[name for name in known if name in columns] or None)
+    except polars.exceptions.PolarsError as error:
+        raise DatasetError(path, f"not a parquet file: {error}") from error
+    for number, fields in enumerate(frame.iter_rows(named=True), start=1):
+        yield DatasetRow(path, number, fields)
+
+
+_TEXT_READERS: dict[str, Callable[[Path, io.BufferedReader, str], Iterator[DatasetRow]]] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".csv": _read_csv,
+}
