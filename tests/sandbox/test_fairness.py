@@ -1,8 +1,12 @@
 """What a call or an idle notebook takes from others is bounded. The tests count outcomes."""
 
 import asyncio
+import contextlib
+import threading
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +14,9 @@ from bus.messages import CodeOk, CodeOutcome
 from configs.schema import SandboxConfig
 from sandbox.contract import CodeResult
 from sandbox.inside.wire.command import build_python_command
-from tests.sandbox.conftest import StartSandbox
+from tests.processes import family
+from tests.sandbox.conftest import Client, StartSandbox
+from tests.sandbox.greedy import GREEDY, PREAMBLE, REPRESENTATIVES
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 REFUSALS = (
@@ -82,6 +88,87 @@ async def test_a_call_that_the_kernel_kills_below_its_limit_runs_again(start_san
         results = await asyncio.gather(*[client.cell(fill, trajectory) for trajectory in range(8)])
         assert get_texts(results) == [""] * 8
         before = count_oom_kills()
-        programs = [client.program("x = b'x' * (47 << 20)\nprint(len(x))") for _ in range(4)]
+        programs = [
+            client.program("import time\nx = b'x' * (47 << 20)\ntime.sleep(0.3)\nprint(len(x))") for _ in range(4)
+        ]
         assert get_texts(await asyncio.gather(*programs)) == [f"{47 << 20}\n"] * 4
         assert count_oom_kills() > before
+
+
+SCALED_LIMITS: dict[str, Any] = {  # a quarter of the defaults
+    "time_limit_s": 1.0,
+    "memory_mib": 128,
+    "file_mib": 4,
+    "max_live_notebooks": 128,
+    "container_memory_mib": 2048,
+    "container_processes": 4096,
+}
+INNOCENT = "import time\nx = b'x' * (47 << 20)\nwhile time.process_time() < 0.25: pass\nprint(len(x))"
+
+
+class MemoryWatch(threading.Thread):
+    """Samples the memory of the processes of each name."""
+
+    def __init__(self, servers: Sequence[int]) -> None:
+        super().__init__(daemon=True)
+        self._servers = servers
+        self._done = threading.Event()
+        self.most_mib: dict[str, float] = {}
+
+    def __enter__(self) -> "MemoryWatch":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self._done.wait(0.05):
+            held: dict[str, float] = {}
+            for pid in family(*self._servers):
+                with contextlib.suppress(OSError, IndexError):
+                    name = read_name(pid)
+                    if name.startswith("greedy"):
+                        kib = int(Path(f"/proc/{pid}/smaps_rollup").read_text().split("\nPss:")[1].split()[0])
+                        held[name] = held.get(name, 0.0) + kib / 1024
+            for name, mib in held.items():
+                self.most_mib[name] = max(mib, self.most_mib.get(name, 0.0))
+
+
+async def meet_greedy(client: Client, codes: Sequence[str]) -> None:
+    """Runs the codes as programs and cells, with four innocent programs next to them."""
+    with MemoryWatch(client.sandbox.server_pids) as watch:
+        calls: list[Coroutine[Any, Any, CodeResult]] = []
+        for number, code in enumerate(codes):
+            calls.append(client.program(PREAMBLE.replace("{name}", f"greedy-p{number}") + code))
+            calls.append(client.cell(PREAMBLE.replace("{name}", f"greedy-n{number}") + code, 1000 + number))
+        greedy = [asyncio.create_task(call) for call in calls]
+        await client.program("print()")  # the greedy calls have started
+        innocents = await asyncio.gather(*[client.program(INNOCENT) for _ in range(4)])
+        assert get_texts(innocents) == [f"{47 << 20}\n"] * 4
+        await asyncio.gather(*greedy)  # no SandboxFailure
+        for number in range(len(codes)):
+            await client.sandbox.end_notebook(1000 + number)
+    assert {name: mib for name, mib in watch.most_mib.items() if mib > 1.25 * SCALED_LIMITS["memory_mib"]} == {}
+    while any(read_name(pid).startswith("greedy") for pid in family(*client.sandbox.server_pids)):
+        await client.program("print()")
+
+
+def read_name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+async def test_innocent_programs_succeed_next_to_greedy_calls(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox(**SCALED_LIMITS) as client:
+        await meet_greedy(client, list(REPRESENTATIVES.values()))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", GREEDY)
+async def test_innocent_programs_succeed_next_to_a_call_that(start_sandbox: StartSandbox, name: str) -> None:
+    async with start_sandbox(**SCALED_LIMITS) as client:
+        await meet_greedy(client, [GREEDY[name]])

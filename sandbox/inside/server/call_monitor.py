@@ -4,16 +4,20 @@
     8, 15 or 25 ms of CPU time    it is a long call: lower priority, and time slices
                                   (sandbox.inside.server.time_slices). CPU time of its children counts
     every 50 ms (or less)         the memory of all its processes is measured against the limit
+    0.1 s after its answer        a program that has not exited is killed; its answer counts
     the time limit                it is killed
+    10 ms after a cell's answer   all processes of the notebook stop until its next cell
 
 A call's clock starts with its code. The clock stops while the call waits for a CPU, up to
 `_MAX_EXTENSION_FACTOR` time limits, and while the call waits for its first time slice: a busy
-machine must not count as the model's mistake.
+machine must not count as the model's mistake. Waiting for its own threads and children counts.
+
+A measurement of memory takes longer the more processes and mappings a call has. The next one waits
+many times as long, so that no call occupies the fork server.
 """
 
 import heapq
 import os
-import signal
 import sys
 import time
 from typing import Protocol
@@ -21,6 +25,7 @@ from typing import Protocol
 from sandbox.inside.server.call_cgroups import CallCgroup
 from sandbox.inside.server.call_process_handle import CallProcess, NotebookProcesses
 from sandbox.inside.server.proc_usage import ProcessUsage
+from sandbox.inside.server.process_hold import ProcessHold
 from sandbox.inside.server.time_slices import TimeSlices
 from sandbox.inside.wire.server_settings import ServerSettings
 
@@ -29,7 +34,14 @@ MAX_OUTCOME_BYTES = 1 << 20
 _FIRST_CHECK_S = 0.005  # most calls end earlier: their pipes are read once, at their end
 _LONG_CPU_S = {"bare": 0.008, "numpy": 0.015, "scientific": 0.025}  # nearly all calls need less
 _LONG_IDLE_S = 0.05  # clock time after which a sleeping worker makes its call a long one
-_CHECK_INTERVAL_S = 0.05
+_CHECK_INTERVAL_S, _MIN_CHECK_INTERVAL_S = 0.05, 0.005
+_LONG_MEASUREMENT_S = 0.005
+_PAUSE_PER_MEASUREMENT, _PAUSE_PER_LONG_MEASUREMENT = 8, 20
+_GROWTH_BYTES_PER_S = 1 << 30  # of one CPU's processes, at most
+_MAX_OVERSHOOT = 0.25  # of the memory limit, between two measurements
+_ANSWER_GRACE_S = 0.1  # for a program to exit
+_HOLD_AFTER_S = 0.01  # a notebook does not stop if its next cell arrives earlier
+_MAX_ESCAPES = 6  # looks that find a running process in an idle notebook
 _BUSY_SHARE = 0.02  # CPU time per time between two checks
 _NICE = 10  # a tenth of a CPU next to a busy process; an unprivileged process cannot lower it again
 _MAX_EXTENSION_FACTOR = 4
@@ -42,6 +54,7 @@ class CallController(Protocol):
     def poll_pipes(self, child: CallProcess) -> None: ...
     def receive_reply(self, child: CallProcess) -> bool: ...
     def stop(self, child: CallProcess) -> None: ...
+    def kill(self, child: CallProcess) -> None: ...
 
 
 class CallMonitor:
@@ -54,10 +67,10 @@ class CallMonitor:
         self._usage = usage
         self._notebooks = notebooks
         self._controller = controller
-        self._slices: TimeSlices[CallProcess] = TimeSlices(
-            max(1, len(os.sched_getaffinity(0)) // settings.fork_servers)
-        )
-        self._timers: list[tuple[float, int, int, CallProcess]] = []  # (when, order, call's serial, child)
+        self._num_cpus = len(os.sched_getaffinity(0))
+        self._slices: TimeSlices[CallProcess] = TimeSlices(max(1, self._num_cpus // settings.fork_servers))
+        self._holds: dict[CallProcess, ProcessHold] = {}
+        self._timers: list[tuple[float, int, CallProcess]] = []  # (when, number, child)
         self._num_timers = 0
 
     def get_wait_s(self) -> float:
@@ -67,17 +80,41 @@ class CallMonitor:
     def on_call_started(self, child: CallProcess, now: float) -> None:
         self._set_timer(child, now + _FIRST_CHECK_S)
 
-    def on_call_ended(self, child: CallProcess) -> None:
+    def on_program_answered(self, child: CallProcess) -> None:
+        """The program only needs to exit."""
+        child.deadline = time.monotonic() + _ANSWER_GRACE_S
+        self._set_timer(child, child.deadline)
+
+    def on_call_ended(self, child: CallProcess, now: float) -> None:
         if child.stopped_at is not None:
-            self._apply_slices([], [child], time.monotonic())
+            self._apply_slices([], [child], now)
         if child in self._slices:
-            self._apply_slices(*self._slices.remove(child), time.monotonic())
+            self._apply_slices(*self._slices.remove(child), now)
+        if child.notebook_id is not None:
+            self._set_timer(child, now + _HOLD_AFTER_S)
+
+    def release(self, child: CallProcess) -> None:
+        """Lets the processes of a call or notebook run again."""
+        hold = self._holds.pop(child, None)
+        if hold is not None:
+            hold.release()
+
+    def forget(self, child: CallProcess) -> None:
+        """The process has ended."""
+        self._holds.pop(child, None)
 
     def run_timers(self) -> None:
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
-            _, _, serial, child = heapq.heappop(self._timers)
-            if child.call is None or child.call_serial != serial:
+            when, _, child = heapq.heappop(self._timers)
+            if when != child.timer_at or (child.call is None and child.notebook_id is None):
+                continue
+            child.timer_at = None
+            if child.check_at > now:
+                self._set_timer(child, child.check_at)
+                continue
+            if child.call is None:
+                self._hold_notebook(child, now)
                 continue
             if child.notebook_id is not None and not self._controller.receive_reply(child):
                 continue
@@ -88,7 +125,7 @@ class CallMonitor:
             elif child.stopped_at is None:
                 self._check_call(child, now)
             else:
-                self._set_timer(child, child.deadline)
+                self._set_timer(child, min(child.deadline, now + self._holds[child].check()))
 
     def _stop_call(self, child: CallProcess, reason: str, now: float) -> None:
         child.exceeded_limit = reason
@@ -96,8 +133,12 @@ class CallMonitor:
         self._set_timer(child, now + _ROLLBACK_TIMEOUT_S)
 
     def _set_timer(self, child: CallProcess, when: float) -> None:
-        self._num_timers += 1
-        heapq.heappush(self._timers, (when, self._num_timers, child.call_serial, child))
+        """Replaces the process's timer. A timer that is due earlier stays and is extended then."""
+        child.check_at = when
+        if child.timer_at is None or when < child.timer_at:
+            self._num_timers += 1
+            child.timer_at = when
+            heapq.heappush(self._timers, (when, self._num_timers, child))
 
     # ------------------------------------------------------------ one call
 
@@ -108,10 +149,13 @@ class CallMonitor:
         if child.sampled_at is None and not self._is_long(child, now):
             pause_s = min(max(now - child.started_at, _FIRST_CHECK_S), _CHECK_INTERVAL_S)
             self._set_timer(child, min(child.deadline, now + pause_s))
-        elif self._check_process_tree(child, now):
-            self._set_timer(child, min(child.deadline, now + _CHECK_INTERVAL_S))
-        else:
+            return
+        began_s = time.thread_time()
+        pause_s = self._check_process_tree(child, now)
+        if pause_s is None:
             self._stop_call(child, "memory", now)
+        elif child.stopped_at is None:
+            self._set_timer(child, min(child.deadline, now + max(pause_s, _compute_pause_s(began_s))))
 
     def _is_long(self, child: CallProcess, now: float) -> bool:
         worker = self._find_worker(child)
@@ -130,29 +174,42 @@ class CallMonitor:
                 child.cpu_s, child.waited_s = self._usage.read_schedule(child.worker)
         return child.worker
 
-    def _check_process_tree(self, child: CallProcess, now: float) -> bool:
-        """Updates CPU time and memory of the call's processes. False above the memory limit."""
+    def _check_process_tree(self, child: CallProcess, now: float) -> float | None:
+        """Updates CPU time and memory of the call's processes.
+
+        Seconds until the next check; None above the memory limit.
+        """
         if child.cgroup is not None and self._exceeds_cgroup_limit(child, child.cgroup):
-            return False
+            return None
         pids, used = self._measure_tree_memory(child)
         if len(pids) > 1 and used > self._memory_limit:  # RLIMIT_AS bounds a single process
             pids, used = self._measure_tree_memory(child)  # pages of an exiting process may count twice
             if len(pids) > 1 and used > self._memory_limit:
-                return False
+                return None
         child.memory_bytes = used
+        pause_s = _CHECK_INTERVAL_S if child.cgroup is not None else self._choose_pause_s(len(pids), used)
         total_s = self._usage.measure_cpu_s(pids)
         if child.sampled_at is None:
             child.sampled_at, child.tree_cpu_s = now, 0.0 if child.notebook_id is None else total_s
         used_s = max(0.0, total_s - child.tree_cpu_s)
         if child not in self._slices and used_s < self._long_cpu_s:
-            return True
+            return pause_s
         busy = used_s > _BUSY_SHARE * (now - child.sampled_at) or any(
             self._usage.read_state(pid) == b"R" for pid in pids
         )
         child.sampled_at, child.tree_cpu_s = now, total_s
-        _lower_priority(child)
+        child.spent_cpu_s += used_s
+        _lower_priority(pids if child.notebook_id is None else pids[1:])
         self._apply_slices(*self._slices.update(child, used_s, used, busy), now)
-        return True
+        return pause_s
+
+    def _choose_pause_s(self, num_processes: int, used: int) -> float:
+        """Until several growing processes could exceed the limit by `_MAX_OVERSHOOT`."""
+        if num_processes == 1:
+            return _CHECK_INTERVAL_S
+        spare = (1 + _MAX_OVERSHOOT) * self._memory_limit - used
+        growth = _GROWTH_BYTES_PER_S * min(self._num_cpus, num_processes)
+        return min(_CHECK_INTERVAL_S, max(_MIN_CHECK_INTERVAL_S, spare / growth))
 
     def _exceeds_cgroup_limit(self, child: CallProcess, cgroup: CallCgroup) -> bool:
         if cgroup.exceeds_limit():
@@ -175,38 +232,68 @@ class CallMonitor:
         if now >= last:
             return False
         child.read_outcome(MAX_OUTCOME_BYTES)
+        if child.outcome is not None:
+            return False
         worker = self._find_worker(child)
-        if child.outcome is None and worker is not None and child.update_start(now):
-            waited_s = self._usage.read_schedule(worker)[1] - child.waited_s
+        if worker is not None and child.update_start(now):
+            cpu_s, waited_s = self._usage.read_schedule(worker)
+            others_s = max(0.0, child.spent_cpu_s - (cpu_s - child.cpu_s))
+            waited_s = max(0.0, waited_s - child.waited_s - others_s)
             child.deadline = min(last, child.started_at + self._limit_s + waited_s + stopped_s)
-        else:  # the code has not begun or has ended: isolation and exit are slow on a busy machine
+        else:  # the code has not begun: isolation is slow on a busy machine
             child.deadline = min(last, now + self._limit_s)
         return child.deadline > now + 0.001
 
-    # ------------------------------------------------------------ time slices
+    # ------------------------------------------------------------ idle notebooks and time slices
+
+    def _hold_notebook(self, child: CallProcess, now: float) -> None:
+        """Keeps an idle notebook stopped. Ends a notebook that continues or is too large."""
+        if child.notebook_id is None or self._notebooks.get(child.notebook_id) is not child:
+            return
+        began_s = time.thread_time()
+        hold = self._holds.setdefault(child, ProcessHold(child, self._usage))
+        was_verified = hold.is_verified
+        pause_s = hold.check()
+        if hold.num_escapes > _MAX_ESCAPES or (not was_verified and self._is_too_large(child, hold.pids)):
+            self._controller.kill(child)
+        else:
+            self._set_timer(child, now + max(pause_s, _compute_pause_s(began_s)))
+
+    def _is_too_large(self, child: CallProcess, pids: list[int]) -> bool:
+        if len(pids) == 1:  # RLIMIT_AS bounds the worker
+            return False
+        checkpoint = self._notebooks.find_checkpoint(child)
+        counted = [pid for pid in pids if pid != checkpoint]
+        return len(counted) > 1 and self._usage.measure_memory(counted, self._memory_limit) > self._memory_limit
 
     def _apply_slices(self, to_stop: list[CallProcess], to_resume: list[CallProcess], now: float) -> None:
         for child in to_stop:
             child.stopped_at = now
-            _signal_group(child, signal.SIGSTOP)
+            if child.exceeded_limit is None:  # else its rollback must not stop
+                hold = self._holds[child] = ProcessHold(child, self._usage)
+                self._set_timer(child, now + hold.check())
         for child in to_resume:
             assert child.stopped_at is not None
             child.stopped_s += now - child.stopped_at
             child.stopped_at = None
-            _signal_group(child, signal.SIGCONT)
-            self._set_timer(child, now + _CHECK_INTERVAL_S)
+            self.release(child)
+            if child.exceeded_limit is None:
+                self._set_timer(child, now + _CHECK_INTERVAL_S)
 
 
-def _signal_group(child: CallProcess, number: int) -> None:
-    """Signals the worker's process group."""
-    try:
-        os.killpg(child.worker or child.pid, number)
-    except ProcessLookupError:
-        return  # already ended
+def _compute_pause_s(began_s: float) -> float:
+    """Until the next measurement of a call, so that none occupies the fork server."""
+    took_s = time.thread_time() - began_s
+    return took_s * (_PAUSE_PER_MEASUREMENT if took_s < _LONG_MEASUREMENT_S else _PAUSE_PER_LONG_MEASUREMENT)
 
 
-def _lower_priority(child: CallProcess) -> None:
-    try:
-        os.setpriority(os.PRIO_PGRP, child.worker or child.pid, _NICE)
-    except OSError:
-        return  # already ended, or the code chose a lower priority
+def _lower_priority(pids: list[int]) -> None:
+    """Also of processes that left their process group. A group of another call stays as it is."""
+    for pid in pids:
+        try:
+            if os.getpgid(pid) == pid:
+                os.setpriority(os.PRIO_PGRP, pid, _NICE)
+            elif os.getpriority(os.PRIO_PROCESS, pid) < _NICE:
+                os.setpriority(os.PRIO_PROCESS, pid, _NICE)
+        except OSError:
+            continue  # already ended, or the code chose a lower priority

@@ -85,15 +85,14 @@ class CallProcess:
         self.cgroup = cgroup
         self.notebook_id: int | None = None
         self.call: Frame | None = None  # the running call
-        self.call_serial = 0  # makes timers of an earlier call stale
-        self.started_at = 0.0
-        self.deadline = 0.0
+        self.check_at = 0.0  # next check of the monitor
+        self.timer_at: float | None = None  # its timer, which is due then or earlier
+        self.started_at = self.deadline = 0.0
         self.worker: int | None = None  # pid that runs the call, once known
-        self.cpu_s = 0.0  # CPU time of the worker before this call
-        self.waited_s = 0.0  # time that the worker waited for a CPU before this call
+        self.cpu_s = self.waited_s = 0.0  # the worker's CPU time and waits for a CPU before this call
         self.sampled_at: float | None = None  # time of the last check of a long call
-        self.memory_bytes = 0  # of all its processes at that check
-        self.tree_cpu_s = 0.0  # CPU time of all its processes at that check
+        self.memory_bytes, self.tree_cpu_s = 0, 0.0  # memory and CPU time of all its processes at that check
+        self.spent_cpu_s = 0.0  # CPU time of all its processes in this call, at that check
         self.stopped_at: float | None = None  # None while it may run
         self.stopped_s = 0.0
         self.exceeded_limit: str | None = None  # killed for it: "timeout" or "memory"
@@ -103,6 +102,7 @@ class CallProcess:
         self.unsent = b""
         self.nonce = 0
         self.start_report: CallStarted | None = None  # valid until the next one
+        self.found_checkpoint: tuple[CallStarted | None, int | None] = (None, None)  # its pid, by report
         self.outcome: CallOutcome | None = None
         self.num_cells = 0  # cells that the notebook's state holds
         self._received = b""
@@ -119,11 +119,10 @@ class CallProcess:
     def assign_call(self, call: Frame, nonce: int, now: float, limit_s: float) -> None:
         self.call = call
         self.nonce = nonce
-        self.call_serial += 1
         self.started_at = now
         self.deadline = now + limit_s
         self.worker = self.sampled_at = self.exceeded_limit = None
-        self.stopped_s = 0.0
+        self.stopped_s = self.spent_cpu_s = 0.0
         self.memory_bytes = 0
         self.rolling_back = False
         self.outcome = None
@@ -265,4 +264,8 @@ class NotebookProcesses:
         """The process with the state from before the call. None if it is the first process."""
         if child.start_report is None or not child.start_report.checkpoint:
             return None
-        return self._process_tree.find_descendant(child.pid, child.start_report.checkpoint)
+        report, pid = child.found_checkpoint
+        if pid is None or report is not child.start_report:
+            pid = self._process_tree.find_descendant(child.pid, child.start_report.checkpoint)
+            child.found_checkpoint = child.start_report, pid
+        return pid

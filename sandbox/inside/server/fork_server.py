@@ -154,6 +154,7 @@ class ForkServer:
             self._register(child, child.control.fileno())
         elif child.cgroup is not None:
             child.cgroup.allow_checkpoint()
+        self._monitor.release(child)
         for stream in child.streams:  # drop output that a thread wrote between two cells
             stream.drain()
             stream.pop_text()
@@ -174,16 +175,16 @@ class ForkServer:
 
     def _cancel(self, child: CallProcess | None) -> None:
         if child is not None:
-            self._kill(child)
+            self.kill(child)
 
     def stop(self, child: CallProcess) -> None:
         """Kills the call. A notebook rolls back to the state before it, if that is possible."""
         if child.notebook_id is None or child.rolling_back or not self._notebooks.kill_cell(child):
-            self._kill(child)
+            self.kill(child)
         else:
             child.rolling_back = True
 
-    def _kill(self, child: CallProcess) -> None:
+    def kill(self, child: CallProcess) -> None:
         """Kills the process and its descendants. Its exit triggers the answer."""
         self._notebooks.discard(child)
         child.killed = True
@@ -209,16 +210,19 @@ class ForkServer:
         """Reads the process's reply. False if its call is over."""
         if not child.read_outcome(MAX_OUTCOME_BYTES):
             self._unregister(child.control.fileno())
-            self._kill(child)
+            if child.notebook_id is not None:
+                self.kill(child)
             return False
-        if child.call and child.outcome and child.notebook_id is not None:
-            self._finish_cell(child, child.outcome)
-            return False
+        if child.call and child.outcome:
+            if child.notebook_id is not None:
+                self._finish_cell(child, child.outcome)
+                return False
+            self._monitor.on_program_answered(child)
         return True
 
     def _finish_cell(self, child: CallProcess, outcome: CallOutcome) -> None:
         if outcome[0] == "died" and not self._notebooks.kill_cell(child):
-            self._kill(child)
+            self.kill(child)
             return
         outcome = self._exits.correct_for_oom_kill(child, outcome)
         for stream in child.streams:
@@ -237,6 +241,7 @@ class ForkServer:
             known = {self._zygote_pid, *(other.pid for other in self._processes_by_fd.values())}
             kill_orphans(self._process_tree, known)
         self._notebooks.discard(child)
+        self._monitor.forget(child)
         if child.call is not None:
             for stream in child.streams:
                 stream.drain()
@@ -255,7 +260,7 @@ class ForkServer:
         now = time.monotonic()
         child.update_start(now)
         self._processes_by_call.pop(child.call["id"], None)
-        self._monitor.on_call_ended(child)
+        self._monitor.on_call_ended(child, now)
         answer = child.build_answer(outcome, now)
         child.clear_call()
         self._send(answer)
@@ -264,7 +269,8 @@ class ForkServer:
         self._executor.sendall(encode_frame(frame))
 
     def poll_pipes(self, child: CallProcess) -> None:
-        """Reads the process's pipes from now on."""
+        """Reads the process's pipes and socket from now on."""
+        self._register(child, child.control.fileno())
         for stream in child.streams:
             self._register(child, stream.fd)
 

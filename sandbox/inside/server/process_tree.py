@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from sandbox.inside.wire.call_wire import CallStarted
 
 _MAX_SCANS = 16  # of descendants, for processes started during the scan before
+_UNLIMITED = 1 << 30
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")  # unit of a process's start time
 
 
@@ -53,9 +54,9 @@ class ProcessTree:
             (pid for pid in self.list_descendants(base) if self._read_namespace_pid(pid) == namespace_pid), None
         )
 
-    def read_file(self, pid: int, name: str) -> bytes:
-        """A file of the process's /proc folder."""
-        return _read(self._proc_fd, f"{pid}/{name}")
+    def read_file(self, pid: int, name: str, max_bytes: int = _UNLIMITED) -> bytes:
+        """A file of the process's /proc folder, or its first `max_bytes` or more."""
+        return _read(self._proc_fd, f"{pid}/{name}", max_bytes)
 
     def read_machine_file(self, name: str) -> bytes:
         return _read(self._proc_fd, name)
@@ -114,13 +115,16 @@ def _kill(pid: int) -> None:
         return
 
 
-def _read(folder: int, path: str) -> bytes:
+def _read(folder: int, path: str, max_bytes: int = _UNLIMITED) -> bytes:
     try:
         fd = os.open(path, os.O_RDONLY, dir_fd=folder)
     except OSError:
         return b""
     try:
-        return b"".join(iter(lambda: os.read(fd, 65_536), b""))
+        content = b""
+        while len(content) < max_bytes and (chunk := os.read(fd, 65_536)):
+            content += chunk
+        return content
     except OSError:
         return b""
     finally:

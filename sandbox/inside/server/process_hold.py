@@ -1,0 +1,73 @@
+"""Stops all processes of a call or of an idle notebook, and verifies that they stay stopped.
+
+SIGSTOP reaches each process on its own, because children may leave their process group. A look may
+miss a process that starts meanwhile, and a stopped process can continue: a sibling or one of its
+timers may send SIGCONT. So looks repeat until two of them agree that nothing runs. From then on,
+the CPU clocks of the processes show whether one of them continues, at a fraction of a look's cost.
+"""
+
+import os
+import signal
+
+from sandbox.inside.server.call_process_handle import CallProcess
+from sandbox.inside.server.proc_usage import ProcessUsage
+
+_STOPPED, _RUNNABLE = b"T", (b"R", b"S")
+_FIRST_INTERVAL_S, _MAX_INTERVAL_S = 0.01, 1.0
+
+
+class ProcessHold:
+    """Keeps the processes of one call or notebook stopped, except a notebook's first process."""
+
+    def __init__(self, child: CallProcess, usage: ProcessUsage) -> None:
+        self._child = child
+        self._usage = usage
+        self._stopped: set[int] = set()  # by this hold; others were stopped before
+        self._interval_s = _FIRST_INTERVAL_S
+        self._cpu_s: float | None = None  # of `pids`, since two looks agreed
+        self.pids: list[int] = []
+        self.num_escapes = -1  # looks that found a running process, after the first one
+
+    @property
+    def is_verified(self) -> bool:
+        return self._cpu_s is not None
+
+    def check(self) -> float:
+        """Stops processes that run. Seconds until the next check."""
+        if self._cpu_s is not None:
+            if self._usage.measure_cpu_s(self.pids) == self._cpu_s:
+                return _MAX_INTERVAL_S
+            self._cpu_s, self._interval_s = None, _FIRST_INTERVAL_S
+        before = self.pids
+        if self._stop_running():
+            self.num_escapes += 1
+        elif self.pids == before:
+            self._cpu_s = self._usage.measure_cpu_s(before)
+        self._interval_s = min(2 * self._interval_s, _MAX_INTERVAL_S)
+        return self._interval_s
+
+    def _stop_running(self) -> bool:
+        """Whether a process ran."""
+        family = self._usage.list_process_tree(self._child.pid)
+        self.pids = family if self._child.notebook_id is None else family[1:]
+        running = [pid for pid in self.pids if self._is_running(pid)]
+        for pid in running:
+            _send_signal(pid, signal.SIGSTOP)
+        self._stopped.update(running)
+        return bool(running)
+
+    def _is_running(self, pid: int) -> bool:
+        """Signals once if the first thread has ended or waits in `vfork`: others may run."""
+        state = self._usage.read_state(pid)
+        return state in _RUNNABLE or (state != _STOPPED and pid not in self._stopped)
+
+    def release(self) -> None:
+        for pid in self._stopped:
+            _send_signal(pid, signal.SIGCONT)
+
+
+def _send_signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
