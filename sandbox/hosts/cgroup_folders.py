@@ -39,7 +39,7 @@ class CgroupFolder:
     def hand_over(self, server: int, owner: int, connection: socket.socket) -> None:
         """Moves a fork server, which waits, into a folder of its own, and sends the folder's descriptor.
 
-        Without permission, sends no descriptor.
+        Without permission, sends no descriptor. If the fork server has ended, sends nothing.
         """
         with contextlib.ExitStack() as files:
             descriptors: list[int] = []
@@ -47,7 +47,8 @@ class CgroupFolder:
                 folder = self._create_server_folder(server, owner)
                 descriptors.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
                 files.callback(os.close, descriptors[0])
-            socket.send_fds(connection, [b"\0"], descriptors)
+            with contextlib.suppress(OSError):
+                socket.send_fds(connection, [b"\0"], descriptors)
 
     def _create_server_folder(self, server: int, owner: int) -> Path:
         self._remove_unused()

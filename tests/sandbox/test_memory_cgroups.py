@@ -1,12 +1,19 @@
 """A call's memory cgroup counts memory that its processes' sizes do not show. The tests count outcomes."""
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from bus.messages import CodeOk, CodeOutOfMemory
+from bus.process.scratch_lock import remove_stale_scratch
 from sandbox.hosts import local_host
+from tests.processes import family, wait_for_end
 from tests.sandbox.conftest import Client, StartSandbox
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
@@ -48,11 +55,27 @@ while time.process_time() < 0.25:
 print(len(block))
 """
 
+EXECUTOR = """
+import asyncio
+from bus.messages import CodeRequested
+from configs.schema import SandboxConfig
+from sandbox.select_backend import make_sandbox
 
-def list_call_cgroups(client: Client) -> list[Path]:
+async def main():
+    sandbox = make_sandbox(SandboxConfig(backend="process", fork_servers=1))
+    await sandbox.start()
+    await sandbox.run(CodeRequested(0, 0, "jupyter_code", "import os, time; os.fork()", ""))
+    print(sandbox.server_pids, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def list_call_cgroups(server_pids: Sequence[int]) -> list[Path]:
     """The cgroups of the calls of all fork servers, in the mounted hierarchy."""
     parents: set[Path] = set()
-    for pid in client.sandbox.server_pids:
+    for pid in server_pids:
         for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
             number, controllers, path = line.split(":", 2)
             mount = "/sys/fs/cgroup" + ("" if number == "0" else f"/{controllers}")
@@ -83,7 +106,7 @@ async def test_hidden_memory_of_a_call_stays_within_its_cgroup_and_harms_no_othe
         assert [outcome for outcome in hoards if not isinstance(outcome, CodeOutOfMemory)] == []
         assert [isinstance(outcome, CodeOk) and outcome.output.stdout for outcome in (a, b, c, d)] == ["49283072\n"] * 4
         assert await client.printed("kept", 1) == "7\n"
-        cgroups = list_call_cgroups(client)
+        cgroups = list_call_cgroups(client.sandbox.server_pids)
         peaks_mib = [read_peak(cgroup) / MIB for cgroup in cgroups]
         assert LIMIT_MIB < max(peaks_mib) <= LIMIT_MIB * 1.25
     assert [path for path in {cgroup.parent.parent for cgroup in cgroups} if path.exists()] == []
@@ -117,3 +140,19 @@ async def test_without_permission_the_fork_servers_measure_memory(
         assert not client.isolation.call_cgroups
         outcome = (await client.program(TWO_CHILDREN)).outcome
         assert isinstance(outcome, CodeOutOfMemory)
+
+
+def test_the_cgroups_of_a_killed_executor_are_removed_at_the_next_start() -> None:
+    with subprocess.Popen([sys.executable, "-c", EXECUTOR], stdout=subprocess.PIPE, text=True) as executor:
+        assert executor.stdout is not None
+        servers = json.loads(executor.stdout.readline())
+        folders = {cgroup.parent.parent for cgroup in list_call_cgroups(servers)}
+        processes = [os.pidfd_open(pid) for pid in family(*servers)]
+        executor.kill()
+    for pidfd in processes:
+        wait_for_end(pidfd)
+    if not folders:
+        pytest.skip("this machine does not allow cgroups for calls")
+    assert [folder.exists() for folder in folders] == [True]
+    remove_stale_scratch()
+    assert [folder.exists() for folder in folders] == [False]
