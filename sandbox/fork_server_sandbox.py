@@ -33,13 +33,12 @@ from sandbox.inside.wire.frames import Frame
 from sandbox.inside.wire.server_settings import MAX_CODE_BYTES, MAX_STDIN_BYTES, ServerSettings
 from sandbox.isolation import build_isolation
 from sandbox.load_gauge import LoadGauge, SandboxLoad
-from sandbox.notebooks import Notebook, NotebookTable
+from sandbox.notebooks import MemoryRelief, Notebook, NotebookTable
 from sandbox.pool.grader_client import GraderClient
 from sandbox.pool.server_pool import ServerPool
 from sandbox.preloads import Preload, select_preload
 
 _NOTEBOOK_ENDED = "the trajectory ended"
-_MEMORY_CHECK_S = 0.5  # minimum interval between two checks of the memory in use
 _COMMITTED_KINDS = ("ok", "raised", "memory")  # answers after which the effects of a cell stay
 _MAX_ATTEMPTS = 3  # at a call after a lack of resources or the loss of a notebook's state
 _RETRY_DELAYS_S = (0.1, 0.5)  # in which evicted notebooks end
@@ -57,7 +56,8 @@ class ForkServerSandbox:
         self._namespaces = config.namespaces != "off"
         self._pools: dict[Preload, ServerPool] = {}
         self._notebooks = NotebookTable(config.max_live_notebooks)
-        self._memory_checked_at = 0.0
+        self._memory = MemoryRelief(host, config.notebook_memory_share, self._notebooks, self._drop_process)
+        self._memory_watch: asyncio.Task[NoReturn] | None = None
         self._grader: GraderClient | None = None
         self._num_calls = 0  # source of call ids on the wire
         self._num_queued = 0
@@ -89,6 +89,7 @@ class ForkServerSandbox:
         for preload in ("numpy", "scientific"):
             self._pools[preload] = ServerPool(self._host, self._build_settings(preload), self._config.fork_servers)
         self._grader = GraderClient(self._host, self._build_settings("grader"))
+        self._memory_watch = asyncio.create_task(self._memory.watch())
         return build_isolation(greetings[0], refusal, *self._host.describe())
 
     async def run(self, call: CodeRequested) -> CodeResult:
@@ -130,6 +131,8 @@ class ForkServerSandbox:
             self._drop_process(notebook)
 
     async def close(self) -> None:
+        if self._memory_watch is not None:
+            self._memory_watch.cancel()
         try:
             for pool in self._pools.values():
                 await pool.close()
@@ -143,6 +146,7 @@ class ForkServerSandbox:
     async def _run_program(self, call: CodeRequested) -> CodeResult:
         for attempt in range(_MAX_ATTEMPTS):
             pool = await self._get_started_pool(select_preload(call.code))
+            await self._memory.make_room()
             server = await pool.acquire()
             try:
                 with self._gauge.track_slot():
@@ -199,7 +203,9 @@ class ForkServerSandbox:
         """
         if not notebook.is_live:
             notebook.server, notebook.num_applied_cells = None, 0
-            self._evict_notebooks(1)
+            for idle in self._notebooks.select_evictions(1):
+                self._drop_process(idle)
+            await self._memory.make_room()
         while notebook.num_applied_cells < len(notebook.completed_cells):
             number = notebook.num_applied_cells
             answer = await self._run_in_process(notebook, *notebook.completed_cells[number])
@@ -237,18 +243,7 @@ class ForkServerSandbox:
         if notebook.ended:
             raise SandboxFailure(_NOTEBOOK_ENDED)
         notebook.num_applied_cells = answer["cells"]
-        self._evict_notebooks(0)
         return answer
-
-    def _evict_notebooks(self, num_new: int) -> None:
-        """Ends idle notebook processes for `num_new` more, and under memory pressure."""
-        now = asyncio.get_running_loop().time()
-        memory_pressure = False
-        if now > self._memory_checked_at + _MEMORY_CHECK_S:
-            self._memory_checked_at = now
-            memory_pressure = self._host.get_memory_share() > self._config.notebook_memory_share
-        for notebook in self._notebooks.select_evictions(num_new, memory_pressure=memory_pressure):
-            self._drop_process(notebook)
 
     def _drop_process(self, notebook: Notebook) -> None:
         if notebook.server is not None:

@@ -2,11 +2,15 @@
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import NoReturn
 
+from sandbox.hosts.host import Host
 from sandbox.pool.fork_server_client import ForkServerClient
 from sandbox.preloads import Preload
 
-_EVICT_ONE_IN = 16  # under memory pressure, each check evicts one sixteenth of the live notebooks
+_MEMORY_CHECK_S = 0.1
+_EVICTION_S = 0.25  # after which the memory in use does not contain the evicted notebooks
 
 
 class Notebook:
@@ -54,18 +58,59 @@ class NotebookTable:
 
     def select_for_room(self) -> list[Notebook]:
         """A quarter of the idle notebooks, least recently used first: a process could not start."""
-        idle = self._list_idle()
+        idle = self.list_idle()
         return idle[: -(-len(idle) // 4)]
 
-    def select_evictions(self, num_new: int, *, memory_pressure: bool) -> list[Notebook]:
-        """The least recently used idle notebooks to evict for `num_new` more, or for memory."""
-        if len(self._notebooks) + num_new <= self._max_live and not memory_pressure:
+    def select_evictions(self, num_new: int) -> list[Notebook]:
+        """The least recently used idle notebooks to evict for `num_new` more."""
+        if len(self._notebooks) + num_new <= self._max_live:
             return []
         num_live = sum(notebook.is_live for notebook in self._notebooks.values())
-        excess = num_live + num_new - self._max_live
-        if memory_pressure:
-            excess = max(excess, -(-num_live // _EVICT_ONE_IN))
-        return self._list_idle()[: max(0, excess)]
+        return self.list_idle()[: max(0, num_live + num_new - self._max_live)]
 
-    def _list_idle(self) -> list[Notebook]:
+    def select_largest(self, excess: int, sizes: Mapping[int, int]) -> list[Notebook]:
+        """The largest idle notebooks that together hold `excess` bytes, at most a quarter of all."""
+        idle = sorted(self.list_idle(), key=lambda notebook: -sizes.get(notebook.number, 0))
+        selected: list[Notebook] = []
+        for notebook in idle[: -(-len(idle) // 4)]:
+            if excess <= 0:
+                break
+            selected.append(notebook)
+            excess -= sizes.get(notebook.number, 0)
+        return selected
+
+    def list_idle(self) -> list[Notebook]:
+        """Those with a process and without a running cell, least recently used first."""
         return [notebook for notebook in self._notebooks.values() if notebook.is_live and not notebook.lock.locked()]
+
+
+class MemoryRelief:
+    """Evicts idle notebooks, largest first, while more than `share` of the memory is in use."""
+
+    def __init__(self, host: Host, share: float, notebooks: NotebookTable, evict: Callable[[Notebook], None]) -> None:
+        self._host = host
+        self._share = share
+        self._notebooks = notebooks
+        self._evict = evict
+        self._lock = asyncio.Lock()
+        self._evicted_at = 0.0
+
+    async def watch(self) -> NoReturn:
+        while True:
+            await self.make_room()
+            await asyncio.sleep(_MEMORY_CHECK_S)
+
+    async def make_room(self) -> None:
+        """Takes time only if too much memory is in use; callers then wait for the same eviction."""
+        if self._host.get_excess_memory(self._share) <= 0:
+            return
+        async with self._lock:
+            now = asyncio.get_running_loop().time()
+            if now < self._evicted_at + _EVICTION_S:
+                return
+            servers = {notebook.server for notebook in self._notebooks.list_idle() if notebook.server is not None}
+            answers = await asyncio.gather(*[server.measure_notebooks() for server in servers])
+            sizes = {number: size for answer in answers for number, size in answer.items()}
+            for notebook in self._notebooks.select_largest(self._host.get_excess_memory(self._share), sizes):
+                self._evict(notebook)
+            self._evicted_at = asyncio.get_running_loop().time()

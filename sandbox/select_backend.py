@@ -37,8 +37,8 @@ class AutoHost:
     async def wait_until_broken(self) -> NoReturn:
         await self._chosen.wait_until_broken()
 
-    def get_memory_share(self) -> float:
-        return self._chosen.get_memory_share()
+    def get_excess_memory(self, share: float) -> int:
+        return self._chosen.get_excess_memory(share)
 
     def describe(self) -> tuple[str, tuple[str, ...]]:
         backend, missing = self._chosen.describe()

@@ -39,8 +39,8 @@ class Host(Protocol):
         """Raises SandboxFailure when no process can be launched any more and retries do not help."""
         ...
 
-    def get_memory_share(self) -> float:
-        """The used share of the memory available to calls: 0 to 1."""
+    def get_excess_memory(self, share: float) -> int:
+        """Memory in use, beyond `share` of the memory available to calls, in bytes; may be negative."""
         ...
 
     def describe(self) -> tuple[str, tuple[str, ...]]:

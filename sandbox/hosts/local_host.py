@@ -107,14 +107,14 @@ class LocalHost:
         while True:
             await asyncio.Event().wait()
 
-    def get_memory_share(self) -> float:
-        """The used share of the machine's memory, by the kernel's MemAvailable; 0 without a free descriptor."""
+    def get_excess_memory(self, share: float) -> int:
+        """Of the machine, by the kernel's MemAvailable; 0 without a free descriptor."""
         try:
             lines = _MEMINFO.read_text().splitlines()[:3]
         except OSError:
-            return 0.0
+            return 0
         kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
-        return 1 - kib["MemAvailable"] / kib["MemTotal"]
+        return int((1 - share) * kib["MemTotal"] - kib["MemAvailable"]) * 1024
 
     def describe(self) -> tuple[str, tuple[str, ...]]:
         return "process", (_MEMORY_WARNING,)

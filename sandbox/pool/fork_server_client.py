@@ -28,7 +28,8 @@ _LONG_AFTER_ANSWERS = 2 * SLOTS_PER_SERVER
 _MODULE = "sandbox.inside.server.boot"
 _PING_INTERVAL_S = 10.0  # while calls are in flight
 _MAX_UNANSWERED_PINGS = 6  # then the server is stopped or hangs: it is killed and replaced
-_PING_ID = 0  # no call has this id
+_PING_ID, _MEASURE_ID = 0, -1  # no call has these ids
+_MEASURE_TIMEOUT_S = 1.0
 
 
 class _InFlightCall(NamedTuple):
@@ -99,6 +100,14 @@ class ForkServerClient:
         finally:
             self._calls.pop(frame["id"], None)
             self._long_calls.discard(frame["id"])
+
+    async def measure_notebooks(self) -> dict[int, int]:
+        """Bytes of memory by notebook; empty if the server does not answer. One caller at a time."""
+        try:
+            answer = await asyncio.wait_for(self.call({"op": "measure", "id": _MEASURE_ID}), _MEASURE_TIMEOUT_S)
+        except (SandboxFailure, TimeoutError):
+            return {}
+        return {int(notebook_id): size for notebook_id, size in answer["sizes"].items()}
 
     def end_notebook(self, notebook_id: int) -> None:
         if self.alive:

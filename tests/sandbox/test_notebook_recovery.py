@@ -260,8 +260,7 @@ async def test_under_memory_pressure_idle_notebooks_lose_their_processes_but_no_
     async with start_sandbox() as client:
         await asyncio.gather(*[client.cell(f"x = {number}", number) for number in range(20)])
         for host in (LocalHost, ContainerHost):
-            monkeypatch.setattr(host, "get_memory_share", lambda _: 0.95)
-        monkeypatch.setattr("sandbox.fork_server_sandbox._MEMORY_CHECK_S", 0.0)
+            monkeypatch.setattr(host, "get_excess_memory", lambda *_: 1 << 30)
         before = len(family(*client.sandbox.server_pids))
         await asyncio.gather(*[client.cell("1 + 1", 1000) for _ in range(20)])
         # Two processes each, which exit later.

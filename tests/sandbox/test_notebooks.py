@@ -1,5 +1,6 @@
 """The table of notebooks, and notebooks of other executors that are rebuilt from their cells."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import cast
 
@@ -28,21 +29,26 @@ def make_table(num_live: int, max_live: int) -> NotebookTable:
 def test_the_least_recently_used_notebook_is_evicted_for_a_new_one() -> None:
     table = make_table(3, max_live=3)
     table.get_or_create(0, "bare")
-    assert table.select_evictions(0, memory_pressure=False) == []
-    assert table.select_evictions(1, memory_pressure=False) == [table.get_or_create(1, "bare")]
+    assert table.select_evictions(0) == []
+    assert table.select_evictions(1) == [table.get_or_create(1, "bare")]
 
 
 async def test_a_notebook_with_a_running_cell_is_not_evicted() -> None:
     table = make_table(2, max_live=2)
     await table.get_or_create(0, "bare").lock.acquire()
     table.get_or_create(1, "bare")
-    assert table.select_evictions(1, memory_pressure=False) == [table.get_or_create(1, "bare")]
+    assert table.select_evictions(1) == [table.get_or_create(1, "bare")]
 
 
-def test_memory_pressure_evicts_idle_notebooks_below_the_limit() -> None:
-    table = make_table(33, max_live=512)
-    assert [notebook.number for notebook in table.select_evictions(0, memory_pressure=True)] == [1, 2, 3]
-    assert make_table(0, max_live=512).select_evictions(1, memory_pressure=True) == []
+def test_the_largest_notebooks_that_hold_the_excess_memory_are_evicted() -> None:
+    table = make_table(8, max_live=512)
+    sizes = {1: 10, 2: 30, 3: 20, 4: 5}
+
+    def select(excess: int) -> list[int]:
+        return [notebook.number for notebook in table.select_largest(excess, sizes)]
+
+    assert [select(excess) for excess in (0, 30, 31, 1000)] == [[], [2], [2, 3], [2, 3]]
+    assert make_table(0, max_live=512).select_largest(1000, sizes) == []
 
 
 def make_cells(*codes: str) -> tuple[CodeRequested, ...]:
@@ -93,3 +99,24 @@ async def test_a_restored_cell_killed_for_its_processes_memory_leaves_no_effects
         client.sandbox.restore_notebook(5, make_cells("x = 'kept'", hog, "y = x"))
         outcome = (await client.sandbox.run(CodeRequested(5, 9, "jupyter_code", "x, y", ""))).outcome
         assert outcome == CodeOk(Output("('kept', 'kept')\n"))
+
+
+@pytest.mark.slow
+@pytest.mark.docker
+@pytest.mark.parametrize("start_sandbox", ["docker"], indirect=True)
+async def test_idle_notebooks_with_large_files_make_room_for_programs(start_sandbox: StartSandbox) -> None:
+    limits = {"memory_mib": 64, "file_mib": 16, "container_memory_mib": 768}
+    async with start_sandbox(time_limit_s=20.0, **limits) as client:
+        table, host = client.sandbox._notebooks, client.sandbox._host  # pyright: ignore[reportPrivateUsage]
+        for trajectory in range(60):
+            code = "x = 1" if trajectory < 8 else "x = open('file', 'wb').write(bytes(15 << 20))"
+            await client.cell(code, trajectory)
+            while host.get_excess_memory(0.8) > 0:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        programs = [client.program("print(len(b'x' * (47 << 20)))") for _ in range(2)]
+        outcomes = [result.outcome for result in await asyncio.gather(*programs)]
+        assert outcomes == [CodeOk(Output(f"{47 << 20}\n"))] * 2
+        live = [table.get_or_create(trajectory, "bare").is_live for trajectory in range(60)]
+        assert live[:8] == [True] * 8
+        assert not all(live)
+        assert await client.printed("x", live.index(False)) == f"{15 << 20}\n"

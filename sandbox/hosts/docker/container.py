@@ -71,7 +71,7 @@ class Container(asyncio.Protocol):
         self.id = container_id
         self.pid = 0  # of the init process, in this machine's pid namespace
         self.alive = False
-        self.memory_share = 0.0
+        self.memory_used = self.memory_limit = 0  # bytes
         self.unanswered_requests = 0  # memory requests since the last frame from the init process
         self.processes: dict[str, ContainerProcess] = {}
         self._cgroups: CgroupFolder | None = None
@@ -131,7 +131,7 @@ class Container(asyncio.Protocol):
             if "ended" in frame:
                 self._on_process_exit(frame["ended"])
             elif frame["limit"]:
-                self.memory_share = frame["used"] / frame["limit"]
+                self.memory_used, self.memory_limit = frame["used"], frame["limit"]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

@@ -34,7 +34,7 @@ from sandbox.inside.wire.server_settings import ServerSettings
 _CONNECT_TIMEOUT_S = 30.0  # from the start of a container to the handshake of its init process
 _LAUNCH_TIMEOUT_S = 30.0  # a launch waits this long for a container
 _RETRY_DELAYS_S = (0.1, 0.3, 1.0, 3.0, 5.0)  # to replace a container; the last one repeats
-_MEMORY_POLL_S = 0.5
+_MEMORY_POLL_S = 0.1
 _CONTAINER_POLL_S = 0.5  # interval of `wait_until_broken`
 _HEARTBEAT_TIMEOUT_S = 60.0  # without an answer: the container is frozen and replaced
 
@@ -92,8 +92,10 @@ class ContainerHost:
                 last_alive_at = loop.time()
         raise SandboxFailure(f"no container for {self._config.container_timeout_s:g} s: {self._last_failure}")
 
-    def get_memory_share(self) -> float:
-        return max((container.memory_share for container in self.live_containers), default=0.0)
+    def get_excess_memory(self, share: float) -> int:
+        """Of the container with the largest excess."""
+        uses = [(container.memory_used, container.memory_limit) for container in self.live_containers]
+        return max((used - int(share * limit) for used, limit in uses), default=0)
 
     def describe(self) -> tuple[str, tuple[str, ...]]:
         return "docker", ()

@@ -240,6 +240,10 @@ class NotebookProcesses:
     def get(self, notebook_id: int) -> CallProcess | None:
         return self._processes.get(notebook_id)
 
+    def list_pids(self) -> dict[int, int]:
+        """The first process of each notebook."""
+        return {notebook_id: child.pid for notebook_id, child in self._processes.items()}
+
     def add(self, notebook_id: int, child: CallProcess) -> None:
         child.notebook_id = notebook_id
         self._processes[notebook_id] = child

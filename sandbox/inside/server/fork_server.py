@@ -4,10 +4,12 @@
 
     executor -> fork server   {"op": "run" | "cell", "id", "code", "stdin", "seed", "session", "cells"}
                               {"op": "end", "session"}     {"op": "kill", "id"}     {"op": "ping", "id"}
+                              {"op": "measure", "id"}
     fork server -> executor   {"hello": ...} or {"refused": cause}, once
                               {"id", "kind", "details", "stdout", "stderr", "stdout_cut", "stderr_cut",
                                "duration_s", "cells"}, once per call
                               {"id"}, once per ping
+                              {"id", "sizes": bytes by notebook}, once per measurement
 
 "session" is a notebook's id. "kind" and "details" are an outcome's (sandbox.inside.call.run_code),
 or "timeout", "died" (exit code), "failed" (cause): the machine lacked processes, descriptors or
@@ -74,7 +76,7 @@ class ForkServer:
         self._process_tree = ProcessTree(isolation.proc_fd)
         self._warm = WarmProcesses(settings, zygote, self._process_tree, folder, cgroups)
         self._notebooks = NotebookProcesses(self._process_tree)
-        usage = ProcessUsage(self._process_tree, zygote.pid)
+        self._usage = usage = ProcessUsage(self._process_tree, zygote.pid)
         self._exits = ExitClassifier(settings, isolation.own_namespaces, usage)
         self._monitor = CallMonitor(settings, usage, self._notebooks, self)
         self._fork_retry_at = 0.0
@@ -140,6 +142,8 @@ class ForkServer:
                 self._cancel(self._processes_by_call.get(frame["id"]))
             case "ping":
                 self._send({"id": frame["id"]})
+            case "measure":
+                self._send({"id": frame["id"], "sizes": self._usage.measure_notebooks(self._notebooks.list_pids())})
             case _:
                 raise ValueError(f"unknown op {frame['op']}")
 

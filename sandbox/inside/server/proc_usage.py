@@ -3,6 +3,7 @@
 import os
 import time
 
+from sandbox.inside.isolation.namespaces import SCRATCH
 from sandbox.inside.server.process_tree import ProcessTree
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -74,6 +75,14 @@ class ProcessUsage:
     def _count_oom_kills(self) -> int:
         lines = self._processes.read_machine_file("vmstat").splitlines()
         return next((int(line.split()[1]) for line in lines if line.startswith(b"oom_kill ")), 0)
+
+    def measure_notebooks(self, pids: dict[int, int]) -> dict[int, int]:
+        """Bytes of the processes, and of the folder if it is a mount, which holds memory."""
+        return {
+            notebook_id: sum(map(self._compute_own_bytes, self.list_process_tree(pid)))
+            + self._processes.measure_folder(pid, SCRATCH)
+            for notebook_id, pid in pids.items()
+        }
 
     def _read_proportional_bytes(self, pid: int) -> int:
         """Its proportional set size, which divides a page by its users; else its own pages."""

@@ -100,8 +100,8 @@ class ScriptedHost:
     async def wait_until_broken(self) -> NoReturn:
         raise NotImplementedError
 
-    def get_memory_share(self) -> float:
-        return 0.0
+    def get_excess_memory(self, share: float) -> int:
+        return 0
 
     def describe(self) -> tuple[str, tuple[str, ...]]:
         return "scripted", ()

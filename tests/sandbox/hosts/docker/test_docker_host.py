@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import pytest
 
-from bus.messages import CodeOk, CodeOutOfMemory, CodeRequested, Output
+from bus.messages import CodeOk, CodeRequested, Output
 from bus.process.scratch_lock import holding_scratch, name_owner
 from configs.schema import SandboxConfig as SandboxConfig
 from sandbox.contract import CodeResult, SandboxFailure
@@ -139,10 +139,8 @@ async def test_a_container_out_of_memory_kills_only_its_largest_calls() -> None:
         small = await run_all(sandbox, [make_program("print(2)", 10 + number) for number in range(50)])
         assert [result.outcome for result in small if isinstance(result, CodeResult)] == [CodeOk(Output("2\n"))] * 50
         results = await hogs
-        kinds = [type(result.outcome) for result in results if isinstance(result, CodeResult)]
-        assert len(kinds) == 4
-        assert CodeOutOfMemory in kinds
-        assert set(kinds) <= {CodeOutOfMemory, CodeOk}
+        # Each is below its own limit: what the kernel killed is tried again, and no outcome.
+        assert {type(result.outcome) for result in results if isinstance(result, CodeResult)} <= {CodeOk}
         after = await sandbox.run(CodeRequested(500, 1, "jupyter_code", "value + 1", ""))
         assert after.outcome == CodeOk(Output("42\n"))
         assert len(host.live_containers) == 1
@@ -231,7 +229,7 @@ async def test_the_container_has_no_privileges_and_no_network() -> None:
         assert not setup["CapAdd"]
         assert not setup["Privileged"]
         assert setup["Memory"] == setup["MemorySwap"] == 8192 << 20
-        assert setup["PidsLimit"] == 8192
+        assert setup["PidsLimit"] == 16_384
         assert any(option.startswith("seccomp={") for option in setup["SecurityOpt"])
         assert "no-new-privileges:true" in setup["SecurityOpt"]
         assert [mount["RW"] for mount in container["Mounts"]] == [False]
