@@ -174,7 +174,7 @@ async def report_load(executor: str, slots: int, read_load: Callable[[], Sandbox
     `executor` is the address of this incarnation, `slots` the number that it reported to the launcher.
     """
     logger = structlog.get_logger()
-    before = SandboxLoad(0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+    before = SandboxLoad(0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
 
     def report() -> SandboxLoad:
         now = read_load()

@@ -1,4 +1,4 @@
-"""The metrics file of a run: one JSON line for each step and each evaluation."""
+"""The metrics file of a run: one JSON line for each step of the cold start and of RL, and for each evaluation."""
 
 import asyncio
 from pathlib import Path
@@ -10,7 +10,7 @@ from configs.atomic_write import raising_disk_errors, write_atomically
 
 
 class MetricsFile:
-    """Appends a line once per step and evaluation; duplicates are ignored. Writes run off the event loop."""
+    """Appends a line once per step and evaluation; lines that a resumed run repeats are ignored. Writes run off the event loop."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -18,8 +18,9 @@ class MetricsFile:
         self._written = {_parse_key(line) for line in self._read_lines()}
 
     def truncate_after(self, step: int) -> None:
-        """Remove the lines of an earlier launch about steps after the checkpoint that this launch resumes from."""
-        lines = [line for line in self._read_lines() if _parse_key(line)[1] <= step] if step else []
+        """Remove the lines of an earlier launch about RL steps after the checkpoint that this launch resumes from."""
+        keys = [(line, _parse_key(line)) for line in self._read_lines()]
+        lines = [line for line, (kind, about, _) in keys if kind == "sft" or (step and about <= step)]
         write_atomically(self._path, b"".join(lines))
         self._written = {_parse_key(line) for line in lines}
 

@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 
-from analysis.metrics import RunMetrics, get_column, read_metrics
+from analysis.metrics import AnalysisError, RunMetrics, compute_token_rate, get_column, read_metrics
 from analysis.plotting import (
     BLUE,
     GREEN,
@@ -22,12 +22,18 @@ from analysis.plotting import (
     save_figure,
     style_axes,
 )
+from analysis.utilization.step_time import format_count
 from configs.run_folder import RunFolder
 
 _STEP_PHASES = (
     ("rollout_s", "rollout", BLUE),
     ("train_s", "training", ORANGE),
     ("weights_s", "weights", PURPLE),
+)
+_COLD_START_PANELS = (
+    ("loss", "Loss", "nats per token", BLUE),
+    ("grad_norm", "Gradient norm", "before clipping", RED),
+    ("tokens_per_s", "Speed", "tokens/s", GREEN),
 )
 
 
@@ -55,12 +61,25 @@ def draw_curves(run_folder: Path) -> Path:
     return save_figure(figure, RunFolder(run_folder).curves)
 
 
+def draw_cold_start(run_folder: Path) -> Path:
+    """Raises AnalysisError if the metrics have no step of the cold start, OSError if the figure cannot be written."""
+    metrics = read_metrics(run_folder)
+    if metrics.sft.is_empty():
+        raise AnalysisError(f"{RunFolder(run_folder).metrics}: no step of the cold start yet")
+    figure, panels = make_figure(1, 3, metrics.run, f"cold start, {format_count(metrics.sft.height, 'step')}")
+    for panel, (name, title, unit, color) in zip(panels, _COLD_START_PANELS, strict=True):
+        draw_line(panel, metrics.sft["step"], get_column(metrics.sft, name), color)
+        style_axes(panel, title, unit, x_label="SFT step")
+        leave_headroom(panel)
+    return save_figure(figure, RunFolder(run_folder).cold_start)
+
+
 def _format_subtitle(metrics: RunMetrics) -> str:
     steps = metrics.steps
-    facts = [f"{steps.height} RL steps"]
+    facts = [format_count(steps.height, "RL step")]
     if (seconds := get_column(steps, "step_s").mean()) is not None:
         facts.append(f"{seconds:.2f} s each")
-    if (rate := get_column(steps, "tokens_per_s").mean()) is not None:
+    if (rate := compute_token_rate(steps)) is not None:
         facts.append(f"{rate:,.0f} tokens/s")
     return "  ·  ".join(facts)
 
@@ -70,13 +89,14 @@ def _draw_reward(axes: Axes, metrics: RunMetrics) -> None:
     steps = metrics.steps
     draw_line(axes, steps["step"], get_column(steps, "reward"), BLUE, "training")
     ends = {"start": int(steps["step"][0]) - 1, "end": int(steps["step"][-1])}
-    for sampling, marker, color in (("sampled", "o", BLUE), ("greedy", "D", ORANGE)):
+    # The larger markers have no face: equal accuracies stay visible.
+    for sampling, marker, size, color, face in (("sampled", "o", 52, BLUE, BLUE), ("greedy", "D", 110, ORANGE, "none")):
         points = [(ends[end], metrics.evaluations.get(f"{end}_{sampling}")) for end in ends]
         measured = [(step, accuracy) for step, accuracy in points if accuracy is not None]
         if measured:
             x, y = zip(*measured, strict=True)
-            points_drawn = axes.scatter(x, y, marker=marker, s=52, color=color, edgecolor="white", zorder=3)
-            points_drawn.set(label=f"test, {sampling}", clip_on=False)
+            points_drawn = axes.scatter(x, y, marker=marker, s=size, facecolor=face, edgecolor=color, zorder=3)
+            points_drawn.set(label=f"test, {sampling}", clip_on=False, linewidth=1.8)
     axes.set_ylim(0, 1.05)
     draw_legend(axes)
 

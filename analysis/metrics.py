@@ -17,7 +17,7 @@ class AnalysisError(UnusableInput):
 class RunMetrics(NamedTuple):
     run: str  # name of the folder
     steps: pl.DataFrame  # one row per RL step, in order
-    sft: pl.DataFrame  # step, loss
+    sft: pl.DataFrame  # one row per step of the cold start, in order
     evaluations: dict[str, float | None]  # label -> accuracy; None if every trajectory failed
 
 
@@ -34,6 +34,12 @@ def read_metrics(run_folder: Path, *, require_steps: bool = False) -> RunMetrics
         sft=_build_step_frame(lines, "sft"),
         evaluations={line["label"]: line.get("accuracy") for line in lines if line["kind"] == "evaluation"},
     )
+
+
+def compute_token_rate(steps: pl.DataFrame) -> float | None:
+    """Generated tokens per second of generation: of `step_s` if rollouts run ahead of the learner, else of `rollout_s`."""
+    seconds = get_column(steps, "step_s" if "staleness_max" in steps.columns else "rollout_s").sum()
+    return float(get_column(steps, "generated_tokens").sum()) / float(seconds) if seconds else None
 
 
 def get_column(frame: pl.DataFrame, name: str) -> pl.Series:

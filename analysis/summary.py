@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import msgspec
 
-from analysis.metrics import get_column, read_metrics
+from analysis.metrics import compute_token_rate, get_column, read_metrics
 from bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
 from bus.event_log.reader import decode_event, list_removed_events, read_events
 from bus.messages import StartGroup
@@ -22,8 +22,6 @@ def summarize(run: RunConfig, folder: RunFolder, *, wall_s: float, replay_identi
     """Accuracies in [0, 1], seconds; `..._end`: mean of the last ten steps. Raises AnalysisError."""
     metrics = read_metrics(folder.path)
     steps, accuracy = metrics.steps, metrics.evaluations
-    # If rollouts run ahead of the learner, `rollout_s` is the learner's waiting time.
-    generation_s = get_column(steps, "step_s" if run.rl.max_staleness else "rollout_s").sum()
     errors = get_column(steps, "errors_in_positives")
     return {
         "name": run.name,
@@ -42,9 +40,7 @@ def summarize(run: RunConfig, folder: RunFolder, *, wall_s: float, replay_identi
         "reward_end": get_column(steps, "reward").tail(AVERAGED_STEPS).mean(),
         "response_tokens_end": get_column(steps, "response_tokens").tail(AVERAGED_STEPS).mean(),
         "step_s_mean": get_column(steps, "step_s").mean(),
-        "tokens_per_s": float(get_column(steps, "generated_tokens").sum()) / float(generation_s)
-        if generation_s
-        else None,
+        "tokens_per_s": compute_token_rate(steps),
         **count_trajectories(folder),
         "restarts": len(_read_log_entries(folder, LAUNCHER, "process.died")),
         "groups_rejected": get_column(steps, "groups_rejected").sum(),

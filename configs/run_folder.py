@@ -41,7 +41,7 @@ class RunFolder(NamedTuple):
 
     @property
     def metrics(self) -> Path:
-        """One JSON line per step and per evaluation."""
+        """One JSON line per step of the cold start and of RL, and per evaluation."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -51,6 +51,16 @@ class RunFolder(NamedTuple):
     @property
     def curves(self) -> Path:
         return self.path / "curves.png"
+
+    @property
+    def partial_cold_start(self) -> Path:
+        """The checkpoint within the cold start."""
+        return self.checkpoints / "sft_partial"
+
+    @property
+    def cold_start(self) -> Path:
+        """The curves of the cold start."""
+        return self.path / "cold_start.png"
 
     @property
     def utilization(self) -> Path:

@@ -86,6 +86,8 @@ class Recorder:
                 return self._on_weights_synced(version, now)
             case EvaluationFinished():
                 return self._on_evaluation_finished(event)
+            case MetricsRecorded(kind="sft"):
+                return [Send(METRICS, event)]
             case GroupJudged():  # only for the log
                 pass
             case LengthsMeasured():

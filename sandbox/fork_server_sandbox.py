@@ -101,11 +101,11 @@ class ForkServerSandbox:
         self._num_queued += 1
         try:
             with self._gauge.track_call():
-                if call.tool == "jupyter_code":
-                    return await self._run_cell(call)
-                return await self._run_program(call)
+                result = await (self._run_cell(call) if call.tool == "jupyter_code" else self._run_program(call))
         finally:
             self._num_queued -= 1
+        self._gauge.add_code_time(result.duration_s)
+        return result
 
     async def grade(self, submission: AnswerSubmitted) -> Grade:
         assert self._grader is not None, "start() comes first"

@@ -18,6 +18,7 @@ class SandboxLoad(msgspec.Struct, frozen=True):
     busy_s: float  # time with at least one running call
     running_s: float  # summed over calls
     queued_s: float  # summed over calls
+    code_s: float  # summed over calls: from the start of the code to its end
 
 
 class LoadGauge:
@@ -25,7 +26,7 @@ class LoadGauge:
         self._clock = clock
         self._updated_at = clock()
         self._running = self._queued = self._gradings = self._done = self._graded = 0
-        self._busy_s = self._running_s = self._queued_s = 0.0
+        self._busy_s = self._running_s = self._queued_s = self._code_s = 0.0
 
     @contextmanager
     def track_call(self) -> Generator[None]:
@@ -55,6 +56,9 @@ class LoadGauge:
             self._gradings -= 1
             self._graded += 1
 
+    def add_code_time(self, seconds: float) -> None:
+        self._code_s += seconds
+
     def get_load(self) -> SandboxLoad:
         self._update()
         return SandboxLoad(
@@ -66,6 +70,7 @@ class LoadGauge:
             busy_s=self._busy_s,
             running_s=self._running_s,
             queued_s=self._queued_s,
+            code_s=self._code_s,
         )
 
     def _update(self, running: int = 0, queued: int = 0) -> None:

@@ -40,7 +40,16 @@ def report_run(path: Path, *, json: bool, console: Console) -> None:
 def _show_results(folder: RunFolder, console: Console) -> None:
     if folder.summary.exists():
         console.print(build_summary_table(read_summary(folder.path)))
-    if folder.metrics.exists() and read_metrics(folder.path).steps.height:
-        from analysis.curves import draw_curves
+    for picture in draw_all_curves(folder):
+        console.print(f"curves: {picture}", markup=False, soft_wrap=True)
 
-        console.print(f"curves: {draw_curves(folder.path)}", markup=False, soft_wrap=True)
+
+def draw_all_curves(folder: RunFolder) -> list[Path]:
+    """Of the cold start and of RL, if the run has begun them. Raises AnalysisError and OSError."""
+    metrics = read_metrics(folder.path) if folder.metrics.exists() else None
+    if metrics is None or (metrics.sft.is_empty() and metrics.steps.is_empty()):
+        return []
+    from analysis.curves import draw_cold_start, draw_curves  # matplotlib is slow to import
+
+    figures = ((metrics.sft, draw_cold_start), (metrics.steps, draw_curves))
+    return [draw(folder.path) for table, draw in figures if not table.is_empty()]

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from actors.cli.join_command import EXIT_INTERRUPTED, join_run
+from actors.cli.report_command import draw_all_curves
 from actors.launch.claim_run_folder import RunAlreadyFinished, claimed_run_folder, increment_counter
 from actors.launch.display import Display, make_display
 from actors.launch.input_checks import check_inputs
@@ -86,9 +87,11 @@ def _finish_run(
     wall_s: float,
 ) -> int:
     if ending == "interrupted":
-        display.print_line(
-            f"interrupted; `asterism run ... --resume` continues from the last checkpoint in {folder.checkpoints}"
+        is_saved = any(folder.checkpoints.glob("step_*")) or folder.partial_cold_start.exists()
+        where = (
+            f"continues from the last checkpoint in {folder.checkpoints}" if is_saved else "starts the cold start again"
         )
+        display.print_line(f"interrupted; `asterism run ... --resume` {where}")
         return EXIT_INTERRUPTED
     identical, unusable = None, None
     if run.log.events and run.log.verify:
@@ -103,10 +106,8 @@ def _finish_run(
         display.print_line(
             f"{summary['prompts_skipped']} prompts longer than dialogue.prompt_tokens were skipped (see logs/head.jsonl)"
         )
-    if summary["steps"]:
-        from analysis.curves import draw_curves  # matplotlib is slow to import
-
-        display.print_line(f"curves: {draw_curves(folder.path)}")
+    for picture in draw_all_curves(folder):
+        display.print_line(f"curves: {picture}")
     display.print_line(f"summary: {folder.summary}")
     if unusable is not None:
         raise UnusableInput(f"the run is finished, but its logs cannot be replayed: {unusable}")

@@ -59,6 +59,7 @@ class EngineUtilization(msgspec.Struct, frozen=True):
 
 class EngineTimeSeries(NamedTuple):
     running: StepFunction
+    running_peak: float  # as sampled
     leased: StepFunction | None
     used: StepFunction
     cached: StepFunction
@@ -106,7 +107,7 @@ def summarize_engine(
             starting_s=float(curves.idle["span_s"].sum()) - active_s,
             **totals,
             running_mean=_compute_mean(curves.running, active),
-            running_peak=curves.running.peak,
+            running_peak=curves.running_peak,
             leased_tokens_mean=None if curves.leased is None else _compute_mean(curves.leased, active),
             leased_tokens_peak=None if curves.leased is None else curves.leased.peak,
             used_tokens_mean=_compute_mean(curves.used, active),
@@ -116,6 +117,13 @@ def summarize_engine(
         ),
         curves,
     )
+
+
+def _build_running_from_counters(samples: pl.DataFrame) -> StepFunction:
+    """Mean sequences between two samples: each decode step generates one token of each running sequence."""
+    tokens, steps, busy_s = (pl.col(f"grown_{name}") for name in ("generated_tokens", "decode_steps", "busy_s"))
+    sequence_s = pl.when(steps > 0).then(tokens / steps * busy_s).otherwise(0.0)
+    return build_rate(samples.with_columns(sequence_s=sequence_s), "sequence_s")
 
 
 def _compute_mean(curve: StepFunction, segments: pl.DataFrame) -> float:
@@ -146,11 +154,13 @@ def _build_time_series(
     ledger_reports = lines.frames["ledger.reported"].filter(pl.col("engine") == engine)
     before_gaps = samples.filter(pl.col("t").shift(-1) - pl.col("t") > MAX_LOAD_GAP_S)
     zero_times = [*(before_gaps["t"] + MAX_LOAD_GAP_S / 2), *lines.launch_ends_s]
-    running = insert_zeros(samples.select("t", "running"), zero_times)
+    sampled = build_step_function(insert_zeros(samples.select("t", "running"), zero_times), "running")
+    is_counted = bool(samples["grown_decode_steps"].sum())
     kv_tokens = insert_zeros(samples.select("t", "used_tokens", "cached_tokens"), lines.launch_ends_s)
     leased = insert_zeros(ledger_reports.select("t", "leased_tokens"), lines.launch_ends_s)
     return EngineTimeSeries(
-        running=build_step_function(running, "running"),
+        running=_build_running_from_counters(samples) if is_counted else sampled,
+        running_peak=sampled.peak,
         leased=build_step_function(leased, "leased_tokens") if ledger_reports.height else None,
         used=build_step_function(kv_tokens, "used_tokens"),
         cached=build_step_function(kv_tokens, "cached_tokens"),

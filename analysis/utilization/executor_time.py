@@ -12,19 +12,21 @@ from analysis.utilization.step_functions import StepFunction, build_increase_exp
 
 
 class ExecutorUtilization(msgspec.Struct, frozen=True):
-    """Means are over `span_s`, from the first line of the logs to the last."""
+    """Means are over `span_s`: from the first weights of an engine to the end, as for the engines."""
 
     executor: str  # the process
     incarnations: int
-    slots: int
+    slots: int  # fork servers; each runs many calls at once
     span_s: float
-    busy_s: float  # while at least one call ran
+    busy_s: float  # while at least one call was in a fork server
     calls: int  # ended
-    running_mean: float
+    running_mean: float  # in fork servers: running there, or waiting for a CPU
     running_peak: float  # as sampled
-    queued_mean: float
+    queued_mean: float  # before that
     queued_peak: float  # as sampled
+    running_s_per_call: float
     queued_s_per_call: float
+    code_s_per_call: float | None  # from the start of the code to its end; null if not logged
 
 
 class ExecutorTimeSeries(NamedTuple):
@@ -39,24 +41,28 @@ def list_executors(lines: LogTables) -> Sequence[str]:
 
 def summarize_executor(lines: LogTables, executor: str) -> tuple[ExecutorUtilization, ExecutorTimeSeries]:
     load = lines.frames["executor.load"].filter(pl.col("process") == executor)
-    counters = ("done", "busy_s", "running_s", "queued_s")
+    counters = ("done", "busy_s", "running_s", "queued_s", "code_s")
     load = load.with_columns(
         build_increase_expr(counter).over("executor").alias(f"grown_{counter}") for counter in counters
     )
-    total: Mapping[str, float] = {counter: float(load[f"grown_{counter}"].sum()) for counter in counters}
-    span_s = max(lines.end_s, 1e-9)
+    begin_s = lines.find_first_weights_s()
+    working = load.filter(pl.col("t") > begin_s)
+    total: Mapping[str, float] = {counter: float(working[f"grown_{counter}"].sum()) for counter in counters}
+    span_s, calls = max(lines.end_s - begin_s, 1e-9), max(total["done"], 1.0)
     use = ExecutorUtilization(
         executor=executor,
         incarnations=load["executor"].n_unique(),
         slots=int(load["slots"][-1]),
-        span_s=lines.end_s,
+        span_s=span_s,
         busy_s=total["busy_s"],
         calls=int(total["done"]),
         running_mean=total["running_s"] / span_s,
         running_peak=float(np.max(load["running"].to_numpy())),
         queued_mean=total["queued_s"] / span_s,
         queued_peak=float(np.max(load["queued"].to_numpy())),
-        queued_s_per_call=total["queued_s"] / max(total["done"], 1.0),
+        running_s_per_call=total["running_s"] / calls,
+        queued_s_per_call=total["queued_s"] / calls,
+        code_s_per_call=None if load["code_s"].null_count() else total["code_s"] / calls,
     )
     return use, ExecutorTimeSeries(_build_rate(load, "running_s"), _build_rate(load, "queued_s"))
 

@@ -13,8 +13,8 @@ import polars as pl
 
 from analysis.metrics import AnalysisError, read_bytes
 from bus.messages import EngineLoadReported, LedgerReported
-from sandbox.load_gauge import SandboxLoad
 
+_BETWEEN_LAUNCHES_S = 1e-3  # keeps their lines in order
 MAX_NAMED_UNUSABLE = 3  # unusable lines that are named; the others are only counted
 # Events that occur once per launch and value of this field.
 # A process that restarts after a kill may repeat them.
@@ -92,6 +92,20 @@ class StepEndedLine(LogLine, frozen=True, kw_only=True):
     weights_s: float | None = None
 
 
+class ExecutorLoadLine(LogLine, frozen=True, kw_only=True):
+    """The fields of sandbox.load_gauge.SandboxLoad."""
+
+    executor: str
+    slots: int
+    running: int
+    queued: int
+    done: int
+    busy_s: float
+    running_s: float
+    queued_s: float
+    code_s: float | None = None
+
+
 def _derive_line(
     struct: type[msgspec.Struct], unused_fields: Sequence[str], added_fields: Mapping[str, type] = {}, **defaults: str
 ) -> type[LogLine]:
@@ -109,7 +123,7 @@ LINE_TYPES: Mapping[str, type[LogLine]] = {
     "engine.load": _derive_line(EngineLoadReported, ("version", "incarnation"), engine=""),
     "weights.loaded": WeightsLoadedLine,
     "ledger.reported": _derive_line(LedgerReported, ("running", "idle", "waiting", "used_tokens")),
-    "executor.load": _derive_line(SandboxLoad, ("gradings", "graded"), {"executor": str, "slots": int}),
+    "executor.load": ExecutorLoadLine,
     "trajectories.counted": TrajectoriesCountedLine,
     "trajectory.ended": TrajectoryEndedLine,
     "step.requested": StepRequestedLine,
@@ -140,15 +154,24 @@ class _EventName(msgspec.Struct, frozen=True):
 
 
 class LogTables(NamedTuple):
-    """`frames` has a table for each of LINE_TYPES, sorted by `t`: seconds since `began_at`."""
+    """`frames` has a table for each of LINE_TYPES, sorted by `t`: seconds since `began_at`, without the pauses.
+
+    A pause lasts from the last line of a launch to the start of the next launch.
+    """
 
     frames: Mapping[str, pl.DataFrame]
     began_at: datetime | None  # of the earliest line
-    end_s: float  # time of the latest line
-    launch_ends_s: Sequence[float]  # the last line of each launch except the last launch
+    end_s: float  # `t` of the latest line
+    launch_ends_s: Sequence[float]  # `t` of the last line of each launch except the last launch
+    paused_s: float
     num_lines: int
     num_unusable: int
     unusable: Sequence[str]  # the first ones: file, line, cause
+
+    def find_first_weights_s(self) -> float:
+        """The time at which the first engine got weights: the cold start is over. 0 if it is not in the logs."""
+        loaded = self.frames["weights.loaded"]["t"]
+        return float(loaded[0]) if loaded.len() else 0.0
 
 
 def read_log_tables(logs: Path) -> LogTables:
@@ -198,21 +221,33 @@ class _LogReader:
         since = (pl.col("at") - began_at).dt.total_microseconds() / 1e6
         frames = {event: pl.DataFrame(schema=schema) for event, schema in _SCHEMAS.items()}
         frames |= {event: frame.with_columns(t=since).drop("at") for event, frame in full.items()}
-        launches = frames["run.started"]["t"].to_list()[1:]
+        launches, launch_ends_s, paused_s = _remove_pauses(frames)
         launch = pl.sum_horizontal(pl.lit(0), *(pl.col("t") >= begin for begin in launches)).alias("launch")
         for event, field in _UNIQUE_BY.items():
             unique = frames[event].with_columns(launch).unique(["launch", field], keep="first", maintain_order=True)
             frames[event] = unique.drop("launch")
         end_s = max((float(frames[event]["t"][-1]) for event in full), default=0.0)
         unusable = len(self._unusable), self._unusable[:MAX_NAMED_UNUSABLE]
-        return LogTables(frames, began_at, end_s, _find_launch_ends(frames), self._num_lines, *unusable)
+        return LogTables(frames, began_at, end_s, launch_ends_s, paused_s, self._num_lines, *unusable)
 
 
-def _find_launch_ends(frames: Mapping[str, pl.DataFrame]) -> Sequence[float]:
-    begins = frames["run.started"]["t"].to_list()[1:]
-    times = pl.concat([frame["t"] for event, frame in frames.items() if event != "run.started"])
-    last_times = [times.filter(times < begin).max() for begin in begins]
-    return [float(last) for last in last_times if isinstance(last, float)]
+def _remove_pauses(frames: dict[str, pl.DataFrame]) -> tuple[Sequence[float], Sequence[float], float]:
+    """Removes the time between launches. Returns the starts and ends of launches, from the second start on, and the total."""
+    starts, ends, paused_s = list[float](), list[float](), 0.0
+    for begin in frames["run.started"]["t"].to_list()[1:]:
+        begin -= paused_s
+        times = pl.concat([frame["t"] for event, frame in frames.items() if event != "run.started"])
+        last = times.filter(times < begin).max()
+        if isinstance(last, float):
+            ends.append(last)
+            pause_s = max(0.0, begin - last - _BETWEEN_LAUNCHES_S)
+            shifted = pl.when(pl.col("t") >= begin).then(pl.col("t") - pause_s).otherwise(pl.col("t"))
+            for event, frame in frames.items():
+                frames[event] = frame.with_columns(t=shifted)
+            paused_s += pause_s
+            begin -= pause_s
+        starts.append(begin)
+    return starts, ends, paused_s
 
 
 def _build_table(event: str, lines: Sequence[LogLine], process: str) -> pl.DataFrame:

@@ -44,8 +44,11 @@ class Timeline(msgspec.Struct, frozen=True):
 
 
 class Utilization(msgspec.Struct, frozen=True):
+    """Seconds do not include the pauses between launches of the run."""
+
     began_at: str  # ISO 8601
-    span_s: float
+    span_s: float  # from the logs' first line to the last
+    paused_s: float
     engines: tuple[EngineUtilization, ...]
     executors: tuple[ExecutorUtilization, ...]
     trajectories: TrajectoryUtilization
@@ -69,6 +72,7 @@ def compute_utilization(logs: Path) -> Utilization:
     return Utilization(
         began_at=lines.began_at.isoformat() if lines.began_at is not None else "",
         span_s=lines.end_s,
+        paused_s=lines.paused_s,
         engines=tuple(use for use, _ in engines),
         executors=tuple(use for use, _ in executors),
         trajectories=trajectories,
@@ -121,8 +125,7 @@ def _find_doubts(
 def _build_timeline(
     lines: LogTables, engines: Mapping[str, EngineTimeSeries], executors: Mapping[str, ExecutorTimeSeries]
 ) -> Timeline:
-    loaded = lines.frames["weights.loaded"]["t"]
-    begin_s = float(loaded[0]) if loaded.len() else 0.0
+    begin_s = lines.find_first_weights_s()
     edges = np.linspace(begin_s, max(lines.end_s, begin_s + 1e-6), NUM_BINS + 1)
     counted = build_phase_counts(lines)
     return Timeline(

@@ -26,6 +26,7 @@ def build_tables(use: Utilization) -> Iterator[RenderableType]:
     yield _build_timeline_table(use)
     if use.executors:
         yield _build_executor_table(use)
+        yield _build_call_table(use)
     if use.trajectories.ended:
         yield _format_counts(use)
         yield _build_wait_table(use)
@@ -86,7 +87,8 @@ def _build_idle_table(use: Utilization) -> Table:
 
 def _build_timeline_table(use: Utilization) -> Table:
     bins = use.timeline.trajectories["leasing"]
-    table = _new_table(f"Over {len(bins) * use.timeline.bin_s:.1f} s, each row against its own peak", "", "")
+    pauses = f" without pauses of {use.paused_s:,.0f} s" if use.paused_s else ""
+    table = _new_table(f"Over {len(bins) * use.timeline.bin_s:.1f} s{pauses}, each row against its own peak", "", "")
     for engine in use.engines[:_MAX_ROWS]:
         bins = use.timeline.engines[engine.engine]
         table.add_row(f"{engine.engine} slots", _format_sparkline(bins["running"]))
@@ -104,19 +106,28 @@ def _format_sparkline(values: Sequence[float]) -> str:
 
 
 def _build_executor_table(use: Utilization) -> Table:
-    columns = ("slots", "busy", "running", "peak", "queued", "peak", "calls", "s queued")
-    table = _new_table("Executors: means over the run; queue seconds per call", "", *columns)
+    """Means over the same time as the engines'. Calls in a fork server run at once, and share the CPUs."""
+    columns = ("servers", "busy", "in them", "peak", "queued", "peak")
+    table = _new_table("Executors: fork servers, and the calls in them and before them", "", *columns)
     for executor in use.executors:
         table.add_row(
             executor.executor,
-            str(executor.slots),
+            str(executor.slots or "-"),
             _format_share(executor.busy_s, executor.span_s),
             f"{executor.running_mean:.1f}",
             f"{executor.running_peak:.0f}",
             f"{executor.queued_mean:.1f}",
             f"{executor.queued_peak:.0f}",
-            f"{executor.calls:,}",
-            f"{executor.queued_s_per_call:.3f}",
+        )
+    return table
+
+
+def _build_call_table(use: Utilization) -> Table:
+    table = _new_table("Seconds per call", "", "calls", "queued", "in a server", "code")
+    for executor in use.executors:
+        seconds = (executor.queued_s_per_call, executor.running_s_per_call, executor.code_s_per_call)
+        table.add_row(
+            executor.executor, f"{executor.calls:,}", *("-" if each is None else f"{each:.3f}" for each in seconds)
         )
     return table
 
@@ -124,9 +135,12 @@ def _build_executor_table(use: Utilization) -> Table:
 def _format_counts(use: Utilization) -> Text:
     totals = use.trajectories
     aborted = f" and {totals.aborted:,} were aborted" if totals.aborted else ""
+    num_executed = sum(executor.calls for executor in use.executors)
+    not_executed = f" ({totals.calls - num_executed:,} not executed)" if num_executed < totals.calls else ""
     return Text(
-        f"{totals.ended:,} trajectories ended, {totals.failed:,} of them failed{aborted}: {totals.turns:,} turns, {totals.calls:,} calls, "
-        f"{totals.generated_tokens:,} generated tokens, {totals.migrations:,} migrations\n"
+        f"{totals.ended:,} trajectories ended, {totals.failed:,} of them failed{aborted}: {totals.turns:,} turns, "
+        f"{totals.calls:,} calls{not_executed}, {totals.generated_tokens:,} generated tokens, "
+        f"{totals.migrations:,} migrations\n"
     )
 
 
@@ -149,7 +163,7 @@ def _build_longest_table(longest: Sequence[TrajectorySummary]) -> Table:
     )
     for each in longest:
         seconds = (each.lived_s, each.lease_wait_s, each.generation_s, each.tools_s, each.grading_s)
-        figures = (*(f"{s:.2f}" for s in seconds), f"{each.tokens:,}")
+        figures = (*(f"{s:.1f}" for s in seconds), f"{each.tokens:,}")
         table.add_row(str(each.trajectory_id), _shorten_step(each.step), each.ending, *figures)
     return table
 
@@ -162,6 +176,8 @@ def _build_step_table(use: Utilization) -> Table:
         weights = "-" if step.weights_s is None else f"{step.weights_s:.2f}"
         ended = f"{step.trajectories} ({step.aborted} aborted)" if step.aborted else str(step.trajectories)
         table.add_row(_shorten_step(step.name), *parts, weights, ended, f"{step.tail_s:.2f}")
+    if repeated := [_shorten_step(step.name) for step in use.steps if step.repeats]:
+        table.caption = f"repeated after a resume: {', '.join(repeated)}; the last repetition counts"
     return _add_cut_caption(table, len(use.steps), "steps, the last")
 
 
@@ -180,7 +196,8 @@ def _shorten_step(step: str) -> str:
 
 def _add_cut_caption(table: Table, count: int, what: str) -> Table:
     if count > _MAX_ROWS:
-        table.caption = f"{_MAX_ROWS} of {count} {what}; the JSON has all"
+        cut = f"{_MAX_ROWS} of {count} {what}; the JSON has all"
+        table.caption = f"{table.caption}\n{cut}" if table.caption else cut
     return table
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import polars as pl
@@ -13,6 +14,7 @@ TAIL_STARTS_AFTER = 0.9  # share of a step's trajectories that end before its ta
 
 class StepUtilization(msgspec.Struct, frozen=True):
     name: str  # "step 3", "evaluation start_greedy"
+    repeats: int  # earlier launches that requested it, too; their trajectories are not in the step
     begin_s: float  # since the logs' first line
     step_s: float | None  # null if it never ended
     rollout_s: float | None  # null for an evaluation
@@ -28,18 +30,24 @@ class StepUtilization(msgspec.Struct, frozen=True):
 
 
 def summarize_steps(each_step: pl.DataFrame, ended: pl.DataFrame) -> Sequence[StepUtilization]:
-    """A trajectory belongs to the last step (of build_steps) requested before its end."""
+    """A trajectory belongs to the last step (of build_steps) requested before its end.
+
+    If a resumed run repeats a step, the last repetition counts.
+    """
     borders = each_step.select(t="requested", step="name", requested="requested")
     placed = ended.join_asof(borders, on="t", by="step", strategy="backward", check_sortedness=False)
     by_step = placed.filter(pl.col("requested").is_not_null()).partition_by(["step", "requested"], as_dict=True)
     empty = placed.clear()
+    last_requests = each_step.with_columns(repeats=pl.len().over("name") - 1).unique(
+        "name", keep="last", maintain_order=True
+    )
     return [
         _summarize_step(row, by_step.get((row["name"], row["requested"]), empty))
-        for row in each_step.iter_rows(named=True)
+        for row in last_requests.iter_rows(named=True)
     ]
 
 
-def _summarize_step(row: dict[str, float | None], trajectories: pl.DataFrame) -> StepUtilization:
+def _summarize_step(row: dict[str, Any], trajectories: pl.DataFrame) -> StepUtilization:
     begin_s, end_s = row["requested"], row["ended"]
     assert begin_s is not None
     ended = trajectories.height
@@ -50,7 +58,8 @@ def _summarize_step(row: dict[str, float | None], trajectories: pl.DataFrame) ->
     most = float(trajectories["t"][math.ceil(TAIL_STARTS_AFTER * trajectories.height) - 1]) if last.height else 0.0
     began_s = max(0.0, end - last_summary.lived_s - begin_s) if last_summary is not None else None
     return StepUtilization(
-        name=str(row["name"]),
+        name=row["name"],
+        repeats=row["repeats"],
         begin_s=begin_s,
         step_s=None if end_s is None else end_s - begin_s,
         rollout_s=row["rollout_s"],
@@ -79,12 +88,14 @@ def explain_last(last: TrajectorySummary, began_s: float) -> str:
 def _describe_wait(last: TrajectorySummary, what: str, seconds: float) -> str:
     match what:
         case "generation":
-            return f"spent {seconds:.2f} s generating {last.generated_tokens:,} tokens in {_format_count(last.turns, 'turn')}"
+            return f"spent {seconds:.2f} s generating {last.generated_tokens:,} tokens in {format_count(last.turns, 'turn')}"
         case "tools":
-            return f"{_format_count(last.calls, 'call')} took {seconds:.2f} s"
+            return f"{format_count(last.calls, 'call')} took {seconds:.2f} s"
         case _:
             return f"waited {seconds:.2f} s for {what}"
 
 
-def _format_count(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def format_count(count: int, what: str) -> str:
+    """`what` in the singular."""
+    plural = what.removesuffix("y") + "ies" if what.endswith("y") else what + "s"
+    return f"{count:,} {what if count == 1 else plural}"

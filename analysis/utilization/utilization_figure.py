@@ -20,6 +20,7 @@ from analysis.plotting import (
 )
 from analysis.utilization.report import Utilization
 from analysis.utilization.step_functions import Floats
+from analysis.utilization.step_time import format_count
 
 _MAX_ENGINE_LINES = len(PALETTE)  # with more engines: only the mean and the range
 _WAITING = (("leasing", "a lease", ORANGE), ("calling", "tools", GREEN), ("grading", "grading", PURPLE))
@@ -28,13 +29,15 @@ _MAX_STEP_BORDERS = 60  # more lines would hide the curves
 
 def draw_utilization(use: Utilization, title: str, path: Path) -> Path:
     """Raises OSError."""
-    subtitle = (
-        f"{len(use.engines)} engines, {len(use.executors)} executors, {use.trajectories.ended:,} trajectories in "
-        f"{use.span_s:,.1f} s; dotted lines: starts of steps"
-    )
-    figure, panels = make_figure(4, 1, title, subtitle, panel_inches=2.6)
     begin_s, bin_s = use.timeline.begin_s, use.timeline.bin_s
     count = len(use.timeline.trajectories["leasing"])
+    counts = (len(use.engines), "engine"), (len(use.executors), "executor"), (use.trajectories.ended, "trajectory")
+    pauses = f", without pauses of {use.paused_s:,.0f} s" if use.paused_s else ""
+    subtitle = (
+        f"{', '.join(format_count(*each) for each in counts)} in {count * bin_s:,.1f} s{pauses}; "
+        "dotted lines: starts of steps"
+    )
+    figure, panels = make_figure(4, 1, title, subtitle, panel_inches=2.6)
     times: Floats = begin_s + (np.arange(count) + 0.5) * np.float64(bin_s)
     running, cache, tools, waiting = panels
     _draw_lines(running, times, {engine: _get_bins(use, engine, "running") for engine in use.timeline.engines})
@@ -44,8 +47,10 @@ def draw_utilization(use: Utilization, title: str, path: Path) -> Path:
     style_axes(running, "Decode slots", "running sequences of each engine", x_label="")
     shares = "share of the capacity: leased by the arbiter; used as measured by the engine"
     style_axes(cache, "KV tokens", shares, percent=True, x_label="")
-    style_axes(tools, "Tools", "running calls, and calls queued for a slot", x_label="")
-    style_axes(waiting, "Waiting trajectories", "by cause", x_label="seconds since the logs' first line")
+    style_axes(tools, "Tools", "calls in fork servers, and calls queued before them", x_label="")
+    style_axes(
+        waiting, "Waiting trajectories", "by cause", x_label="seconds since the logs' first line, without pauses"
+    )
     for panel in panels:
         leave_headroom(panel, 0.25)
         panel.set_xlim(begin_s, begin_s + count * bin_s)
@@ -90,7 +95,9 @@ def _draw_tools(axes: Axes, times: Floats, use: Utilization) -> None:
     executors = use.timeline.executors.values()
     layers = [np.sum([each[what] for each in executors], axis=0) for what in ("running", "queued") if executors]
     if layers:
-        axes.stackplot(times, layers, labels=("running", "queued"), colors=(GREEN, GREY), alpha=0.8, linewidth=0)
+        axes.stackplot(
+            times, layers, labels=("in fork servers", "queued"), colors=(GREEN, GREY), alpha=0.8, linewidth=0
+        )
 
 
 def _draw_waiting(axes: Axes, times: Floats, use: Utilization) -> None:

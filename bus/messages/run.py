@@ -40,9 +40,9 @@ class RunFailed(Message, frozen=True):
 
 
 class MetricsRecorded(Message, frozen=True):
-    """recorder -> the head's metrics file: one line."""
+    """recorder -> the head's metrics file: one line. learner -> recorder: a line about a step of the cold start."""
 
-    kind: Literal["step", "evaluation", "lengths"]
+    kind: Literal["sft", "step", "evaluation", "lengths"]
     step: int
     label: str  # of an evaluation; otherwise empty
     values: dict[str, float]

@@ -21,10 +21,10 @@ import structlog
 import torch
 import uvloop
 
-from bus.addresses import LAUNCHER, LEARNER, RECIPE
+from bus.addresses import LAUNCHER, LEARNER, RECIPE, RECORDER
 from bus.bus import Bus, BusFactory
 from bus.codec import decode
-from bus.messages import BatchReady, GpuMemoryGranted, Progress, Shutdown, StepTrained
+from bus.messages import BatchReady, GpuMemoryGranted, MetricsRecorded, Progress, Shutdown, StepTrained
 from bus.process.heartbeat import sending_heartbeats
 from bus.process.process_main import make_process_parser, run_process_main
 from bus.process.structured_log import configure_logging
@@ -103,7 +103,7 @@ class Learner:
         loop = asyncio.get_running_loop()
 
         def report(step: int, values: dict[str, float]) -> None:
-            loop.call_soon_threadsafe(self._send_progress, Progress("sft", step, self._sft_steps, values))
+            asyncio.run_coroutine_threadsafe(self._report_sft_step(step, values), loop).result()
 
         journaled_steps = self._journal.list_steps()  # before any wait: later batches are written to the journal too
         await self._gpu_memory.acquire(-1)
@@ -136,10 +136,12 @@ class Learner:
             self._gpu_memory.release()
             await self._bus.send(RECIPE, trained.published)
 
-    def _send_progress(self, progress: Progress) -> None:
-        """Only for the display: dropped while the previous one is being sent."""
+    async def _report_sft_step(self, step: int, values: dict[str, float]) -> None:
+        """For the metrics file, and for the display unless the previous step is still being sent there."""
         if self._progress_send is None or self._progress_send.done():
+            progress = Progress("sft", step, self._sft_steps, values)
             self._progress_send = asyncio.create_task(self._bus.send(LAUNCHER, progress))
+        await self._bus.send(RECORDER, MetricsRecorded("sft", step, "", values))
 
 
 class LearnerIncarnation(NamedTuple):

@@ -53,7 +53,7 @@ class LearnerRank:
         self._folder = folder
         self._ranks = ranks
         self._initial_checkpoint = folder.expand_path(run.model.checkpoint)
-        self._partial_sft_checkpoint = folder.checkpoints / "sft_partial"
+        self._partial_sft_checkpoint = folder.partial_cold_start
         # The learner trains a step that was collected ahead while engines load the weights of earlier steps.
         slots = max(2, run.rl.max_staleness + 1)
         self._publisher = WeightsPublisher(folder.shared_memory, slots) if ranks.is_leader else None

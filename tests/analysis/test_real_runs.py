@@ -10,13 +10,18 @@ from rich.console import Console
 
 from actors.cli.report_command import report_run
 from actors.cli.simulate_command import SimulateOptions, simulate_workload
+from analysis import curves
+from analysis.metrics import decode_metric_lines, read_metrics
+from analysis.plotting import make_figure
 from analysis.simulation.recorded_workload import load_recorded_step
 from analysis.simulation.simulate import simulate
+from analysis.summary_table import read_summary
+from analysis.utilization import utilization_figure
 from analysis.utilization.log_schema import read_log_tables
 from analysis.utilization.report import Utilization, compute_utilization
 from bus.codec import decode
 from bus.event_log.reader import read_events
-from bus.messages import AnyMessage, TrajectoryAborted, TrajectoryFinished
+from bus.messages import AnyMessage, CodeFinished, TrajectoryAborted, TrajectoryFinished
 from configs.run_folder import RunFolder
 from tests.actors.runs.running import Start, from_cold_start_of, read_log_entries, succeed, wait_until, whole_run
 
@@ -55,6 +60,53 @@ def simulated(folder: RunFolder, **changes: Any) -> str:
     console = Console(width=140, file=StringIO())
     simulate_workload(SimulateOptions(str(folder.path), "static,kv_lookahead", **changes), console)
     return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_totals_agree_in_report_summary_metrics_logs_and_pictures(
+    finished_run: tuple[RunFolder, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = finished_run[0]
+    subtitles: list[str] = []
+
+    def make_figure_and_record(rows: int, columns: int, title: str, subtitle: str, **options: Any) -> Any:
+        subtitles.append(subtitle)
+        return make_figure(rows, columns, title, subtitle, **options)
+
+    for module in (curves, utilization_figure):
+        monkeypatch.setattr(module, "make_figure", make_figure_and_record)
+    use, shown = reported(folder)
+    summary, metrics = read_summary(folder.path), read_metrics(folder.path)
+    lines = decode_metric_lines(folder.metrics)
+    finished = [each for each in messages(folder, "head", "TrajectoryFinished") if isinstance(each, TrajectoryFinished)]
+    totals = use.trajectories
+    assert totals.started == totals.ended == summary["trajectories_started"] == len(finished)
+    questions = sum(line["questions"] for line in lines if line["kind"] == "evaluation")
+    assert metrics.steps["trajectories"].sum() + questions == totals.ended
+    assert totals.generated_tokens == sum(sum(each.record.loss_mask) for each in finished)
+    assert totals.generated_tokens == sum(engine.generated_tokens for engine in use.engines)
+    executed = {
+        (each.trajectory_id, each.call)
+        for each in messages(folder, "rollout-0", "CodeFinished")
+        if isinstance(each, CodeFinished)
+    }
+    assert sum(executor.calls for executor in use.executors) == len(executed) <= totals.calls
+    assert (f"({totals.calls - len(executed):,} not executed)" in shown) == (totals.calls > len(executed))
+    for step, line in zip(
+        (each for each in use.steps if each.rollout_s), metrics.steps.iter_rows(named=True), strict=True
+    ):
+        assert (step.name, step.repeats) == (f"step {line['step']}", 0)
+        assert (step.rollout_s, step.train_s, step.weights_s) == (line["rollout_s"], line["train_s"], line["weights_s"])
+    for worker_s, busy_s in (
+        *((each.active_s, each.busy_s) for each in use.engines),
+        *((each.span_s, each.busy_s) for each in use.executors),
+    ):
+        assert worker_s == pytest.approx(use.span_s - use.timeline.begin_s, rel=0.02)
+        assert 0 < busy_s < worker_s
+    cold_start, rl, time = subtitles
+    assert cold_start == f"cold start, {metrics.sft.height} steps"
+    assert metrics.sft["step"].to_list() == list(range(1, metrics.sft.height + 1))
+    assert f"{summary['tokens_per_s']:,.0f} tokens/s" in rl
+    assert f"1 executor, {totals.ended:,} trajectories in {use.span_s - use.timeline.begin_s:,.1f} s" in time
 
 
 def test_a_simulated_recorded_step_has_the_same_trajectories(trained: RunFolder) -> None:
@@ -127,11 +179,12 @@ def test_a_killed_run_is_reported_before_and_after_resuming(
     after, _ = reported(folder)
     assert [step.name for step in after.steps if step.step_s is not None] == ["step 1", "step 2"]
     assert after.trajectories.ended >= before.trajectories.ended + 128
+    assert [step.repeats for step in after.steps] == [0, 1]
+    assert after.paused_s > 0
     began = read_log_tables(folder.logs).frames["engine.started"]["t"].sort()
-    down_s = began[2] - before.span_s
     for engine in after.engines:
         assert engine.busy_s + engine.idle_s == pytest.approx(engine.active_s)
-        assert engine.active_s + engine.starting_s <= after.span_s - began[0] - down_s + 0.01
+        assert engine.active_s + engine.starting_s <= after.span_s - began[0] + 0.01
     simulated(folder, step=2)
 
 

@@ -62,6 +62,16 @@ class TestEngines:
         a_step(logs)
         assert engine_of(logs).running_mean == pytest.approx(4 * 0.5 / 13)
 
+    def test_running_sequences_come_from_the_counters_and_not_from_the_samples(self, logs: Logs) -> None:
+        """Eight sequences run for one second between two samples, which see none of them."""
+        logs.line("generator-0", 0, "engine.started", kv_tokens=1000, page_tokens=10)
+        logs.line("generator-0", 0, "weights.loaded", version=0, load_s=0.5)
+        logs.load("generator-0", 1)
+        logs.load("generator-0", 5, generated_tokens=80, decode_steps=10, busy_s=1.0)
+        logs.load("generator-0", 10, generated_tokens=80, decode_steps=10, busy_s=1.0)
+        use = engine_of(logs)
+        assert (use.running_mean, use.running_peak) == pytest.approx((8 * 1 / 10, 0))
+
     def test_leased_tokens_come_from_the_ledger_reports(self, logs: Logs) -> None:
         a_step(logs)
         assert engine_of(logs).leased_tokens_mean is None
@@ -152,21 +162,31 @@ class TestSteps:
         assert step.last_began_s == pytest.approx(5)
         assert step.why.startswith("started 5.00 s after the step, spent 3.00 s generating")
 
-    def test_a_repeated_step_has_no_end_in_its_first_launch(self, logs: Logs) -> None:
+    def test_the_last_repetition_of_a_step_counts(self, logs: Logs) -> None:
         for begin in (0, 10):
             logs.line("launcher", begin, "run.started", step=0)
             logs.line("head", begin, "step.requested", name="step 1", version=0)
             logs.line("head", begin, "group.started", name="step 1", group_id=0, size=1)
             logs.ended(begin, begin + 2, 0, 2.0, 0, 0)
         logs.line("head", 14, "step.ended", name="step 1", step_s=4, rollout_s=2.0, train_s=1.0, weights_s=1.0)
-        first, again = compute_utilization(logs.folder).steps
-        assert (first.step_s, first.rollout_s, again.step_s, again.rollout_s) == (None, None, 4, 2)
-        assert [step.last.trajectory_id for step in (first, again) if step.last] == [0, 10]
+        (step,) = compute_utilization(logs.folder).steps
+        assert (step.repeats, step.step_s, step.rollout_s, step.trajectories) == (1, 4, 2, 1)
+        assert step.last is not None
+        assert step.last.trajectory_id == 10
 
 
 class TestExecutors:
     def load(self, logs: Logs, t: float, incarnation: int, **changes: float) -> None:
-        fields = {"slots": 2, "running": 0, "queued": 0, "done": 0, "busy_s": 0, "running_s": 0, "queued_s": 0}
+        fields = {
+            "slots": 2,
+            "running": 0,
+            "queued": 0,
+            "done": 0,
+            "busy_s": 0,
+            "running_s": 0,
+            "queued_s": 0,
+            "code_s": 0,
+        }
         logs.line("executor-0", t, "executor.load", executor=f"executor-0/{incarnation}", **{**fields, **changes})
 
     def test_incarnations_are_added(self, logs: Logs) -> None:
@@ -177,6 +197,15 @@ class TestExecutors:
         assert (use.executor, use.incarnations, use.calls, use.busy_s) == ("executor-0", 2, 4, 1.5)
         assert (use.running_mean, use.running_peak, use.queued_mean) == pytest.approx((0.6, 5, 0.2))
         assert use.queued_s_per_call == pytest.approx(0.5)
+
+    def test_means_are_over_the_time_since_the_first_weights(self, logs: Logs) -> None:
+        self.load(logs, 0, 1)
+        self.load(logs, 90, 1, done=1, busy_s=40, running_s=40)
+        logs.line("generator-0", 100, "weights.loaded", version=0, load_s=0.5)
+        self.load(logs, 110, 1, done=5, busy_s=45, running_s=60, queued_s=2, code_s=1)
+        (use,) = compute_utilization(logs.folder).executors
+        assert (use.span_s, use.busy_s, use.calls, use.running_mean) == (10, 5, 4, 2)
+        assert (use.running_s_per_call, use.queued_s_per_call, use.code_s_per_call) == (5, 0.5, 0.25)
 
     def test_the_timeline_holds_all_call_seconds(self, logs: Logs) -> None:
         self.load(logs, 0, 1)
@@ -201,6 +230,7 @@ class TestLaunches:
         logs.line("generator-0", 97, "engine.started", kv_tokens=1000, page_tokens=10)
         logs.load("generator-0", 99)
         use = compute_utilization(logs.folder)
+        assert (use.paused_s, use.span_s) == pytest.approx((90 - 11, 99 - 79), abs=0.01)
         held_s = 11.0 - 10.0
         phases, engine = use.timeline.trajectories, use.timeline.engines["generator-0"]
         totals = [sum(values) * use.timeline.bin_s for values in (*phases.values(), engine["used"], engine["leased"])]

@@ -16,7 +16,16 @@ import torch
 from torch import Tensor
 
 from bus.bus import Bus
-from bus.messages import AnyMessage, BatchReady, Progress, ProtocolError, Shutdown, StepTrained, WeightsPublished
+from bus.messages import (
+    AnyMessage,
+    BatchReady,
+    MetricsRecorded,
+    Progress,
+    ProtocolError,
+    Shutdown,
+    StepTrained,
+    WeightsPublished,
+)
 from bus.transport.zeromq import open_zmq_bus
 from configs.load import write_resolved
 from configs.run_folder import RunFolder
@@ -171,6 +180,7 @@ class Peers:
         self._buses = {name: open_zmq_bus(name, folder.sockets, 100) for name in ("head", "launcher")}
         self.process = process
         self.pid = process.pid
+        self.metrics: list[MetricsRecorded] = []  # received by `receive`, which does not return them
 
     @property
     def head(self) -> Bus:
@@ -186,7 +196,11 @@ class Peers:
             receive.cancel()
             pytest.fail(f"{name} receives nothing; {self.process}: {await self.read_output() if ended.done() else ''}")
         assert receive.result().sender == "learner"
-        return receive.result().message
+        message = receive.result().message
+        if isinstance(message, MetricsRecorded):
+            self.metrics.append(message)
+            return await self.receive(name)
+        return message
 
     async def read_output(self) -> str:
         assert self.process.stderr is not None
@@ -236,6 +250,8 @@ async def test_a_run_from_cold_start_to_shutdown(tmp_path: Path, ranks: int) -> 
         assert isinstance(shown, Progress)
         assert (shown.stage, shown.steps) == ("sft", 3)
         assert {"loss", "tokens_per_s"} <= shown.values.keys()
+        assert [(each.kind, each.step) for each in peers.metrics] == [("sft", 1), ("sft", 2), ("sft", 3)]
+        assert {"loss", "lr", "grad_norm", "tokens_per_s"} <= peers.metrics[0].values.keys()
         model = load_model(folder.checkpoints / "init")
         before = gather_full_parameters(load_model(folder.get_checkpoint_path(0)))
         load_published(published, dict(model.named_parameters()))
