@@ -159,7 +159,7 @@ def _build_wait_table(use: Utilization) -> Table:
 
 def _build_longest_table(longest: Sequence[TrajectorySummary]) -> Table:
     table = _new_table(
-        "The ten longest trajectories", "", "step", "ending", "s", "lease", "gener.", "tools", "grade", "tokens"
+        "The ten longest trajectories", "", "step", "ending", "s", "lease", "gen.", "tools", "grade", "tokens"
     )
     for each in longest:
         seconds = (each.lived_s, each.lease_wait_s, each.generation_s, each.tools_s, each.grading_s)
