@@ -13,6 +13,7 @@ import pytest
 from bus.messages import CodeOk, CodeOutOfMemory
 from bus.process.scratch_lock import remove_stale_scratch
 from sandbox.hosts import local_host
+from sandbox.isolation import format_isolation
 from tests.processes import family, wait_for_end
 from tests.sandbox.conftest import Client, StartSandbox
 
@@ -99,6 +100,7 @@ async def test_hidden_memory_of_a_call_stays_within_its_cgroup_and_harms_no_othe
 ) -> None:
     async with start_sandbox(memory_mib=LIMIT_MIB, time_limit_s=20.0) as client:
         require_cgroups(client)
+        assert format_isolation(client.isolation).endswith("; memory: a cgroup per call")
         assert await client.printed("kept = 7", 1) == ""
         cells = [client.cell(SOCKET_BUFFERS, number) for number in (1, 2)]
         programs = [client.program(SOCKET_BUFFERS), *[client.program(INNOCENT) for _ in range(4)]]
@@ -138,6 +140,7 @@ async def test_without_permission_the_fork_servers_measure_memory(
     monkeypatch.setattr(local_host, "CgroupFolder", refuse)
     async with start_sandbox(memory_mib=LIMIT_MIB, time_limit_s=20.0) as client:
         assert not client.isolation.call_cgroups
+        assert format_isolation(client.isolation).endswith("; memory: measured, no cgroups")
         outcome = (await client.program(TWO_CHILDREN)).outcome
         assert isinstance(outcome, CodeOutOfMemory)
 
