@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bus.messages import CodeOk, CodeOutcome
+from bus.messages import CodeOk, CodeOutcome, CodeTimedOut
 from configs.schema import SandboxConfig
 from sandbox.contract import CodeResult
 from sandbox.inside.wire.command import build_python_command
@@ -103,6 +103,7 @@ SCALED_LIMITS: dict[str, Any] = {  # a quarter of the defaults
     "container_memory_mib": 2048,
     "container_processes": 4096,
 }
+_ZYGOTE_MIB = 12  # of pages that all calls share with the fork server
 INNOCENT = "import time\nx = b'x' * (47 << 20)\nwhile time.process_time() < 0.25: pass\nprint(len(x))"
 
 
@@ -130,14 +131,26 @@ class MemoryWatch(threading.Thread):
                 with contextlib.suppress(OSError, IndexError):
                     name = read_name(pid)
                     if name.startswith("greedy"):
-                        kib = int(Path(f"/proc/{pid}/smaps_rollup").read_text().split("\nPss:")[1].split()[0])
+                        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+                        kib = sum(int(text.split(f"\n{kind}:")[1].split()[0]) for kind in ("Pss_Anon", "Pss_Shmem"))
                         held[name] = held.get(name, 0.0) + kib / 1024
             for name, mib in held.items():
                 self.most_mib[name] = max(mib, self.most_mib.get(name, 0.0))
 
 
 async def meet_greedy(client: Client, codes: Sequence[str]) -> None:
-    """Runs the codes as programs and cells, with four innocent programs next to them."""
+    """Runs the codes as programs and cells, with four innocent programs next to them.
+
+    Other programs of the machine may cause a timeout, but hardly three in a row.
+    """
+    for _ in range(3):
+        texts = await _run_next_to_greedy(client, codes)
+        if not any(isinstance(text, CodeTimedOut) for text in texts):
+            break
+    assert texts == [f"{47 << 20}\n"] * 4
+
+
+async def _run_next_to_greedy(client: Client, codes: Sequence[str]) -> list[str | CodeOutcome]:
     with MemoryWatch(client.sandbox.server_pids) as watch:
         calls: list[Coroutine[Any, Any, CodeResult]] = []
         for number, code in enumerate(codes):
@@ -146,13 +159,14 @@ async def meet_greedy(client: Client, codes: Sequence[str]) -> None:
         greedy = [asyncio.create_task(call) for call in calls]
         await client.program("print()")  # the greedy calls have started
         innocents = await asyncio.gather(*[client.program(INNOCENT) for _ in range(4)])
-        assert get_texts(innocents) == [f"{47 << 20}\n"] * 4
         await asyncio.gather(*greedy)  # no SandboxFailure
         for number in range(len(codes)):
             await client.sandbox.end_notebook(1000 + number)
-    assert {name: mib for name, mib in watch.most_mib.items() if mib > 1.25 * SCALED_LIMITS["memory_mib"]} == {}
+    most_mib = 1.25 * SCALED_LIMITS["memory_mib"] + _ZYGOTE_MIB
+    assert {name: mib for name, mib in watch.most_mib.items() if mib > most_mib} == {}
     while any(read_name(pid).startswith("greedy") for pid in family(*client.sandbox.server_pids)):
         await client.program("print()")
+    return get_texts(innocents)
 
 
 def read_name(pid: int) -> str:
