@@ -50,7 +50,20 @@ COMMON_LIBRARIES = """
     ctypes.CDLL(None).qsort(numbers, 3, 4, compare(lambda a, b: a[0] - b[0]))
     assert list(numbers) == [1, 2, 3] and results == [1]
     assert asyncio.run(asyncio.sleep(0.001, 5)) == 5
-    assert sqlite3.connect("x.db").execute("select 1").fetchall() == [(1,)]
+    database = sqlite3.connect("x.db")
+    with database:
+        database.execute("pragma journal_mode=wal")
+        database.execute("create table t (x)")
+        database.executemany("insert into t values (?)", [(n,) for n in range(1000)])
+    assert sqlite3.connect("x.db").execute("select count(*) from t").fetchall() == [(1000,)]
+    database.execute("begin immediate")
+    if os.fork() == 0:
+        other = sqlite3.connect("x.db", timeout=0)
+        try:
+            other.execute("begin immediate")
+        except sqlite3.OperationalError:
+            os._exit(7)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
     mmap.mmap(-1, 4096, mmap.MAP_PRIVATE)[0] = 1
     print(sys.stdin.read(), end="")
 """

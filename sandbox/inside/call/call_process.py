@@ -27,7 +27,7 @@ from sandbox.inside.isolation.seccomp import SeccompFilter
 from sandbox.inside.wire.call_wire import CONTROL_FD, read_call, write_answer, write_started
 from sandbox.inside.wire.server_settings import ServerSettings
 
-_MAX_OPEN_FILES = 256
+_MAX_OPEN_FILES = 256  # and one per MiB of memory: a descriptor may hold 208 KiB of a socket's buffer
 _MAX_PENDING_SIGNALS = 256  # timers included
 _BROKEN_EXIT_CODE = 70  # the code broke the socket or the harness
 MIB = 1 << 20
@@ -79,7 +79,7 @@ def _isolate(control: int, folder: str | None, isolation: CallIsolation) -> None
         _enter_folder(folder, isolation)
     syscalls.drop_capabilities()
     _set_limit(resource.RLIMIT_NPROC, isolation.max_processes + HARNESS_PROCESSES)
-    _set_limit(resource.RLIMIT_NOFILE, _MAX_OPEN_FILES)
+    _set_limit(resource.RLIMIT_NOFILE, min(_MAX_OPEN_FILES, max(32, isolation.settings.memory_mib)))
     if isolation.landlock is not None and isolation.ruleset is not None:
         isolation.landlock.restrict_self(isolation.ruleset)  # after the mounts, which it forbids
     os.dup2(control, CONTROL_FD)

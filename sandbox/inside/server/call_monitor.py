@@ -43,6 +43,7 @@ _ANSWER_GRACE_S = 0.1  # for a program to exit
 _HOLD_AFTER_S = 0.01  # a notebook does not stop if its next cell arrives earlier
 _MAX_ESCAPES = 6  # looks that find a running process in an idle notebook
 _BUSY_SHARE = 0.02  # CPU time per time between two checks
+_MAX_LOCKS = 1024  # byte-range locks of all processes of a call
 _NICE = 10  # a tenth of a CPU next to a busy process; an unprivileged process cannot lower it again
 _MAX_EXTENSION_FACTOR = 4
 _ROLLBACK_TIMEOUT_S = 0.5  # for a notebook's checkpoint to report the worker's death
@@ -186,6 +187,8 @@ class CallMonitor:
             pids, used = self._measure_tree_memory(child)  # pages of an exiting process may count twice
             if len(pids) > 1 and used > self._memory_limit:
                 return None
+        if self._usage.count_locks(pids) > _MAX_LOCKS:
+            return None
         child.memory_bytes = used
         pause_s = _CHECK_INTERVAL_S if child.cgroup is not None else self._choose_pause_s(len(pids), used)
         total_s = self._usage.measure_cpu_s(pids)

@@ -7,6 +7,7 @@ from sandbox.inside.isolation.namespaces import SCRATCH
 from sandbox.inside.server.process_tree import ProcessTree
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_BUFFER_BYTES = {"socket": 212_992, "pipe": 65_536}  # defaults of the kernel, which a call cannot raise
 _CPUCLOCK_SCHED = 2  # kernel constant: with a pid, the id of a process's CPU clock
 _MAX_MEASUREMENT_S = 0.1  # CPU time for the shared pages of one call
 _MAX_MAPS_BYTES = 256 << 10  # some 3000 mappings: the shared pages of a process with more count once per process
@@ -54,13 +55,29 @@ class ProcessUsage:
         After `_MAX_MEASUREMENT_S` the shared pages of further processes count once per process.
         """
         own_bytes = {pid: self._compute_own_bytes(pid) for pid in pids}
-        used = sum(own_bytes.values())
+        used = sum(own_bytes.values()) + self._measure_buffers(pids)
         began_s = time.thread_time()
         for pid in sorted(pids, key=lambda pid: -own_bytes[pid]):
             if used <= limit or time.thread_time() - began_s > _MAX_MEASUREMENT_S:
                 break
             used -= own_bytes[pid] - min(own_bytes[pid], self._read_proportional_bytes(pid))
         return used
+
+    def count_locks(self, pids: list[int]) -> int:
+        """Byte-range locks of the processes: kernel memory that no limit and no cgroup counts."""
+        return sum(
+            self._processes.read_file(pid, f"fdinfo/{fd}").count(b"\nlock:")
+            for pid in pids
+            for fd, target in self._processes.list_descriptors(pid).items()
+            if target.startswith("/") and not target.startswith("/dev/")
+        )
+
+    def _measure_buffers(self, pids: list[int]) -> int:
+        """The bytes that their pipes and sockets can hold. RLIMIT_NOFILE bounds those of one process."""
+        if len(pids) == 1:
+            return 0
+        targets = {target for pid in pids for target in self._processes.list_descriptors(pid).values()}
+        return sum(_BUFFER_BYTES.get(target.partition(":")[0], 0) for target in targets)
 
     def take_oom_kill(self) -> bool:
         """Whether the kernel killed a process for memory. True once for each of its kills.

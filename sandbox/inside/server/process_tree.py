@@ -6,6 +6,7 @@ results.
 # pathlib would be mapped into every forked process.
 # ruff: noqa: PTH208
 
+import contextlib
 import os
 import signal
 import time
@@ -60,6 +61,19 @@ class ProcessTree:
 
     def read_machine_file(self, name: str) -> bytes:
         return _read(self._proc_fd, name)
+
+    def list_descriptors(self, pid: int) -> dict[str, str]:
+        """The target of each descriptor: a path, or "socket:[number]" and the like."""
+        try:
+            fds = os.open(f"{pid}/fd", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._proc_fd)
+        except OSError:
+            return {}
+        targets: dict[str, str] = {}
+        for fd in os.listdir(fds):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                targets[fd] = os.readlink(fd, dir_fd=fds)
+        os.close(fds)
+        return targets
 
     def measure_folder(self, pid: int, path: str) -> int:
         """Bytes of the files in the file system at `path` of the process's root; 0 without such a folder."""

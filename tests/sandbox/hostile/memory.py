@@ -107,6 +107,35 @@ MEMORY = [
         printed("24 True\n"),
     ),
     hostile(
+        "locks bytes of a file without end",
+        """
+        import fcntl
+        file = open('f', 'w')
+        for start in range(0, 1 << 40, 2): fcntl.lockf(file, fcntl.LOCK_EX, 1, start)
+        """,
+        out_of_memory(),
+    ),
+    hostile(
+        "keeps memory in the sockets of many processes",
+        """
+        import os, socket, time
+        for _ in range(12):
+            if not os.fork(): break
+        pairs = []
+        try:
+            while True:
+                pairs += socket.socketpair()
+                pairs[-1].setblocking(False)
+                pairs[-2].setblocking(False)
+                for end in pairs[-2:]:
+                    try:
+                        while True: end.send(b'x' * 65536)
+                    except BlockingIOError: pass
+        except OSError: time.sleep(60)
+        """,
+        out_of_memory(),
+    ),
+    hostile(
         "locks memory",
         """
         import ctypes
