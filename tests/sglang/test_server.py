@@ -17,12 +17,14 @@ from typing import NamedTuple
 import pytest
 from msgspec.structs import replace
 
+from bus.process.scratch_lock import name_scratch, remove_stale_scratch
 from engine.sglang.client import SGLangClient
 from engine.sglang.http_api import SUPPORTED_VERSIONS, GenerateRequest, SamplingParams
 from engine.sglang.server.external_server import ExternalServer
 from engine.sglang.server.managed_server import SGLangServer
 from engine.sglang.server.server_arguments import HOST
 from tests.sglang.environment import ROOT
+from tests.sglang.runs import find_shared_memory
 from tests.sglang.serving import make_requirements
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
@@ -32,14 +34,16 @@ PORT, ORPHAN_PORT = 31_000, 31_020
 ORPHAN = """
 import asyncio, sys
 from pathlib import Path
+from bus.process.scratch_lock import holding_scratch
 from engine.sglang.server.managed_server import SGLangServer
 from tests.sglang.serving import make_requirements
 async def main():
-    model, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    server = SGLangServer(make_requirements(model, int(sys.argv[3])), log=folder / "sglang-0.log", scratch=folder / "scratch")
-    await server.start()
-    print("ready", *server.list_processes(), flush=True)
-    await asyncio.Event().wait()
+    model, log, scratch = map(Path, sys.argv[1:4])
+    with holding_scratch(scratch):
+        server = SGLangServer(make_requirements(model, int(sys.argv[4])), log=log, scratch=scratch / "sglang-0")
+        await server.start()
+        print("ready", *server.list_processes(), flush=True)
+        await asyncio.Event().wait()
 asyncio.run(main())
 """
 
@@ -134,8 +138,11 @@ def test_closing_leaves_no_process_and_no_file(started: Started):
     assert set(Path("/dev/shm").glob("sglang_*")) < memory
 
 
-def test_a_server_dies_with_the_process_that_started_it(model: Path, tmp_path: Path):
-    arguments = (str(model), str(tmp_path), str(ORPHAN_PORT))
+def test_a_server_dies_with_the_process_that_started_it_and_leaves_nothing_after_the_next_start(
+    model: Path, tmp_path: Path
+):
+    scratch = Path("/tmp") / name_scratch(f"orphan-{os.getpid()}")
+    arguments = (str(model), str(tmp_path / "sglang-0.log"), str(scratch), str(ORPHAN_PORT))
     parent = subprocess.Popen(
         [sys.executable, "-c", ORPHAN, *arguments], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE, text=True,
@@ -145,7 +152,12 @@ def test_a_server_dies_with_the_process_that_started_it(model: Path, tmp_path: P
         message, *pids = next(line for line in parent.stdout if line.startswith("ready")).split()
         watched = [os.pidfd_open(int(pid)) for pid in pids]
         assert (message, len(watched) >= 3) == ("ready", True)
+        shared = set(find_shared_memory([int(pid) for pid in pids]))
+        assert shared
         parent.kill()
     for pidfd in watched:
         wait_for_end(pidfd)
     assert is_free(ORPHAN_PORT)
+    remove_stale_scratch()
+    assert not scratch.exists()
+    assert shared & {path.stat().st_ino for path in Path("/dev/shm").iterdir()} == set()
