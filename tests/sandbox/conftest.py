@@ -1,8 +1,9 @@
 """Fixtures of the sandbox's tests: a sandbox of each backend, and a client for it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,3 +67,15 @@ def start_sandbox(request: pytest.FixtureRequest) -> StartSandbox:
         assert [pid for pid in started if is_running(pid)] == []
 
     return start
+
+
+def list_call_cgroups(server_pids: Sequence[int]) -> list[Path]:
+    """The cgroups of the calls of all fork servers, in the mounted hierarchy."""
+    parents: set[Path] = set()
+    for pid in server_pids:
+        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            mount = "/sys/fs/cgroup" + ("" if number == "0" else f"/{controllers}")
+            if controllers in ("", "memory") and path.endswith("/server"):
+                parents.add(Path(mount + path).parent)
+    return [cgroup for parent in parents for cgroup in parent.glob("call-*")]

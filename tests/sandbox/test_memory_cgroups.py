@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from bus.process.scratch_lock import remove_stale_scratch
 from sandbox.hosts import local_host
 from sandbox.isolation import format_isolation
 from tests.processes import family, wait_for_end
-from tests.sandbox.conftest import Client, StartSandbox
+from tests.sandbox.conftest import Client, StartSandbox, list_call_cgroups
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 MIB = 1 << 20
@@ -71,18 +70,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-def list_call_cgroups(server_pids: Sequence[int]) -> list[Path]:
-    """The cgroups of the calls of all fork servers, in the mounted hierarchy."""
-    parents: set[Path] = set()
-    for pid in server_pids:
-        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-            number, controllers, path = line.split(":", 2)
-            mount = "/sys/fs/cgroup" + ("" if number == "0" else f"/{controllers}")
-            if controllers in ("", "memory") and path.endswith("/server"):
-                parents.add(Path(mount + path).parent)
-    return [cgroup for parent in parents for cgroup in parent.glob("call-*")]
 
 
 def read_peak(cgroup: Path) -> int:
