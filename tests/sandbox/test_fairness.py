@@ -62,10 +62,10 @@ async def test_a_refused_fork_fails_only_its_call(start_scarce: StartSandbox) ->
 
 async def test_idle_notebooks_make_room_for_calls_that_cannot_start(start_scarce: StartSandbox) -> None:
     async with start_scarce() as client:
-        for trajectory in range(30):
+        for trajectory in range(20):
             assert await client.printed(f"import math; x = {trajectory}", trajectory) == ""
         assert get_texts([await client.program("print(2)") for _ in range(3)]) == ["2\n"] * 3
-        for trajectory in range(30):
+        for trajectory in range(20):
             assert await client.printed("x", trajectory) == f"{trajectory}\n"
 
 

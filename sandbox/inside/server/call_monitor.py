@@ -41,6 +41,7 @@ _GROWTH_BYTES_PER_S = 1 << 30  # of one CPU's processes, at most
 _MAX_OVERSHOOT = 0.25  # of the memory limit, between two measurements
 _ANSWER_GRACE_S = 0.1  # for a program to exit
 _HOLD_AFTER_S = 0.01  # a notebook does not stop if its next cell arrives earlier
+_SPARE_CPU_S = 0.002  # for the end of its checkpoint
 _MAX_ESCAPES = 6  # looks that find a running process in an idle notebook
 _BUSY_SHARE = 0.02  # CPU time per time between two checks
 _MAX_LOCKS = 1024  # byte-range locks of all processes of a call
@@ -254,7 +255,7 @@ class CallMonitor:
         if child.notebook_id is None or self._notebooks.get(child.notebook_id) is not child:
             return
         began_s = time.thread_time()
-        hold = self._holds.setdefault(child, ProcessHold(child, self._usage))
+        hold = self._holds.setdefault(child, ProcessHold(child, self._usage, _SPARE_CPU_S))
         was_verified = hold.is_verified
         pause_s = hold.check()
         if hold.num_escapes > _MAX_ESCAPES or (not was_verified and self._is_too_large(child, hold.pids)):

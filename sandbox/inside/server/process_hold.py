@@ -17,12 +17,17 @@ _FIRST_INTERVAL_S, _MAX_INTERVAL_S = 0.01, 1.0
 
 
 class ProcessHold:
-    """Keeps the processes of one call or notebook stopped, except a notebook's first process."""
+    """Keeps the processes of one call or notebook stopped, except a notebook's first process.
 
-    def __init__(self, child: CallProcess, usage: ProcessUsage) -> None:
+    They first get `spare_cpu_s`, with which a worker ends its checkpoint after its answer.
+    """
+
+    def __init__(self, child: CallProcess, usage: ProcessUsage, spare_cpu_s: float = 0.0) -> None:
         self._child = child
         self._usage = usage
         self._stopped: set[int] = set()  # by this hold; others were stopped before
+        self._spare_cpu_s = spare_cpu_s
+        self._first_cpu_s: float | None = None
         self._interval_s = _FIRST_INTERVAL_S
         self._cpu_s: float | None = None  # of `pids`, since two looks agreed
         self.pids: list[int] = []
@@ -34,6 +39,9 @@ class ProcessHold:
 
     def check(self) -> float:
         """Stops processes that run. Seconds until the next check."""
+        if self._spare_cpu_s and self._may_run_on():
+            return _FIRST_INTERVAL_S
+        self._spare_cpu_s = 0.0
         if self._cpu_s is not None:
             if self._usage.measure_cpu_s(self.pids) == self._cpu_s:
                 return _MAX_INTERVAL_S
@@ -46,10 +54,21 @@ class ProcessHold:
         self._interval_s = min(2 * self._interval_s, _MAX_INTERVAL_S)
         return self._interval_s
 
+    def _may_run_on(self) -> bool:
+        pids = self._list_pids()
+        cpu_s = self._usage.measure_cpu_s(pids)
+        self._first_cpu_s = cpu_s if self._first_cpu_s is None else self._first_cpu_s
+        return cpu_s - self._first_cpu_s < self._spare_cpu_s and any(
+            self._usage.read_state(pid) == b"R" for pid in pids
+        )
+
+    def _list_pids(self) -> list[int]:
+        family = self._usage.list_process_tree(self._child.pid)
+        return family if self._child.notebook_id is None else family[1:]
+
     def _stop_running(self) -> bool:
         """Whether a process ran."""
-        family = self._usage.list_process_tree(self._child.pid)
-        self.pids = family if self._child.notebook_id is None else family[1:]
+        self.pids = self._list_pids()
         running = [pid for pid in self.pids if self._is_running(pid)]
         for pid in running:
             _send_signal(pid, signal.SIGSTOP)
