@@ -19,24 +19,7 @@ from tests.sandbox.conftest import Client, StartSandbox, list_call_cgroups
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 MIB = 1 << 20
 LIMIT_MIB = 128
-SOCKET_BUFFERS = """
-import os, socket
-pids = []
-for _ in range(14):
-    pids.append(os.fork())
-    if not pids[-1]:
-        sockets = [end for _ in range(110) for end in socket.socketpair()]
-        for end in sockets:
-            end.setblocking(False)
-            try:
-                while end.send(bytes(4096)):
-                    pass
-            except BlockingIOError:
-                pass
-        os.read(os.pipe()[0], 1)
-for pid in pids:
-    os.waitpid(pid, 0)
-"""
+FILES = "for number in range(25): open(str(number), 'wb').write(bytes(8 << 20))"
 TWO_CHILDREN = """
 import os
 for _ in range(2):
@@ -85,12 +68,12 @@ def require_cgroups(client: Client) -> None:
 async def test_hidden_memory_of_a_call_stays_within_its_cgroup_and_harms_no_other_call(
     start_sandbox: StartSandbox,
 ) -> None:
-    async with start_sandbox(memory_mib=LIMIT_MIB, time_limit_s=20.0) as client:
+    async with start_sandbox(memory_mib=LIMIT_MIB, file_mib=256, time_limit_s=20.0) as client:
         require_cgroups(client)
         assert format_isolation(client.isolation).endswith("; memory: a cgroup per call")
         assert await client.printed("kept = 7", 1) == ""
-        cells = [client.cell(SOCKET_BUFFERS, number) for number in (1, 2)]
-        programs = [client.program(SOCKET_BUFFERS), *[client.program(INNOCENT) for _ in range(4)]]
+        cells = [client.cell(FILES, number) for number in (1, 2)]
+        programs = [client.program(FILES), *[client.program(INNOCENT) for _ in range(4)]]
         *hoards, a, b, c, d = [result.outcome for result in await asyncio.gather(*cells, *programs)]
         assert [outcome for outcome in hoards if not isinstance(outcome, CodeOutOfMemory)] == []
         assert [isinstance(outcome, CodeOk) and outcome.output.stdout for outcome in (a, b, c, d)] == ["49283072\n"] * 4
