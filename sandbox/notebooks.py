@@ -94,15 +94,17 @@ class MemoryRelief:
         self._evict = evict
         self._lock = asyncio.Lock()
         self._evicted_at = 0.0
+        self._has_excess = False
 
     async def watch(self) -> NoReturn:
         while True:
+            self._has_excess = self._host.get_excess_memory(self._share) > 0
             await self.make_room()
             await asyncio.sleep(_MEMORY_CHECK_S)
 
     async def make_room(self) -> None:
-        """Takes time only if too much memory is in use; callers then wait for the same eviction."""
-        if self._host.get_excess_memory(self._share) <= 0:
+        """Takes time only if `watch` found too much memory in use; callers wait for the same eviction."""
+        if not self._has_excess:
             return
         async with self._lock:
             now = asyncio.get_running_loop().time()
