@@ -146,9 +146,9 @@ class CallCgroups:
             raise
         return cgroup
 
-    def release(self, cgroup: CallCgroup) -> None:
-        """After the exit of its processes."""
-        if len(self._free) < _MAX_FREE_CGROUPS and cgroup.is_reusable():
+    def release(self, cgroup: CallCgroup, *, was_short: bool = False) -> None:
+        """After the exit of its processes. A short call leaves no memory: a check would cost 1% of the call."""
+        if len(self._free) < _MAX_FREE_CGROUPS and (was_short or cgroup.is_reusable()):
             self._free.append(cgroup)
         else:
             self._ending = [ending for ending in (*self._ending, cgroup) if not ending.remove()]

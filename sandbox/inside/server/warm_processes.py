@@ -88,11 +88,13 @@ class WarmProcesses:
         """Removes the folder of a process that has ended, and frees its uid and cgroup."""
         if child in self._waiting:
             self._waiting.remove(child)
-        self._free(child.folder, child.uid, child.cgroup)
+        self._free(
+            child.folder, child.uid, child.cgroup, was_short=child.notebook_id is None and not child.pipes_polled
+        )
 
-    def _free(self, folder: str | None, uid: int | None, cgroup: CallCgroup | None) -> None:
+    def _free(self, folder: str | None, uid: int | None, cgroup: CallCgroup | None, *, was_short: bool = False) -> None:
         if self._cgroups is not None and cgroup is not None:
-            self._cgroups.release(cgroup)
+            self._cgroups.release(cgroup, was_short=was_short)
         if folder is not None:
             remove_folder(folder)
         if uid is not None and uid not in self._free_uids:

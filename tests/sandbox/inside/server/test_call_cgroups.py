@@ -128,6 +128,9 @@ def test_only_a_cgroup_without_rests_serves_another_call(kernel: Kernel, cgroups
         cgroups.release(cgroup)
     assert kernel.list_cgroups() == [clean.name]
     assert cgroups.acquire() is clean
+    kernel.set_use(clean.name, 50 * MIB)
+    cgroups.release(clean, was_short=True)
+    assert cgroups.acquire() is clean
     assert cgroups.acquire().name not in (full.name, killed.name, notebook.name)
 
 
