@@ -43,7 +43,6 @@ class Zygote:
         if self.pid == 0:
             try:
                 syscalls.die_with_parent(signal.SIGKILL)
-                os.setsid()  # with autogrouping, calls together get no more CPU time than the fork server
                 self._socket.close()
                 for fd in private_fds:
                     os.close(fd)
