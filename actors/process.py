@@ -166,7 +166,7 @@ async def run_executor(
         if config.backend == "process":  # the other backends remove them at their start
             with contextlib.suppress(SandboxFailure):
                 await remove_stale_containers()
-        sandbox = make_sandbox(config, run.seed, run.name)
+        sandbox = make_sandbox(config, run.seed, run.name, run.reward.accept)
         executor = Executor(
             bus,
             sandbox,

@@ -28,6 +28,7 @@ from benchmarks.support.sandbox.sandbox_backends import ProcessPerCall, build_co
 from benchmarks.support.sandbox.sandbox_measures import (
     SandboxBenchmarkSizes,
     check_figures,
+    measure_gradings,
     measure_idle_overhead,
     measure_latencies,
     measure_live_notebooks,
@@ -55,6 +56,7 @@ FULL = SandboxBenchmarkSizes(
     mixed_limit_s=2.0,
     mixed_memory_mib=256,
     burst_calls=45_000,
+    gradings=1000,
 )
 QUICK = SandboxBenchmarkSizes(
     rounds=2,
@@ -71,6 +73,7 @@ QUICK = SandboxBenchmarkSizes(
     mixed_limit_s=0.5,
     mixed_memory_mib=128,
     burst_calls=800,
+    gradings=100,
 )
 OVERHEAD_IN_FLIGHT = 256
 AT_LEAST = {
@@ -108,6 +111,7 @@ async def measure(backend: str, core: int, sizes: SandboxBenchmarkSizes, alone: 
         figures |= show(await measure_latencies(sandbox, sizes))
         figures |= show(await measure_notebooks(sandbox, sizes))
         figures |= show(await measure_live_notebooks(sandbox, sizes))
+        figures |= show(await measure_gradings(sandbox, sizes))
     finally:
         await sandbox.close()
     return figures

@@ -129,6 +129,12 @@ class RlConfig(Section, frozen=True):
         return steps * self.prompts + (spare if self.surplus_groups == "carry" else steps * spare)
 
 
+class RewardConfig(Section, frozen=True):
+    # Answers if the truth is a number: a "number"; also an "expression" of + - * / ^ and roots;
+    # "any" that math-verify finds equal, such as the restated question (docs/grading.md).
+    accept: Literal["number", "expression", "any"] = "number"
+
+
 class RocConfig(Section, frozen=True):
     """Resample-on-Correct. The defaults follow the report; presets/rstar2_release.toml, the release."""
 
@@ -174,7 +180,8 @@ class SandboxConfig(Section, frozen=True):
     executors: PositiveInt = 1  # processes, each with its own sandbox; restarted when they die
     fork_servers: PositiveInt = 1  # per executor and preload
     time_limit_s: PositiveFloat = 4.0  # of a call
-    grade_limit_s: PositiveFloat = 4.0  # of a grading
+    grade_limit_s: PositiveFloat = 4.0  # CPU time of a grading; an answer that needs more is wrong
+    concurrent_gradings: Annotated[int, Meta(ge=1, le=256)] = 4  # per executor
     memory_mib: PositiveInt = 512  # of a call with its processes
     max_processes: PositiveInt = 16  # of a call
     file_mib: PositiveInt = 16  # of the files of a call
@@ -291,6 +298,7 @@ class RunConfig(Section, frozen=True):
     sampling: SamplingConfig = SamplingConfig()
     sft: SftConfig = SftConfig()
     rl: RlConfig = RlConfig()
+    reward: RewardConfig = RewardConfig()
     roc: RocConfig = RocConfig()
     engine: EngineConfig = EngineConfig()
     sglang: SGLangConfig = SGLangConfig()

@@ -34,6 +34,7 @@ from sandbox.inside.wire.server_settings import MAX_CODE_BYTES, MAX_STDIN_BYTES,
 from sandbox.isolation import build_isolation
 from sandbox.load_gauge import LoadGauge, SandboxLoad
 from sandbox.notebooks import MemoryRelief, Notebook, NotebookTable
+from sandbox.pool.answer_checks import Acceptance
 from sandbox.pool.grader_client import GraderClient
 from sandbox.pool.server_pool import ServerPool
 from sandbox.preloads import Preload, select_preload
@@ -49,8 +50,9 @@ _STATE_LOST: Frame = {"kind": "died", "details": ["-9"], "duration_s": 0.0, **_N
 class ForkServerSandbox:
     """Implements sandbox.contract.Sandbox. `seed`, trajectory and call seed a call's generators."""
 
-    def __init__(self, host: Host, config: SandboxConfig, seed: int = 0) -> None:
+    def __init__(self, host: Host, config: SandboxConfig, seed: int = 0, accept: Acceptance = "number") -> None:
         self._host = host
+        self._accept: Acceptance = accept
         self._config = config
         self._seed = seed
         self._namespaces = config.namespaces != "off"
@@ -88,7 +90,7 @@ class ForkServerSandbox:
             greetings = await self._start_pool()
         for preload in ("numpy", "scientific"):
             self._pools[preload] = ServerPool(self._host, self._build_settings(preload), self._config.fork_servers)
-        self._grader = GraderClient(self._host, self._build_settings("grader"))
+        self._grader = GraderClient(self._host, self._build_settings("grader"), self._accept)
         self._memory_watch = asyncio.create_task(self._memory.watch())
         return build_isolation(greetings[0], refusal, *self._host.describe())
 
@@ -276,6 +278,7 @@ class ForkServerSandbox:
             file_mib=config.file_mib,
             output_bytes=config.output_kib * 1024,
             fork_servers=config.fork_servers,
+            concurrent_gradings=config.concurrent_gradings,
         )
 
     def _build_frame(

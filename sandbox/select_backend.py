@@ -10,6 +10,7 @@ from sandbox.hosts.docker.docker_host import ContainerHost
 from sandbox.hosts.host import Host, LaunchedProcess
 from sandbox.hosts.local_host import LocalHost
 from sandbox.inside.wire.server_settings import ServerSettings
+from sandbox.pool.answer_checks import Acceptance
 
 
 class AutoHost:
@@ -50,8 +51,10 @@ class AutoHost:
         await self._chosen.close()
 
 
-def make_sandbox(config: SandboxConfig, seed: int = 0, run: str = "") -> ForkServerSandbox:
-    """`run` labels the containers of this sandbox."""
+def make_sandbox(
+    config: SandboxConfig, seed: int = 0, run: str = "", accept: Acceptance = "number"
+) -> ForkServerSandbox:
+    """`run` labels the containers of this sandbox. `accept`: reward.accept of the configuration."""
     match config.backend:
         case "docker":
             host = ContainerHost(config, run)
@@ -59,7 +62,7 @@ def make_sandbox(config: SandboxConfig, seed: int = 0, run: str = "") -> ForkSer
             host = LocalHost()
         case "auto":
             host = AutoHost(config, run)
-    return ForkServerSandbox(host, config, seed)
+    return ForkServerSandbox(host, config, seed, accept)
 
 
 def probe_isolation(config: SandboxConfig | None = None) -> Isolation:

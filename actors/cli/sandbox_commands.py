@@ -53,7 +53,7 @@ async def _open_sandbox(run: RunConfig, at: Path | None) -> AsyncGenerator[Sandb
         async with SandboxClient(at) as client:
             yield client
         return
-    sandbox = make_sandbox(run.sandbox, run.seed, run.name)
+    sandbox = make_sandbox(run.sandbox, run.seed, run.name, run.reward.accept)
     await sandbox.start()
     try:
         yield sandbox
@@ -118,7 +118,7 @@ def examine_sandbox(run: RunConfig, console: Console) -> bool:
 
 
 async def _examine(run: RunConfig) -> tuple[Isolation, list[EscapeFinding]]:
-    sandbox = make_sandbox(run.sandbox, run.seed, run.name)
+    sandbox = make_sandbox(run.sandbox, run.seed, run.name, run.reward.accept)
     isolation = await sandbox.start()
     try:
         return isolation, await run_escape_attempts(sandbox)

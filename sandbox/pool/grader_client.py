@@ -1,68 +1,51 @@
-"""Grades answers: plain numbers and equal strings in this process, others in the grader's.
+"""Grades answers without math-verify in this process (sandbox.pool.answer_checks), others in the grader's.
 
-Requests to the grader are pipelined, each with a time limit of `grade_limit_s`. A request that
-hangs or crashes the grader raises SandboxFailure; the requests after it are sent to a new grader.
+The grader (sandbox/inside/grader.py) makes several comparisons at a time and limits each of them. If
+it exits or sends nothing for too long, its requests are sent to a new grader, once; after the
+failure of a second grader the request raises SandboxFailure.
 """
 
 import asyncio
-import re
 import time
 from collections import deque
 
 from sandbox.contract import Grade, SandboxFailure
 from sandbox.hosts.host import Host
 from sandbox.inside.wire.frames import Frame
-from sandbox.inside.wire.server_settings import ServerSettings
+from sandbox.inside.wire.server_settings import MAX_GRADE_WALL, ServerSettings
+from sandbox.pool.answer_checks import Acceptance, judge_answer, prepare_math
 from sandbox.pool.server_connection import ServerConnection
 
 MAX_QUEUED_GRADINGS = 65_536  # beyond it grade() raises SandboxFailure
-_MAX_IN_FLIGHT = 16  # requests in the grader's socket, so that it never waits for the executor
-_MAX_MATH_CHARACTERS = 4096  # longer answers are compared as strings only
-_NUMBER = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?", re.ASCII)
+_IN_FLIGHT_FACTOR = 16  # requests in the grader per concurrent grading: long ones must not hold up the others
+_MAX_ATTEMPTS = 2  # graders that a request is sent to
+_HANG_S = 1.0  # a grader that sends nothing for its wall time limit and this long is replaced
 _MODULE = "sandbox.inside.grader"
 _CLOSING_ERROR = "the sandbox is closing"
-
-
-def compare_plain(answer: str, truth: str) -> bool | None:
-    """The verdict for two numbers, equal strings or a very long answer; None: needs math-verify."""
-    answer_number, truth_number = _parse_number(answer), _parse_number(truth)
-    if answer_number is not None and truth_number is not None:
-        return answer_number == truth_number
-    if _normalize(answer) == _normalize(truth):
-        return True
-    return False if len(answer) > _MAX_MATH_CHARACTERS else None
-
-
-def _parse_number(text: str) -> tuple[bool, str, str] | None:
-    """(is negative, integer digits, fraction digits), without insignificant zeros."""
-    match = _NUMBER.fullmatch(text.strip().strip("$").strip())
-    if match is None or not (match[2] or match[3]):
-        return None
-    whole, fraction = match[2].lstrip("0"), (match[3] or "").rstrip("0")
-    return match[1] == "-" and bool(whole or fraction), whole, fraction
-
-
-def _normalize(text: str) -> str:
-    return "".join(text.strip().strip("$").split())
 
 
 class _GradeRequest:
     def __init__(self, number: int, answer: str, truth: str) -> None:
         self.frame: Frame = {"id": number, "answer": answer, "truth": truth}
         self.verdict: asyncio.Future[Grade] = asyncio.get_running_loop().create_future()
+        self.num_attempts = 0
+
+    def fail(self, cause: str) -> None:
+        if not self.verdict.done():
+            self.verdict.set_exception(SandboxFailure(cause))
 
 
 class GraderClient:
     """Starts the grader's process when an answer needs it, also after a death of the process."""
 
-    def __init__(self, host: Host, settings: ServerSettings) -> None:
+    def __init__(self, host: Host, settings: ServerSettings, accept: Acceptance = "number") -> None:
         self._host = host
+        self._accept: Acceptance = accept
         self._settings = settings
         self._connection: ServerConnection | None = None
         self._start_task: asyncio.Task[None] | None = None
         self._waiting: deque[_GradeRequest] = deque()
-        self._in_flight: deque[_GradeRequest] = deque()  # in the order of their answers
-        self._started_at = 0.0  # when the grader began the first of `_in_flight`
+        self._in_flight: dict[int, _GradeRequest] = {}  # by number
         self._deadline: asyncio.TimerHandle | None = None
         self._num_requests = 0
         self._stop_tasks: set[asyncio.Task[None]] = set()
@@ -74,7 +57,7 @@ class GraderClient:
 
     async def grade(self, answer: str, truth: str) -> Grade:
         started_at = time.monotonic()
-        verdict = compare_plain(answer, truth)
+        verdict = judge_answer(answer, truth, self._accept)
         if verdict is not None:
             return Grade(verdict, time.monotonic() - started_at)
         if self._closing:
@@ -82,7 +65,7 @@ class GraderClient:
         if len(self._waiting) >= MAX_QUEUED_GRADINGS:
             raise SandboxFailure("the sandbox's queue of gradings is full")
         self._num_requests += 1
-        request = _GradeRequest(self._num_requests, answer, truth)
+        request = _GradeRequest(self._num_requests, prepare_math(answer), prepare_math(truth))
         self._waiting.append(request)
         self._send_waiting()
         return await request.verdict
@@ -100,19 +83,20 @@ class GraderClient:
         await asyncio.gather(*self._stop_tasks)
 
     def _send_waiting(self) -> None:
-        """Sends requests up to `_MAX_IN_FLIGHT`; starts the grader if it does not run."""
+        """Sends requests, as many as may be in flight; starts the grader if it does not run."""
         if self._connection is None:
             if self._start_task is None and self._waiting:
                 self._start_task = asyncio.get_running_loop().create_task(self._start())
             return
-        while self._waiting and len(self._in_flight) < _MAX_IN_FLIGHT:
+        while self._waiting and len(self._in_flight) < _IN_FLIGHT_FACTOR * self._settings.concurrent_gradings:
             request = self._waiting.popleft()
             if request.verdict.done():
                 continue  # cancelled
-            if not self._in_flight:
-                self._start_deadline()
-            self._in_flight.append(request)
+            request.num_attempts += 1
+            self._in_flight[request.frame["id"]] = request
             self._connection.send(request.frame)
+        if self._in_flight and self._deadline is None:
+            self._start_deadline()
 
     async def _start(self) -> None:
         def on_frame(frame: Frame) -> None:
@@ -132,15 +116,12 @@ class GraderClient:
     def _on_frame(self, connection: ServerConnection, frame: Frame) -> None:
         if connection is not self._connection:
             return  # a late answer of a discarded grader
-        request = self._in_flight.popleft()
-        assert request.frame["id"] == frame["id"]
-        if not request.verdict.done() and frame["correct"] is None:
-            request.verdict.set_exception(SandboxFailure("the ground truth cannot be read"))
+        request = self._in_flight.pop(frame["id"])
+        if "failed" in frame:
+            request.fail(frame["failed"])
         elif not request.verdict.done():
-            request.verdict.set_result(Grade(frame["correct"], time.monotonic() - self._started_at))
+            request.verdict.set_result(Grade(frame["correct"], frame["duration_s"]))
         self._cancel_deadline()
-        if self._in_flight:
-            self._start_deadline()
         self._send_waiting()
 
     def _on_end(self, connection: ServerConnection) -> None:
@@ -153,24 +134,24 @@ class GraderClient:
             self._discard_connection("grader timed out")
 
     def _discard_connection(self, cause: str) -> None:
-        """Fails the request that the grader was working on, and sends the others to a new grader."""
+        """Sends the requests in flight to a new grader, or fails them after their last attempt."""
         assert self._connection is not None
         task = asyncio.get_running_loop().create_task(self._connection.stop())
         self._connection = None
         self._cancel_deadline()
         self._stop_tasks.add(task)
         task.add_done_callback(self._stop_tasks.discard)
-        if self._in_flight:
-            failed = self._in_flight.popleft()
-            if not failed.verdict.done():
-                failed.verdict.set_exception(SandboxFailure(cause))
-        self._waiting.extendleft(reversed(self._in_flight))
+        for request in reversed(self._in_flight.values()):
+            if request.num_attempts < _MAX_ATTEMPTS:
+                self._waiting.appendleft(request)
+            else:
+                request.fail(cause)
         self._in_flight.clear()
         self._send_waiting()
 
     def _start_deadline(self) -> None:
-        self._started_at = time.monotonic()
-        self._deadline = asyncio.get_running_loop().call_later(self._settings.time_limit_s, self._on_deadline)
+        limit_s = MAX_GRADE_WALL * self._settings.time_limit_s + _HANG_S
+        self._deadline = asyncio.get_running_loop().call_later(limit_s, self._on_deadline)
 
     def _cancel_deadline(self) -> None:
         if self._deadline is not None:
@@ -178,8 +159,7 @@ class GraderClient:
             self._deadline = None
 
     def _fail_all(self, cause: str) -> None:
-        for request in (*self._in_flight, *self._waiting):
-            if not request.verdict.done():
-                request.verdict.set_exception(SandboxFailure(cause))
+        for request in (*self._in_flight.values(), *self._waiting):
+            request.fail(cause)
         self._in_flight.clear()
         self._waiting.clear()

@@ -138,7 +138,7 @@ def _run_branches(
     config = run.sandbox
     if config.backend == "auto" and (before := read_isolation(folder, EXECUTOR)) is not None:
         config = replace(config, backend=before["backend"])
-    sandbox = make_sandbox(config, run.seed, f"{run.name}-fork")
+    sandbox = make_sandbox(config, run.seed, f"{run.name}-fork", run.reward.accept)
     try:
         strict = run.determinism == "strict"
         return uvloop.run(

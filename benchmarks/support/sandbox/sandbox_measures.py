@@ -2,16 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import count
 from statistics import median
 
 import msgspec
 
 from benchmarks.support.process_memory import list_descendants, read_private_mib
+from benchmarks.support.sandbox.answer_bombs import generate_bombs
 from benchmarks.support.sandbox.probes import CELL, FORKED_CELL, make_cell_probes, make_mixed_probes
 from benchmarks.support.sandbox.raw_fork_server import DirectClient
 from benchmarks.support.sandbox.sandbox_backends import ProcessPerCall
+from bus.messages import AnswerSubmitted
 from sandbox.checks.load_test import (
     CODE,
     NUMPY,
@@ -31,6 +33,7 @@ from sandbox.fork_server_sandbox import ForkServerSandbox
 
 RATE_IN_FLIGHT = 16
 NOTEBOOKS = 64
+_GRADINGS_IN_FLIGHT, _BOMBS_IN_FLIGHT = 4, 16
 _PAUSE_S = 0.005  # pause before a measurement of the idle service
 _FIRST_NOTEBOOK, _FIRST_STARTED, _FIRST_LIVE = 1_000_000, 2_000_000, 3_000_000  # trajectory ids
 
@@ -56,6 +59,7 @@ class SandboxBenchmarkSizes(msgspec.Struct, frozen=True):
     mixed_limit_s: float
     mixed_memory_mib: int
     burst_calls: int
+    gradings: int
 
 
 def check_figures(figures: LoadFigures) -> LoadFigures:
@@ -69,6 +73,50 @@ def check_figures(figures: LoadFigures) -> LoadFigures:
 
 async def run_load(sandbox: ForkServerSandbox, probes: Iterable[Probe], in_flight: int) -> LoadFigures:
     return check_figures((await run_closed_loop(sandbox, probes, in_flight)).compute_figures())
+
+
+# ---------------------------------------------------------------- grading
+
+
+async def measure_gradings(sandbox: ForkServerSandbox, sizes: SandboxBenchmarkSizes) -> dict[str, float]:
+    """Answers that math-verify compares, alone and next to answers that take too long; both in a closed loop."""
+    await _grade_honestly(sandbox, 20)  # starts the grader
+    began = time.perf_counter()
+    alone = await _grade_honestly(sandbox, sizes.gradings)
+    elapsed_s = time.perf_counter() - began
+    bombs = iter(generate_bombs(1000, seed=0))
+    bombing = [asyncio.create_task(_grade_bombs(sandbox, bombs)) for _ in range(_BOMBS_IN_FLIGHT)]
+    beside = await _grade_honestly(sandbox, sizes.gradings)
+    for task in bombing:
+        task.cancel()
+    await asyncio.gather(*bombing, return_exceptions=True)
+    return {
+        "gradings_per_s": sizes.gradings / elapsed_s,
+        "honest_p99_ms": 1000 * percentile(alone, 99),
+        "honest_p99_ms_beside_bombs": 1000 * percentile(beside, 99),
+    }
+
+
+async def _grade_honestly(sandbox: ForkServerSandbox, count: int) -> list[float]:
+    """Seconds of each grading."""
+    numbers, seconds = iter(range(count)), list[float]()
+
+    async def grade() -> None:
+        for number in numbers:
+            began = time.perf_counter()
+            verdict = await sandbox.grade(AnswerSubmitted(number, f"x+{number}", f"{number}+x"))
+            seconds.append(time.perf_counter() - began)
+            if not verdict.correct:
+                raise InvalidAnswers(f"x+{number} is graded as wrong")
+
+    await asyncio.gather(*(grade() for _ in range(_GRADINGS_IN_FLIGHT)))
+    return seconds
+
+
+async def _grade_bombs(sandbox: ForkServerSandbox, bombs: Iterator[str]) -> None:
+    for number, bomb in enumerate(bombs):
+        if (await sandbox.grade(AnswerSubmitted(number, bomb, "123456789x+1"))).correct:
+            raise InvalidAnswers(f"{bomb} is graded as correct")
 
 
 # ---------------------------------------------------------------- rates

@@ -5,13 +5,14 @@ from typing import NamedTuple
 
 MAX_CODE_BYTES = 1 << 20
 MAX_STDIN_BYTES = 8 << 20
+MAX_GRADE_WALL = 10.0  # a grading gets at most this many times its CPU time limit
 
 
 class ServerSettings(NamedTuple):
     preload: str  # "bare", "numpy", "scientific", or "grader"
     namespaces: bool
     import_folders: tuple[str, ...]  # sys.path of executed code
-    time_limit_s: float
+    time_limit_s: float  # a grader's: CPU time
     memory_mib: int  # beyond the fork server's own address space
     max_processes: int
     file_mib: int
@@ -19,6 +20,7 @@ class ServerSettings(NamedTuple):
     fork_servers: int = 1  # number with the same preload, which share the CPUs
     warm_processes: int = 4  # number forked and isolated ahead of the calls
     call_cgroups: bool = False  # the executor sends the descriptor of a cgroup folder first
+    concurrent_gradings: int = 4
 
     def to_json(self) -> str:
         return json.dumps(self._asdict())

@@ -1,36 +1,17 @@
-"""Verdicts without a grader process, and a grader that cannot start."""
+"""A grader process that cannot start, and its death."""
 
 import asyncio
 import errno
+from collections.abc import Callable
 
 import pytest
 
-from sandbox.contract import SandboxFailure
+from sandbox.contract import Grade, SandboxFailure
 from sandbox.hosts.local_host import LocalHost, LocalProcess
+from sandbox.inside.wire.frames import Frame
 from sandbox.inside.wire.server_settings import ServerSettings
-from sandbox.pool.grader_client import GraderClient, compare_plain
-
-
-@pytest.mark.parametrize(
-    ("answer", "truth", "verdict"),
-    [
-        ("42", "42", True),
-        (" 42.0 ", "42", True),
-        ("$-0$", "0", True),
-        ("+7", "007.00", True),
-        ("41", "42", False),
-        (".5", "0.50", True),
-        ("0.5", "0.05", False),
-        ("9" * 10_000, "9" * 10_000, True),
-        ("\\frac{1}{2}", "\\frac{1} {2}", True),
-        ("\\frac{1}{2}", "0.5", None),
-        ("1,000", "1000", None),
-        ("", "3", None),
-        ("x" * 5000, "3", False),
-    ],
-)
-def test_plain_answers_need_no_grader_process(answer: str, truth: str, verdict: bool | None) -> None:
-    assert compare_plain(answer, truth) is verdict
+from sandbox.pool import grader_client
+from sandbox.pool.grader_client import GraderClient
 
 
 def test_gradings_fail_immediately_if_the_grader_cannot_start() -> None:
@@ -43,6 +24,48 @@ def test_gradings_fail_immediately_if_the_grader_cannot_start() -> None:
         for _ in range(2):
             with pytest.raises(SandboxFailure, match="the grader cannot start"):
                 await asyncio.wait_for(grader.grade("x+1", "1+x"), 30)
+        await grader.close()
+
+    asyncio.run(scenario())
+
+
+class _MortalConnection:
+    """A grader that grades correctly, or dies of the answer "fatal"."""
+
+    pid = 1
+    num_started = 0
+
+    def __init__(
+        self, host: object, module: str, on_frame: Callable[[Frame], None], on_end: Callable[[], None]
+    ) -> None:
+        self._on_frame, self._on_end = on_frame, on_end
+
+    async def start(self, settings: ServerSettings) -> None:
+        type(self).num_started += 1
+
+    def send(self, frame: Frame) -> None:
+        loop = asyncio.get_running_loop()
+        if frame["answer"] == "fatal":
+            loop.call_soon(self._on_end)
+        else:
+            loop.call_later(0.01, self._on_frame, {"id": frame["id"], "correct": True, "duration_s": 0.5})
+
+    async def stop(self) -> None:
+        pass
+
+
+def test_a_request_fails_after_the_deaths_of_two_graders_and_others_are_graded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grader_client, "ServerConnection", _MortalConnection)
+    monkeypatch.setattr(_MortalConnection, "num_started", 0)
+
+    async def scenario() -> None:
+        grader = GraderClient(LocalHost(), ServerSettings("grader", False, (), 1.0, 1, 1, 1, 1))
+        fatal = asyncio.create_task(grader.grade("fatal", "x"))
+        with pytest.raises(SandboxFailure, match="grader died"):
+            await fatal
+        assert _MortalConnection.num_started == 2
+        assert await grader.grade("y", "x") == Grade(True, 0.5)
+        assert _MortalConnection.num_started == 3
         await grader.close()
 
     asyncio.run(scenario())

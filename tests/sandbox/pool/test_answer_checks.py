@@ -1,0 +1,82 @@
+"""Verdicts of generated and listed answers, with and without math-verify."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from benchmarks.support.sandbox.answer_bombs import generate_bombs
+from sandbox.inside.grader import compare_parsed, parse_math
+from sandbox.pool.answer_checks import Acceptance, judge_answer, prepare_math
+from tests.sandbox.conftest import StartSandbox
+from tests.sandbox.pool.grading_cases import GRADING_CASES, GradingCase
+
+SEED = 20_261_123
+
+
+def grade(case: GradingCase) -> bool:
+    """As sandbox.pool.grader_client does, without the grader's process."""
+    verdict = judge_answer(case.answer, case.truth, "number")
+    if verdict is None:
+        verdict = compare_parsed(parse_math(prepare_math(case.answer)), parse_math(prepare_math(case.truth)))
+    return verdict
+
+
+@pytest.mark.slow
+def test_listed_answers_have_no_false_positives_and_under_two_percent_false_negatives() -> None:
+    assert len(GRADING_CASES) >= 300
+    wrong = [case for case in GRADING_CASES if grade(case) != case.is_correct]
+    assert [case for case in wrong if not case.is_correct] == []
+    correct = [case for case in GRADING_CASES if case.is_correct]
+    assert len(wrong) < 0.02 * len(correct), wrong
+
+
+@pytest.mark.parametrize(
+    ("answer", "accept", "verdict"),
+    [
+        ("75*9+8", "number", False),
+        ("75*9+8", "expression", None),
+        ("75*9+8", "any", None),
+        ("\\gcd(1366,683)", "expression", False),
+        ("\\gcd(1366,683)", "any", None),
+        ("\\frac{1366}{2}", "number", False),
+        ("\\frac{1366}{2}", "any", True),
+        ("683", "number", True),
+        ("684", "any", False),
+    ],
+)
+def test_the_configuration_decides_whether_a_restated_question_is_an_answer(
+    answer: str, accept: Acceptance, verdict: bool | None
+) -> None:
+    assert judge_answer(answer, "683", accept) is verdict
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("truth", ["42", "x+1", "\\frac{1}{3}"])
+def test_most_bombs_are_wrong_without_an_evaluation(truth: str) -> None:
+    verdicts = [judge_answer(bomb, truth, "any") for bomb in generate_bombs(1000, SEED)]
+    assert True not in verdicts
+    assert verdicts.count(False) > 600
+
+
+async def grade_bombs(start_sandbox: StartSandbox, bombs: Sequence[str]) -> None:
+    """Each one is graded, by the answer's fault if it exceeds a limit; none raises SandboxFailure."""
+    async with start_sandbox(grade_limit_s=1.0) as client:
+        for bomb in bombs:
+            grade = await client.grade(bomb, "123456789x+1")
+            assert not grade.correct, bomb
+        assert (await client.grade("1+x", "x+1")).correct
+
+
+@pytest.mark.slow
+@pytest.mark.real_clock
+@pytest.mark.parametrize("start_sandbox", ["process"], indirect=True)
+async def test_no_bomb_is_an_infrastructure_failure(start_sandbox: StartSandbox) -> None:
+    await grade_bombs(start_sandbox, generate_bombs(60, SEED))
+
+
+@pytest.mark.nightly
+@pytest.mark.real_clock
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("start_sandbox", ["process"], indirect=True)
+async def test_no_bomb_of_a_thousand_is_an_infrastructure_failure(start_sandbox: StartSandbox) -> None:
+    await grade_bombs(start_sandbox, generate_bombs(1000, SEED))
