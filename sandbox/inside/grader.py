@@ -1,19 +1,20 @@
 """The grader: compares answers with math-verify in processes that never run the model's code.
 
 `sandbox.pool.grader_client` starts it like a fork server, in the same namespaces. It imports
-math-verify once and forks a process for each comparison, several at a time, so that no comparison
+math-verify once and forks workers, each of which makes one comparison at a time. So no comparison
 waits for another one, and the grader's memory does not grow.
 
     executor -> grader   {"id", "answer", "truth"}
     grader -> executor   {"id", "correct", "duration_s"}, or {"id", "failed"} with a cause
 
-A forked process parses the truth first and reports it through its pipe. After that report the
-answer is responsible: it is wrong if the comparison exceeds its CPU time or memory, or crashes.
-Before that report the same is an infrastructure failure. math-verify's own timeouts are off,
+A worker parses the truth first and reports it. After that report the answer is responsible: it is
+wrong if the comparison exceeds its CPU time or memory, or crashes. Before that report the same is
+an infrastructure failure. math-verify's own timeouts are off,
 because they use SIGALRM.
 
-Bounds: `concurrent_gradings` processes that have used less than `_SHORT_S` of CPU time. Others run
-only on CPUs that are idle otherwise. The executor bounds the number of all requests.
+Bounds: `concurrent_gradings` workers with short comparisons. After `_SHORT_S` of CPU time a
+comparison is a long one: its worker gets a low priority and ends with it. The executor bounds the
+number of all requests.
 """
 
 import contextlib
@@ -38,9 +39,25 @@ MIB = 1 << 20
 _MATH_VERIFY_MIB = 1024  # address space of math-verify and sympy without data
 _MAX_DATA_MIB = 128  # of a comparison, beyond the grader's own
 _SHORT_S = 0.03  # CPU time; most comparisons need less
+_LOW_PRIORITY = 19  # nice value: a seventieth of the CPU time of a process with 0
+_STARVED_SHARE = 0.1  # of the CPU time limit: a late comparison that has used more is the answer's fault
+_MAX_REQUESTS = 200  # of a worker: its caches grow
 _CHECK_S = 0.01  # interval of CPU time checks
-_REPORT_FD = 3  # in a forked process
+_CONNECTION_FD = 3  # in a worker
 _TRUTH_PARSED, _TRUTH_UNREADABLE, _EQUAL, _NOT_EQUAL = b"P", b"U", b"E", b"N"
+_WARM_UP = (
+    ("\\frac{1}{2}", "0.5"),
+    ("x+1", "1+x"),
+    ("(x-1)(x+1)", "x^2-1"),
+    ("\\{1,2\\}", "\\{2,1\\}"),
+    ("(1,2)", "(2,1)"),
+    ("[1,3)", "1 \\le x < 3"),
+    ("2\\sqrt{3}", "3\\pi"),
+    ("\\sin(2x)", "e^{2}"),
+    ("3+4i", "y=2x+3"),
+    ("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\text{none}"),
+    ("1,2", "x>2"),
+)
 
 
 def main() -> NoReturn:
@@ -50,7 +67,8 @@ def main() -> NoReturn:
     try:
         _isolate(settings, executor)
         logging.disable(logging.WARNING)  # math-verify warns that its timeouts are off
-        compare_parsed(parse_math("\\frac{1}{2}"), parse_math("0.5"))  # loads lazy imports
+        for answer, truth in _WARM_UP:  # loads lazy imports, and fills the parser's caches
+            compare_parsed(parse_math(answer), parse_math(truth))
         _limit_data(settings)
         gc.collect()
         gc.freeze()  # a garbage collection in a forked process would copy the grader's pages
@@ -84,19 +102,32 @@ def _limit_data(settings: ServerSettings) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-class _Comparison:
-    """A forked process, and the read end of its pipe."""
+class _Worker:
+    """A forked process, which makes one comparison at a time."""
 
-    def __init__(self, request_id: int, pid: int, report: int) -> None:
-        self.request_id = request_id
+    def __init__(self, pid: int, connection: socket.socket) -> None:
         self.pid = pid
-        self.report = report
-        self.started_at = time.monotonic()
+        self.connection = connection
+        self.request_id: int | None = None  # None: idle
+        self.num_requests = 0
+        self.started_at = 0.0
+        self.cpu_before_s = 0.0
         self.is_short = True
         self.received = b""
         self.is_starved = False  # killed although it had not used its CPU time
 
-    def read_cpu_s(self) -> float:
+    def send(self, frame: Frame) -> None:
+        """Raises OSError after its death."""
+        self.request_id, self.received, self.started_at = frame["id"], b"", time.monotonic()
+        self.num_requests += 1
+        self.cpu_before_s = self._read_cpu_s()
+        self.connection.sendall(encode_frame(frame))
+
+    def measure_cpu_s(self) -> float:
+        """Of the present comparison. Raises OSError after its death."""
+        return self._read_cpu_s() - self.cpu_before_s
+
+    def _read_cpu_s(self) -> float:
         return time.clock_gettime(~self.pid << 3 | 2)  # the process's CPU clock, from clock_getcpuclockid
 
     def make_answer(self) -> Frame:
@@ -113,96 +144,116 @@ class _Comparison:
 
 
 class _Grader:
-    """Waits in `poll` for the executor and for the forked processes."""
+    """Waits in `poll` for the executor and for the workers."""
 
     def __init__(self, executor: socket.socket, settings: ServerSettings) -> None:
         self._executor = executor
         self._limit_s = settings.time_limit_s
-        self._max_processes = settings.concurrent_gradings
+        self._max_short = settings.concurrent_gradings
         self._reader = FrameReader()
         self._waiting: deque[Frame] = deque()  # bounded by the executor's requests in flight
-        self._comparisons: dict[int, _Comparison] = {}  # by the descriptor of the pipe
+        self._workers: dict[int, _Worker] = {}  # by the descriptor of the connection
         self._poll = select.poll()
         self._poll.register(executor, select.POLLIN)
 
     def serve(self) -> None:
         """Until the executor closes its end."""
         while True:
-            for fd, _ in self._poll.poll(_CHECK_S * 1000 if self._comparisons else None):
+            is_busy = any(worker.request_id is not None for worker in self._workers.values())
+            for fd, _ in self._poll.poll(_CHECK_S * 1000 if is_busy else None):
                 if fd != self._executor.fileno():
-                    self._read_report(self._comparisons[fd])
+                    self._read_report(self._workers[fd])
                 elif not self._read_requests():
                     return
-            for comparison in self._comparisons.values():
-                self._check_limits(comparison)
-            while self._waiting and self._count_short() < self._max_processes:
-                self._start(self._waiting.popleft())
-
-    def _count_short(self) -> int:
-        return sum(comparison.is_short for comparison in self._comparisons.values())
+            for worker in self._workers.values():
+                if worker.request_id is not None:
+                    self._check_limits(worker)
+            while self._waiting and (worker := self._find_worker(self._waiting[0])) is not None:
+                with contextlib.suppress(OSError):  # its end is reported
+                    worker.send(self._waiting.popleft())
 
     def _read_requests(self) -> bool:
         chunk = self._executor.recv(1 << 18)
         self._waiting.extend(self._reader.feed(chunk))
         return bool(chunk)
 
-    def _start(self, frame: Frame) -> None:
-        report, report_end = os.pipe()
-        try:
-            pid = os.fork()
-        except OSError as error:
-            os.close(report)
-            self._send({"id": frame["id"], "failed": f"the grader cannot fork: {error.strerror}"})
-            return
-        else:
+    def _find_worker(self, frame: Frame) -> _Worker | None:
+        """An idle worker, or a new one. None if there are enough, or after a failed fork."""
+        short = [worker for worker in self._workers.values() if worker.is_short]
+        if (idle := next((worker for worker in short if worker.request_id is None), None)) is not None:
+            return idle
+        if len(short) >= self._max_short:
+            return None
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                pid = os.fork()
+            except OSError as error:
+                ours.close()
+                self._waiting.popleft()
+                self._send({"id": frame["id"], "failed": f"the grader cannot fork: {error.strerror}"})
+                return None
             if pid == 0:
-                _run_comparison(frame, report_end)
-        finally:
-            os.close(report_end)
-        self._comparisons[report] = _Comparison(frame["id"], pid, report)
-        self._poll.register(report, select.POLLIN)
+                _run_worker(theirs)
+        worker = self._workers[ours.fileno()] = _Worker(pid, ours)
+        self._poll.register(ours, select.POLLIN)
+        return worker
 
-    def _read_report(self, comparison: _Comparison) -> None:
-        chunk = os.read(comparison.report, 16)
-        comparison.received += chunk
-        if chunk:
-            return
-        self._poll.unregister(comparison.report)
-        del self._comparisons[comparison.report]
-        os.close(comparison.report)
-        os.waitpid(comparison.pid, 0)  # the process has closed its pipe, so it exits now
-        self._send(comparison.make_answer())
-
-    def _check_limits(self, comparison: _Comparison) -> None:
+    def _read_report(self, worker: _Worker) -> None:
         try:
-            cpu_s = comparison.read_cpu_s()
+            chunk = worker.connection.recv(16)
+        except ConnectionError:
+            chunk = b""
+        worker.received += chunk
+        is_complete = worker.received[-1:] in (_TRUTH_UNREADABLE, _EQUAL, _NOT_EQUAL)
+        if chunk and not is_complete:
+            return
+        if worker.request_id is not None:
+            self._send(worker.make_answer())
+            worker.request_id = None
+        if not chunk or not worker.is_short or worker.num_requests >= _MAX_REQUESTS:
+            self._end(worker)
+
+    def _end(self, worker: _Worker) -> None:
+        self._poll.unregister(worker.connection)
+        del self._workers[worker.connection.fileno()]
+        worker.connection.close()
+        os.kill(worker.pid, signal.SIGKILL)  # not reaped yet, so the pid is the worker's
+        os.waitpid(worker.pid, 0)
+
+    def _check_limits(self, worker: _Worker) -> None:
+        try:
+            cpu_s = worker.measure_cpu_s()
         except OSError:  # it has exited
             return
-        comparison.is_starved = time.monotonic() - comparison.started_at > MAX_GRADE_WALL * self._limit_s
-        if comparison.is_starved or cpu_s > self._limit_s:
-            os.kill(comparison.pid, signal.SIGKILL)
-        elif cpu_s > _SHORT_S and comparison.is_short:
-            comparison.is_short = False
+        if worker.is_short and cpu_s > _SHORT_S:
+            worker.is_short = False
             with contextlib.suppress(ProcessLookupError):
-                os.sched_setscheduler(comparison.pid, os.SCHED_IDLE, os.sched_param(0))
+                os.setpriority(os.PRIO_PROCESS, worker.pid, _LOW_PRIORITY)
+        is_late = time.monotonic() - worker.started_at > MAX_GRADE_WALL * self._limit_s
+        worker.is_starved = is_late and cpu_s < _STARVED_SHARE * self._limit_s
+        if is_late or cpu_s > self._limit_s:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)
 
     def _send(self, frame: Frame) -> None:
         self._executor.sendall(encode_frame(frame))
 
 
-def _run_comparison(frame: Frame, report: int) -> NoReturn:
-    """The forked process."""
+def _run_worker(connection: socket.socket) -> NoReturn:
+    """The forked process: until the grader ends it, or until it lacks memory."""
     try:
-        os.dup2(report, _REPORT_FD)
-        syscalls.close_all_from(_REPORT_FD + 1)
+        os.dup2(connection.fileno(), _CONNECTION_FD)
+        syscalls.close_all_from(_CONNECTION_FD + 1)
         syscalls.die_with_parent(signal.SIGKILL)
-        theirs = parse_math(frame["truth"])
-        os.write(_REPORT_FD, _TRUTH_PARSED if theirs else _TRUTH_UNREADABLE)
-        if theirs:
-            mine = parse_math(frame["answer"])
-            os.write(_REPORT_FD, _EQUAL if compare_parsed(mine, theirs) else _NOT_EQUAL)
-    except MemoryError:
-        pass
+        reader = FrameReader()
+        while chunk := os.read(_CONNECTION_FD, 1 << 18):
+            for frame in reader.feed(chunk):
+                theirs = parse_math(frame["truth"])
+                os.write(_CONNECTION_FD, _TRUTH_PARSED if theirs else _TRUTH_UNREADABLE)
+                if theirs:
+                    is_equal = compare_parsed(parse_math(frame["answer"]), theirs)
+                    os.write(_CONNECTION_FD, _EQUAL if is_equal else _NOT_EQUAL)
     finally:
         os._exit(0)
 
