@@ -98,14 +98,18 @@ def _check_checkpoint(folder: Path, sequence_tokens: int) -> str:
 
 
 def _check_space(checkpoint: Path, run_folder: Path, keep_checkpoints: int) -> str:
-    """Weights in shared memory, and checkpoints on disk: those of the cold start, the last step and one being written."""
+    """Weights in shared memory, and checkpoints on disk: those of the cold start, the last step and one being written.
+
+    The checkpoints of a run that resumes take no further space.
+    """
     parameter_bytes = count_parameters(checkpoint) * _FLOAT32_BYTES
+    saved_bytes = sum(path.stat().st_size for path in run_folder.glob("checkpoints/*/**/*") if path.is_file())
     existing = next(path for path in (run_folder.absolute(), *run_folder.absolute().parents) if path.exists())
     needs = {
         "/dev/shm": (Path("/dev/shm"), _PUBLISHED_COPIES * parameter_bytes, "two versions of the weights"),
         "the disk of the run": (
             existing,
-            (keep_checkpoints + 3) * _TRAINED_COPIES * parameter_bytes,
+            max(0, (keep_checkpoints + 3) * _TRAINED_COPIES * parameter_bytes - saved_bytes),
             f"checkpoints (learner.keep_checkpoints = {keep_checkpoints})",
         ),
     }

@@ -4,7 +4,7 @@ import json
 import struct
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from configs.errors import UnusableInput
 
@@ -16,7 +16,10 @@ class CheckpointError(UnusableInput):
 def list_weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        return [folder / name for name in sorted(set(read_json_object(index)["weight_map"].values()))]
+        files = read_json_object(index).get("weight_map")
+        if not isinstance(files, dict):
+            raise CheckpointError(f"{index}: weight_map is missing or no object")
+        return [folder / name for name in sorted(set(cast("dict[str, str]", files).values()))]
     return [folder / "model.safetensors"]
 
 
@@ -34,8 +37,8 @@ def read_safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
             header: dict[str, dict[str, Any]] = json.loads(file.read(min(length, path.stat().st_size)))
         header.pop("__metadata__", None)
         end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: {_describe(error)}") from None
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: not a safetensors file, or incomplete: {error}") from None
     if (found := path.stat().st_size) != (expected := 8 + length + end):
@@ -46,10 +49,14 @@ def read_safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
 def read_json_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: {_describe(error)}") from None
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: not a JSON object")
     return value
+
+
+def _describe(error: OSError) -> str:
+    return "no such file" if isinstance(error, FileNotFoundError) else str(error.strerror)

@@ -92,6 +92,16 @@ def test_complete_inputs_are_accepted_and_nothing_is_created(inputs: Path) -> No
             lambda inputs: (inputs / "model/tokenizer.json").unlink(),
             r"model\.checkpoint: .*/tokenizer\.json: no such file",
         ),
+        (
+            lambda inputs: (inputs / "model/model.safetensors.index.json").write_text("{}"),
+            r"model\.checkpoint: .*/model\.safetensors\.index\.json: weight_map is missing",
+        ),
+        (
+            lambda inputs: (
+                (inputs / "model/model.safetensors").unlink() or (inputs / "model/model.safetensors").mkdir()
+            ),  # unreadable, also for root
+            r"model\.checkpoint: .*/model\.safetensors: Is a directory",
+        ),
         (remove_token, r"model\.checkpoint: .*/tokenizer\.json: the vocabulary has no token '<\|im_end\|>'"),
         (shorten_context, r"model\.checkpoint: .*max_position_embeddings is 64, but .* = 192 tokens"),
         (
