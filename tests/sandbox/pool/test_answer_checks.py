@@ -74,6 +74,7 @@ async def test_no_bomb_is_an_infrastructure_failure(start_sandbox: StartSandbox)
     await grade_bombs(start_sandbox, generate_bombs(60, SEED))
 
 
+@pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.real_clock
 @pytest.mark.timeout(1800)
