@@ -33,7 +33,7 @@ def build_summary_table(summary: Mapping[str, Any]) -> Table:
     for label, key in (
         ("correct answers, sampled", "pass1"),
         ("correct answers, greedy", "greedy"),
-        ("failed calls in correct answers (step 1, last 10)", "err_positive"),
+        ("tool errors if correct, last 10 steps", "err_positive"),
     ):
         ends = [_format(summary.get(f"{key}_{end}"), ".1%") for end in ("start", "end")]
         table.add_row(label, *ends, end_section=key == "err_positive")

@@ -152,7 +152,7 @@ class TestSummaryTable:
         assert rows["replay of the event logs"] == ["identical"]
 
     def test_a_missing_measurement_is_a_dash(self):
-        assert shown(SUMMARY)["failed calls in correct answers (step 1, last 10)"] == ["33.1%", "-"]
+        assert shown(SUMMARY)["tool errors if correct, last 10 steps"] == ["33.1%", "-"]
         assert shown({})["trajectories"] == ["-"]
 
     def test_unaccounted_trajectories_are_reported(self):

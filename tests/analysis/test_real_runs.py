@@ -100,7 +100,9 @@ def test_totals_agree_in_report_summary_metrics_logs_and_pictures(
         *((each.active_s, each.busy_s) for each in use.engines),
         *((each.span_s, each.busy_s) for each in use.executors),
     ):
-        assert worker_s == pytest.approx(use.span_s - use.timeline.begin_s, rel=0.2)  # engines start one after the other
+        assert worker_s == pytest.approx(
+            use.span_s - use.timeline.begin_s, rel=0.2
+        )  # engines start one after the other
         assert 0 < busy_s < worker_s
     cold_start, rl, time = subtitles
     assert cold_start == f"cold start, {metrics.sft.height} steps"
