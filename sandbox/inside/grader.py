@@ -39,8 +39,7 @@ MIB = 1 << 20
 _MATH_VERIFY_MIB = 1024  # address space of math-verify and sympy without data
 _MAX_DATA_MIB = 128  # of a comparison, beyond the grader's own
 _SHORT_S = 0.03  # CPU time; most comparisons need less
-_LOW_PRIORITY = 19  # nice value: a seventieth of the CPU time of a process with 0
-_STARVED_SHARE = 0.1  # of the CPU time limit: a late comparison that has used more is the answer's fault
+_LOW_PRIORITY = 15  # nice value: a 28th of the CPU time of a process with 0
 _MAX_REQUESTS = 200  # of a worker: its caches grow
 _CHECK_S = 0.01  # interval of CPU time checks
 _CONNECTION_FD = 3  # in a worker
@@ -231,7 +230,7 @@ class _Grader:
             with contextlib.suppress(ProcessLookupError):
                 os.setpriority(os.PRIO_PROCESS, worker.pid, _LOW_PRIORITY)
         is_late = time.monotonic() - worker.started_at > MAX_GRADE_WALL * self._limit_s
-        worker.is_starved = is_late and cpu_s < _STARVED_SHARE * self._limit_s
+        worker.is_starved = is_late and worker.is_short  # a long comparison is the answer's fault
         if is_late or cpu_s > self._limit_s:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGKILL)
