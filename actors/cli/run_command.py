@@ -89,7 +89,9 @@ def _finish_run(
     if ending == "interrupted":
         is_saved = any(folder.checkpoints.glob("step_*")) or folder.partial_cold_start.exists()
         where = (
-            f"continues from the last checkpoint in {folder.checkpoints}" if is_saved else "starts the cold start again"
+            f"continues from the last checkpoint in {folder.checkpoints}"
+            if is_saved
+            else "starts again, since there is no checkpoint yet"
         )
         display.print_line(f"interrupted; `asterism run ... --resume` {where}")
         return EXIT_INTERRUPTED
