@@ -13,6 +13,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import NoReturn
 
+import structlog
+
 from bus.messages import (
     AnswerSubmitted,
     CodeCrashed,
@@ -157,14 +159,16 @@ class ForkServerSandbox:
                 pool.release(server)
             if answer["kind"] != "failed":
                 return CodeResult(parse_outcome(answer, self._config), answer["duration_s"])
-            await self._make_room(answer, attempt)
+            await self._prepare_retry(answer, attempt)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _make_room(self, answer: Frame, attempt: int) -> None:
+    async def _prepare_retry(self, answer: Frame, attempt: int) -> None:
         """Evicts idle notebooks before a retry. Raises SandboxFailure after the last attempt."""
         if attempt == _MAX_ATTEMPTS - 1:
             raise SandboxFailure(answer["details"][0])
-        for notebook in self._notebooks.select_for_room():
+        evicted = self._notebooks.select_for_room()
+        structlog.get_logger().warning("call.retried", cause=answer["details"][0], evicted=len(evicted))
+        for notebook in evicted:
             self._drop_process(notebook)
         await asyncio.sleep(_RETRY_DELAYS_S[attempt])
 
@@ -189,7 +193,7 @@ class ForkServerSandbox:
             if answer is None:
                 answer = await self._run_in_process(notebook, code, seed)
             if answer["kind"] == "failed":
-                await self._make_room(answer, attempt)
+                await self._prepare_retry(answer, attempt)
                 continue
             if answer["kind"] != "lost":
                 return answer

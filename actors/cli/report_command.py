@@ -46,10 +46,16 @@ def _show_results(folder: RunFolder, console: Console) -> None:
 
 def draw_all_curves(folder: RunFolder) -> list[Path]:
     """Of the cold start and of RL, if the run has begun them. Raises AnalysisError and OSError."""
-    metrics = read_metrics(folder.path) if folder.metrics.exists() else None
-    if metrics is None or (metrics.sft.is_empty() and metrics.steps.is_empty()):
+    if not folder.metrics.exists():
         return []
-    from analysis.curves import draw_cold_start, draw_curves  # matplotlib is slow to import
+    metrics = read_metrics(folder.path)
+    pictures: list[Path] = []
+    if metrics.sft.height:
+        from analysis.curves import draw_cold_start  # matplotlib is slow to import
 
-    figures = ((metrics.sft, draw_cold_start), (metrics.steps, draw_curves))
-    return [draw(folder.path) for table, draw in figures if not table.is_empty()]
+        pictures.append(draw_cold_start(folder.path))
+    if metrics.steps.height:
+        from analysis.curves import draw_curves
+
+        pictures.append(draw_curves(folder.path))
+    return pictures

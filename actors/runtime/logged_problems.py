@@ -74,11 +74,9 @@ class LoggedProblems(Sequence[TokenizedProblem]):
     def __getitem__(self, index: int | slice) -> TokenizedProblem | Sequence[TokenizedProblem]:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(self._count))]
-        if index in self._by_index or (self._all is None and self._wait_for(index)):
-            return self._by_index[index]
-        if self._all is None:
+        if self._all is None and index not in self._by_index and not self._wait_for(index):
             self._all = self._load_all()
-        return self._all[index]
+        return self._by_index[index] if self._all is None else self._all[index]
 
     def _wait_for(self, index: int) -> bool:
         """Whether the log has the problem; waits while the log may grow."""

@@ -126,9 +126,8 @@ def _build_call_table(use: Utilization) -> Table:
     table = _new_table("Seconds per call", "", "calls", "queued", "in a server", "code")
     for executor in use.executors:
         seconds = (executor.queued_s_per_call, executor.running_s_per_call, executor.code_s_per_call)
-        table.add_row(
-            executor.executor, f"{executor.calls:,}", *("-" if each is None else f"{each:.3f}" for each in seconds)
-        )
+        figures = ("-" if each is None else f"{each:.3f}" for each in seconds)
+        table.add_row(executor.executor, f"{executor.calls:,}", *figures)
     return table
 
 

@@ -61,4 +61,6 @@ def read_exit_reason(output_path: Path, reason_path: Path, max_lines: int = 12) 
     output = output_path.read_text(errors="replace").rstrip() if output_path.exists() else ""
     printed = "\n".join(output.splitlines()[-max_lines:])
     reason = load_exit_reason(reason_path)
-    return printed if reason is None or reason.text in printed else reason.text
+    if reason is not None and reason.text not in printed:
+        return reason.text
+    return printed

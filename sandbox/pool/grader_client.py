@@ -9,6 +9,8 @@ import asyncio
 import time
 from collections import deque
 
+import structlog
+
 from sandbox.contract import Grade, SandboxFailure
 from sandbox.hosts.host import Host
 from sandbox.inside.wire.frames import Frame
@@ -136,6 +138,7 @@ class GraderClient:
     def _discard_connection(self, cause: str) -> None:
         """Sends the requests in flight to a new grader, or fails them after their last attempt."""
         assert self._connection is not None
+        structlog.get_logger().error("grader.lost", cause=cause, gradings=len(self._in_flight))
         task = asyncio.get_running_loop().create_task(self._connection.stop())
         self._connection = None
         self._cancel_deadline()
