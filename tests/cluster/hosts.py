@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.processes import wait_for_end
+
 ROOT = Path(__file__).parents[2]
 _RELAY = Path(__file__).with_name("relay.py")
 _MAX_HOSTS = 15
@@ -160,7 +162,13 @@ class Host:
 
     def kill_all(self) -> None:
         """Kill all of its processes together. The host stays, and its kernel closes their connections."""
+        members: list[int] = []
+        for pid in self.list_processes():
+            with contextlib.suppress(ProcessLookupError):
+                members.append(os.pidfd_open(pid))
         subprocess.run([*self._namespaces.build_enter_argv(), "sh", "-c", "kill -KILL -1"], check=True)
+        for pidfd in members:
+            wait_for_end(pidfd)
 
     def end(self) -> None:
         self.is_on = False

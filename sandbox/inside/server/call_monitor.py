@@ -236,7 +236,7 @@ class CallMonitor:
         if now >= last:
             return False
         child.read_outcome(MAX_OUTCOME_BYTES)
-        if child.outcome is not None:
+        if child.outcome is not None or child.has_invalid_reply:
             return False
         worker = self._find_worker(child)
         if worker is not None and child.update_start(now):

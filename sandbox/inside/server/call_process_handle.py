@@ -104,6 +104,7 @@ class CallProcess:
         self.start_report: CallStarted | None = None  # valid until the next one
         self.found_checkpoint: tuple[CallStarted | None, int | None] = (None, None)  # its pid, by report
         self.outcome: CallOutcome | None = None
+        self.has_invalid_reply = False
         self.num_cells = 0  # cells that the notebook's state holds
         self._received = b""
 
@@ -157,7 +158,7 @@ class CallProcess:
         return True
 
     def read_outcome(self, limit: int) -> bool:
-        """Reads the reply. False if it is invalid or the socket is closed: kill the process."""
+        """Reads the reply. False if it is invalid (`has_invalid_reply`) or the socket is closed."""
         while True:
             try:
                 chunk = self.control.recv(_CHUNK)
@@ -169,6 +170,7 @@ class CallProcess:
                 return False
             self._received += chunk
             if len(self._received) > limit or not self._accept_reply():
+                self.has_invalid_reply = True
                 return False
             if len(chunk) < _CHUNK:
                 return True

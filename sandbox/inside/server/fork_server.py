@@ -214,8 +214,10 @@ class ForkServer:
         """Reads the process's reply. False if its call is over."""
         if not child.read_outcome(MAX_OUTCOME_BYTES):
             self._unregister(child.control.fileno())
-            if child.notebook_id is not None:
+            if child.has_invalid_reply:
                 self.kill(child)
+            elif child.notebook_id is not None:  # its first process has ended, for example by the kernel's OOM killer
+                os.kill(child.pid, signal.SIGKILL)
             return False
         if child.call and child.outcome:
             if child.notebook_id is not None:
@@ -225,10 +227,13 @@ class ForkServer:
         return True
 
     def _finish_cell(self, child: CallProcess, outcome: CallOutcome) -> None:
-        if outcome[0] == "died" and not self._notebooks.kill_cell(child):
+        has_died = outcome[0] == "died"
+        outcome = self._exits.correct_for_oom_kill(child, outcome)
+        if has_died and not self._notebooks.kill_cell(child):
+            if outcome == ["memory"]:
+                child.exceeded_limit = "memory"
             self.kill(child)
             return
-        outcome = self._exits.correct_for_oom_kill(child, outcome)
         for stream in child.streams:
             stream.drain()
         if child.pipes_polled:

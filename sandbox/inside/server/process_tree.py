@@ -69,10 +69,14 @@ class ProcessTree:
         except OSError:
             return {}
         targets: dict[str, str] = {}
-        for fd in os.listdir(fds):
-            with contextlib.suppress(OSError):  # closed meanwhile
-                targets[fd] = os.readlink(fd, dir_fd=fds)
-        os.close(fds)
+        try:
+            for fd in os.listdir(fds):
+                with contextlib.suppress(OSError):  # closed meanwhile
+                    targets[fd] = os.readlink(fd, dir_fd=fds)
+        except OSError:  # ended meanwhile
+            return {}
+        finally:
+            os.close(fds)
         return targets
 
     def measure_folder(self, pid: int, path: str) -> int:
@@ -93,7 +97,8 @@ class ProcessTree:
             fd = os.open(f"{pid}/oom_score_adj", os.O_WRONLY, dir_fd=self._proc_fd)
         except OSError:
             return
-        os.write(fd, b"1000")
+        with contextlib.suppress(OSError):  # ended meanwhile
+            os.write(fd, b"1000")
         os.close(fd)
 
     def kill_cell(self, base: int, started: CallStarted) -> bool:
