@@ -99,14 +99,13 @@ class CallProcess:
         self.rolling_back = False  # the cell was killed; the checkpoint has not answered yet
         self.killed = False  # by the fork server, for any reason
         self.pipes_polled = False  # its pipes are in the poll set
-        self.unsent = b""
+        self.unsent = self._received = b""
         self.nonce = 0
         self.start_report: CallStarted | None = None  # valid until the next one
         self.found_checkpoint: tuple[CallStarted | None, int | None] = (None, None)  # its pid, by report
         self.outcome: CallOutcome | None = None
         self.has_invalid_reply = False
         self.num_cells = 0  # cells that the notebook's state holds
-        self._received = b""
 
     @property
     def fds(self) -> tuple[int, int, int, int]:
@@ -132,6 +131,16 @@ class CallProcess:
     def clear_call(self) -> None:
         self.call = self.outcome = None
         self.unsent = self._received = b""
+
+    def drain_output(self) -> None:
+        for stream in self.streams:
+            stream.drain()
+
+    def drop_output(self) -> None:
+        """Drops output that a thread wrote between two cells."""
+        for stream in self.streams:
+            stream.drain()
+            stream.pop_text()
 
     def update_start(self, now: float) -> bool:
         """Whether the code has begun; `started_at` then is the start of the code, not of the call.

@@ -159,9 +159,7 @@ class ForkServer:
         elif child.cgroup is not None:
             child.cgroup.allow_checkpoint()
         self._monitor.release(child)
-        for stream in child.streams:  # drop output that a thread wrote between two cells
-            stream.drain()
-            stream.pop_text()
+        child.drop_output()
         self._start(child, call)
 
     def _start(self, child: CallProcess, call: Frame) -> None:
@@ -234,8 +232,7 @@ class ForkServer:
                 child.exceeded_limit = "memory"
             self.kill(child)
             return
-        for stream in child.streams:
-            stream.drain()
+        child.drain_output()
         if child.pipes_polled:
             child.pipes_polled = False
             for stream in child.streams:
@@ -252,8 +249,7 @@ class ForkServer:
         self._notebooks.discard(child)
         self._monitor.forget(child)
         if child.call is not None:
-            for stream in child.streams:
-                stream.drain()
+            child.drain_output()
             child.read_outcome(MAX_OUTCOME_BYTES)
             child.num_cells = 0
             cpu_s = taken.ru_utime + taken.ru_stime

@@ -1,4 +1,4 @@
-"""Processes that end while the fork server looks at them."""
+"""Processes that end during a look of the fork server."""
 
 import os
 from collections.abc import Iterator
