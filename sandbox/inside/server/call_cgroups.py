@@ -53,6 +53,7 @@ class CallCgroup:
         self._limit = int(memory * MAX_MEMORY_FACTOR)
         self._extra = 0  # of the limit, for a notebook's checkpoint
         self._num_killed = self._num_limit_hits = 0  # at the last look
+        self._culprit: str | None = None  # of this call
 
     def create(self) -> None:
         """Raises OSError."""
@@ -65,6 +66,9 @@ class CallCgroup:
         """A descriptor through which a process joins: it writes "0". Raises OSError."""
         return os.open(f"{self.name}/cgroup.procs", os.O_WRONLY, dir_fd=self._folder_fd)
 
+    def begin_call(self) -> None:
+        self._culprit = None
+
     def allow_checkpoint(self) -> None:
         """Raises the limit by a notebook's state before a cell, which the cell may hold twice."""
         steps = self._read(self._files.usage) * _CHECKPOINT_STEPS // self._memory
@@ -73,15 +77,19 @@ class CallCgroup:
             self._extra = extra
             self._write(self._files.limit, self._limit + extra)
 
-    def take_oom_kill(self) -> str | None:
-        """What the kernel killed a process for since the last check: the limit of the "call" or of the "machine"."""
+    def find_culprit(self) -> str | None:
+        """What the kernel killed a process of this call for: the limit of the "call" or of the "machine".
+
+        Several processes of a call may fail to allocate at once. The kernel then kills some of them later, so that
+        kills after the first one for the call's limit have the same culprit.
+        """
         num_killed = self._read(*self._files.kills)
-        if num_killed == self._num_killed:
-            return None
-        num_limit_hits = self._read(*self._files.limit_hits)
-        culprit = "call" if num_limit_hits > self._num_limit_hits else "machine"
-        self._num_killed, self._num_limit_hits = num_killed, num_limit_hits
-        return culprit
+        if num_killed != self._num_killed:
+            num_limit_hits = self._read(*self._files.limit_hits)
+            if self._culprit != "call":
+                self._culprit = "call" if num_limit_hits > self._num_limit_hits else "machine"
+            self._num_killed, self._num_limit_hits = num_killed, num_limit_hits
+        return self._culprit
 
     def exceeds_limit(self, checkpoint_bytes: int = 0) -> bool:
         """Whether it uses more than a call may, in addition to a notebook's checkpoint."""
@@ -136,7 +144,9 @@ class CallCgroups:
     def acquire(self) -> CallCgroup:
         """An empty cgroup. Raises OSError."""
         if self._free:
-            return self._free.pop()
+            cgroup = self._free.pop()
+            cgroup.begin_call()
+            return cgroup
         self._num_created += 1
         cgroup = CallCgroup(self.folder_fd, f"call-{self._num_created}", self._files, self._memory)
         try:

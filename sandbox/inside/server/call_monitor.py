@@ -220,7 +220,7 @@ class CallMonitor:
             checkpoint = self._notebooks.find_checkpoint(child)
             if checkpoint is None or cgroup.exceeds_limit(self._usage.measure_memory([checkpoint], sys.maxsize)):
                 return True
-        return cgroup.take_oom_kill() == "call"
+        return cgroup.find_culprit() == "call"
 
     def _measure_tree_memory(self, child: CallProcess) -> tuple[list[int], int]:
         """(pids, bytes in memory) of the call's processes, without the notebook's checkpoint."""

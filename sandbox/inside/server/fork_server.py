@@ -157,6 +157,7 @@ class ForkServer:
             self._notebooks.add(call["session"], child)
             self._register(child, child.control.fileno())
         elif child.cgroup is not None:
+            child.cgroup.begin_call()
             child.cgroup.allow_checkpoint()
         self._monitor.release(child)
         child.drop_output()
@@ -212,10 +213,9 @@ class ForkServer:
         """Reads the process's reply. False if its call is over."""
         if not child.read_outcome(MAX_OUTCOME_BYTES):
             self._unregister(child.control.fileno())
-            if child.has_invalid_reply:
+            if child.notebook_id is not None or child.has_invalid_reply:
+                child.outcome = child.outcome or self._exits.find_oom_kill(child)
                 self.kill(child)
-            elif child.notebook_id is not None:  # its first process has ended, for example by the kernel's OOM killer
-                os.kill(child.pid, signal.SIGKILL)
             return False
         if child.call and child.outcome:
             if child.notebook_id is not None:
@@ -226,10 +226,8 @@ class ForkServer:
 
     def _finish_cell(self, child: CallProcess, outcome: CallOutcome) -> None:
         has_died = outcome[0] == "died"
-        outcome = self._exits.correct_for_oom_kill(child, outcome)
+        child.outcome = outcome = self._exits.correct_for_oom_kill(child, outcome)
         if has_died and not self._notebooks.kill_cell(child):
-            if outcome == ["memory"]:
-                child.exceeded_limit = "memory"
             self.kill(child)
             return
         child.drain_output()
@@ -317,8 +315,8 @@ class ExitClassifier:
                 return ["timeout"]
             if child.cgroup is None and self._was_oom_killed(child):
                 return _OOM_KILLED
-            if self._own_namespaces:  # only the kernel can kill a namespace's process 1
-                return ["memory"] if child.cgroup is None else _OOM_KILLED
+            if self._own_namespaces and child.cgroup is None:  # only the kernel can kill a namespace's process 1
+                return ["memory"]
         if exit_code == FORK_FAILED_EXIT_CODE and child.notebook_id is not None:
             return ["failed", "a notebook could not fork"]
         if exit_code > 0 and not child.has_begun:
@@ -327,16 +325,18 @@ class ExitClassifier:
 
     def correct_for_oom_kill(self, child: CallProcess, outcome: CallOutcome) -> CallOutcome:
         """The outcome, unless the kernel killed a process of the call for lack of memory."""
-        if child.exceeded_limit is not None or child.killed:
-            return outcome
-        if child.cgroup is None:
-            return _OOM_KILLED if outcome == _KILLED and self._was_oom_killed(child) else outcome
+        was_killed = outcome in (_KILLED, _OOM_KILLED)
         # A call cannot fill its cgroup before its pipes are polled.
-        killed = outcome in (_KILLED, _OOM_KILLED)
-        culprit = child.cgroup.take_oom_kill() if killed or child.pipes_polled else None
-        if culprit == "call":
-            return ["memory"]
-        return _OOM_KILLED if culprit == "machine" and killed else outcome
+        found = self.find_oom_kill(child) if was_killed or (child.cgroup and child.pipes_polled) else None
+        return outcome if found is None or (found == _OOM_KILLED and not was_killed) else found
+
+    def find_oom_kill(self, child: CallProcess) -> CallOutcome | None:
+        """The outcome if the kernel, and not the fork server, killed a process of the call for lack of memory."""
+        if child.exceeded_limit is not None or child.killed:
+            return None
+        if child.cgroup is None:
+            return _OOM_KILLED if self._was_oom_killed(child) else None
+        return {"call": ["memory"], "machine": _OOM_KILLED, None: None}[child.cgroup.find_culprit()]
 
     def _was_oom_killed(self, child: CallProcess) -> bool:
         """Whether a full machine or container killed a call below its memory limit."""

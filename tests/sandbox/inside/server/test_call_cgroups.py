@@ -105,15 +105,18 @@ def test_a_cgroup_holds_a_quarter_more_than_a_call_and_a_notebook_its_checkpoint
     assert not cgroup.exceeds_limit(720 * MIB)
 
 
-def test_a_kill_counts_once_and_is_the_fault_of_the_limit_that_was_hit(kernel: Kernel, cgroups: CallCgroups) -> None:
+def test_a_kill_is_the_fault_of_the_limit_that_was_hit(kernel: Kernel, cgroups: CallCgroups) -> None:
     cgroup = cgroups.acquire()
-    assert cgroup.take_oom_kill() is None
+    assert cgroup.find_culprit() is None
     kernel.kill(cgroup.name, num_killed=0, num_limit_hits=3)  # memory was reclaimed
-    assert cgroup.take_oom_kill() is None
+    assert cgroup.find_culprit() is None
     kernel.kill(cgroup.name, num_killed=1, num_limit_hits=4)
-    assert [cgroup.take_oom_kill(), cgroup.take_oom_kill()] == ["call", None]
-    kernel.kill(cgroup.name, num_killed=2, num_limit_hits=4)
-    assert cgroup.take_oom_kill() == "machine"
+    assert [cgroup.find_culprit(), cgroup.find_culprit()] == ["call", "call"]
+    kernel.kill(cgroup.name, num_killed=2, num_limit_hits=4)  # of another process that could not allocate
+    assert cgroup.find_culprit() == "call"
+    cgroup.begin_call()
+    kernel.kill(cgroup.name, num_killed=3, num_limit_hits=4)
+    assert cgroup.find_culprit() == "machine"
 
 
 def test_only_a_cgroup_without_rests_serves_another_call(kernel: Kernel, cgroups: CallCgroups) -> None:
