@@ -28,7 +28,8 @@ from engine.inference.engine_core import EngineCore
 from engine.inference.kernels.attention_kernels import select_kernels
 from engine.inference.kernels.batch_invariance import TILE_ROWS, check_attention, find_batch_invariant_matmul
 from engine.inference.kernels.matmul import PLAIN, Matmul, build_tiled
-from engine.model.qwen3 import Qwen3, Qwen3Config, initialize_weights
+from engine.model.model_config import Qwen3Config
+from engine.model.qwen3 import Qwen3, initialize_weights
 from tasks.tiny.prepare import build_model_config
 
 BATCHES = (1, 16, 64, 256)

@@ -46,16 +46,16 @@ def _run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwri
     if place is not None and place.rank > 0:
         return join_run(configure_worker(run, place), console)
     run = configure_head(run, place)
-    if not resume:
-        check_inputs(run)
+    inputs = [] if resume else check_inputs(run)
     with claimed_run_folder(run, resume=resume, overwrite=overwrite) as folder:
         if resume:  # a finished run does not need its inputs
-            check_inputs(run)
+            inputs = check_inputs(run)
         refusal = LogWriteFailure()
         configure_logging(folder, LAUNCHER, run.log.level, refusal.record)
         display = make_display(console)
         began = time.monotonic()
-        display.print_line(f"run {run.name}, seed {run.seed}, in {folder.path}")
+        for line in (f"run {run.name}, seed {run.seed}, in {folder.path}", *inputs):
+            display.print_line(line)
         try:
             with raising_disk_errors(folder.path):
                 verifier = RunVerifier(run, folder)

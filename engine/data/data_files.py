@@ -4,6 +4,7 @@ import codecs
 import csv
 import gzip
 import io
+import itertools
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterator
@@ -17,6 +18,7 @@ from configs.errors import UnusableInput
 RowFields = dict[str, Any]
 
 _PART_EXTENSIONS = (".parquet", ".jsonl", ".jsonl.gz")
+_BLOCK_ROWS = 131_072  # of a parquet file in memory
 _NUMBERED_PART = re.compile(r"(.+)-\d+-of-(\d+)\.")  # train-00000-of-00003.parquet
 _BYTE_ORDER_MARKS = {  # UTF-32 first: its mark begins with the mark of UTF-16
     codecs.BOM_UTF8: "utf-8",
@@ -183,12 +185,17 @@ def _read_parquet(path: Path, columns: Collection[str]) -> Iterator[DatasetRow]:
     import polars  # takes long, and most runs do not need it
 
     try:
-        known = polars.read_parquet_schema(path)
-        frame = polars.read_parquet(path, columns=[name for name in known if name in columns] or None)
+        frame = polars.scan_parquet(path)
+        if known := [name for name in frame.collect_schema() if name in columns]:
+            frame = frame.select(known)
+        for start in itertools.count(0, _BLOCK_ROWS):
+            block = frame.slice(start, _BLOCK_ROWS).collect()
+            for number, fields in enumerate(block.iter_rows(named=True), start=start + 1):
+                yield DatasetRow(path, number, fields)
+            if block.height < _BLOCK_ROWS:
+                return
     except polars.exceptions.PolarsError as error:
         raise DatasetError(path, f"not a parquet file: {error}") from error
-    for number, fields in enumerate(frame.iter_rows(named=True), start=1):
-        yield DatasetRow(path, number, fields)
 
 
 _TEXT_READERS: dict[str, Callable[[Path, io.BufferedReader, str], Iterator[DatasetRow]]] = {

@@ -39,6 +39,7 @@ class QuestionReport:
     """Counts of the unusual questions of one file, complete after the last one is read."""
 
     training: "QuestionReport | None" = None  # for test questions: that of the training questions, which are read first
+    num_rows: int = 0
     num_questions: int = 0
     num_unwrapped: int = 0
     num_repeated: int = 0  # with the same answer: dropped from training questions
@@ -54,6 +55,7 @@ class QuestionReport:
         question = blake2b(problem.question.encode(), digest_size=16).digest()
         both = blake2b(problem.ground_truth.encode(), key=question, digest_size=16).digest()
         repeated = both in self._problems
+        self.num_rows += 1
         self.num_unwrapped += unwrapped
         self.num_repeated += repeated
         if repeated and self.training is None:

@@ -5,8 +5,8 @@ generation use the same token ids.
 """
 
 import json
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -59,8 +59,13 @@ def read_sft_dialogues(path: Path, tokenizer: TextTokenizer, tools: Sequence[Too
 
     The run's own system message replaces the row's, so that the prompt equals that of the rollouts.
     """
-    rows = read_rows(path, ["messages"])
-    return [_tokenize_dialogue(_parse_messages(row), tokenizer, tools) for row in rows]
+    return [_tokenize_dialogue(_parse_messages(row), tokenizer, tools) for row in read_rows(path, ["messages"])]
+
+
+def count_sft_dialogues(path: Path, tools: Sequence[ToolName], max_rows: int) -> int:
+    """Checks that many dialogues without tokenizing them. Raises DatasetError."""
+    rows = islice(read_rows(path, ["messages"]), max_rows)
+    return sum(1 for row in rows if list(_render_turns(_parse_messages(row), tools)))
 
 
 def _parse_messages(row: DatasetRow) -> list[_DialogueMessage]:
@@ -98,19 +103,26 @@ def _tokenize_dialogue(
     messages: list[_DialogueMessage], tokenizer: TextTokenizer, tools: Sequence[ToolName]
 ) -> TokenizedDialogue:
     dialogue = TokenizedDialogue([], [])
+    for role, segments in _render_turns(messages, tools):
+        token_ids = encode_segments(tokenizer, segments)
+        dialogue.token_ids.extend(token_ids)
+        dialogue.loss_mask.extend([int(role == "assistant")] * len(token_ids))
+    return dialogue
+
+
+def _render_turns(
+    messages: list[_DialogueMessage], tools: Sequence[ToolName]
+) -> Iterator[tuple[str, list[TextSegment]]]:
+    """(role, segments) of each turn."""
     for first, (role, group) in enumerate(groupby(messages, key=lambda message: message.role)):
         turn = list(group)
         match role:
             case "assistant":
-                token_ids = tokenizer.encode(_format_assistant_text(turn[0], tools), trusted=True)
+                yield role, [TextSegment(_format_assistant_text(turn[0], tools), True)]
             case "tool":
-                segments = build_tool_turn_segments([message.get_text() for message in turn])
-                token_ids = encode_segments(tokenizer, segments)
+                yield role, build_tool_turn_segments([message.get_text() for message in turn])
             case _:
-                token_ids = encode_segments(tokenizer, _build_user_segments(turn[0], tools, first=first == 0))
-        dialogue.token_ids.extend(token_ids)
-        dialogue.loss_mask.extend([int(role == "assistant")] * len(token_ids))
-    return dialogue
+                yield role, _build_user_segments(turn[0], tools, first=first == 0)
 
 
 def _build_user_segments(message: _DialogueMessage, tools: Sequence[ToolName], *, first: bool) -> list[TextSegment]:

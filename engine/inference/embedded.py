@@ -20,7 +20,7 @@ from engine.inference.kernels.attention_kernels import select_kernels
 from engine.inference.kernels.batch_invariance import NotBatchInvariant, check_attention, find_batch_invariant_matmul
 from engine.inference.kernels.matmul import PLAIN, Matmul
 from engine.model.hf_checkpoint import load_model
-from engine.model.qwen3 import Qwen3Config
+from engine.model.model_config import Qwen3Config
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 from engine.weight_transfer.shared_memory import load_published
 

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.model.qwen3 import Qwen3, Qwen3Config
+from engine.model.model_config import Qwen3Config
+from engine.model.qwen3 import Qwen3
 
 
 class LayerWeights(NamedTuple):

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.model.qwen3 import Qwen3, Qwen3Config
+from engine.model.model_config import Qwen3Config, check_complete, check_shape, load_model_config
+from engine.model.qwen3 import Qwen3
 from engine.model.tokenizer import load_tokenizer
-from engine.model.weight_files import CheckpointError, list_weight_files, read_json_object
+from engine.model.weight_files import CheckpointError, list_weight_files
 from policies.dialogue.chat_format import TURN_END
 
 TOKENIZER_FILES = (
@@ -23,11 +24,6 @@ TOKENIZER_FILES = (
     *("vocab.json", "merges.txt", "chat_template.jinja"),
 )
 _DEFAULT_TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-
-
-def load_model_config(folder: Path | str) -> Qwen3Config:
-    path = Path(folder) / "config.json"
-    return Qwen3Config.from_hf(read_json_object(path), path)
 
 
 def load_model(folder: Path | str, dtype: torch.dtype = torch.float32) -> Qwen3:
@@ -39,33 +35,9 @@ def load_model(folder: Path | str, dtype: torch.dtype = torch.float32) -> Qwen3:
     tensors: dict[str, Tensor] = {}
     for file in list_weight_files(folder):
         tensors |= _read_weights(file, expected_shapes, dtype)
-    _check_complete(folder, expected_shapes.keys() - tensors.keys())
+    check_complete(folder, expected_shapes.keys() - tensors.keys())
     model.load_state_dict(tensors, assign=True)
     return model
-
-
-def check_weight_shapes(folder: Path | str) -> None:
-    """Check names and shapes by the headers of the weight files. Raises as `load_model` does."""
-    folder = Path(folder)
-    with torch.device("meta"):
-        expected_shapes = {name: value.shape for name, value in Qwen3(load_model_config(folder)).state_dict().items()}
-    missing = set(expected_shapes)
-    for file in list_weight_files(folder):
-        with _opening_weights(file) as weights:
-            for name in weights.keys() & expected_shapes.keys():
-                _check_shape(file, name, weights.get_slice(name).get_shape(), expected_shapes[name])
-                missing.discard(name)
-    _check_complete(folder, missing)
-
-
-def _check_shape(file: Path, name: str, found: Sequence[int], expected: Sequence[int]) -> None:
-    if list(found) != list(expected):
-        raise CheckpointError(f"{file}: {name} has shape {list(found)}; config.json requires {list(expected)}")
-
-
-def _check_complete(folder: Path, missing: Collection[str]) -> None:
-    if missing:
-        raise CheckpointError(f"{folder}: {len(missing)} tensors are missing, the first is {min(missing)}")
 
 
 @contextmanager
@@ -89,7 +61,7 @@ def _read_weights(file: Path, expected_shapes: Mapping[str, torch.Size], dtype: 
     with _opening_weights(file) as weights:
         for name in weights.keys() & expected_shapes.keys():
             tensor = weights.get_tensor(name)
-            _check_shape(file, name, tensor.shape, expected_shapes[name])
+            check_shape(file, name, tensor.shape, expected_shapes[name])
             tensors[name] = tensor.to(dtype, copy=True)
     return tensors
 

@@ -6,72 +6,11 @@ with transformers.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-import msgspec
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from configs.errors import UnusableInput
-
-
-class UnsupportedModel(UnusableInput):
-    """A config.json with an unsupported value. The message names the file and the field."""
-
-
-class Qwen3Config(msgspec.Struct, frozen=True, kw_only=True):
-    """The model's sizes. `from_hf` and `to_hf` convert from and to transformers' names."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int = msgspec.field(name="num_hidden_layers")
-    num_heads: int = msgspec.field(name="num_attention_heads")
-    num_kv_heads: int = msgspec.field(name="num_key_value_heads")
-    head_dim: int
-    rope_theta: float = 1e4
-    rms_norm_eps: float = 1e-6
-    tie_word_embeddings: bool = False
-    max_position_embeddings: int = 32_768
-
-    @classmethod
-    def from_hf(cls, fields: dict[str, Any], source: Path | str = "config.json") -> Qwen3Config:
-        """From a config.json of transformers 4 or 5. Raises UnsupportedModel with the field."""
-        rope: dict[str, Any] = {"rope_theta": 1e4, **fields, **(fields.get("rope_parameters") or {})}
-        scaling: dict[str, Any] = fields.get("rope_scaling") or {}
-        rope_type = rope.get("rope_type") or scaling.get("rope_type") or scaling.get("type") or "default"
-        layer_types = set(fields.get("layer_types") or ()) - {"full_attention"}
-        expected = {
-            "model_type": (fields.get("model_type"), "qwen3"),
-            "rope_parameters": (rope_type, "default"),
-            "use_sliding_window": (bool(fields.get("use_sliding_window")), False),
-            "layer_types": (sorted(layer_types), []),
-            "attention_bias": (bool(fields.get("attention_bias")), False),
-            "hidden_act": (fields.get("hidden_act", "silu"), "silu"),
-        }
-        for field, (found, supported) in expected.items():
-            if found != supported:
-                raise UnsupportedModel(f"{source}: {field} is {found!r}; only {supported!r} is supported")
-        try:
-            return msgspec.convert({**fields, "rope_theta": float(rope["rope_theta"])}, cls)
-        except msgspec.ValidationError as error:
-            raise UnsupportedModel(f"{source}: {error}") from None
-
-    def to_hf(self) -> dict[str, Any]:
-        """A config.json for transformers 4 and 5."""
-        return {
-            "architectures": ["Qwen3ForCausalLM"],
-            "model_type": "qwen3",
-            **msgspec.to_builtins(self),
-            "rope_parameters": {"rope_theta": self.rope_theta, "rope_type": "default"},
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "use_sliding_window": False,
-            "sliding_window": None,
-        }
+from engine.model.model_config import Qwen3Config
 
 
 class RmsNorm(nn.Module):

@@ -13,7 +13,7 @@ from configs.errors import UnusableInput
 from policies.dialogue.chat_format import TURN_END
 
 if TYPE_CHECKING:  # importing torch takes seconds, and the head and the rollouts do not need it
-    from engine.model.qwen3 import Qwen3Config
+    from engine.model.model_config import Qwen3Config
 
 
 class UnusableTokenizer(UnusableInput):

@@ -2,9 +2,12 @@
 
 import json
 import struct
+from collections.abc import Collection
 from math import prod
 from pathlib import Path
 from typing import Any, cast
+
+import msgspec
 
 from configs.errors import UnusableInput
 
@@ -14,36 +17,44 @@ class CheckpointError(UnusableInput):
 
 
 def list_weight_files(folder: Path) -> list[Path]:
+    """Those of the index, if there is one. Raises CheckpointError for an invalid index."""
     index = folder / "model.safetensors.index.json"
-    if index.exists():
-        files = read_json_object(index).get("weight_map")
-        if not isinstance(files, dict):
-            raise CheckpointError(f"{index}: weight_map is missing or no object")
-        return [folder / name for name in sorted(set(cast("dict[str, str]", files).values()))]
-    return [folder / "model.safetensors"]
+    if not index.exists():
+        return [folder / "model.safetensors"]
+    names = read_json_object(index).get("weight_map")
+    files = cast(dict[str, object], names).values() if isinstance(names, dict) else ()
+    if not files or not all(isinstance(name, str) for name in files):
+        raise CheckpointError(f"{index}: weight_map is missing or no object with the file of each tensor")
+    return [folder / name for name in sorted(set(cast(Collection[str], files)))]
 
 
 def count_parameters(folder: Path) -> int:
     """Raises CheckpointError for a missing or incomplete file."""
-    headers = [read_safetensors_header(file) for file in list_weight_files(folder)]
-    return sum(prod(entry["shape"]) for header in headers for entry in header.values())
+    return sum(prod(shape) for file in list_weight_files(folder) for shape in read_weight_shapes(file).values())
 
 
-def read_safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
-    """By tensor: dtype, shape, data_offsets. Raises CheckpointError, also if the file is shorter than its tensors."""
+def read_weight_shapes(path: Path) -> dict[str, list[int]]:
+    """By tensor, from the header. Raises CheckpointError, also if the file is shorter than its tensors."""
     try:
+        size = path.stat().st_size
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            header: dict[str, dict[str, Any]] = json.loads(file.read(min(length, path.stat().st_size)))
-        header.pop("__metadata__", None)
-        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+            header = msgspec.json.decode(file.read(min(length, size)), type=dict[str, _TensorHeader])
     except OSError as error:
         raise CheckpointError(f"{path}: {_describe(error)}") from None
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (struct.error, ValueError) as error:
         raise CheckpointError(f"{path}: not a safetensors file, or incomplete: {error}") from None
-    if (found := path.stat().st_size) != (expected := 8 + length + end):
-        raise CheckpointError(f"{path}: incomplete: {found:,} of {expected:,} bytes")
-    return header
+    header.pop("__metadata__", None)
+    if size != (expected := 8 + length + max((each.data_offsets[1] for each in header.values()), default=0)):
+        raise CheckpointError(f"{path}: incomplete: {size:,} of {expected:,} bytes")
+    return {name: each.shape for name, each in header.items()}
+
+
+class _TensorHeader(msgspec.Struct):
+    """Empty for the entry `__metadata__`."""
+
+    shape: list[int] = []
+    data_offsets: tuple[int, int] = (0, 0)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig, TinyConfig
 from engine.model.hf_checkpoint import save_model
-from engine.model.qwen3 import Qwen3, Qwen3Config, initialize_weights
+from engine.model.model_config import Qwen3Config
+from engine.model.qwen3 import Qwen3, initialize_weights
 from tasks.tiny.cold_start_dialogues import TOOL, Messages, generate_dialogues
 from tasks.tiny.questions import generate_questions
 from tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer

@@ -11,7 +11,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from engine.inference.kernels.batch_invariance import find_batch_invariant_matmul
 from engine.inference.kernels.matmul import Matmul
 from engine.model.hf_checkpoint import save_model
-from engine.model.qwen3 import Qwen3, Qwen3Config, initialize_weights
+from engine.model.model_config import Qwen3Config
+from engine.model.qwen3 import Qwen3, initialize_weights
 
 VOCABULARY = 97
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from actors.cli.doctor.finding import GIB, CheckResult, DoctorFinding, run_check
+from actors.launch.input_checks import read_kernel_file, read_memory_bytes
 from bus.process.scratch_lock import remove_stale_scratch
 from configs.schema import RunConfig
 from sandbox.contract import Isolation
@@ -107,7 +108,7 @@ def check_cpu(cpuinfo: Path) -> CheckResult:
 
 def count_usable_cores() -> float:
     """Cores that this process may use: the smaller of its affinity and its cgroup's quota."""
-    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
+    quota, _, period = read_kernel_file("/sys/fs/cgroup/cpu.max").partition(" ")
     allowed = int(quota) / int(period) if quota.isdigit() else float("inf")
     return min(float(len(os.sched_getaffinity(0))), allowed)
 
@@ -117,17 +118,6 @@ def check_cores(cores: float) -> CheckResult:
     if cores < 2:
         return DoctorFinding("warning", detail, "Use two cores or more; on one the demo takes about twice as long.")
     return detail
-
-
-def read_memory_bytes() -> tuple[int, int]:
-    """(available, total), both bounded by the cgroup's limit."""
-    lines = [line.split() for line in _read("/proc/meminfo").splitlines()]
-    kib = {words[0].rstrip(":"): int(words[1]) for words in lines}
-    available, total = kib["MemAvailable"] * 1024, kib["MemTotal"] * 1024
-    limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
-    if limit.isdigit() and used.isdigit():
-        available, total = min(available, int(limit) - int(used)), min(total, int(limit))
-    return available, total
 
 
 def check_memory(available_and_total: tuple[int, int]) -> CheckResult:
@@ -148,7 +138,9 @@ def check_gpu() -> CheckResult:
         devices = [torch.cuda.get_device_properties(index) for index in range(count)]
         return "; ".join(f"{gpu.name}, {gpu.total_memory / GIB:.0f} GiB" for gpu in devices)
     if not Path("/proc/driver/nvidia/version").exists():
-        remedy = "Use a machine with an NVIDIA GPU for any model larger than the tiny one."
+        remedy = (
+            'The run needs none: a GPU makes only the engines faster (engine.device = "cuda"); training uses the CPU.'
+        )
         return DoctorFinding("warning", "none", remedy)
     remedy = "Update the NVIDIA driver, or give this process access to the device."
     if not torch.version.cuda:
@@ -217,11 +209,3 @@ def check_disk(folder: Path) -> CheckResult:
         remedy = "Delete old runs or set `runs_folder` to a larger disk: checkpoints need space."
         return DoctorFinding("warning", detail, remedy)
     return detail
-
-
-def _read(path: str) -> str:
-    """The file's text; empty if the kernel lacks that interface."""
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""

@@ -13,7 +13,7 @@ from configs.errors import UnusableInput
 from engine.inference.kernels.attention_kernels import AttentionKernels
 from engine.inference.kernels.matmul import MIN_ROWS, PLAIN, Matmul, build_tiled
 from engine.inference.kv.kv_cache import WIDTH_STEP
-from engine.model.qwen3 import Qwen3Config
+from engine.model.model_config import Qwen3Config
 
 TILE_ROWS = (64, 16, MIN_ROWS)  # the first size that is batch-invariant is used
 EXHAUSTIVE_MAX_ROWS = 40  # beyond it, only numbers of rows around the powers of two are tested

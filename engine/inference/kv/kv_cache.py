@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from engine.model.qwen3 import Qwen3Config
+from engine.model.model_config import Qwen3Config
 
 # The number of gathered tokens is a multiple of it: the kernels then sum in the same order at every width.
 WIDTH_STEP = 32

@@ -12,7 +12,8 @@ import torch
 from configs.schema import EngineConfig
 from configs.sglang_options import SPARE_TOKENS, SGLangConfig
 from engine.model.hf_checkpoint import load_model_config
-from engine.model.qwen3 import Qwen3, Qwen3Config
+from engine.model.model_config import Qwen3Config
+from engine.model.qwen3 import Qwen3
 from engine.sglang.server.compatibility import ServerRequirements, ServerUnusable
 from engine.sglang.server.interpreter_check import extract_last_line, run_python
 

@@ -44,7 +44,7 @@ def load(inputs: Path, *overrides: str) -> RunConfig:
     return load_run(inputs / "run.toml", [*small, *overrides])
 
 
-def break_weights(inputs: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
+def change_weights(inputs: Path, change: Callable[[dict[str, np.ndarray]], object]) -> None:
     file = inputs / "model" / "model.safetensors"
     tensors = load_file(file)
     change(tensors)
@@ -60,9 +60,9 @@ def remove_token(inputs: Path) -> None:
     path.write_text(path.read_text().replace("<|im_end|>", "<|other|>"))
 
 
-def shorten_context(inputs: Path) -> None:
+def change_config(inputs: Path, field: str, value: int) -> None:
     path = inputs / "model" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "max_position_embeddings": 64}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
 
 
 def test_complete_inputs_are_accepted_and_nothing_is_created(inputs: Path) -> None:
@@ -103,7 +103,10 @@ def test_complete_inputs_are_accepted_and_nothing_is_created(inputs: Path) -> No
             r"model\.checkpoint: .*/model\.safetensors: Is a directory",
         ),
         (remove_token, r"model\.checkpoint: .*/tokenizer\.json: the vocabulary has no token '<\|im_end\|>'"),
-        (shorten_context, r"model\.checkpoint: .*max_position_embeddings is 64, but .* = 192 tokens"),
+        (
+            lambda inputs: change_config(inputs, "max_position_embeddings", 64),
+            r"model\.checkpoint: .*max_position_embeddings is 64, but .* = 192 tokens",
+        ),
         (
             lambda inputs: (inputs / "model/model.safetensors").unlink(),
             r"model\.checkpoint: .*\.safetensors: no such file",
@@ -113,6 +116,18 @@ def test_complete_inputs_are_accepted_and_nothing_is_created(inputs: Path) -> No
             r"model\.checkpoint: .*\.safetensors: incomplete",
         ),
         (lambda inputs: (inputs / "model/model.safetensors").write_text("x"), r"\.safetensors: not a safetensors file"),
+        (
+            lambda inputs: change_weights(inputs, lambda tensors: tensors.pop("model.norm.weight")),
+            r"model\.checkpoint: .*/model: 1 tensors are missing, the first is model\.norm\.weight",
+        ),
+        (
+            lambda inputs: change_weights(inputs, lambda tensors: tensors.update({"model.norm.weight": np.ones(3)})),
+            r"model\.checkpoint: .*model\.norm\.weight has shape \[3\]; config\.json requires \[\d+\]",
+        ),
+        (
+            lambda inputs: change_config(inputs, "vocab_size", 8),
+            r"model\.checkpoint: .*has token ids up to \d+, but .* has vocab_size 8",
+        ),
     ],
 )
 def test_an_unusable_input_is_named_by_its_key(inputs: Path, damage: Callable[[Path], object], message: str) -> None:
@@ -124,6 +139,48 @@ def test_an_unusable_input_is_named_by_its_key(inputs: Path, damage: Callable[[P
 def test_a_cold_start_without_dialogues_has_two_remedies(inputs: Path) -> None:
     with pytest.raises(UnusableInput, match=r"^sft\.data: .*: no such file; set sft\.data .* or sft\.steps = 0$"):
         check_inputs(load(inputs, "sft.steps=3"))
+
+
+def test_an_unusable_dialogue_is_named_by_its_key_and_row(inputs: Path) -> None:
+    dialogue = {
+        "messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "<reason>2</reason>"}]
+    }
+    path = inputs / "dialogues.jsonl"
+    settings = (f"sft.data={path}", "sft.steps=3")
+    path.write_text(2 * (json.dumps(dialogue) + "\n"))
+    assert f"sft.data: {path}: 2 dialogues" in check_inputs(load(inputs, *settings))
+    path.write_text(json.dumps(dialogue) + '\n{"messages": [{"role": "robot", "content": "2"}]}\n')
+    with pytest.raises(UnusableInput, match=r"^sft\.data: .*/dialogues\.jsonl: row 2"):
+        check_inputs(load(inputs, *settings))
+
+
+def test_of_a_long_file_the_first_rows_are_checked(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_checks, "_MAX_CHECKED_ROWS", 3)
+    path = inputs / "train.jsonl"
+    path.write_text("".join(f'{{"question": "What is 1 + {number}?", "answer": "2"}}\n' for number in range(5)) + "{")
+    assert f"data.train: {path}: 3 questions in the first 3 rows; the others are checked later" in check_inputs(
+        load(inputs)
+    )
+
+
+def test_unusual_questions_are_warnings(inputs: Path) -> None:
+    (inputs / "train.jsonl").write_text(2 * QUESTION + QUESTION.replace('"2"', '"3"'))
+    path = inputs / "train.jsonl"
+    assert check_inputs(load(inputs)) == [
+        f"data.train: {path}: 2 questions; dropped 1 rows that repeat a question with its answer",
+        "warning: data.train: 1 rows repeat a question with another answer",
+        f"data.test: {path}: 3 questions; kept 1 rows that repeat a question with its answer",
+        "warning: data.test: 1 rows repeat a question with another answer",
+        "warning: data.test: 3 test questions are also training questions",
+    ]
+
+
+def test_a_run_that_cannot_fit_into_main_memory_is_refused(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gib = 2**30
+    monkeypatch.setattr(input_checks, "read_memory_bytes", lambda: (0, 64 * gib))
+    assert "warning: main memory: only 0.0 GiB are available; stop other programs" in check_inputs(load(inputs))
+    with pytest.raises(UnusableInput, match=r"^main memory: .* engine\.kv_tokens.* but the machine .* has 64\.0 GiB"):
+        check_inputs(load(inputs, "engine.kv_tokens=1000000000"))
 
 
 def test_test_questions_are_not_needed_without_evaluation(inputs: Path) -> None:

@@ -168,6 +168,25 @@ def test_a_run_can_consist_of_only_the_cold_start(tmp_path: Path, start: Start) 
     assert (folder.get_checkpoint_path(0) / "model.safetensors").exists()
 
 
+@pytest.mark.nightly
+def test_a_configuration_of_name_model_and_data_runs(tmp_path: Path, finished_run: tuple[RunFolder, str]) -> None:
+    """All other keys keep their defaults, except that the run and its trajectories are short."""
+    made = finished_run[0]
+    config = tmp_path / "own.toml"
+    config.write_text(
+        f'name = "own"\n[model]\ncheckpoint = "{made.get_checkpoint_path(0)}"\n'
+        f'[data]\ntrain = "{made.data / "train.jsonl"}"\ntest = "{made.data / "test.jsonl"}"\n'
+    )
+    short = ("rl.steps=1", "rl.prompts=2", "rl.rollouts=4", "evaluation.questions=6", "dialogue.prompt_tokens=96")
+    settings = (*short, "dialogue.response_tokens=192", f"runs_folder={tmp_path}")
+    ran = asterism("run", str(config), *(flag for setting in settings for flag in ("--set", setting)))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert f"data.train: {made.data / 'train.jsonl'}: 64 questions" in ran.stdout
+    summary = json.loads(RunFolder(tmp_path / "own").summary.read_text())
+    assert summary["steps"] == 1
+    assert summary["replay_identical"] is True
+
+
 def test_a_run_without_any_result_fails_with_the_first_cause(
     finished_run: tuple[RunFolder, str], tmp_path: Path, start: Start
 ) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from engine.contract import Capacity, EngineFailure, Generation, GenerationRequest, RequestRefused
 from engine.inference.engine_core import EngineCore
-from engine.model.qwen3 import Qwen3, Qwen3Config
+from engine.model.model_config import Qwen3Config
+from engine.model.qwen3 import Qwen3
 from tests.engine.inference.cores import PAGE, alone, assert_greedy, generate, step, submit
 from tests.engine.tiny_models import get_batch_invariant_matmul, random_ids, small_config, small_model
 

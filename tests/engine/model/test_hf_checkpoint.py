@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.model.hf_checkpoint import CheckpointError, load_model, load_model_config, save_model
-from engine.model.qwen3 import UnsupportedModel
+from engine.model.model_config import UnsupportedModel
 from tests.engine.tiny_models import random_ids, save_small_model, small_config, small_model, write_tokenizer
 
 CONFIG = small_config(vocab_size=280)

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.model.qwen3 import Qwen3, Qwen3Config, UnsupportedModel, initialize_weights
+from engine.model.model_config import Qwen3Config, UnsupportedModel
+from engine.model.qwen3 import Qwen3, initialize_weights
 from tests.engine.closeness import assert_close
 from tests.engine.tiny_models import VOCABULARY, small_config, small_model
 

@@ -29,7 +29,7 @@ from tests.engine.sglang.server.requirements import make_info
 from tests.engine.tiny_models import small_config
 
 GIB = 2**30
-INPUTS = ("data.train", "data.test", "model.checkpoint", "space")
+INPUTS = ("data.train", "data.test", "model.checkpoint", "main memory", "space")
 SERVED = ("engine.kind=sglang", "dialogue.prompt_tokens=92", "dialogue.response_tokens=100")
 
 
@@ -65,10 +65,11 @@ def port() -> int:
 def questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("questions.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}')
+    Path("test.jsonl").write_text('{"question": "1 + 2?", "answer": "3"}')
 
 
 def found(*settings: object) -> dict[str, DoctorFinding]:
-    data = ("data.train=questions.jsonl", "data.test=questions.jsonl")
+    data = ("data.train=questions.jsonl", "data.test=test.jsonl")
     return check_run(load_run(None, ["name=a", *data, *map(str, settings)]))
 
 

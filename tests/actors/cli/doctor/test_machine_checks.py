@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from actors.cli.doctor import machine_checks
 from actors.cli.doctor.finding import CheckResult, DoctorFinding, FindingStatus, build_findings_table, run_check
 from actors.cli.main import app
+from actors.launch import input_checks
 from sandbox import docker_probe
 from sandbox.contract import Isolation
 from sandbox.docker_probe import DockerProbeResult, probe_docker
@@ -232,7 +233,8 @@ class TestLimits:
             "/sys/fs/cgroup/memory.current": str(6 * gib),
             "/sys/fs/cgroup/cpu.max": "50000 100000",
         }
-        monkeypatch.setattr(machine_checks, "_read", lambda path: files.get(path, ""))
+        for module in (machine_checks, input_checks):
+            monkeypatch.setattr(module, "read_kernel_file", lambda path: files.get(path, ""))
         assert machine_checks.read_memory_bytes() == (2 * gib, 8 * gib)
         assert machine_checks.count_usable_cores() == 0.5
         files |= {"/sys/fs/cgroup/memory.max": "max", "/sys/fs/cgroup/cpu.max": "max 100000"}

@@ -15,7 +15,8 @@ from engine.inference.embedded import EmbeddedEngine
 from engine.inference.engine_core import EngineCore
 from engine.inference.kernels.batch_invariance import NotBatchInvariant, check_attention, find_batch_invariant_matmul
 from engine.inference.kernels.matmul import Matmul, build_tiled
-from engine.model.qwen3 import Qwen3, Qwen3Config, initialize_weights
+from engine.model.model_config import Qwen3Config
+from engine.model.qwen3 import Qwen3, initialize_weights
 from tests.engine.closeness import assert_close
 from tests.engine.tiny_models import get_batch_invariant_matmul, small_config
 
