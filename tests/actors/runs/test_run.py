@@ -177,7 +177,7 @@ def test_a_configuration_of_name_model_and_data_runs(tmp_path: Path, finished_ru
         f'name = "own"\n[model]\ncheckpoint = "{made.get_checkpoint_path(0)}"\n'
         f'[data]\ntrain = "{made.data / "train.jsonl"}"\ntest = "{made.data / "test.jsonl"}"\n'
     )
-    short = ("rl.steps=1", "rl.prompts=2", "rl.rollouts=4", "evaluation.questions=6", "dialogue.prompt_tokens=96")
+    short = ("rl.steps=1", "rl.prompts=2", "rl.rollouts=4", "evaluation.questions=6")
     settings = (*short, "dialogue.response_tokens=192", f"runs_folder={tmp_path}")
     ran = asterism("run", str(config), *(flag for setting in settings for flag in ("--set", setting)))
     assert ran.returncode == 0, ran.stdout + ran.stderr
