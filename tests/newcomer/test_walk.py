@@ -5,7 +5,9 @@ import os
 import pty
 import struct
 import subprocess
+import tempfile
 import termios
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,12 +53,19 @@ def test_every_substitution_is_of_a_printed_command() -> None:
     assert [command for command in as_printed if any(word.isupper() for word in command.split())] == []
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """With room for the path of a socket, unlike `tmp_path`."""
+    with tempfile.TemporaryDirectory(prefix="walk-") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.docker
 @pytest.mark.timeout(7200)
-def test_every_printed_command_succeeds(tmp_path: Path) -> None:
-    home, clone = tmp_path / "home", tmp_path / "asterism"
+def test_every_printed_command_succeeds(short_folder: Path) -> None:
+    home, clone = short_folder / "home", short_folder / "asterism"
     home.mkdir()
     failed: list[str] = []
     commands = [f"git clone --quiet {ROOT} {clone}"]
@@ -66,7 +75,7 @@ def test_every_printed_command_succeeds(tmp_path: Path) -> None:
     ]
     for number, command in enumerate(commands):
         activation = ". .venv/bin/activate && " if not command.startswith(("make", "git")) else ""
-        status, shown = run_in_terminal(activation + command, clone if number else tmp_path, home)
+        status, shown = run_in_terminal(activation + command, clone if number else short_folder, home)
         if status != 0:
             failed.append(f"{command}: exit code {status}\n{shown[-2000:]}")
     assert failed == [], "\n".join(failed)

@@ -40,7 +40,7 @@ def check_run(run: RunConfig) -> dict[str, DoctorFinding]:
         "space": "Free some space, or use a smaller model.checkpoint.",
     }
     findings = {
-        key: run_check(partial(_run_input_check, check, remedies.get(key)), remedies.get(key, f"Change {key}."))
+        key: _run_input_check(check, remedies.get(key, f"Change {key}, or repair the file that it names."))
         for key, check in list_input_checks(run).items()
     }
     if "model.checkpoint" not in findings:
@@ -63,12 +63,13 @@ def check_run(run: RunConfig) -> dict[str, DoctorFinding]:
 # ---------------------------------------------------------------- any run
 
 
-def _run_input_check(check: InputCheck, remedy: str | None) -> CheckResult:
-    checked = check()
-    if not checked.warnings:
-        return checked.description
-    detail = "; ".join((checked.description, *checked.warnings))
-    return DoctorFinding("warning", detail, remedy or "The run uses them: docs/data.md.")
+def _run_input_check(check: InputCheck, remedy: str) -> DoctorFinding:
+    def describe() -> CheckResult:
+        checked = check()
+        detail = "; ".join((checked.description, *checked.warnings))
+        return DoctorFinding("warning", detail, remedy) if checked.warnings else detail
+
+    return run_check(describe, remedy)
 
 
 def resolve_checkpoint(run: RunConfig) -> Path | None:

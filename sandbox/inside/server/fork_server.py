@@ -315,7 +315,7 @@ class ExitClassifier:
                 return ["timeout"]
             if child.cgroup is None and self._was_oom_killed(child):
                 return _OOM_KILLED
-            if self._own_namespaces and child.cgroup is None:  # only the kernel can kill a namespace's process 1
+            if self._own_namespaces and child.cgroup is None:  # the kernel killed it: nothing else can kill process 1
                 return ["memory"]
         if exit_code == FORK_FAILED_EXIT_CODE and child.notebook_id is not None:
             return ["failed", "a notebook could not fork"]
@@ -326,9 +326,12 @@ class ExitClassifier:
     def correct_for_oom_kill(self, child: CallProcess, outcome: CallOutcome) -> CallOutcome:
         """The outcome, unless the kernel killed a process of the call for lack of memory."""
         was_killed = outcome in (_KILLED, _OOM_KILLED)
-        # A call cannot fill its cgroup before its pipes are polled.
-        found = self.find_oom_kill(child) if was_killed or (child.cgroup and child.pipes_polled) else None
-        return outcome if found is None or (found == _OOM_KILLED and not was_killed) else found
+        if not was_killed and not (child.cgroup and child.pipes_polled):  # too short to fill its cgroup
+            return outcome
+        found = self.find_oom_kill(child)
+        if found == _OOM_KILLED and not was_killed:  # the call went on without one of its children
+            return outcome
+        return found or outcome
 
     def find_oom_kill(self, child: CallProcess) -> CallOutcome | None:
         """The outcome if the kernel, and not the fork server, killed a process of the call for lack of memory."""

@@ -84,9 +84,16 @@ def find_owners(client: Client, name: str) -> list[int]:
 
 
 def _list_servers(started: int) -> list[int]:
-    """The process and, in namespaces, its only child, the actual server."""
+    """The process and, in namespaces, its child in another one, the actual server."""
     children = [pid for pid in family(started)[1:] if _read_parent(pid) == started]
-    return [started, *children] if len(children) == 1 else [started]
+    return [started, *(pid for pid in children if _read_namespace(pid) != _read_namespace(started))]
+
+
+def _read_namespace(pid: int) -> str:
+    """Of its pids; empty if it has ended."""
+    with contextlib.suppress(OSError):
+        return str(Path(f"/proc/{pid}/ns/pid").readlink())
+    return ""
 
 
 def _read_parent(pid: int) -> int:
