@@ -36,6 +36,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(2 * PATI
 SCHEDULER = "sglang::scheduler"
 STOPPED_S = 3.0  # less than the run's timeouts
 GROUPS = ("rl.prompts=4", "rl.rollouts=8")
+STEPS = 8  # the last ones leave time to stop a server in an early one
 
 
 def find_scheduler(launcher: subprocess.Popen[str]) -> int:
@@ -56,7 +57,7 @@ def check_no_losses(folder: RunFolder, steps: int) -> None:
 
 
 def test_killed_and_stopped_servers_are_replaced(tmp_path: Path, cold_start: RunFolder) -> None:
-    settings = (*GROUPS, "rl.steps=4", "sglang.port=31050", "sglang.health_timeout_s=3")
+    settings = (*GROUPS, f"rl.steps={STEPS}", "sglang.port=31050", "sglang.health_timeout_s=3")
     with launch(tmp_path, *OWN_SERVER, *settings, *from_cold_start_of(cold_start)) as process:
         folder = RunFolder(tmp_path / "demo")
         try:
@@ -77,7 +78,7 @@ def test_killed_and_stopped_servers_are_replaced(tmp_path: Path, cold_start: Run
         finally:
             process.kill()
     assert process.returncode == 0, output
-    check_no_losses(folder, steps=4)
+    check_no_losses(folder, STEPS)
     assert get_deaths(folder) == [f"lost its process {SCHEDULER}", "no longer responds"]
     assert len(list_process_ids(folder, "generator-0")) == 3
     check_cleanup(folder, processes, shared)
@@ -89,7 +90,7 @@ def test_an_external_server_may_be_suspended_and_restarted(
     shared, _ = servers
     attached = attach_to(shared.server.url)
     group = os.getpgid(min(shared.server.list_processes()))
-    with launch(tmp_path, *attached, *GROUPS, "rl.steps=4", *from_cold_start_of(cold_start)) as process:
+    with launch(tmp_path, *attached, *GROUPS, f"rl.steps={STEPS}", *from_cold_start_of(cold_start)) as process:
         folder = RunFolder(tmp_path / "demo")
         try:
             stop_in_a_step(group, folder, 1, process)
@@ -106,6 +107,6 @@ def test_an_external_server_may_be_suspended_and_restarted(
             with contextlib.suppress(ProcessLookupError):  # other tests use the server
                 os.killpg(group, signal.SIGCONT)
     assert process.returncode == 0, output
-    check_no_losses(folder, steps=4)
+    check_no_losses(folder, STEPS)
     assert get_deaths(folder) == ["silent"]
     assert len(list_process_ids(folder, "generator-0")) == 2
