@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.messages import CodeOk, CodeOutOfMemory
+from bus.messages import CodeCrashed, CodeOk, CodeOutOfMemory
 from bus.process.scratch_lock import remove_stale_scratch
 from sandbox.hosts import local_host
 from sandbox.isolation import format_isolation
@@ -91,13 +91,24 @@ async def test_a_call_ends_as_out_of_memory_although_only_a_child_was_killed(sta
         assert isinstance(outcome, CodeOutOfMemory)
 
 
-async def test_a_notebook_may_rewrite_a_state_as_large_as_its_limit(start_sandbox: StartSandbox) -> None:
+async def test_a_notebook_rewrites_a_state_as_large_as_its_limit_without_a_checkpoint(
+    start_sandbox: StartSandbox,
+) -> None:
     async with start_sandbox(memory_mib=LIMIT_MIB, time_limit_s=20.0) as client:
         require_cgroups(client)
-        assert await client.printed("state = bytearray(100 << 20)") == ""
-        for number in range(3):
-            rewrite = "for start in range(0, len(state), 4096):\n    state[start] += 1\nprint(state[-4096])"
-            assert await client.printed(rewrite) == f"{number + 1}\n"
+        await rewrite_large_state(client)
+        peaks_mib = [read_peak(cgroup) / MIB for cgroup in list_call_cgroups(client.sandbox.server_pids)]
+        assert 100 < max(peaks_mib) <= LIMIT_MIB * 1.25
+
+
+async def rewrite_large_state(client: Client) -> None:
+    assert await client.printed("state = bytearray(100 << 20)") == ""
+    for number in range(3):
+        rewrite = "for start in range(0, len(state), 4096):\n    state[start] += 1\nprint(state[-4096])"
+        assert await client.printed(rewrite) == f"{number + 1}\n"
+    outcome = (await client.cell("import os; state[-4096] = 9; os._exit(7)")).outcome
+    assert isinstance(outcome, CodeCrashed)
+    assert await client.printed("state[-4096]") == "3\n"
 
 
 @pytest.mark.parametrize("start_sandbox", ["process"], indirect=True)
@@ -113,6 +124,7 @@ async def test_without_permission_the_fork_servers_measure_memory(
         assert format_isolation(client.isolation).endswith("; memory: measured, no cgroups")
         outcome = (await client.program(TWO_CHILDREN)).outcome
         assert isinstance(outcome, CodeOutOfMemory)
+        await rewrite_large_state(client)
 
 
 def test_the_cgroups_of_a_killed_executor_are_removed_at_the_next_start() -> None:

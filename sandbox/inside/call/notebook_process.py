@@ -15,7 +15,8 @@ and, after pure cells, a checkpoint.
 
 A fork does not copy threads, timers of `signal.setitimer`, or children. A worker that has any
 makes no checkpoint: if the cell kills it, the notebook rolls back to an earlier checkpoint or to
-the base, and the executor replays the cells since. After a rollback the worker has another pid and
+the base, and the executor replays the cells since. The same holds for a state that does not fit
+into the memory limit twice: such a cell runs without any checkpoint. After a rollback the worker has another pid and
 no `fcntl.lockf` locks. Files and file offsets are shared and not rolled back. Hooks of
 `os.register_at_fork` run at each checkpoint.
 
@@ -36,7 +37,7 @@ from typing import NamedTuple, NoReturn
 from sandbox.inside.call import pure_cells, run_code
 from sandbox.inside.call.call_setup import set_up_call
 from sandbox.inside.isolation import syscalls
-from sandbox.inside.wire.call_wire import CallRequest, read_call, write_answer, write_started
+from sandbox.inside.wire.call_wire import CELL_WITHOUT_CHECKPOINT, CallRequest, read_call, write_answer, write_started
 from sandbox.inside.wire.server_settings import ServerSettings
 
 HARNESS_PROCESSES = 2  # base and checkpoint, in addition to the code's own limit
@@ -146,14 +147,16 @@ class NotebookProcess:
         # A longer cell is compiled after the checkpoint: compiling can kill the process.
         codes = run_code.try_compile_cell(call.code) if len(call.code) <= pure_cells.MAX_CHARACTERS else None
         pure = codes is not None and pure_cells.is_pure(codes, self._main.__dict__)
-        if not (self._is_checkpoint_fresh() or (pure and self._is_replay_cheap())) and self._can_be_forked():
-            if not self._make_checkpoint():
-                return
-            self._write_shared(self._pid, self._checkpoint, call.nonce)
+        if call.kind == CELL_WITHOUT_CHECKPOINT:
+            self._kill_checkpoint()
+        elif self._needs_checkpoint(pure) and self._can_be_forked() and not self._make_checkpoint():
+            return  # this process has resumed as the checkpoint, and reported the cell's death
+        self._write_shared(self._pid, self._checkpoint, call.nonce)
         self._run_cell(call, codes or call.code, pure)
 
-    def _is_checkpoint_fresh(self) -> bool:
-        return self._is_replayable and not self._cells_since_checkpoint
+    def _needs_checkpoint(self, pure: bool) -> bool:
+        is_fresh = self._is_replayable and not self._cells_since_checkpoint
+        return not is_fresh and not (pure and self._is_replay_cheap())
 
     def _is_replay_cheap(self) -> bool:
         return (

@@ -11,7 +11,6 @@ import socket
 from typing import NamedTuple
 
 MAX_MEMORY_FACTOR = 1.25  # cgroup limit per memory_mib: page tables, copied pages of the zygote, files
-_CHECKPOINT_STEPS = 8  # of memory_mib: smaller changes of a notebook's state cost no system call
 _MAX_REST_SHARE = 1 / 32  # of the limit: memory that an ended call may leave to the next one
 _MAX_FREE_CGROUPS = 32
 
@@ -49,9 +48,7 @@ class CallCgroup:
         self.name = name
         self._folder_fd = folder_fd
         self._files = files
-        self._memory = memory
         self._limit = int(memory * MAX_MEMORY_FACTOR)
-        self._extra = 0  # of the limit, for a notebook's checkpoint
         self._num_killed = self._num_limit_hits = 0  # at the last look
         self._culprit: str | None = None  # of this call
 
@@ -69,13 +66,9 @@ class CallCgroup:
     def begin_call(self) -> None:
         self._culprit = None
 
-    def allow_checkpoint(self) -> None:
-        """Raises the limit by a notebook's state before a cell, which the cell may hold twice."""
-        steps = self._read(self._files.usage) * _CHECKPOINT_STEPS // self._memory
-        extra = min(steps + 1, _CHECKPOINT_STEPS) * self._memory // _CHECKPOINT_STEPS if steps else 0
-        if extra != self._extra:
-            self._extra = extra
-            self._write(self._files.limit, self._limit + extra)
+    def has_room_for_checkpoint(self) -> bool:
+        """Whether a notebook's state fits into the limit twice: a cell may change all of it."""
+        return 2 * self._read(self._files.usage) <= self._limit
 
     def find_culprit(self) -> str | None:
         """What the kernel killed a process of this call for: the limit of the "call" or of the "machine".
@@ -91,16 +84,10 @@ class CallCgroup:
             self._num_killed, self._num_limit_hits = num_killed, num_limit_hits
         return self._culprit
 
-    def exceeds_limit(self, checkpoint_bytes: int = 0) -> bool:
-        """Whether it uses more than a call may, in addition to a notebook's checkpoint."""
-        return self._read(self._files.usage) - checkpoint_bytes > self._limit
-
     def is_reusable(self) -> bool:
         """Whether its processes left neither memory nor counts."""
-        return (
-            not self._extra
-            and self._read(self._files.usage) <= self._limit * _MAX_REST_SHARE
-            and not self._read(*self._files.limit_hits)
+        return self._read(self._files.usage) <= self._limit * _MAX_REST_SHARE and not self._read(
+            *self._files.limit_hits
         )
 
     def remove(self) -> bool:

@@ -22,7 +22,7 @@ import sys
 import time
 from typing import Protocol
 
-from sandbox.inside.server.call_cgroups import CallCgroup
+from sandbox.inside.server.call_cgroups import MAX_MEMORY_FACTOR
 from sandbox.inside.server.call_process_handle import CallProcess, NotebookProcesses
 from sandbox.inside.server.proc_usage import ProcessUsage
 from sandbox.inside.server.process_hold import ProcessHold
@@ -181,13 +181,17 @@ class CallMonitor:
 
         Seconds until the next check; None above the memory limit.
         """
-        if child.cgroup is not None and self._exceeds_cgroup_limit(child, child.cgroup):
+        if child.cgroup is not None and child.cgroup.find_culprit() == "call":
             return None
-        pids, used = self._measure_tree_memory(child)
-        if len(pids) > 1 and used > self._memory_limit:  # RLIMIT_AS bounds a single process
-            pids, used = self._measure_tree_memory(child)  # pages of an exiting process may count twice
-            if len(pids) > 1 and used > self._memory_limit:
+        pids = self._usage.list_process_tree(child.pid)
+        used, is_too_large = self._measure_memory(child, pids)
+        if is_too_large:
+            pids = self._usage.list_process_tree(child.pid)
+            used, is_too_large = self._measure_memory(child, pids)  # pages of an exiting process may count twice
+            if is_too_large:
                 return None
+        checkpoint = self._notebooks.find_checkpoint(child)
+        pids = [pid for pid in pids if pid != checkpoint]
         if self._usage.count_locks(pids) > _MAX_LOCKS:
             return None
         child.memory_bytes = used
@@ -215,18 +219,23 @@ class CallMonitor:
         growth = _GROWTH_BYTES_PER_S * min(self._num_cpus, num_processes)
         return min(_CHECK_INTERVAL_S, max(_MIN_CHECK_INTERVAL_S, spare / growth))
 
-    def _exceeds_cgroup_limit(self, child: CallProcess, cgroup: CallCgroup) -> bool:
-        if cgroup.exceeds_limit():
-            checkpoint = self._notebooks.find_checkpoint(child)
-            if checkpoint is None or cgroup.exceeds_limit(self._usage.measure_memory([checkpoint], sys.maxsize)):
-                return True
-        return cgroup.find_culprit() == "call"
+    def _measure_memory(self, child: CallProcess, pids: list[int]) -> tuple[int, bool]:
+        """(bytes, whether they exceed the limit) of the call's processes, which may include a checkpoint."""
+        if len(pids) == 1:  # RLIMIT_AS bounds a single process
+            return self._usage.measure_memory(pids, sys.maxsize), False
+        limit = self._memory_limit
+        if self._notebooks.find_checkpoint(child) in pids:
+            limit = int(limit * MAX_MEMORY_FACTOR)
+        used = self._usage.measure_memory(pids, limit)
+        return used, used > limit
 
-    def _measure_tree_memory(self, child: CallProcess) -> tuple[list[int], int]:
-        """(pids, bytes in memory) of the call's processes, without the notebook's checkpoint."""
-        checkpoint = self._notebooks.find_checkpoint(child)
-        pids = [pid for pid in self._usage.list_process_tree(child.pid) if pid != checkpoint]
-        return pids, self._usage.measure_memory(pids, self._memory_limit)
+    def has_room_for_checkpoint(self, notebook: CallProcess) -> bool:
+        """Whether the notebook's state fits into the limit twice: a cell may change all of it."""
+        if notebook.cgroup is not None:
+            return notebook.cgroup.has_room_for_checkpoint()
+        worker = self._notebooks.find_worker(notebook)
+        limit = self._memory_limit * MAX_MEMORY_FACTOR
+        return worker is None or 2 * self._usage.measure_memory([worker], sys.maxsize) <= limit
 
     def _extend_deadline(self, child: CallProcess, now: float) -> bool:
         stopped_s = child.stopped_s + (now - child.stopped_at if child.stopped_at is not None else 0.0)
@@ -258,17 +267,10 @@ class CallMonitor:
         hold = self._holds.setdefault(child, ProcessHold(child, self._usage, _SPARE_CPU_S))
         was_verified = hold.is_verified
         pause_s = hold.check()
-        if hold.num_escapes > _MAX_ESCAPES or (not was_verified and self._is_too_large(child, hold.pids)):
+        if hold.num_escapes > _MAX_ESCAPES or (not was_verified and self._measure_memory(child, hold.pids)[1]):
             self._controller.kill(child)
         else:
             self._set_timer(child, now + max(pause_s, _compute_pause_s(began_s)))
-
-    def _is_too_large(self, child: CallProcess, pids: list[int]) -> bool:
-        if len(pids) == 1:  # RLIMIT_AS bounds the worker
-            return False
-        checkpoint = self._notebooks.find_checkpoint(child)
-        counted = [pid for pid in pids if pid != checkpoint]
-        return len(counted) > 1 and self._usage.measure_memory(counted, self._memory_limit) > self._memory_limit
 
     def _apply_slices(self, to_stop: list[CallProcess], to_resume: list[CallProcess], now: float) -> None:
         for child in to_stop:

@@ -39,7 +39,7 @@ from sandbox.inside.server.orphan_reaper import kill_groups, kill_orphans
 from sandbox.inside.server.proc_usage import ProcessUsage
 from sandbox.inside.server.process_tree import ProcessTree
 from sandbox.inside.server.warm_processes import WarmProcesses
-from sandbox.inside.wire.call_wire import CallOutcome, encode_call
+from sandbox.inside.wire.call_wire import CELL, CELL_WITHOUT_CHECKPOINT, PROGRAM, CallOutcome, encode_call
 from sandbox.inside.wire.frames import Frame, FrameReader, encode_frame
 from sandbox.inside.wire.server_settings import ServerSettings
 from sandbox.inside.zygote.zygote import Zygote
@@ -133,7 +133,7 @@ class ForkServer:
     def _handle(self, frame: Frame) -> None:
         match frame["op"]:
             case "run":
-                self._start(self._warm.take(), frame)
+                self._start(self._warm.take(), frame, PROGRAM)
             case "cell":
                 self._start_cell(frame)
             case "end":
@@ -158,18 +158,16 @@ class ForkServer:
             self._register(child, child.control.fileno())
         elif child.cgroup is not None:
             child.cgroup.begin_call()
-            child.cgroup.allow_checkpoint()
         self._monitor.release(child)
         child.drop_output()
-        self._start(child, call)
+        self._start(child, call, CELL if self._monitor.has_room_for_checkpoint(child) else CELL_WITHOUT_CHECKPOINT)
 
-    def _start(self, child: CallProcess, call: Frame) -> None:
+    def _start(self, child: CallProcess, call: Frame, kind: int) -> None:
         nonce = int.from_bytes(os.urandom(8), "little")
         now = time.monotonic()
         child.assign_call(call, nonce, now, self._settings.time_limit_s)
         self._processes_by_call[call["id"]] = child
-        is_cell, cells = call["op"] == "cell", call["cells"]
-        child.unsent = encode_call(is_cell, cells, call["seed"], nonce, call["code"], call["stdin"])
+        child.unsent = encode_call(kind, call["cells"], call["seed"], nonce, call["code"], call["stdin"])
         if not child.send():
             fd = child.control.fileno()
             self._register(child, fd)  # no effect for a notebook: its socket is registered

@@ -17,7 +17,7 @@ CONTROL_FD = 3  # the descriptor of the process's socket
 CallOutcome = list[str]
 
 _CALL = struct.Struct("<BIQQII")  # kind, cells, seed, nonce, bytes of code and of stdin
-_PROGRAM, _CELL = 0, 1
+PROGRAM, CELL, CELL_WITHOUT_CHECKPOINT = 0, 1, 2  # kinds of calls
 _STARTED = struct.Struct("<cddII")
 _ANSWER = struct.Struct("<cIQI")  # bytes of the outcome's text, nonce, cells
 _STARTED_TAG, _ANSWER_TAG = b"s", b"a"
@@ -25,12 +25,16 @@ _CHUNK = 4096  # most calls fit
 
 
 class CallRequest(NamedTuple):
-    is_cell: bool
+    kind: int
     cells: int  # number that the notebook's state must hold before this one
     seed: int
     nonce: int
     code: str
     stdin: bytes
+
+    @property
+    def is_cell(self) -> bool:
+        return self.kind != PROGRAM
 
 
 class CallStarted(NamedTuple):
@@ -50,9 +54,8 @@ class CallAnswer(NamedTuple):
     outcome: CallOutcome
 
 
-def encode_call(is_cell: bool, cells: int, seed: int, nonce: int, code: str, stdin: str) -> bytes:
+def encode_call(kind: int, cells: int, seed: int, nonce: int, code: str, stdin: str) -> bytes:
     code_utf8, stdin_utf8 = code.encode("utf-8", "replace"), stdin.encode("utf-8", "backslashreplace")
-    kind = _CELL if is_cell else _PROGRAM
     return _CALL.pack(kind, cells, seed, nonce, len(code_utf8), len(stdin_utf8)) + code_utf8 + stdin_utf8
 
 
@@ -61,9 +64,7 @@ def read_call() -> CallRequest:
     received = _read_until(b"", _CALL.size)
     kind, cells, seed, nonce, code_bytes, stdin_bytes = _CALL.unpack_from(received)
     texts = _read_until(received[_CALL.size :], code_bytes + stdin_bytes)
-    return CallRequest(
-        kind == _CELL, cells, seed, nonce, texts[:code_bytes].decode("utf-8", "replace"), texts[code_bytes:]
-    )
+    return CallRequest(kind, cells, seed, nonce, texts[:code_bytes].decode("utf-8", "replace"), texts[code_bytes:])
 
 
 def _read_until(received: bytes, length: int) -> bytes:

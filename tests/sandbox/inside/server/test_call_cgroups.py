@@ -90,19 +90,15 @@ class _FakeOs:
         return getattr(os, name)
 
 
-def test_a_cgroup_holds_a_quarter_more_than_a_call_and_a_notebook_its_checkpoint_too(
+def test_a_cgroup_holds_a_quarter_more_than_a_call_and_a_checkpoint_only_if_the_state_fits_twice(
     kernel: Kernel, cgroups: CallCgroups
 ) -> None:
     cgroup = cgroups.acquire()
     assert kernel.read_limit(cgroup.name) == 1280 * MIB
-    assert not cgroup.exceeds_limit()
-    for used, checkpoint in ((127, 0), (128, 256), (300, 384), (1200, 1024)):
-        kernel.set_use(cgroup.name, used * MIB)
-        cgroup.allow_checkpoint()
-        assert kernel.read_limit(cgroup.name) == (1280 + checkpoint) * MIB
-    kernel.set_use(cgroup.name, 2000 * MIB)
-    assert cgroup.exceeds_limit(719 * MIB)
-    assert not cgroup.exceeds_limit(720 * MIB)
+    kernel.set_use(cgroup.name, 640 * MIB)
+    assert cgroup.has_room_for_checkpoint()
+    kernel.set_use(cgroup.name, 641 * MIB)
+    assert not cgroup.has_room_for_checkpoint()
 
 
 def test_a_kill_is_the_fault_of_the_limit_that_was_hit(kernel: Kernel, cgroups: CallCgroups) -> None:
@@ -120,21 +116,18 @@ def test_a_kill_is_the_fault_of_the_limit_that_was_hit(kernel: Kernel, cgroups: 
 
 
 def test_only_a_cgroup_without_rests_serves_another_call(kernel: Kernel, cgroups: CallCgroups) -> None:
-    clean, full, killed, notebook = [cgroups.acquire() for _ in range(4)]
+    clean, full, killed = [cgroups.acquire() for _ in range(3)]
     kernel.set_use(clean.name, 20 * MIB)
     kernel.set_use(full.name, 50 * MIB)
     kernel.kill(killed.name, num_killed=1, num_limit_hits=1)
-    kernel.set_use(notebook.name, 200 * MIB)
-    notebook.allow_checkpoint()
-    kernel.set_use(notebook.name, 0)
-    for cgroup in (clean, full, killed, notebook):
+    for cgroup in (clean, full, killed):
         cgroups.release(cgroup)
     assert kernel.list_cgroups() == [clean.name]
     assert cgroups.acquire() is clean
     kernel.set_use(clean.name, 50 * MIB)
     cgroups.release(clean, was_short=True)
     assert cgroups.acquire() is clean
-    assert cgroups.acquire().name not in (full.name, killed.name, notebook.name)
+    assert cgroups.acquire().name not in (full.name, killed.name)
 
 
 def test_a_cgroup_with_processes_is_removed_after_their_exit(kernel: Kernel, cgroups: CallCgroups) -> None:
