@@ -16,6 +16,7 @@ from random import Random
 
 import msgspec
 
+from actors.launch.command_lines import compute_link_epoch
 from bus.bus import Bus, Delivery, Inbox
 from bus.lanes import Lane
 from bus.transport.packets import Ack, Packet
@@ -76,6 +77,7 @@ class Network:
         received = self.received[process, session] = []
         inbox = CheckedInbox(self.limits.window_messages, received)
         links = ReliableTransport(process, session, inbox, self.limits)
+        links.first_epoch = compute_link_epoch(session // compute_link_epoch(1))  # as a launcher's address book has it
         links.wire = self.members[process] = wire = SimulatedWire(self, links)
         inbox.on_drained = wire.read
         return Bus(process, inbox, links)
