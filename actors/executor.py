@@ -158,7 +158,9 @@ class Executor:
             self._logger.error("grading.failed", trajectory_id=trajectory_id, cause=str(error))
             await self._send(sender, CallFailed(trajectory_id, GRADING_CALL, f"grader: {error}", self._address))
             return
-        await self._send(sender, AnswerGraded(trajectory_id, grade.correct, grade.duration_s, self._address))
+        reward = float(grade.correct)
+        graded = AnswerGraded(trajectory_id, reward, grade.duration_s, self._address, {"correct": reward})
+        await self._send(sender, graded)
 
     async def _send(self, sender: str, answer: CodeFinished | AnswerGraded | CallFailed) -> None:
         self._mark_result_ready(asyncio.current_task())

@@ -60,8 +60,8 @@ def _draw(runs: Sequence[RunMetrics], path: Path) -> Path:
     keys = ("reward", "errors_in_positives", "response_tokens")
     for panel, key in zip(panels, keys, strict=True):
         _draw_panel(panel, runs, key, percent=key != "response_tokens")
-    style_axes(panels[0], "Reward", "share of correct answers", percent=True)
-    style_axes(panels[1], "Tool errors in positives", "share of failed calls in correct answers", percent=True)
+    style_axes(panels[0], "Reward", "mean over trajectories", percent=True)
+    style_axes(panels[1], "Tool errors in positives", "share of failed calls in positives", percent=True)
     style_axes(panels[2], "Response length", "tokens, mean")
     for panel in panels:
         leave_headroom(panel)

@@ -20,6 +20,7 @@ from configs.schema_tree import (
     PositiveInt,
     PositiveShare,
     Section,
+    SignedFloat,
     require,
 )
 from configs.sglang_options import SPARE_TOKENS, SGLangConfig, check_colocation, check_servers
@@ -143,6 +144,7 @@ class RocConfig(Section, frozen=True):
     # How correct trajectories are chosen: by weight, or the lowest penalties.
     positives: Literal["weighted", "lowest"] = "weighted"
     negatives: Literal["uniform", "first"] = "uniform"  # how wrong trajectories are chosen
+    positive_above: SignedFloat = 0.0  # trajectories with a larger reward are positives ("correct")
     min_per_class: PositiveInt = 1  # half of each class is kept, but at least this many if there are as many
 
 

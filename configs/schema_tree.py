@@ -12,6 +12,7 @@ from msgspec import Meta
 Count = Annotated[int, Meta(ge=0, le=2**40)]
 PositiveInt = Annotated[int, Meta(ge=1, le=2**40)]
 NonNegativeFloat = Annotated[float, Meta(ge=0, le=1e9)]
+SignedFloat = Annotated[float, Meta(ge=-1e9, le=1e9)]
 PositiveFloat = Annotated[float, Meta(gt=0, le=1e9)]
 LearningRate = Annotated[float, Meta(gt=0, le=10)]
 PositiveShare = Annotated[float, Meta(gt=0, le=1)]

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from bus.addresses import LAUNCHER, METRICS
 from bus.messages import (
     AnyMessage,
+    ComponentSum,
     EvaluationFinished,
     GroupJudged,
     LengthsMeasured,
@@ -124,7 +125,9 @@ class Recorder:
     def _on_evaluation_finished(self, event: EvaluationFinished) -> list[Send]:
         answered = event.questions - event.failed
         values = {
-            "accuracy": divide(event.correct, answered),
+            "accuracy": divide(event.positives, answered),
+            "reward": compute_mean_reward(event.reward, answered),
+            **compute_component_metrics(event.components),
             "questions": float(event.questions),
             "failed": float(event.failed),
             "response_tokens": divide(event.response_tokens, answered),
@@ -150,12 +153,15 @@ def compute_step_metrics(times: StepTimes, weights_synced_at: float) -> dict[str
     step_s = weights_synced_at - times.requested
     failures = {f"failed: {cause}": float(count) for cause, count in times.failures.items()}
     values = {
-        "reward": divide(counts.correct, counts.trajectories),
+        "reward": compute_mean_reward(counts.reward, counts.trajectories),
+        "positive_share": divide(counts.positives, counts.trajectories),
+        **compute_component_metrics(counts.components),
         "errors_in_positives": divide(counts.positive_calls_failed, counts.positive_calls),
         "tool_errors": divide(counts.calls_failed, counts.calls),
         "calls_per_rollout": divide(counts.calls, counts.trajectories),
         "response_tokens": divide(counts.response_tokens, counts.trajectories),
-        "overlong_share": divide(counts.overlong, counts.trajectories),
+        "overlong_share": divide(counts.endings.get("length", 0), counts.trajectories),
+        **{f"ended: {ending}": float(count) for ending, count in sorted(counts.endings.items())},
         "groups": float(counts.groups),
         "groups_rejected": float(counts.groups_rejected),
         "groups_lost": float(counts.groups_lost),
@@ -176,6 +182,19 @@ def compute_step_metrics(times: StepTimes, weights_synced_at: float) -> dict[str
         **compute_staleness_metrics(times.staleness),
     }
     return drop_undefined(values)
+
+
+def compute_mean_reward(total: float, trajectories: int) -> float | None:
+    """The sum is rounded, because its last digits depend on the order in which trajectories end."""
+    return round(total, 9) / trajectories if trajectories else None
+
+
+def compute_component_metrics(components: Mapping[str, ComponentSum]) -> dict[str, float | None]:
+    """Means over the trajectories that have the component."""
+    return {
+        f"reward: {name}": compute_mean_reward(each.total, each.trajectories)
+        for name, each in sorted(components.items())
+    }
 
 
 def compute_staleness_metrics(counts: StalenessCounts | None) -> dict[str, float]:

@@ -99,7 +99,7 @@ class Recording:
         if isinstance(call, CodeRequested):
             self.tell("rollout-0", CodeFinished(call.trajectory_id, call.call, outcome, 0.01, EXECUTOR), EXECUTOR)
         else:
-            self.tell("rollout-0", AnswerGraded(call.trajectory_id, True, 0.01, EXECUTOR), EXECUTOR)
+            self.tell("rollout-0", AnswerGraded(call.trajectory_id, 1.0, 0.01, EXECUTOR), EXECUTOR)
 
     def close(self) -> None:
         for log in self._logs.values():

@@ -147,8 +147,8 @@ class SandboxClient:
         match (await self._bus.receive()).message:
             case CodeFinished(trajectory_id=trajectory, call=call, outcome=outcome, duration_s=duration_s):
                 self._resolve((trajectory, call), CodeResult(outcome, duration_s))
-            case AnswerGraded(trajectory_id=trajectory, correct=correct, duration_s=duration_s):
-                self._resolve((trajectory, _GRADING_CALL), Grade(correct, duration_s))
+            case AnswerGraded(trajectory_id=trajectory, reward=reward, duration_s=duration_s):
+                self._resolve((trajectory, _GRADING_CALL), Grade(reward > 0, duration_s))
             case CallFailed(trajectory_id=trajectory, call=call, cause=cause):
                 self._resolve((trajectory, call), SandboxFailure(cause))
             case _:

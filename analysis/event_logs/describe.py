@@ -1,6 +1,6 @@
 """Describes an event in one line of text for `asterism log show` and `story`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, assert_never
 
 import msgspec
@@ -65,11 +65,12 @@ def describe(message: AnyMessage, context: TextContext, *, waited_s: float | Non
             return f"call {message.call}, {times}: {context.format_result(message.outcome, code)}"
         case AnswerGraded():
             times = _describe_times(message.duration_s, waited_s)
-            return f"{'correct' if message.correct else 'wrong'}, {times} on {message.executor}"
+            return f"{_describe_reward(message.reward, message.components)}, {times} on {message.executor}"
         case TurnRequested() | BatchReady():
             return ""
         case TrajectoryFinished():
-            return f"{message.ending}, reward {message.reward:g}, {message.calls_failed}/{message.calls} calls failed"
+            reward = _describe_reward(message.reward, message.components)
+            return f"{message.ending}, {reward}, {message.calls_failed}/{message.calls} calls failed"
         case _:
             return _describe_fields(message)
 
@@ -117,6 +118,16 @@ def _describe_lease(message: LeaseRequested | LeaseDeferred | LeaseGranted | Lea
             return f"ended with {message.tokens} tokens"
         case _:
             assert_never(message)
+
+
+def _describe_reward(reward: float, components: Mapping[str, float]) -> str:
+    """With its components, unless one of them is the whole reward."""
+    parts = (
+        ""
+        if list(components.values()) == [reward]
+        else ", ".join(f"{name} {value:g}" for name, value in components.items())
+    )
+    return f"reward {reward:g} ({parts})" if parts else f"reward {reward:g}"
 
 
 def extract_texts(message: object, context: TextContext) -> Iterator[str]:

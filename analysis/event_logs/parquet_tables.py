@@ -36,7 +36,7 @@ _DURATION_COLUMNS = ("lease_wait_s", "generation_s", "tools_s", "grading_s")
 _TRAJECTORY_SCHEMA = {
     **{"trajectory_id": pl.Int64, "group_id": pl.Int64, "problem": pl.String, "ground_truth": pl.String},
     **{"purpose": pl.String, "ended": pl.String, "ended_at": pl.Float64, "cause": pl.String},
-    **{"reward": pl.Float64, "ending": pl.String},
+    **{"reward": pl.Float64, "components": pl.String, "ending": pl.String},
     **dict.fromkeys(_COUNT_COLUMNS, pl.Int64),
     **dict.fromkeys(_DURATION_COLUMNS, pl.Float64),
     **{name: pl.List(kind) for name, (_, kind) in _ARRAY_TYPES.items()},
@@ -117,7 +117,7 @@ def _build_trajectory_row(logged: MergedEvent, end: TrajectoryEnd, group: StartG
         row |= {name: getattr(group, name) for name in ("problem", "ground_truth", "purpose")}
     columns = msgspec.structs.asdict(end)
     if isinstance(end, TrajectoryFinished):
-        columns |= msgspec.structs.asdict(end.record)
+        columns |= {**msgspec.structs.asdict(end.record), "components": msgspec.json.encode(end.components).decode()}
     for name in columns.keys() & row.keys():
         row[name] = np.frombuffer(columns[name], _ARRAY_TYPES[name][0]) if name in _ARRAY_TYPES else columns[name]
     return row

@@ -222,7 +222,7 @@ class Simulation:
             self.timeline.call_at(self.timeline.now + turn.tool_s + self._latency_s, self._decide_rollout, answer)
         elif isinstance(message, AnswerSubmitted):
             grading_s = self.workload.grading_s
-            graded = AnswerGraded(message.trajectory_id, True, grading_s, _EXECUTOR_ADDRESS)
+            graded = AnswerGraded(message.trajectory_id, 1.0, grading_s, _EXECUTOR_ADDRESS)
             self.timeline.call_at(self.timeline.now + grading_s + self._latency_s, self._decide_rollout, graded)
 
     def _collect(self, message: AnyMessage) -> None:

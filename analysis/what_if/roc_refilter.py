@@ -31,6 +31,7 @@ class CandidateTrajectory(msgspec.Struct, frozen=True):
     group_id: int
     trajectory_id: int
     reward: float
+    is_positive: bool  # by the other setting
     calls: int
     calls_failed: int
     response_tokens: int
@@ -121,6 +122,7 @@ def list_candidates(group: JudgedGroup, other: RunConfig) -> list[CandidateTraje
             group_id=group.judged.group_id,
             trajectory_id=each.trajectory_id,
             reward=each.reward,
+            is_positive=each.reward > other.roc.positive_above,
             calls=each.calls,
             calls_failed=each.calls_failed,
             response_tokens=each.record.response_tokens,
@@ -150,7 +152,7 @@ def _compute_advantage_change(trajectory: CandidateTrajectory) -> float:
 
 
 def _compute_stats(trajectories: Sequence[CandidateTrajectory]) -> SelectionStats:
-    positives = [each for each in trajectories if each.reward > 0]
+    positives = [each for each in trajectories if each.is_positive]
     calls = sum(each.calls for each in positives)
     return SelectionStats(
         groups=len({each.group_id for each in trajectories}),

@@ -175,7 +175,7 @@ class SingleProcessLoop:
 
     async def _grade(self, answer: AnswerSubmitted) -> AnswerGraded:
         grade = await self._sandbox.grade(answer)
-        return AnswerGraded(answer.trajectory_id, grade.correct, grade.duration_s, EXECUTOR)
+        return AnswerGraded(answer.trajectory_id, float(grade.correct), grade.duration_s, EXECUTOR)
 
 
 def main() -> None:

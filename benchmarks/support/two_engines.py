@@ -115,7 +115,7 @@ class RolloutHarness:
                 outcome = CodeOk(Output(str(turn.result_tokens)))
                 self._send_later(turn.tool_s, CodeFinished(trajectory_id, call, outcome, turn.tool_s, EXECUTOR))
             case AnswerSubmitted(trajectory_id=trajectory_id):
-                self._send_later(self._grading_s, AnswerGraded(trajectory_id, True, self._grading_s, EXECUTOR))
+                self._send_later(self._grading_s, AnswerGraded(trajectory_id, 1.0, self._grading_s, EXECUTOR))
             case _:
                 pass
 

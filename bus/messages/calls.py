@@ -139,10 +139,13 @@ class AnswerSubmitted(Message, frozen=True):
 
 
 class AnswerGraded(Message, frozen=True):
+    """executor -> rollout."""
+
     trajectory_id: int
-    correct: bool
+    reward: float  # the weighted sum of its components
     duration_s: float
     executor: str
+    components: dict[str, float] = msgspec.field(default_factory=dict)  # unweighted, by name; absent if not scored
 
 
 ExecutorEvent = ExecutorJoined | ExecutorLeft | ExecutorHealthy | CallsRescheduled

@@ -2,8 +2,13 @@
 
 from typing import Literal
 
+import msgspec
+
 from bus.messages.message import Message
 from bus.messages.tokens import TokenRecord
+
+# Why a finished trajectory stopped; an infrastructure failure or an abort has a cause instead.
+Ending = Literal["answered", "no_answer", "length", "turns"]
 
 
 class StartGroup(Message, frozen=True):
@@ -35,7 +40,7 @@ class TrajectoryFinished(Message, frozen=True):
     trajectory_id: int
     group_id: int
     reward: float
-    ending: Literal["answered", "no_answer", "length", "turns"]
+    ending: Ending
     record: TokenRecord
     turns: int
     calls: int
@@ -47,6 +52,7 @@ class TrajectoryFinished(Message, frozen=True):
     generation_s: float
     tools_s: float
     grading_s: float
+    components: dict[str, float] = msgspec.field(default_factory=dict)  # of the reward, as in AnswerGraded
 
 
 class TrajectoryFailed(Message, frozen=True):

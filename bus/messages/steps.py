@@ -2,6 +2,7 @@
 
 import msgspec
 
+from bus.messages.groups import Ending
 from bus.messages.message import Message
 from bus.messages.run import BufferCursor
 from bus.messages.tokens import TokenRecord
@@ -23,14 +24,23 @@ class EvaluationRequested(Message, frozen=True):
     version: int
 
 
+class ComponentSum(msgspec.Struct, frozen=True, array_like=True):
+    """A component of the reward over the trajectories that have it."""
+
+    total: float = 0.0
+    trajectories: int = 0
+
+
 class EvaluationFinished(Message, frozen=True):
-    """buffer -> recipe, recorder. Accuracy is correct / (questions - failed)."""
+    """buffer -> recipe, recorder. Accuracy is positives / (questions - failed)."""
 
     label: str
     questions: int
-    correct: int
+    positives: int  # rewards above roc.positive_above
     failed: int  # trajectories lost to infrastructure failures
     response_tokens: int  # sum
+    reward: float = 0.0  # sum
+    components: dict[str, ComponentSum] = msgspec.field(default_factory=dict)
 
 
 class TrainingSample(msgspec.Struct, frozen=True, array_like=True):
@@ -51,11 +61,13 @@ class StepCounts(msgspec.Struct, frozen=True):
     groups_lost: int = 0  # too few trajectories left after failures and the staleness limit
     trajectories: int = 0  # finished
     trajectories_failed: int = 0  # infrastructure failures
-    correct: int = 0
-    overlong: int = 0  # hit the length limit
+    positives: int = 0  # rewards above roc.positive_above
+    reward: float = 0.0  # sum
+    components: dict[str, ComponentSum] = {}  # of the reward
+    endings: dict[Ending, int] = {}  # finished trajectories
     calls: int = 0
     calls_failed: int = 0
-    positive_calls: int = 0  # in correct trajectories
+    positive_calls: int = 0  # in positives
     positive_calls_failed: int = 0
     generated_tokens: int = 0
     response_tokens: int = 0  # generated and tool tokens

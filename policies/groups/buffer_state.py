@@ -80,9 +80,9 @@ class GroupCollection(msgspec.Struct):
             return None
         return RunFailed(f"every trajectory of {collected} failed, {failed} in all. The first: {self.first_failure}")
 
-    def count(self, event: TrajectoryFinished | TrajectoryFailed) -> None:
+    def count(self, event: TrajectoryFinished | TrajectoryFailed, positive_above: float) -> None:
         if isinstance(event, TrajectoryFinished):
-            self.counts = add_to_step_counts(self.counts, event)
+            self.counts = add_to_step_counts(self.counts, event, positive_above)
         else:
             self.first_failure = self.first_failure or event.cause
             self.counts = replace(self.counts, trajectories_failed=self.counts.trajectories_failed + 1)

@@ -6,6 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from bus.messages import (
+    ComponentSum,
     EvaluationFinished,
     LengthCounts,
     LengthsMeasured,
@@ -16,13 +17,15 @@ from bus.messages import (
 )
 
 
-def add_to_step_counts(counts: StepCounts, trajectory: TrajectoryFinished) -> StepCounts:
-    positive = trajectory.reward > 0
+def add_to_step_counts(counts: StepCounts, trajectory: TrajectoryFinished, positive_above: float) -> StepCounts:
+    positive, ending = trajectory.reward > positive_above, trajectory.ending
     return replace(
         counts,
         trajectories=counts.trajectories + 1,
-        correct=counts.correct + positive,
-        overlong=counts.overlong + (trajectory.ending == "length"),
+        positives=counts.positives + positive,
+        reward=counts.reward + trajectory.reward,
+        components=_add_components(counts.components, trajectory.components),
+        endings={**counts.endings, ending: counts.endings.get(ending, 0) + 1},
         calls=counts.calls + trajectory.calls,
         calls_failed=counts.calls_failed + trajectory.calls_failed,
         positive_calls=counts.positive_calls + (trajectory.calls if positive else 0),
@@ -36,13 +39,23 @@ def add_to_step_counts(counts: StepCounts, trajectory: TrajectoryFinished) -> St
     )
 
 
+def _add_components(sums: dict[str, ComponentSum], components: dict[str, float]) -> dict[str, ComponentSum]:
+    added = dict(sums)
+    for name, value in components.items():
+        before = sums.get(name, ComponentSum())
+        added[name] = ComponentSum(before.total + value, before.trajectories + 1)
+    return added
+
+
 def build_evaluation_finished(label: str, counts: StepCounts) -> EvaluationFinished:
     return EvaluationFinished(
         label=label,
         questions=counts.trajectories + counts.trajectories_failed,
-        correct=counts.correct,
+        positives=counts.positives,
         failed=counts.trajectories_failed,
         response_tokens=counts.response_tokens,
+        reward=counts.reward,
+        components=counts.components,
     )
 
 

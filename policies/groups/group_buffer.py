@@ -171,7 +171,7 @@ class GroupBuffer:
             if collection is not None:
                 raise ProtocolError(f"trajectory {event.trajectory_id} was aborted without a request")
         elif collection is not None:
-            collection.count(event)
+            collection.count(event, self._roc.positive_above)
         group.record_end(event)
         self._record_length(group, event, late=collection is None)
         if not group.is_complete:

@@ -59,8 +59,8 @@ def resample(
     """The trajectories to train on, at most `keep_count`, in the group's order."""
     if len(group) <= keep_count:
         return list(group)
-    positives = [trajectory for trajectory in group if trajectory.reward > 0]
-    negatives = [trajectory for trajectory in group if trajectory.reward <= 0]
+    positives = [trajectory for trajectory in group if trajectory.reward > roc.positive_above]
+    negatives = [trajectory for trajectory in group if trajectory.reward <= roc.positive_above]
     num_positives, num_negatives = compute_class_counts(len(positives), len(negatives), keep_count, roc)
     chosen = _choose_positives(positives, num_positives, roc, mix(seed, POSITIVES))
     chosen |= _choose_negatives(negatives, num_negatives, roc, mix(seed, NEGATIVES))

@@ -36,7 +36,6 @@ from policies.seeded_random import SIBLING, mix
 
 Phase = Literal["leasing", "generating", "calling", "grading", "ended"]
 PHASES: tuple[Phase, ...] = ("leasing", "generating", "calling", "grading")  # of a live trajectory
-Ending = Literal["answered", "no_answer", "length", "turns"]
 TrajectoryEvent = LeaseGranted | LeaseDeferred | TurnGenerated | TurnFailed | CodeFinished | CallFailed | AnswerGraded
 
 GRADING_CALL = -1  # the call number of a grading

@@ -27,6 +27,7 @@ from bus.messages import (
     CodeOutOfMemory,
     CodeRaised,
     CodeRequested,
+    Ending,
     LeaseDeferred,
     LeaseGranted,
     LeasePaused,
@@ -56,7 +57,7 @@ from policies.dialogue.tool_results import (
     format_result,
     is_failure,
 )
-from policies.rollout.trajectory import GRADING_CALL, Ending, Rules, Trajectory, TrajectoryEvent
+from policies.rollout.trajectory import GRADING_CALL, Rules, Trajectory, TrajectoryEvent
 
 MAX_RETRIES = 1  # after infrastructure failures of a turn, a grading or a call
 EXECUTOR = "executor"
@@ -100,7 +101,7 @@ def advance(
             return _retry_call(rules, trajectory, now, event)
         case AnswerGraded():
             trajectory.expect_phase("grading", event)
-            return _end(rules, trajectory, now, "answered", 1.0 if event.correct else 0.0)
+            return _end(rules, trajectory, now, "answered", event.reward, event.components)
         case _:
             assert_never(event)
 
@@ -178,7 +179,7 @@ def _on_turn_generated(
     trajectory = replace(trajectory, record=trajectory.record.append_generated(turn), turn_start=start_of_turn)
     if turn.finish != "stop":  # the turn continues, and no token is generated twice
         if trajectory.record.response_tokens >= rules.response_tokens:
-            return _end(rules, trajectory, now, "length", 0.0)
+            return _end(rules, trajectory, now, "length")
         return _request_lease(rules, trajectory.enter_phase("leasing", now))
     text = tokenizer.decode(bytes_to_ids(trajectory.record.token_ids[4 * start_of_turn :]))
     parsed = parse_assistant_turn(text, rules.tools)
@@ -194,7 +195,7 @@ def _on_turn_generated(
     if parsed.calls:
         return _call_tools(rules, tokenizer, trajectory, now)
     if parsed.answer is None:
-        return _end(rules, trajectory, now, "no_answer", 0.0)
+        return _end(rules, trajectory, now, "no_answer")
     trajectory, releases = _release_lease(rules, trajectory.enter_phase("grading", now))
     return trajectory, [*releases, Send(EXECUTOR, trajectory.build_submission())]
 
@@ -212,7 +213,7 @@ def _retry_turn(rules: Rules, trajectory: Trajectory, now: float, cause: str) ->
 
 def _call_tools(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float) -> Transition:
     if trajectory.turn >= rules.max_turns:
-        return _end(rules, trajectory, now, "turns", 0.0)
+        return _end(rules, trajectory, now, "turns")
     texts = tuple(format_refusal(rules, place, call) for place, call in enumerate(trajectory.requested))
     refused = [text for text in texts if text is not None]
     trajectory = replace(
@@ -301,7 +302,7 @@ def _append_results(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajecto
         trajectory, calls=trajectory.calls + len(trajectory.results), requested=(), results=(), answer=""
     )
     if trajectory.record.response_tokens + len(observation) >= rules.response_tokens:
-        return _end(rules, trajectory, now, "length", 0.0)
+        return _end(rules, trajectory, now, "length")
     return _request_lease(
         rules, replace(trajectory.enter_phase("leasing", now), record=trajectory.record.append_observation(observation))
     )
@@ -322,7 +323,14 @@ def _fail(rules: Rules, trajectory: Trajectory, now: float, cause: str) -> Trans
     return trajectory, [*sends, Send(rules.buffer, failure)]
 
 
-def _end(rules: Rules, trajectory: Trajectory, now: float, ending: Ending, reward: float) -> Transition:
+def _end(
+    rules: Rules,
+    trajectory: Trajectory,
+    now: float,
+    ending: Ending,
+    reward: float = 0.0,
+    components: dict[str, float] | None = None,
+) -> Transition:
     if trajectory.requested:  # unanswered calls count neither as made nor as failed
         trajectory = replace(trajectory, requested=(), results=())
     trajectory, sends = _release_resources(rules, trajectory.enter_phase("ended", now))
@@ -343,6 +351,7 @@ def _end(rules: Rules, trajectory: Trajectory, now: float, ending: Ending, rewar
         generation_s=waits.generating,
         tools_s=waits.calling,
         grading_s=waits.grading,
+        components=components or {},
     )
     return trajectory, [*sends, Send(rules.buffer, finished)]
 

@@ -165,7 +165,7 @@ async def test_every_answer_has_its_executors_address_and_a_failure_is_not_a_res
     answers = await scene.receive(4)
     assert answers[:2] == [CallFailed(1, 3, "sandbox: broken", ADDRESS), CallFailed(3, -1, "grader: broken", ADDRESS)]
     assert CodeFinished(0, 0, CodeOk(Output("1")), 0.1, ADDRESS) in answers
-    assert AnswerGraded(2, True, 0.1, ADDRESS) in answers
+    assert AnswerGraded(2, 1.0, 0.1, ADDRESS, {"correct": 1.0}) in answers
 
 
 @pytest.mark.parametrize(("strict", "output"), [(False, "<f at 0x7f8652565a80>"), (True, "<f at 0x000000000000>")])

@@ -202,9 +202,31 @@ def record(recorder: Recorder, now: float, event: AnyMessage) -> MetricsRecorded
     return send.message
 
 
+def test_rewards_are_averaged_with_each_component_over_the_trajectories_that_have_it() -> None:
+    recorder, counts = Recorder(steps=1), StepCounts(groups=1)
+    for number, (reward, components) in enumerate(
+        [(0.75, {"tests": 0.5, "style": 0.25}), (0.0, {}), (0.3, {"tests": 0.1, "style": 0.2}), (-0.5, {"style": -0.5})]
+    ):
+        counts = add_to_step_counts(counts, finished(number, reward, components=components), 0.25)
+    recorder.decide(0.0, StepRequested(1, 0))
+    recorder.decide(1.0, StepCollected(1, 1, counts, {}, BufferCursor()))
+    recorder.decide(1.0, StepTrained(1, {}))
+    values = record(recorder, 1.0, WeightsSynced(1)).values
+    found = {
+        name: values[name] for name in ("reward", "reward: tests", "reward: style", "positive_share", "ended: answered")
+    }
+    assert found == {
+        "reward": 0.1375,
+        "reward: tests": 0.3,
+        "reward: style": pytest.approx(-0.05 / 3),
+        "positive_share": 0.5,
+        "ended: answered": 4.0,
+    }
+
+
 def test_the_phases_of_a_step_add_up_to_its_time() -> None:
     recorder = Recorder(steps=5)
-    counts = add_to_step_counts(StepCounts(groups=1), finished(0, 1.0, calls=2, failed=1))
+    counts = add_to_step_counts(StepCounts(groups=1), finished(0, 1.0, calls=2, failed=1), 0.0)
     recorder.decide(10.0, StepRequested(1, 0))
     recorder.decide(14.0, StepCollected(1, 1, counts, {"sandbox: gone": 2}, BufferCursor()))
     recorder.decide(15.5, StepTrained(1, {"loss": 0.5}))

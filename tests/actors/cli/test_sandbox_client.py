@@ -79,7 +79,7 @@ async def test_results_are_matched_to_requests_in_any_order(server: Server, clie
     first, second = asyncio.create_task(client.run(call(7, 0))), asyncio.create_task(client.run(call(7, 1)))
     graded = asyncio.create_task(client.grade(AnswerSubmitted(7, "2", "2")))
     assert [await server.receive() for _ in range(3)] == [call(7, 0), call(7, 1), AnswerSubmitted(7, "2", "2")]
-    await server.send(AnswerGraded(7, True, 0.3, LIFE))
+    await server.send(AnswerGraded(7, 1.0, 0.3, LIFE))
     await server.send(CodeFinished(7, 1, printed("second"), 0.2, LIFE))
     await server.send(CodeFinished(7, 0, printed("first"), 0.1, LIFE))
     assert await first == CodeResult(printed("first"), 0.1)

@@ -100,7 +100,7 @@ def test_totals_agree_with_the_event_log(recorded: Recorded) -> None:
     counts = StepCounts()
     for message in ends(world):
         if isinstance(message, TrajectoryFinished):
-            counts = add_to_step_counts(counts, message)
+            counts = add_to_step_counts(counts, message, 0.0)
     failed = [each for each in ends(world) if isinstance(each, TrajectoryFailed)]
     told, ended = use.trajectories, lines.frames["trajectory.ended"]
     lost = ended.filter(pl.col("ending") == "failed")

@@ -14,6 +14,7 @@ def finished(
     opens: int = 1,
     closes: int | None = None,
     turns: int = 2,
+    components: dict[str, float] | None = None,
 ) -> TrajectoryFinished:
     """Three prompt tokens and two generated ones."""
     return TrajectoryFinished(
@@ -32,4 +33,5 @@ def finished(
         generation_s=1.0,
         tools_s=0.25,
         grading_s=0.125,
+        components=components or {},
     )

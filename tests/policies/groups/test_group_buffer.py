@@ -114,7 +114,7 @@ def test_infrastructure_failures_are_excluded_and_counted_by_cause() -> None:
     step = get_collected(play(group_buffer, second, [0.0, 1.0, 0.0, 0.0]))
     assert step.counts.trajectories == 7
     assert step.counts.trajectories_failed == 1
-    assert step.counts.correct == 3
+    assert step.counts.positives == 3
     assert step.failures == {"sandbox": 1}
 
 
@@ -169,7 +169,7 @@ def test_an_evaluation_asks_each_question_once_and_excludes_failures() -> None:
     effects = play(group_buffer, groups[1], [None])
     answer = effects[0].message
     assert isinstance(answer, EvaluationFinished)
-    assert (answer.questions, answer.correct, answer.failed) == (2, 1, 1)
+    assert (answer.questions, answer.positives, answer.failed) == (2, 1, 1)
 
 
 def test_an_evaluation_uses_no_training_problem() -> None:

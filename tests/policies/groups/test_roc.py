@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,6 +102,13 @@ def test_clean_positives_are_preferred_in_proportion_to_their_inverse_penalty() 
     group = [clean, dirty, *(finished(tid, 0.0) for tid in range(2, 4))]
     drawn = Counter(resample(group, 2, REPORT, seed)[0].trajectory_id for seed in range(4000))
     assert drawn[0] / drawn[1] == pytest.approx(3.0, rel=0.15)
+
+
+def test_positives_are_the_trajectories_with_rewards_above_the_threshold() -> None:
+    roc = msgspec.structs.replace(RELEASE, positive_above=0.5)
+    group = [finished(tid, reward, calls=4, failed=tid) for tid, reward in enumerate([0.5, 0.2, 0.6, 1.0, -1.0, 0.1])]
+    assert [one.trajectory_id for one in resample(group, 2, roc, seed=1)] == [0, 2]
+    assert [one.trajectory_id for one in resample(group, 2, RELEASE, seed=1)] == [0, 4]
 
 
 def test_negatives_are_drawn_uniformly_whatever_their_penalty() -> None:

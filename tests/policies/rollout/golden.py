@@ -123,7 +123,7 @@ class Conversation:
             case "turn-failed":
                 return TurnFailed(7, self.turn, self.lease, text)
             case "graded":
-                return AnswerGraded(7, text == "right", 0.01, executor)
+                return AnswerGraded(7, float(text == "right"), 0.01, executor)
             case _:
                 raise ValueError(f"unknown event in a golden dialogue: {line}")
 

@@ -109,7 +109,7 @@ def test_an_abort_during_grading_stops_it_and_the_grade_is_late() -> None:
     assert Send(EXECUTOR, SessionEnded(0)) in effects
     assert not released_by(effects)  # the lease was released with the answer
     assert made.placement.loads[EXECUTOR].open_calls == 0
-    assert list(made.decide(3.0, AnswerGraded(0, True, 0.1, EXECUTOR))) == []
+    assert list(made.decide(3.0, AnswerGraded(0, 1.0, 0.1, EXECUTOR))) == []
 
 
 def test_an_aborted_trajectory_no_longer_waits_for_an_executor() -> None:

@@ -191,7 +191,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
             case AnswerSubmitted() if luck == 0:
                 self._decide(CallFailed(tid, -1, "grader: gone", to))
             case _:
-                self._decide(AnswerGraded(tid, luck > 4, 0.1, to))
+                self._decide(AnswerGraded(tid, float(luck > 4), 0.1, to))
 
     @precondition(lambda self: len(self.executors) < 3)
     @rule(slots=st.integers(1, 4))
@@ -233,7 +233,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
             case CodeRequested(trajectory_id=tid, call=call):
                 answer = CodeFinished(tid, call, CodeOk(Output("late")), 0.1, to)
             case AnswerSubmitted(trajectory_id=tid):
-                answer = AnswerGraded(tid, graded, 0.1, to)
+                answer = AnswerGraded(tid, float(graded), 0.1, to)
             case _:
                 raise AssertionError(request)
         assert list(self.rollout.decide(self.now, answer)) == []
@@ -257,7 +257,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
             (LeaseRequested, LeaseGranted(tid, "generator-0", 1000, self.leases.get(tid, 0) + 1, 0.0, "room")),
             (TurnRequested, generated(tid, 0, "x")),
             (CodeRequested, CodeFinished(tid, 0, CodeOk(Output()), 0.0, executor)),
-            (AnswerSubmitted, AnswerGraded(tid, True, 0.0, executor)),
+            (AnswerSubmitted, AnswerGraded(tid, 1.0, 0.0, executor)),
             (TurnRequested, TurnFailed(tid, 99, 1, "x")),
         ]
         expected_by, event = forbidden[kind]
