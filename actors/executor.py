@@ -35,6 +35,8 @@ from policies.rollout.trajectory import GRADING_CALL
 from sandbox.contract import Isolation, Sandbox, SandboxFailure
 from sandbox.load_gauge import SandboxLoad
 from sandbox.output_scrubbing import scrub_outcome
+from tasks.rewards.answer_scorer import AnswerScorer
+from tasks.rewards.reward_client import RewardFailure
 
 MAX_CALLS = 65_536
 REPORT_INTERVAL_S = 1.0
@@ -44,7 +46,7 @@ class Executor:
     """`address` is that of this incarnation; messages to other addresses are dropped.
 
     ExecutorJoined goes to `launcher`, if given. `strict` scrubs unrepeatable details from the outcomes of calls.
-    `on_isolated` is called with the sandbox's isolation before the executor joins.
+    `on_isolated` is called with the sandbox's isolation before the executor joins. The default `scorer` only grades.
     """
 
     def __init__(
@@ -58,9 +60,11 @@ class Executor:
         launcher: str = "",
         strict: bool = False,
         on_isolated: Callable[[Isolation], None] | None = None,
+        scorer: AnswerScorer | None = None,
     ) -> None:
         self._bus = bus
         self._sandbox = sandbox
+        self._scorer = scorer or AnswerScorer(sandbox)
         self._address = address or bus.process
         self._slots = slots
         self._max_calls = max_calls
@@ -85,6 +89,7 @@ class Executor:
                 await self._bus.send(self._launcher, ExecutorJoined(self._address, self._slots))
             await self._serve()
         finally:
+            await self._scorer.close()
             await self._sandbox.close()
 
     async def _serve(self) -> None:
@@ -153,13 +158,13 @@ class Executor:
         trajectory_id = submission.trajectory_id
         try:
             async with self._sandbox_permits:
-                grade = await self._sandbox.grade(submission)
-        except SandboxFailure as error:
+                score = await self._scorer.score(submission)
+        except (SandboxFailure, RewardFailure) as error:
             self._logger.error("grading.failed", trajectory_id=trajectory_id, cause=str(error))
-            await self._send(sender, CallFailed(trajectory_id, GRADING_CALL, f"grader: {error}", self._address))
+            part = "reward" if isinstance(error, RewardFailure) else "grader"
+            await self._send(sender, CallFailed(trajectory_id, GRADING_CALL, f"{part}: {error}", self._address))
             return
-        reward = float(grade.correct)
-        graded = AnswerGraded(trajectory_id, reward, grade.duration_s, self._address, {"correct": reward})
+        graded = AnswerGraded(trajectory_id, score.reward, score.duration_s, self._address, score.components)
         await self._send(sender, graded)
 
     async def _send(self, sender: str, answer: CodeFinished | AnswerGraded | CallFailed) -> None:

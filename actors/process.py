@@ -158,6 +158,7 @@ async def run_executor(
     from actors.executor import Executor, report_load
     from sandbox.hosts.docker.docker_host import remove_stale_containers
     from sandbox.select_backend import make_sandbox
+    from tasks.rewards.answer_scorer import AnswerScorer
 
     address = f"{incarnation.process}/{incarnation.number}"
     async with _connected_bus(incarnation, run, folder, open_bus) as bus:
@@ -176,6 +177,7 @@ async def run_executor(
             launcher=LAUNCHER,
             strict=run.determinism == "strict",
             on_isolated=partial(record_isolation, path) if config.backend == "auto" else None,
+            scorer=AnswerScorer(sandbox, run.reward, str(folder.expand_path(run.model.checkpoint))),
         )
         reporting = asyncio.create_task(report_load(address, run.sandbox.fork_servers, sandbox.get_load))
         try:

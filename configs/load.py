@@ -148,7 +148,7 @@ def _resolve_paths(table: dict[str, Any], folder: Path, path: tuple[str, ...] = 
         annotation = find_annotation(RunConfig, (*path, key))
         if isinstance(value, dict):
             _resolve_paths(cast("dict[str, Any]", value), folder, (*path, key))
-        elif is_path(annotation) and isinstance(value, str) and value and not value.startswith("$RUN"):
+        elif isinstance(value, str) and is_path(annotation, value) and value and not value.startswith("$RUN"):
             table[key] = os.path.normpath(Path.cwd() / folder / Path(value).expanduser())
 
 

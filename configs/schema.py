@@ -13,6 +13,7 @@ from msgspec import Meta
 from configs.schema_tree import (
     Count,
     FilePath,
+    ImportPath,
     LearningRate,
     NonNegativeFloat,
     Port,
@@ -134,6 +135,17 @@ class RewardConfig(Section, frozen=True):
     # Answers if the truth is a number: a "number"; also an "expression" of + - * / ^ and roots;
     # "any" that math-verify finds equal, such as the restated question (docs/grading.md).
     accept: Literal["number", "expression", "any"] = "number"
+    # Reward functions by name, such as {format = "rewards.py:score_format"}; "math" is the grader (docs/rewards.md).
+    # Without any, the reward is that of the grader: 1 for a correct answer, else 0.
+    functions: dict[str, ImportPath] = {}  # noqa: RUF012  # msgspec copies the dict
+    weights: dict[str, SignedFloat] = {}  # noqa: RUF012  # of reward.functions by name; the others have 1
+    time_limit_s: PositiveFloat = 60.0  # of a call of a reward function
+
+    def __post_init__(self) -> None:
+        for name in self.functions:
+            require(name.isidentifier(), f'functions: "{name}" is no name; use letters, digits and _')
+        unknown = [name for name in self.weights if name not in self.functions]
+        require(not unknown, f"weights.{''.join(unknown[:1])}: reward.functions has no such function")
 
 
 class RocConfig(Section, frozen=True):

@@ -19,6 +19,8 @@ PositiveShare = Annotated[float, Meta(gt=0, le=1)]
 Port = Annotated[int, Meta(ge=1024, le=65_535)]
 # A path in a TOML file is relative to that file, a path in an override to the current folder.
 FilePath = Annotated[str, Meta(extra={"is_path": True})]
+# "package.module:name", or "file.py:name" with a path as in FilePath (configs.import_path).
+ImportPath = Annotated[str, Meta(extra={"is_import_path": True})]
 
 _MIN_FOREIGN_SIMILARITY = 0.7  # of a key in another table, for a suggestion
 PRESET_KEY = "preset"  # a key of the file, not of the schema
@@ -67,8 +69,9 @@ def is_string(annotation: object) -> bool:
     return annotation is str or (get_origin(annotation) is Literal and isinstance(get_args(annotation)[0], str))
 
 
-def is_path(annotation: object) -> bool:
-    return annotation == FilePath
+def is_path(annotation: object, value: str) -> bool:
+    """Whether the value is, or begins with, the path of a file."""
+    return annotation == FilePath or (annotation == ImportPath and value.rpartition(":")[0].endswith(".py"))
 
 
 def find_nearest_keys(root: type[Section], path: Sequence[str]) -> list[str]:

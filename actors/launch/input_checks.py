@@ -5,10 +5,14 @@ head reads all questions before the first step, and the learner all dialogues.
 """
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
@@ -20,6 +24,8 @@ from engine.model.model_config import check_weight_shapes, load_model_config
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 from engine.model.weight_files import count_parameters
 from policies.dialogue.chat_format import TURN_END, TURN_START
+from tasks.rewards.answer_scorer import MATH
+from tasks.rewards.reward_functions import RewardSettings
 
 _MAX_CHECKED_ROWS = 100_000  # of a data file: about a second
 _GIB = 2**30
@@ -71,6 +77,9 @@ def list_input_checks(run: RunConfig) -> Mapping[str, InputCheck]:
         for key, (path, check) in data.items()
         if path and not _is_generated(run, path)
     }
+    for name, spec in run.reward.functions.items():
+        if spec != MATH:
+            checks[f"reward.functions.{name}"] = partial(_check_reward_function, name, spec)
     if not _is_generated(run, run.model.checkpoint):
         checkpoint = folder.expand_path(run.model.checkpoint)
         checks["model.checkpoint"] = partial(_check_checkpoint, checkpoint, run.dialogue.sequence_tokens)
@@ -107,6 +116,17 @@ def _check_dialogues(run: RunConfig, path: Path) -> CheckedInput:
 
 def _describe_limit(num_rows: int) -> str:
     return f" in the first {num_rows:,} rows; the others are checked later" if num_rows == _MAX_CHECKED_ROWS else ""
+
+
+def _check_reward_function(name: str, spec: str) -> CheckedInput:
+    """In another process, because it runs code of the user."""
+    settings = msgspec.json.encode(RewardSettings({name: spec}, "", 0.0)).decode()
+    command = [sys.executable, "-m", "tasks.rewards.reward_worker", settings]
+    found = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if found.returncode:
+        last_line = found.stderr.strip().rpartition("\n")[2]
+        raise UnusableInput(last_line.removeprefix(f"reward.functions.{name}: ") or f"exit code {found.returncode}")
+    return CheckedInput(spec)
 
 
 # ---------------------------------------------------------------- model

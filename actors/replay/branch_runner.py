@@ -21,6 +21,7 @@ from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Rules, Trajectory
 from policies.seeded_random import BRANCH, mix
 from sandbox.contract import Sandbox
+from tasks.rewards.answer_scorer import AnswerScorer
 
 PROCESS = "fork"
 _ROLLOUT, _ARBITER, _BUFFER, _OBSERVER = (
@@ -62,17 +63,20 @@ async def continue_trajectories(
     trajectories: Sequence[Trajectory],
     *,
     strict: bool = False,
+    scorer: AnswerScorer | None = None,
 ) -> list[EndedTrajectory]:
     """Run each trajectory to its end, and return the ends in the same order. All must be at the start of a turn.
 
-    Starts and closes engine and sandbox; their start-up errors are raised in an ExceptionGroup. `strict`: see Executor.
+    Starts and closes engine and sandbox; their start-up errors are raised in an ExceptionGroup. `strict` and `scorer`:
+    see Executor.
     """
     hub = Hub()
     bus, generator_bus, executor_bus = (hub.join(name, _QUEUE_MESSAGES) for name in (PROCESS, GENERATOR, EXECUTOR))
     fork = _ForkRunner(bus, rules, tokenizer, make_steady_clock())
     async with asyncio.TaskGroup() as group:
         group.create_task(Generator(GENERATOR, generator_bus, engine, _ARBITER).run())
-        group.create_task(Executor(executor_bus, sandbox, address=_EXECUTOR_ADDRESS, strict=strict).run())
+        executor = Executor(executor_bus, sandbox, address=_EXECUTOR_ADDRESS, strict=strict, scorer=scorer)
+        group.create_task(executor.run())
         ended = await fork.run(trajectories)
         for worker in (GENERATOR, EXECUTOR):
             await bus.send(worker, Shutdown())

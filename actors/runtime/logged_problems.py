@@ -91,7 +91,7 @@ class LoggedProblems(Sequence[TokenizedProblem]):
             self._next_seq = event.seq + 1
             start = decode_event(self._log, event).message
             assert isinstance(start, StartGroup)
-            problem = TokenizedProblem(start.problem, start.ground_truth, start.prompt_ids)
+            problem = TokenizedProblem(start.problem, start.ground_truth, start.prompt_ids, start.row)
             if start.seed in self._questions:
                 self._by_index[self._questions[start.seed]] = problem
             elif start.purpose == self._purpose:

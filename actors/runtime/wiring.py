@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
+import msgspec
 import structlog
 
 from actors.runtime.logged_problems import LoggedProblems, ProblemCounts, read_problem_counts, write_problem_counts
@@ -15,7 +16,7 @@ from bus.messages import EngineLeft, ids_to_bytes
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.data.data_files import DatasetError
-from engine.data.datasets import QuestionReport, read_problems
+from engine.data.datasets import DatasetProblem, QuestionReport, read_problems
 from engine.model.tokenizer import FastTokenizer, load_tokenizer
 from policies.arbiter.arbiter import Arbiter
 from policies.decider import Decider
@@ -132,13 +133,15 @@ def _load_set(
     before, _, after = (
         tokenizer.encode(text, trusted=trusted) for text, trusted in build_prompt_segments("", run.dialogue.tools)
     )
-    for problem in read_problems(path, report):
+    has_functions = bool(run.reward.functions)
+    for problem in read_problems(path, report, all_columns=has_functions):
         prompt = [*before, *tokenizer.encode(problem.question, trusted=False), *after]
         longest = max(longest, len(prompt))
         if len(prompt) > limit:
             skipped += 1
         else:
-            problems.append(TokenizedProblem(problem.name, problem.ground_truth, ids_to_bytes(prompt)))
+            row = encode_row(problem) if has_functions else b""
+            problems.append(TokenizedProblem(problem.name, problem.ground_truth, ids_to_bytes(prompt), row))
     logger.info("questions.read", file=file, found=report.describe())
     for warning in report.list_warnings():
         logger.warning("questions.unusual", file=file, problem=warning)
@@ -148,3 +151,9 @@ def _load_set(
     if not problems:
         raise DatasetError(path, f"no prompt fits into dialogue.prompt_tokens = {limit}; the longest has {longest}")
     return problems
+
+
+def encode_row(problem: DatasetProblem) -> bytes:
+    """The row for reward functions, with the question and the ground truth as the run uses them."""
+    row = {**problem.fields, "question": problem.question, "ground_truth": problem.ground_truth}
+    return msgspec.json.encode(row, enc_hook=str)

@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from bus.messages.groups import Ending
 from bus.messages.message import Message
 
 
@@ -130,12 +131,23 @@ class SessionEnded(Message, frozen=True):
     trajectory_id: int
 
 
+class RewardInput(msgspec.Struct, frozen=True, array_like=True):
+    """What reward functions read."""
+
+    ending: Ending
+    row: bytes  # as in StartGroup
+    prompt_tokens: int
+    token_ids: bytes  # of prompt and response
+    loss_mask: bytes  # 1 for generated tokens
+
+
 class AnswerSubmitted(Message, frozen=True):
-    """rollout -> executor: grade the final answer."""
+    """rollout -> executor: grade the final answer; with reward functions, also a trajectory without an answer."""
 
     trajectory_id: int
     answer: str
     ground_truth: str
+    reward_input: RewardInput | None = None  # None without reward functions
 
 
 class AnswerGraded(Message, frozen=True):

@@ -23,6 +23,7 @@ class StartGroup(Message, frozen=True):
     first_trajectory_id: int
     temperature: float
     seed: int
+    row: bytes = b""  # the question's row as a JSON object, for reward functions; empty without them
 
 
 class GroupAborted(Message, frozen=True):

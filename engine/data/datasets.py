@@ -32,6 +32,7 @@ class DatasetProblem(NamedTuple):
     name: str  # "FILE:ROW", unique within a run's data
     question: str
     ground_truth: str
+    fields: RowFields  # all columns, if they were asked for
 
 
 @dataclass
@@ -95,14 +96,15 @@ class QuestionReport:
 
 
 def read_problems(
-    path: Path, report: QuestionReport | None = None, max_rows: int | None = None
+    path: Path, report: QuestionReport | None = None, max_rows: int | None = None, *, all_columns: bool = False
 ) -> Iterator[DatasetProblem]:
     """Problems of the file or folder, without repeated ones unless the report is that of test questions.
 
+    `all_columns` matters for parquet files: else only the columns of question and answer are read.
     Raises DatasetError at the first unusable row.
     """
     report = report or QuestionReport()
-    for row in islice(read_rows(path, _COLUMNS), max_rows):
+    for row in islice(read_rows(path, () if all_columns else _COLUMNS), max_rows):
         problem = _parse_problem(row)
         bare = _remove_wrapper(problem.question)
         if unwrapped := bare != problem.question:
@@ -123,7 +125,7 @@ def _parse_problem(row: DatasetRow) -> DatasetProblem:
         found = "missing, or without an answer" if value is None or isinstance(value, str) else f"got {value!r:.40}"
         expected = "" if value is None or isinstance(value, str) else "; expected one answer, as text or a number"
         raise DatasetError(row.path, found + expected, row=row.number, field=key)
-    return DatasetProblem(f"{row.path.name}:{row.number}", question.strip(), answer)
+    return DatasetProblem(f"{row.path.name}:{row.number}", question.strip(), answer, row.fields)
 
 
 def _remove_wrapper(question: str) -> str:

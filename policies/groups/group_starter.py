@@ -16,6 +16,7 @@ class TokenizedProblem(msgspec.Struct, frozen=True, array_like=True):
     name: str
     ground_truth: str
     prompt_ids: bytes
+    row: bytes = b""  # see StartGroup
 
 
 @lru_cache(maxsize=4)
@@ -85,6 +86,7 @@ class GroupStarter:
             first_trajectory_id=cursor.next_trajectory_id,
             temperature=temperature,
             seed=seed,
+            row=problem.row,
         )
         next_trajectory_id = cursor.next_trajectory_id + size
         cursor = replace(cursor, next_group_id=cursor.next_group_id + 1, next_trajectory_id=next_trajectory_id)

@@ -21,9 +21,11 @@ from bus.messages import (
     CallFailed,
     CodeFinished,
     CodeRequested,
+    Ending,
     LeaseDeferred,
     LeaseGranted,
     ProtocolError,
+    RewardInput,
     StartGroup,
     TokenRecord,
     TurnFailed,
@@ -88,6 +90,7 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
     calls_failed: int = 0
     responses_with_error: int = 0
     answer: str = ""
+    ending: Ending = "answered"  # while it is graded
     answer_opens: int = 0
     answer_closes: int = 0
     holds_lease: bool = True
@@ -117,7 +120,12 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
         return CodeRequested(self.trajectory_id, number, call.tool, call.code, call.stdin)
 
     def build_submission(self) -> AnswerSubmitted:
-        return AnswerSubmitted(self.trajectory_id, self.answer, self.group.ground_truth)
+        """With the tokens if the run has reward functions."""
+        record, row = self.record, self.group.row
+        tokens = (
+            RewardInput(self.ending, row, record.prompt_tokens, record.token_ids, record.loss_mask) if row else None
+        )
+        return AnswerSubmitted(self.trajectory_id, self.answer, self.group.ground_truth, tokens)
 
     def enter_phase(self, phase: Phase, now: float) -> Trajectory:
         """Change the phase, and add the elapsed time to the previous one."""

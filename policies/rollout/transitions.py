@@ -101,7 +101,7 @@ def advance(
             return _retry_call(rules, trajectory, now, event)
         case AnswerGraded():
             trajectory.expect_phase("grading", event)
-            return _end(rules, trajectory, now, "answered", event.reward, event.components)
+            return _end(rules, trajectory, now, event.reward, event.components)
         case _:
             assert_never(event)
 
@@ -179,7 +179,7 @@ def _on_turn_generated(
     trajectory = replace(trajectory, record=trajectory.record.append_generated(turn), turn_start=start_of_turn)
     if turn.finish != "stop":  # the turn continues, and no token is generated twice
         if trajectory.record.response_tokens >= rules.response_tokens:
-            return _end(rules, trajectory, now, "length")
+            return _stop(rules, trajectory, now, "length")
         return _request_lease(rules, trajectory.enter_phase("leasing", now))
     text = tokenizer.decode(bytes_to_ids(trajectory.record.token_ids[4 * start_of_turn :]))
     parsed = parse_assistant_turn(text, rules.tools)
@@ -194,10 +194,7 @@ def _on_turn_generated(
     )
     if parsed.calls:
         return _call_tools(rules, tokenizer, trajectory, now)
-    if parsed.answer is None:
-        return _end(rules, trajectory, now, "no_answer")
-    trajectory, releases = _release_lease(rules, trajectory.enter_phase("grading", now))
-    return trajectory, [*releases, Send(EXECUTOR, trajectory.build_submission())]
+    return _stop(rules, trajectory, now, "no_answer" if parsed.answer is None else "answered")
 
 
 def _retry_turn(rules: Rules, trajectory: Trajectory, now: float, cause: str) -> Transition:
@@ -213,7 +210,7 @@ def _retry_turn(rules: Rules, trajectory: Trajectory, now: float, cause: str) ->
 
 def _call_tools(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float) -> Transition:
     if trajectory.turn >= rules.max_turns:
-        return _end(rules, trajectory, now, "turns")
+        return _stop(rules, trajectory, now, "turns")
     texts = tuple(format_refusal(rules, place, call) for place, call in enumerate(trajectory.requested))
     refused = [text for text in texts if text is not None]
     trajectory = replace(
@@ -302,7 +299,7 @@ def _append_results(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajecto
         trajectory, calls=trajectory.calls + len(trajectory.results), requested=(), results=(), answer=""
     )
     if trajectory.record.response_tokens + len(observation) >= rules.response_tokens:
-        return _end(rules, trajectory, now, "length")
+        return _stop(rules, trajectory, now, "length")
     return _request_lease(
         rules, replace(trajectory.enter_phase("leasing", now), record=trajectory.record.append_observation(observation))
     )
@@ -323,23 +320,23 @@ def _fail(rules: Rules, trajectory: Trajectory, now: float, cause: str) -> Trans
     return trajectory, [*sends, Send(rules.buffer, failure)]
 
 
-def _end(
-    rules: Rules,
-    trajectory: Trajectory,
-    now: float,
-    ending: Ending,
-    reward: float = 0.0,
-    components: dict[str, float] | None = None,
-) -> Transition:
-    if trajectory.requested:  # unanswered calls count neither as made nor as failed
-        trajectory = replace(trajectory, requested=(), results=())
+def _stop(rules: Rules, trajectory: Trajectory, now: float, ending: Ending) -> Transition:
+    """Grade the answer; with reward functions, also a trajectory without one. Unanswered calls do not count."""
+    trajectory = replace(trajectory, ending=ending, requested=(), results=())
+    if ending != "answered" and not trajectory.group.row:
+        return _end(rules, trajectory, now, 0.0, {})
+    trajectory, releases = _release_lease(rules, trajectory.enter_phase("grading", now))
+    return trajectory, [*releases, Send(EXECUTOR, trajectory.build_submission())]
+
+
+def _end(rules: Rules, trajectory: Trajectory, now: float, reward: float, components: dict[str, float]) -> Transition:
     trajectory, sends = _release_resources(rules, trajectory.enter_phase("ended", now))
     waits = trajectory.waits
     finished = TrajectoryFinished(
         trajectory_id=trajectory.trajectory_id,
         group_id=trajectory.group.group_id,
         reward=reward,
-        ending=ending,
+        ending=trajectory.ending,
         record=trajectory.record,
         turns=trajectory.turn,
         calls=trajectory.calls,
@@ -351,7 +348,7 @@ def _end(
         generation_s=waits.generating,
         tools_s=waits.calling,
         grading_s=waits.grading,
-        components=components or {},
+        components=components,
     )
     return trajectory, [*sends, Send(rules.buffer, finished)]
 

@@ -42,8 +42,8 @@ def contains_number(annotation: object) -> bool:
 def find_bounds(key: str) -> tuple[type, float, float]:
     """The type, the smallest and the largest value; a bound that the value must not reach counts as well."""
     annotation = find_annotation(RunConfig, key.split("."))
-    if get_origin(annotation) is tuple:
-        annotation = get_args(annotation)[0]
+    if get_origin(annotation) in (tuple, dict):
+        annotation = get_args(annotation)[-1 if get_origin(annotation) is dict else 0]
     assert get_origin(annotation) is Annotated, f"{key} has no bounds"
     kind, meta = get_args(annotation)
     low, high = (meta.ge if meta.gt is None else meta.gt), (meta.le if meta.lt is None else meta.lt)
@@ -140,7 +140,7 @@ class TestErrors:
             ("presett = 1", "`preset`"),
             ("max_turns = 3", "`dialogue.max_turns`"),  # the right key in the wrong table
             ("lr = 1", "`sft.lr` or `learner.lr`"),
-            ("[learner]\ntimelimit_s = 1", "`sandbox.time_limit_s`"),
+            ("[learner]\ntimelimit_s = 1", "`reward.time_limit_s` or `sandbox.time_limit_s`"),
             ("[learner.muon]\nlr = 1", "`sft.muon_lr`"),
         ],
     )
@@ -188,6 +188,7 @@ class TestErrors:
         below, above = (low - 1, high + 1) if kind is int else (math.nextafter(low, -math.inf), 1.0001 * high)
         for value in (below, above, math.nan, math.inf, -math.inf):
             value = f"[{value}, {value}]" if key == "learner.betas" else value
+            value = f"{{some = {value}}}" if key == "reward.weights" else value
             assert f"`{key}" in load_error(config, 'name = "a"', f"{key}={value}")
 
     @pytest.mark.parametrize("name", ["../evil", "/abs", "..", "a/../../b", "."])

@@ -24,6 +24,7 @@ from engine.model.tokenizer import FastTokenizer, load_tokenizer
 from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Rules, Trajectory
 from sandbox.select_backend import make_sandbox
+from tasks.rewards.answer_scorer import AnswerScorer
 
 
 class ForkOptions(NamedTuple):
@@ -140,9 +141,10 @@ def _run_branches(
         config = replace(config, backend=before["backend"])
     sandbox = make_sandbox(config, run.seed, f"{run.name}-fork", run.reward.accept)
     try:
-        strict = run.determinism == "strict"
+        rules, strict = build_rules(run, tokenizer), run.determinism == "strict"
+        scorer = AnswerScorer(sandbox, run.reward, str(tokenizer.path.parent))
         return uvloop.run(
-            continue_trajectories(build_rules(run, tokenizer), tokenizer, engine, sandbox, trajectories, strict=strict)
+            continue_trajectories(rules, tokenizer, engine, sandbox, trajectories, strict=strict, scorer=scorer)
         )
     except ExceptionGroup as group:  # from the branch that failed; the others were cancelled
         raise group.exceptions[0] from group

@@ -102,7 +102,11 @@ def test_a_parquet_file_equals_the_same_rows_as_jsonl(tmp_path: Path) -> None:
     parquet = tmp_path / "some.parquet"
     polars.DataFrame(rows).write_parquet(parquet)
     lines = read_problems(write_jsonl(tmp_path / "some.jsonl", *rows))
-    assert [problem[1:] for problem in read_problems(parquet)] == [problem[1:] for problem in lines]
+    listed = list(lines)
+    assert [problem[1:3] for problem in read_problems(parquet)] == [problem[1:3] for problem in listed]
+    assert [problem.fields for problem in read_problems(parquet, all_columns=True)] == [
+        problem.fields for problem in listed
+    ]
 
 
 def test_a_problem_is_named_after_its_file_and_row(file: Path) -> None:

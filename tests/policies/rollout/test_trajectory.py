@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from msgspec.structs import replace
 
 from bus.messages import (
     AnswerGraded,
@@ -54,6 +55,8 @@ class TrajectoryMachine(RuleBasedStateMachine):
     Every trajectory ends once, tokens are append-only, and notebooks are complete on every executor.
     """
 
+    row = b""  # of the group
+
     def __init__(self) -> None:
         super().__init__()
         self.rollout = Rollout(rules(response_tokens=300, max_turns=3, max_calls_per_turn=2), TOKENIZER)
@@ -68,10 +71,11 @@ class TrajectoryMachine(RuleBasedStateMachine):
         self.ended: list[int] = []
         self.leases: dict[int, int] = {}  # the number of the last request
         self.released: set[int] = set()
+        self.scores: dict[int, tuple[float, dict[str, float]]] = {}
         self.grants: dict[int, LeaseGranted] = {}  # the last one
         self.engines = {"generator-0": 1, "generator-1": 1}  # their lives
         self.delivered: list[TurnGenerated | TurnFailed | LeaseGranted] = []  # candidates for duplicate delivery
-        self._decide(group(size=3))
+        self._decide(replace(group(size=3), row=self.row))
         self.an_executor_joins(1)
 
     def _decide(self, event: AnyMessage) -> None:
@@ -102,6 +106,8 @@ class TrajectoryMachine(RuleBasedStateMachine):
                 self.open.append(effect)
             case CodeRequested() | AnswerSubmitted():
                 assert to in self.executors
+                if isinstance(message, AnswerSubmitted):
+                    self._check_submission(message)
                 assert not [send for send in self.open if send.message == message]
                 self.open.append(effect)
                 if isinstance(message, CodeRequested) and message.tool == "jupyter_code":
@@ -126,6 +132,15 @@ class TrajectoryMachine(RuleBasedStateMachine):
         self.late += [send for send in self.open if chosen(send)]
         self.open = [send for send in self.open if not chosen(send)]
 
+    def _check_submission(self, submission: AnswerSubmitted) -> None:
+        """With a row, trajectories that end without an answer are scored as well, on all of their tokens."""
+        read = submission.reward_input
+        assert (read is not None) == bool(self.row)
+        if read is not None:
+            assert read.row == self.row
+            assert read.token_ids.startswith(self.sent[submission.trajectory_id])
+            assert len(read.token_ids) == 4 * len(read.loss_mask)
+
     def _check_record(self, finished: TrajectoryFinished) -> None:
         count = len(finished.record.loss_mask)
         assert (
@@ -143,7 +158,10 @@ class TrajectoryMachine(RuleBasedStateMachine):
         assert (logprobs[mask] == -1).all() and (logprobs[~mask] == 0).all()
         assert not mask[: finished.record.prompt_tokens].any()
         assert finished.calls_failed <= finished.calls + 2  # calls of the last turn may be unanswered
-        assert finished.reward == 0 or finished.ending == "answered"
+        if self.row:
+            assert (finished.reward, finished.components) == self.scores[finished.trajectory_id]
+        else:
+            assert finished.reward == 0 or finished.ending == "answered"
         waits = finished.lease_wait_s + finished.generation_s + finished.tools_s + finished.grading_s
         assert abs(waits - (self.now - 1.0)) < 1e-6  # the phases cover the total time
 
@@ -191,7 +209,9 @@ class TrajectoryMachine(RuleBasedStateMachine):
             case AnswerSubmitted() if luck == 0:
                 self._decide(CallFailed(tid, -1, "grader: gone", to))
             case _:
-                self._decide(AnswerGraded(tid, float(luck > 4), 0.1, to))
+                self.scores[tid] = luck / 4 - 1, {"some": luck / 4}
+                reward, components = self.scores[tid] if self.row else (float(luck > 4), {})
+                self._decide(AnswerGraded(tid, reward, 0.1, to, components))
 
     @precondition(lambda self: len(self.executors) < 3)
     @rule(slots=st.integers(1, 4))
@@ -281,6 +301,12 @@ class TrajectoryMachine(RuleBasedStateMachine):
         assert self.released == {0, 1, 2}
 
 
+class ScoredTrajectoryMachine(TrajectoryMachine):
+    row = b"{}"
+
+
+TestScoredTrajectoryMachine = ScoredTrajectoryMachine.TestCase
+TestScoredTrajectoryMachine.settings = settings(stateful_step_count=40)
 TestTrajectoryMachine = TrajectoryMachine.TestCase
 TestTrajectoryMachine.settings = settings(stateful_step_count=40)
 

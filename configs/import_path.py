@@ -1,0 +1,62 @@
+"""Loads an object that a configuration names by import path: "package.module:name" or "file.py:name"."""
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from configs.errors import UnusableInput
+
+
+def load_object(spec: str, key: str) -> object:
+    """`key` names the configuration's key in errors. A file is loaded once per process.
+
+    The folder of a file, or the current folder, is added to sys.path, as for a script.
+    Raises UnusableInput.
+    """
+    module_name, _, name = spec.rpartition(":")
+    if not module_name or not name.isidentifier():
+        raise UnusableInput(f'{key}: "{spec}" is no import path; expected "package.module:name" or "file.py:name"')
+    module = _load_module(module_name, key)
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        public = [each for each in vars(module) if not each.startswith("_")]
+        nearest = difflib.get_close_matches(name, public, n=1)
+        hint = f'; did you mean "{nearest[0]}"?' if nearest else ""
+        raise UnusableInput(f'{key}: {module_name} has no "{name}"{hint}') from None
+
+
+def _load_module(module_name: str, key: str) -> ModuleType:
+    path = Path(module_name).expanduser() if module_name.endswith(".py") else None
+    if path is not None and not path.is_file():
+        raise UnusableInput(f"{key}: {path}: no such file")
+    folder = str(path.resolve().parent if path else Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        return importlib.import_module(module_name) if path is None else _load_file(path.resolve())
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            raise UnusableInput(f"{key}: no module {error.name}; is it installed, or in {folder}?") from None
+        raise UnusableInput(f"{key}: {module_name} needs the module {error.name}, which is not installed") from None
+    except Exception as error:
+        raise UnusableInput(f"{key}: {module_name} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    name = f"{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,1 @@
+"""Reward functions of the user, which run in a process of their own."""

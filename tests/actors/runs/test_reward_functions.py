@@ -1,0 +1,128 @@
+"""Whole runs with reward functions of the user."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bus.codec import decode
+from bus.event_log.reader import read_events
+from bus.messages import TrajectoryFinished
+from configs.run_folder import RunFolder
+from tests.actors.runs.running import (
+    Start,
+    asterism,
+    finish,
+    from_cold_start_of,
+    metrics,
+    read_conserved_summary,
+    succeed,
+)
+
+pytestmark = pytest.mark.slow
+
+REWARDS = """
+import hashlib
+
+def score_length(completion_ids, ending, **columns):
+    return [-0.001 * len(ids) for ids in completion_ids]
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": float(ground_truth in solution_str), "digits": len(ground_truth)}
+
+def fail_for_some(completions, question):
+    if hashlib.blake2b(question[0].encode()).digest()[0] % 4 == 0:
+        raise ValueError("no opinion")
+    return [float(len(completions[0]))]
+
+def fail_for_all(completions):
+    raise RuntimeError("the judge is down")
+"""
+
+
+@pytest.fixture
+def rewards(tmp_path: Path) -> str:
+    path = tmp_path / "rewards.py"
+    path.write_text(REWARDS)
+    return str(path)
+
+
+def set_functions(**functions: str) -> tuple[str, ...]:
+    return tuple(f"reward.functions.{name}={spec}" for name, spec in functions.items())
+
+
+def test_rewards_of_functions_are_logged_trained_on_and_replayed(
+    tmp_path: Path, rewards: str, finished_run: tuple[RunFolder, str], start: Start
+) -> None:
+    functions = set_functions(correct="math", length=f"{rewards}:score_length", verl=f"{rewards}:compute_score")
+    made = from_cold_start_of(finished_run[0])
+    succeed(start(tmp_path, *made, *functions, "reward.weights.verl=0.5", "rl.steps=2"))
+    folder = RunFolder(tmp_path / "demo")
+    read_conserved_summary(folder)
+    finished = [
+        decode(event.frame).message
+        for event, _ in read_events(folder.events / "head.sqlite", kinds=["TrajectoryFinished"])
+    ]
+    assert finished
+    for message in finished:
+        assert isinstance(message, TrajectoryFinished)
+        length = -0.001 * message.record.response_tokens
+        correct, verl = message.components["correct"], message.components["verl"]
+        assert message.components == {
+            "correct": correct,
+            "length": length,
+            "verl": verl,
+            "verl.digits": pytest.approx(1.5, abs=1.5),
+        }
+        assert message.reward == pytest.approx(correct + length + 0.5 * verl)
+        assert correct == 0.0 or message.ending == "answered"
+    for step in metrics(folder, "step"):
+        assert {"reward: correct", "reward: length", "reward: verl", "reward: verl.digits"} <= step.keys()
+    again = asterism("log", "replay", str(folder.path), "--verify")
+    assert again.returncode == 0, again.stdout + again.stderr
+    trajectory = next(message.trajectory_id for message in finished if isinstance(message, TrajectoryFinished))
+    result_file = tmp_path / "fork.json"
+    fork = asterism("log", "fork", str(folder.path), str(trajectory), "--turn", "0", "--json", str(result_file))
+    assert fork.returncode == 0, fork.stdout + fork.stderr
+    result = json.loads(result_file.read_text())
+    assert result["branches"][0]["outcome"]["reward"] == pytest.approx(result["original"]["reward"])
+
+
+def test_a_function_that_raises_for_some_rows_masks_their_trajectories(
+    tmp_path: Path, rewards: str, finished_run: tuple[RunFolder, str], start: Start
+) -> None:
+    functions = set_functions(some=f"{rewards}:fail_for_some")
+    succeed(start(tmp_path, *from_cold_start_of(finished_run[0]), *functions, "rl.steps=2", "evaluation.questions=16"))
+    folder = RunFolder(tmp_path / "demo")
+    summary = read_conserved_summary(folder)
+    assert 0 < summary["trajectories_failed"] < summary["trajectories_started"]
+    assert sum(line["failed"] for line in metrics(folder, "evaluation")) > 0
+
+
+def test_a_function_that_raises_for_all_rows_ends_the_run_with_its_error(
+    tmp_path: Path, rewards: str, finished_run: tuple[RunFolder, str], start: Start
+) -> None:
+    functions = set_functions(all=f"{rewards}:fail_for_all")
+    process = start(tmp_path, *from_cold_start_of(finished_run[0]), *functions)
+    output = finish(process)
+    assert process.returncode == 1
+    assert "reward: all raised RuntimeError: the judge is down" in output
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ("{file}:absent", 'reward.functions.f: {file} has no "absent"'),
+        ("{file}.py:f", "reward.functions.f: {file}.py: no such file"),
+        ("nobodys.module:f", "reward.functions.f: no module nobodys"),
+        ("math:sqrt", "neither TRL's parameter `completions` nor verl's `solution_str`"),
+    ],
+)
+def test_a_wrong_import_path_is_reported_before_anything_is_created(
+    tmp_path: Path, rewards: str, spec: str, problem: str, start: Start
+) -> None:
+    process = start(tmp_path / "runs", *set_functions(f=spec.format(file=rewards)))
+    output = finish(process)
+    assert process.returncode != 0
+    assert problem.format(file=rewards) in output.replace("\n", " ")
+    assert not (tmp_path / "runs" / "demo").exists()

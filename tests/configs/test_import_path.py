@@ -1,0 +1,86 @@
+"""Objects named by import path, and the errors of wrong ones."""
+
+from pathlib import Path
+
+import pytest
+
+from configs.errors import UnusableInput
+from configs.import_path import load_object
+from configs.load import load_run
+
+KEY = "reward.functions.format"
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_file_is_loaded_once_and_imports_its_neighbours(tmp_path: Path) -> None:
+    write(tmp_path / "neighbour_of_rewards.py", "VALUE = 3\n")
+    file = write(
+        tmp_path / "rewards.py", "from neighbour_of_rewards import VALUE\nclass Some: ...\ndef give(): return VALUE\n"
+    )
+    function = load_object(f"{file}:give", KEY)
+    assert callable(function)
+    assert function() == 3
+    assert load_object(f"{file}:give", KEY) is function
+    assert isinstance(load_object(f"{file}:Some", KEY), type)
+
+
+def test_a_module_is_found_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "module_of_the_current_folder.py", "answer = 42\n")
+    monkeypatch.chdir(tmp_path)
+    assert load_object("module_of_the_current_folder:answer", KEY) == 42
+    assert load_object("json:dumps", KEY) is __import__("json").dumps
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ("rewards.py", "is no import path"),
+        ("rewards:", "is no import path"),
+        ("rewards:a.b", "is no import path"),
+        ("{folder}/absent.py:give", "absent.py: no such file"),
+        ("absent_package.module:give", "no module absent_package"),
+        ("json.absent:give", "no module json.absent"),
+        ("{folder}/good.py:giev", 'has no "giev"; did you mean "give"?'),
+        ("{folder}/needs.py:give", "needs the module package_nobody_has, which is not installed"),
+        ("{folder}/broken.py:give", "cannot be imported: ValueError: boom"),
+        ("{folder}/torn.py:give", "cannot be imported: SyntaxError"),
+    ],
+)
+def test_a_wrong_path_is_named_with_its_key(tmp_path: Path, spec: str, problem: str) -> None:
+    write(tmp_path / "good.py", "def give(): ...\n")
+    write(tmp_path / "needs.py", "import package_nobody_has\n")
+    write(tmp_path / "broken.py", "raise ValueError('boom')\n")
+    write(tmp_path / "torn.py", "def give(:\n")
+    with pytest.raises(UnusableInput) as raised:
+        load_object(spec.format(folder=tmp_path), KEY)
+    assert str(raised.value).startswith(f"{KEY}: ")
+    assert problem in str(raised.value)
+
+
+def test_files_are_relative_to_the_configuration_and_modules_are_not(tmp_path: Path) -> None:
+    toml = tmp_path / "run.toml"
+    toml.write_text(
+        'name = "some"\n[reward.functions]\na = "rewards.py:give"\nb = "package.rewards:give"\nc = "math"\n'
+        "[reward.weights]\na = 0.5\n"
+    )
+    run = load_run(toml)
+    assert run.reward.functions == {"a": f"{tmp_path}/rewards.py:give", "b": "package.rewards:give", "c": "math"}
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ('[reward.functions]\na-b = "x:y"\n', 'functions: "a-b" is no name'),
+        ("[reward.weights]\na = 0.5\n", "weights.a: reward.functions has no such function"),
+    ],
+)
+def test_names_and_weights_are_checked(tmp_path: Path, table: str, problem: str) -> None:
+    toml = tmp_path / "run.toml"
+    toml.write_text(f'name = "some"\n{table}')
+    with pytest.raises(UnusableInput) as raised:
+        load_run(toml)
+    assert problem in str(raised.value)
