@@ -177,7 +177,7 @@ async def run_executor(
             launcher=LAUNCHER,
             strict=run.determinism == "strict",
             on_isolated=partial(record_isolation, path) if config.backend == "auto" else None,
-            scorer=AnswerScorer(sandbox, run.reward, str(folder.expand_path(run.model.checkpoint))),
+            scorer=AnswerScorer(sandbox, run.reward, run.dialogue, str(folder.expand_path(run.model.checkpoint))),
         )
         reporting = asyncio.create_task(report_load(address, run.sandbox.fork_servers, sandbox.get_load))
         try:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from configs.dialogue_options import DialogueConfig
 from configs.schema_tree import (
     Count,
     FilePath,
@@ -50,31 +51,6 @@ class DataConfig(Section, frozen=True):
 
     train: FilePath = "$RUN/data/train.jsonl"  # questions for training
     test: FilePath = "$RUN/data/test.jsonl"  # questions for evaluations
-
-
-class DialogueConfig(Section, frozen=True):
-    """Prompt, tools and limits of a trajectory (rStar2-Agent, arXiv 2508.20722, section 3)."""
-
-    # Tools that the model may call.
-    tools: tuple[Literal["jupyter_code", "python_code_with_standard_io"], ...] = (
-        "jupyter_code",
-        "python_code_with_standard_io",
-    )
-    prompt_tokens: PositiveInt = 1024  # longer prompts are skipped and counted
-    response_tokens: PositiveInt = 8192  # generated tokens and tool tokens
-    max_turns: PositiveInt = 10  # of a trajectory
-    max_calls_per_turn: PositiveInt = 1  # further calls of a turn are not executed
-    result_characters: PositiveInt = 2048  # limit of each of stdout, stderr and traceback; the middle is removed
-    result_format: Literal["default", "rstar2_release"] = "default"  # rstar2_release: one limit for the whole result
-
-    def __post_init__(self) -> None:
-        require(len(self.tools) > 0, "tools must not be empty")
-        require(len(set(self.tools)) == len(self.tools), "tools must not name a tool twice")
-
-    @property
-    def sequence_tokens(self) -> int:
-        """Maximum length of a trajectory."""
-        return self.prompt_tokens + self.response_tokens
 
 
 class SamplingConfig(Section, frozen=True):

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bus.messages import TurnGenerated, TurnRequested, WeightsPublished
-
-MAX_STOP_TOKENS = 16  # per request
+from configs.dialogue_options import MAX_STOP_TOKENS as MAX_STOP_TOKENS
 
 
 class EngineFailure(Exception):

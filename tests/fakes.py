@@ -4,7 +4,8 @@ import re
 from collections.abc import Sequence
 
 from bus.messages import TurnGenerated, ids_to_bytes
-from policies.dialogue.chat_format import PROTOCOL_TAGS, TURN_END, TURN_START
+from configs.dialogue_options import DialogueConfig
+from policies.dialogue.chat_format import PROTOCOL_TAGS, TURN_END, TURN_START, build_dialogue_format
 from policies.rollout.trajectory import Rules
 
 TAGS = (TURN_START, TURN_END, *PROTOCOL_TAGS)
@@ -38,7 +39,7 @@ ANSWER = "</reason><answer>\\boxed{2}</answer>"
 
 def rules(**changes: object) -> Rules:
     settings: dict[str, object] = {
-        "tools": ("jupyter_code", "python_code_with_standard_io"),
+        "dialogue": build_dialogue_format(DialogueConfig()),
         "response_tokens": 4000,
         "max_turns": 4,
         "max_calls_per_turn": 1,

@@ -7,7 +7,7 @@ head reads all questions before the first step, and the learner all dialogues.
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from engine.data.sft_dialogues import count_sft_dialogues
 from engine.model.model_config import check_weight_shapes, load_model_config
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 from engine.model.weight_files import count_parameters
-from policies.dialogue.chat_format import TURN_END, TURN_START
+from policies.dialogue.chat_format import TURN_END, TURN_START, build_dialogue_format
 from tasks.rewards.answer_scorer import MATH
 from tasks.rewards.reward_functions import RewardSettings
 
@@ -83,6 +83,7 @@ def list_input_checks(run: RunConfig) -> Mapping[str, InputCheck]:
     if not _is_generated(run, run.model.checkpoint):
         checkpoint = folder.expand_path(run.model.checkpoint)
         checks["model.checkpoint"] = partial(_check_checkpoint, checkpoint, run.dialogue.sequence_tokens)
+        checks["dialogue.stop_tokens"] = partial(_check_stop_tokens, checkpoint, run.dialogue.stop_tokens)
         checks["main memory"] = partial(_check_main_memory, checkpoint, run)
         checks["space"] = partial(_check_space, checkpoint, folder.path, run)
     return checks
@@ -110,7 +111,7 @@ def _check_questions(report: QuestionReport, path: Path) -> CheckedInput:
 
 
 def _check_dialogues(run: RunConfig, path: Path) -> CheckedInput:
-    count = count_sft_dialogues(path, run.dialogue.tools, _MAX_CHECKED_ROWS)
+    count = count_sft_dialogues(path, build_dialogue_format(run.dialogue), _MAX_CHECKED_ROWS)
     return CheckedInput(f"{path}: {count:,} dialogues{_describe_limit(count)}")
 
 
@@ -149,6 +150,11 @@ def _check_checkpoint(folder: Path, sequence_tokens: int) -> CheckedInput:
     return CheckedInput(
         f"{folder}: {config.num_layers} layers of width {config.hidden_size}, {num_parameters:,} parameters"
     )
+
+
+def _check_stop_tokens(folder: Path, texts: Sequence[str]) -> CheckedInput:
+    tokenizer = load_tokenizer(folder)
+    return CheckedInput(", ".join(f"{text} is token {tokenizer.get_token_id(text)}" for text in texts))
 
 
 # ---------------------------------------------------------------- memory and space

@@ -20,7 +20,7 @@ from engine.data.datasets import DatasetProblem, QuestionReport, read_problems
 from engine.model.tokenizer import FastTokenizer, load_tokenizer
 from policies.arbiter.arbiter import Arbiter
 from policies.decider import Decider
-from policies.dialogue.chat_format import TextTokenizer, build_prompt_segments
+from policies.dialogue.chat_format import TextTokenizer, build_dialogue_format, build_prompt_segments
 from policies.groups.group_buffer import GroupBuffer
 from policies.groups.group_starter import TokenizedProblem
 from policies.recipe import Recipe
@@ -54,14 +54,14 @@ async def send_engine_left(bus: Bus, left: EngineLeft) -> None:
 def build_rules(run: RunConfig, tokenizer: FastTokenizer) -> Rules:
     dialogue = run.dialogue
     return Rules(
-        tools=dialogue.tools,
+        dialogue=build_dialogue_format(dialogue),
         response_tokens=dialogue.response_tokens,
         max_turns=dialogue.max_turns,
         max_calls_per_turn=dialogue.max_calls_per_turn,
         result_characters=dialogue.result_characters,
         top_p=run.sampling.top_p,
         top_k=run.sampling.top_k,
-        stop_token_ids=(tokenizer.end_of_turn_id,),
+        stop_token_ids=tuple(tokenizer.get_token_id(text) for text in dialogue.stop_tokens),
         result_format=dialogue.result_format,
     )
 
@@ -131,7 +131,8 @@ def _load_set(
     longest, skipped, limit = 0, 0, run.dialogue.prompt_tokens
     path, logger = folder.expand_path(file), structlog.get_logger()
     before, _, after = (
-        tokenizer.encode(text, trusted=trusted) for text, trusted in build_prompt_segments("", run.dialogue.tools)
+        tokenizer.encode(text, trusted=trusted)
+        for text, trusted in build_prompt_segments("", build_dialogue_format(run.dialogue))
     )
     has_functions = bool(run.reward.functions)
     for problem in read_problems(path, report, all_columns=has_functions):

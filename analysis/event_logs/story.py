@@ -11,9 +11,11 @@ from typing import NamedTuple
 from analysis.event_logs.describe import TextContext, describe
 from analysis.event_logs.merged_events import MergedEvent
 from bus.messages import AnswerGraded, AnyMessage, CallFailed, CodeFinished, StartGroup, TurnGenerated
+from policies.dialogue.chat_format import build_dialogue_format
 from policies.dialogue.parse_turn import ToolCall, parse_assistant_turn
 from policies.rollout.trajectory import GRADING_CALL
 from policies.rollout.transitions import format_refusal
+from policies.tools.python_tools import build_program
 
 
 class StoryLine(NamedTuple):
@@ -37,6 +39,7 @@ class _StoryTeller:
 
     def __init__(self, context: TextContext) -> None:
         self._context = context
+        self._format = build_dialogue_format(context.dialogue)
         self._forget_calls()
 
     def _forget_calls(self) -> None:
@@ -53,7 +56,8 @@ class _StoryTeller:
                 self._forget_calls()
             case CodeFinished(call=number):
                 waited_s = self._compute_wait(number, at, message.duration_s)
-                code = self._calls[number].code if number in self._calls else ""
+                call = self._calls.get(number)
+                code = "" if call is None else build_program(call.tool, call.arguments).code
             case AnswerGraded():
                 waited_s = self._compute_wait(GRADING_CALL, at, message.duration_s)
             case CallFailed(call=number):
@@ -74,7 +78,7 @@ class _StoryTeller:
         if turn.finish != "stop":
             return
         dialogue = self._context.dialogue
-        calls = parse_assistant_turn(self._context.decode_tokens(self._turn_tokens), dialogue.tools).calls
+        calls = parse_assistant_turn(self._context.decode_tokens(self._turn_tokens), self._format).calls
         first, self._turn_tokens, self._num_calls = self._num_calls, b"", self._num_calls + len(calls)
         self._calls = {first + place: call for place, call in enumerate(calls) if isinstance(call, ToolCall)}
         self._requested_at = dict.fromkeys((GRADING_CALL, *self._calls), at)

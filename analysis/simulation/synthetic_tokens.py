@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from analysis.simulation.workload import TrajectoryPlan, Workload
 from bus.messages import StartGroup, TurnGenerated, TurnRequested
-from policies.dialogue.chat_format import format_tool_call
+from configs.dialogue_options import DialogueConfig
+from policies.dialogue.chat_format import build_dialogue_format, format_tool_call
 from policies.rollout.trajectory import Rules
 
 CALL_TOKEN, ANSWER_TOKEN = 1, 2
@@ -61,7 +62,7 @@ def build_generated_turn(request: TurnRequested, plan: TrajectoryPlan) -> TurnGe
 
 def build_dialogue_rules(workload: Workload) -> Rules:
     return Rules(
-        tools=("jupyter_code",),
+        dialogue=build_dialogue_format(DialogueConfig(tools=("jupyter_code",))),
         response_tokens=workload.response_tokens,
         max_turns=workload.max_turns,
         max_calls_per_turn=1,

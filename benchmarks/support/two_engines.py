@@ -40,10 +40,12 @@ from bus.messages import (
     TrajectoryFinished,
 )
 from bus.transport.zeromq import open_zmq_bus
+from configs.dialogue_options import DialogueConfig
 from configs.schema import BusConfig as BusConfig
 from engine.contract import Capacity
 from policies.arbiter.arbiter import Arbiter, PolicyName
 from policies.decider import Send
+from policies.dialogue.chat_format import build_dialogue_format
 from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Rules
 
@@ -140,7 +142,7 @@ class RolloutHarness:
 
 def build_rules(work: Workload) -> Rules:
     return Rules(
-        tools=("jupyter_code",),
+        dialogue=build_dialogue_format(DialogueConfig(tools=("jupyter_code",))),
         response_tokens=work.response_tokens,
         max_turns=work.max_turns,
         max_calls_per_turn=1,

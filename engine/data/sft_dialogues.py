@@ -5,22 +5,20 @@ generation use the same token ids.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from engine.data.data_files import DatasetError, DatasetRow, RowFields, read_rows
 from policies.dialogue.chat_format import (
-    PREFILL,
     TURN_END,
-    TURN_START,
-    USER_INSTRUCTION,
+    DialogueFormat,
     TextSegment,
     TextTokenizer,
-    ToolName,
     build_prompt_segments,
     build_tool_turn_segments,
+    build_user_turn_segments,
     encode_segments,
     format_tool_call,
 )
@@ -54,18 +52,18 @@ class _DialogueMessage(NamedTuple):
         return value
 
 
-def read_sft_dialogues(path: Path, tokenizer: TextTokenizer, tools: Sequence[ToolName]) -> list[TokenizedDialogue]:
+def read_sft_dialogues(path: Path, tokenizer: TextTokenizer, dialogue: DialogueFormat) -> list[TokenizedDialogue]:
     """One sequence per row, from its `messages`. Raises DatasetError with file, row and field.
 
     The run's own system message replaces the row's, so that the prompt equals that of the rollouts.
     """
-    return [_tokenize_dialogue(_parse_messages(row), tokenizer, tools) for row in read_rows(path, ["messages"])]
+    return [_tokenize_dialogue(_parse_messages(row), tokenizer, dialogue) for row in read_rows(path, ["messages"])]
 
 
-def count_sft_dialogues(path: Path, tools: Sequence[ToolName], max_rows: int) -> int:
+def count_sft_dialogues(path: Path, dialogue: DialogueFormat, max_rows: int) -> int:
     """Checks that many dialogues without tokenizing them. Raises DatasetError."""
     rows = islice(read_rows(path, ["messages"]), max_rows)
-    return sum(1 for row in rows if list(_render_turns(_parse_messages(row), tools)))
+    return sum(1 for row in rows if list(_render_turns(_parse_messages(row), dialogue)))
 
 
 def _parse_messages(row: DatasetRow) -> list[_DialogueMessage]:
@@ -100,62 +98,64 @@ _ALLOWED_NEXT_ROLES = {
 
 
 def _tokenize_dialogue(
-    messages: list[_DialogueMessage], tokenizer: TextTokenizer, tools: Sequence[ToolName]
+    messages: list[_DialogueMessage], tokenizer: TextTokenizer, dialogue: DialogueFormat
 ) -> TokenizedDialogue:
-    dialogue = TokenizedDialogue([], [])
-    for role, segments in _render_turns(messages, tools):
+    tokenized = TokenizedDialogue([], [])
+    for role, segments in _render_turns(messages, dialogue):
         token_ids = encode_segments(tokenizer, segments)
-        dialogue.token_ids.extend(token_ids)
-        dialogue.loss_mask.extend([int(role == "assistant")] * len(token_ids))
-    return dialogue
+        tokenized.token_ids.extend(token_ids)
+        tokenized.loss_mask.extend([int(role == "assistant")] * len(token_ids))
+    return tokenized
 
 
 def _render_turns(
-    messages: list[_DialogueMessage], tools: Sequence[ToolName]
+    messages: list[_DialogueMessage], dialogue: DialogueFormat
 ) -> Iterator[tuple[str, list[TextSegment]]]:
     """(role, segments) of each turn."""
     for first, (role, group) in enumerate(groupby(messages, key=lambda message: message.role)):
         turn = list(group)
         match role:
             case "assistant":
-                yield role, [TextSegment(_format_assistant_text(turn[0], tools), True)]
+                yield role, [TextSegment(_format_assistant_text(turn[0], dialogue), True)]
             case "tool":
-                yield role, build_tool_turn_segments([message.get_text() for message in turn])
+                yield role, build_tool_turn_segments([message.get_text() for message in turn], dialogue)
             case _:
-                yield role, _build_user_segments(turn[0], tools, first=first == 0)
+                yield role, _build_user_segments(turn[0], dialogue, first=first == 0)
 
 
-def _build_user_segments(message: _DialogueMessage, tools: Sequence[ToolName], *, first: bool) -> list[TextSegment]:
+def _build_user_segments(message: _DialogueMessage, dialogue: DialogueFormat, *, first: bool) -> list[TextSegment]:
     """The first user turn includes the system message and the instruction; later ones do not."""
     text = message.get_text()
-    head, _, tail = build_prompt_segments("", tools)
     if first:
-        return [head, TextSegment(text.removeprefix(USER_INSTRUCTION), False), tail]
-    return [TextSegment(f"\n{TURN_START}user\n", True), TextSegment(text, False), tail]
+        return build_prompt_segments(text.removeprefix(dialogue.instruction), dialogue)
+    return build_user_turn_segments(text, dialogue)
 
 
-def _format_assistant_text(message: _DialogueMessage, tools: Sequence[ToolName]) -> str:
+def _format_assistant_text(message: _DialogueMessage, dialogue: DialogueFormat) -> str:
     """The generated text of an assistant's turn: without the prefill, with the end of turn."""
     content = message.get_text()
-    if not content.startswith(PREFILL):
-        raise message.location.build_error(f"must start with {PREFILL}, the prefill of the rollouts", "content")
-    text = content.removeprefix(PREFILL)
+    if not content.startswith(dialogue.prefill):
+        raise message.location.build_error(
+            f"must start with {dialogue.prefill}, the prefill of the rollouts", "content"
+        )
+    text = content.removeprefix(dialogue.prefill)
     calls = message.fields.get("tool_calls") or []
     if not isinstance(calls, list):
         raise message.location.build_error("expected a list of calls", "tool_calls")
     for number, call in enumerate(cast(list[Any], calls)):
         location = message.location._replace(field=f"{message.location.field}.tool_calls[{number}]")
-        text += ("" if text.endswith("\n") else "\n") + _format_tool_call(call, location, tools)
+        text += ("" if text.endswith("\n") else "\n") + _format_tool_call(call, location, dialogue)
     return text + TURN_END
 
 
-def _format_tool_call(call: object, location: _DatasetLocation, tools: Sequence[ToolName]) -> str:
+def _format_tool_call(call: object, location: _DatasetLocation, dialogue: DialogueFormat) -> str:
     """Accepts `{"name", "arguments"}` or that inside `function`; arguments as an object or JSON."""
     fields = cast(RowFields, call) if isinstance(call, dict) else {}
     function = cast(RowFields, fields["function"]) if isinstance(fields.get("function"), dict) else fields
     name, arguments = function.get("name"), function.get("arguments")
-    if name not in tools:
-        raise location.build_error(f"unknown function {name!r}; this run's tools: {', '.join(tools)}", "name")
+    if name not in dialogue.tools:
+        known = ", ".join(dialogue.tools) or "none"
+        raise location.build_error(f"unknown function {name!r}; this run's tools: {known}", "name")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
@@ -165,4 +165,4 @@ def _format_tool_call(call: object, location: _DatasetLocation, tools: Sequence[
         raise location.build_error("expected an object or its JSON text", "arguments")
     # parquet fills absent keys with null
     given = {key: value for key, value in cast(RowFields, arguments).items() if value is not None}
-    return format_tool_call(cast(ToolName, name), given)
+    return format_tool_call(cast(str, name), given)

@@ -24,6 +24,7 @@ from engine.learner.trainer import Trainer
 from engine.model.hf_checkpoint import load_model
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 from engine.weight_transfer.shared_memory import WeightsPublisher
+from policies.dialogue.chat_format import build_dialogue_format
 from policies.groups.staleness import check_versions
 
 SFT_SAVE_EVERY = 100  # a killed learner repeats at most this many steps of the cold start
@@ -132,7 +133,8 @@ class LearnerRank:
 
     def _read_sft_sequences(self) -> list[TrainingSequence]:
         path = self._folder.expand_path(self._run.sft.data)
-        dialogues = read_sft_dialogues(path, load_tokenizer(self._initial_checkpoint), self._run.dialogue.tools)
+        dialogue = build_dialogue_format(self._run.dialogue)
+        dialogues = read_sft_dialogues(path, load_tokenizer(self._initial_checkpoint), dialogue)
         return [build_sft_sequence(dialogue.token_ids, dialogue.loss_mask) for dialogue in dialogues]
 
     def _run_sft_step(

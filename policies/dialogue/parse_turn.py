@@ -7,13 +7,17 @@ from typing import Any, cast
 
 import msgspec
 
-from policies.dialogue.chat_format import TOOL_DEFINITIONS, TURN_END, ToolName
+from configs.dialogue_options import ToolName
+from policies.dialogue.chat_format import DialogueFormat
+from policies.tools.python_tools import TOOL_SCHEMAS
+from policies.tools.tool_arguments import ArgumentError, check_arguments, quote
 
 
 class ToolCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    tool: ToolName
-    code: str
-    stdin: str
+    """A call with arguments that fit the tool's schema."""
+
+    tool: str
+    arguments: dict[str, Any]  # JSON values by parameter
 
 
 class MalformedCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -24,65 +28,69 @@ class MalformedCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class AssistantTurn(msgspec.Struct, frozen=True, array_like=True):
     calls: tuple[ToolCall | MalformedCall, ...]
-    answer: str | None  # content of the last \boxed{}, preferably inside <answer>
+    answer: str | None  # content of the last \boxed{}, preferably inside the answer tags
     answer_opens: int
     answer_closes: int
 
 
 _CALL_PATTERN = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_STRING_OR_BRACKET_PATTERN = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{\]}]', re.DOTALL)
+_MAX_NESTING = 64  # of a call's JSON; json.loads has a limit that depends on the caller's stack
 _BRACE_PATTERN = re.compile(r"(?:\\boxed)?\{|\}")
 
 
-def parse_assistant_turn(text: str, tools: Sequence[ToolName]) -> AssistantTurn:
-    """Parse the text of one assistant turn, with or without its end-of-turn token."""
-    text = text.removesuffix(TURN_END)
-    calls = tuple(_parse_tool_call(match.group(1).strip(), tools) for match in _CALL_PATTERN.finditer(text))
-    section = _extract_last_answer_section(text)
+def parse_assistant_turn(text: str, dialogue: DialogueFormat) -> AssistantTurn:
+    """Parse the text of one assistant turn, with or without its stop token. Without tools it has no calls."""
+    stop = next(filter(text.endswith, dialogue.stop_tokens), "")
+    text, tools = text.removesuffix(stop), dialogue.tools
+    found = _CALL_PATTERN.finditer(text) if tools else ()
+    calls = tuple(_parse_tool_call(match.group(1).strip(), tools) for match in found)
+    section = _extract_last_answer_section(text, dialogue.answer_open, dialogue.answer_close)
     boxed = extract_last_boxed(section) if section is not None else None
     return AssistantTurn(
         calls=calls,
         answer=boxed if boxed is not None else extract_last_boxed(text),
-        answer_opens=text.count("<answer>"),
-        answer_closes=text.count("</answer>"),
+        answer_opens=text.count(dialogue.answer_open),
+        answer_closes=text.count(dialogue.answer_close),
     )
 
 
 def _parse_tool_call(text: str, tools: Sequence[ToolName]) -> ToolCall | MalformedCall:
+    if _is_nested_too_deeply(text):
+        return MalformedCall("JSONDecodeError: nested too deeply")
     try:
         call = json.loads(text)
     except ValueError as error:
         return MalformedCall(f"JSONDecodeError: {error}")
-    except RecursionError:
-        return MalformedCall("JSONDecodeError: nested too deeply")
     if not isinstance(call, dict):
         return MalformedCall('a call must be an object with "name" and "arguments"')
     fields = cast(dict[str, Any], call)
     name, arguments = fields.get("name"), fields.get("arguments")
     if not isinstance(name, str) or name not in tools:
-        return MalformedCall(f"unknown function {json.dumps(name)}; known: {', '.join(tools)}")
+        return MalformedCall(f"unknown function {quote(name)}; known: {', '.join(tools)}")
     if not isinstance(arguments, dict):
         return MalformedCall('"arguments" must be an object')
-    values = cast(dict[str, Any], arguments)
-    tool = cast(ToolName, name)
-    required = TOOL_DEFINITIONS[tool][2]
-    for parameter in required:
-        if not isinstance(values.get(parameter), str):
-            return MalformedCall(f'"{parameter}" must be given, as a string')
-        if not _is_encodable(values[parameter]):
-            return MalformedCall(f'"{parameter}" contains half a surrogate pair')
-    return ToolCall(tool=tool, code=values["code"], stdin=values["input"] if "input" in required else "")
+    try:
+        parameters = TOOL_SCHEMAS[cast(ToolName, name)].parameters
+        return ToolCall(name, check_arguments(cast(dict[str, Any], arguments), parameters))
+    except ArgumentError as error:
+        return MalformedCall(str(error))
 
 
-def _is_encodable(text: str) -> bool:
-    """JSON can escape a lone surrogate, which UTF-8 cannot encode."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+def _is_nested_too_deeply(text: str) -> bool:
+    depth = 0
+    for match in _STRING_OR_BRACKET_PATTERN.finditer(text):
+        depth += 1 if match.group() in ("[", "{") else -1 if match.group() in ("]", "}") else 0
+        if depth > _MAX_NESTING:
+            return True
+    return False
 
 
-def _extract_last_answer_section(text: str) -> str | None:
+def _extract_last_answer_section(text: str, opening: str, closing: str) -> str | None:
     """The text of the last complete answer section. One pass, unlike a lazy pattern."""
     section, end = None, 0
-    while (start := text.find("<answer>", end)) >= 0 and (end := text.find("</answer>", start)) >= 0:
-        section = text[start + len("<answer>") : end]
+    while (start := text.find(opening, end)) >= 0 and (end := text.find(closing, start)) >= 0:
+        section = text[start + len(opening) : end]
     return section
 
 

@@ -9,7 +9,7 @@ leasing --LeaseGranted--> generating --TurnGenerated--> calling --CodeFinished (
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -31,10 +31,12 @@ from bus.messages import (
     TurnFailed,
     TurnGenerated,
 )
-from policies.dialogue.chat_format import ToolName
+from configs.dialogue_options import ToolName
+from policies.dialogue.chat_format import DialogueFormat
 from policies.dialogue.parse_turn import MalformedCall, ToolCall
 from policies.dialogue.tool_results import ResultFormat
 from policies.seeded_random import SIBLING, mix
+from policies.tools.python_tools import build_program
 
 Phase = Literal["leasing", "generating", "calling", "grading", "ended"]
 PHASES: tuple[Phase, ...] = ("leasing", "generating", "calling", "grading")  # of a live trajectory
@@ -46,7 +48,7 @@ GRADING_CALL = -1  # the call number of a grading
 class Rules(msgspec.Struct, frozen=True):
     """Settings shared by all trajectories of a run."""
 
-    tools: tuple[ToolName, ...]
+    dialogue: DialogueFormat
     response_tokens: int
     max_turns: int
     max_calls_per_turn: int
@@ -117,7 +119,8 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
     def build_code_request(self, number: int) -> CodeRequested:
         call = self.requested[number - self.calls]
         assert isinstance(call, ToolCall)  # malformed calls are never open
-        return CodeRequested(self.trajectory_id, number, call.tool, call.code, call.stdin)
+        tool, program = cast(ToolName, call.tool), build_program(call.tool, call.arguments)
+        return CodeRequested(self.trajectory_id, number, tool, program.code, program.stdin)
 
     def build_submission(self) -> AnswerSubmitted:
         """With the tokens if the run has reward functions."""

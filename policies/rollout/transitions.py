@@ -182,7 +182,7 @@ def _on_turn_generated(
             return _stop(rules, trajectory, now, "length")
         return _request_lease(rules, trajectory.enter_phase("leasing", now))
     text = tokenizer.decode(bytes_to_ids(trajectory.record.token_ids[4 * start_of_turn :]))
-    parsed = parse_assistant_turn(text, rules.tools)
+    parsed = parse_assistant_turn(text, rules.dialogue)
     trajectory = replace(
         trajectory,
         turn=trajectory.turn + 1,
@@ -294,7 +294,7 @@ def build_pending_requests(trajectory: Trajectory) -> list[SessionRestored | Cod
 def _append_results(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float) -> Transition:
     """Append the results, and end the trajectory if no token is left for an answer."""
     texts = [text for text in trajectory.results if text is not None]
-    observation = encode_segments(tokenizer, build_tool_turn_segments(texts))
+    observation = encode_segments(tokenizer, build_tool_turn_segments(texts, rules.dialogue))
     trajectory = replace(
         trajectory, calls=trajectory.calls + len(trajectory.results), requested=(), results=(), answer=""
     )

@@ -4,6 +4,7 @@ import time
 from typing import NamedTuple
 
 from bus.messages import AnswerSubmitted
+from configs.dialogue_options import DialogueConfig
 from configs.schema import RewardConfig
 from sandbox.contract import Sandbox
 from tasks.rewards.reward_client import RewardClient, RewardFailure
@@ -20,16 +21,23 @@ class Score(NamedTuple):
 
 
 class AnswerScorer:
-    """`checkpoint`: the folder of the tokenizer, which only reward functions need."""
+    """Without a configuration it only grades. `checkpoint`: the folder of the tokenizer, for reward functions."""
 
-    def __init__(self, sandbox: Sandbox, config: RewardConfig | None = None, checkpoint: str = "") -> None:
-        config = config or RewardConfig()
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        config: RewardConfig | None = None,
+        dialogue: DialogueConfig | None = None,
+        checkpoint: str = "",
+    ) -> None:
+        config, dialogue = config or RewardConfig(), dialogue or DialogueConfig()
         functions = config.functions or {CORRECT: MATH}
         self._sandbox = sandbox
         self._weights = {name: config.weights.get(name, 1.0) for name in functions}
         self._graded = [name for name, spec in functions.items() if spec == MATH]
         others = {name: spec for name, spec in functions.items() if spec != MATH}
-        self._client = RewardClient(RewardSettings(others, checkpoint, config.time_limit_s)) if others else None
+        settings = RewardSettings(others, checkpoint, config.time_limit_s, dialogue.prefill, dialogue.stop_tokens)
+        self._client = RewardClient(settings) if others else None
 
     async def score(self, submission: AnswerSubmitted) -> Score:
         """Raises SandboxFailure for the grader, RewardFailure for a function or if none scores the trajectory."""

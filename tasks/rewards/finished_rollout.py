@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from bus.messages import AnswerSubmitted, bytes_to_ids
-from policies.dialogue.chat_format import PREFILL, TURN_END, TextTokenizer
+from policies.dialogue.chat_format import TextTokenizer
 
 ChatMessage = dict[str, str]
 
@@ -24,28 +24,40 @@ class FinishedRollout(NamedTuple):
     response_ids: list[int]
 
 
-def build_finished_rollout(tokenizer: TextTokenizer, submission: AnswerSubmitted) -> FinishedRollout:
-    reward_input = submission.reward_input
-    assert reward_input is not None
-    token_ids = list(bytes_to_ids(reward_input.token_ids))
-    num_prompt = reward_input.prompt_tokens
-    response_ids = token_ids[num_prompt:]
-    return FinishedRollout(
-        row=msgspec.json.decode(reward_input.row),
-        ending=reward_input.ending,
-        answer=submission.answer if reward_input.ending == "answered" else "",
-        messages=list(_iter_messages(tokenizer, response_ids, reward_input.loss_mask[num_prompt:])),
-        response=tokenizer.decode(response_ids).removesuffix(TURN_END),
-        response_ids=response_ids,
-    )
+class RolloutReader:
+    """Reads the tokens of trajectories, with the configured texts of dialogues."""
 
+    def __init__(self, tokenizer: TextTokenizer, prefill: str, stop_tokens: tuple[str, ...]) -> None:
+        self._tokenizer = tokenizer
+        self._prefill = prefill
+        self._stop_tokens = stop_tokens
 
-def _iter_messages(tokenizer: TextTokenizer, response_ids: list[int], mask: bytes) -> Iterator[ChatMessage]:
-    """Generated tokens are the assistant's; all others belong to tool results."""
-    for is_generated, pairs in itertools.groupby(zip(mask, response_ids, strict=True), key=lambda pair: pair[0]):
-        text = tokenizer.decode([token for _, token in pairs])
-        if is_generated:
-            yield {"role": "assistant", "content": PREFILL + text.removesuffix(TURN_END)}
-        else:
-            for result in _RESULT_PATTERN.findall(text):
-                yield {"role": "tool", "content": result}
+    def read(self, submission: AnswerSubmitted) -> FinishedRollout:
+        """The submission has a reward input."""
+        reward_input = submission.reward_input
+        assert reward_input is not None
+        num_prompt = reward_input.prompt_tokens
+        response_ids = list(bytes_to_ids(reward_input.token_ids))[num_prompt:]
+        return FinishedRollout(
+            row=msgspec.json.decode(reward_input.row),
+            ending=reward_input.ending,
+            answer=submission.answer if reward_input.ending == "answered" else "",
+            messages=list(self._iter_messages(response_ids, reward_input.loss_mask[num_prompt:])),
+            response=self._decode_turn(response_ids),
+            response_ids=response_ids,
+        )
+
+    def _iter_messages(self, response_ids: list[int], mask: bytes) -> Iterator[ChatMessage]:
+        """Generated tokens are the assistant's; all others belong to tool results."""
+        for is_generated, pairs in itertools.groupby(zip(mask, response_ids, strict=True), key=lambda pair: pair[0]):
+            token_ids = [token for _, token in pairs]
+            if is_generated:
+                yield {"role": "assistant", "content": self._prefill + self._decode_turn(token_ids)}
+            else:
+                for result in _RESULT_PATTERN.findall(self._tokenizer.decode(token_ids)):
+                    yield {"role": "tool", "content": result}
+
+    def _decode_turn(self, token_ids: list[int]) -> str:
+        """Without its stop token."""
+        text = self._tokenizer.decode(token_ids)
+        return text.removesuffix(next(filter(text.endswith, self._stop_tokens), ""))

@@ -90,6 +90,8 @@ class RewardSettings(NamedTuple):
     functions: dict[str, str]  # import path by name
     checkpoint: str  # folder of the tokenizer
     time_limit_s: float  # of a call
+    prefill: str = ""  # of each assistant turn
+    stop_tokens: tuple[str, ...] = ()
 
 
 def load_reward_functions(functions: Mapping[str, str]) -> list[RewardFunction]:

@@ -19,8 +19,8 @@ import msgspec
 
 from bus.messages import AnswerSubmitted
 from configs.errors import EXIT_UNUSABLE, UnusableInput
-from engine.model.tokenizer import FastTokenizer, load_tokenizer
-from tasks.rewards.finished_rollout import FinishedRollout, build_finished_rollout
+from engine.model.tokenizer import load_tokenizer
+from tasks.rewards.finished_rollout import FinishedRollout, RolloutReader
 from tasks.rewards.reward_functions import RewardFunction, RewardSettings, UnusableReward, load_reward_functions
 
 LENGTH_BYTES = 4
@@ -47,10 +47,10 @@ def encode_with_length(message: msgspec.Struct) -> bytes:
 
 
 class RewardWorker:
-    def __init__(self, settings: RewardSettings, functions: list[RewardFunction], tokenizer: FastTokenizer) -> None:
+    def __init__(self, settings: RewardSettings, functions: list[RewardFunction], reader: RolloutReader) -> None:
         self._functions = functions
         self._limit_s = settings.time_limit_s
-        self._tokenizer = tokenizer
+        self._rollout_reader = reader
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._thread_is_free = asyncio.Lock()
         self._calls: set[asyncio.Task[None]] = set()
@@ -70,7 +70,7 @@ class RewardWorker:
     async def _answer(self, request: ScoreRequest, writer: asyncio.StreamWriter) -> None:
         components: dict[str, float] = {}
         failure, must_exit = "", False
-        rollout = build_finished_rollout(self._tokenizer, request.submission)
+        rollout = self._rollout_reader.read(request.submission)
         for function in self._functions:
             try:
                 components |= await self._call(function, rollout)
@@ -111,7 +111,8 @@ def main() -> int:
         functions = load_reward_functions(settings.functions)
         if arguments.socket is None:
             return 0
-        worker = RewardWorker(settings, functions, load_tokenizer(settings.checkpoint))
+        tokenizer = load_tokenizer(settings.checkpoint)
+        worker = RewardWorker(settings, functions, RolloutReader(tokenizer, settings.prefill, settings.stop_tokens))
     except UnusableInput as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_UNUSABLE

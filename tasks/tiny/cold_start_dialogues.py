@@ -11,7 +11,8 @@ from random import Random
 from typing import Any
 
 from bus.messages import CodeOk, CodeOutcome, CodeRaised, Output
-from policies.dialogue.chat_format import PREFILL, ToolName, format_tool_call
+from configs.dialogue_options import DialogueConfig, ToolName
+from policies.dialogue.chat_format import build_dialogue_format, format_tool_call
 from policies.dialogue.parse_turn import MalformedCall, parse_assistant_turn
 from policies.dialogue.tool_results import format_malformed_call, format_result
 from tasks.tiny.questions import FAMILIES, Question, draw_question
@@ -32,6 +33,7 @@ BEHAVIOR_SHARES = {
 }
 _JSON_CORRUPTIONS = (('"}}', '"}'), ('"}}', "}}"))
 TOOL: ToolName = "jupyter_code"
+FORMAT = build_dialogue_format(DialogueConfig(tools=(TOOL,)))  # the default texts
 TRACEBACK_HEAD = 'Traceback (most recent call last):\n  File "<cell>", line 1, in <module>\n'
 
 COMPUTE = "Let me compute this.</reason>\n"
@@ -106,7 +108,11 @@ def _generate_dialogue(random: Random, behavior: str, question: Question, limit:
 def _build_call(reason: str, code: str, limit: int) -> Messages:
     function = {"name": TOOL, "arguments": json.dumps({"code": code})}
     return [
-        {"role": "assistant", "content": PREFILL + reason, "tool_calls": [{"type": "function", "function": function}]},
+        {
+            "role": "assistant",
+            "content": FORMAT.prefill + reason,
+            "tool_calls": [{"type": "function", "function": function}],
+        },
         {"role": "tool", "content": format_result(run_snippet(code), limit)},
     ]
 
@@ -115,10 +121,10 @@ def _build_malformed_call(random: Random, code: str, limit: int) -> Messages:
     """A call with corrupted JSON, and the parser's error message."""
     right = format_tool_call(TOOL, {"code": code})
     broken = right.replace(*random.choice(_JSON_CORRUPTIONS))
-    (call,) = parse_assistant_turn(broken, [TOOL]).calls
+    (call,) = parse_assistant_turn(broken, FORMAT).calls
     assert isinstance(call, MalformedCall)
     return [
-        {"role": "assistant", "content": PREFILL + COMPUTE + broken},
+        {"role": "assistant", "content": FORMAT.prefill + COMPUTE + broken},
         {"role": "tool", "content": format_malformed_call(call.error, limit)},
     ]
 
@@ -137,4 +143,4 @@ def _find_wrong_code(random: Random, question: Question) -> tuple[str, str]:
 
 
 def _build_answer(reason: str, answer: str) -> Message:
-    return {"role": "assistant", "content": f"{PREFILL}{reason}<answer>\\boxed{{{answer}}}</answer>"}
+    return {"role": "assistant", "content": f"{FORMAT.prefill}{reason}<answer>\\boxed{{{answer}}}</answer>"}

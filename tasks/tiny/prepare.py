@@ -26,7 +26,7 @@ from engine.model.model_config import Qwen3Config
 from engine.model.qwen3 import Qwen3, initialize_weights
 from tasks.tiny.cold_start_dialogues import TOOL, Messages, generate_dialogues
 from tasks.tiny.questions import generate_questions
-from tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
+from tasks.tiny.tiny_tokenizer import list_special_tokens, save_tokenizer, train_tokenizer
 
 NUM_TOKENIZER_DIALOGUES = 3000  # more dialogues produce the same merges
 
@@ -37,6 +37,10 @@ def prepare(run: RunConfig, folder: RunFolder) -> None:
         raise UnusableInput("the configuration has no [tiny] table; add one to prepare the tiny task")
     if run.dialogue.tools != (TOOL,):
         raise UnusableInput(f'dialogue.tools: the tiny task supports only ["{TOOL}"]')
+    if not run.dialogue.has_default_texts:
+        raise UnusableInput("dialogue: the tiny task supports only the default texts of system, instruction and tags")
+    if not set(run.dialogue.stop_tokens) <= set(list_special_tokens()):
+        raise UnusableInput(f"dialogue.stop_tokens: the tiny task's tokens are {', '.join(list_special_tokens()[:3])}")
     folder.data.mkdir(parents=True, exist_ok=True)
     for name, count, held_out in (
         ("train", run.tiny.num_train_questions, False),

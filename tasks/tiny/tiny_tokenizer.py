@@ -19,7 +19,7 @@ from policies.dialogue.chat_format import (
     build_tool_turn_segments,
 )
 from policies.dialogue.tool_results import FAILURE, SUCCESS
-from tasks.tiny.cold_start_dialogues import COMPUTE, CONCLUDE, GIVE_UP, GUESS, REPAIR, TOOL, TRACEBACK_HEAD
+from tasks.tiny.cold_start_dialogues import COMPUTE, CONCLUDE, FORMAT, GIVE_UP, GUESS, REPAIR, TRACEBACK_HEAD
 
 END_OF_TEXT = "<|endoftext|>"
 BPE_ENTRIES = 416  # 256 bytes and the merges, without the added tokens
@@ -33,8 +33,8 @@ CHAT_TEMPLATE = (
 
 
 def list_special_tokens() -> list[str]:
-    head, _, tail = build_prompt_segments("", [TOOL])
-    user, opening, _, closing, assistant = build_tool_turn_segments([""])
+    head, _, tail = build_prompt_segments("", FORMAT)
+    user, opening, _, closing, assistant = build_tool_turn_segments([""], FORMAT)
     scaffolds = [piece.text for piece in (head, tail, user, opening, closing, assistant)]
     return list(dict.fromkeys([END_OF_TEXT, TURN_START, TURN_END, *PROTOCOL_TAGS, *scaffolds]))
 

@@ -142,7 +142,7 @@ def _run_branches(
     sandbox = make_sandbox(config, run.seed, f"{run.name}-fork", run.reward.accept)
     try:
         rules, strict = build_rules(run, tokenizer), run.determinism == "strict"
-        scorer = AnswerScorer(sandbox, run.reward, str(tokenizer.path.parent))
+        scorer = AnswerScorer(sandbox, run.reward, run.dialogue, str(tokenizer.path.parent))
         return uvloop.run(
             continue_trajectories(rules, tokenizer, engine, sandbox, trajectories, strict=strict, scorer=scorer)
         )

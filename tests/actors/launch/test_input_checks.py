@@ -136,6 +136,13 @@ def test_an_unusable_input_is_named_by_its_key(inputs: Path, damage: Callable[[P
         check_inputs(load(inputs))
 
 
+def test_every_stop_token_is_a_token_of_the_model(inputs: Path) -> None:
+    check_inputs(load(inputs, 'dialogue.stop_tokens=["<|im_end|>", "<|im_start|>"]'))
+    message = r"^dialogue\.stop_tokens: .*/tokenizer\.json: the vocabulary has no token '<stop>'"
+    with pytest.raises(UnusableInput, match=message):
+        check_inputs(load(inputs, 'dialogue.stop_tokens=["<|im_end|>", "<stop>"]'))
+
+
 def test_a_cold_start_without_dialogues_has_two_remedies(inputs: Path) -> None:
     with pytest.raises(UnusableInput, match=r"^sft\.data: .*: no such file; set sft\.data .* or sft\.steps = 0$"):
         check_inputs(load(inputs, "sft.steps=3"))

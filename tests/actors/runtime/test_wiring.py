@@ -7,16 +7,19 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from actors.runtime.wiring import load_problem_sets
+from actors.runtime.wiring import build_rules, load_problem_sets
 from bus.messages import bytes_to_ids
 from configs.run_folder import RunFolder
 from configs.schema import DataConfig, DialogueConfig, RunConfig
 from engine.data.data_files import DatasetError
-from policies.dialogue.chat_format import build_prompt_segments, encode_segments
+from engine.model.tokenizer import load_tokenizer
+from policies.dialogue.chat_format import build_dialogue_format, build_prompt_segments, encode_segments
+from tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
 from tests.fakes import TOKENIZER
 
 TOOLS = ("jupyter_code",)
-EMPTY = len(encode_segments(TOKENIZER, build_prompt_segments("", TOOLS)))
+FORMAT = build_dialogue_format(DialogueConfig(tools=TOOLS))
+EMPTY = len(encode_segments(TOKENIZER, build_prompt_segments("", FORMAT)))
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +41,7 @@ def run_with(folder: Path, questions: list[str], limit: int) -> RunConfig:
 def test_a_prompt_is_the_beginning_of_the_dialogue(tmp_path: Path) -> None:
     run = run_with(tmp_path, ["1 + 1?"], 10)
     (problem,) = load_problem_sets(run, RunFolder(tmp_path), TOKENIZER).train
-    assert bytes_to_ids(problem.prompt_ids) == encode_segments(TOKENIZER, build_prompt_segments("1 + 1?", TOOLS))
+    assert bytes_to_ids(problem.prompt_ids) == encode_segments(TOKENIZER, build_prompt_segments("1 + 1?", FORMAT))
     assert problem.ground_truth == "2"
 
 
@@ -56,3 +59,12 @@ def test_a_file_without_short_enough_prompts_is_refused_with_the_key_to_change(t
     run = run_with(tmp_path, ["x" * 50], 10)
     with pytest.raises(DatasetError, match=r"train\.jsonl.*dialogue\.prompt_tokens"):
         load_problem_sets(run, RunFolder(tmp_path), TOKENIZER)
+
+
+def test_the_rules_have_the_ids_of_all_stop_tokens(tmp_path: Path) -> None:
+    save_tokenizer(train_tokenizer(["some text"]), tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    dialogue = DialogueConfig(stop_tokens=("<|im_end|>", "<|endoftext|>"), prefill="<think>")
+    rules = build_rules(RunConfig(name="r", dialogue=dialogue), tokenizer)
+    assert tokenizer.decode(rules.stop_token_ids) == "<|im_end|><|endoftext|>"
+    assert rules.dialogue == build_dialogue_format(dialogue)

@@ -8,17 +8,20 @@ from typing import Any
 import polars
 import pytest
 
+from configs.dialogue_options import DialogueConfig
 from engine.data.data_files import DatasetError
 from engine.data.sft_dialogues import TokenizedDialogue, read_sft_dialogues
 from policies.dialogue.chat_format import (
-    PREFILL,
     TextSegment,
+    build_dialogue_format,
     build_prompt_segments,
     build_tool_turn_segments,
+    build_user_turn_segments,
     encode_segments,
-    format_system_prompt,
     format_tool_call,
 )
+
+FORMAT = build_dialogue_format(DialogueConfig(tools=("jupyter_code",)))
 
 
 class LetterTokenizer:
@@ -34,7 +37,7 @@ class LetterTokenizer:
 CALL = format_tool_call("jupyter_code", {"code": "print(1)"})
 FUNCTION = {"name": "jupyter_code", "arguments": '{"code": "print(1)"}'}
 USER = {"role": "user", "content": "1?"}
-ANSWER = {"role": "assistant", "content": f"{PREFILL}Yes.</reason>\n<answer>\\boxed{{1}}</answer>"}
+ANSWER = {"role": "assistant", "content": "<reason>Yes.</reason>\n<answer>\\boxed{1}</answer>"}
 
 
 @pytest.fixture
@@ -44,7 +47,7 @@ def file(tmp_path: Path) -> Path:
 
 def read_one(file: Path, *messages: Any) -> TokenizedDialogue:
     file.write_text(json.dumps({"messages": messages}) + "\n")
-    (sequence,) = read_sft_dialogues(file, LetterTokenizer(), ["jupyter_code"])
+    (sequence,) = read_sft_dialogues(file, LetterTokenizer(), FORMAT)
     return sequence
 
 
@@ -54,16 +57,16 @@ def decode_generated(sequence: TokenizedDialogue) -> str:
 
 
 def make_call_turn(**fields: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": f"{PREFILL}Let me see.</reason>\n", **fields}
+    return {"role": "assistant", "content": "<reason>Let me see.</reason>\n", **fields}
 
 
 def test_a_dialogue_has_the_token_ids_of_its_rollout(file: Path) -> None:
     first = make_call_turn(tool_calls=[{"type": "function", "function": FUNCTION}])
     sequence = read_one(file, USER, first, {"role": "tool", "content": "a result"}, ANSWER)
     segments = [
-        *build_prompt_segments("1?", ["jupyter_code"]),
+        *build_prompt_segments("1?", FORMAT),
         TextSegment(f"Let me see.</reason>\n{CALL}<|im_end|>", True),
-        *build_tool_turn_segments(["a result"]),
+        *build_tool_turn_segments(["a result"], FORMAT),
         TextSegment("Yes.</reason>\n<answer>\\boxed{1}</answer><|im_end|>", True),
     ]
     assert sequence.token_ids == encode_segments(LetterTokenizer(), segments)
@@ -94,9 +97,7 @@ def test_every_layout_of_a_call_gives_the_same_text(file: Path, call: dict[str, 
 
 def test_a_call_may_be_part_of_the_content_even_if_it_is_malformed(file: Path) -> None:
     text = '<tool_call>\n{"name": \n</tool_call>'
-    sequence = read_one(
-        file, USER, make_call_turn(content=f"{PREFILL}{text}"), {"role": "tool", "content": "1"}, ANSWER
-    )
+    sequence = read_one(file, USER, make_call_turn(content=f"<reason>{text}"), {"role": "tool", "content": "1"}, ANSWER)
     assert decode_generated(sequence).startswith(f"{text}<|im_end|>")
 
 
@@ -104,7 +105,7 @@ def test_consecutive_results_share_one_turn(file: Path) -> None:
     results = [{"role": "tool", "content": "a"}, {"role": "tool", "content": "b"}]
     first = make_call_turn(tool_calls=[{"function": FUNCTION}, {"function": FUNCTION}])
     sequence = read_one(file, USER, first, *results, ANSWER)
-    turn = encode_segments(LetterTokenizer(), build_tool_turn_segments(["a", "b"]))
+    turn = encode_segments(LetterTokenizer(), build_tool_turn_segments(["a", "b"], FORMAT))
     assert LetterTokenizer().decode(turn) in LetterTokenizer().decode(sequence.token_ids)
     assert decode_generated(sequence).startswith(f"Let me see.</reason>\n{CALL}\n{CALL}<|im_end|>")
 
@@ -112,7 +113,7 @@ def test_consecutive_results_share_one_turn(file: Path) -> None:
 def test_the_runs_system_message_replaces_that_of_the_file(file: Path) -> None:
     with_system = read_one(file, {"role": "system", "content": "Be brief."}, USER, ANSWER)
     assert with_system == read_one(file, USER, ANSWER)
-    assert format_system_prompt(["jupyter_code"]) in LetterTokenizer().decode(with_system.token_ids)
+    assert FORMAT.system in LetterTokenizer().decode(with_system.token_ids)
 
 
 def test_questions_and_results_cannot_contain_special_tokens(file: Path) -> None:
@@ -137,7 +138,7 @@ def test_a_parquet_file_equals_the_same_rows_as_jsonl(file: Path, tmp_path: Path
     filled = [{"tool_calls": None, **message} for message in messages]
     parquet = tmp_path / "some.parquet"
     polars.DataFrame({"messages": [filled]}).write_parquet(parquet)
-    assert read_sft_dialogues(parquet, LetterTokenizer(), ["jupyter_code"]) == [read_one(file, *messages)]
+    assert read_sft_dialogues(parquet, LetterTokenizer(), FORMAT) == [read_one(file, *messages)]
 
 
 @pytest.mark.parametrize(
@@ -175,3 +176,21 @@ def test_arguments_of_invalid_json_are_reported(file: Path) -> None:
     call = {"name": "jupyter_code", "arguments": '{"code'}
     with pytest.raises(DatasetError, match=r"row 1, field `messages\[1\]\.tool_calls\[0\]\.arguments`: not JSON: "):
         read_one(file, USER, make_call_turn(tool_calls=[call]))
+
+
+def test_the_texts_of_the_configuration_are_those_of_the_rollout(file: Path) -> None:
+    texts = DialogueConfig(tools=("jupyter_code",), instruction="Go: ", prefill="", turn_separator="")
+    dialogue = build_dialogue_format(texts)
+    answer = {"role": "assistant", "content": "Yes."}
+    rows = [USER, make_call_turn(tool_calls=[FUNCTION]), {"role": "tool", "content": "a"}, answer]
+    file.write_text(json.dumps({"messages": [*rows, {"role": "user", "content": "2?"}, answer]}) + "\n")
+    (sequence,) = read_sft_dialogues(file, LetterTokenizer(), dialogue)
+    segments = [
+        *build_prompt_segments("1?", dialogue),
+        TextSegment(f"<reason>Let me see.</reason>\n{CALL}<|im_end|>", True),
+        *build_tool_turn_segments(["a"], dialogue),
+        TextSegment("Yes.<|im_end|>", True),
+        *build_user_turn_segments("2?", dialogue),
+        TextSegment("Yes.<|im_end|>", True),
+    ]
+    assert sequence.token_ids == encode_segments(LetterTokenizer(), segments)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.dialogue.chat_format import format_tool_call
+from configs.dialogue_options import DialogueConfig
+from policies.dialogue.chat_format import build_dialogue_format, format_tool_call
 from policies.dialogue.parse_turn import (
     AssistantTurn,
     MalformedCall,
@@ -16,7 +17,7 @@ from policies.dialogue.parse_turn import (
     parse_assistant_turn,
 )
 
-TOOLS = ("jupyter_code", "python_code_with_standard_io")
+FORMAT = build_dialogue_format(DialogueConfig())
 
 
 @given(st.text(), st.text())
@@ -24,7 +25,9 @@ def test_formatted_calls_parse_back(code: str, stdin: str) -> None:
     text = format_tool_call("python_code_with_standard_io", {"code": code, "input": stdin})
     if "</tool_call>" in code + stdin:
         return
-    assert parse_assistant_turn(text, TOOLS).calls == (ToolCall("python_code_with_standard_io", code, stdin),)
+    assert parse_assistant_turn(text, FORMAT).calls == (
+        ToolCall("python_code_with_standard_io", {"code": code, "input": stdin}),
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,15 +39,18 @@ def test_formatted_calls_parse_back(code: str, stdin: str) -> None:
         ('{"name": "rm", "arguments": {}}', 'unknown function "rm"; known: jupyter_code'),
         ('{"name": ["x"], "arguments": {}}', "unknown function"),
         ('{"name": "jupyter_code", "arguments": "print(1)"}', '"arguments" must be an object'),
-        ('{"name": "jupyter_code", "arguments": {"code": 1}}', '"code" must be given, as a string'),
+        ('{"name": "jupyter_code", "arguments": {"code": 1}}', '"code" must be a string, not 1'),
+        ('{"name": "jupyter_code", "arguments": {}}', '"code" must be given, as a string'),
+        ('{"name": "jupyter_code", "arguments": {"code": "1", "input": ""}}', 'unknown parameter "input"'),
         ('{"name": "python_code_with_standard_io", "arguments": {"code": "1"}}', '"input" must be given'),
         ('{"name": "jupyter_code", "arguments": {"code": "\\ud800"}}', "half a surrogate pair"),
         ("[" * 5000, "nested too deeply"),
+        ('{"name": "jupyter_code", "arguments": {"code": ' + "[" * 900 + "]" * 900 + "}}", "nested too deeply"),
         ('{"name": "\\udfff", "arguments": {}}', "unknown function"),
     ],
 )
 def test_the_result_of_a_malformed_call_names_the_problem(call: str, complaint: str) -> None:
-    (read,) = parse_assistant_turn(f"<tool_call>\n{call}\n</tool_call>", TOOLS).calls
+    (read,) = parse_assistant_turn(f"<tool_call>\n{call}\n</tool_call>", FORMAT).calls
     assert isinstance(read, MalformedCall)
     assert complaint in read.error
 
@@ -59,12 +65,36 @@ TEXTS = st.lists(
 
 @given(TEXTS)
 def test_any_model_output_fits_a_message(text: str) -> None:
-    said = parse_assistant_turn(text, TOOLS)
+    said = parse_assistant_turn(text, FORMAT)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(said), type=AssistantTurn) == said
 
 
+def test_brackets_in_a_string_are_no_nesting() -> None:
+    code = "[" * 1000 + '\\" {' * 100
+    (call,) = parse_assistant_turn(format_tool_call("jupyter_code", {"code": code}), FORMAT).calls
+    assert call == ToolCall("jupyter_code", {"code": code})
+
+
+def test_without_tools_a_turn_has_no_calls() -> None:
+    text = format_tool_call("jupyter_code", {"code": "1"}) + "\\boxed{2}"
+    assert parse_assistant_turn(text, build_dialogue_format(DialogueConfig(tools=()))) == AssistantTurn((), "2", 0, 0)
+
+
+def test_the_answer_tags_of_the_configuration_count() -> None:
+    dialogue = build_dialogue_format(DialogueConfig(answer_open="[A]", answer_close="[/A]"))
+    text = "[A]\\boxed{1}[/A] [A]\\boxed{2}[/A] [A] \\boxed{3} <answer>\\boxed{4}</answer>"
+    assert parse_assistant_turn(text, dialogue) == AssistantTurn((), "2", answer_opens=3, answer_closes=2)
+
+
+@pytest.mark.parametrize("stop", ["<|im_end|>", "<|endoftext|>", ""])
+def test_a_stop_token_is_no_part_of_the_turn(stop: str) -> None:
+    dialogue = build_dialogue_format(DialogueConfig(stop_tokens=("<|im_end|>", "<|endoftext|>")))
+    text = format_tool_call("jupyter_code", {"code": "1"}).removesuffix("\n</tool_call>")
+    assert parse_assistant_turn(text + stop, dialogue).calls == (ToolCall("jupyter_code", {"code": "1"}),)
+
+
 def test_a_call_that_is_never_closed_is_still_a_call() -> None:
-    (read,) = parse_assistant_turn('<tool_call>\n{"name": "jupyter_code", "argu', TOOLS).calls
+    (read,) = parse_assistant_turn('<tool_call>\n{"name": "jupyter_code", "argu', FORMAT).calls
     assert isinstance(read, MalformedCall)
 
 
@@ -82,7 +112,7 @@ def test_a_call_that_is_never_closed_is_still_a_call() -> None:
     ],
 )
 def test_the_answer_is_the_last_box_preferably_inside_the_answer_tags(text: str, answer: str | None) -> None:
-    assert parse_assistant_turn(text, TOOLS).answer == answer
+    assert parse_assistant_turn(text, FORMAT).answer == answer
 
 
 @given(st.text(alphabet="{}ab\\", max_size=30))
@@ -113,10 +143,10 @@ def test_the_last_answer_agrees_with_its_definition(text: str) -> None:
     sections = re.findall(r"<answer>(.*?)</answer>", text)
     in_section = _find_last_boxed_by_definition(sections[-1]) if sections else None
     expected = _find_last_boxed_by_definition(text) if in_section is None else in_section
-    assert parse_assistant_turn(text, TOOLS).answer == expected
+    assert parse_assistant_turn(text, FORMAT).answer == expected
 
 
 def test_repeated_openings_are_parsed_in_linear_time() -> None:
     """Quadratic time would need minutes: each opening would be compared with all later text."""
-    for opening in ("\\boxed{", "<answer>", "<answer>\\boxed{", "<tool_call>"):
-        assert parse_assistant_turn(opening * 4_000, TOOLS).answer is None
+    for opening in ("\\boxed{", "<answer>", "<answer>\\boxed{", "<tool_call>", "<tool_call>" + '\\"' * 9):
+        assert parse_assistant_turn(opening * 4_000, FORMAT).answer is None

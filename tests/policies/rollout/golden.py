@@ -37,11 +37,13 @@ from bus.messages import (
     bytes_to_ids,
     ids_to_bytes,
 )
+from configs.dialogue_options import DialogueConfig
 from policies.decider import Send
-from policies.dialogue.chat_format import build_prompt_segments, encode_segments
+from policies.dialogue.chat_format import build_dialogue_format, build_prompt_segments, encode_segments
 from policies.rollout.rollout import Rollout
 from tests.fakes import TOKENIZER, generated, rules
 
+PROMPT_FORMAT = build_dialogue_format(DialogueConfig(tools=("jupyter_code",)))
 DIALOGUES = Path(__file__).parent / "dialogues"
 
 
@@ -92,7 +94,7 @@ class Conversation:
         executor = late or self.executor
         match kind:
             case "start":
-                prompt = encode_segments(TOKENIZER, build_prompt_segments(text, ("jupyter_code",)))
+                prompt = encode_segments(TOKENIZER, build_prompt_segments(text, PROMPT_FORMAT))
                 return StartGroup(0, "train", "q:1", "2", ids_to_bytes(prompt), 1, 7, 1.0, 5)
             case "lease":
                 engine, _, tokens = rest.partition(" ")

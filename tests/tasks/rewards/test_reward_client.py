@@ -135,14 +135,14 @@ async def test_the_reward_is_the_weighted_sum_of_the_grader_and_the_functions(ch
     functions = {"correct": "math", "do": f"{checkpoint}/rewards.py:do"}
     config = RewardConfig(functions=functions, weights={"do": -0.5})
     sandbox: Sandbox = GradingSandbox()  # pyright: ignore[reportAssignmentType]
-    scorer = AnswerScorer(sandbox, config, str(checkpoint))
+    scorer = AnswerScorer(sandbox, config, checkpoint=str(checkpoint))
     try:
         assert (await scorer.score(submit("fine")))[:2] == (0.75, {"correct": 1.0, "do": 0.5})
         assert (await scorer.score(submit("none")))[:2] == (1.0, {"correct": 1.0})
         assert (await scorer.score(submit("fine", ending="length")))[:2] == (-0.25, {"correct": 0.0, "do": 0.5})
     finally:
         await scorer.close()
-    only = AnswerScorer(sandbox, RewardConfig(functions={"do": functions["do"]}), str(checkpoint))
+    only = AnswerScorer(sandbox, RewardConfig(functions={"do": functions["do"]}), checkpoint=str(checkpoint))
     try:
         with pytest.raises(RewardFailure, match="no reward function scored the trajectory"):
             await only.score(submit("none"))

@@ -7,7 +7,7 @@ import pytest
 
 from bus.messages import AnswerSubmitted, RewardInput, ids_to_bytes
 from configs.errors import UnusableInput
-from tasks.rewards.finished_rollout import FinishedRollout, build_finished_rollout
+from tasks.rewards.finished_rollout import FinishedRollout, RolloutReader
 from tasks.rewards.reward_functions import RewardFunction, UnusableReward
 from tests.fakes import TOKENIZER
 
@@ -144,7 +144,7 @@ def test_a_rollout_has_the_turns_of_the_assistant_and_the_tools() -> None:
     token_ids = [*prompt, *first, *results, *second]
     row = b'{"question": "a question", "ground_truth": "5"}'
     reward_input = RewardInput("answered", row, len(prompt), ids_to_bytes(token_ids), bytes(mask))
-    rollout = build_finished_rollout(TOKENIZER, AnswerSubmitted(1, "5", "5", reward_input))
+    rollout = RolloutReader(TOKENIZER, "<reason>", ("<|im_end|>",)).read(AnswerSubmitted(1, "5", "5", reward_input))
     assert rollout.messages == [
         {"role": "assistant", "content": "<reason>I add.</reason><tool_call>{}</tool_call>"},
         {"role": "tool", "content": "5"},

@@ -11,7 +11,7 @@ import pytest
 from bus.messages import CodeRequested
 from policies.dialogue.parse_turn import MalformedCall, parse_assistant_turn
 from policies.dialogue.tool_results import format_malformed_call, format_result
-from tasks.tiny.cold_start_dialogues import BEHAVIOR_SHARES, Messages, generate_dialogues, run_snippet
+from tasks.tiny.cold_start_dialogues import BEHAVIOR_SHARES, FORMAT, Messages, generate_dialogues, run_snippet
 
 LIMIT = 256
 
@@ -50,7 +50,7 @@ def test_a_malformed_call_gets_the_error_message_of_a_rollout(dialogues: list[Me
     broken = 0
     for messages in dialogues:
         for call, result in pairwise(messages):
-            for read in parse_assistant_turn(call["content"], ["jupyter_code"]).calls:
+            for read in parse_assistant_turn(call["content"], FORMAT).calls:
                 assert isinstance(read, MalformedCall)
                 assert result["content"] == format_malformed_call(read.error, LIMIT)
                 broken += 1
@@ -59,7 +59,7 @@ def test_a_malformed_call_gets_the_error_message_of_a_rollout(dialogues: list[Me
 
 def test_every_dialogue_ends_with_one_boxed_answer(dialogues: list[Messages]) -> None:
     for messages in dialogues:
-        turn = parse_assistant_turn(messages[-1]["content"], ["jupyter_code"])
+        turn = parse_assistant_turn(messages[-1]["content"], FORMAT)
         assert turn.answer
         assert (turn.answer_opens, turn.answer_closes) == (1, 1)
 

@@ -11,6 +11,7 @@ from engine.data.datasets import read_problems
 from engine.data.sft_dialogues import read_sft_dialogues
 from engine.model.hf_checkpoint import load_model
 from engine.model.tokenizer import load_tokenizer
+from policies.dialogue.chat_format import build_dialogue_format
 from tasks.tiny.prepare import prepare
 
 TINY = TinyConfig(num_train_questions=100, num_test_questions=20, num_sft_dialogues=100)
@@ -33,7 +34,7 @@ def test_prepared_files_are_readable_as_user_files(prepared: RunFolder) -> None:
     assert len(list(read_problems(prepared.data / "train.jsonl"))) == 100
     assert len(list(read_problems(prepared.data / "test.jsonl"))) == 20
     tokenizer = load_tokenizer(prepared.checkpoints / "init")
-    assert len(read_sft_dialogues(prepared.data / "sft.jsonl", tokenizer, NOTEBOOK.tools)) == 100
+    assert len(read_sft_dialogues(prepared.data / "sft.jsonl", tokenizer, build_dialogue_format(NOTEBOOK))) == 100
 
 
 def test_the_model_has_an_embedding_for_every_token(prepared: RunFolder) -> None:
@@ -58,6 +59,18 @@ def test_another_seed_gives_different_files(prepared: RunFolder, tmp_path: Path)
     [
         (RunConfig(name="some"), r"the configuration has no \[tiny\] table"),
         (RunConfig(name="some", tiny=TINY), r"dialogue.tools: the tiny task supports only"),
+        (
+            RunConfig(name="some", tiny=TINY, dialogue=DialogueConfig(tools=("jupyter_code",), prefill="<think>")),
+            r"dialogue: the tiny task supports only the default texts",
+        ),
+        (
+            RunConfig(
+                name="some",
+                tiny=TINY,
+                dialogue=DialogueConfig(tools=("jupyter_code",), stop_tokens=("<|im_end|>", "<stop>")),
+            ),
+            r"dialogue.stop_tokens: the tiny task's tokens are",
+        ),
     ],
 )
 def test_an_unsuitable_configuration_is_refused(run: RunConfig, problem: str, tmp_path: Path) -> None:

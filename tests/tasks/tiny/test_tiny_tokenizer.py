@@ -12,7 +12,7 @@ from policies.dialogue.chat_format import (
     build_tool_turn_segments,
     encode_segments,
 )
-from tasks.tiny.cold_start_dialogues import Messages, generate_dialogues
+from tasks.tiny.cold_start_dialogues import FORMAT, Messages, generate_dialogues
 from tasks.tiny.prepare import iter_tokenizer_texts
 from tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
 
@@ -36,15 +36,14 @@ def tokenizer(folder: Path) -> FastTokenizer:
 
 def test_a_prompt_has_fewer_than_twenty_tokens_on_average(tokenizer: FastTokenizer, dialogues: list[Messages]) -> None:
     lengths = [
-        len(encode_segments(tokenizer, build_prompt_segments(messages[0]["content"], ["jupyter_code"])))
-        for messages in dialogues
+        len(encode_segments(tokenizer, build_prompt_segments(messages[0]["content"], FORMAT))) for messages in dialogues
     ]
     assert mean(lengths) < 20
     assert max(lengths) <= 24
 
 
 def test_a_short_result_has_seven_tokens(tokenizer: FastTokenizer) -> None:
-    assert len(encode_segments(tokenizer, build_tool_turn_segments(["Tool call success\nstdout:\n42"]))) == 7
+    assert len(encode_segments(tokenizer, build_tool_turn_segments(["Tool call success\nstdout:\n42"], FORMAT))) == 7
 
 
 def test_digits_are_never_merged(tokenizer: FastTokenizer) -> None:
@@ -65,7 +64,7 @@ def test_a_protocol_tag_is_one_token(tokenizer: FastTokenizer, tag: str) -> None
 
 
 def test_untrusted_text_yields_no_token_with_a_protocol_tag(tokenizer: FastTokenizer) -> None:
-    segments = [*build_prompt_segments("", ["jupyter_code"]), *build_tool_turn_segments([""])]
+    segments = [*build_prompt_segments("", FORMAT), *build_tool_turn_segments([""], FORMAT)]
     text = "".join((*PROTOCOL_TAGS, *(segment.text for segment in segments)))
     forged = [tokenizer.decode([token]) for token in tokenizer.encode(text, trusted=False)]
     assert not [
@@ -83,7 +82,7 @@ def test_transformers_loads_it_and_its_template_gives_the_same_text(folder: Path
 
     loaded = AutoTokenizer.from_pretrained(folder)
     assert (loaded.eos_token, loaded.pad_token) == ("<|im_end|>", "<|endoftext|>")
-    text = "".join(segment.text for segment in build_prompt_segments("What is 1+2+3?", ["jupyter_code"]))
+    text = "".join(segment.text for segment in build_prompt_segments("What is 1+2+3?", FORMAT))
     system, user = (part.split("\n", 1)[1].split("<|im_end|>")[0] for part in text.split("<|im_start|>")[1:3])
     messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
     assert loaded.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) == text

@@ -29,7 +29,7 @@ from tests.engine.sglang.server.requirements import make_info
 from tests.engine.tiny_models import small_config
 
 GIB = 2**30
-INPUTS = ("data.train", "data.test", "model.checkpoint", "main memory", "space")
+INPUTS = ("data.train", "data.test", "model.checkpoint", "dialogue.stop_tokens", "main memory", "space")
 SERVED = ("engine.kind=sglang", "dialogue.prompt_tokens=92", "dialogue.response_tokens=100")
 
 

@@ -194,7 +194,7 @@ def test_a_fork_has_the_determinism_of_its_run(
     copy.config.write_text(resolved.replace('determinism = "fast"', f'determinism = "{determinism}"'))
     made: list[tuple[str, bool]] = []
 
-    async def record_strictness(*parts: object, strict: bool) -> list[EndedTrajectory]:
+    async def record_strictness(*parts: object, strict: bool, scorer: object) -> list[EndedTrajectory]:
         made.append(("executor", strict))
         return []
 

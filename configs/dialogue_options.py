@@ -1,0 +1,67 @@
+"""The table [dialogue]: texts, tools and limits of a trajectory. docs/dialogue.md has examples."""
+
+from typing import Annotated, Literal, get_args
+
+from msgspec import Meta
+
+from configs.schema_tree import PositiveInt, Section, require
+
+MAX_STOP_TOKENS = 16  # per request to an engine
+_TURN_END = "<|im_end|>"
+_TEXT_KEYS = ("system", "instruction", "prefill", "answer_open", "answer_close", "turn_separator")
+
+ToolName = Literal["jupyter_code", "python_code_with_standard_io"]
+NonEmptyText = Annotated[str, Meta(min_length=1)]
+
+
+class DialogueConfig(Section, frozen=True):
+    """Prompt, tools and limits of a trajectory (rStar2-Agent, arXiv 2508.20722, section 3)."""
+
+    # Tools that the model may call; [] for a task without tools.
+    tools: tuple[ToolName, ...] = (
+        "jupyter_code",
+        "python_code_with_standard_io",
+    )
+    # Text of the system turn; {tools} becomes the schemas of the tools, a line each. Empty: no system turn.
+    system: str = "default"
+    instruction: str = "default"  # text before each question; the default asks for the answer tags and \boxed{}
+    prefill: str = "<reason>"  # start of each assistant turn, which the model continues
+    answer_open: NonEmptyText = "<answer>"  # tag before the final answer
+    answer_close: NonEmptyText = "</answer>"  # tag after the final answer
+    stop_tokens: tuple[NonEmptyText, ...] = (_TURN_END,)  # texts of the tokens that end a turn
+    turn_separator: str = "\n"  # between an assistant turn and the next turn
+    prompt_tokens: PositiveInt = 1024  # longer prompts are skipped and counted
+    response_tokens: PositiveInt = 8192  # generated tokens and tool tokens
+    max_turns: PositiveInt = 10  # of a trajectory
+    max_calls_per_turn: PositiveInt = 1  # further calls of a turn are not executed
+    result_characters: PositiveInt = 2048  # limit of each of stdout, stderr and traceback; the middle is removed
+    result_format: Literal["default", "rstar2_release"] = "default"  # rstar2_release: one limit for the whole result
+
+    def __post_init__(self) -> None:
+        require(len(set(self.tools)) == len(self.tools), "tools must not name a tool twice")
+        require(self.answer_open != self.answer_close, "answer_open and answer_close must differ")
+        require(_TURN_END in self.stop_tokens, f'stop_tokens must contain "{_TURN_END}", the end of a turn')
+        require(len(set(self.stop_tokens)) == len(self.stop_tokens), "stop_tokens must not name a token twice")
+        require(len(self.stop_tokens) <= MAX_STOP_TOKENS, f"stop_tokens must name at most {MAX_STOP_TOKENS} tokens")
+        if self.system != "default":
+            self._require_described_tools()
+
+    def _require_described_tools(self) -> None:
+        """Raise ValueError if `system` and `tools` disagree."""
+        if "{tools}" in self.system:
+            require(self.tools != (), "system must not contain {tools} without tools; add a tool, or remove {tools}")
+            return
+        for tool in get_args(ToolName):
+            described, given = f'"{tool}"' in self.system, tool in self.tools
+            require(described or not given, f'system must describe the tool "{tool}"; add {{tools}} to its text')
+            require(given or not described, f'system describes "{tool}", which is not in tools')
+
+    @property
+    def has_default_texts(self) -> bool:
+        default = DialogueConfig()
+        return all(getattr(self, key) == getattr(default, key) for key in _TEXT_KEYS)
+
+    @property
+    def sequence_tokens(self) -> int:
+        """Maximum length of a trajectory."""
+        return self.prompt_tokens + self.response_tokens

@@ -1,0 +1,1 @@
+"""Tools as typed functions: their schemas, the check of a call's arguments, and the Python tools."""

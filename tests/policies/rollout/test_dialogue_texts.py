@@ -1,0 +1,58 @@
+"""A trajectory with the texts and tags of a configuration."""
+
+from bus.messages import (
+    AnswerSubmitted,
+    CodeFinished,
+    CodeOk,
+    CodeRequested,
+    ExecutorJoined,
+    LeaseGranted,
+    Output,
+    StartGroup,
+    bytes_to_ids,
+)
+from configs.dialogue_options import DialogueConfig
+from policies.dialogue.chat_format import build_dialogue_format
+from policies.rollout.rollout import Rollout
+from tests.fakes import CALL, PROMPT, TOKENIZER, generated, rules
+
+
+class Play:
+    """One trajectory with these texts."""
+
+    def __init__(self, **texts: object) -> None:
+        dialogue = DialogueConfig(**texts)  # pyright: ignore
+        self.rollout = Rollout(rules(dialogue=build_dialogue_format(dialogue)), TOKENIZER)
+        self.rollout.decide(1.0, ExecutorJoined("executor-0", 1))
+        self.rollout.decide(2.0, StartGroup(0, "train", "q:1", "2", PROMPT, 1, 7, 1.0, 5))
+        self.turn = 0
+
+    def generate(self, text: str) -> list[object]:
+        lease = self.turn + 1
+        self.rollout.decide(3.0, LeaseGranted(7, "generator-0", 10_000, lease, 1.0, "room"))
+        effects = self.rollout.decide(4.0, generated(7, self.turn, text, lease=lease))
+        self.turn += 1
+        return [effect.message for effect in effects]
+
+
+def test_without_tools_a_turn_with_a_call_is_graded_by_its_answer() -> None:
+    effects = Play(tools=()).generate(f"{CALL}<answer>\\boxed{{2}}</answer>")
+    assert any(isinstance(effect, AnswerSubmitted) and effect.answer == "2" for effect in effects)
+    assert not any(isinstance(effect, CodeRequested) for effect in effects)
+
+
+def test_the_next_turn_starts_with_the_configured_texts() -> None:
+    play = Play(prefill="<think>", turn_separator="")
+    assert any(isinstance(effect, CodeRequested) for effect in play.generate(CALL))
+    play.rollout.decide(5.0, CodeFinished(7, 0, CodeOk(Output("2")), 0.1, "executor-0"))
+    text = TOKENIZER.decode(bytes_to_ids(play.rollout.trajectories[7].record.token_ids))
+    assert "</tool_call><|im_end|><|im_start|>user\n<tool_response>" in text
+    assert text.endswith("<|im_end|>\n<|im_start|>assistant\n<think>")
+
+
+def test_the_answer_is_that_of_the_configured_tags() -> None:
+    play = Play(answer_open="[A]", answer_close="[/A]")
+    effects = play.generate("[A]\\boxed{1}[/A]<answer>\\boxed{2}</answer>")
+    assert any(isinstance(effect, AnswerSubmitted) and effect.answer == "1" for effect in effects)
+    trajectory = play.rollout.trajectories[7]
+    assert (trajectory.answer_opens, trajectory.answer_closes) == (1, 1)
