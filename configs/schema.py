@@ -76,6 +76,8 @@ class RlConfig(Section, frozen=True):
     prompts: PositiveInt = 512  # groups per training step
     rollouts: Annotated[int, Meta(ge=2, le=65_536)] = 32  # 2G: trajectories per group
     max_refill_groups: Count = 512  # per step, started to replace groups with equal rewards
+    advantage_estimator: ImportPath = "grpo"  # "grpo", "dr_grpo", or a function by import path: docs/losses.md
+    group_filter: ImportPath = "unequal_rewards"  # groups to train on; or a function by import path: docs/losses.md
     max_staleness: Count = 0  # versions by which rollouts may be ahead of the learner: docs/staleness.md
     stale_tokens: Literal["mask", "drop"] = "mask"  # mask stale tokens, or drop their trajectory
     group_oversampling: Annotated[float, Meta(ge=1, le=1000)] = (
@@ -204,6 +206,7 @@ Beta = Annotated[float, Meta(ge=0, lt=1)]
 class LearnerConfig(Section, frozen=True):
     ranks: PositiveInt = 1  # processes per node that train
     threads: PositiveInt = 2  # per rank
+    loss: ImportPath = "grpo"  # "grpo", or a function by import path: docs/losses.md
     lr: LearningRate = 1e-6  # of AdamW
     final_lr_fraction: Annotated[float, Meta(ge=0, le=1)] = 1.0  # of `lr`, reached linearly at the end of the run
     warmup_steps: Count = 5  # with a linearly rising learning rate

@@ -13,6 +13,7 @@ from bus.messages import EvaluationFinished, GroupJudged, RunStarted, StepCollec
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
+from policies.groups.advantages import load_advantage_estimator, load_group_filter
 from policies.groups.selection import build_training_rows, compute_keep_count, judge_group, select_fresh_trajectories
 
 _KINDS = (RunStarted, TrajectoryFinished, GroupJudged, StepCollected, EvaluationFinished)
@@ -108,9 +109,10 @@ def _check_reproduced(group: JudgedGroup, run: RunConfig, log: Path) -> None:
 def rebuild_training_rows(group: JudgedGroup, run: RunConfig) -> list[TrainingSample]:
     """The rows that the step would train on with the settings of `run`."""
     keep_count = compute_keep_count(run)
-    if judge_group(group.candidates, keep_count) != "accepted":
+    if judge_group(group.candidates, keep_count, load_group_filter(run.rl)) != "accepted":
         return []
-    return build_training_rows(group.candidates, keep_count, run.roc, group.judged.seed)
+    estimate = load_advantage_estimator(run.rl)
+    return build_training_rows(group.candidates, keep_count, run.roc, group.judged.seed, estimate)
 
 
 def list_candidates(group: JudgedGroup, other: RunConfig) -> list[CandidateTrajectory]:

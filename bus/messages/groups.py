@@ -73,8 +73,8 @@ class TrajectoryAborted(Message, frozen=True):
     response_tokens: int  # so far
 
 
-# lost: too few trajectories are left; equal: equal rewards, and so no gradient.
-Verdict = Literal["accepted", "lost", "equal"]
+# lost: too few trajectories are left; rejected: by rl.group_filter, such as for equal rewards.
+Verdict = Literal["accepted", "lost", "rejected"]
 
 
 class GroupJudged(Message, frozen=True):

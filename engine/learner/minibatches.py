@@ -136,6 +136,8 @@ class MicroBatch(NamedTuple):
     targets_N: Tensor  # int64
     logprobs_N: Tensor
     advantages_N: Tensor
+    sequences_N: Tensor  # int64, the sequence of each loss token
+    num_sequences: int
 
 
 def build_micro_batch(sequences: Sequence[TrainingSequence]) -> MicroBatch:
@@ -148,6 +150,7 @@ def build_micro_batch(sequences: Sequence[TrainingSequence]) -> MicroBatch:
         positions.append(np.flatnonzero(sequence.loss_mask) - 1 + row * width)
     targets = [sequence.token_ids[sequence.loss_mask] for sequence in sequences]
     logprobs = [sequence.logprobs[sequence.loss_mask] for sequence in sequences]
+    numbers = [np.full(sequence.num_loss_tokens, row, np.int64) for row, sequence in enumerate(sequences)]
     advantages = [np.full(sequence.num_loss_tokens, sequence.advantage, np.float32) for sequence in sequences]
     return MicroBatch(
         torch.from_numpy(token_ids_BT),
@@ -155,6 +158,8 @@ def build_micro_batch(sequences: Sequence[TrainingSequence]) -> MicroBatch:
         _concatenate(targets, np.int64),
         _concatenate(logprobs, np.float32),
         _concatenate(advantages, np.float32),
+        _concatenate(numbers, np.int64),
+        len(sequences),
     )
 
 

@@ -1,16 +1,13 @@
 """Training on one rank: updates of the cold start, GRPO steps, saving and resuming."""
 
-import math
 import warnings
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
-from torch.distributed import ReduceOp
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
@@ -29,14 +26,8 @@ from engine.learner.checkpoints import (
     read_trainer_state,
     write_trainer_state,
 )
-from engine.learner.distributed import (
-    RankGroup,
-    all_reduce,
-    gather_full,
-    gather_full_parameters,
-    shard_model,
-    wait_at_barrier,
-)
+from engine.learner.distributed import RankGroup, gather_full, gather_full_parameters, shard_model, wait_at_barrier
+from engine.learner.loss_reduction import MinibatchTotals, OptimizerUpdate, compute_rl_metrics, reduce_outputs
 from engine.learner.minibatches import (
     MicroBatch,
     TrainingSequence,
@@ -47,17 +38,17 @@ from engine.learner.minibatches import (
 from engine.learner.optimizers import build_rl_optimizers, build_sft_optimizers, cosine_schedule, linear_schedule
 from engine.model.hf_checkpoint import save_model
 from engine.model.qwen3 import Qwen3
-from policies.losses.grpo import GrpoPeaks, GrpoSums, TokenScores, compute_token_scores, grpo_loss, sft_loss
+from policies.losses.policy_loss import (
+    LossInput,
+    LossOutput,
+    PolicyLoss,
+    compute_policy_metrics,
+    compute_sft_loss,
+    load_policy_loss,
+)
+from policies.losses.token_scores import compute_token_scores
 
-# Returns a micro batch's scalars to sum over the minibatch, the loss first, and scalars to take the maximum of.
-Objective = Callable[[MicroBatch, TokenScores, int], tuple[Sequence[Tensor], Sequence[Tensor]]]
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)  # makes the state readable for another number of ranks
-
-
-class OptimizerUpdate(NamedTuple):
-    sums: list[float]
-    peaks: list[float]
-    grad_norm: float  # before clipping
 
 
 class Trainer:
@@ -72,6 +63,7 @@ class Trainer:
         self._ranks = ranks
         self._optimizers: list[Optimizer] = []
         self._base_lrs: list[float] = []
+        self._policy_loss = load_policy_loss(run.learner)
         torch.manual_seed(run.seed + ranks.rank)
         self.start_stage("sft" if run.sft.steps else "rl")
 
@@ -92,28 +84,33 @@ class Trainer:
         """One update. Returns loss, grad_norm, lr, tokens (in the loss)."""
         sft = self._run.sft
         lr_scale = cosine_schedule(self.step, sft.steps, sft.warmup_steps)
-        update = self._run_update(sequences, lr_scale, _compute_sft_objective)
+        update = self._run_update(sequences, lr_scale, compute_sft_loss)
         self.step += 1
         tokens = sum(sequence.num_loss_tokens for sequence in sequences)
-        return {"loss": update.sums[0], "grad_norm": update.grad_norm, "lr": lr_scale * sft.lr, "tokens": float(tokens)}
+        return {
+            "loss": update.sums.loss,
+            "grad_norm": update.grad_norm,
+            "lr": lr_scale * sft.lr,
+            "tokens": float(tokens),
+        }
 
     def run_rl_step(self, rows: Sequence[TrainingSample]) -> dict[str, float]:
         """`learner.minibatches` updates; no update without rows. Raises ValueError for invalid rows.
 
         Returns loss and grad_norm (means over updates), lr, updates, updates_skipped, tokens (in the loss), rows,
-        clip_fraction, ratio_mean, ratio_max, entropy (over all tokens), and, from the first minibatch, before its
-        update, mismatch_mean and mismatch_max: |log p recomputed - log p of the engine|.
+        ratio_mean, ratio_max, entropy (over all tokens), the metrics of the loss, and, from the first minibatch,
+        before its update, mismatch_mean and mismatch_max: |log p recomputed - log p of the engine|.
         """
         learner, steps = self._run.learner, self._run.rl.steps
         lr_scale = linear_schedule(self.step, steps, learner.warmup_steps, learner.final_lr_fraction)
         minibatches = build_rl_minibatches(rows, learner.minibatches, self._run.seed, self.step)
         self._check_vocabulary(sequence for minibatch in minibatches for sequence in minibatch)
         trained = [minibatch for minibatch in minibatches if any(sequence.num_loss_tokens for sequence in minibatch)]
-        updates = [self._run_update(minibatch, lr_scale, self._compute_grpo_objective) for minibatch in trained]
-        tokens = [sum(sequence.num_loss_tokens for sequence in minibatch) for minibatch in trained]
+        updates = [self._run_update(minibatch, lr_scale, self._compute_policy_loss) for minibatch in trained]
+        tokens = sum(update.totals.tokens for update in updates)
         self.step += 1
-        counts = {"lr": lr_scale * learner.lr, "rows": float(len(rows)), "tokens": float(sum(tokens))}
-        return counts | _compute_rl_metrics(updates, tokens)
+        counts = {"lr": lr_scale * learner.lr, "rows": float(len(rows)), "tokens": float(tokens)}
+        return counts | compute_rl_metrics(updates)
 
     def _check_vocabulary(self, sequences: Iterable[TrainingSequence]) -> None:
         size = self.model.config.vocab_size
@@ -121,43 +118,51 @@ class Trainer:
             if sequence.token_ids.min(initial=0) < 0 or sequence.token_ids.max(initial=0) >= size:
                 raise ValueError(f"a token id is outside the vocabulary of {size}")
 
-    def _compute_grpo_objective(
-        self, batch: MicroBatch, scores: TokenScores, tokens: int
-    ) -> tuple[GrpoSums[Tensor], GrpoPeaks[Tensor]]:
-        learner = self._run.learner
-        return grpo_loss(
-            scores,
-            batch.logprobs_N,
-            batch.advantages_N,
-            clip_low=learner.clip_low,
-            clip_high=learner.clip_high,
-            minibatch_tokens=tokens,
+    def _compute_policy_loss(self, batch: LossInput) -> LossOutput:
+        """The configured loss, with the metrics of all losses."""
+        output, common = self._policy_loss(batch), compute_policy_metrics(batch)
+        return output._replace(
+            token_means={**output.token_means, **common.token_means}, maxima={**output.maxima, **common.maxima}
         )
 
     def _run_update(
-        self, sequences: Sequence[TrainingSequence], lr_scale: float, objective: Objective
+        self, sequences: Sequence[TrainingSequence], lr_scale: float, compute_loss: PolicyLoss
     ) -> OptimizerUpdate:
-        """One optimizer update; sums and peaks are over all ranks. A gradient that is not finite changes nothing."""
-        tokens = max(1, sum(sequence.num_loss_tokens for sequence in sequences))
+        """One optimizer update; sums and maxima are over all ranks. A gradient that is not finite changes nothing."""
+        counts = [sequence.num_loss_tokens for sequence in sequences]
+        totals = MinibatchTotals(max(1, sum(counts)), max(1, sum(map(bool, counts))))
         shares = split_micro_batches(sequences, self._ranks.world_size, self._run.learner.micro_batch_tokens)
-        contributions = [
-            self._forward_backward(build_micro_batch([sequences[index] for index in indices]), tokens, objective)
+        outputs = [
+            self._forward_backward(build_micro_batch([sequences[index] for index in indices]), totals, compute_loss)
             for indices in shares[self._ranks.rank]
         ]
-        sums = all_reduce(self._ranks, torch.stack([sums for sums, _ in contributions]).sum(0), ReduceOp.SUM)
-        peaks = all_reduce(self._ranks, torch.stack([peaks for _, peaks in contributions]).amax(0), ReduceOp.MAX)
-        return OptimizerUpdate(sums.tolist(), peaks.tolist(), self._apply_gradients(lr_scale))
+        return OptimizerUpdate(totals, reduce_outputs(outputs, self._ranks), self._apply_gradients(lr_scale))
 
-    def _forward_backward(self, batch: MicroBatch, tokens: int, objective: Objective) -> tuple[Tensor, Tensor]:
+    def _forward_backward(self, batch: MicroBatch, totals: MinibatchTotals, compute_loss: PolicyLoss) -> LossOutput:
         hidden_BTE = self.model(batch.token_ids_BT)
         hidden_NE = hidden_BTE.flatten(0, 1).index_select(0, batch.positions_N)
         temperature = self._run.sampling.temperature if self.stage == "rl" else 1.0
         scores = compute_token_scores(
             hidden_NE, batch.targets_N, self.model.compute_logits, self.model.config.vocab_size, temperature or 1.0
         )
-        sums, peaks = objective(batch, scores, tokens)
-        sums[0].backward()
-        return torch.stack([value.detach() for value in sums]), torch.stack([value.detach() for value in peaks])
+        learner = self._run.learner
+        output = compute_loss(
+            LossInput(
+                logprobs_N=scores.logprobs_N,
+                behaviour_logprobs_N=batch.logprobs_N,
+                advantages_N=batch.advantages_N,
+                entropies_N=scores.entropies_N,
+                sequences_N=batch.sequences_N,
+                num_sequences=batch.num_sequences,
+                minibatch_tokens=totals.tokens,
+                minibatch_sequences=totals.sequences,
+                max_response_tokens=self._run.dialogue.response_tokens,
+                clip_low=learner.clip_low,
+                clip_high=learner.clip_high,
+            )
+        )
+        output.loss.backward()
+        return output._replace(loss=output.loss.detach())
 
     def _apply_gradients(self, lr_scale: float) -> float:
         parameters = list(self.model.parameters())
@@ -235,29 +240,3 @@ def _without_process_group_warning() -> Generator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
         yield
-
-
-def _compute_sft_objective(_batch: MicroBatch, scores: TokenScores, tokens: int) -> tuple[list[Tensor], list[Tensor]]:
-    loss = sft_loss(scores, tokens)
-    return [loss], [loss]
-
-
-def _compute_rl_metrics(updates: Sequence[OptimizerUpdate], tokens: Sequence[int]) -> dict[str, float]:
-    if not updates:
-        return {"updates": 0.0}
-    sums = [GrpoSums[float](*update.sums) for update in updates]
-    peaks = [GrpoPeaks[float](*update.peaks) for update in updates]
-    norms = [update.grad_norm for update in updates]
-    total = sum(tokens)
-    return {
-        "updates": float(len(updates)),
-        "updates_skipped": float(sum(not math.isfinite(norm) for norm in norms)),
-        "loss": sum(each.loss for each in sums) / len(updates),
-        "grad_norm": sum(norms) / len(updates),
-        "clip_fraction": sum(each.clipped for each in sums) / total,
-        "ratio_mean": sum(each.ratio for each in sums) / total,
-        "ratio_max": max(each.ratio for each in peaks),
-        "entropy": sum(each.entropy for each in sums) / total,
-        "mismatch_mean": sums[0].log_difference / tokens[0],
-        "mismatch_max": peaks[0].log_difference,
-    }

@@ -20,8 +20,8 @@ class RmsNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalizes the last dimension, in float32 for any dtype of x."""
-        wide = x.float()
+        """Normalizes the last dimension, in float32 or wider."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * scaled.to(x.dtype)
 

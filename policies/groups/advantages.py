@@ -1,9 +1,18 @@
-"""Group-relative advantages (GRPO)."""
+"""Advantages within a group, and the choice of the groups to train on."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from configs.errors import UnusableInput
+from configs.import_path import load_object
+from configs.schema import RlConfig
 
 EPSILON = 1e-6  # keeps the advantages finite for almost equal rewards
+
+# Both are deterministic functions of the rewards of a group: they run in a decider, which replays repeat.
+AdvantageEstimator = Callable[[Sequence[float]], Sequence[float]]
+GroupFilter = Callable[[Sequence[float]], bool]  # whether to train on the group
 
 
 def compute_advantages(rewards: Sequence[float]) -> list[float]:
@@ -15,6 +24,44 @@ def compute_advantages(rewards: Sequence[float]) -> list[float]:
     """
     if len(set(rewards)) < 2:
         return [0.0] * len(rewards)
+    centered = center_rewards(rewards)
+    deviation = math.sqrt(math.fsum(each**2 for each in centered) / (len(rewards) - 1))
+    return [each / (deviation + EPSILON) for each in centered]
+
+
+def center_rewards(rewards: Sequence[float]) -> list[float]:
+    """Each reward minus the group's mean. Source: Dr. GRPO, arXiv 2503.20783, section 3.2."""
     mean = math.fsum(rewards) / len(rewards)
-    deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
-    return [(reward - mean) / (deviation + EPSILON) for reward in rewards]
+    return [reward - mean for reward in rewards]
+
+
+def has_unequal_rewards(rewards: Sequence[float]) -> bool:
+    """Equal rewards have no advantage, and so no gradient. Source: DAPO, arXiv 2503.14476, section 3.2."""
+    return len(set(rewards)) > 1
+
+
+ESTIMATORS: dict[str, AdvantageEstimator] = {"grpo": compute_advantages, "dr_grpo": center_rewards}
+FILTERS: dict[str, GroupFilter] = {"unequal_rewards": has_unequal_rewards}
+
+
+def load_advantage_estimator(rl: RlConfig) -> AdvantageEstimator:
+    """Raises UnusableInput; the estimator also, for advantages that do not fit the rewards."""
+    if rl.advantage_estimator in ESTIMATORS:
+        return ESTIMATORS[rl.advantage_estimator]
+    key = "rl.advantage_estimator"
+    estimate = cast(AdvantageEstimator, load_object(rl.advantage_estimator, key))
+
+    def estimate_checked(rewards: Sequence[float]) -> list[float]:
+        advantages = [float(each) for each in estimate(rewards)]
+        if len(advantages) != len(rewards) or not all(map(math.isfinite, advantages)):
+            raise UnusableInput(f"{key}: {advantages} are no advantages for the rewards {list(rewards)}")
+        return advantages
+
+    return estimate_checked
+
+
+def load_group_filter(rl: RlConfig) -> GroupFilter:
+    """Raises UnusableInput."""
+    if rl.group_filter in FILTERS:
+        return FILTERS[rl.group_filter]
+    return cast(GroupFilter, load_object(rl.group_filter, "rl.group_filter"))

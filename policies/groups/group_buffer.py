@@ -1,7 +1,7 @@
 """The group buffer: starts groups, collects their trajectories, and sends each step's batch to the
 learner.
 
-A group with equal rewards has no gradient: it is rejected and replaced by a group on another
+A group without a gradient, such as one with equal rewards, is rejected and replaced by a group on another
 problem, up to `rl.max_refill_groups` times in a step. Trajectories lost to infrastructure failures
 are not answers; a group with too few others is lost, counted, and replaced as well.
 
@@ -36,6 +36,7 @@ from bus.messages import (
 )
 from configs.schema import RunConfig
 from policies.decider import Send
+from policies.groups.advantages import load_advantage_estimator, load_group_filter
 from policies.groups.buffer_state import BufferState, GroupCollection, OpenGroup
 from policies.groups.counts import StepLengths, build_evaluation_finished
 from policies.groups.group_starter import GroupStarter, TokenizedProblem
@@ -69,6 +70,7 @@ class GroupBuffer:
     ) -> None:
         self._rl, self._roc = run.rl, run.roc
         self._keep_count = compute_keep_count(run)
+        self._accepts_rewards, self._estimate_advantages = load_group_filter(run.rl), load_advantage_estimator(run.rl)
         self._starter = GroupStarter(run, train_problems, test_problems, rollout_addresses)
         self._observers = (RECORDER, RECIPE)  # the recorder first: the recipe continues the run
         self.state = BufferState()
@@ -198,13 +200,13 @@ class GroupBuffer:
         fresh = select_fresh_trajectories(group.finished, collection.step, self._rl)
         dropped = collection.staleness.trajectories_dropped + len(group.finished) - len(fresh)
         collection.staleness = replace(collection.staleness, trajectories_dropped=dropped)
-        verdict = judge_group(fresh, self._keep_count)
+        verdict = judge_group(fresh, self._keep_count, self._accepts_rewards)
         counts = collection.counts
         collection.counts = replace(
             counts,
             groups=counts.groups + 1,
             groups_lost=counts.groups_lost + (verdict == "lost"),
-            groups_rejected=counts.groups_rejected + (verdict == "equal"),
+            groups_rejected=counts.groups_rejected + (verdict == "rejected"),
         )
         rows = self._accept_group(collection, group, fresh) if verdict == "accepted" else []
         effects = [Send(RECORDER, describe_judgement(collection.step, group.start, verdict, fresh, rows))]
@@ -216,7 +218,7 @@ class GroupBuffer:
     def _accept_group(
         self, collection: GroupCollection, group: OpenGroup, fresh: list[TrajectoryFinished]
     ) -> list[TrainingSample]:
-        rows = build_training_rows(fresh, self._keep_count, self._roc, group.start.seed)
+        rows = build_training_rows(fresh, self._keep_count, self._roc, group.start.seed, self._estimate_advantages)
         collection.rows[group.start.group_id] = rows
         if not self._rl.max_staleness:
             return rows

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from bus.messages import GroupJudged, StartGroup, TrainingSample, TrajectoryFinished, Verdict
 from configs.schema import RlConfig, RocConfig, RunConfig
-from policies.groups.advantages import compute_advantages
+from policies.groups.advantages import AdvantageEstimator, GroupFilter
 from policies.groups.roc import resample
 from policies.groups.staleness import apply_staleness_bound, compute_oldest_version
 
@@ -26,10 +26,10 @@ def select_fresh_trajectories(
     return [trajectory for trajectory in aged if trajectory is not None]
 
 
-def judge_group(fresh: Sequence[TrajectoryFinished], keep_count: int) -> Verdict:
+def judge_group(fresh: Sequence[TrajectoryFinished], keep_count: int, accepts: GroupFilter) -> Verdict:
     if len(fresh) < keep_count or len(fresh) < 2:
         return "lost"
-    return "equal" if len({trajectory.reward for trajectory in fresh}) == 1 else "accepted"
+    return "accepted" if accepts([trajectory.reward for trajectory in fresh]) else "rejected"
 
 
 def describe_judgement(
@@ -48,11 +48,11 @@ def describe_judgement(
 
 
 def build_training_rows(
-    fresh: Sequence[TrajectoryFinished], keep_count: int, roc: RocConfig, seed: int
+    fresh: Sequence[TrajectoryFinished], keep_count: int, roc: RocConfig, seed: int, estimate: AdvantageEstimator
 ) -> list[TrainingSample]:
     """The rows of an accepted group; advantages are relative to the kept trajectories."""
     kept = resample(fresh, keep_count, roc, seed) if roc.enabled else fresh
-    advantages = compute_advantages([trajectory.reward for trajectory in kept])
+    advantages = estimate([trajectory.reward for trajectory in kept])
     return [
         TrainingSample(
             trajectory_id=trajectory.trajectory_id,

@@ -1,1 +1,1 @@
-"""The losses of SFT and GRPO."""
+"""Losses of the policy: GRPO, SFT, and the interface for others."""

@@ -62,13 +62,17 @@ def test_a_micro_batch_has_the_position_that_predicts_each_loss_token() -> None:
     assert batch.targets_N.tolist() == [7, 8, 2]
     assert batch.logprobs_N.tolist() == [-1.0, -2.0, -3.0]
     assert batch.advantages_N.tolist() == [0.5, 0.5, -0.5]
+    assert (batch.sequences_N.tolist(), batch.num_sequences) == ([0, 0, 1], 2)
 
 
 def test_an_empty_micro_batch_is_one_padding_token_without_loss() -> None:
     batch = build_micro_batch([])
     assert batch.token_ids_BT.tolist() == [[0]]
-    assert [len(values) for values in batch[1:]] == [0, 0, 0, 0]
-    assert [values.dtype for values in batch] == [torch.int64, torch.int64, torch.int64, torch.float32, torch.float32]
+    *tensors, num_sequences = batch
+    assert num_sequences == 0
+    assert [len(values) for values in tensors[1:]] == [0, 0, 0, 0, 0]
+    integers, floats = torch.int64, torch.float32
+    assert [values.dtype for values in tensors] == [integers, integers, integers, floats, floats, integers]
 
 
 def test_tokens_after_the_last_loss_token_are_dropped() -> None:

@@ -1,6 +1,7 @@
 """Random sequences and rows to train on, for the tests of the trainer and the learner."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from tests.engine.tiny_models import VOCABULARY, small_config, small_model, writ
 torch.set_num_threads(1)  # for small products more threads are slower
 
 
-def small_run(**learner: float) -> RunConfig:
+def small_run(**learner: Any) -> RunConfig:
     """Learning rates are high, so that a wrong update is visible; micro batches are small, so that there are several."""
     settings = {"lr": 1e-3, "warmup_steps": 2, "micro_batch_tokens": 128, "minibatches": 2, "threads": 1} | learner
     return RunConfig(

@@ -210,7 +210,7 @@ def test_every_step_ends_and_its_counts_add_up(data: st.DataObject) -> None:
     assert len({row.group_id for row in rows}) == accepted <= 3
     assert len(rows) == 2 * accepted
     assert Counter(each.verdict for each in judged) == Counter(
-        accepted=accepted, equal=counts.groups_rejected, lost=counts.groups_lost
+        accepted=accepted, rejected=counts.groups_rejected, lost=counts.groups_lost
     )
     judged.sort(key=lambda each: each.group_id)
     kept = [pair for each in judged for pair in zip(each.kept, each.advantages, strict=True)]

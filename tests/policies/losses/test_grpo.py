@@ -6,12 +6,31 @@ import pytest
 import torch
 from torch import Tensor
 
-from policies.losses import grpo as losses
-from policies.losses.grpo import GrpoPeaks, GrpoSums, TokenScores, compute_token_scores, grpo_loss, sft_loss
+from policies.losses import token_scores
+from policies.losses.grpo import compute_grpo_loss
+from policies.losses.policy_loss import LossInput, LossOutput, compute_policy_metrics, compute_sft_loss
+from policies.losses.token_scores import TokenScores, compute_token_scores
 from tests.engine.closeness import assert_close
 
 B, T, E, V = 3, 7, 5, 11
 LOW, HIGH = 0.2, 0.28
+
+
+def build_loss_input(scores: TokenScores, behaviour_N: Tensor, advantages_N: Tensor, tokens: int) -> LossInput:
+    """All tokens of one sequence."""
+    return LossInput(
+        logprobs_N=scores.logprobs_N,
+        behaviour_logprobs_N=behaviour_N,
+        advantages_N=advantages_N,
+        entropies_N=scores.entropies_N,
+        sequences_N=torch.zeros(len(behaviour_N), dtype=torch.int64),
+        num_sequences=1,
+        minibatch_tokens=tokens,
+        minibatch_sequences=1,
+        max_response_tokens=100,
+        clip_low=LOW,
+        clip_high=HIGH,
+    )
 
 
 class Example:
@@ -35,16 +54,12 @@ class Example:
         hidden_NE = self.hidden_BTE[rows, columns - 1]
         return compute_token_scores(hidden_NE, self.tokens_BT[self.mask_BT], self.logits, V, temperature)
 
-    def grpo(self, tokens: int) -> tuple[GrpoSums[Tensor], GrpoPeaks[Tensor]]:
+    def loss_input(self, tokens: int) -> LossInput:
         rows, _ = self.mask_BT.nonzero(as_tuple=True)
-        return grpo_loss(
-            self.scores(),
-            self.behaviour_BT[self.mask_BT],
-            self.advantages_B[rows],
-            clip_low=LOW,
-            clip_high=HIGH,
-            minibatch_tokens=tokens,
-        )
+        return build_loss_input(self.scores(), self.behaviour_BT[self.mask_BT], self.advantages_B[rows], tokens)
+
+    def grpo(self, tokens: int) -> LossOutput:
+        return compute_grpo_loss(self.loss_input(tokens))
 
     def gradients(self, loss: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(loss, (self.hidden_BTE, self.output_VE))
@@ -76,18 +91,18 @@ def plain_grpo(example: Example) -> tuple[Tensor, int]:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_grpo_loss_and_its_gradient_match_the_formula(seed: int) -> None:
     example = Example(seed)
-    sums, _ = example.grpo(len(example.counted()))
+    output = example.grpo(len(example.counted()))
     expected, clipped = plain_grpo(example)
-    assert_close(sums.loss, expected)
-    assert_close(example.gradients(sums.loss), example.gradients(expected))
+    assert_close(output.loss, expected)
+    assert_close(example.gradients(output.loss), example.gradients(expected))
     assert clipped > 0
-    assert sums.clipped == clipped
+    assert output.token_means["clip_fraction"] == clipped
 
 
 def test_the_sft_loss_and_its_gradient_match_mean_cross_entropy() -> None:
     example = Example(0)
     logprobs = [example.plain_logprob(b, t) for b, t in example.counted()]
-    loss = sft_loss(example.scores(), len(logprobs))
+    loss = compute_sft_loss(example.loss_input(len(logprobs))).loss
     expected = -torch.stack(logprobs).mean()
     assert_close(loss, expected)
     assert_close(example.gradients(loss), example.gradients(expected))
@@ -98,20 +113,18 @@ def test_masked_tokens_change_neither_loss_nor_gradient() -> None:
     uncounted = ~other.mask_BT
     other.tokens_BT[uncounted] = (other.tokens_BT[uncounted] + 1) % V
     other.behaviour_BT[uncounted] = -99.0
-    loss, same = example.grpo(9)[0].loss, other.grpo(9)[0].loss
+    loss, same = example.grpo(9).loss, other.grpo(9).loss
     assert_close(loss, same, rtol=0, atol=0)
     assert_close(example.gradients(loss), other.gradients(same), rtol=0, atol=0)
 
 
-def one_token(ratio: float, advantage: float) -> tuple[Tensor, Tensor, GrpoSums[Tensor]]:
-    """Loss, its derivative by the token's log probability, and the sums."""
+def one_token(ratio: float, advantage: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, its derivative by the token's log probability, and the number of clipped tokens."""
     logprob = torch.tensor([math.log(ratio)], requires_grad=True)
     scores = TokenScores(logprob, torch.zeros(1))
-    sums, _ = grpo_loss(
-        scores, torch.zeros(1), torch.tensor([advantage]), clip_low=LOW, clip_high=HIGH, minibatch_tokens=1
-    )
-    (slope,) = torch.autograd.grad(sums.loss, logprob)
-    return sums.loss.detach(), slope, sums
+    output = compute_grpo_loss(build_loss_input(scores, torch.zeros(1), torch.tensor([advantage]), 1))
+    (slope,) = torch.autograd.grad(output.loss, logprob)
+    return output.loss.detach(), slope, output.token_means["clip_fraction"]
 
 
 @pytest.mark.parametrize(
@@ -127,17 +140,17 @@ def one_token(ratio: float, advantage: float) -> tuple[Tensor, Tensor, GrpoSums[
     ],
 )
 def test_clipping_acts_only_in_the_direction_of_the_advantage(ratio: float, advantage: float, acts: bool) -> None:
-    loss, slope, sums = one_token(ratio, advantage)
+    loss, slope, clipped = one_token(ratio, advantage)
     bound = 1 + HIGH if advantage > 0 else 1 - LOW
     assert_close(loss.item(), -advantage * (bound if acts else ratio), rtol=1e-6, atol=1e-6)
     assert_close(slope.item(), 0.0 if acts else -advantage * ratio, rtol=1e-6, atol=1e-6)
-    assert sums.clipped == acts
+    assert clipped == acts
 
 
 def test_micro_batches_add_up_to_their_minibatch() -> None:
     parts = [Example(seed) for seed in range(3)]
     tokens = sum(len(part.counted()) for part in parts)
-    added = sum(part.grpo(tokens)[0].loss for part in parts)
+    added = sum(part.grpo(tokens).loss for part in parts)
     expected = sum(plain_grpo(part)[0] * len(part.counted()) for part in parts) / tokens
     assert_close(added, expected)
 
@@ -146,7 +159,7 @@ def test_micro_batches_add_up_to_their_minibatch() -> None:
 def test_chunked_logits_give_the_same_scores_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     example = Example(2)
     at_once = example.scores()
-    monkeypatch.setattr(losses, "MAX_LOGITS_PER_CHUNK", 4 * V)
+    monkeypatch.setattr(token_scores, "MAX_LOGITS_PER_CHUNK", 4 * V)
     in_pieces = example.scores()
     assert_close(in_pieces, at_once)
     assert_close(example.gradients(in_pieces.logprobs_N.sum()), example.gradients(at_once.logprobs_N.sum()))
@@ -165,24 +178,31 @@ def test_logprobs_and_entropies_are_those_of_the_tempered_distribution() -> None
 def test_a_micro_batch_without_loss_tokens_gives_zeros() -> None:
     example = Example(0)
     example.mask_BT[:] = False
-    sums, peaks = example.grpo(5)
-    assert [value.item() for value in (*sums, *peaks)] == [0.0] * 7
-    assert all(not gradient.any() for gradient in example.gradients(sums.loss))
+    batch = example.loss_input(5)
+    for output in (compute_grpo_loss(batch), compute_policy_metrics(batch), compute_sft_loss(batch)):
+        values = (output.loss, *output.token_means.values(), *output.maxima.values())
+        assert [value.item() for value in values] == [0.0] * len(values)
+    assert all(not gradient.any() for gradient in example.gradients(compute_grpo_loss(batch).loss))
 
 
 def test_ratios_and_log_differences_are_reported_unclipped() -> None:
     logprobs_N = torch.tensor([-1.0, -2.0])
     behaviour_N = torch.tensor([-1.0, -2.0 - math.log(2.0)])
-    sums, peaks = grpo_loss(
-        TokenScores(logprobs_N, torch.tensor([0.5, 0.25])),
-        behaviour_N,
-        torch.ones(2),
-        clip_low=LOW,
-        clip_high=HIGH,
-        minibatch_tokens=2,
-    )
-    assert sums.ratio.item() == pytest.approx(3.0)
-    assert peaks.ratio.item() == pytest.approx(2.0)
-    assert sums.log_difference.item() == pytest.approx(math.log(2.0))
-    assert peaks.log_difference.item() == pytest.approx(math.log(2.0))
-    assert sums.entropy.item() == pytest.approx(0.75)
+    scores = TokenScores(logprobs_N, torch.tensor([0.5, 0.25]))
+    output = compute_policy_metrics(build_loss_input(scores, behaviour_N, torch.ones(2), 2))
+    assert output.token_means["ratio"].item() == pytest.approx(3.0)
+    assert output.maxima["ratio_max"].item() == pytest.approx(2.0)
+    assert output.token_means["mismatch"].item() == pytest.approx(math.log(2.0))
+    assert output.maxima["mismatch_max"].item() == pytest.approx(math.log(2.0))
+    assert output.token_means["entropy"].item() == pytest.approx(0.75)
+
+
+def test_sums_and_means_by_sequence_have_gradients_and_no_hole_for_a_sequence_without_tokens() -> None:
+    batch = build_loss_input(TokenScores(torch.zeros(4), torch.zeros(4)), torch.zeros(4), torch.zeros(4), 4)
+    batch = batch._replace(sequences_N=torch.tensor([0, 2, 2, 0]), num_sequences=3)
+    values_N = torch.tensor([1.0, 2.0, 4.0, 8.0], requires_grad=True)
+    assert batch.sum_by_sequence(values_N).tolist() == [9.0, 0.0, 6.0]
+    means_S = batch.mean_by_sequence(values_N)
+    assert means_S.tolist() == [4.5, 0.0, 3.0]
+    (gradient,) = torch.autograd.grad((means_S * torch.tensor([1.0, 5.0, 10.0])).sum(), values_N)
+    assert gradient.tolist() == [0.5, 5.0, 5.0, 0.5]

@@ -1,0 +1,87 @@
+"""Reduces losses and their metrics over the micro batches and ranks of a minibatch, by name."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from configs.errors import UnusableInput
+from engine.learner.distributed import RankGroup, all_reduce
+from policies.losses.policy_loss import LossOutput
+
+
+class MinibatchTotals(NamedTuple):
+    """Over all ranks; at least 1 each."""
+
+    tokens: int  # in the loss
+    sequences: int  # with such a token
+
+
+class LossSums(NamedTuple):
+    """Sums and maxima over a minibatch, by metric."""
+
+    loss: float
+    token_sums: dict[str, float]
+    sequence_sums: dict[str, float]
+    maxima: dict[str, float]
+
+
+class OptimizerUpdate(NamedTuple):
+    totals: MinibatchTotals
+    sums: LossSums
+    grad_norm: float  # before clipping
+
+
+def reduce_outputs(outputs: Sequence[LossOutput], ranks: RankGroup) -> LossSums:
+    """`outputs` are those of this rank. Raises UnusableInput if their metrics differ."""
+    first = outputs[0]
+    sums = all_reduce(ranks, torch.stack([_stack_sums(each, first) for each in outputs]).sum(0), ReduceOp.SUM)
+    maxima = torch.stack([_stack(each.maxima, first.maxima) for each in outputs]).amax(0)
+    loss, *values = sums.tolist()
+    return LossSums(
+        loss=loss,
+        token_sums=dict(zip(first.token_means, values, strict=False)),
+        sequence_sums=dict(zip(first.sequence_means, values[len(first.token_means) :], strict=True)),
+        maxima=dict(zip(first.maxima, all_reduce(ranks, maxima, ReduceOp.MAX).tolist(), strict=True)),
+    )
+
+
+def _stack_sums(output: LossOutput, first: LossOutput) -> Tensor:
+    parts = [_stack(output.token_means, first.token_means), _stack(output.sequence_means, first.sequence_means)]
+    return torch.cat([output.loss.detach().reshape(1), *(part.to(output.loss.dtype) for part in parts)])
+
+
+def _stack(values: Mapping[str, Tensor], names: Mapping[str, Tensor]) -> Tensor:
+    """In the order of `names`."""
+    if set(values) != set(names):
+        raise UnusableInput(
+            f"learner.loss: a micro batch has the metrics {', '.join(values)}, another one has {', '.join(names)}"
+        )
+    return torch.stack([values[name].detach().reshape(()) for name in names]) if names else torch.zeros(0)
+
+
+def compute_rl_metrics(updates: Sequence[OptimizerUpdate]) -> dict[str, float]:
+    """Means over the tokens or sequences of all updates; the mismatch is that of the first one."""
+    if not updates:
+        return {"updates": 0.0}
+    norms, all_sums = [update.grad_norm for update in updates], [update.sums for update in updates]
+    tokens = sum(update.totals.tokens for update in updates)
+    sequences = sum(update.totals.sequences for update in updates)
+    first = all_sums[0]
+    means = {name: sum(each.token_sums[name] for each in all_sums) / tokens for name in first.token_sums}
+    means["ratio_mean"] = means.pop("ratio")
+    means["mismatch_mean"] = first.token_sums["mismatch"] / updates[0].totals.tokens
+    del means["mismatch"]
+    return {
+        "updates": float(len(updates)),
+        "updates_skipped": float(sum(not math.isfinite(norm) for norm in norms)),
+        "loss": sum(each.loss for each in all_sums) / len(updates),
+        "grad_norm": sum(norms) / len(updates),
+        **means,
+        **{name: sum(each.sequence_sums[name] for each in all_sums) / sequences for name in first.sequence_sums},
+        **{name: max(each.maxima[name] for each in all_sums) for name in first.maxima},
+        "mismatch_max": first.maxima["mismatch_max"],
+    }
