@@ -1,4 +1,7 @@
-"""Loads an object that a configuration names by import path: "package.module:name" or "file.py:name"."""
+"""Loads an object that a configuration names by import path: "package.module:name" or "file.py:name".
+
+`python -m configs.import_path KEY SPEC` only tries it: exit code 0, or an error on stderr.
+"""
 
 import difflib
 import hashlib
@@ -8,7 +11,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from configs.errors import UnusableInput
+from configs.errors import EXIT_UNUSABLE, UnusableInput
 
 
 def load_object(spec: str, key: str) -> object:
@@ -60,3 +63,18 @@ def _load_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def main() -> int:
+    _, key, spec = sys.argv
+    try:
+        if not callable(load_object(spec, key)):
+            raise UnusableInput(f"{key}: {spec} is no function")
+    except UnusableInput as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_UNUSABLE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -24,6 +24,8 @@ from engine.model.model_config import check_weight_shapes, load_model_config
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 from engine.model.weight_files import count_parameters
 from policies.dialogue.chat_format import TURN_END, TURN_START, build_dialogue_format
+from policies.groups.advantages import ESTIMATORS, FILTERS
+from policies.losses import LOSSES
 from tasks.rewards.answer_scorer import MATH
 from tasks.rewards.reward_functions import RewardSettings
 
@@ -80,6 +82,13 @@ def list_input_checks(run: RunConfig) -> Mapping[str, InputCheck]:
     for name, spec in run.reward.functions.items():
         if spec != MATH:
             checks[f"reward.functions.{name}"] = partial(_check_reward_function, name, spec)
+    for key, spec, known in (
+        ("learner.loss", run.learner.loss, LOSSES),
+        ("rl.advantage_estimator", run.rl.advantage_estimator, ESTIMATORS),
+        ("rl.group_filter", run.rl.group_filter, FILTERS),
+    ):
+        if spec not in known:
+            checks[key] = partial(_check_import_path, key, spec, tuple(known))
     if not _is_generated(run, run.model.checkpoint):
         checkpoint = folder.expand_path(run.model.checkpoint)
         checks["model.checkpoint"] = partial(_check_checkpoint, checkpoint, run.dialogue.sequence_tokens)
@@ -120,13 +129,23 @@ def _describe_limit(num_rows: int) -> str:
 
 
 def _check_reward_function(name: str, spec: str) -> CheckedInput:
-    """In another process, because it runs code of the user."""
     settings = msgspec.json.encode(RewardSettings({name: spec}, "", 0.0)).decode()
-    command = [sys.executable, "-m", "tasks.rewards.reward_worker", settings]
+    return _check_by_program(f"reward.functions.{name}", spec, "tasks.rewards.reward_worker", settings)
+
+
+def _check_import_path(key: str, spec: str, known: Sequence[str]) -> CheckedInput:
+    if ":" not in spec:
+        raise UnusableInput(f'"{spec}" is unknown; known: {", ".join(known)}, or an import path such as "file.py:name"')
+    return _check_by_program(key, spec, "configs.import_path", key, spec)
+
+
+def _check_by_program(key: str, spec: str, module: str, *arguments: str) -> CheckedInput:
+    """In another process, because it runs code of the user."""
+    command = [sys.executable, "-m", module, *arguments]
     found = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if found.returncode:
         last_line = found.stderr.strip().rpartition("\n")[2]
-        raise UnusableInput(last_line.removeprefix(f"reward.functions.{name}: ") or f"exit code {found.returncode}")
+        raise UnusableInput(last_line.removeprefix(f"{key}: ") or f"exit code {found.returncode}")
     return CheckedInput(spec)
 
 

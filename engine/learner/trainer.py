@@ -38,14 +38,9 @@ from engine.learner.minibatches import (
 from engine.learner.optimizers import build_rl_optimizers, build_sft_optimizers, cosine_schedule, linear_schedule
 from engine.model.hf_checkpoint import save_model
 from engine.model.qwen3 import Qwen3
-from policies.losses.policy_loss import (
-    LossInput,
-    LossOutput,
-    PolicyLoss,
-    compute_policy_metrics,
-    compute_sft_loss,
-    load_policy_loss,
-)
+from policies.losses import load_policy_loss
+from policies.losses.grpo import compute_sft_loss
+from policies.losses.policy_loss import LossInput, LossOutput, PolicyLoss, compute_policy_metrics
 from policies.losses.token_scores import compute_token_scores
 
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)  # makes the state readable for another number of ranks
@@ -63,7 +58,7 @@ class Trainer:
         self._ranks = ranks
         self._optimizers: list[Optimizer] = []
         self._base_lrs: list[float] = []
-        self._policy_loss = load_policy_loss(run.learner)
+        self._policy_loss = load_policy_loss(run.learner.loss)
         torch.manual_seed(run.seed + ranks.rank)
         self.start_stage("sft" if run.sft.steps else "rl")
 

@@ -1,1 +1,17 @@
-"""Losses of the policy: GRPO, SFT, and the interface for others."""
+"""Losses of the policy by name: GRPO, and others by import path. Importing this package does not import torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from configs.import_path import load_object
+
+if TYPE_CHECKING:
+    from policies.losses.policy_loss import PolicyLoss
+
+LOSSES = {"grpo": "policies.losses.grpo:compute_grpo_loss"}
+
+
+def load_policy_loss(name: str) -> PolicyLoss:
+    """`name`: of a built-in loss, or an import path. Raises UnusableInput."""
+    return cast("PolicyLoss", load_object(LOSSES.get(name, name), "learner.loss"))

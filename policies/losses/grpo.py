@@ -1,4 +1,4 @@
-"""The GRPO loss with a token mean and an asymmetric clip."""
+"""The built-in losses: GRPO with a token mean and an asymmetric clip, and the cross entropy of the cold start."""
 
 import torch
 
@@ -20,3 +20,8 @@ def compute_grpo_loss(batch: LossInput) -> LossOutput:
     loss = -torch.minimum(unclipped_N, clipped_N).sum() / batch.minibatch_tokens
     # A clipped token has no gradient.
     return LossOutput(loss, token_means={"clip_fraction": (clipped_N < unclipped_N).sum().float()})
+
+
+def compute_sft_loss(batch: LossInput) -> LossOutput:
+    """Cross entropy, averaged over the minibatch's loss tokens."""
+    return LossOutput(-batch.logprobs_N.sum() / batch.minibatch_tokens)

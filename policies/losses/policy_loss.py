@@ -6,13 +6,10 @@ ranks add up to the loss of the minibatch. docs/losses.md has an example.
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from configs.import_path import load_object
-from configs.schema import LearnerConfig
 
 
 class LossInput(NamedTuple):
@@ -54,11 +51,6 @@ class LossOutput(NamedTuple):
 PolicyLoss = Callable[[LossInput], LossOutput]
 
 
-def compute_sft_loss(batch: LossInput) -> LossOutput:
-    """Cross entropy, averaged over the minibatch's loss tokens."""
-    return LossOutput(-batch.logprobs_N.sum() / batch.minibatch_tokens)
-
-
 def compute_policy_metrics(batch: LossInput) -> LossOutput:
     """Metrics of any loss: ratio and entropy, and the mismatch |log p recomputed - log p of the engine|."""
     with torch.no_grad():
@@ -71,12 +63,3 @@ def compute_policy_metrics(batch: LossInput) -> LossOutput:
 
 def max_or_zero(values: Tensor) -> Tensor:
     return values.detach().max() if len(values) else values.new_zeros(())
-
-
-def load_policy_loss(learner: LearnerConfig) -> PolicyLoss:
-    """Raises UnusableInput."""
-    from policies.losses.grpo import compute_grpo_loss
-
-    if learner.loss == "grpo":
-        return compute_grpo_loss
-    return cast(PolicyLoss, load_object(learner.loss, "learner.loss"))

@@ -204,3 +204,21 @@ def test_a_full_disk_and_full_shared_memory_are_refused(inputs: Path, monkeypatc
         )
         with pytest.raises(UnusableInput, match=rf"^space: {place} has 0\.0 GiB free, but .* take"):
             check_inputs(load(inputs))
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ("learner.loss=gspo", '"gspo" is unknown; known: grpo, or an import path such as "file.py:name"'),
+        ("learner.loss={inputs}/plug_in.py:absent", 'plug_in.py has no "absent"'),
+        ("rl.group_filter={inputs}/plug_in.py:VALUE", "plug_in.py:VALUE is no function"),
+        ("rl.advantage_estimator=nobodys.module:f", "no module nobodys"),
+    ],
+)
+def test_a_wrong_plug_in_is_named_by_its_key(inputs: Path, setting: str, problem: str) -> None:
+    (inputs / "plug_in.py").write_text("VALUE = 3\ndef give(rewards): return True\n")
+    check_inputs(load(inputs, f"rl.group_filter={inputs}/plug_in.py:give"))
+    with pytest.raises(UnusableInput) as raised:
+        check_inputs(load(inputs, setting.format(inputs=inputs)))
+    assert str(raised.value).startswith(f"{setting.partition('=')[0]}: ")
+    assert problem in str(raised.value)

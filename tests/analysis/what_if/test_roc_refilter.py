@@ -18,6 +18,7 @@ from bus.messages import GroupJudged, TrajectoryFinished
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RlConfig, RocConfig, RunConfig
+from policies.groups.advantages import compute_advantages
 from policies.groups.selection import build_training_rows, compute_keep_count
 from tests.policies.groups.finished import finished
 from tests.recorded import write_world_logs
@@ -32,7 +33,7 @@ YOUNG = [
 
 
 def judged(fresh: list[TrajectoryFinished] = YOUNG, *, accepted: bool = True) -> JudgedGroup:
-    rows = build_training_rows(fresh, compute_keep_count(RUN), RUN.roc, seed=5) if accepted else []
+    rows = build_training_rows(fresh, compute_keep_count(RUN), RUN.roc, 5, compute_advantages) if accepted else []
     kept, advantages = tuple(row.trajectory_id for row in rows), tuple(row.advantage for row in rows)
     ids, rewards = tuple(each.trajectory_id for each in fresh), tuple(each.reward for each in fresh)
     verdict = "accepted" if accepted else "lost"

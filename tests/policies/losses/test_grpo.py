@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from policies.losses import token_scores
-from policies.losses.grpo import compute_grpo_loss
-from policies.losses.policy_loss import LossInput, LossOutput, compute_policy_metrics, compute_sft_loss
+from policies.losses.grpo import compute_grpo_loss, compute_sft_loss
+from policies.losses.policy_loss import LossInput, LossOutput, compute_policy_metrics
 from policies.losses.token_scores import TokenScores, compute_token_scores
 from tests.engine.closeness import assert_close
 

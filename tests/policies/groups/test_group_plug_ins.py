@@ -1,0 +1,78 @@
+"""Advantage estimators and group filters by import path, in the group buffer."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from bus.messages import GroupJudged
+from configs.errors import UnusableInput
+from configs.schema import RlConfig, RocConfig
+from policies.groups.advantages import center_rewards, load_advantage_estimator
+from tests.policies.groups.buffers import BufferDriver, get_collected, list_batches, make_run
+
+CODE = """
+def double(rewards):
+    return [2 * reward for reward in rewards]
+
+def drop_one(rewards):
+    return rewards[1:]
+
+def divide_by_zero(rewards):
+    return [float("nan")] * len(rewards)
+
+def accept_all(rewards):
+    return True
+
+def accept_large(rewards):
+    return min(rewards) > 0.5
+"""
+
+
+@pytest.fixture
+def plug_in(tmp_path: Path) -> Path:
+    path = tmp_path / "plug_in.py"
+    path.write_text(CODE)
+    return path
+
+
+def make_driver(**rl: object) -> BufferDriver:
+    run = make_run(prompts=1, rollouts=4, max_refill_groups=1, **rl)
+    return BufferDriver(replace(run, roc=RocConfig(enabled=False)))
+
+
+def test_advantages_of_a_plug_in_reach_the_learner(plug_in: Path) -> None:
+    driver = make_driver(advantage_estimator=f"{plug_in}:double")
+    driver.request_step(1)
+    (batch,) = list_batches(driver.end(0, 0, rewards=(0.0, 0.25, 0.5, 1.0)))
+    assert [sample.advantage for sample in batch.samples] == [0.0, 0.5, 1.0, 2.0]
+
+
+def test_dr_grpo_advantages_are_centered_rewards() -> None:
+    assert load_advantage_estimator(RlConfig(advantage_estimator="dr_grpo")) is center_rewards
+    assert center_rewards([1.0, 0.0, 0.0, 0.0]) == [0.75, -0.25, -0.25, -0.25]
+
+
+def test_a_filter_rejects_groups_and_they_are_replaced(plug_in: Path) -> None:
+    driver = make_driver(group_filter=f"{plug_in}:accept_large")
+    driver.request_step(1)
+    effects = driver.end(0, 0, rewards=(0.0, 1.0, 1.0, 1.0))
+    assert [send.message.verdict for send in effects if isinstance(send.message, GroupJudged)] == ["rejected"]
+    effects = driver.end(1, 0, rewards=(0.75, 1.0, 1.0, 1.0))
+    assert len(list_batches(effects)[0].samples) == 4
+    assert get_collected(effects).counts.groups_rejected == 1
+
+
+def test_a_filter_may_accept_equal_rewards(plug_in: Path) -> None:
+    driver = make_driver(group_filter=f"{plug_in}:accept_all")
+    driver.request_step(1)
+    (batch,) = list_batches(driver.end(0, 0, rewards=(1.0, 1.0, 1.0, 1.0)))
+    assert [sample.advantage for sample in batch.samples] == [0.0] * 4
+
+
+@pytest.mark.parametrize("name", ["drop_one", "divide_by_zero"])
+def test_advantages_that_do_not_fit_the_rewards_are_refused(plug_in: Path, name: str) -> None:
+    driver = make_driver(advantage_estimator=f"{plug_in}:{name}")
+    driver.request_step(1)
+    with pytest.raises(UnusableInput, match=r"^rl\.advantage_estimator: .* are no advantages for the rewards"):
+        driver.end(0, 0, rewards=(0.0, 0.25, 0.5, 1.0))

@@ -1,0 +1,45 @@
+"""The examples of docs/losses.md work."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from configs.load import load_run
+from policies.groups.advantages import load_advantage_estimator, load_group_filter
+from policies.losses import load_policy_loss
+from policies.losses.policy_loss import LossInput
+
+PAGE = Path(__file__).parents[3] / "docs" / "losses.md"
+BATCH = LossInput(
+    logprobs_N=torch.tensor([-1.0, -2.0, -3.0], requires_grad=True),
+    behaviour_logprobs_N=torch.tensor([-1.0, -2.0, -3.0]),
+    advantages_N=torch.tensor([1.0, 1.0, -2.0]),
+    entropies_N=torch.zeros(3),
+    sequences_N=torch.tensor([0, 0, 1]),
+    num_sequences=2,
+    minibatch_tokens=3,
+    minibatch_sequences=2,
+    max_response_tokens=10,
+    clip_low=0.2,
+    clip_high=0.28,
+)
+
+
+def test_the_examples_are_loaded_and_compute(tmp_path: Path) -> None:
+    code, toml = re.findall(r"```(?:python|toml)\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "training.py").write_text(code)
+    (tmp_path / "run.toml").write_text(f'name = "some"\n{toml}')
+    run = load_run(tmp_path / "run.toml")
+    output = load_policy_loss(run.learner.loss)(BATCH)
+    assert output.loss.item() == pytest.approx(0.5)  # -(1 - 2) / 2 at ratio 1
+    assert output.sequence_means["ratio_of_sequences"].item() == 2.0
+    (gradient_N,) = torch.autograd.grad(output.loss, BATCH.logprobs_N)
+    assert gradient_N.tolist() == pytest.approx([-0.25, -0.25, 1.0])
+    assert load_advantage_estimator(run.rl)([0.0, 1.0]) == [-1.0, 0.0]
+    assert [load_group_filter(run.rl)(rewards) for rewards in ([0.0, 1.0], [1.0, 1.0], [-1.0, 0.0])] == [
+        True,
+        False,
+        False,
+    ]
