@@ -1,4 +1,4 @@
-"""Whole runs with reward functions of the user."""
+"""Whole runs with reward functions, a loss and advantages of the user."""
 
 import json
 from pathlib import Path
@@ -35,6 +35,16 @@ def fail_for_some(completions, question):
         raise ValueError("no opinion")
     return [float(len(completions[0]))]
 
+def compute_loss(batch):
+    from policies.losses.policy_loss import LossOutput
+
+    ratios_S = batch.mean_by_sequence(batch.logprobs_N - batch.behaviour_logprobs_N).exp()
+    loss = -(ratios_S * batch.advantages_S).sum() / batch.minibatch_sequences
+    return LossOutput(loss, sequence_means={"sequence_ratio": ratios_S.detach().sum()})
+
+def center(rewards):
+    return [reward - min(rewards) for reward in rewards]
+
 def fail_for_all(completions):
     raise RuntimeError("the judge is down")
 """
@@ -56,7 +66,8 @@ def test_rewards_of_functions_are_logged_trained_on_and_replayed(
 ) -> None:
     functions = set_functions(correct="math", length=f"{rewards}:score_length", verl=f"{rewards}:compute_score")
     made = from_cold_start_of(finished_run[0])
-    succeed(start(tmp_path, *made, *functions, "reward.weights.verl=0.5", "rl.steps=2"))
+    plug_ins = (f"learner.loss={rewards}:compute_loss", f"rl.advantage_estimator={rewards}:center")
+    succeed(start(tmp_path, *made, *functions, *plug_ins, "reward.weights.verl=0.5", "rl.steps=2"))
     folder = RunFolder(tmp_path / "demo")
     read_conserved_summary(folder)
     finished = [
@@ -78,6 +89,9 @@ def test_rewards_of_functions_are_logged_trained_on_and_replayed(
         assert correct == 0.0 or message.ending == "answered"
     for step in metrics(folder, "step"):
         assert {"reward: correct", "reward: length", "reward: verl", "reward: verl.digits"} <= step.keys()
+        assert step["rows"] == 0 or step["sequence_ratio"] == pytest.approx(1.0, abs=0.2)
+        assert "clip_fraction" not in step
+    assert sum(step["rows"] for step in metrics(folder, "step")) > 0
     again = asterism("log", "replay", str(folder.path), "--verify")
     assert again.returncode == 0, again.stdout + again.stderr
     trajectory = next(message.trajectory_id for message in finished if isinstance(message, TrajectoryFinished))
