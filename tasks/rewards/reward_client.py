@@ -94,7 +94,7 @@ class _RewardProcess:
         self._limit_s = limit_s
         self._open: dict[int, asyncio.Future[ScoreReply]] = {}  # by number
         self._num_requests = 0
-        self._has_answered = False
+        self._has_answered = self._is_stopping = False
         self._hang_timer: asyncio.TimerHandle | None = None
         self._reading = asyncio.create_task(self._read(reader))
 
@@ -144,6 +144,7 @@ class _RewardProcess:
             self._open.pop(number, None)
 
     async def stop(self) -> None:
+        self._is_stopping = True
         self._cancel_hang_timer()
         self._writer.close()
         with contextlib.suppress(ProcessLookupError):
@@ -161,7 +162,8 @@ class _RewardProcess:
         except (asyncio.IncompleteReadError, ConnectionError):
             exit_code = await self._process.wait()
         self._cancel_hang_timer()
-        structlog.get_logger().error("rewards.process_died", exit_code=exit_code, calls=len(self._open))
+        if not self._is_stopping:
+            structlog.get_logger().error("rewards.process_died", exit_code=exit_code, calls=len(self._open))
         for reply in self._open.values():
             if not reply.done():
                 cause = f"the process of the reward functions died with exit code {exit_code}"

@@ -246,6 +246,17 @@ def roc(
     print_refiltered(open_run_folder(run), step, override or [], json_file, make_console())
 
 
+@log_app.command("regrade")
+def regrade_run(run: RunArgument, override: SetOption = None, json_file: JsonOption = None) -> None:
+    """Score the stored trajectories again with other rewards, without an engine.
+
+    Example: `--set reward.accept=any`, or `--set reward.functions.format=rewards.py:score_format`.
+    """
+    from actors.cli.log.regrade_command import print_regraded
+
+    raise typer.Exit(print_regraded(open_run_folder(run), override or [], json_file, make_console()))
+
+
 @log_app.command()
 def waits(run: RunArgument) -> None:
     """Show what each process and trajectory waits for, now or at the end of the run."""

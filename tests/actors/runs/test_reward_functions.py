@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,6 +93,8 @@ def test_rewards_of_functions_are_logged_trained_on_and_replayed(
         assert step["rows"] == 0 or step["sequence_ratio"] == pytest.approx(1.0, abs=0.2)
         assert "clip_fraction" not in step
     assert sum(step["rows"] for step in metrics(folder, "step")) > 0
+    assert read_regraded(folder)["changed"] == 0
+    assert read_regraded(folder, "reward.weights.length=0")["changed"] > 0
     again = asterism("log", "replay", str(folder.path), "--verify")
     assert again.returncode == 0, again.stdout + again.stderr
     trajectory = next(message.trajectory_id for message in finished if isinstance(message, TrajectoryFinished))
@@ -100,6 +103,33 @@ def test_rewards_of_functions_are_logged_trained_on_and_replayed(
     assert fork.returncode == 0, fork.stdout + fork.stderr
     result = json.loads(result_file.read_text())
     assert result["branches"][0]["outcome"]["reward"] == pytest.approx(result["original"]["reward"])
+
+
+def read_regraded(folder: RunFolder, *settings: str, exit_code: int = 0) -> dict[str, Any]:
+    result = folder.path / "regraded.json"
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    done = asterism("log", "regrade", str(folder.path), *flags, "--json", str(result))
+    assert done.returncode == exit_code, done.stdout + done.stderr
+    return json.loads(result.read_text())
+
+
+def test_stored_trajectories_are_graded_again_without_an_engine(
+    rewards: str, finished_run: tuple[RunFolder, str]
+) -> None:
+    folder = finished_run[0]
+    same = read_regraded(folder)
+    assert same["trajectories"] > 3 * 8 * 16
+    assert (same["changed"], same["failed"]) == (0, {})
+    functions = set_functions(correct="math", length=f"{rewards}:score_length")
+    other = read_regraded(folder, *functions)
+    assert other["changed"] == same["trajectories"]  # no response is empty
+    assert other["new_reward"] < other["reward"] == same["reward"]
+    for change in other["changes"]:
+        assert change["new_components"]["correct"] == change["reward"]
+        assert change["new_reward"] == pytest.approx(change["reward"] + change["new_components"]["length"])
+    broken = read_regraded(folder, *set_functions(all=f"{rewards}:fail_for_all"), exit_code=1)
+    assert broken["failed"] == {"all raised RuntimeError: the judge is down": same["trajectories"]}
+    assert (broken["new_reward"], broken["changed"]) == (None, 0)
 
 
 def test_a_function_that_raises_for_some_rows_masks_their_trajectories(
