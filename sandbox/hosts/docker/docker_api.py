@@ -98,10 +98,17 @@ class DockerEngine:
             await _remove(self._docker.containers.container(container_id))
 
     async def list_owned(self) -> list[OwnedContainer]:
-        """All containers of Asterism's sandboxes, of any owner."""
+        """All containers of Asterism's sandboxes, of any owner.
+
+        A restarted engine may list a container for good after its removal: one without details does not exist.
+        """
         async with _as_sandbox_failure("list the containers"):
             containers = await self._docker.containers.list(all=True, filters={"label": [_OWNER_LABEL]})
-            return [OwnedContainer(container.id, container["Labels"][_OWNER_LABEL]) for container in containers]
+            return [
+                OwnedContainer(container.id, container["Labels"][_OWNER_LABEL])
+                for container in containers
+                if await _exists(self._docker.containers.container(container.id))
+            ]
 
     async def close(self) -> None:
         await self._docker.close()
@@ -139,6 +146,16 @@ class DockerEngine:
                 "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
             },
         }
+
+
+async def _exists(container: DockerContainer) -> bool:
+    try:
+        await container.show()
+    except aiodocker.DockerError as error:
+        if error.status != 404:
+            raise
+        return False
+    return True
 
 
 async def _remove(container: DockerContainer) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import re
 import signal
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from bus.codec import decode
 from bus.event_log.reader import read_events
 from bus.messages import CallFailed, TrajectoryFailed
 from configs.run_folder import RunFolder
+from sandbox.hosts.docker.docker_api import DockerEngine
 from sandbox.hosts.docker.docker_host import remove_stale_containers
 from tests.actors.runs.running import (
     Start,
@@ -45,8 +45,14 @@ def engine() -> Iterator[Engine]:
 
 
 def list_containers(engine: Engine) -> list[str]:
-    command = ["docker", "--host", engine.address, "ps", "--all", "--quiet"]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.split()
+    async def list_owned() -> list[str]:
+        client = DockerEngine(engine.address)
+        try:
+            return [container.id for container in await client.list_owned()]
+        finally:
+            await client.close()
+
+    return asyncio.run(list_owned())
 
 
 def remove_remaining_containers(engine: Engine) -> list[str]:

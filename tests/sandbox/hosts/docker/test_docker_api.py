@@ -11,7 +11,7 @@ import pytest
 
 from sandbox.contract import SandboxFailure
 from sandbox.hosts.docker import docker_api
-from sandbox.hosts.docker.docker_api import ContainerSpec, DockerEngine
+from sandbox.hosts.docker.docker_api import ContainerSpec, DockerEngine, OwnedContainer
 
 pytestmark = pytest.mark.real_clock
 
@@ -81,6 +81,21 @@ async def test_a_cancelled_start_removes_the_container_that_the_engine_still_cre
         with pytest.raises(asyncio.CancelledError):
             await starting
         assert removed.is_set()
+
+
+async def test_a_listed_container_that_the_engine_does_not_know_does_not_exist(tmp_path: Path) -> None:
+    async def answer(request: str) -> tuple[int, str]:
+        if "/containers/json" in request:
+            return (
+                200,
+                '[{"Id": "gone", "Labels": {"asterism.owner": "a"}}, {"Id": "live", "Labels": {"asterism.owner": "b"}}]',
+            )
+        if "/containers/gone/json" in request:
+            return 404, '{"message": "no such container"}'
+        return 200, '{"ApiVersion": "1.41", "Id": "live"}'
+
+    async with serve_engine(tmp_path, answer) as engine:
+        assert await engine.list_owned() == [OwnedContainer("live", "b")]
 
 
 IN_PROGRESS, ABSENT, BUSY = (409, "removal of container id is already in progress"), (404, "no such"), (500, "busy")
