@@ -60,7 +60,7 @@ def compute_reference(loss: Callable[[list[Tensor], list[float]], Tensor]) -> di
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(("name", "reference"), [("compute_gspo_loss", gspo), ("compute_dr_grpo_loss", dr_grpo)])
 def test_gradients_equal_a_float64_reference_on_any_ranks_and_micro_batches(
     name: str, reference: Callable[[list[Tensor], list[float]], Tensor], ranks: int, tmp_path: Path
