@@ -12,19 +12,23 @@ from typing import Protocol
 
 import structlog
 import uvloop
+from msgspec.structs import replace
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from actors.cli.console import escape_controls
 from actors.cli.sandbox_client import SandboxClient
+from analysis.summary import read_isolation
+from bus.addresses import EXECUTOR
 from bus.messages import CodeRequested
 from configs.load import load_run
+from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from policies.dialogue.tool_results import format_result
 from sandbox.checks.escape_test import EscapeFinding, run_escape_attempts
 from sandbox.checks.load_test import NUMPY, PRINT, SYMPY, LoadFigures, make_program_probes, measure_programs, run_burst
-from sandbox.contract import CodeResult, Isolation, SandboxFailure
+from sandbox.contract import CodeResult, Isolation, Sandbox, SandboxFailure
 from sandbox.fork_server_sandbox import ForkServerSandbox
 from sandbox.isolation import format_isolation
 from sandbox.select_backend import make_sandbox
@@ -36,6 +40,14 @@ _IN_FLIGHT = (1, 16, 256)
 def suppress_logs() -> None:
     """Hides the sandbox's log entries below the level "error"."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+
+
+def make_sandbox_of_run(run: RunConfig, folder: RunFolder, purpose: str) -> Sandbox:
+    """For calls and gradings of a finished run: with the backend that its `auto` chose."""
+    config = run.sandbox
+    if config.backend == "auto" and (before := read_isolation(folder, EXECUTOR)) is not None:
+        config = replace(config, backend=before["backend"])
+    return make_sandbox(config, run.seed, f"{run.name}-{purpose}", run.reward.accept)
 
 
 def load_config_or_defaults(config: Path | None, overrides: Sequence[str]) -> RunConfig:

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -48,15 +48,18 @@ class RegradedTrajectory(msgspec.Struct, frozen=True):
         return self.new_reward != self.reward
 
 
-def read_stored_trajectories(folder: RunFolder) -> Iterator[StoredTrajectory]:
+def read_stored_trajectories(folder: RunFolder, on_missing_group: Callable[[], None]) -> Iterator[StoredTrajectory]:
     """In the order of their ends; trajectories of a step that ran twice, as after a resume, both times."""
     groups: dict[int, StartGroup] = {}
     for logged in merge_events(folder, EventFilter(kinds=_KINDS)):
         message = logged.envelope.message
         if isinstance(message, StartGroup):
             groups[message.group_id] = message
-        elif isinstance(message, TrajectoryFinished) and message.group_id in groups:
-            yield StoredTrajectory(groups[message.group_id], message)
+        elif isinstance(message, TrajectoryFinished):
+            if message.group_id in groups:
+                yield StoredTrajectory(groups[message.group_id], message)
+            else:
+                on_missing_group()
 
 
 async def regrade(

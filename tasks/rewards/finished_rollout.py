@@ -18,7 +18,6 @@ _RESULT_PATTERN = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOT
 class FinishedRollout(NamedTuple):
     row: dict[str, Any]  # of the data file, with `question` and `ground_truth`
     ending: str
-    answer: str  # empty without an answer
     messages: list[ChatMessage]  # of the roles "assistant" and "tool"
     response: str  # the decoded response, with the tags of tool calls and results
     response_ids: list[int]
@@ -41,7 +40,6 @@ class RolloutReader:
         return FinishedRollout(
             row=msgspec.json.decode(reward_input.row),
             ending=reward_input.ending,
-            answer=submission.answer if reward_input.ending == "answered" else "",
             messages=list(self._iter_messages(response_ids, reward_input.loss_mask[num_prompt:])),
             response=self._decode_turn(response_ids),
             response_ids=response_ids,

@@ -19,7 +19,7 @@ from tasks.rewards.reward_worker import LENGTH_BYTES, ScoreReply, ScoreRequest, 
 
 _MAX_ATTEMPTS = 2  # processes that a call is sent to
 _HANG_S = 30.0  # beyond the time limit, without any answer
-_START_LIMIT_S = 300.0  # for the imports of the functions, before the first answer
+_START_LIMIT_S = 300.0  # for the imports of the functions, until it is ready
 
 
 class RewardFailure(Exception):
@@ -94,7 +94,7 @@ class _RewardProcess:
         self._limit_s = limit_s
         self._open: dict[int, asyncio.Future[ScoreReply]] = {}  # by number
         self._num_requests = 0
-        self._has_answered = self._is_stopping = False
+        self._is_ready = self._is_stopping = False
         self._hang_timer: asyncio.TimerHandle | None = None
         self._reading = asyncio.create_task(self._read(reader))
 
@@ -134,7 +134,8 @@ class _RewardProcess:
         reply = self._open[number] = asyncio.get_running_loop().create_future()
         try:
             self._writer.write(encode_with_length(ScoreRequest(number, submission)))
-            self._restart_hang_timer()
+            if self._hang_timer is None:
+                self._restart_hang_timer()
             with contextlib.suppress(ConnectionError):  # its end is reported below
                 await self._writer.drain()
             if not self.is_alive:
@@ -159,7 +160,9 @@ class _RewardProcess:
             while True:
                 length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "little")
                 self._on_reply(decoder.decode(await reader.readexactly(length)))
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()  # it may have closed or damaged its socket
             exit_code = await self._process.wait()
         self._cancel_hang_timer()
         if not self._is_stopping:
@@ -170,8 +173,8 @@ class _RewardProcess:
                 reply.set_exception(RewardProcessDied(cause))
 
     def _on_reply(self, reply: ScoreReply) -> None:
-        self._has_answered = True
-        waiting = self._open.get(reply.number)
+        self._is_ready = True
+        waiting = self._open.pop(reply.number, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(reply)
         self._restart_hang_timer()
@@ -179,8 +182,14 @@ class _RewardProcess:
     def _restart_hang_timer(self) -> None:
         self._cancel_hang_timer()
         if self._open:
-            limit_s = self._limit_s + _HANG_S + (0.0 if self._has_answered else _START_LIMIT_S)
-            self._hang_timer = asyncio.get_running_loop().call_later(limit_s, self._process.kill)
+            limit_s = self._limit_s + _HANG_S + (0.0 if self._is_ready else _START_LIMIT_S)
+            self._hang_timer = asyncio.get_running_loop().call_later(limit_s, self._on_hang)
+
+    def _on_hang(self) -> None:
+        self._hang_timer = None
+        if self._open and self.is_alive:  # else its calls were cancelled
+            structlog.get_logger().error("rewards.process_hangs", calls=len(self._open))
+            self._process.kill()
 
     def _cancel_hang_timer(self) -> None:
         if self._hang_timer is not None:

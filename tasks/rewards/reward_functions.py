@@ -47,7 +47,7 @@ class RewardFunction:
             raise UnusableInput(
                 f"{key}: {name}({', '.join(parameters)}) has neither TRL's parameter `completions` nor verl's `solution_str`"
             )
-        self.is_async = inspect.iscoroutinefunction(inspect.unwrap(self._function))
+        self.is_async = any(map(inspect.iscoroutinefunction, (self._function, type(self._function).__call__)))
 
     def call(self, rollout: FinishedRollout, metrics: dict[str, float]) -> Any:
         """The function's result, or its awaitable. `metrics` receives the logged ones. Raises UnusableReward."""

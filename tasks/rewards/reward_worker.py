@@ -41,9 +41,18 @@ class ScoreReply(msgspec.Struct, frozen=True, array_like=True):
     failure: str = ""
 
 
+READY = ScoreReply(0)  # sent once, after the imports
+
+
 def encode_with_length(message: msgspec.Struct) -> bytes:
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+class _TimedOut(Exception):
+    def __init__(self, function: RewardFunction, limit_s: float) -> None:
+        super().__init__(f"{function.name} took longer than {limit_s:g} s")
+        self.blocks_thread = not function.is_async
 
 
 class RewardWorker:
@@ -58,6 +67,7 @@ class RewardWorker:
     async def serve(self, connection: socket.socket) -> None:
         """Until the client closes the connection."""
         reader, writer = await asyncio.open_connection(sock=connection)
+        writer.write(encode_with_length(READY))
         decoder = msgspec.msgpack.Decoder(ScoreRequest)
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionResetError):
             while True:
@@ -69,35 +79,42 @@ class RewardWorker:
 
     async def _answer(self, request: ScoreRequest, writer: asyncio.StreamWriter) -> None:
         components: dict[str, float] = {}
-        failure, must_exit = "", False
-        rollout = self._rollout_reader.read(request.submission)
-        for function in self._functions:
-            try:
+        failure, name, must_exit = "", "reading the trajectory", False
+        try:
+            rollout = self._rollout_reader.read(request.submission)
+            for function in self._functions:
+                name = function.name
                 components |= await self._call(function, rollout)
-            except TimeoutError:
-                failure, must_exit = f"{function.name} took longer than {self._limit_s:g} s", not function.is_async
-                break
-            except UnusableReward as error:
-                failure = str(error)
-                break
-            except (Exception, SystemExit) as error:
-                sys.stderr.write(traceback.format_exc()[-_MAX_TRACEBACK_CHARACTERS:])
-                failure = f"{function.name} raised {type(error).__name__}: {error}"
-                break
+        except _TimedOut as error:
+            failure, must_exit = str(error), error.blocks_thread
+        except UnusableReward as error:
+            failure = str(error)
+        except (Exception, SystemExit) as error:  # of the user's code
+            sys.stderr.write(traceback.format_exc()[-_MAX_TRACEBACK_CHARACTERS:])
+            failure = f"{name} raised {type(error).__name__}: {error}"
         writer.write(encode_with_length(ScoreReply(request.number, {} if failure else components, failure)))
         await writer.drain()
         if must_exit:
             os._exit(EXIT_TIMED_OUT)
 
     async def _call(self, function: RewardFunction, rollout: FinishedRollout) -> dict[str, float]:
+        """Raises _TimedOut, UnusableReward, and what the function raises."""
         metrics: dict[str, float] = {}
-        if function.is_async:
-            async with asyncio.timeout(self._limit_s):
-                result = await function.call(rollout, metrics)
-        else:
-            loop = asyncio.get_running_loop()
-            async with self._thread_is_free, asyncio.timeout(self._limit_s):
-                result = await loop.run_in_executor(self._thread, function.call, rollout, metrics)
+        limit = asyncio.timeout(self._limit_s)
+        try:
+            if function.is_async:
+                async with limit:
+                    result = await function.call(rollout, metrics)
+            else:
+                loop = asyncio.get_running_loop()
+                async with self._thread_is_free:
+                    limit = asyncio.timeout(self._limit_s)
+                    async with limit:
+                        result = await loop.run_in_executor(self._thread, function.call, rollout, metrics)
+        except TimeoutError:
+            if not limit.expired():  # the function's own
+                raise
+            raise _TimedOut(function, self._limit_s) from None
         return function.parse_result(result, metrics)
 
 

@@ -9,12 +9,11 @@ from rich.console import Console
 
 from actors.cli.json_output import check_json_path, write_json
 from actors.cli.log.fork_result import ForkPoint, build_fork_result, show_fork
-from actors.cli.sandbox_commands import suppress_logs
+from actors.cli.sandbox_commands import make_sandbox_of_run, suppress_logs
 from actors.replay.branch_runner import EndedTrajectory, continue_trajectories, fork_trajectories
 from actors.replay.replay import ReplayedTrajectory, ToolResult, find_log, replay_trajectory
 from actors.runtime.wiring import build_rules
-from analysis.summary import read_isolation
-from bus.addresses import EXECUTOR, ROLLOUT
+from bus.addresses import ROLLOUT
 from configs.errors import UnusableInput
 from configs.load import load_with_overrides
 from configs.run_folder import RunFolder
@@ -23,7 +22,6 @@ from engine.learner.checkpoints import CHECKPOINT_NAME
 from engine.model.tokenizer import FastTokenizer, load_tokenizer
 from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Rules, Trajectory
-from sandbox.select_backend import make_sandbox
 from tasks.rewards.answer_scorer import AnswerScorer
 
 
@@ -136,10 +134,7 @@ def _run_branches(
     pages = -(-run.dialogue.sequence_tokens // run.engine.page_tokens)
     needed = len(trajectories) * pages * run.engine.page_tokens
     engine = build_embedded_engine(run, checkpoint, kv_tokens=min(run.engine.kv_tokens, needed))
-    config = run.sandbox
-    if config.backend == "auto" and (before := read_isolation(folder, EXECUTOR)) is not None:
-        config = replace(config, backend=before["backend"])
-    sandbox = make_sandbox(config, run.seed, f"{run.name}-fork", run.reward.accept)
+    sandbox = make_sandbox_of_run(run, folder, "fork")
     try:
         rules, strict = build_rules(run, tokenizer), run.determinism == "strict"
         scorer = AnswerScorer(sandbox, run.reward, run.dialogue, str(tokenizer.path.parent))

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-from msgspec.structs import replace
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from actors.cli.json_output import check_json_path, write_json
-from actors.cli.sandbox_commands import suppress_logs
+from actors.cli.sandbox_commands import make_sandbox_of_run, suppress_logs
 from actors.replay.regrading import (
     RegradedTrajectory,
     StoredTrajectory,
@@ -23,8 +22,6 @@ from actors.replay.regrading import (
     rebuild_submission,
     regrade,
 )
-from analysis.summary import read_isolation
-from bus.addresses import EXECUTOR
 from bus.messages import AnswerSubmitted
 from configs.errors import UnusableInput
 from configs.load import list_differences, load_run, load_with_overrides
@@ -33,7 +30,6 @@ from configs.schema import RunConfig
 from engine.model.tokenizer import load_tokenizer
 from policies.dialogue.chat_format import build_dialogue_format
 from policies.step_metrics import divide
-from sandbox.select_backend import make_sandbox
 from tasks.rewards.answer_scorer import AnswerScorer
 
 _SHOWN_CHANGES = 10
@@ -64,15 +60,12 @@ def print_regraded(folder: RunFolder, overrides: Sequence[str], json_path: Path 
 
 async def _regrade_run(folder: RunFolder, other: RunConfig) -> RegradedRun:
     run, checkpoint = load_run(folder.config), folder.expand_path(other.model.checkpoint)
-    config = other.sandbox
-    if config.backend == "auto" and (before := read_isolation(folder, EXECUTOR)) is not None:
-        config = replace(config, backend=before["backend"])
-    sandbox = make_sandbox(config, other.seed, f"{other.name}-regrade", other.reward.accept)
+    sandbox = make_sandbox_of_run(other, folder, "regrade")
     scorer = AnswerScorer(sandbox, other.reward, other.dialogue, str(checkpoint))
     counts, changes = _Counts(), list[RegradedTrajectory]()
     try:
         await sandbox.start()
-        async for each in regrade(_iter_submissions(folder, run, other), scorer):
+        async for each in regrade(_iter_submissions(folder, run, other, counts), scorer):
             counts.add(each)
             if each.new_reward is not None and each.is_changed:
                 changes.append(each)
@@ -101,6 +94,11 @@ class _Counts:
     reward: float = 0.0  # sum over the scored trajectories
     new_reward: float = 0.0
 
+    def add_without_group(self) -> None:
+        """A trajectory without its group, which log.keep_steps has removed from the log."""
+        self.trajectories += 1
+        self.failed["the log no longer has its group"] += 1
+
     def add(self, trajectory: RegradedTrajectory) -> None:
         self.trajectories += 1
         if trajectory.new_reward is None:
@@ -111,7 +109,7 @@ class _Counts:
 
 
 def _iter_submissions(
-    folder: RunFolder, run: RunConfig, other: RunConfig
+    folder: RunFolder, run: RunConfig, other: RunConfig, counts: _Counts
 ) -> Iterator[tuple[StoredTrajectory, AnswerSubmitted]]:
     """Reads the data files only if the run has logged no rows and the functions need them."""
     tokenizer = load_tokenizer(folder.expand_path(other.model.checkpoint))
@@ -119,7 +117,7 @@ def _iter_submissions(
     rows: dict[str, bytes] | None = None
     if other.reward.functions:
         rows = {} if run.reward.functions else read_rows_by_problem(run, folder)
-    for stored in read_stored_trajectories(folder):
+    for stored in read_stored_trajectories(folder, counts.add_without_group):
         yield stored, rebuild_submission(stored, tokenizer, dialogue, rows)
 
 

@@ -23,13 +23,16 @@ from tests.processes import family
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
 FUNCTIONS = """
-import asyncio, os, sys, time
+import asyncio, os, re, sys, time
 
 def do(action, completions, **_):
     match action[0]:
         case "raise": raise ValueError("boom")
         case "exit": sys.exit(3)
         case "die": os._exit(9)
+        case "own timeout": raise TimeoutError("the judge")
+        case "hold": re.match(r"(a+)+$", "a" * 64 + "b")  # keeps the interpreter's lock
+        case "close": os.closerange(3, 64); time.sleep(3600)
         case "hang": time.sleep(3600)
         case "print": print("x" * 100_000); sys.stderr.write("y" * 100_000)
         case "huge": return [[1.0] * 10_000_000]
@@ -110,6 +113,36 @@ async def test_a_process_that_dies_is_replaced_and_its_calls_are_repeated_once(c
         os.kill(worker, signal.SIGKILL)
         assert await describe(client, "fine") == {"do": 0.5}
         assert await describe(client, "die") == "the process of the reward functions died with exit code 9"
+        assert await describe(client, "fine") == {"do": 0.5}
+
+
+async def test_a_timeout_of_the_functions_own_is_its_error(checkpoint: Path) -> None:
+    async with open_client(checkpoint) as client:
+        assert await describe(client, "own timeout") == "do raised TimeoutError: the judge"
+        pid = client.pid
+        assert await describe(client, "fine") == {"do": 0.5}
+        assert client.pid == pid
+
+
+async def test_a_process_that_closes_its_socket_is_replaced(checkpoint: Path) -> None:
+    async with open_client(checkpoint) as client:
+        assert await describe(client, "close") == "the process of the reward functions died with exit code -9"
+        assert await describe(client, "fine") == {"do": 0.5}
+
+
+async def test_a_process_that_hangs_is_killed_although_calls_arrive(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_client(checkpoint, time_limit_s=0.1) as client:
+        assert await describe(client, "fine") == {"do": 0.5}
+        monkeypatch.setattr("tasks.rewards.reward_client._HANG_S", 1.0)
+        held = asyncio.create_task(describe(client, "hold"))
+        others: list[asyncio.Task[object]] = []
+        while not held.done():
+            others.append(asyncio.create_task(describe(client, "fine")))
+            await asyncio.sleep(0.05)
+        assert str(await held).startswith("the process of the reward functions died with exit code -9")
+        await asyncio.gather(*others)
         assert await describe(client, "fine") == {"do": 0.5}
 
 

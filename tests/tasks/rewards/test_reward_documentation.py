@@ -14,7 +14,7 @@ from tasks.rewards.reward_functions import load_reward_functions
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
 MESSAGES = [{"role": "assistant", "content": "<reason>I know.</reason><answer>\\boxed{5}</answer>"}]
 ROW = {"question": "What is 2+3?", "ground_truth": "5"}
-ROLLOUT = FinishedRollout(ROW, "answered", "5", MESSAGES, "I know. 5", [1, 2, 3])
+ROLLOUT = FinishedRollout(ROW, "answered", MESSAGES, "I know. 5", [1, 2, 3])
 
 
 def test_the_examples_are_loaded_and_score(tmp_path: Path) -> None:

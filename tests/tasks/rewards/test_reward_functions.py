@@ -14,7 +14,6 @@ from tests.fakes import TOKENIZER
 ROLLOUT = FinishedRollout(
     row={"question": "What is 2+3?", "ground_truth": "5", "task": "math", "extra_info": {"level": 3}},
     ending="answered",
-    answer="5",
     messages=[
         {"role": "assistant", "content": "<reason>I add.</reason>"},
         {"role": "tool", "content": "5"},
