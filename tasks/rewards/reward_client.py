@@ -6,6 +6,7 @@ If the process dies, its open calls go to a new one, once. A process that answer
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import sys
 
@@ -96,6 +97,9 @@ class _RewardProcess:
         self._num_requests = 0
         self._is_ready = self._is_stopping = False
         self._hang_timer: asyncio.TimerHandle | None = None
+        self._pidfd: int | None = None
+        with contextlib.suppress(ProcessLookupError):  # it has ended already
+            self._pidfd = os.pidfd_open(process.pid)
         self._reading = asyncio.create_task(self._read(reader))
 
     @classmethod
@@ -148,9 +152,7 @@ class _RewardProcess:
         self._is_stopping = True
         self._cancel_hang_timer()
         self._writer.close()
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await self._process.wait()
+        self._kill()
         await self._reading
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -161,9 +163,11 @@ class _RewardProcess:
                 length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "little")
                 self._on_reply(decoder.decode(await reader.readexactly(length)))
         except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()  # it may have closed or damaged its socket
+            self._kill()  # it may have closed or damaged its socket
             exit_code = await self._process.wait()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
         self._cancel_hang_timer()
         if not self._is_stopping:
             structlog.get_logger().error("rewards.process_died", exit_code=exit_code, calls=len(self._open))
@@ -189,7 +193,13 @@ class _RewardProcess:
         self._hang_timer = None
         if self._open and self.is_alive:  # else its calls were cancelled
             structlog.get_logger().error("rewards.process_hangs", calls=len(self._open))
-            self._process.kill()
+            self._kill()
+
+    def _kill(self) -> None:
+        """Unlike asyncio's kill, it leaves the exit code of a process that has just ended to asyncio."""
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _cancel_hang_timer(self) -> None:
         if self._hang_timer is not None:
