@@ -7,16 +7,19 @@ INSTALLED := .venv/.installed
 ABLATION := runs/ablation
 SGLANG := .venv-sglang
 SGLANG_INSTALLED := $(SGLANG)/.installed
+BRIDGES := .venv-bridges
+BRIDGES_INSTALLED := $(BRIDGES)/.installed
 
 # The fast tests run in two processes, each on its own core; only one of them imports torch.
 # An empty PYTHONDONTWRITEBYTECODE lets pytest cache the rewritten tests.
-FAST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -m "not slow and not docker and not sglang" --hypothesis-profile=quick
+FAST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -m "not slow and not docker and not sglang and not bridges" --hypothesis-profile=quick
 # All other tests: two worker processes, each of which runs whole files, since fixtures are per file or per session.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p xdist --numprocesses 2 --dist loadfile
 WITH_TORCH := tests/engine tests/policies tests/tasks tests/actors/cli/doctor tests/actors/engines
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ablation sandbox-image sandbox-image-local sglang-environment test test-without-docker test-sglang coverage \
+.PHONY: help setup demo ablation sandbox-image sandbox-image-local sglang-environment bridges-environment \
+	test test-without-docker test-sglang test-bridges coverage \
 	simulate-faults test-chaos nightly fuzz check \
 	fast-tests-with-torch fast-tests-without-torch format clean
 
@@ -63,18 +66,32 @@ $(SGLANG_INSTALLED): constraints-sglang.txt
 	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(SGLANG)/bin/pip install --quiet --no-deps --requirement constraints-sglang.txt
 	@touch $@
 
-test: $(INSTALLED) ## all tests except those of SGLang and the nightly ones; needs root, a Docker engine and the sandbox image
-	$(PYTEST) -m "not sglang and not nightly" --durations=25
+bridges-environment: $(INSTALLED) $(BRIDGES_INSTALLED) ## create .venv-bridges for MCP and OpenEnv servers; repeats only after constraints-bridges.txt changes
+	@echo "Installed in $(BRIDGES)"
+
+# Only the pinned packages, since OpenEnv also requires packages that its servers do not use.
+$(BRIDGES_INSTALLED): constraints-bridges.txt
+	@command -v $(PYTHON) > /dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or newer, or select one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@test -x $(BRIDGES)/bin/pip || $(PYTHON) -m venv --clear $(BRIDGES)
+	@echo "Installing the packages mcp and openenv into $(BRIDGES) (once; 130 MB, a minute)"
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BRIDGES)/bin/pip install --quiet --no-deps --requirement constraints-bridges.txt
+	@touch $@
+
+test: $(INSTALLED) ## all tests except the nightly ones and those of SGLang and the bridges; needs root, a Docker engine and the sandbox image
+	$(PYTEST) -m "not sglang and not bridges and not nightly" --durations=25
 
 test-without-docker: $(INSTALLED) ## the same without the tests that need a Docker engine, the sandbox image or root
-	$(PYTEST) -m "not docker and not hosts and not sglang and not nightly"
+	$(PYTEST) -m "not docker and not hosts and not sglang and not bridges and not nightly"
 
 test-sglang: $(INSTALLED) $(SGLANG_INSTALLED) ## run the tests with a real SGLang server, on the CPU
 	$(BIN)/python -m pytest -m sglang tests/sglang --durations=25
 
+test-bridges: $(INSTALLED) $(BRIDGES_INSTALLED) ## run the tests of tasks/bridges with real MCP and OpenEnv servers
+	$(BIN)/python -m pytest -m bridges tests/bridges --durations=10
+
 coverage: $(INSTALLED) ## run all tests and measure coverage of bus/ and actors/; fails under 90 %. Arguments for pytest: TESTS=...
 	@$(BIN)/coverage erase
-	@$(BIN)/coverage run -m pytest -m "not sglang and not nightly" $(TESTS); tested=$$?; $(BIN)/coverage combine --quiet && $(BIN)/coverage report && exit $$tested
+	@$(BIN)/coverage run -m pytest -m "not sglang and not bridges and not nightly" $(TESTS); tested=$$?; $(BIN)/coverage combine --quiet && $(BIN)/coverage report && exit $$tested
 
 simulate-faults: $(INSTALLED) ## simulate the control plane under a virtual clock, with processes killed at random: 1,000 seeds
 	$(BIN)/python -m tests.simulation.nightly 1000
@@ -108,6 +125,6 @@ format: $(INSTALLED) ## format the files for `make check`
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-clean: ## remove .venv, .venv-sglang and all caches, but not runs/
-	rm -rf .venv $(SGLANG) build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+clean: ## remove .venv, .venv-sglang, .venv-bridges and all caches, but not runs/
+	rm -rf .venv $(SGLANG) $(BRIDGES) build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

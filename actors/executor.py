@@ -1,8 +1,9 @@
-"""The executor: a sandbox behind the bus.
+"""The executor: a sandbox and the host processes of tasks behind the bus.
 
-Consumes calls, answers to grade, notebooks to restore and ends of trajectories; produces outcomes and grades. Each call
-is a separate task, so a slow call does not delay the others. A sandbox failure is reported as CallFailed, never as a
-result. The end of a trajectory cancels its calls and gradings, which are then not answered.
+Consumes calls, answers to grade, notebooks and instances to restore, and ends of trajectories; produces outcomes and
+grades. Each call is a separate task, so a slow call does not delay the others. A failure of the sandbox or of a task's
+code is reported as CallFailed, never as a result. The end of a trajectory cancels its calls and gradings, which are then
+not answered.
 
 Bounds: at most `max_calls` calls wait or run in the sandbox, and as many again wait before it, where the end of their
 trajectory can cancel them. At this bound the executor stops receiving, and the bus applies back-pressure to the senders.
@@ -25,28 +26,33 @@ from bus.messages import (
     CodeFinished,
     CodeRequested,
     Envelope,
+    EnvironmentCalled,
+    EnvironmentRestored,
+    EnvironmentReturned,
     ExecutorHealthy,
     ExecutorJoined,
     SessionEnded,
     SessionRestored,
 )
 from bus.process.waiting import wait_for_first
-from policies.rollout.trajectory import GRADING_CALL
+from policies.rollout.trajectory import GRADING_CALL, CallAnswer
 from sandbox.contract import Isolation, Sandbox, SandboxFailure
 from sandbox.load_gauge import SandboxLoad
 from sandbox.output_scrubbing import scrub_outcome
-from tasks.rewards.answer_scorer import AnswerScorer
-from tasks.rewards.reward_client import RewardFailure
+from tasks.hosting.host_process import HostFailure
+from tasks.hosting.task_services import TaskServices, build_grading_services
 
 MAX_CALLS = 65_536
 REPORT_INTERVAL_S = 1.0
+
+_Call = CodeRequested | EnvironmentCalled | AnswerSubmitted
 
 
 class Executor:
     """`address` is that of this incarnation; messages to other addresses are dropped.
 
     ExecutorJoined goes to `launcher`, if given. `strict` scrubs unrepeatable details from the outcomes of calls.
-    `on_isolated` is called with the sandbox's isolation before the executor joins. The default `scorer` only grades.
+    `on_isolated` is called with the sandbox's isolation before the executor joins. The default `tasks` only grade.
     """
 
     def __init__(
@@ -60,11 +66,11 @@ class Executor:
         launcher: str = "",
         strict: bool = False,
         on_isolated: Callable[[Isolation], None] | None = None,
-        scorer: AnswerScorer | None = None,
+        tasks: TaskServices | None = None,
     ) -> None:
         self._bus = bus
         self._sandbox = sandbox
-        self._scorer = scorer or AnswerScorer(sandbox)
+        self._tasks = tasks or build_grading_services(sandbox)
         self._address = address or bus.process
         self._slots = slots
         self._max_calls = max_calls
@@ -89,7 +95,7 @@ class Executor:
                 await self._bus.send(self._launcher, ExecutorJoined(self._address, self._slots))
             await self._serve()
         finally:
-            await self._scorer.close()
+            await self._tasks.close()
             await self._sandbox.close()
 
     async def _serve(self) -> None:
@@ -105,29 +111,32 @@ class Executor:
         match envelope.message:
             case CodeRequested() as call:
                 return self._run_call(envelope.sender, call)
+            case EnvironmentCalled() as call:
+                return self._call_environment(envelope.sender, call)
             case AnswerSubmitted() as submission:
                 return self._grade(envelope.sender, submission)
             case SessionRestored(trajectory_id=trajectory_id, cells=cells):
                 self._sandbox.restore_notebook(trajectory_id, cells)
+            case EnvironmentRestored() as message:
+                self._tasks.restore(message)
             case SessionEnded(trajectory_id=trajectory_id):
                 for task in self._in_flight.get(trajectory_id, ()):
                     task.cancel()
+                self._tasks.end(trajectory_id)
                 return self._sandbox.end_notebook(trajectory_id)
             case other:
                 self._logger.error("message.misdirected", kind=type(other).__name__)
         return None
 
     def _on_task_started(self, envelope: Envelope, task: asyncio.Task[None]) -> None:
-        if isinstance(envelope.message, CodeRequested | AnswerSubmitted):
+        if isinstance(envelope.message, _Call):
             trajectory_id = envelope.message.trajectory_id
             self._pending.add(task)
             self._in_flight[trajectory_id].add(task)
             task.add_done_callback(lambda _: self._on_task_done(trajectory_id, task))
 
     async def _wait_for_capacity(self, envelope: Envelope) -> None:
-        while (
-            isinstance(envelope.message, CodeRequested | AnswerSubmitted) and len(self._pending) >= 2 * self._max_calls
-        ):
+        while isinstance(envelope.message, _Call) and len(self._pending) >= 2 * self._max_calls:
             self._capacity_freed.clear()
             await self._capacity_freed.wait()
 
@@ -154,20 +163,29 @@ class Executor:
         duration_s = result.duration_s
         await self._send(sender, CodeFinished(call.trajectory_id, call.call, outcome, duration_s, self._address))
 
+    async def _call_environment(self, sender: str, call: EnvironmentCalled) -> None:
+        try:
+            outcome, duration_s = await self._tasks.call(call)
+        except HostFailure as error:
+            self._logger.error("call.failed", trajectory_id=call.trajectory_id, call=call.call, cause=str(error))
+            await self._send(sender, CallFailed(call.trajectory_id, call.call, f"environment: {error}", self._address))
+            return
+        await self._send(sender, EnvironmentReturned(call.trajectory_id, call.call, outcome, duration_s, self._address))
+
     async def _grade(self, sender: str, submission: AnswerSubmitted) -> None:
         trajectory_id = submission.trajectory_id
         try:
             async with self._sandbox_permits:
-                score = await self._scorer.score(submission)
-        except (SandboxFailure, RewardFailure) as error:
+                score = await self._tasks.score(submission)
+        except (SandboxFailure, HostFailure) as error:
             self._logger.error("grading.failed", trajectory_id=trajectory_id, cause=str(error))
-            part = "reward" if isinstance(error, RewardFailure) else "grader"
+            part = "reward" if isinstance(error, HostFailure) else "grader"
             await self._send(sender, CallFailed(trajectory_id, GRADING_CALL, f"{part}: {error}", self._address))
             return
         graded = AnswerGraded(trajectory_id, score.reward, score.duration_s, self._address, score.components)
         await self._send(sender, graded)
 
-    async def _send(self, sender: str, answer: CodeFinished | AnswerGraded | CallFailed) -> None:
+    async def _send(self, sender: str, answer: CallAnswer) -> None:
         self._mark_result_ready(asyncio.current_task())
         await self._bus.send(sender, answer)
         if self._launcher and not self._healthy_reported and not isinstance(answer, CallFailed):

@@ -49,6 +49,7 @@ from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig, SandboxConfig
 from engine.contract import Engine, EngineFailure
+from engine.data.task_formats import read_task_descriptions
 from policies.observers import StepObserver, TrajectoryObserver
 from policies.rollout.rollout import Rollout
 from sandbox.contract import Isolation, SandboxFailure
@@ -158,7 +159,7 @@ async def run_executor(
     from actors.executor import Executor, report_load
     from sandbox.hosts.docker.docker_host import remove_stale_containers
     from sandbox.select_backend import make_sandbox
-    from tasks.rewards.answer_scorer import AnswerScorer
+    from tasks.hosting.task_services import build_task_services
 
     address = f"{incarnation.process}/{incarnation.number}"
     async with _connected_bus(incarnation, run, folder, open_bus) as bus:
@@ -167,7 +168,7 @@ async def run_executor(
         if config.backend == "process":  # the other backends remove them at their start
             with contextlib.suppress(SandboxFailure):
                 await remove_stale_containers()
-        sandbox = make_sandbox(config, run.seed, run.name, run.reward.accept)
+        sandbox = make_sandbox(config, run.seed, run.name, run.acceptance)
         executor = Executor(
             bus,
             sandbox,
@@ -177,7 +178,7 @@ async def run_executor(
             launcher=LAUNCHER,
             strict=run.determinism == "strict",
             on_isolated=partial(record_isolation, path) if config.backend == "auto" else None,
-            scorer=AnswerScorer(sandbox, run.reward, run.dialogue, str(folder.expand_path(run.model.checkpoint))),
+            tasks=build_task_services(run, folder, read_task_descriptions(folder), sandbox),
         )
         reporting = asyncio.create_task(report_load(address, run.sandbox.fork_servers, sandbox.get_load))
         try:

@@ -57,7 +57,7 @@ def start_cold_run(settings: Sequence[str], runs: Path) -> RunFolder:
 
 def shrink_caches(run: RunConfig, demand_tokens: int, share: float) -> RunConfig:
     """Engines with caches for this share of the demand."""
-    least = run.dialogue.sequence_tokens + run.engine.page_tokens
+    least = run.sequence_tokens + run.engine.page_tokens
     kv_tokens = max(least, round(share * demand_tokens / ENGINES))
     return replace(run, engine=replace(run.engine, kv_tokens=kv_tokens))
 

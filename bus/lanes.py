@@ -10,6 +10,9 @@ from bus.messages import (
     CallFailed,
     CodeFinished,
     CodeRequested,
+    EnvironmentCalled,
+    EnvironmentRestored,
+    EnvironmentReturned,
     SessionEnded,
     SessionRestored,
     TrajectoryAborted,
@@ -31,6 +34,7 @@ _BULK_KINDS = (
     *(TurnRequested, TurnAborted, TurnGenerated, TurnFailed),
     *(TrajectoryFinished, TrajectoryFailed, TrajectoryAborted, BatchReady),
     *(CodeRequested, SessionRestored, CodeFinished, CallFailed, SessionEnded, AnswerSubmitted, AnswerGraded),
+    *(EnvironmentCalled, EnvironmentRestored, EnvironmentReturned),
 )
 _BULK_NAMES = frozenset(kind.__name__ for kind in _BULK_KINDS)
 _BULK_PREFIXES = tuple(build_kind_prefix(kind) for kind in _BULK_KINDS)

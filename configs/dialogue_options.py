@@ -49,12 +49,16 @@ class DialogueConfig(Section, frozen=True):
     def _require_described_tools(self) -> None:
         """Raise ValueError if `system` and `tools` disagree."""
         if "{tools}" in self.system:
-            require(self.tools != (), "system must not contain {tools} without tools; add a tool, or remove {tools}")
             return
         for tool in get_args(ToolName):
             described, given = f'"{tool}"' in self.system, tool in self.tools
             require(described or not given, f'system must describe the tool "{tool}"; add {{tools}} to its text')
             require(given or not described, f'system describes "{tool}", which is not in tools')
+
+    @property
+    def lacks_tools(self) -> bool:
+        """Whether `system` describes tools that only a task's import could add."""
+        return "{tools}" in self.system and not self.tools
 
     @property
     def has_default_texts(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast, get_args
 import tomli_w
 
 from configs.schema import RunConfig
-from configs.schema_tree import find_annotation, find_section
+from configs.schema_tree import find_annotation, find_section, is_table_array
 
 _TOML_TYPE_NAMES = {
     "int": "an integer",
@@ -33,15 +33,24 @@ def explain_validation_error(message: str, merged: Mapping[str, Any], layers: Se
     >>> # "configs/tiny.toml: `rl.steps` must be an integer, got \"many\""
     """
     problem, _, location = message.partition(" - at `$")
-    if missing := re.fullmatch(r"Object missing required field `(\w+)`", problem):
-        return f"{file}: the key `{missing[1]}` is missing"
     key_path = location.strip("`").removeprefix(".")
-    keys = re.sub(r"\[.*?\]", "", key_path).split(".") if key_path else []
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`", problem):
+        return f"{file}: the key `{f'{key_path}.' if key_path else ''}{missing[1]}` is missing"
+    keys = _split_path(key_path)
     where = f"`{key_path}`"
     source = _find_sources(keys, layers) or str(file)
     if problem.startswith(("Expected", "Invalid enum value")):
         return f"{source}: {where} must be {_describe_expected(problem, keys)}, got {_describe_actual(problem, key_path, merged)}"
     return f"{source}: {where}: {problem}" if key_path else f"{source}: {problem}"
+
+
+def _split_path(key_path: str) -> list[str]:
+    """The keys, with the indices of arrays of tables and without those of values."""
+    keys: list[str] = []
+    for key, index in re.findall(r"([^.\[\]]+)|\[(.*?)\]", key_path):
+        if key or is_table_array(find_annotation(RunConfig, keys)):
+            keys.append(key or index)
+    return keys
 
 
 def _find_sources(keys: Sequence[str], layers: Sequence[ConfigLayer]) -> str:
@@ -53,6 +62,9 @@ def _find_sources(keys: Sequence[str], layers: Sequence[ConfigLayer]) -> str:
 
 def _contains_key(table: Any, keys: Sequence[str]) -> bool:
     for key in keys:
+        if isinstance(table, list) and key.isdigit() and int(key) < len(cast("list[Any]", table)):
+            table = cast("list[Any]", table)[int(key)]
+            continue
         if not isinstance(table, dict) or key not in table:
             return False
         table = cast("dict[str, Any]", table)[key]

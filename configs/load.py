@@ -20,9 +20,19 @@ from configs.atomic_write import write_atomically
 from configs.error_messages import ConfigLayer, explain_validation_error, format_value
 from configs.errors import UnusableInput
 from configs.schema import RunConfig
-from configs.schema_tree import PRESET_KEY, find_annotation, find_nearest_keys, find_section, is_path, is_string
+from configs.schema_tree import (
+    PRESET_KEY,
+    find_annotation,
+    find_nearest_keys,
+    find_section,
+    format_path,
+    is_path,
+    is_string,
+    is_table_array,
+)
 
 _NO_FILE = Path("the defaults")
+_TASK_SECTIONS = ("dialogue", "reward")  # of a task: the run's, with the task's keys
 PRESETS_FOLDER = Path(__file__).parent / "presets"
 
 
@@ -40,7 +50,8 @@ def load_run(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
         _resolve_paths(layer.table, layer.folder)
     merged: dict[str, Any] = {}
     for layer in layers:
-        merged = _merge(merged, layer.table)
+        merged = _merge(merged, layer.table, layer.source)
+    _fill_task_sections(merged)
     try:
         return msgspec.convert(merged, RunConfig)
     except msgspec.ValidationError as error:
@@ -134,11 +145,13 @@ def _check_keys(source: str, table: Mapping[str, Any], path: tuple[str, ...] = (
         here = (*path, key)
         annotation = find_annotation(RunConfig, here)
         if annotation is None:
-            raise ConfigError(f"{source}: unknown key `{'.'.join(here)}`{_suggest_keys(here)}")
+            raise ConfigError(f"{source}: unknown key `{format_path(here)}`{_suggest_keys(here)}")
         if find_section(annotation) is None:
             continue
+        if is_table_array(annotation) and isinstance(value, list):
+            value = {str(index): element for index, element in enumerate(cast("list[Any]", value))}
         if not isinstance(value, dict):
-            raise ConfigError(f"{source}: `{'.'.join(here)}` must be a table, got {format_value(value)}")
+            raise ConfigError(f"{source}: `{format_path(here)}` must be a table, got {format_value(value)}")
         _check_keys(source, cast("dict[str, Any]", value), here)
 
 
@@ -148,6 +161,9 @@ def _resolve_paths(table: dict[str, Any], folder: Path, path: tuple[str, ...] = 
         annotation = find_annotation(RunConfig, (*path, key))
         if isinstance(value, dict):
             _resolve_paths(cast("dict[str, Any]", value), folder, (*path, key))
+        elif is_table_array(annotation):
+            for index, element in enumerate(value):
+                _resolve_paths(element, folder, (*path, key, str(index)))
         elif isinstance(value, str) and is_path(annotation, value) and value and not value.startswith("$RUN"):
             table[key] = os.path.normpath(Path.cwd() / folder / Path(value).expanduser())
 
@@ -157,12 +173,37 @@ def _suggest_keys(path: Sequence[str]) -> str:
     return f"; did you mean {nearest}?" if nearest else ""
 
 
-def _merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(base: Mapping[str, Any], override: Mapping[str, Any], source: str) -> dict[str, Any]:
     merged = dict(base)
     for key, value in override.items():
-        both_tables = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], cast("dict[str, Any]", value)) if both_tables else value
+        before = merged.get(key)
+        if isinstance(value, dict) and isinstance(before, dict):
+            value = _merge(cast("dict[str, Any]", before), cast("dict[str, Any]", value), source)
+        elif isinstance(value, dict) and is_table_array(find_annotation(RunConfig, [key])):
+            value = _merge_by_name(key, before or [], cast("dict[str, Any]", value), source)
+        merged[key] = value
     return merged
+
+
+def _merge_by_name(
+    key: str, tables: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any], source: str
+) -> list[Mapping[str, Any]]:
+    """Such as `--set tasks.math.weight=2` for the table of [[tasks]] with the name "math"."""
+    names = [table.get("name") for table in tables]
+    if unknown := [name for name in overrides if name not in names]:
+        known = ", ".join(map(str, names)) or "none"
+        raise ConfigError(f'{source}: [[{key}]] has no table with the name "{unknown[0]}"; known: {known}')
+    return [_merge(table, overrides.get(str(name), {}), source) for name, table in zip(names, tables, strict=True)]
+
+
+def _fill_task_sections(merged: dict[str, Any]) -> None:
+    """With the run's keys. A task that brings its own tools has no Python tool unless the configuration names one."""
+    tasks = merged.get("tasks")
+    for task in tasks if isinstance(tasks, list) else ():
+        for section in _TASK_SECTIONS:
+            task[section] = _merge(merged.get(section, {}), task.get(section, {}), section)
+        if task.get("import"):
+            task["dialogue"].setdefault("tools", [])
 
 
 # ---------------------------------------------------------------- comparing and writing
@@ -170,16 +211,28 @@ def _merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, An
 
 def _drop_none(table: Mapping[str, Any]) -> dict[str, Any]:
     """TOML has no null; an absent key means None."""
-    present = {key: value for key, value in table.items() if value is not None}
-    return {key: _drop_none(value) if isinstance(value, dict) else value for key, value in present.items()}
+    return {key: _drop_none_within(value) for key, value in table.items() if value is not None}
+
+
+def _drop_none_within(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _drop_none(cast("dict[str, Any]", value))
+    return [_drop_none_within(item) for item in cast("list[Any]", value)] if isinstance(value, list) else value
 
 
 def _diff_tables(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str) -> list[str]:
     lines: list[str] = []
     for key in {**a, **b}:  # keys of sglang.environment are arbitrary, so they may differ
         before, after = a.get(key), b.get(key)
+        before, after = _index_tables(before), _index_tables(after)
         if isinstance(before, dict) and isinstance(after, dict):
             lines += _diff_tables(cast("dict[str, Any]", before), cast("dict[str, Any]", after), f"{prefix}{key}.")
         elif before != after:
             lines.append(f"{prefix}{key}: {format_value(before)} -> {format_value(after)}")
     return lines
+
+
+def _index_tables(value: Any) -> Any:
+    """An array of tables as a table by name."""
+    is_array = isinstance(value, (list, tuple)) and value and all(isinstance(each, dict) for each in value)
+    return {each.get("name", str(number)): each for number, each in enumerate(value)} if is_array else value

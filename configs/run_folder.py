@@ -40,6 +40,11 @@ class RunFolder(NamedTuple):
         return self.path / "problems.json"
 
     @property
+    def task_descriptions(self) -> Path:
+        """Tools of the run's tasks with an import path, so that a replay does not import them."""
+        return self.path / "tasks.json"
+
+    @property
     def metrics(self) -> Path:
         """One JSON line per step of the cold start and of RL, and per evaluation."""
         return self.path / "metrics.jsonl"

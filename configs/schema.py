@@ -9,8 +9,10 @@ from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from configs.dialogue_options import DialogueConfig
+from configs.reward_options import Acceptance, RewardConfig
 from configs.schema_tree import (
     Count,
     FilePath,
@@ -26,6 +28,7 @@ from configs.schema_tree import (
     require,
 )
 from configs.sglang_options import SPARE_TOKENS, SGLangConfig, check_colocation, check_servers
+from configs.task_options import TaskConfig, check_tasks
 
 
 class TinyConfig(Section, frozen=True):
@@ -107,23 +110,6 @@ class RlConfig(Section, frozen=True):
         spare = self.started_groups - self.prompts
         steps = self.max_staleness + 1
         return steps * self.prompts + (spare if self.surplus_groups == "carry" else steps * spare)
-
-
-class RewardConfig(Section, frozen=True):
-    # Answers if the truth is a number: a "number"; also an "expression" of + - * / ^ and roots;
-    # "any" that math-verify finds equal, such as the restated question (docs/grading.md).
-    accept: Literal["number", "expression", "any"] = "number"
-    # Reward functions by name, such as {format = "rewards.py:score_format"}; "math" is the grader (docs/rewards.md).
-    # Without any, the reward is that of the grader: 1 for a correct answer, else 0.
-    functions: dict[str, ImportPath] = {}  # noqa: RUF012  # msgspec copies the dict
-    weights: dict[str, SignedFloat] = {}  # noqa: RUF012  # of reward.functions by name; the others have 1
-    time_limit_s: PositiveFloat = 60.0  # of a call of a reward function
-
-    def __post_init__(self) -> None:
-        for name in self.functions:
-            require(name.isidentifier(), f'functions: "{name}" is no name; use letters, digits and _')
-        unknown = [name for name in self.weights if name not in self.functions]
-        require(not unknown, f"weights.{''.join(unknown[:1])}: reward.functions has no such function")
 
 
 class RocConfig(Section, frozen=True):
@@ -286,7 +272,8 @@ class RunConfig(Section, frozen=True):
     runs_folder: str = "runs"  # relative to the current folder
     tiny: TinyConfig | None = None  # generate the demo task
     model: ModelConfig = ModelConfig()
-    data: DataConfig = DataConfig()
+    data: DataConfig = DataConfig()  # unused if there are [[tasks]]
+    tasks: tuple[TaskConfig, ...] = ()
     dialogue: DialogueConfig = DialogueConfig()
     sampling: SamplingConfig = SamplingConfig()
     sft: SftConfig = SftConfig()
@@ -312,7 +299,8 @@ class RunConfig(Section, frozen=True):
             self.sampling.temperature > 0 or self.rl.steps == 0,
             "sampling.temperature must be positive for training: with 0 all answers of a group are equal",
         )
-        _require_kv_capacity(self.dialogue.sequence_tokens, self.engine, self.sglang)
+        check_tasks(self.resolved_tasks)
+        _require_kv_capacity(self.sequence_tokens, self.engine, self.sglang)
         if self.engine.kind == "sglang":
             check_servers(self.sglang, self.engine.num_engines, self.engine.device, self.cluster.key)
         check_colocation(self.sglang, self.engine.kind, self.rl.max_staleness)
@@ -328,6 +316,32 @@ class RunConfig(Section, frozen=True):
         )
         if self.determinism == "strict":
             _require_strict_determinism(self.rl, self.engine)
+
+    @property
+    def resolved_tasks(self) -> tuple[TaskConfig, ...]:
+        """With their dialogues and rewards. Without [[tasks]] it is one task of [data], with the name ""."""
+        if not self.tasks:
+            data = self.data
+            return (TaskConfig(name="", data=data.train, test=data.test, dialogue=self.dialogue, reward=self.reward),)
+        return tuple(
+            replace(task, dialogue=task.dialogue or self.dialogue, reward=task.reward or self.reward)
+            for task in self.tasks
+        )
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """reward.accept, which all tasks share."""
+        return self.resolved_tasks[0].get_reward().accept
+
+    @property
+    def response_tokens(self) -> int:
+        """The maximum of all tasks."""
+        return max(task.get_dialogue().response_tokens for task in self.resolved_tasks)
+
+    @property
+    def sequence_tokens(self) -> int:
+        """Maximum length of a trajectory of any task."""
+        return max(task.get_dialogue().sequence_tokens for task in self.resolved_tasks)
 
     @property
     def engine_startup_allowance_s(self) -> float:

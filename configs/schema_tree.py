@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -50,16 +51,32 @@ def get_field_types(section: type[msgspec.Struct]) -> Mapping[str, Any]:
     return {field.encode_name: field.type for field in msgspec.structs.fields(section)}
 
 
+def is_table_array(annotation: object) -> bool:
+    """Whether the key is an array of tables, such as [[tasks]]."""
+    return get_origin(annotation) is tuple and find_section(annotation) is not None
+
+
 def find_annotation(root: type[Section], path: Sequence[str]) -> object | None:
-    """The annotation of the key at `path` below `root`; None for an unknown key."""
+    """The annotation of the key at `path` below `root`; None for an unknown key.
+
+    A table of an array takes one element of the path: its index or its name.
+    """
     annotation: object | None = root
     for key in path:
         if get_origin(annotation) is dict:  # a table with arbitrary keys, such as sglang.environment
             annotation = get_args(annotation)[1]
             continue
+        if is_table_array(annotation):
+            annotation = find_section(annotation)
+            continue
         section = find_section(annotation)
         annotation = get_field_types(section).get(key) if section else None
     return annotation
+
+
+def format_path(path: Sequence[str]) -> str:
+    """`tasks[0].weight` for ("tasks", "0", "weight")."""
+    return re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", ".".join(path))
 
 
 def is_string(annotation: object) -> bool:
@@ -84,7 +101,7 @@ def find_nearest_keys(root: type[Section], path: Sequence[str]) -> list[str]:
     section = find_section(find_annotation(root, parents))
     siblings = [*get_field_types(section), *([] if parents else [PRESET_KEY])] if section else []
     if close := difflib.get_close_matches(name, siblings, n=1):
-        return [".".join([*parents, close[0]])]
+        return [format_path([*parents, close[0]])]
     by_name: dict[str, list[str]] = {}
     for key in _iter_keys(root):
         by_name.setdefault(key.rpartition(".")[2], []).append(key)

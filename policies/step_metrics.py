@@ -25,6 +25,7 @@ from bus.messages import (
     StepCounts,
     StepRequested,
     StepTrained,
+    TaskCounts,
     WeightsSynced,
 )
 from policies.decider import Send
@@ -128,6 +129,7 @@ class Recorder:
             "accuracy": divide(event.positives, answered),
             "reward": compute_mean_reward(event.reward, answered),
             **compute_component_metrics(event.components),
+            **compute_task_metrics(event.tasks),
             "questions": float(event.questions),
             "failed": float(event.failed),
             "response_tokens": divide(event.response_tokens, answered),
@@ -156,6 +158,7 @@ def compute_step_metrics(times: StepTimes, weights_synced_at: float) -> dict[str
         "reward": compute_mean_reward(counts.reward, counts.trajectories),
         "positive_share": divide(counts.positives, counts.trajectories),
         **compute_component_metrics(counts.components),
+        **compute_task_metrics(counts.tasks),
         "errors_in_positives": divide(counts.positive_calls_failed, counts.positive_calls),
         "tool_errors": divide(counts.calls_failed, counts.calls),
         "calls_per_rollout": divide(counts.calls, counts.trajectories),
@@ -195,6 +198,30 @@ def compute_component_metrics(components: Mapping[str, ComponentSum]) -> dict[st
         f"reward: {name}": compute_mean_reward(each.total, each.trajectories)
         for name, each in sorted(components.items())
     }
+
+
+def compute_task_metrics(tasks: Mapping[str, TaskCounts]) -> dict[str, float | None]:
+    """By "task NAME: METRIC"; shares and means are over the task's trajectories."""
+    metrics: dict[str, float | None] = {}
+    for name, counts in sorted(tasks.items()):
+        values: dict[str, float | None] = {
+            "reward": compute_mean_reward(counts.reward, counts.trajectories),
+            "positive_share": divide(counts.positives, counts.trajectories),
+            "tool_errors": divide(counts.calls_failed, counts.calls),
+            "errors_in_positives": divide(counts.positive_calls_failed, counts.positive_calls),
+            "calls_per_rollout": divide(counts.calls, counts.trajectories),
+            "response_tokens": divide(counts.response_tokens, counts.trajectories),
+            "trajectories": float(counts.trajectories),
+            "trajectories_failed": float(counts.trajectories_failed),
+        }
+        if counts.groups:
+            values |= {
+                "groups": float(counts.groups),
+                "groups_rejected": float(counts.groups_rejected),
+                "groups_lost": float(counts.groups_lost),
+            }
+        metrics |= {f"task {name}: {metric}": value for metric, value in values.items()}
+    return metrics
 
 
 def compute_staleness_metrics(counts: StalenessCounts | None) -> dict[str, float]:

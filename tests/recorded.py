@@ -39,7 +39,7 @@ EXECUTOR = "executor-0/1"
 def deciders(**rule_changes: object) -> dict[str, Decider]:
     """By address."""
     made = rules(**rule_changes)
-    return {"head/arbiter": Arbiter("worst_case", made.response_tokens), "rollout-0": Rollout(made, TOKENIZER)}
+    return {"head/arbiter": Arbiter("worst_case", made.response_tokens), "rollout-0": Rollout({"": made}, TOKENIZER)}
 
 
 class Recording:
@@ -162,4 +162,4 @@ def replay_recorded(
         recording = Recording(folder, max_calls_per_turn=2)
         record_trajectory(recording, texts, first_outcome)
         recording.close()
-        return replay_trajectory(folder.events / "rollout-0.sqlite", Rollout(RULES, TOKENIZER), TID, tool_result)
+        return replay_trajectory(folder.events / "rollout-0.sqlite", Rollout({"": RULES}, TOKENIZER), TID, tool_result)

@@ -12,7 +12,12 @@ from rich.markup import escape
 
 from actors.cli.join_command import EXIT_INTERRUPTED, join_run
 from actors.cli.report_command import draw_all_curves
-from actors.launch.claim_run_folder import RunAlreadyFinished, claimed_run_folder, increment_counter
+from actors.launch.claim_run_folder import (
+    RunAlreadyFinished,
+    claimed_run_folder,
+    increment_counter,
+    keep_task_descriptions,
+)
 from actors.launch.display import Display, make_display
 from actors.launch.input_checks import check_inputs
 from actors.launch.job_environment import configure_head, configure_worker, read_placement
@@ -27,6 +32,7 @@ from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
+from policies.tools.task_description import TaskDescription
 
 
 def run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwrite: bool, console: Console) -> int:
@@ -46,10 +52,12 @@ def _run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwri
     if place is not None and place.rank > 0:
         return join_run(configure_worker(run, place), console)
     run = configure_head(run, place)
-    inputs = [] if resume else check_inputs(run)
+    descriptions: dict[str, TaskDescription] = {}
+    inputs = [] if resume else check_inputs(run, descriptions)
     with claimed_run_folder(run, resume=resume, overwrite=overwrite) as folder:
         if resume:  # a finished run does not need its inputs
-            inputs = check_inputs(run)
+            inputs = check_inputs(run, descriptions)
+        keep_task_descriptions(folder, descriptions)
         refusal = LogWriteFailure()
         configure_logging(folder, LAUNCHER, run.log.level, refusal.record)
         display = make_display(console)

@@ -47,7 +47,7 @@ def make_sandbox_of_run(run: RunConfig, folder: RunFolder, purpose: str) -> Sand
     config = run.sandbox
     if config.backend == "auto" and (before := read_isolation(folder, EXECUTOR)) is not None:
         config = replace(config, backend=before["backend"])
-    return make_sandbox(config, run.seed, f"{run.name}-{purpose}", run.reward.accept)
+    return make_sandbox(config, run.seed, f"{run.name}-{purpose}", run.acceptance)
 
 
 def load_config_or_defaults(config: Path | None, overrides: Sequence[str]) -> RunConfig:
@@ -65,7 +65,7 @@ async def _open_sandbox(run: RunConfig, at: Path | None) -> AsyncGenerator[Sandb
         async with SandboxClient(at) as client:
             yield client
         return
-    sandbox = make_sandbox(run.sandbox, run.seed, run.name, run.reward.accept)
+    sandbox = make_sandbox(run.sandbox, run.seed, run.name, run.acceptance)
     await sandbox.start()
     try:
         yield sandbox
@@ -130,7 +130,7 @@ def examine_sandbox(run: RunConfig, console: Console) -> bool:
 
 
 async def _examine(run: RunConfig) -> tuple[Isolation, list[EscapeFinding]]:
-    sandbox = make_sandbox(run.sandbox, run.seed, run.name, run.reward.accept)
+    sandbox = make_sandbox(run.sandbox, run.seed, run.name, run.acceptance)
     isolation = await sandbox.start()
     try:
         return isolation, await run_escape_attempts(sandbox)

@@ -92,7 +92,7 @@ async def _serve(run: RunConfig, folder: Path, console: Console, max_clients: in
         max_packet_bytes=MAX_REQUEST_BYTES + (2 << 20),  # a packet has up to 1 MiB before its last frame
     )
     gateway = ClientGateway(bus, clients)
-    sandbox = GuardedSandbox(make_sandbox(run.sandbox, run.seed, run.name, run.reward.accept))
+    sandbox = GuardedSandbox(make_sandbox(run.sandbox, run.seed, run.name, run.acceptance))
     executor = Executor(gateway, sandbox, max_calls=run.sandbox.max_queued_calls)
     interrupted = make_interrupt_event()
     console.print(f"serving in {folder}; stop with Ctrl-C", markup=False, soft_wrap=True)

@@ -17,7 +17,7 @@ def build_embedded_engine(
     engine = run.engine
     return EmbeddedEngine(
         checkpoint,
-        Capacity(kv_tokens, engine.page_tokens, run.dialogue.sequence_tokens),
+        Capacity(kv_tokens, engine.page_tokens, run.sequence_tokens),
         threads=engine.threads,
         prefill_tokens=engine.prefill_tokens,
         max_running=engine.max_running,

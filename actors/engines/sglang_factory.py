@@ -47,7 +47,7 @@ def build_sglang_engine(
         _build_server(run, checkpoint, folder, name, index, version, incarnation),
         _build_transport(run.sglang, layout, checksums, folder.shared_memory / name),
         model=checkpoint,
-        sequence_tokens=run.dialogue.sequence_tokens,
+        sequence_tokens=run.sequence_tokens,
         version=version,
         max_pending=MAX_PENDING,
         stream_interval=SHORT_STREAM_INTERVAL if may_interrupt else LONG_STREAM_INTERVAL,
@@ -59,7 +59,7 @@ def build_sglang_engine(
 def _build_server(
     run: RunConfig, checkpoint: Path, folder: RunFolder, name: str, index: int, version: int, incarnation: int
 ) -> ServerHandle:
-    requirements = ServerRequirements(run.engine, run.sglang, checkpoint, run.dialogue.sequence_tokens)
+    requirements = ServerRequirements(run.engine, run.sglang, checkpoint, run.sequence_tokens)
     if run.sglang.external_urls:
         return ExternalServer(requirements, index=index, is_restart=incarnation > 1)
     log, scratch = folder.logs / f"{name}.log", folder.sockets / name

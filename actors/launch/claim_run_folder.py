@@ -4,7 +4,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
@@ -17,6 +17,8 @@ from configs.errors import UnusableInput
 from configs.load import list_resume_conflicts, load_run, write_resolved
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
+from engine.data.task_formats import read_task_descriptions, write_task_descriptions
+from policies.tools.task_description import TaskDescription
 
 MIN_FREE_MIB = 64
 
@@ -51,6 +53,18 @@ def claimed_run_folder(run: RunConfig, *, resume: bool, overwrite: bool) -> Gene
         except OSError as error:
             raise RunFolderError(f"{error.filename or folder.path}: {error.strerror}") from error
         yield folder
+
+
+def keep_task_descriptions(folder: RunFolder, descriptions: Mapping[str, TaskDescription]) -> None:
+    """Writes them for the run's processes. Raises RunFolderError if a resumed run began with others."""
+    before = read_task_descriptions(folder)
+    if changed := [name for name, each in before.items() if descriptions.get(name) != each]:
+        raise RunFolderError(
+            f"{folder.path}: this run began with other tools of task {changed[0]}, and its log cannot be replayed with "
+            f"the present ones; restore tasks.{changed[0]}.import, or start another run with --name"
+        )
+    if descriptions:
+        write_task_descriptions(folder, descriptions)
 
 
 @contextmanager
@@ -118,7 +132,7 @@ def _prepare_folder(run: RunConfig, folder: RunFolder, *, resume: bool, overwrit
 def _has_begun(folder: RunFolder) -> bool:
     """Whether the folder has a checkpoint, an event, or a file that no failed start leaves. If not, any run may use it."""
     left_by_failed_start = {
-        *(folder.config, folder.lock, folder.launch_counter, folder.problem_counts),
+        *(folder.config, folder.lock, folder.launch_counter, folder.problem_counts, folder.task_descriptions),
         *(folder.logs, folder.events, folder.data, folder.checkpoints, folder.batches, folder.path / "isolation"),
     }
     left = {path for path in folder.path.iterdir() if path != folder.metrics or path.stat().st_size}

@@ -13,32 +13,34 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from configs.errors import UnusableInput
+from configs.reward_options import RewardConfig
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
+from configs.task_options import TaskConfig
 from engine.data.data_files import DatasetError, list_data_files
 from engine.data.datasets import QuestionReport, read_problems
 from engine.data.sft_dialogues import count_sft_dialogues
+from engine.data.task_formats import build_task_formats
 from engine.model.model_config import check_weight_shapes, load_model_config
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 from engine.model.weight_files import count_parameters
-from policies.dialogue.chat_format import TURN_END, TURN_START, build_dialogue_format
+from policies.dialogue.chat_format import TURN_END, TURN_START
 from policies.groups.advantages import ESTIMATORS, FILTERS
 from policies.losses import LOSSES
-from tasks.rewards.answer_scorer import MATH
-from tasks.rewards.reward_functions import RewardSettings
+from policies.tools.task_description import TaskDescription
+from tasks.hosting.answer_scorer import MATH
+from tasks.hosting.task_services import build_host_command
+from tasks.rows import get_row_layout
 
 _MAX_CHECKED_ROWS = 100_000  # of a data file: about a second
 _GIB = 2**30
 _FLOAT32_BYTES = 4
 _SAVED_COPIES = 3  # in a checkpoint: the weights and two moments of the optimizer
 _TRAINED_COPIES = 4  # in the learner's memory: also gradients
-_DATA_REMEDIES = {
-    "data.train": "set data.train to a file of questions",
-    "data.test": "set data.test to a file of questions, or evaluation.questions = 0",
-    "sft.data": "set sft.data to a file of dialogues, or sft.steps = 0",
-}
+_DATA_KEYS = ("data.train", "data.test", "sft.data", ".data", ".test")
 
 
 class CheckedInput(NamedTuple):
@@ -49,39 +51,33 @@ class CheckedInput(NamedTuple):
 InputCheck = Callable[[], CheckedInput]
 
 
-def check_inputs(run: RunConfig) -> list[str]:
-    """Descriptions of the data files, and warnings. Raises UnusableInput with the key of the first unusable input."""
+def check_inputs(run: RunConfig, descriptions: dict[str, TaskDescription] | None = None) -> list[str]:
+    """Descriptions of the data files, and warnings. Raises UnusableInput with the key of the first unusable input.
+
+    `descriptions` receives those of the tasks, by name.
+    """
     lines: list[str] = []
-    for key, check in list_input_checks(run).items():
+    for key, check in list_input_checks(run, descriptions).items():
         try:
             checked = check()
         except UnusableInput as error:
             raise UnusableInput(f"{key}: {error}") from error
-        lines += [f"{key}: {checked.description}"] if key in _DATA_REMEDIES else []
+        lines += [f"{key}: {checked.description}"] if key.endswith(_DATA_KEYS) else []
         lines += [f"warning: {key}: {warning}" for warning in checked.warnings]
     return lines
 
 
-def list_input_checks(run: RunConfig) -> Mapping[str, InputCheck]:
+def list_input_checks(
+    run: RunConfig, descriptions: dict[str, TaskDescription] | None = None
+) -> Mapping[str, InputCheck]:
     """By key: a check that raises UnusableInput. Inputs that [tiny] generates have none."""
+    descriptions = {} if descriptions is None else descriptions
     folder = RunFolder(Path(run.runs_folder) / run.name)
-    training = QuestionReport()
-    data = {
-        "data.train": (run.data.train, partial(_check_questions, training)),
-        "data.test": (
-            run.data.test if run.evaluation.questions else "",
-            partial(_check_questions, QuestionReport(training)),
-        ),
-        "sft.data": (run.sft.data if run.sft.steps else "", partial(_check_dialogues, run)),
-    }
-    checks: dict[str, InputCheck] = {
-        key: partial(_check_data, folder.expand_path(path), _DATA_REMEDIES[key], check)
-        for key, (path, check) in data.items()
-        if path and not _is_generated(run, path)
-    }
-    for name, spec in run.reward.functions.items():
-        if spec != MATH:
-            checks[f"reward.functions.{name}"] = partial(_check_reward_function, name, spec)
+    checks = _list_task_checks(run, folder, descriptions)
+    if run.sft.steps and not _is_generated(run, run.sft.data):
+        check_dialogues = partial(_check_dialogues, run, descriptions)
+        remedy = "set sft.data to a file of dialogues, or sft.steps = 0"
+        checks["sft.data"] = partial(_check_data, folder.expand_path(run.sft.data), remedy, check_dialogues)
     for key, spec, known in (
         ("learner.loss", run.learner.loss, LOSSES),
         ("rl.advantage_estimator", run.rl.advantage_estimator, ESTIMATORS),
@@ -91,10 +87,37 @@ def list_input_checks(run: RunConfig) -> Mapping[str, InputCheck]:
             checks[key] = partial(_check_import_path, key, spec, tuple(known))
     if not _is_generated(run, run.model.checkpoint):
         checkpoint = folder.expand_path(run.model.checkpoint)
-        checks["model.checkpoint"] = partial(_check_checkpoint, checkpoint, run.dialogue.sequence_tokens)
-        checks["dialogue.stop_tokens"] = partial(_check_stop_tokens, checkpoint, run.dialogue.stop_tokens)
+        checks["model.checkpoint"] = partial(_check_checkpoint, checkpoint, run.sequence_tokens)
+        for task in run.resolved_tasks:
+            stop_tokens = task.get_dialogue().stop_tokens
+            checks[f"{task.key_prefix}dialogue.stop_tokens"] = partial(_check_stop_tokens, checkpoint, stop_tokens)
         checks["main memory"] = partial(_check_main_memory, checkpoint, run)
         checks["space"] = partial(_check_space, checkpoint, folder.path, run)
+    return checks
+
+
+def _list_task_checks(
+    run: RunConfig, folder: RunFolder, descriptions: dict[str, TaskDescription]
+) -> dict[str, InputCheck]:
+    """The code of each task, and then its rows, whose layout depends on it."""
+    checks: dict[str, InputCheck] = {}
+    for task in run.resolved_tasks:
+        prefix, training = task.key_prefix, QuestionReport()
+        if task.import_path:
+            checks[f"{prefix}import"] = partial(check_task, task, descriptions)
+        for name, spec in task.get_reward().functions.items():
+            if spec != MATH:
+                checks[f"{prefix}reward.functions.{name}"] = partial(check_reward_function, task, name, spec)
+        train_key, test_key = (f"{prefix}data", f"{prefix}test") if task.name else ("data.train", "data.test")
+        train_remedy = f"set {train_key} to a file of questions"
+        test_remedy = f"set {test_key} to a file of questions, or evaluation.questions = 0"
+        for key, file, remedy, report in (
+            (train_key, task.data, train_remedy, training),
+            (test_key, task.test if run.evaluation.questions else "", test_remedy, QuestionReport(training)),
+        ):
+            if file and not _is_generated(run, file):
+                check = partial(_check_questions, task, descriptions, report)
+                checks[key] = partial(_check_data, folder.expand_path(file), remedy, check)
     return checks
 
 
@@ -113,14 +136,19 @@ def _check_data(path: Path, remedy: str, check: Callable[[Path], CheckedInput]) 
     return check(path)
 
 
-def _check_questions(report: QuestionReport, path: Path) -> CheckedInput:
-    for _ in read_problems(path, report, _MAX_CHECKED_ROWS):
+def _check_questions(
+    task: TaskConfig, descriptions: Mapping[str, TaskDescription], report: QuestionReport, path: Path
+) -> CheckedInput:
+    description = descriptions.get(task.name)
+    if task.import_path and description is None:
+        raise UnusableInput(f"not checked, because {task.key_prefix}import cannot be loaded")
+    for _ in read_problems(path, report, _MAX_CHECKED_ROWS, get_row_layout(task, description)):
         pass
     return CheckedInput(f"{path}: {report.describe()}{_describe_limit(report.num_rows)}", tuple(report.list_warnings()))
 
 
-def _check_dialogues(run: RunConfig, path: Path) -> CheckedInput:
-    count = count_sft_dialogues(path, build_dialogue_format(run.dialogue), _MAX_CHECKED_ROWS)
+def _check_dialogues(run: RunConfig, descriptions: Mapping[str, TaskDescription], path: Path) -> CheckedInput:
+    count = count_sft_dialogues(path, build_task_formats(run, descriptions), _MAX_CHECKED_ROWS)
     return CheckedInput(f"{path}: {count:,} dialogues{_describe_limit(count)}")
 
 
@@ -128,25 +156,69 @@ def _describe_limit(num_rows: int) -> str:
     return f" in the first {num_rows:,} rows; the others are checked later" if num_rows == _MAX_CHECKED_ROWS else ""
 
 
-def _check_reward_function(name: str, spec: str) -> CheckedInput:
-    settings = msgspec.json.encode(RewardSettings({name: spec}, "", 0.0)).decode()
-    return _check_by_program(f"reward.functions.{name}", spec, "tasks.rewards.reward_worker", settings)
+# ---------------------------------------------------------------- code of the user
+
+
+def check_task(task: TaskConfig, descriptions: dict[str, TaskDescription]) -> CheckedInput:
+    """Describes the task in another process, and adds the description to `descriptions`."""
+    found = run_host(replace(task, reward=RewardConfig()), f"{task.key_prefix}import", f"{task.key_prefix}parameters")
+    description = msgspec.json.decode(found, type=TaskDescription)
+    reward, dialogue = task.get_reward(), task.get_dialogue()
+    if description.kind == "environment" and not (description.has_reward or reward.functions):
+        raise UnusableInput(
+            f"{task.import_path} has no `get_reward`, and {task.key_prefix}reward.functions names no function"
+        )
+    if description.kind == "dialogue" and dialogue.tools:
+        raise UnusableInput(
+            f"{task.import_path} is a dialogue, which has no tools; remove {task.key_prefix}dialogue.tools"
+        )
+    if "{tools}" in dialogue.system and not (description.tools or dialogue.tools):
+        raise UnusableInput(f"{task.import_path} has no tools, but {task.key_prefix}dialogue.system contains {{tools}}")
+    descriptions[task.name] = description
+    tools = ", ".join(tool.name for tool in description.tools)
+    return CheckedInput(f"{task.import_path}: {description.kind}{f' with {tools}' if tools else ''}")
+
+
+def describe_tasks(run: RunConfig, name: str = "") -> dict[str, TaskDescription]:
+    """Of the task `name`, or of all tasks. Raises UnusableInput with the key."""
+    descriptions: dict[str, TaskDescription] = {}
+    for task in run.resolved_tasks:
+        if task.import_path and name in ("", task.name):
+            try:
+                check_task(task, descriptions)
+            except UnusableInput as error:
+                raise UnusableInput(f"{task.key_prefix}import: {error}") from error
+    return descriptions
+
+
+def check_reward_function(task: TaskConfig, name: str, spec: str) -> CheckedInput:
+    reward = RewardConfig(functions={name: spec})
+    run_host(replace(task, import_path="", reward=reward), f"{task.key_prefix}reward.functions.{name}")
+    return CheckedInput(spec)
+
+
+def run_host(task: TaskConfig, *keys: str) -> str:
+    """Loads the task's code in another process, and returns the last line that it prints. Raises UnusableInput,
+    without the first of `keys` in its text."""
+    command = build_host_command(task, None, "")
+    if task.python and not Path(task.python).is_file():
+        raise UnusableInput(f"{task.key_prefix}python: {task.python}: no such file")
+    return _run_program(command.build_arguments(), command.build_environment(), keys)
 
 
 def _check_import_path(key: str, spec: str, known: Sequence[str]) -> CheckedInput:
     if ":" not in spec:
         raise UnusableInput(f'"{spec}" is unknown; known: {", ".join(known)}, or an import path such as "file.py:name"')
-    return _check_by_program(key, spec, "configs.import_path", key, spec)
+    _run_program([sys.executable, "-m", "configs.import_path", key, spec], None, [key])
+    return CheckedInput(spec)
 
 
-def _check_by_program(key: str, spec: str, module: str, *arguments: str) -> CheckedInput:
-    """In another process, because it runs code of the user."""
-    command = [sys.executable, "-m", module, *arguments]
-    found = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+def _run_program(command: Sequence[str], environment: Mapping[str, str] | None, keys: Sequence[str]) -> str:
+    found = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment)
     if found.returncode:
         last_line = found.stderr.strip().rpartition("\n")[2]
-        raise UnusableInput(last_line.removeprefix(f"{key}: ") or f"exit code {found.returncode}")
-    return CheckedInput(spec)
+        raise UnusableInput(last_line.removeprefix(f"{keys[0]}: ") or f"exit code {found.returncode}")
+    return found.stdout.strip().rpartition("\n")[2]
 
 
 # ---------------------------------------------------------------- model

@@ -21,7 +21,7 @@ from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Rules, Trajectory
 from policies.seeded_random import BRANCH, mix
 from sandbox.contract import Sandbox
-from tasks.rewards.answer_scorer import AnswerScorer
+from tasks.hosting.task_services import TaskServices
 
 PROCESS = "fork"
 _ROLLOUT, _ARBITER, _BUFFER, _OBSERVER = (
@@ -56,18 +56,18 @@ def fork_trajectories(trajectory: Trajectory, count: int, seed: int | None) -> l
 
 
 async def continue_trajectories(
-    rules: Rules,
+    rules: Mapping[str, Rules],
     tokenizer: TextTokenizer,
     engine: Engine,
     sandbox: Sandbox,
     trajectories: Sequence[Trajectory],
     *,
     strict: bool = False,
-    scorer: AnswerScorer | None = None,
+    tasks: TaskServices | None = None,
 ) -> list[EndedTrajectory]:
     """Run each trajectory to its end, and return the ends in the same order. All must be at the start of a turn.
 
-    Starts and closes engine and sandbox; their start-up errors are raised in an ExceptionGroup. `strict` and `scorer`:
+    Starts and closes engine and sandbox; their start-up errors are raised in an ExceptionGroup. `strict` and `tasks`:
     see Executor.
     """
     hub = Hub()
@@ -75,7 +75,7 @@ async def continue_trajectories(
     fork = _ForkRunner(bus, rules, tokenizer, make_steady_clock())
     async with asyncio.TaskGroup() as group:
         group.create_task(Generator(GENERATOR, generator_bus, engine, _ARBITER).run())
-        executor = Executor(executor_bus, sandbox, address=_EXECUTOR_ADDRESS, strict=strict, scorer=scorer)
+        executor = Executor(executor_bus, sandbox, address=_EXECUTOR_ADDRESS, strict=strict, tasks=tasks)
         group.create_task(executor.run())
         ended = await fork.run(trajectories)
         for worker in (GENERATOR, EXECUTOR):
@@ -84,12 +84,14 @@ async def continue_trajectories(
 
 
 class _ForkRunner:
-    def __init__(self, bus: Bus, rules: Rules, tokenizer: TextTokenizer, clock: Clock) -> None:
+    def __init__(self, bus: Bus, rules: Mapping[str, Rules], tokenizer: TextTokenizer, clock: Clock) -> None:
         self._bus = bus
         self._clock = clock
-        self._rollout = Rollout(replace(rules, arbiter=_ARBITER, buffer=_BUFFER, launcher=_OBSERVER), tokenizer)
+        own = {"arbiter": _ARBITER, "buffer": _BUFFER, "launcher": _OBSERVER}
+        self._rollout = Rollout({task: replace(each, **own) for task, each in rules.items()}, tokenizer)
+        response_tokens = max(each.response_tokens for each in rules.values())
         arbiter = Arbiter(
-            "worst_case", rules.response_tokens, rollout_address=_ROLLOUT, address=_ARBITER, observer_address=_OBSERVER
+            "worst_case", response_tokens, rollout_address=_ROLLOUT, address=_ARBITER, observer_address=_OBSERVER
         )
         self._deciders: Mapping[str, Decider] = {_ROLLOUT: self._rollout, _ARBITER: arbiter}
         self._running: dict[int, Trajectory] = {}

@@ -7,19 +7,28 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from actors.runtime.wiring import encode_row
 from analysis.event_logs.merged_events import EventFilter, merge_events
-from bus.messages import AnswerSubmitted, RewardInput, StartGroup, TokenRecord, TrajectoryFinished, bytes_to_ids
+from bus.messages import (
+    AnswerSubmitted,
+    EnvironmentRestored,
+    RewardInput,
+    StartGroup,
+    TokenRecord,
+    TrajectoryFinished,
+    bytes_to_ids,
+)
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from engine.data.datasets import QuestionReport, read_problems
+from engine.data.datasets import QuestionReport, RowLayout, read_problems
 from policies.dialogue.chat_format import DialogueFormat, TextTokenizer
 from policies.dialogue.parse_turn import parse_assistant_turn
 from sandbox.contract import SandboxFailure
-from tasks.rewards.answer_scorer import AnswerScorer
-from tasks.rewards.reward_client import RewardFailure
+from tasks.hosting.host_process import HostFailure
+from tasks.hosting.task_services import TaskServices
+from tasks.rows import encode_row
 
 _CONCURRENT_SCORES = 64
 _KINDS = (StartGroup.__name__, TrajectoryFinished.__name__)
@@ -33,6 +42,7 @@ class StoredTrajectory(NamedTuple):
 class RegradedTrajectory(msgspec.Struct, frozen=True):
     trajectory_id: int
     group_id: int
+    task: str
     problem: str
     ground_truth: str
     answer: str
@@ -48,49 +58,61 @@ class RegradedTrajectory(msgspec.Struct, frozen=True):
         return self.new_reward != self.reward
 
 
-def read_stored_trajectories(folder: RunFolder, on_missing_group: Callable[[], None]) -> Iterator[StoredTrajectory]:
-    """In the order of their ends; trajectories of a step that ran twice, as after a resume, both times."""
+def read_stored_trajectories(
+    folder: RunFolder, on_missing_group: Callable[[], None], task: str = ""
+) -> Iterator[StoredTrajectory]:
+    """Of `task`, or of all tasks. In the order of their ends; trajectories of a step that ran twice, as after a resume, both times."""
     groups: dict[int, StartGroup] = {}
     for logged in merge_events(folder, EventFilter(kinds=_KINDS)):
         message = logged.envelope.message
         if isinstance(message, StartGroup):
             groups[message.group_id] = message
         elif isinstance(message, TrajectoryFinished):
-            if message.group_id in groups:
-                yield StoredTrajectory(groups[message.group_id], message)
-            else:
+            group = groups.get(message.group_id)
+            if group is None:
                 on_missing_group()
+            elif task in ("", group.task):
+                yield StoredTrajectory(group, message)
 
 
 async def regrade(
-    trajectories: Iterable[tuple[StoredTrajectory, AnswerSubmitted]], scorer: AnswerScorer
+    trajectories: Iterable[tuple[StoredTrajectory, AnswerSubmitted]], tasks: TaskServices
 ) -> AsyncIterator[RegradedTrajectory]:
-    """In the order of `trajectories`."""
+    """In the order of `trajectories`. The ids of their submissions are distinct."""
     remaining = iter(trajectories)
     while chunk := list(itertools.islice(remaining, _CONCURRENT_SCORES)):
-        for regraded in await asyncio.gather(*(_score(stored, submission, scorer) for stored, submission in chunk)):
+        for regraded in await asyncio.gather(*(_score(stored, submission, tasks) for stored, submission in chunk)):
             yield regraded
 
 
-def rebuild_submission(
-    stored: StoredTrajectory, tokenizer: TextTokenizer, dialogue: DialogueFormat, rows: Mapping[str, bytes] | None
-) -> AnswerSubmitted:
-    """`rows`: by problem, for reward functions; unnecessary if the log has the rows. None without reward functions.
+class SubmissionBuilder:
+    """`formats` by task. `rows`: by problem, for reward functions; empty if the log has the rows. None without reward
+    functions. Each submission gets an id of its own, since a step that ran twice has its trajectories twice."""
 
-    Raises UnusableInput for a problem without a row.
-    """
-    group, finished = stored
-    record = finished.record
-    answer = ""
-    if finished.ending == "answered":
-        answer = parse_assistant_turn(_decode_last_turn(record, tokenizer), dialogue).answer or ""
-    reward_input = None
-    if rows is not None:
-        row = group.row or rows.get(group.problem, b"")
-        if not row:
-            raise UnusableInput(f"{group.problem}: data.train and data.test no longer have this row of the run")
-        reward_input = RewardInput(finished.ending, row, record.prompt_tokens, record.token_ids, record.loss_mask)
-    return AnswerSubmitted(finished.trajectory_id, answer, group.ground_truth, reward_input)
+    def __init__(
+        self, tokenizer: TextTokenizer, formats: Mapping[str, DialogueFormat], rows: Mapping[str, bytes] | None
+    ) -> None:
+        self._tokenizer, self._formats, self._rows = tokenizer, formats, rows
+        self._ids = itertools.count()
+
+    def build(self, stored: StoredTrajectory) -> AnswerSubmitted:
+        """Raises UnusableInput for a problem without a row."""
+        group, finished = stored
+        record, sums = finished.record, finished.environment
+        answer = ""
+        if finished.ending == "answered":
+            text = _decode_last_turn(record, self._tokenizer)
+            answer = parse_assistant_turn(text, self._formats[group.task]).answer or ""
+        row = group.row
+        if not row and self._rows is not None:
+            row = self._rows.get(group.problem, b"")
+            if not row:
+                raise UnusableInput(f"{group.problem}: data.train and data.test no longer have this row of the run")
+        tokens = record.prompt_tokens, record.token_ids, record.loss_mask
+        reward_input = RewardInput(finished.ending, row, *tokens) if row else None
+        return AnswerSubmitted(
+            next(self._ids), answer, group.ground_truth, reward_input, group.task, sums.rewards, sums.metrics
+        )
 
 
 def _decode_last_turn(record: TokenRecord, tokenizer: TextTokenizer) -> str:
@@ -98,18 +120,24 @@ def _decode_last_turn(record: TokenRecord, tokenizer: TextTokenizer) -> str:
     return tokenizer.decode(bytes_to_ids(record.token_ids[4 * start :]))
 
 
-async def _score(stored: StoredTrajectory, submission: AnswerSubmitted, scorer: AnswerScorer) -> RegradedTrajectory:
+async def _score(stored: StoredTrajectory, submission: AnswerSubmitted, tasks: TaskServices) -> RegradedTrajectory:
     group, finished = stored
     new_reward, new_components, failure = 0.0, dict[str, float](), ""
     if submission.reward_input is not None or finished.ending == "answered":
         try:
-            score = await scorer.score(submission)
+            if calls := finished.environment.calls:
+                sums = await tasks.repeat(EnvironmentRestored(submission.trajectory_id, group.task, calls))
+                submission = replace(submission, rewards=sums.rewards, metrics=sums.metrics)
+            score = await tasks.score(submission)
             new_reward, new_components = score.reward, score.components
-        except (SandboxFailure, RewardFailure) as error:
+        except (SandboxFailure, HostFailure) as error:
             new_reward, failure = None, str(error)
+        finally:
+            tasks.end(submission.trajectory_id)
     return RegradedTrajectory(
         trajectory_id=finished.trajectory_id,
         group_id=finished.group_id,
+        task=group.task,
         problem=group.problem,
         ground_truth=group.ground_truth,
         answer=submission.answer,
@@ -123,14 +151,14 @@ async def _score(stored: StoredTrajectory, submission: AnswerSubmitted, scorer: 
 
 
 def read_rows_by_problem(run: RunConfig, folder: RunFolder) -> dict[str, bytes]:
-    """The rows of the run's data files. Raises UnusableInput, DatasetError."""
+    """The rows of the data files of a run without [[tasks]]. Raises UnusableInput, DatasetError."""
     report = QuestionReport()
     rows: Counter[str] = Counter()
     by_problem: dict[str, bytes] = {}
     for file, each in ((run.data.train, report), (run.data.test, QuestionReport(report))):
         if file == run.data.test and not run.evaluation.questions:
             continue
-        for problem in read_problems(folder.expand_path(file), each, all_columns=True):
+        for problem in read_problems(folder.expand_path(file), each, layout=RowLayout(all_columns=True)):
             rows[problem.name] += 1
             by_problem[problem.name] = encode_row(problem)
     if twice := [name for name, count in rows.items() if count > 1]:

@@ -21,7 +21,18 @@ from actors.runtime.wiring import build_deciders
 from bus.addresses import HEAD, ROLLOUT
 from bus.event_log.reader import check_complete, decode_event, list_removed_events, read_events, read_last_seq
 from bus.event_log.records import Decision, Event
-from bus.messages import BatchReady, CodeFinished, CodeOk, Envelope, Output, RunStarted, StartGroup, TrajectoryEnd
+from bus.messages import (
+    BatchReady,
+    CodeFinished,
+    CodeOk,
+    Envelope,
+    EnvironmentReturned,
+    Observation,
+    Output,
+    RunStarted,
+    StartGroup,
+    TrajectoryEnd,
+)
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
@@ -251,7 +262,7 @@ def replay_trajectory(
         if after.phase == "leasing" and after.turn == len(turn_starts):
             turn_starts.append(after)
         finished = envelope.message
-        if isinstance(finished, CodeFinished) and before is not None and after is not before:
+        if isinstance(finished, CodeFinished | EnvironmentReturned) and before is not None and after is not before:
             last_calls[before.turn] = max(last_calls.get(before.turn, (-1, -1)), (finished.call, event.seq))
         ends = (send.message for send in decided.sends if isinstance(send.message, TrajectoryEnd))
         end = next((each for each in ends if each.trajectory_id == trajectory_id), None)
@@ -281,5 +292,6 @@ def _read_launch(log: Path, trajectory_id: int) -> Iterator[tuple[Event, Decisio
 
 def _replace_output(envelope: Envelope, stdout: str) -> Envelope:
     finished = envelope.message
-    assert isinstance(finished, CodeFinished)
-    return replace(envelope, message=replace(finished, outcome=CodeOk(Output(stdout))))
+    assert isinstance(finished, CodeFinished | EnvironmentReturned)
+    outcome = CodeOk(Output(stdout)) if isinstance(finished, CodeFinished) else Observation(stdout)
+    return replace(envelope, message=replace(finished, outcome=outcome))

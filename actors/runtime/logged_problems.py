@@ -17,7 +17,8 @@ from bus.messages import StartGroup
 from configs.atomic_write import write_atomically
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from policies.groups.group_starter import TokenizedProblem, select_problem
+from policies.groups.group_starter import TokenizedProblem
+from policies.groups.problem_order import ProblemOrder, list_questions
 from policies.seeded_random import EVALUATE, TRAIN, mix
 
 _POLL_INTERVAL_S = 0.1
@@ -27,8 +28,8 @@ Purpose = Literal["train", "evaluate"]
 class ProblemCounts(msgspec.Struct, frozen=True):
     """Numbers of the problems with prompts within the limit."""
 
-    train: int
-    test: int
+    train: tuple[int, ...]  # by task
+    test: tuple[int, ...]
 
 
 def write_problem_counts(folder: RunFolder, counts: ProblemCounts) -> None:
@@ -50,18 +51,19 @@ class LoggedProblems(Sequence[TokenizedProblem]):
         log: Path,
         run: RunConfig,
         purpose: Purpose,
-        count: int,
+        counts: tuple[int, ...],
         load_all: Callable[[], Sequence[TokenizedProblem]],
         may_grow: Callable[[], bool],
     ) -> None:
-        """`load_all` reads the data file. While the log `may_grow`, a missing problem is waited for."""
-        self._log, self._purpose, self._count, self._seed = log, purpose, count, run.seed
+        """`counts`: by task. `load_all` reads the data files. While the log `may_grow`, a missing problem is waited for."""
+        self._log, self._purpose, self._count, self._seed = log, purpose, sum(counts), run.seed
+        self._order = ProblemOrder(counts, [task.weight for task in run.resolved_tasks], run.seed)
         self._load_all, self._may_grow = load_all, may_grow
         self._all: Sequence[TokenizedProblem] | None = None
         self._by_index: dict[int, TokenizedProblem] = {}
         self._by_seed: dict[int, TokenizedProblem] = {}
         self._next_seq, self._next_position = 0, 0
-        questions = range(min(run.evaluation.questions, count) if purpose == "evaluate" else 0)
+        questions = list_questions(counts, run.evaluation.questions) if purpose == "evaluate" else []
         self._questions = {mix(run.seed, EVALUATE, index): index for index in questions}
 
     def __len__(self) -> int:
@@ -91,11 +93,11 @@ class LoggedProblems(Sequence[TokenizedProblem]):
             self._next_seq = event.seq + 1
             start = decode_event(self._log, event).message
             assert isinstance(start, StartGroup)
-            problem = TokenizedProblem(start.problem, start.ground_truth, start.prompt_ids, start.row)
+            problem = TokenizedProblem(start.problem, start.ground_truth, start.prompt_ids, start.row, start.task)
             if start.seed in self._questions:
                 self._by_index[self._questions[start.seed]] = problem
             elif start.purpose == self._purpose:
                 self._by_seed[start.seed] = problem
         while (problem := self._by_seed.get(mix(self._seed, TRAIN, self._next_position))) is not None:
-            self._by_index[select_problem(self._next_position, self._count, self._seed)] = problem
+            self._by_index[self._order.select(self._next_position)] = problem
             self._next_position += 1

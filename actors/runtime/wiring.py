@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
-import msgspec
 import structlog
 
 from actors.runtime.logged_problems import LoggedProblems, ProblemCounts, read_problem_counts, write_problem_counts
@@ -14,19 +13,23 @@ from bus.addresses import ARBITER, HEAD, RECIPE, ROLLOUT, is_generator, name_exe
 from bus.bus import Bus
 from bus.messages import EngineLeft, ids_to_bytes
 from configs.run_folder import RunFolder
-from configs.schema import RunConfig
+from configs.schema import RunConfig, SamplingConfig
+from configs.task_options import TaskConfig
 from engine.data.data_files import DatasetError
-from engine.data.datasets import DatasetProblem, QuestionReport, read_problems
+from engine.data.datasets import QuestionReport, read_problems
+from engine.data.task_formats import read_task_descriptions
 from engine.model.tokenizer import FastTokenizer, load_tokenizer
 from policies.arbiter.arbiter import Arbiter
 from policies.decider import Decider
 from policies.dialogue.chat_format import TextTokenizer, build_dialogue_format, build_prompt_segments
 from policies.groups.group_buffer import GroupBuffer
-from policies.groups.group_starter import TokenizedProblem
+from policies.groups.group_starter import ProblemSet, TokenizedProblem
 from policies.recipe import Recipe
 from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Rules
 from policies.step_metrics import Recorder
+from policies.tools.task_description import TaskDescription, TaskDescriptions
+from tasks.rows import encode_row, get_row_layout
 
 STOP_TIMEOUT_S = 2.0
 SERVER_STOP_TIMEOUT_S = 4.0
@@ -51,27 +54,37 @@ async def send_engine_left(bus: Bus, left: EngineLeft) -> None:
         await bus.send(address, left)
 
 
-def build_rules(run: RunConfig, tokenizer: FastTokenizer) -> Rules:
-    dialogue = run.dialogue
+def build_rules(run: RunConfig, descriptions: TaskDescriptions, tokenizer: FastTokenizer) -> dict[str, Rules]:
+    """By name of the task."""
+    return {
+        task.name: _build_task_rules(run.sampling, task, descriptions.get(task.name), tokenizer)
+        for task in run.resolved_tasks
+    }
+
+
+def _build_task_rules(
+    sampling: SamplingConfig, task: TaskConfig, description: TaskDescription | None, tokenizer: FastTokenizer
+) -> Rules:
+    dialogue = task.get_dialogue()
     return Rules(
-        dialogue=build_dialogue_format(dialogue),
+        dialogue=build_dialogue_format(dialogue, description),
         response_tokens=dialogue.response_tokens,
         max_turns=dialogue.max_turns,
         max_calls_per_turn=dialogue.max_calls_per_turn,
         result_characters=dialogue.result_characters,
-        top_p=run.sampling.top_p,
-        top_k=run.sampling.top_k,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
         stop_token_ids=tuple(tokenizer.get_token_id(text) for text in dialogue.stop_tokens),
         result_format=dialogue.result_format,
+        kind="tools" if description is None else description.kind,
+        prompt_tokens=dialogue.prompt_tokens,
     )
 
 
 def build_head_deciders(run: RunConfig, problems: ProblemSets) -> dict[str, Decider]:
     engines = list_generators(run)
     return {
-        "arbiter": Arbiter(
-            run.arbiter.policy, run.dialogue.response_tokens, ends_at_first_groups=run.rl.group_oversampling > 1
-        ),
+        "arbiter": Arbiter(run.arbiter.policy, run.response_tokens, ends_at_first_groups=run.rl.group_oversampling > 1),
         "buffer": GroupBuffer(run, problems.train, problems.test, (ROLLOUT,)),
         "recipe": Recipe(
             run.rl.steps, run.evaluation.questions, run.sampling.temperature, engines, run.rl.max_staleness
@@ -83,7 +96,7 @@ def build_head_deciders(run: RunConfig, problems: ProblemSets) -> dict[str, Deci
 def build_live_head_deciders(run: RunConfig, folder: RunFolder) -> dict[str, Decider]:
     """Raises engine.data.datasets.DatasetError and tokenizer errors."""
     problems = load_problem_sets(run, folder, load_tokenizer(folder.expand_path(run.model.checkpoint)))
-    write_problem_counts(folder, ProblemCounts(len(problems.train), len(problems.test)))
+    write_problem_counts(folder, ProblemCounts(problems.train.counts, problems.test.counts))
     return build_head_deciders(run, problems)
 
 
@@ -96,53 +109,68 @@ def build_deciders(
     """
     tokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
     if process != HEAD:
-        return {process: Rollout(build_rules(run, tokenizer), tokenizer)}
+        return {process: Rollout(build_rules(run, read_task_descriptions(folder), tokenizer), tokenizer)}
     counts, log = read_problem_counts(folder), folder.events / f"{ROLLOUT}.sqlite"
     load_all = cache(lambda: load_problem_sets(run, folder, tokenizer))
     if counts is None or not log.exists():
         return build_head_deciders(run, load_all())
-    train = LoggedProblems(log, run, "train", counts.train, lambda: load_all().train, logs_may_grow)
-    test = LoggedProblems(log, run, "evaluate", counts.test, lambda: load_all().test, logs_may_grow)
-    return build_head_deciders(run, ProblemSets(train, test))
+    train = LoggedProblems(log, run, "train", counts.train, lambda: load_all().train.problems, logs_may_grow)
+    test = LoggedProblems(log, run, "evaluate", counts.test, lambda: load_all().test.problems, logs_may_grow)
+    return build_head_deciders(run, ProblemSets(ProblemSet(train, counts.train), ProblemSet(test, counts.test)))
 
 
 # ---------------------------------------------------------------- questions
 
 
 class ProblemSets(NamedTuple):
-    train: Sequence[TokenizedProblem]
-    test: Sequence[TokenizedProblem]
+    train: ProblemSet
+    test: ProblemSet
 
 
 def load_problem_sets(run: RunConfig, folder: RunFolder, tokenizer: TextTokenizer) -> ProblemSets:
-    """Raises DatasetError, also if no prompt is short enough."""
-    report = QuestionReport()
-    train = _load_set(run, folder, tokenizer, run.data.train, report)
-    if not run.evaluation.questions:
-        return ProblemSets(train, ())
-    return ProblemSets(train, _load_set(run, folder, tokenizer, run.data.test, QuestionReport(report)))
+    """Raises DatasetError, also if no prompt of a task is short enough."""
+    descriptions = read_task_descriptions(folder)
+    train: list[list[TokenizedProblem]] = []
+    test: list[list[TokenizedProblem]] = []
+    for task in run.resolved_tasks:
+        report, description = QuestionReport(), descriptions.get(task.name)
+        train.append(_load_problems(task, description, folder, tokenizer, task.data, report))
+        has_test = bool(run.evaluation.questions and task.test)
+        reported = QuestionReport(report)
+        test.append(_load_problems(task, description, folder, tokenizer, task.test, reported) if has_test else [])
+    return ProblemSets(_join_problems(train), _join_problems(test))
 
 
-def _load_set(
-    run: RunConfig, folder: RunFolder, tokenizer: TextTokenizer, file: str, report: QuestionReport
+def _join_problems(by_task: list[list[TokenizedProblem]]) -> ProblemSet:
+    return ProblemSet([problem for problems in by_task for problem in problems], tuple(map(len, by_task)))
+
+
+def _load_problems(
+    task: TaskConfig,
+    description: TaskDescription | None,
+    folder: RunFolder,
+    tokenizer: TextTokenizer,
+    file: str,
+    report: QuestionReport,
 ) -> list[TokenizedProblem]:
-    """Prompts over the limit are skipped and counted in one warning."""
+    """Prompts over the limit are skipped and counted in one warning. A first observation of the task is not counted."""
     problems: list[TokenizedProblem] = []
-    longest, skipped, limit = 0, 0, run.dialogue.prompt_tokens
+    dialogue = build_dialogue_format(task.get_dialogue(), description)
+    longest, skipped, limit = 0, 0, task.get_dialogue().prompt_tokens
     path, logger = folder.expand_path(file), structlog.get_logger()
     before, _, after = (
-        tokenizer.encode(text, trusted=trusted)
-        for text, trusted in build_prompt_segments("", build_dialogue_format(run.dialogue))
+        tokenizer.encode(text, trusted=trusted) for text, trusted in build_prompt_segments("", dialogue)
     )
-    has_functions = bool(run.reward.functions)
-    for problem in read_problems(path, report, all_columns=has_functions):
-        prompt = [*before, *tokenizer.encode(problem.question, trusted=False), *after]
+    layout = get_row_layout(task, description)
+    for problem in read_problems(path, report, layout=layout):
+        question = [] if dialogue.has_opening else [*tokenizer.encode(problem.question, trusted=False), *after]
+        prompt = [*before, *question]
         longest = max(longest, len(prompt))
         if len(prompt) > limit:
             skipped += 1
         else:
-            row = encode_row(problem) if has_functions else b""
-            problems.append(TokenizedProblem(problem.name, problem.ground_truth, ids_to_bytes(prompt), row))
+            row = encode_row(problem) if layout.all_columns else b""
+            problems.append(TokenizedProblem(problem.name, problem.ground_truth, ids_to_bytes(prompt), row, task.name))
     logger.info("questions.read", file=file, found=report.describe())
     for warning in report.list_warnings():
         logger.warning("questions.unusual", file=file, problem=warning)
@@ -152,9 +180,3 @@ def _load_set(
     if not problems:
         raise DatasetError(path, f"no prompt fits into dialogue.prompt_tokens = {limit}; the longest has {longest}")
     return problems
-
-
-def encode_row(problem: DatasetProblem) -> bytes:
-    """The row for reward functions, with the question and the ground truth as the run uses them."""
-    row = {**problem.fields, "question": problem.question, "ground_truth": problem.ground_truth}
-    return msgspec.json.encode(row, enc_hook=str)

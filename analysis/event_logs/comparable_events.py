@@ -21,6 +21,7 @@ from bus.messages import (
     AnyMessage,
     CallFailed,
     CodeFinished,
+    EnvironmentReturned,
     EvaluationFinished,
     StartGroup,
     StepCollected,
@@ -35,7 +36,7 @@ from bus.messages import (
 from configs.run_folder import RunFolder
 
 _KINDS = (
-    *(StartGroup, TurnGenerated, CodeFinished, CallFailed, AnswerGraded),
+    *(StartGroup, TurnGenerated, CodeFinished, EnvironmentReturned, CallFailed, AnswerGraded),
     *(TrajectoryFinished, TrajectoryFailed, TrajectoryAborted),
     *(StepCollected, StepTrained, EvaluationFinished, WeightsPublished),
 )
@@ -97,7 +98,7 @@ class _LoggedStreams:
             case TurnGenerated(turn=turn):
                 self._last_turns[trajectory] = turn
                 self._merge_turn(stream, (turn, 0), event._replace(label=f"{event.label} of turn {turn}"))
-            case CodeFinished(call=call) | CallFailed(call=call):
+            case CodeFinished(call=call) | EnvironmentReturned(call=call) | CallFailed(call=call):
                 self._put(stream, (last_turn, 1, call), event._replace(label=f"{event.label} of call {call}"))
             case AnswerGraded():
                 self._put(stream, (last_turn, 2), event)

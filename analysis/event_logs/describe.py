@@ -6,16 +6,20 @@ from typing import NamedTuple, assert_never
 import msgspec
 
 from bus.messages import (
+    OPENING_CALL,
     AnswerGraded,
     AnyMessage,
     BatchReady,
     CodeFinished,
     CodeOutcome,
+    EnvironmentOutcome,
+    EnvironmentReturned,
     LeaseDeferred,
     LeaseGranted,
     LeasePaused,
     LeaseReleased,
     LeaseRequested,
+    Observation,
     StartGroup,
     TrajectoryFinished,
     TurnGenerated,
@@ -23,8 +27,10 @@ from bus.messages import (
     bytes_to_ids,
 )
 from configs.schema import DialogueConfig
-from policies.dialogue.chat_format import TextTokenizer
+from policies.dialogue.chat_format import DialogueFormat, TextTokenizer, build_dialogue_format
 from policies.dialogue.tool_results import format_result
+from policies.rollout.calls import format_environment_result
+from policies.tools.task_description import TaskKind
 
 _TOKEN_ID_FIELDS = ("token_ids", "prompt_ids")
 _ARRAY_FIELDS = (*_TOKEN_ID_FIELDS, "loss_mask", "logprobs", "versions")
@@ -32,11 +38,28 @@ _MAX_EXCERPT_CHARACTERS = 240
 _CHARACTERS_BEFORE_MATCH = 60  # part of the excerpt before the search text
 
 
+class TaskTexts(NamedTuple):
+    dialogue: DialogueConfig
+    format: DialogueFormat
+    kind: TaskKind
+
+
 class TextContext(NamedTuple):
-    """Converts tokens and outcomes to the texts that the model generated and read."""
+    """Converts tokens and outcomes to the texts that the model generated and read.
+
+    `dialogue` belongs to the task of the events, or to the run; `tasks` by name.
+    """
 
     tokenizer: TextTokenizer
     dialogue: DialogueConfig
+    tasks: Mapping[str, TaskTexts] = {}
+
+    def select_task(self, task: str) -> "TextContext":
+        return self._replace(dialogue=self.tasks[task].dialogue) if task in self.tasks else self
+
+    def get_task(self, task: str) -> TaskTexts:
+        default = TaskTexts(self.dialogue, build_dialogue_format(self.dialogue), "tools")
+        return self.tasks.get(task, default)
 
     def decode_tokens(self, token_ids: bytes) -> str:
         return self.tokenizer.decode(bytes_to_ids(token_ids))
@@ -63,6 +86,10 @@ def describe(message: AnyMessage, context: TextContext, *, waited_s: float | Non
         case CodeFinished():
             times = _describe_times(message.duration_s, waited_s)
             return f"call {message.call}, {times}: {context.format_result(message.outcome, code)}"
+        case EnvironmentReturned():
+            name = "opening" if message.call == OPENING_CALL else f"call {message.call}"
+            text = format_environment_result(message.outcome, context.dialogue.result_characters)
+            return f"{name}, {_describe_times(message.duration_s, waited_s)}: {text}{_describe_values(message.outcome)}"
         case AnswerGraded():
             times = _describe_times(message.duration_s, waited_s)
             return f"{_describe_reward(message.reward, message.components)}, {times} on {message.executor}"
@@ -73,6 +100,15 @@ def describe(message: AnyMessage, context: TextContext, *, waited_s: float | Non
             return f"{message.ending}, {reward}, {message.calls_failed}/{message.calls} calls failed"
         case _:
             return _describe_fields(message)
+
+
+def _describe_values(outcome: EnvironmentOutcome) -> str:
+    """The rewards and metrics of a call."""
+    if not isinstance(outcome, Observation):
+        return ""
+    values = {**outcome.rewards, **outcome.metrics}
+    listed = "".join(f"\n({name} {value:g})" for name, value in values.items())
+    return listed + ("\n(the trajectory ends)" if outcome.stop else "")
 
 
 def _describe_times(duration_s: float, waited_s: float | None) -> str:

@@ -11,10 +11,12 @@ import msgspec
 
 from analysis.event_logs.merged_events import EventFilter, MergedEvent, merge_events, read_start_time
 from bus.messages import (
+    OPENING_CALL,
     AnswerGraded,
     AnyMessage,
     CallFailed,
     CodeFinished,
+    EnvironmentReturned,
     EvaluationFinished,
     EvaluationRequested,
     LeaseDeferred,
@@ -32,10 +34,21 @@ from bus.messages import (
 )
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
+from policies.rollout.trajectory import GRADING_CALL
 
 STEPS, LEARNER, TRAJECTORIES = "steps", "learner", "trajectories"
 _KINDS = (
-    *(StartGroup, LeaseGranted, LeaseDeferred, TurnGenerated, TurnFailed, CodeFinished, CallFailed, AnswerGraded),
+    *(
+        StartGroup,
+        LeaseGranted,
+        LeaseDeferred,
+        TurnGenerated,
+        TurnFailed,
+        CodeFinished,
+        EnvironmentReturned,
+        CallFailed,
+        AnswerGraded,
+    ),
     *(TrajectoryFinished, TrajectoryFailed, TrajectoryAborted),
     *(EvaluationRequested, EvaluationFinished, StepRequested, StepCollected, StepTrained, WeightsLoaded),
 )
@@ -127,10 +140,12 @@ class _SpanBuilder:
             case CodeFinished():
                 self._extend_phase(trajectory, live, f"calling in turn {live.turn}", at_s)
                 self._add_work_span(message, f"call {message.call}", at_s)
+            case EnvironmentReturned():
+                self._extend_phase(trajectory, live, _name_call_phase(message.call, live.turn), at_s)
+                label = "opening" if message.call == OPENING_CALL else f"call {message.call}"
+                self._add_work_span(message, label, at_s)
             case CallFailed():
-                self._extend_phase(
-                    trajectory, live, "grading" if message.call < 0 else f"calling in turn {live.turn}", at_s
-                )
+                self._extend_phase(trajectory, live, _name_call_phase(message.call, live.turn), at_s)
             case AnswerGraded():
                 self._extend_phase(trajectory, live, "grading", at_s)
                 self._add_work_span(message, "grading", at_s)
@@ -157,7 +172,9 @@ class _SpanBuilder:
         name = f"trajectory {trajectory} on {live.problem}: {outcome}"
         self.spans.append(TraceSpan(TRAJECTORIES, live.started_s, max(at_s, live.last_event_s), name, trajectory))
 
-    def _add_work_span(self, message: CodeFinished | AnswerGraded, label: str, at_s: float) -> None:
+    def _add_work_span(
+        self, message: CodeFinished | EnvironmentReturned | AnswerGraded, label: str, at_s: float
+    ) -> None:
         name = f"trajectory {message.trajectory_id}, {label}"
         self.spans.append(
             TraceSpan(message.executor, max(0.0, at_s - message.duration_s), at_s, name, message.trajectory_id)
@@ -191,3 +208,7 @@ class _SpanBuilder:
     def _finish_step_span(self, name: str, at_s: float) -> Iterator[TraceSpan]:
         if name in self._requested_s:
             yield TraceSpan(STEPS, self._requested_s.pop(name), at_s, name)
+
+
+def _name_call_phase(call: int, turn: int) -> str:
+    return {GRADING_CALL: "grading", OPENING_CALL: "opening"}.get(call, f"calling in turn {turn}")

@@ -10,11 +10,19 @@ from typing import NamedTuple
 
 from analysis.event_logs.describe import TextContext, describe
 from analysis.event_logs.merged_events import MergedEvent
-from bus.messages import AnswerGraded, AnyMessage, CallFailed, CodeFinished, StartGroup, TurnGenerated
-from policies.dialogue.chat_format import build_dialogue_format
+from bus.messages import (
+    OPENING_CALL,
+    AnswerGraded,
+    AnyMessage,
+    CallFailed,
+    CodeFinished,
+    EnvironmentReturned,
+    StartGroup,
+    TurnGenerated,
+)
 from policies.dialogue.parse_turn import ToolCall, parse_assistant_turn
+from policies.rollout.calls import format_refusal
 from policies.rollout.trajectory import GRADING_CALL
-from policies.rollout.transitions import format_refusal
 from policies.tools.python_tools import build_program
 
 
@@ -39,7 +47,7 @@ class _StoryTeller:
 
     def __init__(self, context: TextContext) -> None:
         self._context = context
-        self._format = build_dialogue_format(context.dialogue)
+        self._texts = context.get_task("")
         self._forget_calls()
 
     def _forget_calls(self) -> None:
@@ -54,6 +62,13 @@ class _StoryTeller:
         match message:
             case StartGroup():
                 self._forget_calls()
+                self._texts, self._context = (
+                    self._context.get_task(message.task),
+                    self._context.select_task(message.task),
+                )
+                self._requested_at[OPENING_CALL] = at
+            case EnvironmentReturned(call=number):
+                waited_s = self._compute_wait(number, at, message.duration_s)
             case CodeFinished(call=number):
                 waited_s = self._compute_wait(number, at, message.duration_s)
                 call = self._calls.get(number)
@@ -77,8 +92,11 @@ class _StoryTeller:
         self._turn_tokens += turn.token_ids
         if turn.finish != "stop":
             return
-        dialogue = self._context.dialogue
-        calls = parse_assistant_turn(self._context.decode_tokens(self._turn_tokens), self._format).calls
+        dialogue = self._texts.dialogue
+        if self._texts.kind == "dialogue":  # each turn is a call
+            self._turn_tokens, self._requested_at = b"", dict.fromkeys((GRADING_CALL, turn.turn), at)
+            return
+        calls = parse_assistant_turn(self._context.decode_tokens(self._turn_tokens), self._texts.format).calls
         first, self._turn_tokens, self._num_calls = self._num_calls, b"", self._num_calls + len(calls)
         self._calls = {first + place: call for place, call in enumerate(calls) if isinstance(call, ToolCall)}
         self._requested_at = dict.fromkeys((GRADING_CALL, *self._calls), at)

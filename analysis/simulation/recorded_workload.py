@@ -28,6 +28,7 @@ from bus.messages import (
     CodeFinished,
     EngineJoined,
     EngineLoadReported,
+    EnvironmentReturned,
     LeaseGranted,
     LeaseRequested,
     StartGroup,
@@ -38,7 +39,7 @@ from bus.messages import (
 )
 from configs.load import load_run
 from configs.run_folder import RunFolder
-from configs.schema import DialogueConfig
+from configs.schema import RunConfig
 from policies.arbiter.arbiter import PolicyName
 
 _MIN_INTERVALS = 4  # fewest intervals of work that determine the machine's speed
@@ -77,7 +78,7 @@ class _RolloutHistory:
         self.turn_times: defaultdict[int, _TurnTimes] = defaultdict(lambda: _TurnTimes({}, {}))
         self.granted_at: dict[tuple[int, int], float] = {}  # by trajectory and lease; without the wait for KV tokens
         self._last_turn: dict[int, int] = {}
-        kinds = ("StartGroup", "LeaseGranted", "TurnGenerated", "CodeFinished")
+        kinds = ("StartGroup", "LeaseGranted", "TurnGenerated", "CodeFinished", "EnvironmentReturned")
         for at, message in _read_messages(log, kinds):
             if at >= window.since:  # an earlier launch may have used the same ids
                 self._on_message(at, message, window.until)
@@ -93,7 +94,9 @@ class _RolloutHistory:
             case TurnGenerated(trajectory_id=number, turn=turn, finish="stop"):
                 self.turn_times[number].stopped_at[turn] = at
                 self._last_turn[number] = turn
-            case CodeFinished(trajectory_id=number) if number in self._last_turn:
+            case CodeFinished(trajectory_id=number) | EnvironmentReturned(trajectory_id=number) if (
+                number in self._last_turn
+            ):
                 self.turn_times[number].answered_at[self._last_turn[number]] = at
             case _:
                 pass
@@ -123,7 +126,7 @@ def load_recorded_step(folder: RunFolder, step: int | None = None) -> RecordedSt
     cluster = _load_cluster(head_log, window, run.engine.max_running)
     return RecordedStep(
         step=number,
-        workload=_build_workload(name, history, finished, run.dialogue, latency_s),
+        workload=_build_workload(name, history, finished, run, latency_s),
         cluster=replace(cluster, chunk_tokens=run.engine.prefill_tokens, latency_s=latency_s),
         policy=run.arbiter.policy,
         measured_s=max(each.at for each in finished) - min(history.group_started_at.values()),
@@ -220,19 +223,19 @@ def _build_workload(
     name: str,
     history: _RolloutHistory,
     finished: Sequence[_FinishedTrajectory],
-    dialogue: DialogueConfig,
+    run: RunConfig,
     latency_s: float,
 ) -> Workload:
     ordered = sorted((each.message for each in finished), key=lambda each: (each.group_id, each.trajectory_id))
     plans = [
-        _build_plan(number, each, history.turn_times[each.trajectory_id], dialogue.response_tokens, latency_s)
+        _build_plan(number, each, history.turn_times[each.trajectory_id], run.response_tokens, latency_s)
         for number, each in enumerate(ordered)
     ]
     return Workload(
         name,
         tuple(plans),
-        dialogue.response_tokens,
-        max_turns=dialogue.max_turns,
+        run.response_tokens,
+        max_turns=max(task.get_dialogue().max_turns for task in run.resolved_tasks),
         grading_s=mean(each.grading_s for each in ordered),
         started_after=_find_replacements(history, finished),
     )

@@ -84,7 +84,7 @@ class Simulation:
         names = [name_generator(number) for number in range(cluster.engines)]
         self.engines = {name: SimulatedEngine(name, cluster, self) for name in names}
         self.arbiter = build_arbiter(policy, workload, earlier)
-        self.rollout = Rollout(build_dialogue_rules(workload), LengthTokenizer())
+        self.rollout = Rollout({"": build_dialogue_rules(workload)}, LengthTokenizer())
         self.finished: dict[int, tuple[float, TrajectoryFinished]] = {}
         self.failed = 0
         self.first_lease_at: dict[int, float] = {}

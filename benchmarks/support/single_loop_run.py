@@ -77,12 +77,12 @@ class SingleProcessLoop:
         checkpoint = folder.expand_path(run.model.checkpoint)
         tokenizer = load_tokenizer(checkpoint)
         problems = load_problem_sets(run, folder, tokenizer)
-        capacity = Capacity(run.engine.kv_tokens, run.engine.page_tokens, run.dialogue.sequence_tokens)
+        capacity = Capacity(run.engine.kv_tokens, run.engine.page_tokens, run.sequence_tokens)
         self._run = run
         self._sandbox = sandbox
         self._core = EngineCore(load_model(checkpoint, getattr(torch, run.engine.dtype)), capacity)
         self._trainer = Trainer(load_model(checkpoint), run, RankGroup())
-        self._rollout = Rollout(build_rules(run, tokenizer), tokenizer)
+        self._rollout = Rollout(build_rules(run, {}, tokenizer), tokenizer)
         self._rollout.decide(time.monotonic(), ExecutorJoined(EXECUTOR, run.sandbox.fork_servers))
         self._buffer = GroupBuffer(run, problems.train, problems.test)
         self._turns: dict[int, TurnRequested] = {}  # turns in generation, by trajectory

@@ -176,7 +176,7 @@ async def drive(
         "arbiter": Arbiter(
             policy, work.response_tokens, rollout_address=ROLLOUT, address=ARBITER, observer_address=LAUNCHER
         ),
-        "rollout": Rollout(build_rules(work), LengthTokenizer()),
+        "rollout": Rollout({"": build_rules(work)}, LengthTokenizer()),
     }
     services = {"buffer": outside.collect, "executor": outside.execute, "launcher": outside.ignore}
     loop = DeciderLoop(bus, None, deciders, services, make_steady_clock(), outside)

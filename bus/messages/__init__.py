@@ -8,6 +8,7 @@
     turns      rollout and generators: TurnRequested, TurnGenerated
     tokens     the tokens of a trajectory, within messages of groups and steps
     calls      rollout and executors: CodeRequested, CodeFinished, AnswerSubmitted, AnswerGraded
+    environments  rollout and executors: EnvironmentCalled, EnvironmentReturned, EnvironmentRestored
     cluster    the launcher and the launchers of joined nodes: JoinRequested, JoinAccepted ... NodeLeft
     envelope   a message with its sender and its receiver
 
@@ -26,6 +27,7 @@ union at the end of the file.
 from bus.messages.calls import *
 from bus.messages.cluster import *
 from bus.messages.envelope import *
+from bus.messages.environments import *
 from bus.messages.groups import *
 from bus.messages.leases import *
 from bus.messages.run import *

@@ -125,8 +125,9 @@ class CallFailed(Message, frozen=True):
 
 
 class SessionEnded(Message, frozen=True):
-    """rollout -> executor: the trajectory has ended. The executor ends its notebook and stops
-    its unfinished call without an answer, although one may already be in flight."""
+    """rollout -> executor: the trajectory has ended. The executor ends its notebook and its
+    environment, and stops its unfinished call without an answer, although one may already be in
+    flight."""
 
     trajectory_id: int
 
@@ -148,6 +149,9 @@ class AnswerSubmitted(Message, frozen=True):
     answer: str
     ground_truth: str
     reward_input: RewardInput | None = None  # None without reward functions
+    task: str = ""  # as in StartGroup
+    rewards: dict[str, float] = msgspec.field(default_factory=dict)  # of the environment's calls, summed
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class AnswerGraded(Message, frozen=True):

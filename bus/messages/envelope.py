@@ -4,13 +4,23 @@ import msgspec
 
 from bus.messages.calls import CallMessage
 from bus.messages.cluster import ClusterMessage
+from bus.messages.environments import EnvironmentMessage
 from bus.messages.groups import GroupMessage
 from bus.messages.leases import LeaseMessage
 from bus.messages.run import RunMessage
 from bus.messages.steps import StepMessage
 from bus.messages.turns import TurnMessage
 
-AnyMessage = RunMessage | StepMessage | GroupMessage | LeaseMessage | TurnMessage | CallMessage | ClusterMessage
+AnyMessage = (
+    RunMessage
+    | StepMessage
+    | GroupMessage
+    | LeaseMessage
+    | TurnMessage
+    | CallMessage
+    | EnvironmentMessage
+    | ClusterMessage
+)
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):

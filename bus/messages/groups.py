@@ -4,11 +4,13 @@ from typing import Literal
 
 import msgspec
 
+from bus.messages.environments import EnvironmentHistory
 from bus.messages.message import Message
 from bus.messages.tokens import TokenRecord
 
 # Why a finished trajectory stopped; an infrastructure failure or an abort has a cause instead.
-Ending = Literal["answered", "no_answer", "length", "turns"]
+# done: the task ended it, by ToolResult.stop or the `done` of a dialogue.
+Ending = Literal["answered", "no_answer", "length", "turns", "done"]
 
 
 class StartGroup(Message, frozen=True):
@@ -23,7 +25,8 @@ class StartGroup(Message, frozen=True):
     first_trajectory_id: int
     temperature: float
     seed: int
-    row: bytes = b""  # the question's row as a JSON object, for reward functions; empty without them
+    row: bytes = b""  # the row of data as a JSON object, for environments and reward functions; empty without them
+    task: str = ""  # its name; empty if the run has no [[tasks]]
 
 
 class GroupAborted(Message, frozen=True):
@@ -54,6 +57,7 @@ class TrajectoryFinished(Message, frozen=True):
     tools_s: float
     grading_s: float
     components: dict[str, float] = msgspec.field(default_factory=dict)  # of the reward, as in AnswerGraded
+    environment: EnvironmentHistory = EnvironmentHistory()  # empty without instances
 
 
 class TrajectoryFailed(Message, frozen=True):

@@ -31,6 +31,23 @@ class ComponentSum(msgspec.Struct, frozen=True, array_like=True):
     trajectories: int = 0
 
 
+class TaskCounts(msgspec.Struct, frozen=True, array_like=True):
+    """One task's part of StepCounts or of an evaluation."""
+
+    groups: int = 0
+    groups_rejected: int = 0
+    groups_lost: int = 0
+    trajectories: int = 0
+    trajectories_failed: int = 0
+    positives: int = 0
+    reward: float = 0.0  # sum
+    calls: int = 0
+    calls_failed: int = 0
+    positive_calls: int = 0  # in positives
+    positive_calls_failed: int = 0
+    response_tokens: int = 0
+
+
 class EvaluationFinished(Message, frozen=True):
     """buffer -> recipe, recorder. Accuracy is positives / (questions - failed)."""
 
@@ -41,6 +58,7 @@ class EvaluationFinished(Message, frozen=True):
     response_tokens: int  # sum
     reward: float = 0.0  # sum
     components: dict[str, ComponentSum] = msgspec.field(default_factory=dict)
+    tasks: dict[str, TaskCounts] = msgspec.field(default_factory=dict)  # by name; empty without [[tasks]]
 
 
 class TrainingSample(msgspec.Struct, frozen=True, array_like=True):
@@ -65,6 +83,7 @@ class StepCounts(msgspec.Struct, frozen=True):
     reward: float = 0.0  # sum
     components: dict[str, ComponentSum] = {}  # of the reward
     endings: dict[Ending, int] = {}  # finished trajectories
+    tasks: dict[str, TaskCounts] = {}  # by name; empty without [[tasks]]
     calls: int = 0
     calls_failed: int = 0
     positive_calls: int = 0  # in positives

@@ -35,6 +35,22 @@ class DatasetProblem(NamedTuple):
     fields: RowFields  # all columns, if they were asked for
 
 
+class RowLayout(NamedTuple):
+    """What a row must have, and whether all its columns are read."""
+
+    all_columns: bool = False  # matters for parquet files: else only the columns of question and answer are read
+    needs_question: bool = True
+    needs_answer: bool = True  # else rows are used as they are, also repeated ones
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each row is a question with an answer."""
+        return self.needs_question and self.needs_answer
+
+
+PLAIN_ROWS = RowLayout()
+
+
 @dataclass
 class QuestionReport:
     """Counts of the unusual questions of one file, complete after the last one is read."""
@@ -72,6 +88,11 @@ class QuestionReport:
         self._problems.add(both)
         return True
 
+    def count_row(self) -> None:
+        """A row of a task that uses all rows."""
+        self.num_rows += 1
+        self.num_questions += 1
+
     def describe(self) -> str:
         parts = [f"{self.num_questions:,} questions"]
         if self.num_unwrapped:
@@ -96,16 +117,19 @@ class QuestionReport:
 
 
 def read_problems(
-    path: Path, report: QuestionReport | None = None, max_rows: int | None = None, *, all_columns: bool = False
+    path: Path, report: QuestionReport | None = None, max_rows: int | None = None, layout: RowLayout = PLAIN_ROWS
 ) -> Iterator[DatasetProblem]:
     """Problems of the file or folder, without repeated ones unless the report is that of test questions.
 
-    `all_columns` matters for parquet files: else only the columns of question and answer are read.
     Raises DatasetError at the first unusable row.
     """
     report = report or QuestionReport()
-    for row in islice(read_rows(path, () if all_columns else _COLUMNS), max_rows):
-        problem = _parse_problem(row)
+    for row in islice(read_rows(path, () if layout.all_columns else _COLUMNS), max_rows):
+        problem = _parse_problem(row, layout)
+        if not layout.is_plain:
+            report.count_row()
+            yield problem
+            continue
         bare = _remove_wrapper(problem.question)
         if unwrapped := bare != problem.question:
             problem = problem._replace(question=bare)
@@ -116,12 +140,12 @@ def read_problems(
 # ---------------------------------------------------------------- one row
 
 
-def _parse_problem(row: DatasetRow) -> DatasetProblem:
+def _parse_problem(row: DatasetRow, layout: RowLayout) -> DatasetProblem:
     key, question = _find_question(row.fields)
-    if not question.strip():
+    if not question.strip() and layout.needs_question:
         raise DatasetError(row.path, "no question; expected a non-empty string", row=row.number, field=key)
     key, value = _find_ground_truth(row.fields)
-    if not (answer := _parse_answer(value)):
+    if not (answer := _parse_answer(value)) and layout.needs_answer:
         found = "missing, or without an answer" if value is None or isinstance(value, str) else f"got {value!r:.40}"
         expected = "" if value is None or isinstance(value, str) else "; expected one answer, as text or a number"
         raise DatasetError(row.path, found + expected, row=row.number, field=key)

@@ -5,7 +5,7 @@ generation use the same token ids.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -52,18 +52,46 @@ class _DialogueMessage(NamedTuple):
         return value
 
 
-def read_sft_dialogues(path: Path, tokenizer: TextTokenizer, dialogue: DialogueFormat) -> list[TokenizedDialogue]:
+_COLUMNS = ("messages", "task")
+
+
+def read_sft_dialogues(
+    path: Path, tokenizer: TextTokenizer, formats: Mapping[str, DialogueFormat]
+) -> list[TokenizedDialogue]:
     """One sequence per row, from its `messages`. Raises DatasetError with file, row and field.
 
-    The run's own system message replaces the row's, so that the prompt equals that of the rollouts.
+    `formats`: by name of the task. The format's system message replaces the row's, so that the prompt equals that of
+    the rollouts.
     """
-    return [_tokenize_dialogue(_parse_messages(row), tokenizer, dialogue) for row in read_rows(path, ["messages"])]
+    return [
+        _tokenize_dialogue(_parse_messages(row), tokenizer, _choose_format(row, formats))
+        for row in read_rows(path, _COLUMNS)
+    ]
 
 
-def count_sft_dialogues(path: Path, dialogue: DialogueFormat, max_rows: int) -> int:
+def count_sft_dialogues(path: Path, formats: Mapping[str, DialogueFormat], max_rows: int) -> int:
     """Checks that many dialogues without tokenizing them. Raises DatasetError."""
-    rows = islice(read_rows(path, ["messages"]), max_rows)
-    return sum(1 for row in rows if list(_render_turns(_parse_messages(row), dialogue)))
+    rows = islice(read_rows(path, _COLUMNS), max_rows)
+    return sum(1 for row in rows if list(_render_turns(_parse_messages(row), _choose_format(row, formats))))
+
+
+def iter_sft_texts(path: Path, formats: Mapping[str, DialogueFormat], max_rows: int) -> Iterator[str]:
+    """The texts of that many dialogues as they are tokenized. Raises DatasetError."""
+    for row in islice(read_rows(path, _COLUMNS), max_rows):
+        for _, segments in _render_turns(_parse_messages(row), _choose_format(row, formats)):
+            yield from (segment.text for segment in segments)
+
+
+def _choose_format(row: DatasetRow, formats: Mapping[str, DialogueFormat]) -> DialogueFormat:
+    """That of the row's `task`, by default the first. A run without [[tasks]] ignores the field."""
+    first = next(iter(formats))
+    name = row.fields.get("task")
+    if name is None or first == "":
+        return formats[first]
+    if not isinstance(name, str) or name not in formats:
+        problem = f"unknown task {name!r:.80}; known: {', '.join(formats)}"
+        raise DatasetError(row.path, problem, row=row.number, field="task")
+    return formats[name]
 
 
 def _parse_messages(row: DatasetRow) -> list[_DialogueMessage]:
@@ -124,7 +152,10 @@ def _render_turns(
 
 
 def _build_user_segments(message: _DialogueMessage, dialogue: DialogueFormat, *, first: bool) -> list[TextSegment]:
-    """The first user turn includes the system message and the instruction; later ones do not."""
+    """The first user turn includes the system message and the instruction; later ones do not.
+
+    If the task has an opening, the first message is the question with the observation after it.
+    """
     text = message.get_text()
     if first:
         return build_prompt_segments(text.removeprefix(dialogue.instruction), dialogue)
@@ -144,7 +175,8 @@ def _format_assistant_text(message: _DialogueMessage, dialogue: DialogueFormat) 
         raise message.location.build_error("expected a list of calls", "tool_calls")
     for number, call in enumerate(cast(list[Any], calls)):
         location = message.location._replace(field=f"{message.location.field}.tool_calls[{number}]")
-        text += ("" if text.endswith("\n") else "\n") + _format_tool_call(call, location, dialogue)
+        separator = "" if dialogue.prefill + text == "" or text.endswith("\n") else "\n"
+        text += separator + _format_tool_call(call, location, dialogue)
     return text + TURN_END
 
 
@@ -153,9 +185,10 @@ def _format_tool_call(call: object, location: _DatasetLocation, dialogue: Dialog
     fields = cast(RowFields, call) if isinstance(call, dict) else {}
     function = cast(RowFields, fields["function"]) if isinstance(fields.get("function"), dict) else fields
     name, arguments = function.get("name"), function.get("arguments")
-    if name not in dialogue.tools:
-        known = ", ".join(dialogue.tools) or "none"
-        raise location.build_error(f"unknown function {name!r}; this run's tools: {known}", "name")
+    tools = [tool.name for tool in dialogue.tools]
+    if name not in tools:
+        known = ", ".join(tools) or "none"
+        raise location.build_error(f"unknown function {name!r}; known: {known}", "name")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)

@@ -16,6 +16,7 @@ from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.data.sft_dialogues import read_sft_dialogues
+from engine.data.task_formats import load_task_formats
 from engine.learner.batch_journal import BatchJournal
 from engine.learner.checkpoints import is_resumable, list_saved_steps, prune_checkpoints
 from engine.learner.distributed import RankGroup, broadcast_object, gather_full_parameters
@@ -24,7 +25,6 @@ from engine.learner.trainer import Trainer
 from engine.model.hf_checkpoint import load_model
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 from engine.weight_transfer.shared_memory import WeightsPublisher
-from policies.dialogue.chat_format import build_dialogue_format
 from policies.groups.staleness import check_versions
 
 SFT_SAVE_EVERY = 100  # a killed learner repeats at most this many steps of the cold start
@@ -133,8 +133,8 @@ class LearnerRank:
 
     def _read_sft_sequences(self) -> list[TrainingSequence]:
         path = self._folder.expand_path(self._run.sft.data)
-        dialogue = build_dialogue_format(self._run.dialogue)
-        dialogues = read_sft_dialogues(path, load_tokenizer(self._initial_checkpoint), dialogue)
+        formats = load_task_formats(self._run, self._folder)
+        dialogues = read_sft_dialogues(path, load_tokenizer(self._initial_checkpoint), formats)
         return [build_sft_sequence(dialogue.token_ids, dialogue.loss_mask) for dialogue in dialogues]
 
     def _run_sft_step(

@@ -151,7 +151,7 @@ class Trainer:
                 num_sequences=batch.num_sequences,
                 minibatch_tokens=totals.tokens,
                 minibatch_sequences=totals.sequences,
-                max_response_tokens=self._run.dialogue.response_tokens,
+                max_response_tokens=self._run.response_tokens,
                 clip_low=learner.clip_low,
                 clip_high=learner.clip_high,
             )

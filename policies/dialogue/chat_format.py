@@ -12,8 +12,10 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from configs.dialogue_options import DialogueConfig, ToolName
+from configs.dialogue_options import DialogueConfig
 from policies.tools.python_tools import TOOL_SCHEMAS
+from policies.tools.task_description import TaskDescription
+from policies.tools.tool_schema import ToolSchema
 
 TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
@@ -22,25 +24,27 @@ PROTOCOL_TAGS = (
     *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
 )
 
-_SYSTEM = (
-    "You are a helpful assistant that solves problems step by step, with the help of a Python tool. "
-    "Reason inside <reason> </reason> and give the final answer inside {answer}.\n\n"
+_TOOLS = (
     "You may call one or more functions. Their signatures stand inside <tools> </tools>:\n"
     "<tools>\n{tools}\n</tools>\n\n"
     "For each call return a JSON object with the function's name and arguments inside <tool_call> </tool_call>:\n"
     '<tool_call>\n{"name": <function-name>, "arguments": <arguments-object>}\n</tool_call>'
 )
-_SYSTEM_WITHOUT_TOOLS = (
-    "You are a helpful assistant that solves problems step by step. "
-    "Reason inside <reason> </reason> and give the final answer inside {answer}."
+_REASON = "Reason inside <reason> </reason> and give the final answer inside {answer}."
+_SYSTEM = (
+    "You are a helpful assistant that solves problems step by step, with the help of a Python tool. "
+    f"{_REASON}\n\n{_TOOLS}"
 )
+_SYSTEM_WITHOUT_TOOLS = f"You are a helpful assistant that solves problems step by step. {_REASON}"
+# Of a task with an import path, which may need neither answer tags nor tools.
+_TASK_SYSTEM = "You are a helpful assistant."
 _INSTRUCTION = "Solve the problem below. Put the final answer inside {answer} and \\boxed{}.\n\n"
 
 
 class DialogueFormat(msgspec.Struct, frozen=True):
-    """The texts of a run's dialogues, from the table [dialogue]."""
+    """The texts of a task's dialogues, from its table [dialogue] and its description."""
 
-    tools: tuple[ToolName, ...]
+    tools: tuple[ToolSchema, ...]
     system: str  # with the schemas of the tools; empty: no system turn
     instruction: str  # before each question
     prefill: str  # of each assistant turn
@@ -48,18 +52,23 @@ class DialogueFormat(msgspec.Struct, frozen=True):
     answer_close: str
     stop_tokens: tuple[str, ...]
     turn_separator: str  # after an assistant turn
+    has_opening: bool = False  # the task's instance gives the first text of the user, with the question
+    has_boxed_answer: bool = True  # else also the text in the answer tags, or the whole last turn, is an answer
 
 
-def build_dialogue_format(dialogue: DialogueConfig) -> DialogueFormat:
+def build_dialogue_format(dialogue: DialogueConfig, description: TaskDescription | None = None) -> DialogueFormat:
+    """`description`: of a task with an import path."""
     system, instruction = dialogue.system, dialogue.instruction
     answer = f"{dialogue.answer_open} {dialogue.answer_close}"
+    python_tools = () if description is not None and description.kind == "dialogue" else dialogue.tools
+    tools = (*(TOOL_SCHEMAS[tool] for tool in python_tools), *(description.tools if description else ()))
     if system == "default":
-        system = (_SYSTEM if dialogue.tools else _SYSTEM_WITHOUT_TOOLS).replace("{answer}", answer)
+        system = _choose_default_system(bool(tools), is_imported=description is not None).replace("{answer}", answer)
     if instruction == "default":
-        instruction = _INSTRUCTION.replace("{answer}", answer)
-    schemas = "\n".join(TOOL_SCHEMAS[tool].to_json() for tool in dialogue.tools)
+        instruction = "" if description is not None else _INSTRUCTION.replace("{answer}", answer)
+    schemas = "\n".join(tool.to_json() for tool in tools)
     return DialogueFormat(
-        tools=dialogue.tools,
+        tools=tools,
         system=system.replace("{tools}", schemas),
         instruction=instruction,
         prefill=dialogue.prefill,
@@ -67,7 +76,15 @@ def build_dialogue_format(dialogue: DialogueConfig) -> DialogueFormat:
         answer_close=dialogue.answer_close,
         stop_tokens=dialogue.stop_tokens,
         turn_separator=dialogue.turn_separator,
+        has_opening=description is not None and description.has_instances,
+        has_boxed_answer=description is None,
     )
+
+
+def _choose_default_system(has_tools: bool, *, is_imported: bool) -> str:
+    if is_imported:
+        return f"{_TASK_SYSTEM}\n\n{_TOOLS}" if has_tools else _TASK_SYSTEM
+    return _SYSTEM if has_tools else _SYSTEM_WITHOUT_TOOLS
 
 
 class TextSegment(NamedTuple):
@@ -95,6 +112,11 @@ def build_prompt_segments(question: str, dialogue: DialogueFormat) -> list[TextS
         TextSegment(question, False),
         _build_assistant_start(dialogue),
     ]
+
+
+def build_opening_segments(observation: str, dialogue: DialogueFormat) -> list[TextSegment]:
+    """What follows the head of the prompt if the task has an opening: the first text of the user."""
+    return [TextSegment(observation, False), _build_assistant_start(dialogue)]
 
 
 def build_user_turn_segments(text: str, dialogue: DialogueFormat) -> list[TextSegment]:

@@ -7,10 +7,9 @@ from typing import Any, cast
 
 import msgspec
 
-from configs.dialogue_options import ToolName
 from policies.dialogue.chat_format import DialogueFormat
-from policies.tools.python_tools import TOOL_SCHEMAS
 from policies.tools.tool_arguments import ArgumentError, check_arguments, quote
+from policies.tools.tool_schema import ToolSchema
 
 
 class ToolCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -28,7 +27,7 @@ class MalformedCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class AssistantTurn(msgspec.Struct, frozen=True, array_like=True):
     calls: tuple[ToolCall | MalformedCall, ...]
-    answer: str | None  # content of the last \boxed{}, preferably inside the answer tags
+    answer: str | None  # content of the last \boxed{}, preferably inside the answer tags; or see DialogueFormat
     answer_opens: int
     answer_closes: int
 
@@ -45,17 +44,24 @@ def parse_assistant_turn(text: str, dialogue: DialogueFormat) -> AssistantTurn:
     text, tools = text.removesuffix(stop), dialogue.tools
     found = _CALL_PATTERN.finditer(text) if tools else ()
     calls = tuple(_parse_tool_call(match.group(1).strip(), tools) for match in found)
-    section = _extract_last_answer_section(text, dialogue.answer_open, dialogue.answer_close)
-    boxed = extract_last_boxed(section) if section is not None else None
     return AssistantTurn(
         calls=calls,
-        answer=boxed if boxed is not None else extract_last_boxed(text),
+        answer=_extract_answer(text, dialogue),
         answer_opens=text.count(dialogue.answer_open),
         answer_closes=text.count(dialogue.answer_close),
     )
 
 
-def _parse_tool_call(text: str, tools: Sequence[ToolName]) -> ToolCall | MalformedCall:
+def _extract_answer(text: str, dialogue: DialogueFormat) -> str | None:
+    section = _extract_last_answer_section(text, dialogue.answer_open, dialogue.answer_close)
+    boxed = extract_last_boxed(section) if section is not None else None
+    boxed = boxed if boxed is not None else extract_last_boxed(text)
+    if boxed is None and not dialogue.has_boxed_answer:
+        return (text if section is None else section).strip()
+    return boxed
+
+
+def _parse_tool_call(text: str, tools: Sequence[ToolSchema]) -> ToolCall | MalformedCall:
     if _is_nested_too_deeply(text):
         return MalformedCall("JSONDecodeError: nested too deeply")
     try:
@@ -66,13 +72,14 @@ def _parse_tool_call(text: str, tools: Sequence[ToolName]) -> ToolCall | Malform
         return MalformedCall('a call must be an object with "name" and "arguments"')
     fields = cast(dict[str, Any], call)
     name, arguments = fields.get("name"), fields.get("arguments")
-    if not isinstance(name, str) or name not in tools:
-        return MalformedCall(f"unknown function {quote(name)}; known: {', '.join(tools)}")
+    tool = next((each for each in tools if each.name == name), None)
+    if tool is None:
+        known = ", ".join(each.name for each in tools)
+        return MalformedCall(f"unknown function {quote(name)}; known: {known}")
     if not isinstance(arguments, dict):
         return MalformedCall('"arguments" must be an object')
     try:
-        parameters = TOOL_SCHEMAS[cast(ToolName, name)].parameters
-        return ToolCall(name, check_arguments(cast(dict[str, Any], arguments), parameters))
+        return ToolCall(tool.name, check_arguments(cast(dict[str, Any], arguments), tool.parameters))
     except ArgumentError as error:
         return MalformedCall(str(error))
 

@@ -21,7 +21,7 @@ from bus.messages import (
     TrajectoryFailed,
     TrajectoryFinished,
 )
-from policies.groups.counts import StepLengths, add_to_step_counts, parse_failed_component
+from policies.groups.counts import StepLengths, add_to_step_counts, count_task_trajectory, parse_failed_component
 
 STEP_ENDED = "the step ended without it"
 
@@ -80,7 +80,9 @@ class GroupCollection(msgspec.Struct):
             return None
         return RunFailed(f"every trajectory of {collected} failed, {failed} in all. The first: {self.first_failure}")
 
-    def count(self, event: TrajectoryFinished | TrajectoryFailed, positive_above: float) -> None:
+    def count(self, task: str, event: TrajectoryFinished | TrajectoryFailed, positive_above: float) -> None:
+        tasks = count_task_trajectory(self.counts.tasks, task, event, positive_above)
+        self.counts = replace(self.counts, tasks=tasks)
         if isinstance(event, TrajectoryFinished):
             self.counts = add_to_step_counts(self.counts, event, positive_above)
         else:

@@ -11,9 +11,12 @@ from bus.messages import (
     LengthCounts,
     LengthsMeasured,
     StepCounts,
+    TaskCounts,
     TrajectoryAborted,
     TrajectoryEnd,
+    TrajectoryFailed,
     TrajectoryFinished,
+    Verdict,
 )
 
 
@@ -47,6 +50,43 @@ def _add_components(sums: dict[str, ComponentSum], components: dict[str, float])
     return added
 
 
+def count_task_trajectory(
+    tasks: dict[str, TaskCounts], task: str, event: TrajectoryFinished | TrajectoryFailed, positive_above: float
+) -> dict[str, TaskCounts]:
+    """Without [[tasks]] the name is empty, and nothing is counted by task."""
+    if not task:
+        return tasks
+    counts = tasks.get(task, TaskCounts())
+    if isinstance(event, TrajectoryFailed):
+        return {**tasks, task: replace(counts, trajectories_failed=counts.trajectories_failed + 1)}
+    positive = event.reward > positive_above
+    counted = replace(
+        counts,
+        trajectories=counts.trajectories + 1,
+        positives=counts.positives + positive,
+        reward=counts.reward + event.reward,
+        calls=counts.calls + event.calls,
+        calls_failed=counts.calls_failed + event.calls_failed,
+        positive_calls=counts.positive_calls + (event.calls if positive else 0),
+        positive_calls_failed=counts.positive_calls_failed + (event.calls_failed if positive else 0),
+        response_tokens=counts.response_tokens + event.record.response_tokens,
+    )
+    return {**tasks, task: counted}
+
+
+def count_task_verdict(tasks: dict[str, TaskCounts], task: str, verdict: Verdict) -> dict[str, TaskCounts]:
+    if not task:
+        return tasks
+    counts = tasks.get(task, TaskCounts())
+    counted = replace(
+        counts,
+        groups=counts.groups + 1,
+        groups_lost=counts.groups_lost + (verdict == "lost"),
+        groups_rejected=counts.groups_rejected + (verdict == "rejected"),
+    )
+    return {**tasks, task: counted}
+
+
 def build_evaluation_finished(label: str, counts: StepCounts) -> EvaluationFinished:
     return EvaluationFinished(
         label=label,
@@ -56,6 +96,7 @@ def build_evaluation_finished(label: str, counts: StepCounts) -> EvaluationFinis
         response_tokens=counts.response_tokens,
         reward=counts.reward,
         components=counts.components,
+        tasks=counts.tasks,
     )
 
 

@@ -38,8 +38,8 @@ from configs.schema import RunConfig
 from policies.decider import Send
 from policies.groups.advantages import load_advantage_estimator, load_group_filter
 from policies.groups.buffer_state import BufferState, GroupCollection, OpenGroup
-from policies.groups.counts import StepLengths, build_evaluation_finished
-from policies.groups.group_starter import GroupStarter, TokenizedProblem
+from policies.groups.counts import StepLengths, build_evaluation_finished, count_task_verdict
+from policies.groups.group_starter import GroupStarter, ProblemSet
 from policies.groups.selection import (
     build_training_rows,
     compute_keep_count,
@@ -64,14 +64,14 @@ class GroupBuffer:
     def __init__(
         self,
         run: RunConfig,
-        train_problems: Sequence[TokenizedProblem],
-        test_problems: Sequence[TokenizedProblem],
+        train: ProblemSet,
+        test: ProblemSet,
         rollout_addresses: tuple[str, ...] = (ROLLOUT,),
     ) -> None:
         self._rl, self._roc = run.rl, run.roc
         self._keep_count = compute_keep_count(run)
         self._accepts_rewards, self._estimate_advantages = load_group_filter(run.rl), load_advantage_estimator(run.rl)
-        self._starter = GroupStarter(run, train_problems, test_problems, rollout_addresses)
+        self._starter = GroupStarter(run, train, test, rollout_addresses)
         self._observers = (RECORDER, RECIPE)  # the recorder first: the recipe continues the run
         self.state = BufferState()
 
@@ -144,7 +144,7 @@ class GroupBuffer:
             raise ProtocolError("EvaluationRequested while a step or an evaluation is still being collected")
         collection = self.state.evaluation = GroupCollection(0, request)
         effects: list[Send] = []
-        for index in range(self._starter.count_questions(request.questions)):
+        for index in self._starter.list_questions(request.questions):
             self.state.cursor, group = self._starter.start_question(self.state.cursor, index, request.temperature)
             effects.append(self._open_group(collection, group))
         return effects or self._end_evaluation(collection, request)
@@ -173,7 +173,7 @@ class GroupBuffer:
             if collection is not None:
                 raise ProtocolError(f"trajectory {event.trajectory_id} was aborted without a request")
         elif collection is not None:
-            collection.count(event, self._roc.positive_above)
+            collection.count(group.start.task, event, self._roc.positive_above)
         group.record_end(event)
         self._record_length(group, event, late=collection is None)
         if not group.is_complete:
@@ -207,6 +207,7 @@ class GroupBuffer:
             groups=counts.groups + 1,
             groups_lost=counts.groups_lost + (verdict == "lost"),
             groups_rejected=counts.groups_rejected + (verdict == "rejected"),
+            tasks=count_task_verdict(counts.tasks, group.start.task, verdict),
         )
         rows = self._accept_group(collection, group, fresh) if verdict == "accepted" else []
         effects = [Send(RECORDER, describe_judgement(collection.step, group.start, verdict, fresh, rows))]

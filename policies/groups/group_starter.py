@@ -1,7 +1,7 @@
 """Starts groups: selects the problem, numbers the trajectories, picks a rollout process."""
 
 from collections.abc import Sequence
-from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from bus.messages import BufferCursor, StartGroup
 from configs.schema import RunConfig
 from policies.groups.buffer_state import OpenGroup
-from policies.seeded_random import EVALUATE, ORDER, TRAIN, mix, shuffle_range
+from policies.groups.problem_order import ProblemOrder, list_questions
+from policies.seeded_random import EVALUATE, TRAIN, mix
 
 
 class TokenizedProblem(msgspec.Struct, frozen=True, array_like=True):
@@ -17,16 +18,18 @@ class TokenizedProblem(msgspec.Struct, frozen=True, array_like=True):
     ground_truth: str
     prompt_ids: bytes
     row: bytes = b""  # see StartGroup
+    task: str = ""
 
 
-@lru_cache(maxsize=4)
-def _shuffle_epoch(num_problems: int, seed: int, epoch: int) -> list[int]:
-    return shuffle_range(num_problems, seed, ORDER, epoch)
+class ProblemSet(NamedTuple):
+    """Problems of all tasks, in the order of the tasks, which are numbered through all tasks."""
 
+    problems: Sequence[TokenizedProblem]
+    counts: tuple[int, ...]  # by task
 
-def select_problem(position: int, num_problems: int, seed: int) -> int:
-    """Index of the problem at `position` of an endless sequence of shuffled epochs."""
-    return _shuffle_epoch(num_problems, seed, position // num_problems)[position % num_problems]
+    @classmethod
+    def of_one_task(cls, problems: Sequence[TokenizedProblem]) -> "ProblemSet":
+        return cls(problems, (len(problems),))
 
 
 class GroupStarter:
@@ -35,15 +38,16 @@ class GroupStarter:
     def __init__(
         self,
         run: RunConfig,
-        train_problems: Sequence[TokenizedProblem],
-        test_problems: Sequence[TokenizedProblem],
+        train: ProblemSet,
+        test: ProblemSet,
         rollout_addresses: tuple[str, ...],
     ) -> None:
         self._seed = run.seed
         self._rollouts = run.rl.rollouts
         self._temperature = run.sampling.temperature
-        self._train_problems = train_problems
-        self._test_problems = test_problems
+        self._train_problems, self._test_problems = train.problems, test.problems
+        self._test_counts = test.counts
+        self._order = ProblemOrder(train.counts, [task.weight for task in run.resolved_tasks], run.seed)
         self._rollout_addresses = rollout_addresses
 
     def start_training_group(self, cursor: BufferCursor, step: int) -> tuple[BufferCursor, OpenGroup]:
@@ -51,14 +55,15 @@ class GroupStarter:
             position, cursor = cursor.pending[0], replace(cursor, pending=cursor.pending[1:])
         else:
             position, cursor = cursor.position, replace(cursor, position=cursor.position + 1)
-        problem = self._train_problems[select_problem(position, len(self._train_problems), self._seed)]
+        problem = self._train_problems[self._order.select(position)]
         seed = mix(self._seed, TRAIN, position)
         return self._start_group(
             cursor, problem, step, position, size=self._rollouts, temperature=self._temperature, seed=seed
         )
 
-    def count_questions(self, wanted: int) -> int:
-        return min(wanted, len(self._test_problems))
+    def list_questions(self, wanted: int) -> list[int]:
+        """Up to `wanted` questions of each task."""
+        return list_questions(self._test_counts, wanted)
 
     def start_question(self, cursor: BufferCursor, index: int, temperature: float) -> tuple[BufferCursor, OpenGroup]:
         """A group of one trajectory for the evaluation's question `index`."""
@@ -87,6 +92,7 @@ class GroupStarter:
             temperature=temperature,
             seed=seed,
             row=problem.row,
+            task=problem.task,
         )
         next_trajectory_id = cursor.next_trajectory_id + size
         cursor = replace(cursor, next_group_id=cursor.next_group_id + 1, next_trajectory_id=next_trajectory_id)

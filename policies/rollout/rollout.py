@@ -11,21 +11,20 @@ A lease that is in flight to an aborted trajectory is dropped as late.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 import msgspec
 from msgspec.structs import replace
 
 from bus.messages import (
-    AnswerGraded,
     AnswerSubmitted,
     AnyMessage,
     CallFailed,
     CallsRescheduled,
-    CodeFinished,
     CodeRequested,
     EngineLeft,
+    EnvironmentCalled,
     ExecutorJoined,
     ExecutorLeft,
     GroupAborted,
@@ -38,18 +37,11 @@ from bus.messages import (
 )
 from policies.decider import Send
 from policies.dialogue.chat_format import TextTokenizer
+from policies.rollout.calls import build_pending_requests, lose_executor
+from policies.rollout.endings import EXECUTOR
 from policies.rollout.executor_placement import ExecutorOccupancy, ExecutorPlacement
-from policies.rollout.trajectory import Phase, Rules, Trajectory, TrajectoryEvent
-from policies.rollout.transitions import (
-    EXECUTOR,
-    abort,
-    adopt,
-    advance,
-    build_pending_requests,
-    decline_lease,
-    lose_executor,
-    start,
-)
+from policies.rollout.trajectory import CallAnswer, Phase, Rules, Trajectory, TrajectoryEvent
+from policies.rollout.transitions import abort, adopt, advance, decline_lease, start
 
 # Remembered trajectories that were aborted while they waited for a lease; the oldest are dropped.
 MAX_ABORTED_WHILE_LEASING = 65_536
@@ -64,10 +56,14 @@ class PlacementSummary(msgspec.Struct, frozen=True):
 
 
 class Rollout:
-    """A decider (policies.decider.Decider). Trajectories share only the rules and the executors."""
+    """A decider (policies.decider.Decider). Trajectories share only the rules and the executors.
 
-    def __init__(self, rules: Rules, tokenizer: TextTokenizer) -> None:
+    `rules`: by name of the task.
+    """
+
+    def __init__(self, rules: Mapping[str, Rules], tokenizer: TextTokenizer) -> None:
         self._rules = rules
+        self._launcher = next(iter(rules.values())).launcher
         self._tokenizer = tokenizer
         self._reset()
 
@@ -113,7 +109,7 @@ class Rollout:
 
     def adopt(self, now: float, trajectory: Trajectory) -> list[Send]:
         """Continue a trajectory from another process, at the start of a turn."""
-        adopted, effects = adopt(self._rules, trajectory, now)
+        adopted, effects = adopt(self._get_rules(trajectory.group), trajectory, now)
         self._store(adopted)
         self._next_trajectory_id = max(self._next_trajectory_id, adopted.trajectory_id + 1)
         return effects
@@ -125,28 +121,38 @@ class Rollout:
         if ids.start < self._next_trajectory_id:
             raise ProtocolError(f"group {group.group_id} was already started")
         effects: list[Send] = []
+        rules = self._get_rules(group)
         for trajectory_id in ids:
-            trajectory, sends = start(self._rules, group, trajectory_id, now)
-            self._store(trajectory)
-            effects += sends
+            trajectory, sends = start(rules, group, trajectory_id, now)
+            placed, routed = self._route(trajectory, sends)
+            self._store(placed)
+            effects += routed
         self._next_trajectory_id = ids.stop
         self._last_changed = None
         return effects
+
+    def _get_rules(self, group: StartGroup) -> Rules:
+        try:
+            return self._rules[group.task]
+        except KeyError:
+            raise ProtocolError(f'group {group.group_id} has the unknown task "{group.task}"') from None
 
     def _on_trajectory_event(self, now: float, event: TrajectoryEvent) -> list[Send]:
         trajectory = self.trajectories.get(event.trajectory_id)
         if isinstance(event, LeaseGranted | LeaseDeferred) and event.trajectory_id in self._aborted_while_leasing:
             self._last_changed = None
             return []
-        if isinstance(event, CodeFinished | CallFailed | AnswerGraded) and self._is_late(trajectory, event):
+        if isinstance(event, CallAnswer) and self._is_late(trajectory, event):
             self._last_changed = trajectory
             return []
         if trajectory is None:
             raise ProtocolError(f"trajectory {event.trajectory_id} is not live in this rollout process")
         if isinstance(event, LeaseGranted) and event.incarnation <= self._departed_engines.get(event.engine, 0):
-            return self._apply_transition(trajectory, *decline_lease(self._rules, trajectory, event))
-        after, sends = advance(self._rules, self._tokenizer, trajectory, now, event)
-        if trajectory.executor and isinstance(event, CodeFinished | CallFailed | AnswerGraded):
+            return self._apply_transition(
+                trajectory, *decline_lease(self._get_rules(trajectory.group), trajectory, event)
+            )
+        after, sends = advance(self._get_rules(trajectory.group), self._tokenizer, trajectory, now, event)
+        if trajectory.executor and isinstance(event, CallAnswer):
             self.placement.on_answered(trajectory.executor, failed=isinstance(event, CallFailed))
         return self._apply_transition(trajectory, after, sends)
 
@@ -166,7 +172,7 @@ class Rollout:
                 continue
             if trajectory.phase == "leasing":
                 self._aborted_while_leasing[trajectory_id] = None
-            after, sends = abort(self._rules, trajectory, now, group.cause)
+            after, sends = abort(self._get_rules(trajectory.group), trajectory, now, group.cause)
             effects += self._apply_transition(trajectory, after, sends)
         while len(self._aborted_while_leasing) > MAX_ABORTED_WHILE_LEASING:
             del self._aborted_while_leasing[next(iter(self._aborted_while_leasing))]
@@ -185,11 +191,13 @@ class Rollout:
                 and each.engine_incarnation <= event.incarnation
             ):
                 failed = TurnFailed(each.trajectory_id, each.turn, each.lease, f"engine left: {event.cause}")
-                effects += self._apply_transition(each, *advance(self._rules, self._tokenizer, each, now, failed))
+                effects += self._apply_transition(
+                    each, *advance(self._get_rules(each.group), self._tokenizer, each, now, failed)
+                )
         self._last_changed = None
         return effects
 
-    def _is_late(self, trajectory: Trajectory | None, event: CodeFinished | CallFailed | AnswerGraded) -> bool:
+    def _is_late(self, trajectory: Trajectory | None, event: CallAnswer) -> bool:
         """Whether an answer was in flight when its trajectory ended or its executor left."""
         if trajectory is None:
             return event.trajectory_id < self._next_trajectory_id
@@ -251,7 +259,9 @@ class Rollout:
         displaced = [each for each in self.trajectories.values() if each.executor == event.executor]
         effects: list[Send] = []
         for trajectory in displaced:
-            after, sends = lose_executor(self._rules, trajectory, now, f"executor left: {event.cause}")
+            after, sends = lose_executor(
+                self._get_rules(trajectory.group), trajectory, now, f"executor left: {event.cause}"
+            )
             placed, routed = self._route(after, sends)
             self._store(placed)
             effects += routed
@@ -259,10 +269,12 @@ class Rollout:
         return self._report_rescheduled_calls(event.executor, effects, lost)
 
     def _report_rescheduled_calls(self, executor: str, effects: list[Send], lost: int) -> list[Send]:
-        sent = sum(isinstance(effect.message, CodeRequested | AnswerSubmitted) for effect in effects)
+        sent = sum(
+            isinstance(effect.message, CodeRequested | EnvironmentCalled | AnswerSubmitted) for effect in effects
+        )
         if not (sent or lost or self.waiting_for_executor):
             return effects
         return [
             *effects,
-            Send(self._rules.launcher, CallsRescheduled(executor, sent, len(self.waiting_for_executor), lost)),
+            Send(self._launcher, CallsRescheduled(executor, sent, len(self.waiting_for_executor), lost)),
         ]

@@ -1,6 +1,8 @@
 """The state of one trajectory, and the guards of its phases. policies.rollout.transitions has the
 transitions.
 
+With an environment, it starts in calling, until its first observation.
+
 leasing --LeaseGranted--> generating --TurnGenerated--> calling --CodeFinished (all)--> leasing ...
    ^                          |  |                                                         |
    +-- lease used up, or -----+  +--> grading --AnswerGraded--> ended <--- length, turns, no answer
@@ -9,19 +11,23 @@ leasing --LeaseGranted--> generating --TurnGenerated--> calling --CodeFinished (
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
 
 from bus.addresses import ARBITER, BUFFER, LAUNCHER
 from bus.messages import (
+    OPENING_CALL,
     AnswerGraded,
     AnswerSubmitted,
     CallFailed,
     CodeFinished,
     CodeRequested,
     Ending,
+    EnvironmentCalled,
+    EnvironmentHistory,
+    EnvironmentReturned,
     LeaseDeferred,
     LeaseGranted,
     ProtocolError,
@@ -31,22 +37,24 @@ from bus.messages import (
     TurnFailed,
     TurnGenerated,
 )
-from configs.dialogue_options import ToolName
 from policies.dialogue.chat_format import DialogueFormat
 from policies.dialogue.parse_turn import MalformedCall, ToolCall
 from policies.dialogue.tool_results import ResultFormat
 from policies.seeded_random import SIBLING, mix
-from policies.tools.python_tools import build_program
+from policies.tools.python_tools import PYTHON_TOOLS, build_program
+from policies.tools.task_description import TaskKind
 
 Phase = Literal["leasing", "generating", "calling", "grading", "ended"]
 PHASES: tuple[Phase, ...] = ("leasing", "generating", "calling", "grading")  # of a live trajectory
-TrajectoryEvent = LeaseGranted | LeaseDeferred | TurnGenerated | TurnFailed | CodeFinished | CallFailed | AnswerGraded
+CallAnswer = CodeFinished | EnvironmentReturned | CallFailed | AnswerGraded
+TrajectoryEvent = LeaseGranted | LeaseDeferred | TurnGenerated | TurnFailed | CallAnswer
 
 GRADING_CALL = -1  # the call number of a grading
+STEP = "step"  # the method of a dialogue that answers a turn
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """Settings shared by all trajectories of a run."""
+    """Settings shared by all trajectories of a task."""
 
     dialogue: DialogueFormat
     response_tokens: int
@@ -57,6 +65,8 @@ class Rules(msgspec.Struct, frozen=True):
     top_k: int
     stop_token_ids: tuple[int, ...]
     result_format: ResultFormat = "default"
+    kind: TaskKind = "tools"
+    prompt_tokens: int = 1 << 30  # limit of the prompt with the first observation
     arbiter: str = ARBITER
     buffer: str = BUFFER
     launcher: str = LAUNCHER
@@ -101,6 +111,8 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
     retries: int = 0
     retried_calls: tuple[int, ...] = ()
     aborted: str = ""  # cause of the abort
+    environment: EnvironmentHistory = EnvironmentHistory()  # of the instance of an environment or dialogue
+    is_done: bool = False  # a call has ended it
 
     @property
     def seed(self) -> int:
@@ -114,13 +126,25 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
             return (GRADING_CALL,)
         if self.phase != "calling":
             return ()
+        if self.is_opening:
+            return (OPENING_CALL,)
         return tuple(self.calls + place for place, result in enumerate(self.results) if result is None)
 
-    def build_code_request(self, number: int) -> CodeRequested:
+    @property
+    def is_opening(self) -> bool:
+        """Whether it waits for the first observation."""
+        return self.phase == "calling" and not self.requested
+
+    def build_call_request(self, number: int) -> CodeRequested | EnvironmentCalled:
+        if number == OPENING_CALL:
+            return EnvironmentCalled(self.trajectory_id, number, self.group.task, "", self.group.row)
         call = self.requested[number - self.calls]
         assert isinstance(call, ToolCall)  # malformed calls are never open
-        tool, program = cast(ToolName, call.tool), build_program(call.tool, call.arguments)
-        return CodeRequested(self.trajectory_id, number, tool, program.code, program.stdin)
+        if call.tool in PYTHON_TOOLS:
+            program = build_program(call.tool, call.arguments)
+            return CodeRequested(self.trajectory_id, number, call.tool, program.code, program.stdin)
+        arguments = msgspec.json.encode(call.arguments)
+        return EnvironmentCalled(self.trajectory_id, number, self.group.task, call.tool, arguments)
 
     def build_submission(self) -> AnswerSubmitted:
         """With the tokens if the run has reward functions."""
@@ -128,7 +152,8 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
         tokens = (
             RewardInput(self.ending, row, record.prompt_tokens, record.token_ids, record.loss_mask) if row else None
         )
-        return AnswerSubmitted(self.trajectory_id, self.answer, self.group.ground_truth, tokens)
+        truth, task, sums = self.group.ground_truth, self.group.task, self.environment
+        return AnswerSubmitted(self.trajectory_id, self.answer, truth, tokens, task, sums.rewards, sums.metrics)
 
     def enter_phase(self, phase: Phase, now: float) -> Trajectory:
         """Change the phase, and add the elapsed time to the previous one."""
@@ -162,7 +187,14 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
                 f"not in turn {event.turn} under lease {event.lease}"
             )
 
-    def expect_call(self, event: CodeFinished | CallFailed) -> None:
+    def expect_call(self, event: CodeFinished | EnvironmentReturned | CallFailed) -> None:
         self.expect_phase("calling", event)
         if event.call not in self.open_calls:
             raise ProtocolError(f"call {event.call} of trajectory {self.trajectory_id} is not open")
+        wrong = EnvironmentReturned if self._runs_code(event.call) else CodeFinished
+        if isinstance(event, wrong):
+            name = type(event).__name__
+            raise ProtocolError(f"call {event.call} of trajectory {self.trajectory_id} does not accept {name}")
+
+    def _runs_code(self, number: int) -> bool:
+        return isinstance(self.build_call_request(number), CodeRequested)

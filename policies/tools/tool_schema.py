@@ -17,7 +17,7 @@ and may end in choices, as in `The drink. (choices: ["tea", "coffee"])`.
 import inspect
 import json
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Container, Hashable
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, cast, get_args, get_origin, get_type_hints
 
@@ -53,8 +53,8 @@ class ToolSchema(NamedTuple):
         return json.dumps({"type": "function", "function": self._asdict()})
 
 
-def build_tool_schema(function: Callable[..., object]) -> ToolSchema:
-    """Raises ToolSchemaError. The first parameter of a method is skipped if it is `self` or `cls`."""
+def build_tool_schema(function: Callable[..., object], hidden: Container[str] = ()) -> ToolSchema:
+    """Raises ToolSchemaError. Skips the first parameter of a method if it is `self` or `cls`, and those in `hidden`."""
     name = getattr(function, "__name__", repr(function))
     documentation = inspect.getdoc(function) if inspect.isroutine(function) else None
     if not documentation:
@@ -68,7 +68,8 @@ def build_tool_schema(function: Callable[..., object]) -> ToolSchema:
     properties: dict[str, JsonSchema] = {}
     required: list[str] = []
     for number, parameter in enumerate(signature.parameters.values()):
-        if number == 0 and parameter.name in ("self", "cls") and parameter.annotation is parameter.empty:
+        is_receiver = number == 0 and parameter.name in ("self", "cls") and parameter.annotation is parameter.empty
+        if is_receiver or parameter.name in hidden:
             continue
         try:
             properties[parameter.name] = _build_property(parameter, hints, documented)

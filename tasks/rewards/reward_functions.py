@@ -10,10 +10,11 @@ scored". Sources: TRL docs/source/grpo_trainer.md; verl docs/preparation/reward_
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, SupportsFloat, cast
+from typing import Any, SupportsFloat, cast
 
 from configs.errors import UnusableInput
 from configs.import_path import load_object
+from tasks.contract import SANDBOX, SandboxHandle
 from tasks.rewards.finished_rollout import FinishedRollout
 
 _MAX_VALUE_CHARACTERS = 80
@@ -31,9 +32,9 @@ class RewardFunction:
         if not callable(function):
             raise UnusableInput(f"{key}: {function!r} is not callable")
         self.name = name
-        self._function = cast(Callable[..., Any], function)
+        self.function = cast(Callable[..., Any], function)
         try:
-            parameters = inspect.signature(self._function).parameters
+            parameters = inspect.signature(self.function).parameters
         except ValueError:
             raise UnusableInput(f"{key}: {name} has no signature in Python") from None
         self._parameters = {each.name: each for each in parameters.values() if each.kind in _KEYWORD_KINDS}
@@ -47,11 +48,18 @@ class RewardFunction:
             raise UnusableInput(
                 f"{key}: {name}({', '.join(parameters)}) has neither TRL's parameter `completions` nor verl's `solution_str`"
             )
-        self.is_async = any(map(inspect.iscoroutinefunction, (self._function, type(self._function).__call__)))
 
-    def call(self, rollout: FinishedRollout, metrics: dict[str, float]) -> Any:
-        """The function's result, or its awaitable. `metrics` receives the logged ones. Raises UnusableReward."""
-        offered = _offer_verl(rollout) if self._is_verl else _offer_trl(rollout, metrics)
+    def build_arguments(
+        self,
+        rollout: FinishedRollout,
+        metrics: dict[str, float],
+        environment: object | None = None,
+        sandbox: SandboxHandle | None = None,
+    ) -> dict[str, Any]:
+        """The arguments of a call, by name. `metrics` receives the logged ones. Raises UnusableReward."""
+        offered = _offer_verl(rollout) if self._is_verl else _offer_trl(rollout, metrics, environment)
+        if SANDBOX in self._parameters:
+            offered[SANDBOX] = sandbox
         missing = [
             name
             for name, parameter in self._parameters.items()
@@ -59,8 +67,7 @@ class RewardFunction:
         ]
         if missing:
             raise UnusableReward(f"{self.name}: the row has no column `{missing[0]}`; it has {', '.join(rollout.row)}")
-        taken = offered if self._takes_all else {name: offered[name] for name in self._parameters if name in offered}
-        return self._function(**taken)
+        return offered if self._takes_all else {name: offered[name] for name in self._parameters if name in offered}
 
     def parse_result(self, result: object, metrics: Mapping[str, float]) -> dict[str, float]:
         """Components by name: the reward, if it was scored, and metrics as NAME.METRIC. Raises UnusableReward."""
@@ -84,36 +91,26 @@ class RewardFunction:
         return number
 
 
-class RewardSettings(NamedTuple):
-    """What the process of reward functions needs."""
-
-    functions: dict[str, str]  # import path by name
-    checkpoint: str  # folder of the tokenizer
-    time_limit_s: float  # of a call
-    prefill: str = ""  # of each assistant turn
-    stop_tokens: tuple[str, ...] = ()
-
-
-def load_reward_functions(functions: Mapping[str, str]) -> list[RewardFunction]:
-    """Raises UnusableInput with the key."""
+def load_reward_functions(functions: Mapping[str, str], name_key: str = "") -> list[RewardFunction]:
+    """`name_key`: the table of the task, such as "tasks.math.". Raises UnusableInput with the key."""
     loaded: list[RewardFunction] = []
     for name, spec in functions.items():
-        key = f"reward.functions.{name}"
+        key = f"{name_key}reward.functions.{name}"
         loaded.append(RewardFunction(name, load_object(spec, key), key))
     return loaded
 
 
-def _offer_trl(rollout: FinishedRollout, metrics: dict[str, float]) -> dict[str, Any]:
+def _offer_trl(rollout: FinishedRollout, metrics: dict[str, float], environment: object | None) -> dict[str, Any]:
     """The parameters by name; TRL's names take precedence over columns."""
     columns = {name: [value] for name, value in rollout.row.items()}
     return {
         **columns,
-        "prompts": [[{"role": "user", "content": rollout.row["question"]}]],
+        "prompts": [[{"role": "user", "content": rollout.row.get("question", "")}]],
         "completions": [rollout.messages],
         "completion_ids": [rollout.response_ids],
         "ending": [rollout.ending],
         "trainer_state": None,
-        "environments": None,
+        "environments": None if environment is None else [environment],
         "log_extra": _ignore_extra,
         "log_metric": metrics.__setitem__,
     }
@@ -123,7 +120,7 @@ def _offer_verl(rollout: FinishedRollout) -> dict[str, Any]:
     return {
         "data_source": rollout.row.get("data_source", ""),
         "solution_str": rollout.response,
-        "ground_truth": rollout.row["ground_truth"],
+        "ground_truth": rollout.row.get("ground_truth", ""),
         "extra_info": rollout.row.get("extra_info"),
     }
 

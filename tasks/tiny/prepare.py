@@ -1,11 +1,12 @@
-"""Writes the tiny task's files: `python -m tasks.tiny.prepare --run-folder FOLDER`.
+"""Writes the files of a run with [tiny]: `python -m tasks.tiny.prepare --run-folder FOLDER`.
 
-data/train.jsonl, data/test.jsonl   questions and answers, in GSM8K's layout
-data/sft.jsonl                      dialogues for the cold start
+data/train.jsonl, data/test.jsonl   questions and answers of the demo, in GSM8K's layout
+data/sft.jsonl                      dialogues for its cold start
 data/tokenizer/                     trained on those dialogues
 checkpoints/init/                   a Qwen3 with random weights, as a transformers folder
 
-The run's seed determines all files. The run then reads them like files of a user.
+The run's seed determines all files. The run then reads them like files of a user. A run with [[tasks]] has
+its own data: it gets a tokenizer for the texts of these tasks, and the model.
 """
 
 import argparse
@@ -15,18 +16,23 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from bus.process.exit_reason import ExitReason, write_exit_reason
 from configs.atomic_write import raising_disk_errors
+from configs.dialogue_options import DialogueConfig
 from configs.errors import EXIT_UNUSABLE, UnusableInput
 from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig, TinyConfig
+from engine.data.task_formats import load_task_formats
 from engine.model.hf_checkpoint import save_model
 from engine.model.model_config import Qwen3Config
 from engine.model.qwen3 import Qwen3, initialize_weights
 from tasks.tiny.cold_start_dialogues import TOOL, Messages, generate_dialogues
 from tasks.tiny.questions import generate_questions
-from tasks.tiny.tiny_tokenizer import list_special_tokens, save_tokenizer, train_tokenizer
+from tasks.tiny.task_texts import collect_added_texts, iter_task_texts
+from tasks.tiny.tiny_tokenizer import DEMO_TEXTS, save_tokenizer, train_tokenizer
 
 NUM_TOKENIZER_DIALOGUES = 3000  # more dialogues produce the same merges
 
@@ -34,30 +40,45 @@ NUM_TOKENIZER_DIALOGUES = 3000  # more dialogues produce the same merges
 def prepare(run: RunConfig, folder: RunFolder) -> None:
     """Raises UnusableInput for an unsuitable configuration, OSError on disk errors."""
     if run.tiny is None:
-        raise UnusableInput("the configuration has no [tiny] table; add one to prepare the tiny task")
-    if run.dialogue.tools != (TOOL,):
+        raise UnusableInput("the configuration has no [tiny] table; add one to prepare a tiny model")
+    if run.tasks:
+        formats = load_task_formats(run, folder)
+        tokenizer = train_tokenizer(iter_task_texts(run, folder, formats), collect_added_texts(formats.values()))
+        prefill = next(iter(formats.values())).prefill
+    else:
+        _check_dialogue(run.dialogue)
+        tokenizer, prefill = _prepare_demo(run, run.tiny, folder), run.dialogue.prefill
+    save_tokenizer(tokenizer, folder.data / "tokenizer", prefill)
+    _write_model(run.tiny, run.seed, tokenizer.get_vocab_size(), folder)
+
+
+def _check_dialogue(dialogue: DialogueConfig) -> None:
+    """Of the demo, whose dialogues have fixed texts. Raises UnusableInput."""
+    if dialogue.tools != (TOOL,):
         raise UnusableInput(f'dialogue.tools: the tiny task supports only ["{TOOL}"]')
-    if not run.dialogue.has_default_texts:
+    if not dialogue.has_default_texts:
         raise UnusableInput("dialogue: the tiny task supports only the default texts of system, instruction and tags")
-    if not set(run.dialogue.stop_tokens) <= set(list_special_tokens()):
-        raise UnusableInput(f"dialogue.stop_tokens: the tiny task's tokens are {', '.join(list_special_tokens()[:3])}")
+    if not set(dialogue.stop_tokens) <= set(DEMO_TEXTS.special):
+        raise UnusableInput(f"dialogue.stop_tokens: the tiny task's tokens are {', '.join(DEMO_TEXTS.special[:3])}")
+
+
+def _prepare_demo(run: RunConfig, tiny: TinyConfig, folder: RunFolder) -> Tokenizer:
+    """Writes questions and dialogues."""
     folder.data.mkdir(parents=True, exist_ok=True)
     for name, count, held_out in (
-        ("train", run.tiny.num_train_questions, False),
-        ("test", run.tiny.num_test_questions, True),
+        ("train", tiny.num_train_questions, False),
+        ("test", tiny.num_test_questions, True),
     ):
         questions = generate_questions(run.seed, count, held_out=held_out)
         rows = ({"question": question.text, "answer": f"#### {question.answer}"} for question in questions)
         _write_jsonl(folder.data / f"{name}.jsonl", rows)
-    dialogues = generate_dialogues(run.seed, run.tiny.num_sft_dialogues, run.dialogue.result_characters)
+    dialogues = generate_dialogues(run.seed, tiny.num_sft_dialogues, run.dialogue.result_characters)
     _write_jsonl(folder.data / "sft.jsonl", ({"messages": messages} for messages in dialogues))
-    tokenizer = train_tokenizer(iter_tokenizer_texts(dialogues[:NUM_TOKENIZER_DIALOGUES]))
-    save_tokenizer(tokenizer, folder.data / "tokenizer")
-    _write_model(run.tiny, run.seed, tokenizer.get_vocab_size(), folder)
+    return train_tokenizer(iter_tokenizer_texts(dialogues[:NUM_TOKENIZER_DIALOGUES]))
 
 
 def iter_tokenizer_texts(dialogues: Iterable[Messages]) -> Iterator[str]:
-    """The tokenizer's training texts: contents of messages, and code as escaped in JSON."""
+    """The training texts of the demo's tokenizer: contents of messages, and code as escaped in JSON."""
     for message in (message for messages in dialogues for message in messages):
         yield message["content"]
         for call in message.get("tool_calls", ()):
@@ -92,7 +113,8 @@ def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="tasks.tiny.prepare", description="Write the tiny task's data, tokenizer and initial model."
+        prog="tasks.tiny.prepare",
+        description="Write the tokenizer and the initial model of [tiny], and the demo's data.",
     )
     parser.add_argument("--run-folder", type=Path, required=True, help="run folder with a config.toml")
     folder = RunFolder(parser.parse_args().run_folder)

@@ -1,8 +1,10 @@
+from random import Random
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.groups.group_starter import select_problem
+from policies.groups.problem_order import ProblemOrder, list_questions
 from policies.seeded_random import draw_uniform, mix, shuffle_range
 
 keys = st.lists(st.integers(min_value=0, max_value=2**63), min_size=1, max_size=4)
@@ -32,11 +34,37 @@ def test_a_shuffle_is_a_permutation(count: int, seed: int) -> None:
 
 @given(st.integers(min_value=1, max_value=50), st.integers(min_value=0, max_value=5))
 def test_each_epoch_takes_each_problem_once(num_problems: int, epoch: int) -> None:
+    order = ProblemOrder([num_problems], [1.0], 3)
     positions = range(epoch * num_problems, (epoch + 1) * num_problems)
-    assert sorted(select_problem(position, num_problems, 3) for position in positions) == list(range(num_problems))
+    assert sorted(order.select(position) for position in positions) == list(range(num_problems))
 
 
 def test_epochs_differ_in_their_order() -> None:
-    first = [select_problem(position, 50, 3) for position in range(50)]
-    second = [select_problem(position, 50, 3) for position in range(50, 100)]
+    order = ProblemOrder([50], [1.0], 3)
+    first = [order.select(position) for position in range(50)]
+    second = [order.select(position) for position in range(50, 100)]
     assert first != second
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.floats(0.1, 10)), min_size=1, max_size=5),
+    st.integers(1, 300),
+    st.randoms(use_true_random=False),
+)
+def test_tasks_follow_their_weights_at_every_position_in_any_order_of_reading(
+    tasks: list[tuple[int, float]], length: int, random: Random
+) -> None:
+    counts, weights = zip(*tasks, strict=True)
+    positions = list(range(length))
+    random.shuffle(positions)
+    order = ProblemOrder(counts, weights, 3)
+    chosen = {position: order.select(position) for position in positions}
+    for task, weight in enumerate(weights):
+        first = sum(counts[:task])
+        problems = [chosen[position] for position in range(length) if first <= chosen[position] < first + counts[task]]
+        assert abs(len(problems) - length * weight / sum(weights)) < len(tasks)
+        assert sorted(problems[: counts[task]]) == sorted(set(problems[: counts[task]]))
+
+
+def test_an_evaluation_takes_its_questions_of_each_task() -> None:
+    assert list_questions([5, 0, 3, 9], 4) == [0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11]

@@ -36,7 +36,7 @@ from bus.messages import (
 from bus.transport.reliable_transport import LinkLimits
 from configs.schema import RunConfig
 from policies.decider import Decider
-from policies.groups.group_starter import TokenizedProblem
+from policies.groups.group_starter import ProblemSet, TokenizedProblem
 from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Rules
 from tests.fakes import TOKENIZER, rules
@@ -112,7 +112,7 @@ class World:
 
     def problems(self) -> ProblemSets:
         made = [TokenizedProblem(f"q:{number}", "2", ids_to_bytes([65, 66, number])) for number in range(9)]
-        return ProblemSets(made, made[:4])
+        return ProblemSets(ProblemSet.of_one_task(made), ProblemSet.of_one_task(made[:4]))
 
     @property
     def rules(self) -> Rules:
@@ -120,7 +120,7 @@ class World:
         return rules(response_tokens=dialogue.response_tokens, max_calls_per_turn=dialogue.max_calls_per_turn)
 
     def deciders(self) -> dict[str, Mapping[str, Decider]]:
-        rollout = Rollout(self.rules, TOKENIZER)
+        rollout = Rollout({"": self.rules}, TOKENIZER)
         return {HEAD: build_head_deciders(self.run, self.problems()), ROLLOUT: {ROLLOUT: rollout}}
 
     # ---------------------------------------------------------------- the run

@@ -179,7 +179,7 @@ async def _probe_external_server(run: RunConfig, index: int) -> str:
 
 
 def _get_server_requirements(run: RunConfig, model: Path) -> ServerRequirements:
-    return ServerRequirements(run.engine, run.sglang, model, run.dialogue.sequence_tokens)
+    return ServerRequirements(run.engine, run.sglang, model, run.sequence_tokens)
 
 
 # ---------------------------------------------------------------- without a run

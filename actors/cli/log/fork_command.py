@@ -1,5 +1,6 @@
 """`asterism log fork`: continues a logged trajectory from one of its turns."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,11 +19,12 @@ from configs.errors import UnusableInput
 from configs.load import load_with_overrides
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
+from engine.data.task_formats import read_task_descriptions
 from engine.learner.checkpoints import CHECKPOINT_NAME
 from engine.model.tokenizer import FastTokenizer, load_tokenizer
 from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Rules, Trajectory
-from tasks.rewards.answer_scorer import AnswerScorer
+from tasks.hosting.task_services import build_task_services
 
 
 class ForkOptions(NamedTuple):
@@ -41,7 +43,7 @@ def fork_trajectory(folder: RunFolder, options: ForkOptions, console: Console) -
     check_json_path(options.json_file)
     run = load_with_overrides(folder.config, options.overrides, ("engine", "sandbox"))
     tokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
-    point = _find_fork_point(folder, build_rules(run, tokenizer), tokenizer, options)
+    point = _find_fork_point(folder, build_rules(run, read_task_descriptions(folder), tokenizer), tokenizer, options)
     checkpoint = _choose_checkpoint(folder, options, point.list_versions())
     trajectories = fork_trajectories(point.start, options.num_branches, options.seed)
     suppress_logs()
@@ -55,7 +57,9 @@ def fork_trajectory(folder: RunFolder, options: ForkOptions, console: Console) -
 # ---------------------------------------------------------------- fork point
 
 
-def _find_fork_point(folder: RunFolder, rules: Rules, tokenizer: FastTokenizer, options: ForkOptions) -> ForkPoint:
+def _find_fork_point(
+    folder: RunFolder, rules: Mapping[str, Rules], tokenizer: FastTokenizer, options: ForkOptions
+) -> ForkPoint:
     def replay(tool_result: ToolResult | None = None) -> ReplayedTrajectory:
         rollout = Rollout(rules, tokenizer)
         return replay_trajectory(find_log(folder, ROLLOUT), rollout, options.trajectory, tool_result)
@@ -75,11 +79,9 @@ def _find_fork_point(folder: RunFolder, rules: Rules, tokenizer: FastTokenizer, 
         raise UnusableInput(f"{flag}: turn {options.turn - 1} ran no call, so there is no result to replace")
     changed = replay(ToolResult(original.last_results[options.turn], stdout))
     if len(changed.turn_starts) <= options.turn:
-        raise UnusableInput(
-            f"{flag}: too long: it exhausts the response's {rules.response_tokens} tokens before turn {options.turn}"
-        )
-    # The branches' notebook is rebuilt from the cells that the original ran.
-    start = replace(changed.turn_starts[options.turn], cells=turn_start.cells)
+        raise UnusableInput(f"{flag}: too long: it exhausts the response's tokens before turn {options.turn}")
+    # The branches' notebook and instance are rebuilt from the calls that the original made.
+    start = replace(changed.turn_starts[options.turn], cells=turn_start.cells, environment=turn_start.environment)
     return ForkPoint(original, options.turn, start, stdout)
 
 
@@ -131,15 +133,16 @@ def _run_branches(
     from actors.engines.embedded_factory import build_embedded_engine
 
     _check_vocabulary(checkpoint, tokenizer)
-    pages = -(-run.dialogue.sequence_tokens // run.engine.page_tokens)
+    pages = -(-run.sequence_tokens // run.engine.page_tokens)
     needed = len(trajectories) * pages * run.engine.page_tokens
     engine = build_embedded_engine(run, checkpoint, kv_tokens=min(run.engine.kv_tokens, needed))
     sandbox = make_sandbox_of_run(run, folder, "fork")
     try:
-        rules, strict = build_rules(run, tokenizer), run.determinism == "strict"
-        scorer = AnswerScorer(sandbox, run.reward, run.dialogue, str(tokenizer.path.parent))
+        descriptions, strict = read_task_descriptions(folder), run.determinism == "strict"
+        rules = build_rules(run, descriptions, tokenizer)
+        tasks = build_task_services(run, folder, descriptions, sandbox, repeats_calls=True)
         return uvloop.run(
-            continue_trajectories(rules, tokenizer, engine, sandbox, trajectories, strict=strict, scorer=scorer)
+            continue_trajectories(rules, tokenizer, engine, sandbox, trajectories, strict=strict, tasks=tasks)
         )
     except ExceptionGroup as group:  # from the branch that failed; the others were cancelled
         raise group.exceptions[0] from group

@@ -14,12 +14,13 @@ from rich.table import Table
 
 from actors.cli.json_output import check_json_path, write_json
 from actors.cli.sandbox_commands import make_sandbox_of_run, suppress_logs
+from actors.launch.input_checks import describe_tasks
 from actors.replay.regrading import (
     RegradedTrajectory,
     StoredTrajectory,
+    SubmissionBuilder,
     read_rows_by_problem,
     read_stored_trajectories,
-    rebuild_submission,
     regrade,
 )
 from bus.messages import AnswerSubmitted
@@ -27,10 +28,10 @@ from configs.errors import UnusableInput
 from configs.load import list_differences, load_run, load_with_overrides
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
+from engine.data.task_formats import load_task_formats
 from engine.model.tokenizer import load_tokenizer
-from policies.dialogue.chat_format import build_dialogue_format
 from policies.step_metrics import divide
-from tasks.rewards.answer_scorer import AnswerScorer
+from tasks.hosting.task_services import build_task_services
 
 _SHOWN_CHANGES = 10
 _MAX_TEXT = 40
@@ -47,30 +48,45 @@ class RegradedRun(msgspec.Struct, frozen=True):
     changes: tuple[RegradedTrajectory, ...]
 
 
-def print_regraded(folder: RunFolder, overrides: Sequence[str], json_path: Path | None, console: Console) -> int:
-    """Returns the exit code: 1 if a trajectory could not be scored. Raises UnusableInput."""
+def print_regraded(
+    folder: RunFolder, task: str, overrides: Sequence[str], json_path: Path | None, console: Console
+) -> int:
+    """`task`: its name, or empty for all. Returns the exit code: 1 if a trajectory could not be scored.
+
+    Raises UnusableInput.
+    """
     check_json_path(json_path)
     suppress_logs()
-    other = load_with_overrides(folder.config, overrides, ("reward", "sandbox"))
-    regraded = asyncio.run(_regrade_run(folder, other))
+    if task:  # its part of the resolved configuration has a table [reward] of its own
+        overrides = [f"tasks.{task}.{each}" if each.startswith("reward.") else each for each in overrides]
+    other = load_with_overrides(folder.config, overrides, ("reward", "sandbox", "tasks"))
+    _check_task_name(task, other)
+    regraded = asyncio.run(_regrade_run(folder, other, task))
     _print_result(regraded, console)
     write_json(json_path, regraded)
     return 1 if regraded.failed else 0
 
 
-async def _regrade_run(folder: RunFolder, other: RunConfig) -> RegradedRun:
-    run, checkpoint = load_run(folder.config), folder.expand_path(other.model.checkpoint)
+def _check_task_name(task: str, run: RunConfig) -> None:
+    names = [each.name for each in run.tasks]
+    if task and task not in names:
+        known = f"its tasks are {', '.join(names)}" if names else "it has no [[tasks]]"
+        raise UnusableInput(f"--task {task}: the run has no such task; {known}")
+
+
+async def _regrade_run(folder: RunFolder, other: RunConfig, task: str) -> RegradedRun:
+    run = load_run(folder.config)
     sandbox = make_sandbox_of_run(other, folder, "regrade")
-    scorer = AnswerScorer(sandbox, other.reward, other.dialogue, str(checkpoint))
+    tasks = build_task_services(other, folder, describe_tasks(other, task), sandbox, repeats_calls=True)
     counts, changes = _Counts(), list[RegradedTrajectory]()
     try:
         await sandbox.start()
-        async for each in regrade(_iter_submissions(folder, run, other, counts), scorer):
+        async for each in regrade(_iter_submissions(folder, run, other, task, counts), tasks):
             counts.add(each)
             if each.new_reward is not None and each.is_changed:
                 changes.append(each)
     finally:
-        await scorer.close()
+        await tasks.close()
         await sandbox.close()
     if not counts.trajectories:
         raise UnusableInput(f"{folder.events}: no trajectory has finished")
@@ -109,16 +125,16 @@ class _Counts:
 
 
 def _iter_submissions(
-    folder: RunFolder, run: RunConfig, other: RunConfig, counts: _Counts
+    folder: RunFolder, run: RunConfig, other: RunConfig, task: str, counts: _Counts
 ) -> Iterator[tuple[StoredTrajectory, AnswerSubmitted]]:
     """Reads the data files only if the run has logged no rows and the functions need them."""
     tokenizer = load_tokenizer(folder.expand_path(other.model.checkpoint))
-    dialogue = build_dialogue_format(other.dialogue)
     rows: dict[str, bytes] | None = None
-    if other.reward.functions:
+    if not run.tasks and other.reward.functions:
         rows = {} if run.reward.functions else read_rows_by_problem(run, folder)
-    for stored in read_stored_trajectories(folder, counts.add_without_group):
-        yield stored, rebuild_submission(stored, tokenizer, dialogue, rows)
+    builder = SubmissionBuilder(tokenizer, load_task_formats(run, folder), rows)
+    for stored in read_stored_trajectories(folder, counts.add_without_group, task):
+        yield stored, builder.build(stored)
 
 
 # ---------------------------------------------------------------- output

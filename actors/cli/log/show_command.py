@@ -11,14 +11,16 @@ from rich.markup import escape
 from rich.text import Text
 
 from actors.cli.console import escape_controls
-from analysis.event_logs.describe import TextContext, describe, extract_texts, make_excerpt
+from analysis.event_logs.describe import TaskTexts, TextContext, describe, extract_texts, make_excerpt
 from analysis.event_logs.merged_events import EventFilter, MergedEvent, merge_events, read_start_time
 from analysis.event_logs.story import tell_story
 from bus.messages import AnyMessage
 from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.run_folder import RunFolder
+from engine.data.task_formats import read_task_descriptions
 from engine.model.tokenizer import load_tokenizer
+from policies.dialogue.chat_format import build_dialogue_format
 
 _POLL_INTERVAL_S = 0.2  # for new events
 _KINDS = tuple(kind.__name__ for kind in get_args(AnyMessage))
@@ -26,8 +28,13 @@ _KINDS = tuple(kind.__name__ for kind in get_args(AnyMessage))
 
 def load_text_context(folder: RunFolder) -> TextContext:
     """Raises UnusableInput if the run's tokenizer is missing."""
-    run = load_run(folder.config)
-    return TextContext(load_tokenizer(folder.expand_path(run.model.checkpoint)), run.dialogue)
+    run, descriptions = load_run(folder.config), read_task_descriptions(folder)
+    tasks: dict[str, TaskTexts] = {}
+    for task in run.resolved_tasks:
+        dialogue, description = task.get_dialogue(), descriptions.get(task.name)
+        kind = description.kind if description else "tools"
+        tasks[task.name] = TaskTexts(dialogue, build_dialogue_format(dialogue, description), kind)
+    return TextContext(load_tokenizer(folder.expand_path(run.model.checkpoint)), run.dialogue, tasks)
 
 
 def check_kind(kind: str) -> str:

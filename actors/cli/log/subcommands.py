@@ -247,14 +247,20 @@ def roc(
 
 
 @log_app.command("regrade")
-def regrade_run(run: RunArgument, override: SetOption = None, json_file: JsonOption = None) -> None:
+def regrade_run(
+    run: RunArgument,
+    task: Annotated[str, typer.Option(help="Name of a task: only its trajectories, and --set reward.KEY is its.")] = "",
+    override: SetOption = None,
+    json_file: JsonOption = None,
+) -> None:
     """Score the stored trajectories again with other rewards, without an engine.
 
-    Example: `--set reward.accept=any`, or `--set reward.functions.format=rewards.py:score_format`.
+    The calls of environments and dialogues are repeated in new instances. Example: `--set reward.accept=any`, or
+    `--task search --set reward.functions.format=rewards.py:score_format`.
     """
     from actors.cli.log.regrade_command import print_regraded
 
-    raise typer.Exit(print_regraded(open_run_folder(run), override or [], json_file, make_console()))
+    raise typer.Exit(print_regraded(open_run_folder(run), task, override or [], json_file, make_console()))
 
 
 @log_app.command()

@@ -17,7 +17,7 @@ from bus.addresses import HEAD, ROLLOUT
 from bus.event_log.writer import EventLog
 from configs.run_folder import RunFolder
 from policies.decider import Decider
-from policies.groups.group_starter import TokenizedProblem
+from policies.groups.group_starter import ProblemSet, TokenizedProblem
 from tests.recorded import write_world_logs
 from tests.simulation.test_faults import live
 from tests.simulation.world import World
@@ -42,16 +42,16 @@ def build_logged_problems(world: World, folder: RunFolder, purpose: Purpose, cou
 def build_deciders(world: World, folder: RunFolder, process: str) -> Mapping[str, Decider]:
     if process == ROLLOUT:
         return world.deciders()[ROLLOUT]
-    train, test = (len(each) for each in world.problems())
+    train, test = (each.counts for each in world.problems())
     logged = [build_logged_problems(world, folder, *each) for each in (("train", train), ("evaluate", test))]
-    return build_head_deciders(world.run, ProblemSets(*logged))
+    return build_head_deciders(world.run, ProblemSets(*map(ProblemSet, logged, (train, test))))
 
 
 @pytest.fixture
 def folder(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     monkeypatch.setattr(verification, "build_deciders", lambda process, run, at, _: build_deciders(world, at, process))
     folder = write_world_logs(world, tmp_path)
-    write_problem_counts(folder, ProblemCounts(*(len(each) for each in world.problems())))
+    write_problem_counts(folder, ProblemCounts(*(each.counts for each in world.problems())))
     return folder
 
 
@@ -153,6 +153,8 @@ def test_a_problem_that_no_process_logged_is_read_from_the_data_file(world: Worl
     log = tmp_path / "rollout-0.sqlite"
     EventLog(log).close()
     polls = iter((True, True, False))
-    problems = LoggedProblems(log, world.run, "train", 9, lambda: world.problems().train, lambda: next(polls))
-    assert problems[5] == world.problems().train[5]
+    problems = LoggedProblems(
+        log, world.run, "train", (9,), lambda: world.problems().train.problems, lambda: next(polls)
+    )
+    assert problems[5] == world.problems().train.problems[5]
     assert next(polls, None) is None  # the log was read until it could not grow any more

@@ -84,7 +84,7 @@ class Node:
             ],
         )
         self.supervisor = Supervisor(self.executors.build_programs(), self.children, SupervisionConfig())
-        self.rollout = Rollout(rules(max_turns=9), TOKENIZER)
+        self.rollout = Rollout({"": rules(max_turns=9)}, TOKENIZER)
         self.ended: list[TrajectoryFinished | TrajectoryFailed] = []
         self.head, self.generator = self._bus("head"), self._bus("generator-0")
         self.bus = self._bus("rollout-0")

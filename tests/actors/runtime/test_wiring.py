@@ -40,7 +40,7 @@ def run_with(folder: Path, questions: list[str], limit: int) -> RunConfig:
 
 def test_a_prompt_is_the_beginning_of_the_dialogue(tmp_path: Path) -> None:
     run = run_with(tmp_path, ["1 + 1?"], 10)
-    (problem,) = load_problem_sets(run, RunFolder(tmp_path), TOKENIZER).train
+    (problem,) = load_problem_sets(run, RunFolder(tmp_path), TOKENIZER).train.problems
     assert bytes_to_ids(problem.prompt_ids) == encode_segments(TOKENIZER, build_prompt_segments("1 + 1?", FORMAT))
     assert problem.ground_truth == "2"
 
@@ -49,7 +49,7 @@ def test_prompts_over_the_limit_are_skipped_and_counted_in_one_warning_per_file(
     run = run_with(tmp_path, ["1 + 1?", "x" * 50, "y" * 70, "2 + 2?"], 10)
     with capture_logs() as logs:
         problems = load_problem_sets(run, RunFolder(tmp_path), TOKENIZER)
-    assert len(problems.train) == len(problems.test) == 2
+    assert problems.train.counts == problems.test.counts == (2,)
     warnings = [entry for entry in logs if entry["event"] == "prompts.skipped"]
     assert [(entry["num_skipped"], entry["num_kept"]) for entry in warnings] == [(2, 2), (2, 2)]
     assert warnings[0]["longest_tokens"] == EMPTY + 70
@@ -65,6 +65,6 @@ def test_the_rules_have_the_ids_of_all_stop_tokens(tmp_path: Path) -> None:
     save_tokenizer(train_tokenizer(["some text"]), tmp_path)
     tokenizer = load_tokenizer(tmp_path)
     dialogue = DialogueConfig(stop_tokens=("<|im_end|>", "<|endoftext|>"), prefill="<think>")
-    rules = build_rules(RunConfig(name="r", dialogue=dialogue), tokenizer)
+    rules = build_rules(RunConfig(name="r", dialogue=dialogue), {}, tokenizer)[""]
     assert tokenizer.decode(rules.stop_token_ids) == "<|im_end|><|endoftext|>"
     assert rules.dialogue == build_dialogue_format(dialogue)

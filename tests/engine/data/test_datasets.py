@@ -8,7 +8,7 @@ import polars
 import pytest
 
 from engine.data.data_files import DatasetError
-from engine.data.datasets import QuestionReport, read_problems
+from engine.data.datasets import QuestionReport, RowLayout, read_problems
 
 
 def write_jsonl(path: Path, *rows: Any) -> Path:
@@ -104,7 +104,7 @@ def test_a_parquet_file_equals_the_same_rows_as_jsonl(tmp_path: Path) -> None:
     lines = read_problems(write_jsonl(tmp_path / "some.jsonl", *rows))
     listed = list(lines)
     assert [problem[1:3] for problem in read_problems(parquet)] == [problem[1:3] for problem in listed]
-    assert [problem.fields for problem in read_problems(parquet, all_columns=True)] == [
+    assert [problem.fields for problem in read_problems(parquet, layout=RowLayout(all_columns=True))] == [
         problem.fields for problem in listed
     ]
 

@@ -10,16 +10,20 @@ import pytest
 
 from configs.dialogue_options import DialogueConfig
 from engine.data.data_files import DatasetError
-from engine.data.sft_dialogues import TokenizedDialogue, read_sft_dialogues
+from engine.data.sft_dialogues import TokenizedDialogue, count_sft_dialogues, read_sft_dialogues
 from policies.dialogue.chat_format import (
+    DialogueFormat,
     TextSegment,
     build_dialogue_format,
+    build_opening_segments,
     build_prompt_segments,
     build_tool_turn_segments,
     build_user_turn_segments,
     encode_segments,
     format_tool_call,
 )
+from policies.tools.task_description import TaskDescription, TaskKind
+from policies.tools.tool_schema import ToolSchema
 
 FORMAT = build_dialogue_format(DialogueConfig(tools=("jupyter_code",)))
 
@@ -47,7 +51,7 @@ def file(tmp_path: Path) -> Path:
 
 def read_one(file: Path, *messages: Any) -> TokenizedDialogue:
     file.write_text(json.dumps({"messages": messages}) + "\n")
-    (sequence,) = read_sft_dialogues(file, LetterTokenizer(), FORMAT)
+    (sequence,) = read_sft_dialogues(file, LetterTokenizer(), {"": FORMAT})
     return sequence
 
 
@@ -138,7 +142,7 @@ def test_a_parquet_file_equals_the_same_rows_as_jsonl(file: Path, tmp_path: Path
     filled = [{"tool_calls": None, **message} for message in messages]
     parquet = tmp_path / "some.parquet"
     polars.DataFrame({"messages": [filled]}).write_parquet(parquet)
-    assert read_sft_dialogues(parquet, LetterTokenizer(), FORMAT) == [read_one(file, *messages)]
+    assert read_sft_dialogues(parquet, LetterTokenizer(), {"": FORMAT}) == [read_one(file, *messages)]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +162,7 @@ def test_a_parquet_file_equals_the_same_rows_as_jsonl(file: Path, tmp_path: Path
         ([USER, make_call_turn(tool_calls=7)], "`messages[1].tool_calls`: expected a list of calls"),
         (
             [USER, make_call_turn(tool_calls=[{"function": {"name": "search"}}])],
-            "`messages[1].tool_calls[0].name`: unknown function 'search'; this run's tools: jupyter_code",
+            "`messages[1].tool_calls[0].name`: unknown function 'search'; known: jupyter_code",
         ),
         (
             [USER, make_call_turn(tool_calls=[{"name": "jupyter_code"}])],
@@ -184,7 +188,7 @@ def test_the_texts_of_the_configuration_are_those_of_the_rollout(file: Path) -> 
     answer = {"role": "assistant", "content": "Yes."}
     rows = [USER, make_call_turn(tool_calls=[FUNCTION]), {"role": "tool", "content": "a"}, answer]
     file.write_text(json.dumps({"messages": [*rows, {"role": "user", "content": "2?"}, answer]}) + "\n")
-    (sequence,) = read_sft_dialogues(file, LetterTokenizer(), dialogue)
+    (sequence,) = read_sft_dialogues(file, LetterTokenizer(), {"": dialogue})
     segments = [
         *build_prompt_segments("1?", dialogue),
         TextSegment(f"<reason>Let me see.</reason>\n{CALL}<|im_end|>", True),
@@ -194,3 +198,88 @@ def test_the_texts_of_the_configuration_are_those_of_the_rollout(file: Path) -> 
         TextSegment("Yes.<|im_end|>", True),
     ]
     assert sequence.token_ids == encode_segments(LetterTokenizer(), segments)
+
+
+# ---------------------------------------------------------------- several tasks
+
+SEARCH = ToolSchema("search", "Search.", {"type": "object", "properties": {"query": {"type": "string"}}})
+
+
+def build_format(kind: TaskKind, *tools: ToolSchema) -> DialogueFormat:
+    return build_dialogue_format(DialogueConfig(tools=(), prefill=""), TaskDescription(kind, tools))
+
+
+def write_rows(file: Path, *rows: dict[str, Any]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_row_has_the_format_of_its_task_and_by_default_that_of_the_first(file: Path) -> None:
+    formats = {"math": FORMAT, "archive": build_format("tools", SEARCH)}
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "search", "arguments": {"query": "a"}}]}
+    found = [call, {"role": "tool", "content": "b"}, {"role": "assistant", "content": "b"}]
+    write_rows(file, {"messages": [USER, ANSWER]}, {"task": "archive", "messages": [USER, *found]})
+    math, archive = (
+        LetterTokenizer().decode(each.token_ids) for each in read_sft_dialogues(file, LetterTokenizer(), formats)
+    )
+    assert math.startswith("".join(segment.text for segment in build_prompt_segments("1?", FORMAT)))
+    assert archive.startswith("".join(segment.text for segment in build_prompt_segments("1?", formats["archive"])))
+    assert f"assistant\n{format_tool_call('search', {'query': 'a'})}<|im_end|>" in archive
+    assert count_sft_dialogues(file, formats, 10) == 2
+
+
+def test_an_unknown_task_is_reported_with_the_known_ones(file: Path) -> None:
+    formats = {"math": FORMAT, "archive": build_format("tools", SEARCH)}
+    for name, shown in (("chess", "'chess'"), (["math"], "['math']")):
+        write_rows(file, {"messages": [USER, ANSWER]}, {"task": name, "messages": [USER, ANSWER]})
+        for read in (
+            lambda: read_sft_dialogues(file, LetterTokenizer(), formats),
+            lambda: count_sft_dialogues(file, formats, 10),
+        ):
+            with pytest.raises(DatasetError) as caught:
+                read()
+            assert str(caught.value) == f"{file}: row 2, field `task`: unknown task {shown}; known: math, archive"
+
+
+def test_a_run_without_tasks_ignores_the_field(file: Path) -> None:
+    write_rows(file, {"task": "chess", "messages": [USER, ANSWER]})
+    assert len(read_sft_dialogues(file, LetterTokenizer(), {"": FORMAT})) == 1
+
+
+def test_a_task_of_a_parquet_file_is_read(tmp_path: Path) -> None:
+    formats = {"math": FORMAT, "plain": build_format("tools")}
+    parquet = tmp_path / "some.parquet"
+    polars.DataFrame({"messages": [[USER, {"role": "assistant", "content": "1"}]], "task": ["plain"]}).write_parquet(
+        parquet
+    )
+    assert count_sft_dialogues(parquet, formats, 10) == 1
+
+
+@pytest.mark.parametrize("kind", ["environment", "dialogue"])
+def test_the_first_message_of_a_task_with_an_opening_has_the_token_ids_of_the_rollout(
+    file: Path, kind: TaskKind
+) -> None:
+    dialogue = build_format(kind)
+    assert dialogue.has_opening
+    write_rows(file, {"messages": [{"role": "user", "content": "1?seen"}, {"role": "assistant", "content": "7"}]})
+    (sequence,) = read_sft_dialogues(file, LetterTokenizer(), {"task": dialogue})
+    # The rollout starts with the head, and appends the question with the observation later.
+    head = build_prompt_segments("", dialogue)[:1]
+    prompt = encode_segments(LetterTokenizer(), [*head, *build_opening_segments("1?seen", dialogue)])
+    assert sequence.token_ids[: len(prompt)] == prompt
+    assert sequence.loss_mask[: len(prompt) + 1] == [0] * len(prompt) + [1]
+
+
+def test_a_dialogue_has_the_users_turns_of_its_rollout(file: Path) -> None:
+    dialogue = build_format("dialogue")
+    turns = ["higher", "lower"]
+    messages: list[dict[str, str]] = [USER]
+    for turn in turns:
+        messages += [{"role": "assistant", "content": "5"}, {"role": "user", "content": turn}]
+    write_rows(file, {"messages": [*messages, {"role": "assistant", "content": "6"}]})
+    (sequence,) = read_sft_dialogues(file, LetterTokenizer(), {"game": dialogue})
+    segments = build_prompt_segments("1?", dialogue)
+    for turn in turns:
+        segments += [TextSegment("5<|im_end|>", True), *build_user_turn_segments(turn, dialogue)]
+    segments.append(TextSegment("6<|im_end|>", True))
+    assert sequence.token_ids == encode_segments(LetterTokenizer(), segments)
+    assert decode_generated(sequence) == "5<|im_end|>5<|im_end|>6<|im_end|>"

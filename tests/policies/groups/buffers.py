@@ -16,7 +16,7 @@ from bus.messages import (
 from configs.schema import RlConfig, RocConfig, RunConfig
 from policies.decider import Send
 from policies.groups.group_buffer import GroupBuffer
-from policies.groups.group_starter import TokenizedProblem
+from policies.groups.group_starter import ProblemSet, TokenizedProblem
 from tests.policies.groups.finished import finished
 
 TRAIN = [TokenizedProblem(f"train:{number}", str(number), bytes(8)) for number in range(99)]
@@ -63,7 +63,7 @@ class BufferDriver:
     """A group buffer, and its started groups."""
 
     def __init__(self, run: RunConfig) -> None:
-        self.buffer = GroupBuffer(run, TRAIN, TRAIN[:2])
+        self.buffer = GroupBuffer(run, ProblemSet.of_one_task(TRAIN), ProblemSet.of_one_task(TRAIN[:2]))
         self.groups: dict[int, StartGroup] = {}
 
     def request_step(self, step: int, version: int = 0) -> list[Send]:

@@ -24,7 +24,7 @@ from bus.messages import (
 from configs.schema import RlConfig, RocConfig, RunConfig
 from policies.decider import Send
 from policies.groups.group_buffer import GroupBuffer
-from policies.groups.group_starter import TokenizedProblem
+from policies.groups.group_starter import ProblemSet, TokenizedProblem
 from tests.policies.groups.buffers import get_collected, list_starts
 from tests.policies.groups.finished import finished
 
@@ -34,7 +34,7 @@ TEST = [TokenizedProblem(f"test:{number}", str(number), bytes(8)) for number in 
 
 
 def buffer(run: RunConfig = RUN) -> GroupBuffer:
-    return GroupBuffer(run, TRAIN, TEST)
+    return GroupBuffer(run, ProblemSet.of_one_task(TRAIN), ProblemSet.of_one_task(TEST))
 
 
 def begin_step(run: RunConfig = RUN) -> tuple[GroupBuffer, StartGroup, StartGroup]:

@@ -12,7 +12,7 @@ from bus.codec import decode
 from bus.messages import AnyMessage, Envelope, GroupJudged, RunFinished, WeightsLoaded, WeightsSynced
 from configs.schema import EvaluationConfig, RlConfig, RocConfig, RunConfig
 from policies.groups.group_buffer import GroupBuffer
-from policies.groups.group_starter import TokenizedProblem
+from policies.groups.group_starter import ProblemSet, TokenizedProblem
 from policies.recipe import Recipe
 from policies.step_metrics import Recorder
 
@@ -35,7 +35,7 @@ def test_a_recorded_synchronous_run_is_reproduced(name: str) -> None:
         for kind, count in (("train", 5), ("test", 3))
     )
     deciders = {
-        "buffer": GroupBuffer(run, train, test),
+        "buffer": GroupBuffer(run, ProblemSet.of_one_task(train), ProblemSet.of_one_task(test)),
         "recipe": Recipe(4, 3, 1.0, ("generator-0", "generator-1"), run.rl.max_staleness),
         "recorder": Recorder(4),
     }

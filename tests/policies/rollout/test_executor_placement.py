@@ -29,9 +29,9 @@ from bus.messages import (
     TrajectoryFailed,
 )
 from policies.decider import Send
+from policies.rollout.calls import keeps_effects
 from policies.rollout.executor_placement import ExecutorPlacement
 from policies.rollout.rollout import Rollout
-from policies.rollout.transitions import keeps_effects
 from tests.fakes import ANSWER, CALL, PROMPT, TOKENIZER, generated, rules
 
 
@@ -39,7 +39,7 @@ class Process:
     """A rollout process, with trajectories that generate given texts."""
 
     def __init__(self, trajectories: int, *joined: ExecutorJoined) -> None:
-        self.rollout = Rollout(rules(), TOKENIZER)
+        self.rollout = Rollout({"": rules()}, TOKENIZER)
         self.decide(StartGroup(0, "train", "q:1", "2", PROMPT, trajectories, 0, 1.0, 5))
         for number in range(trajectories):
             self.grant(number)

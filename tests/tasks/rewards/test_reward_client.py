@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tasks.rewards.reward_client import RewardClient, RewardFailure
 
 from bus.messages import AnswerSubmitted, RewardInput, ids_to_bytes
-from configs.schema import RewardConfig
+from configs.reward_options import RewardConfig
 from sandbox.contract import Grade, Sandbox, SandboxFailure
-from tasks.rewards.answer_scorer import AnswerScorer
-from tasks.rewards.reward_client import RewardClient, RewardFailure
+from tasks.hosting.answer_scorer import AnswerScorer
 from tasks.rewards.reward_functions import RewardSettings
 from tasks.tiny.cold_start_dialogues import generate_dialogues
 from tasks.tiny.prepare import iter_tokenizer_texts

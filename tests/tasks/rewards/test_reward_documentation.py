@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.load import load_run
-from tasks.rewards.answer_scorer import MATH
+from tasks.hosting.answer_scorer import MATH
 from tasks.rewards.finished_rollout import FinishedRollout
 from tasks.rewards.reward_functions import load_reward_functions
 

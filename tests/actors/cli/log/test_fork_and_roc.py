@@ -194,7 +194,7 @@ def test_a_fork_has_the_determinism_of_its_run(
     copy.config.write_text(resolved.replace('determinism = "fast"', f'determinism = "{determinism}"'))
     made: list[tuple[str, bool]] = []
 
-    async def record_strictness(*parts: object, strict: bool, scorer: object) -> list[EndedTrajectory]:
+    async def record_strictness(*parts: object, strict: bool, tasks: object) -> list[EndedTrajectory]:
         made.append(("executor", strict))
         return []
 
@@ -223,7 +223,7 @@ def test_a_replayed_trajectory_has_the_end_that_the_head_logged(folder: RunFolde
     run = load_run(folder.config)
     tokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
     for original in (answered(folder, 0), answered(folder, 1)):
-        rollout = Rollout(build_rules(run, tokenizer), tokenizer)
+        rollout = Rollout(build_rules(run, {}, tokenizer), tokenizer)
         assert replay_trajectory(folder.events / "rollout-0.sqlite", rollout, original.trajectory_id).end == original
 
 

@@ -1,0 +1,73 @@
+"""The tables [[tasks]]: what a run trains on. docs/tasks.md has examples."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from configs.dialogue_options import DialogueConfig
+from configs.reward_options import RewardConfig
+from configs.schema_tree import FilePath, ImportPath, PositiveFloat, PositiveInt, Section, require
+
+TaskName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
+
+
+class TaskConfig(Section, frozen=True, kw_only=True):
+    """Rows of data, and the tools, environment or dialogue that they are solved with."""
+
+    name: TaskName  # in metrics and logs
+    # Tool functions, an environment or a dialogue; empty: only the tools of [dialogue] (docs/tasks.md).
+    import_path: ImportPath = msgspec.field(name="import", default="")
+    data: FilePath  # training rows
+    test: FilePath = ""  # rows for evaluations; empty: none
+    weight: PositiveFloat = 1.0  # share of the groups, relative to the other tasks
+    parameters: dict[str, Any] = {}  # noqa: RUF012  # arguments of the environment's or the dialogue's constructor
+    call_limit_s: PositiveFloat = 30.0  # of a call of a tool, `reset`, `step` and `get_reward`
+    processes: PositiveInt = 1  # per executor, each with its part of the instances
+    python: FilePath = ""  # interpreter of these processes, with the task's packages; empty: that of the run
+    variables: dict[str, str] = {}  # noqa: RUF012  # environment variables of these processes
+    dialogue: DialogueConfig | None = None  # keys of [dialogue] that differ for this task
+    reward: RewardConfig | None = None  # keys of [reward] that differ for this task
+
+    @property
+    def key_prefix(self) -> str:
+        """Of the task's keys in messages."""
+        return f"tasks.{self.name}." if self.name else ""
+
+    def get_dialogue(self) -> DialogueConfig:
+        """Of a task of RunConfig.resolved_tasks."""
+        assert self.dialogue is not None
+        return self.dialogue
+
+    def get_reward(self) -> RewardConfig:
+        """Of a task of RunConfig.resolved_tasks."""
+        assert self.reward is not None
+        return self.reward
+
+
+def check_tasks(tasks: tuple[TaskConfig, ...]) -> None:
+    """Raise ValueError if two tasks have the same name, or a text names tools that the task lacks."""
+    names = [task.name for task in tasks]
+    repeated = next((name for name in names if names.count(name) > 1), "")
+    require(not repeated, f'tasks: the name "{repeated}" is used twice')
+    require(
+        len({task.get_reward().accept for task in tasks}) == 1,
+        "tasks: reward.accept must be the same for all tasks; set it in [reward]",
+    )
+    for task in tasks:
+        _check_weights(task)
+        where = f'tasks: "{task.name}": dialogue.system' if task.name else "dialogue.system"
+        require(
+            bool(task.import_path) or not task.get_dialogue().lacks_tools,
+            f"{where} must not contain {{tools}} without tools; add a tool, or remove {{tools}}",
+        )
+
+
+def _check_weights(task: TaskConfig) -> None:
+    """Without an import path, all components are functions; an environment has further ones."""
+    reward = task.get_reward()
+    unknown = [name for name in reward.weights if name not in reward.functions and not task.import_path]
+    where = f'tasks: "{task.name}": reward.weights' if task.name else "reward.weights"
+    require(not unknown, f"{where}.{''.join(unknown[:1])}: reward.functions has no such function")

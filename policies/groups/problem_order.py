@@ -1,0 +1,51 @@
+"""The order of a run's training problems: tasks by weight, and each task's problems in shuffled epochs."""
+
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+
+from policies.seeded_random import ORDER, mix, shuffle_range
+
+
+@lru_cache(maxsize=16)
+def _shuffle_epoch(num_problems: int, seed: int, epoch: int) -> list[int]:
+    return shuffle_range(num_problems, seed, ORDER, epoch)
+
+
+class ProblemOrder:
+    """Maps positions of an endless sequence to problems, numbered through all tasks.
+
+    The next task is the one furthest behind its share (smooth weighted round robin), so that each prefix of the
+    sequence has the shares of the weights.
+    """
+
+    def __init__(self, counts: Sequence[int], weights: Sequence[float], seed: int) -> None:
+        """`counts` and `weights`: number of problems and weight of each task."""
+        self._counts, self._weights = tuple(counts), tuple(weights)
+        self._offsets = [sum(self._counts[:task]) for task in range(len(self._counts))]
+        self._seeds = [mix(seed, ORDER, task) if task else seed for task in range(len(self._counts))]
+        self._tasks, self._places = array("H"), array("L")  # by position, as far as they are needed
+        self._taken = [0] * len(self._counts)  # positions of each task so far
+
+    def select(self, position: int) -> int:
+        """The number of the problem at `position`."""
+        while position >= len(self._tasks):
+            self._append_position()
+        task = self._tasks[position]
+        epoch, place = divmod(self._places[position], self._counts[task])
+        return self._offsets[task] + _shuffle_epoch(self._counts[task], self._seeds[task], epoch)[place]
+
+    def _append_position(self) -> None:
+        share = (len(self._tasks) + 1) / sum(self._weights)
+        task = max(range(len(self._counts)), key=lambda each: share * self._weights[each] - self._taken[each])
+        self._tasks.append(task)
+        self._places.append(self._taken[task])
+        self._taken[task] += 1
+
+
+def list_questions(counts: Sequence[int], wanted: int) -> list[int]:
+    """The numbers of an evaluation's questions: up to `wanted` of each task, numbered through all tasks."""
+    offsets = [sum(counts[:task]) for task in range(len(counts))]
+    return [
+        offset + index for offset, count in zip(offsets, counts, strict=True) for index in range(min(wanted, count))
+    ]

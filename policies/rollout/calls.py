@@ -1,0 +1,242 @@
+"""Transitions of a trajectory that calls tools, an environment or a dialogue."""
+
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from bus.messages import (
+    OPENING_CALL,
+    AnsweredCall,
+    AnswerSubmitted,
+    CallFailed,
+    CodeFinished,
+    CodeOk,
+    CodeOutcome,
+    CodeOutOfMemory,
+    CodeRaised,
+    CodeRequested,
+    EnvironmentCalled,
+    EnvironmentOutcome,
+    EnvironmentRaised,
+    EnvironmentRestored,
+    EnvironmentReturned,
+    EnvironmentTimedOut,
+    LeasePaused,
+    Observation,
+    ProtocolError,
+    SessionRestored,
+    build_blank_record,
+    digest_outcome,
+    ids_to_bytes,
+)
+from configs.schema import DialogueConfig
+from policies.decider import Send
+from policies.dialogue.chat_format import (
+    TextTokenizer,
+    build_opening_segments,
+    build_tool_turn_segments,
+    build_user_turn_segments,
+    encode_segments,
+)
+from policies.dialogue.parse_turn import MalformedCall, ToolCall
+from policies.dialogue.tool_results import (
+    contains_error,
+    format_call_not_run,
+    format_malformed_call,
+    format_result,
+    is_failure,
+    truncate_middle,
+)
+from policies.rollout.endings import EXECUTOR, Transition, fail, request_lease, retry, stop
+from policies.rollout.trajectory import Rules, Trajectory
+
+
+def call_tools(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float) -> Transition:
+    if rules.kind != "dialogue" and trajectory.turn >= rules.max_turns:
+        return stop(rules, trajectory, now, "turns")
+    texts = tuple(format_refusal(rules, place, call) for place, call in enumerate(trajectory.requested))
+    refused = [text for text in texts if text is not None]
+    trajectory = replace(
+        trajectory.enter_phase("calling", now),
+        results=texts,
+        calls_failed=trajectory.calls_failed + len(refused),
+        responses_with_error=trajectory.responses_with_error
+        + sum(contains_error(None, text, rules.result_format) for text in refused),
+    )
+    numbers = [trajectory.calls + place for place, text in enumerate(texts) if text is None]
+    if not numbers:
+        return append_results(rules, tokenizer, trajectory, now)
+    requests = [trajectory.build_call_request(number) for number in numbers]
+    uses_notebook = any(isinstance(request, CodeRequested) and request.tool == "jupyter_code" for request in requests)
+    has_session = trajectory.has_session or uses_notebook
+    paused = Send(rules.arbiter, LeasePaused(trajectory.trajectory_id, trajectory.record.num_tokens))
+    return replace(trajectory, has_session=has_session), [*(Send(EXECUTOR, request) for request in requests), paused]
+
+
+def format_refusal(rules: Rules | DialogueConfig, place: int, call: ToolCall | MalformedCall) -> str | None:
+    """The result of a call that cannot run; None if it can."""
+    if isinstance(call, MalformedCall):
+        return format_malformed_call(call.error, rules.result_characters, rules.result_format)
+    if place >= rules.max_calls_per_turn:
+        reason = f"not run: at most {rules.max_calls_per_turn} calls a turn"
+        return format_call_not_run(reason, rules.result_characters, rules.result_format)
+    return None
+
+
+def on_code_finished(
+    rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float, event: CodeFinished
+) -> Transition:
+    call = trajectory.build_call_request(event.call)
+    assert isinstance(call, CodeRequested)
+    text = format_result(event.outcome, rules.result_characters, rules.result_format, call.code)
+    changes_notebook = call.tool == "jupyter_code" and keeps_effects(event.outcome)
+    trajectory = replace(
+        _set_result(trajectory, event.call, text),
+        cells=(*trajectory.cells, call) if changes_notebook else trajectory.cells,
+        calls_failed=trajectory.calls_failed + is_failure(event.outcome),
+        responses_with_error=trajectory.responses_with_error + contains_error(event.outcome, text, rules.result_format),
+    )
+    if None in trajectory.results:
+        return trajectory, []
+    return append_results(rules, tokenizer, trajectory, now)
+
+
+def _set_result(trajectory: Trajectory, number: int, text: str) -> Trajectory:
+    place = number - trajectory.calls
+    return replace(trajectory, results=(*trajectory.results[:place], text, *trajectory.results[place + 1 :]))
+
+
+def keeps_effects(outcome: CodeOutcome) -> bool:
+    """After a cell that times out, crashes or is refused, the notebook restores its state."""
+    return isinstance(outcome, CodeOk | CodeRaised | CodeOutOfMemory)
+
+
+def retry_call(rules: Rules, trajectory: Trajectory, now: float, event: CallFailed) -> Transition:
+    """Retry the call, or fail the trajectory; SessionEnded then stops its other open calls."""
+    if event.call in trajectory.retried_calls:
+        return fail(rules, trajectory, now, event.cause)
+    trajectory = replace(trajectory, retried_calls=(*trajectory.retried_calls, event.call))
+    return trajectory, [Send(EXECUTOR, trajectory.build_call_request(event.call))]
+
+
+def lose_executor(rules: Rules, trajectory: Trajectory, now: float, cause: str) -> Transition:
+    """Open calls are retried once, like after any failure, or the trajectory fails."""
+    trajectory = replace(trajectory, executor="")
+    if trajectory.phase == "grading":
+        return retry(rules, trajectory, now, cause)
+    open_calls = trajectory.open_calls
+    if not set(open_calls).isdisjoint(trajectory.retried_calls):
+        return fail(rules, trajectory, now, cause)
+    return replace(trajectory, retried_calls=(*trajectory.retried_calls, *open_calls)), []
+
+
+CallRequest = SessionRestored | EnvironmentRestored | CodeRequested | EnvironmentCalled | AnswerSubmitted
+
+
+def build_pending_requests(trajectory: Trajectory) -> list[CallRequest]:
+    """The requests for a newly assigned executor: notebook and environment, then the open calls."""
+    restored: list[CallRequest] = []
+    tid = trajectory.trajectory_id
+    if trajectory.environment.calls:
+        restored.append(EnvironmentRestored(tid, trajectory.group.task, trajectory.environment.calls))
+    if trajectory.phase == "grading":
+        return [*restored, trajectory.build_submission()]
+    if not trajectory.open_calls:
+        return []
+    if trajectory.cells:
+        restored.append(SessionRestored(tid, trajectory.cells))
+    return [*restored, *map(trajectory.build_call_request, trajectory.open_calls)]
+
+
+def append_results(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float) -> Transition:
+    """Append the results, and end the trajectory if no token or turn is left for an answer."""
+    texts = [text for text in trajectory.results if text is not None]
+    if rules.kind == "dialogue":
+        segments = build_user_turn_segments(texts[0], rules.dialogue)
+    else:
+        segments = build_tool_turn_segments(texts, rules.dialogue)
+    observation = encode_segments(tokenizer, segments)
+    answer = trajectory.answer if rules.kind == "dialogue" else ""
+    trajectory = replace(
+        trajectory, calls=trajectory.calls + len(trajectory.results), requested=(), results=(), answer=answer
+    )
+    if rules.kind == "dialogue" and trajectory.turn >= rules.max_turns:
+        return stop(rules, trajectory, now, "turns")
+    if trajectory.record.response_tokens + len(observation) >= rules.response_tokens:
+        return stop(rules, trajectory, now, "length")
+    return request_lease(
+        rules, replace(trajectory.enter_phase("leasing", now), record=trajectory.record.append_observation(observation))
+    )
+
+
+# ---------------------------------------------------------------- environments
+
+
+def open_environment(trajectory: Trajectory) -> Transition:
+    """Wait for the first observation. The trajectory takes a lease after it."""
+    opening = replace(trajectory, phase="calling", holds_lease=False, has_session=True)
+    return opening, [Send(EXECUTOR, opening.build_call_request(OPENING_CALL))]
+
+
+def on_opened(
+    rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float, event: EnvironmentReturned
+) -> Transition:
+    """The first observation ends the prompt."""
+    observation = event.outcome
+    if not isinstance(observation, Observation):
+        raise ProtocolError(
+            f"trajectory {trajectory.trajectory_id} has no first observation: an executor fails the call"
+        )
+    added = encode_segments(tokenizer, build_opening_segments(observation.content, rules.dialogue))
+    prompt_ids = trajectory.group.prompt_ids + ids_to_bytes(added)
+    trajectory = replace(_add_answered_call(trajectory, event), record=build_blank_record(prompt_ids))
+    length = trajectory.record.num_tokens
+    if length > rules.prompt_tokens:
+        cause = (
+            f"environment: the prompt with the first observation exceeds dialogue.prompt_tokens = {rules.prompt_tokens}"
+        )
+        return fail(rules, trajectory, now, cause)
+    return request_lease(rules, trajectory.enter_phase("leasing", now))
+
+
+def on_environment_returned(
+    rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float, event: EnvironmentReturned
+) -> Transition:
+    outcome = event.outcome
+    text = format_environment_result(outcome, rules.result_characters)
+    failed = not isinstance(outcome, Observation)
+    trajectory = _add_answered_call(trajectory, event)
+    if not rules.dialogue.has_opening:  # there is no instance to restore
+        trajectory = replace(trajectory, environment=replace(trajectory.environment, calls=()))
+    trajectory = replace(
+        _set_result(trajectory, event.call, text),
+        calls_failed=trajectory.calls_failed + failed,
+        responses_with_error=trajectory.responses_with_error + (failed and "error" in text.lower()),
+    )
+    if None in trajectory.results:
+        return trajectory, []
+    if trajectory.is_done:
+        calls = trajectory.calls + len(trajectory.results)
+        return stop(rules, replace(trajectory, calls=calls), now, "done")
+    return append_results(rules, tokenizer, trajectory, now)
+
+
+def format_environment_result(outcome: EnvironmentOutcome, limit: int) -> str:
+    match outcome:
+        case Observation(content=content):
+            return truncate_middle(content, limit)
+        case EnvironmentRaised(error=error):
+            return format_call_not_run(error, limit)
+        case EnvironmentTimedOut(limit_s=limit_s):
+            return format_call_not_run(f"TimeoutError: no result within {limit_s:g} s", limit)
+        case _:
+            assert_never(outcome)
+
+
+def _add_answered_call(trajectory: Trajectory, event: EnvironmentReturned) -> Trajectory:
+    request, outcome = trajectory.build_call_request(event.call), event.outcome
+    assert isinstance(request, EnvironmentCalled)
+    answered = AnsweredCall(request.method, request.arguments, digest_outcome(outcome))
+    history = trajectory.environment.add_call(answered, outcome)
+    is_done = trajectory.is_done or (isinstance(outcome, Observation) and outcome.stop)
+    return replace(trajectory, environment=history, is_done=is_done)

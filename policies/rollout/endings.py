@@ -1,0 +1,108 @@
+"""Transitions that end a trajectory, retry, or take and release its resources.
+
+EXECUTOR is a placeholder address; policies.rollout.rollout replaces it by the assigned executor.
+"""
+
+from msgspec.structs import replace
+
+from bus.messages import (
+    Ending,
+    LeaseReleased,
+    LeaseRequested,
+    SessionEnded,
+    TrajectoryAborted,
+    TrajectoryFailed,
+    TrajectoryFinished,
+)
+from policies.decider import Send
+from policies.rollout.trajectory import Rules, Trajectory
+
+MAX_RETRIES = 1  # after infrastructure failures of a turn, a grading or a call
+EXECUTOR = "executor"
+
+Transition = tuple[Trajectory, list[Send]]
+
+
+def request_lease(rules: Rules, trajectory: Trajectory) -> Transition:
+    record = trajectory.record
+    request = LeaseRequested(
+        trajectory_id=trajectory.trajectory_id,
+        group_id=trajectory.group.group_id,
+        turn=trajectory.turn,
+        lease=trajectory.lease + 1,
+        tokens=record.num_tokens,
+        prompt_tokens=len(trajectory.group.prompt_ids) // 4,
+        max_new_tokens=rules.response_tokens - record.response_tokens,
+    )
+    return replace(trajectory, holds_lease=True), [Send(rules.arbiter, request)]
+
+
+def retry(rules: Rules, trajectory: Trajectory, now: float, cause: str, *retry_sends: Send) -> Transition:
+    if trajectory.retries < MAX_RETRIES:
+        return replace(trajectory, retries=trajectory.retries + 1), list(retry_sends)
+    return fail(rules, trajectory, now, cause)
+
+
+def fail(rules: Rules, trajectory: Trajectory, now: float, cause: str) -> Transition:
+    trajectory, sends = _release_resources(rules, trajectory.enter_phase("ended", now))
+    failure = TrajectoryFailed(trajectory.trajectory_id, trajectory.group.group_id, cause)
+    return trajectory, [*sends, Send(rules.buffer, failure)]
+
+
+def stop(rules: Rules, trajectory: Trajectory, now: float, ending: Ending) -> Transition:
+    """Grade the answer; with reward functions, also a trajectory without one. Unanswered calls do not count."""
+    trajectory = replace(trajectory, ending=ending, requested=(), results=())
+    if ending != "answered" and not trajectory.group.row:
+        return end(rules, trajectory, now, 0.0, {})
+    trajectory, releases = release_lease(rules, trajectory.enter_phase("grading", now))
+    return trajectory, [*releases, Send(EXECUTOR, trajectory.build_submission())]
+
+
+def end(rules: Rules, trajectory: Trajectory, now: float, reward: float, components: dict[str, float]) -> Transition:
+    trajectory, sends = _release_resources(rules, trajectory.enter_phase("ended", now))
+    waits = trajectory.waits
+    finished = TrajectoryFinished(
+        trajectory_id=trajectory.trajectory_id,
+        group_id=trajectory.group.group_id,
+        reward=reward,
+        ending=trajectory.ending,
+        record=trajectory.record,
+        turns=trajectory.turn,
+        calls=trajectory.calls,
+        calls_failed=trajectory.calls_failed,
+        responses_with_error=trajectory.responses_with_error,
+        answer_opens=trajectory.answer_opens,
+        answer_closes=trajectory.answer_closes,
+        lease_wait_s=waits.leasing,
+        generation_s=waits.generating,
+        tools_s=waits.calling,
+        grading_s=waits.grading,
+        components=components,
+        environment=trajectory.environment,
+    )
+    return trajectory, [*sends, Send(rules.buffer, finished)]
+
+
+def end_aborted(rules: Rules, trajectory: Trajectory, now: float) -> Transition:
+    if trajectory.phase == "grading":
+        trajectory = replace(trajectory, has_session=True)  # SessionEnded stops the grading
+    trajectory, sends = _release_resources(rules, trajectory.enter_phase("ended", now))
+    tid, group_id = trajectory.trajectory_id, trajectory.group.group_id
+    aborted = TrajectoryAborted(tid, group_id, trajectory.aborted, trajectory.record.response_tokens)
+    return trajectory, [*sends, Send(rules.buffer, aborted)]
+
+
+def _release_resources(rules: Rules, trajectory: Trajectory) -> Transition:
+    trajectory, sends = release_lease(rules, trajectory)
+    if trajectory.has_session or None in trajectory.results:
+        sends.append(Send(EXECUTOR, SessionEnded(trajectory.trajectory_id)))
+    return replace(trajectory, has_session=False), sends
+
+
+def release_lease(rules: Rules, trajectory: Trajectory) -> Transition:
+    """Release at the engine first, so that the arbiter never grants tokens in use."""
+    if not trajectory.holds_lease:
+        return trajectory, []
+    released = LeaseReleased(trajectory.trajectory_id, trajectory.record.num_tokens)
+    receivers = [trajectory.engine, rules.arbiter] if trajectory.engine else [rules.arbiter]
+    return replace(trajectory, holds_lease=False), [Send(receiver, released) for receiver in receivers]

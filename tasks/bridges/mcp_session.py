@@ -1,0 +1,161 @@
+"""One MCP session. A task of its own opens and closes the client, because anyio requires one task for both.
+
+The methods may be called in any other task, and cancelled there: the session stays usable.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, TypeVar
+
+from tasks.contract import Fault
+
+Answer = TypeVar("Answer")
+
+_CLOSE_LIMIT_S = 10.0  # mcp kills the process of a server that does not exit within 7 s
+_MAX_PAGES = 100  # of a list of tools
+# JSON-RPC errors that a call of the model does not cause: parse error, invalid request, method not found,
+# connection closed, request timeout. mcp reports HTTP errors as internal errors with a text of its own.
+_LOST_CODES = frozenset({-32700, -32600, -32601, -32000, -32001})
+_HTTP_ERROR = "Server returned an error response"
+
+_tasks: set[asyncio.Task[None]] = set()  # asyncio itself has only weak references to tasks
+
+
+class McpToolError(Exception):
+    """A tool failed. The message is for the model."""
+
+
+class McpTool(Protocol):
+    name: str
+    description: str | None
+    input_schema: dict[str, Any]
+
+
+class McpToolPage(Protocol):
+    tools: Sequence[McpTool]
+    next_cursor: str | None
+
+
+class McpBlock(Protocol):
+    """A block of a result. Its type determines which of the other attributes it has."""
+
+    type: str
+    text: str
+    uri: object
+    resource: object
+
+
+class McpCallResult(Protocol):
+    content: Sequence[McpBlock]
+    structured_content: Any
+    is_error: bool
+
+
+class McpClient(Protocol):
+    """The part of `mcp.Client` that this file uses."""
+
+    async def list_tools(self, *, cursor: str | None = None) -> McpToolPage: ...
+    async def call_tool(self, name: str, arguments: dict[str, Any]) -> McpCallResult: ...
+
+
+class McpSession:
+    def __init__(
+        self, client: AbstractAsyncContextManager[McpClient], server: str, error_reply: type[Exception]
+    ) -> None:
+        """`server` is the server's name in messages, `error_reply` the client's exception for a JSON-RPC error."""
+        self._connecting, self._server, self._error_reply = client, server, error_reply
+        self._opened, self._closing = asyncio.Event(), asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._client: McpClient | None = None
+        self._failure = ""
+
+    async def open(self) -> None:
+        """Connects and initializes. Raises Fault."""
+        self._task = asyncio.create_task(self._run())
+        _tasks.add(self._task)
+        self._task.add_done_callback(_tasks.discard)
+        await _wait_for_either(asyncio.create_task(self._opened.wait()), self._task)
+        if self._client is None:
+            raise Fault(f"{self._server} did not start a session: {self._failure}")
+
+    async def _run(self) -> None:
+        try:
+            async with self._connecting as self._client:
+                self._opened.set()
+                await self._closing.wait()
+        # The edge to foreign code: errors of processes, sockets, HTTP and the protocol, alone and in groups.
+        except Exception as error:
+            self._failure = _describe(error)
+        finally:
+            self._client = None
+
+    async def list_tools(self) -> list[McpTool]:
+        """All pages of the server's list. Raises Fault."""
+        tools: list[McpTool] = []
+        cursor: str | None = None
+        for _ in range(_MAX_PAGES):
+            client = self._get_client()
+            try:
+                page = await self._request(client.list_tools(cursor=cursor))
+            except McpToolError as error:
+                raise Fault(f"{self._server} does not list its tools: {error}") from error
+            tools += page.tools
+            cursor = page.next_cursor
+            if cursor is None:
+                return tools
+        raise Fault(f"{self._server} lists its tools on more than {_MAX_PAGES} pages")
+
+    async def call_tool(self, name: str, arguments: dict[str, Any]) -> McpCallResult:
+        """Raises Fault if the connection is lost, and McpToolError if the server refuses the call."""
+        return await self._request(self._get_client().call_tool(name, arguments))
+
+    async def close(self) -> None:
+        """Also while `open` or a call waits."""
+        if self._task is None:
+            return
+        if self._client is None:
+            self._task.cancel()
+        self._closing.set()
+        # A wait, unlike an await, does not pass its own cancellation on: the task always finishes.
+        done, _ = await asyncio.wait({self._task}, timeout=_CLOSE_LIMIT_S)
+        if not done:
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=_CLOSE_LIMIT_S)
+
+    def _get_client(self) -> McpClient:
+        if self._client is None:
+            raise Fault(f"{self._server} has no open session{self._failure and f': {self._failure}'}")
+        return self._client
+
+    async def _request(self, request: Coroutine[Any, Any, Answer]) -> Answer:
+        assert self._task is not None
+        call = asyncio.create_task(request)
+        if not await _wait_for_either(call, self._task):
+            raise Fault(f"{self._server} closed the session: {self._failure}")
+        try:
+            return call.result()
+        except self._error_reply as error:
+            if getattr(error, "code", 0) in _LOST_CODES or _HTTP_ERROR in str(error):
+                raise Fault(f"{self._server} closed the session: {error}") from error
+            raise McpToolError(str(error)) from error
+        except RuntimeError as error:  # the result does not have the schema that the tool declares
+            raise McpToolError(str(error)) from error
+        except Exception as error:  # the edge to foreign code: errors of streams, HTTP and decoding
+            raise Fault(f"{self._server} does not answer: {_describe(error)}") from error
+
+
+async def _wait_for_either(wanted: asyncio.Task[Any], session: asyncio.Task[None]) -> bool:
+    """Whether the wanted task ended; else it is cancelled, because the session ended or the caller is cancelled."""
+    try:
+        await asyncio.wait({wanted, session}, return_when=asyncio.FIRST_COMPLETED)
+        return wanted.done()
+    finally:
+        wanted.cancel()
+
+
+def _describe(error: BaseException) -> str:
+    """The first error of a group, which is the cause of the others."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"

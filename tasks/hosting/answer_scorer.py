@@ -1,0 +1,72 @@
+"""Scores finished trajectories of one task: the sandbox's grader, the environment, reward functions, and their
+weighted sum."""
+
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from bus.messages import AnswerSubmitted, add_by_name
+from configs.reward_options import RewardConfig
+from policies.tools.task_description import TaskDescription
+from sandbox.contract import Sandbox
+from tasks.hosting.host_pool import HostPool
+from tasks.hosting.host_process import HostFailure
+
+MATH = "math"  # in reward.functions: the sandbox's grader
+CORRECT = "correct"  # component of the grader if there are no reward functions
+
+
+class Score(NamedTuple):
+    reward: float
+    components: dict[str, float]
+    duration_s: float
+
+
+class AnswerScorer:
+    """`pool` has the reward functions and the instances; None for a task with neither."""
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        config: RewardConfig,
+        description: TaskDescription | None = None,
+        pool: HostPool | None = None,
+    ) -> None:
+        functions = list_reward_functions(config, description)
+        self._sandbox, self._pool = sandbox, pool
+        self._weights = config.weights
+        self._functions = tuple(functions)
+        self._graded = [name for name, spec in functions.items() if spec == MATH]
+        self._has_functions = len(self._graded) < len(functions)
+        self._has_instances = description is not None and description.has_instances
+
+    async def score(self, submission: AnswerSubmitted) -> Score:
+        """Raises SandboxFailure for the grader; HostFailure for a function, or if nothing scores the trajectory."""
+        began_s = time.monotonic()
+        rewards = dict(submission.rewards)
+        components: dict[str, float] = {}
+        duration_s: float | None = None
+        if self._graded:
+            correct = 0.0
+            if submission.reward_input is None or submission.reward_input.ending == "answered":
+                grade = await self._sandbox.grade(submission)
+                correct, duration_s = float(grade.correct), grade.duration_s
+            components = dict.fromkeys(self._graded, correct)
+        if self._pool is not None and (self._has_functions or self._has_instances):
+            scored = await self._pool.score(submission)
+            components |= scored.components
+            rewards = add_by_name(rewards, scored.environment)
+            duration_s = None
+        rewards = add_by_name(rewards, {name: components[name] for name in self._functions if name in components})
+        if not rewards and not self._has_instances:
+            raise HostFailure("no reward function scored the trajectory")
+        reward = sum(self._weights.get(name, 1.0) * value for name, value in rewards.items())
+        elapsed_s = time.monotonic() - began_s if duration_s is None else duration_s
+        return Score(reward, {**submission.metrics, **components, **rewards}, elapsed_s)
+
+
+def list_reward_functions(config: RewardConfig, description: TaskDescription | None) -> Mapping[str, str]:
+    """By component. Without configured ones it is the grader, or none if the task has instances."""
+    if config.functions or (description is not None and description.has_instances):
+        return config.functions
+    return {CORRECT: MATH}

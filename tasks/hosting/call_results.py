@@ -1,0 +1,111 @@
+"""What a task's code returned, as the observation that the model reads."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, SupportsFloat, cast
+
+from bus.messages import Observation
+from policies.dialogue.tool_results import truncate_middle
+from tasks.contract import Fault
+
+_MAX_SHOWN_CHARACTERS = 80
+_RESULT_KEYS = {"content", "messages", "stop", "done", "rewards", "metrics", "fault"}
+_CONTENT_KEYS = ("content", "messages")  # of a tool's result; of a dialogue's opening or reply
+
+
+class UnusableResult(Exception):
+    """The task's code returned something that is neither text nor a result. The message names its type."""
+
+
+class _Fields(NamedTuple):
+    content: object
+    stop: bool
+    rewards: object
+    metrics: object
+    fault: object
+
+
+def build_observation(value: object, limit: int) -> Observation:
+    """Raises UnusableResult, and Fault if the result has one. `limit`: characters of the content."""
+    fields = _read_fields(value)
+    if fields is None:
+        return Observation(truncate_middle(render_text(value), limit))
+    if fields.fault is not None:
+        raise Fault(str(fields.fault))
+    content = truncate_middle(render_text(fields.content), limit)
+    rewards, metrics = parse_numbers(fields.rewards, "rewards"), parse_numbers(fields.metrics, "metrics")
+    return Observation(content, fields.stop, rewards, metrics)
+
+
+def _read_fields(value: object) -> _Fields | None:
+    """None for a plain value. An object or a dict with the names of a result's fields is a result."""
+    if isinstance(value, dict):
+        table = cast(dict[str, Any], value)
+        if not set(table) <= _RESULT_KEYS:
+            return None
+    else:
+        table = {key: getattr(value, key) for key in _RESULT_KEYS if hasattr(value, key)}
+    key = next((key for key in _CONTENT_KEYS if key in table), None)
+    if key is None:
+        return None
+    stop = bool(table.get("stop") or table.get("done"))
+    return _Fields(table[key], stop, table.get("rewards"), table.get("metrics"), table.get("fault"))
+
+
+def render_text(value: object) -> str:
+    """Text as it is, numbers as Python prints them, texts of messages and content blocks joined, other lists and
+    dicts as JSON. Raises UnusableResult for anything else."""
+    match value:
+        case str():
+            return value.encode("utf-8", "replace").decode()
+        case None | bool() | int() | float():
+            return str(value)
+        case list() | tuple() if value and all(map(_is_block, cast(Sequence[object], value))):
+            return "\n\n".join(_render_block(block) for block in cast(Sequence[dict[str, Any]], value))
+        case list() | tuple() | dict():
+            try:
+                return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode()
+            except (TypeError, ValueError, RecursionError) as error:
+                raise UnusableResult(f"returned {_describe(value)}, which is no JSON value: {error}") from None
+        case _:
+            raise UnusableResult(f"returned {_describe(value)}; expected text, a JSON value or a ToolResult")
+
+
+def _is_block(value: object) -> bool:
+    """Whether it is a message ("role" and "content") or a content block ("type")."""
+    return isinstance(value, dict) and (
+        {"role", "content"} <= value.keys() or (isinstance(value.get("type"), str) and len(cast(Any, value)) > 1)
+    )
+
+
+def _render_block(block: Mapping[str, Any]) -> str:
+    if "content" in block:
+        return render_text(block["content"])
+    if block["type"] != "text" or not isinstance(block.get("text"), str):
+        raise UnusableResult(f'returned a content block of the type "{block["type"]}"; only text is supported')
+    return render_text(block["text"])
+
+
+def parse_numbers(value: object, name: str) -> dict[str, float]:
+    """Raises UnusableResult unless they are finite numbers by name."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise UnusableResult(f"returned {name} = {_describe(value)}; expected numbers by name")
+    return {
+        str(key): parse_number(number, f"{name}.{key}") for key, number in cast(Mapping[object, object], value).items()
+    }
+
+
+def parse_number(value: object, name: str) -> float:
+    """Raises UnusableResult unless it is a finite number."""
+    if not isinstance(value, SupportsFloat) or not math.isfinite(number := float(value)):
+        raise UnusableResult(f"returned {name} = {_describe(value)}; expected a finite number")
+    return number
+
+
+def _describe(value: object) -> str:
+    text = repr(value) if isinstance(value, str | int | float | None) else ""
+    name = type(value).__name__
+    return f"{name} {text[:_MAX_SHOWN_CHARACTERS]}" if text else name

@@ -1,0 +1,286 @@
+"""A host process: `python -m tasks.hosting.host SETTINGS [--socket FD]`.
+
+SETTINGS is HostSettings as JSON. Without a socket it loads the task and its reward functions and prints the task's
+description as JSON: exit code 0, or the error on stderr. With one, it answers requests until the client closes the
+connection. Calls of different trajectories overlap; sync functions run in threads, sync reward functions one at a time.
+
+The process exits when too many sync calls hang, since Python cannot stop them: its client sends the other calls to the
+next process.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from bus.messages import EnvironmentOutcome, EnvironmentRaised, EnvironmentTimedOut
+from configs.errors import EXIT_UNUSABLE, UnusableInput
+from policies.rollout.trajectory import STEP
+from policies.tools.task_description import TaskDescription
+from tasks.contract import SANDBOX, Fault
+from tasks.hosting.call_results import UnusableResult, build_observation
+from tasks.hosting.call_runner import CallRunner, CallTimedOut
+from tasks.hosting.instances import Instance
+from tasks.hosting.loaded_task import LoadedTask
+from tasks.hosting.program_handle import ProgramHandle, ProgramQueue
+from tasks.hosting.reward_calls import RewardCalls, load_reward_calls
+from tasks.hosting.wire import (
+    Call,
+    Close,
+    Failed,
+    HostMessage,
+    HostSettings,
+    Open,
+    ProgramEnded,
+    Ready,
+    Returned,
+    Score,
+    Scored,
+    encode_with_length,
+    read_body,
+    request_decoder,
+)
+from tasks.rewards.reward_functions import UnusableReward
+
+EXIT_HANGING = 3
+MAX_THREADS = 32  # for sync calls of tools and instances
+_MAX_ABANDONED = 32  # threads of hanging calls; without instances the process exits at the first one
+_MAX_TRACEBACK_CHARACTERS = 4000
+_CLOSE_LIMIT_S = 1.0  # for all instances together, at the end of the process
+
+_arguments_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+class TaskHost:
+    def __init__(
+        self,
+        settings: HostSettings,
+        task: LoadedTask | None,
+        description: TaskDescription | None,
+        rewards: RewardCalls | None,
+    ) -> None:
+        self._settings, self._task, self._description, self._rewards = settings, task, description, rewards
+        self._runner = CallRunner(MAX_THREADS)
+        self._instances: dict[int, Instance] = {}  # by trajectory
+        self._closing: set[asyncio.Task[None]] = set()
+        self._requests: defaultdict[int, set[asyncio.Task[None]]] = defaultdict(set)  # by trajectory
+
+    async def serve(self, connection: socket.socket) -> None:
+        """Until the client closes the connection."""
+        reader, self._writer = await asyncio.open_connection(sock=connection)
+        self._programs = ProgramQueue(self._send)
+        self._send(Ready(0, self._description))
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                request = request_decoder.decode(await read_body(reader))
+                if isinstance(request, ProgramEnded):
+                    self._programs.on_ended(request)
+                else:
+                    self._start(request)
+        await self._close_all()
+
+    def _start(self, request: Open | Call | Score | Close) -> None:
+        if isinstance(request, Close):
+            self._start_closing(request.trajectory_id)
+            return
+        task = asyncio.create_task(self._handle(request))
+        trajectory_id = request.submission.trajectory_id if isinstance(request, Score) else request.trajectory_id
+        open_requests = self._requests[trajectory_id]
+        open_requests.add(task)
+
+        def on_done(ended: asyncio.Task[None]) -> None:
+            open_requests.discard(ended)
+            if not open_requests:
+                self._requests.pop(trajectory_id, None)
+
+        task.add_done_callback(on_done)
+
+    def _send(self, message: HostMessage) -> None:
+        self._writer.write(encode_with_length(message))
+
+    def _start_closing(self, trajectory_id: int) -> None:
+        """Cancel the open requests, and then close the instance. A later Open does not wait for it."""
+        calls = set(self._requests.get(trajectory_id, ()))
+        instance = self._instances.pop(trajectory_id, None)
+
+        async def close() -> None:
+            for call in calls:
+                call.cancel()
+            if calls:
+                await asyncio.wait(calls)
+            if instance is not None:
+                await self._close(instance)
+
+        task = asyncio.create_task(close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _handle(self, request: Open | Call | Score) -> None:
+        match request:
+            case Open():
+                await self._answer(request, self._open)
+            case Call():
+                await self._answer(request, self._call)
+            case Score():
+                await self._answer(request, self._score)
+
+    async def _answer(self, request: Any, work: Callable[[Any], Awaitable[HostMessage]]) -> None:
+        """Whatever the task's code does, the request is answered once."""
+        try:
+            reply = await work(request)
+        except (UnusableResult, UnusableReward, CallTimedOut, Fault) as error:
+            reply = Failed(request.number, str(error))
+        except (Exception, SystemExit) as error:  # of the task's code
+            sys.stderr.write(traceback.format_exc()[-_MAX_TRACEBACK_CHARACTERS:])
+            reply = Failed(request.number, f"{type(error).__name__}: {error}"[:_MAX_TRACEBACK_CHARACTERS])
+        self._send(reply)
+        await self._writer.drain()
+        if self._is_hanging():
+            os._exit(EXIT_HANGING)
+
+    def _is_hanging(self) -> bool:
+        has_instances = self._description is not None and self._description.has_instances
+        limit = _MAX_ABANDONED if has_instances or self._settings.import_path else 0
+        abandoned = self._runner.num_abandoned + (self._rewards.num_abandoned if self._rewards else 0)
+        return abandoned > limit
+
+    # ---------------------------------------------------------------- instances
+
+    async def _open(self, request: Open) -> HostMessage:
+        assert self._task is not None
+        began_s = time.monotonic()
+        instance = Instance(self._task, self._runner, self._settings.call_limit_s)
+        self._instances[request.trajectory_id] = instance
+        row = _arguments_decoder.decode(request.row)
+        try:
+            opening = await instance.open(row, ProgramHandle(self._programs, request.trajectory_id))
+        except BaseException as error:
+            if self._instances.get(request.trajectory_id) is instance:
+                del self._instances[request.trajectory_id]
+            await self._close(instance)
+            name = "init" if self._task.kind == "dialogue" else "reset"
+            raise _name_failure(error, name) from error
+        observation = build_observation(opening, self._settings.max_characters)
+        return Returned(request.number, observation, time.monotonic() - began_s)
+
+    async def _call(self, request: Call) -> HostMessage:
+        began_s = time.monotonic()
+        arguments = _arguments_decoder.decode(request.arguments)
+        outcome = await self._make_call(request, arguments)
+        return Returned(request.number, outcome, time.monotonic() - began_s)
+
+    async def _make_call(self, request: Call, arguments: dict[str, Any]) -> EnvironmentOutcome:
+        """A tool's errors are for the model; those of a dialogue are not its fault, and raised."""
+        assert self._task is not None
+        limit = self._settings.max_characters
+        try:
+            if self._task.kind == "tools":
+                value = await self._call_function(request, arguments)
+            elif request.method == STEP and self._task.kind == "dialogue":
+                value = await self._find_instance(request.trajectory_id).step(arguments)
+            else:
+                value = await self._find_instance(request.trajectory_id).call_tool(request.method, arguments)
+            return build_observation(value, limit)
+        except CallTimedOut as error:
+            if self._task.kind == "dialogue":
+                raise _name_failure(error, STEP) from error
+            return EnvironmentTimedOut(error.limit_s)
+        except UnusableResult as error:
+            raise UnusableResult(f"{request.method} {error}") from None
+        except Fault:
+            raise
+        except (Exception, SystemExit) as error:  # of the task's code
+            if self._task.kind == "dialogue":
+                raise _name_failure(error, STEP) from error
+            return EnvironmentRaised(f"{type(error).__name__}: {error}"[:limit])
+
+    async def _call_function(self, request: Call, arguments: dict[str, Any]) -> object:
+        assert self._task is not None
+        function = self._task.functions[request.method]
+        handle = {SANDBOX: ProgramHandle(self._programs, request.trajectory_id)}
+        extra = handle if self._task.takes_sandbox(function) else {}
+        return await self._runner.call(function, self._settings.call_limit_s, **arguments, **extra)
+
+    def _find_instance(self, trajectory_id: int) -> Instance:
+        try:
+            return self._instances[trajectory_id]
+        except KeyError:
+            raise Fault("the instance is not in this process") from None
+
+    async def _score(self, request: Score) -> HostMessage:
+        instance = self._instances.get(request.submission.trajectory_id)
+        environment: dict[str, float] = {}
+        if instance is not None:
+            try:
+                environment = await instance.get_reward()
+            except Exception as error:
+                raise _name_failure(error, "get_reward") from error
+        components: dict[str, float] = {}
+        if self._rewards is not None:
+            handle = ProgramHandle(self._programs, request.submission.trajectory_id)
+            components = await self._rewards.score(request.submission, instance and instance.object, handle)
+        return Scored(request.number, components, environment)
+
+    async def _close(self, instance: Instance) -> None:
+        try:
+            await instance.close()
+        except (Exception, SystemExit) as error:  # of the task's code
+            sys.stderr.write(f"{self._settings.task}: close failed: {type(error).__name__}: {error}\n")
+
+    async def _close_all(self) -> None:
+        for trajectory_id in {*self._instances, *self._requests}:
+            self._start_closing(trajectory_id)
+        if self._closing:
+            await asyncio.wait(set(self._closing), timeout=_CLOSE_LIMIT_S)
+
+
+def _name_failure(error: BaseException, method: str) -> BaseException:
+    """With the name of the method in its text."""
+    match error:
+        case CallTimedOut() | UnusableResult():
+            return UnusableResult(f"{method} {error}")
+        case Fault() | asyncio.CancelledError():
+            return error
+        case _:
+            sys.stderr.write("".join(traceback.format_exception(error))[-_MAX_TRACEBACK_CHARACTERS:])
+            return UnusableResult(f"{method} raised {type(error).__name__}: {error}"[:_MAX_TRACEBACK_CHARACTERS])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tasks.hosting.host")
+    parser.add_argument("settings")
+    parser.add_argument("--socket", type=int)
+    arguments = parser.parse_args()
+    settings = msgspec.json.decode(arguments.settings, type=HostSettings)
+    sys.argv[1:] = []  # a file of the task may read its own arguments
+    connection = None if arguments.socket is None else socket.socket(fileno=arguments.socket)
+    try:
+        task = LoadedTask(settings) if settings.import_path else None
+        description = asyncio.run(task.describe()) if task is not None else None
+        if connection is None:
+            load_reward_calls(settings, with_tokenizer=False)
+            sys.stdout.write(f"\n{msgspec.json.encode(description).decode()}\n")
+            return 0
+        rewards = load_reward_calls(settings, with_tokenizer=True)
+    except UnusableInput as error:
+        sys.stderr.write(f"{error}\n")
+        if connection is not None:
+            connection.sendall(encode_with_length(Failed(0, str(error))))
+        return EXIT_UNUSABLE
+    connection.setblocking(False)
+    asyncio.run(TaskHost(settings, task, description, rewards).serve(connection))
+    sys.stdout.flush()
+    os._exit(0)  # threads of hanging calls do not keep the process alive
+
+
+if __name__ == "__main__":
+    sys.exit(main())

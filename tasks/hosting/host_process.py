@@ -1,0 +1,209 @@
+"""One host process, as its client sees it: its start, requests, hang detection and end."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import structlog
+
+from bus.process.parent_death import PARENT_PID_VARIABLE
+from tasks.hosting.wire import (
+    Failed,
+    HostMessage,
+    HostReply,
+    HostSettings,
+    ProgramEnded,
+    Ready,
+    RunProgram,
+    encode_with_length,
+    read_body,
+    reply_decoder,
+)
+
+_HANG_S = 30.0  # beyond the time limit of a call, without any answer
+_START_LIMIT_S = 300.0  # for the imports, until it is ready
+_STOP_S = 1.5  # from the end of the connection to the kill, so that instances can be closed
+_PACKAGES = str(__file__).rsplit(os.sep, 3)[0]  # the folder of the project's packages
+
+RunProgramFunction = Callable[[RunProgram], Awaitable[ProgramEnded]]
+
+
+class HostFailure(Exception):
+    """A call without a result. It is retried and then the trajectory is masked, never scored."""
+
+
+class HostDied(Exception):
+    """The process ended before it answered."""
+
+
+class HostCommand(msgspec.Struct, frozen=True):
+    settings: HostSettings
+    python: str = ""  # interpreter; empty: that of the run
+    variables: dict[str, str] = {}  # environment variables
+
+    def build_arguments(self) -> list[str]:
+        python = self.python or sys.executable
+        return [python, "-m", "tasks.hosting.host", msgspec.json.encode(self.settings).decode()]
+
+    def build_environment(self) -> dict[str, str]:
+        paths = (_PACKAGES, os.environ.get("PYTHONPATH", ""))
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **self.variables}
+
+
+class HostProcess:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        settings: HostSettings,
+        run_program: RunProgramFunction,
+    ) -> None:
+        self._process = process
+        self._writer = writer
+        self._name = f'the host process of task "{settings.task}"' if settings.task else "the process of the rewards"
+        self._limit_s = max(settings.call_limit_s, settings.reward_limit_s)
+        self._run_program = run_program
+        self._programs: set[asyncio.Task[None]] = set()
+        self._open: dict[int, asyncio.Future[HostReply]] = {}  # by number
+        self._num_requests = 0
+        self._is_ready = self._is_stopping = False
+        self._load_error = ""
+        self._hang_timer: asyncio.TimerHandle | None = None
+        self._pidfd: int | None = None
+        with contextlib.suppress(ProcessLookupError):  # it has ended already
+            self._pidfd = os.pidfd_open(process.pid)
+        self._reading = asyncio.create_task(self._read(reader))
+
+    @classmethod
+    async def start(cls, command: HostCommand, run_program: RunProgramFunction) -> "HostProcess":
+        """Raises HostFailure."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "bus.process.parent_death", *command.build_arguments()),
+                *("--socket", str(theirs.fileno())),
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**command.build_environment(), PARENT_PID_VARIABLE: str(os.getpid())},
+            )
+        except OSError as error:
+            ours.close()
+            raise HostFailure(f"cannot start a host process: {error.strerror}") from None
+        finally:
+            theirs.close()
+        return cls(process, *await asyncio.open_connection(sock=ours), command.settings, run_program)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._reading.done()
+
+    @property
+    def num_open(self) -> int:
+        """Calls without an answer."""
+        return len(self._open)
+
+    async def request(self, build: Callable[[int], HostMessage]) -> HostReply:
+        """`build` makes the request from its number. Raises HostDied."""
+        self._num_requests += 1
+        number = self._num_requests
+        reply = self._open[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._writer.write(encode_with_length(build(number)))
+            if self._hang_timer is None:
+                self._restart_hang_timer()
+            with contextlib.suppress(ConnectionError):  # its end is reported below
+                await self._writer.drain()
+            if not self.is_alive:
+                raise HostDied(f"{self._name} died")
+            return await reply
+        finally:
+            self._open.pop(number, None)
+
+    def send(self, message: HostMessage) -> None:
+        """Without an answer."""
+        if self.is_alive:
+            self._writer.write(encode_with_length(message))
+
+    async def stop(self) -> None:
+        self._is_stopping = True
+        self._cancel_hang_timer()
+        self._writer.close()
+        finished, _ = await asyncio.wait([self._reading], timeout=_STOP_S)
+        if not finished:
+            self._kill()
+        await self._reading
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Until the process closes its end."""
+        try:
+            while True:
+                self._on_reply(reply_decoder.decode(await read_body(reader)))
+        except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
+            if not self._is_stopping:
+                self._kill()  # it may have closed or damaged its socket
+            exit_code = await self._process.wait()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+        self._cancel_hang_timer()
+        for program in self._programs:
+            program.cancel()
+        if not self._is_stopping:
+            structlog.get_logger().error("task_host.died", exit_code=exit_code, calls=len(self._open))
+        for reply in self._open.values():
+            if not reply.done():
+                cause = self._load_error or f"{self._name} died with exit code {exit_code}"
+                reply.set_exception(HostDied(cause))
+
+    def _on_reply(self, reply: HostReply) -> None:
+        match reply:
+            case Ready():
+                self._is_ready = True
+            case Failed(number=0, cause=cause):
+                self._load_error = cause
+            case RunProgram():
+                program = asyncio.create_task(self._answer_program(reply))
+                self._programs.add(program)
+                program.add_done_callback(self._programs.discard)
+            case _:
+                waiting = self._open.pop(reply.number, None)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(reply)
+        self._restart_hang_timer()
+
+    async def _answer_program(self, request: RunProgram) -> None:
+        self.send(await self._run_program(request))
+
+    def _restart_hang_timer(self) -> None:
+        self._cancel_hang_timer()
+        if self._open:
+            limit_s = self._limit_s + _HANG_S + (0.0 if self._is_ready else _START_LIMIT_S)
+            self._hang_timer = asyncio.get_running_loop().call_later(limit_s, self._on_hang)
+
+    def _on_hang(self) -> None:
+        self._hang_timer = None
+        if self._open and self.is_alive:  # else its calls were cancelled
+            structlog.get_logger().error("task_host.hangs", calls=len(self._open))
+            self._kill()
+
+    def _kill(self) -> None:
+        """Unlike asyncio's kill, it leaves the exit code of a process that has just ended to asyncio."""
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _cancel_hang_timer(self) -> None:
+        if self._hang_timer is not None:
+            self._hang_timer.cancel()
+            self._hang_timer = None

@@ -1,0 +1,89 @@
+"""The instances of an environment or a dialogue in a host process: one for each live trajectory."""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tasks.hosting.call_results import UnusableResult, parse_number, parse_numbers, render_text
+from tasks.hosting.call_runner import CallRunner, CallTimedOut
+from tasks.hosting.loaded_task import LoadedTask
+
+ENVIRONMENT = "environment"  # component of a `get_reward` that returns a number
+
+
+class Instance:
+    """Calls of one instance do not overlap: each waits for the one before, also if that was abandoned."""
+
+    def __init__(self, task: LoadedTask, runner: CallRunner, limit_s: float) -> None:
+        self._task, self._runner, self._limit_s = task, runner, limit_s
+        self._turn = asyncio.Lock()
+        self._abandoned: asyncio.Future[Any] | None = None
+        self.object: Any = None
+
+    async def open(self, row: dict[str, Any], sandbox: object) -> object:
+        """Text of the user that opens the dialogue: the row's question, and what `reset` or `init` returned."""
+        self.object = await self._call(self._task.create, sandbox=sandbox)
+        question = row.get("question") or ""
+        if self._task.kind == "dialogue":
+            opening = await self._call(self.object.init, row=row)
+            return _join_opening(question, opening)
+        observation = await self._call(self.object.reset, **select_arguments(self.object.reset, row))
+        return question if observation is None else question + render_text(observation)
+
+    async def call_tool(self, name: str, arguments: dict[str, Any]) -> object:
+        if self._task.has_dynamic_tools:
+            return await self._call(self.object.call_tool, name=name, arguments=arguments)
+        return await self._call(getattr(self.object, name), **arguments)
+
+    async def step(self, message: dict[str, Any]) -> object:
+        return await self._call(self.object.step, message=message)
+
+    async def get_reward(self) -> dict[str, float]:
+        """Empty without `get_reward`. Raises UnusableResult."""
+        if not self._task.has_reward:
+            return {}
+        value = await self._call(self.object.get_reward)
+        if isinstance(value, dict):
+            return parse_numbers(value, "reward")  # pyright: ignore[reportUnknownArgumentType]
+        return {ENVIRONMENT: parse_number(value, "reward")}
+
+    async def close(self) -> None:
+        """At most once. Raises what `close` raises."""
+        instance, self.object = self.object, None
+        if callable(close := getattr(instance, "close", None)):
+            await self._runner.call(close, self._limit_s)
+
+    async def _call(self, function: Callable[..., Any], **arguments: Any) -> Any:
+        """Raises CallTimedOut, and what the function raises."""
+        async with self._turn:
+            if self._abandoned is not None:
+                finished, _ = await asyncio.wait([self._abandoned], timeout=self._limit_s)
+                if not finished:
+                    raise CallTimedOut(self._limit_s, self._abandoned)
+                self._abandoned = None
+            try:
+                return await self._runner.call(function, self._limit_s, **arguments)
+            except CallTimedOut as error:
+                self._abandoned = error.abandoned
+                raise
+
+
+def _join_opening(question: str, opening: Any) -> object:
+    """With the question before the messages of `init`, as text or as an Opening."""
+    if opening is None:
+        return question
+    messages = opening.get("messages", opening) if isinstance(opening, dict) else getattr(opening, "messages", opening)
+    return "\n\n".join(filter(None, (question, render_text(messages))))
+
+
+def select_arguments(function: Callable[..., object], offered: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that the signature names, or all for **kwargs. Raises UnusableResult if a required one is missing."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
+        return dict(offered)
+    for each in parameters:
+        if each.default is each.empty and each.name not in offered and each.kind is not each.VAR_POSITIONAL:
+            name = getattr(function, "__name__", "")
+            raise UnusableResult(f"{name} needs the column `{each.name}`; the row has {', '.join(offered)}")
+    return {each.name: offered[each.name] for each in parameters if each.name in offered}

@@ -1,0 +1,160 @@
+"""Loads the object that `import` of a task names: tools, an environment or a dialogue.
+
+tools        a function, or a list of functions
+environment  a class with `reset`; its other public methods are tools, or it has `describe_tools` and `call_tool`
+dialogue     a class with `init` and `step`
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, cast, get_type_hints
+
+import msgspec
+
+from configs.errors import UnusableInput
+from configs.import_path import load_object
+from policies.tools.python_tools import PYTHON_TOOLS
+from policies.tools.task_description import TaskDescription, TaskKind
+from policies.tools.tool_schema import ToolSchema, ToolSchemaError, build_tool_schema
+from tasks.contract import SANDBOX
+from tasks.hosting.wire import HostSettings
+
+_RESERVED = {"reset", "get_reward", "close"}
+_EXPECTED = "a function, a list of functions, a class with `reset`, or a class with `init` and `step`"
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class LoadedTask:
+    """`create` makes an instance. `tools` are functions, or names of methods."""
+
+    def __init__(self, settings: HostSettings) -> None:
+        """Raises UnusableInput with the key."""
+        self._key = f"{settings.name_key}import"
+        self._parameters = settings.parameters
+        loaded = load_object(settings.import_path, self._key)
+        self.functions: dict[str, Callable[..., object]] = {}
+        self._class: type[object] | None = None
+        self.kind: TaskKind = "tools"
+        if isinstance(loaded, type):
+            self._class, self.kind = loaded, self._find_kind(loaded)
+            self._check_parameters(loaded, f"{settings.name_key}parameters")
+        else:
+            functions = cast(list[object], loaded) if isinstance(loaded, list | tuple) else [loaded]
+            self._add_functions(functions)
+            if settings.parameters:
+                raise UnusableInput(f"{settings.name_key}parameters: only a class takes parameters")
+
+    @property
+    def is_replayable(self) -> bool:
+        return bool(getattr(self._class, "replayable", False))
+
+    @property
+    def has_reward(self) -> bool:
+        return callable(getattr(self._class, "get_reward", None))
+
+    @property
+    def has_dynamic_tools(self) -> bool:
+        return callable(getattr(self._class, "describe_tools", None))
+
+    @staticmethod
+    def takes_sandbox(function: Callable[..., object]) -> bool:
+        return SANDBOX in inspect.signature(function).parameters
+
+    def create(self, sandbox: object) -> object:
+        """An instance. Raises what the constructor raises."""
+        assert self._class is not None
+        extra = {SANDBOX: sandbox} if self.takes_sandbox(self._class) else {}
+        return self._class(**self._parameters, **extra)
+
+    async def describe(self) -> TaskDescription:
+        """Raises UnusableInput with the key."""
+        tools = await self._describe_dynamic_tools() if self.has_dynamic_tools else self._describe_tools()
+        for tool in tools:
+            if tool.name in PYTHON_TOOLS:
+                raise UnusableInput(f'{self._key}: the name "{tool.name}" is that of a Python tool; use another')
+        return TaskDescription(self.kind, tools, has_reward=self.has_reward, is_replayable=self.is_replayable)
+
+    # ---------------------------------------------------------------- kinds
+
+    def _find_kind(self, loaded: type[object]) -> TaskKind:
+        if callable(getattr(loaded, "reset", None)):
+            return "environment"
+        if callable(getattr(loaded, "init", None)) and callable(getattr(loaded, "step", None)):
+            return "dialogue"
+        raise UnusableInput(f"{self._key}: the class {loaded.__name__} has no `reset`; expected {_EXPECTED}")
+
+    def _add_functions(self, functions: list[object]) -> None:
+        for function in functions:
+            if not callable(function) or isinstance(function, type):
+                raise UnusableInput(f"{self._key}: {function!r:.80} is no function; expected {_EXPECTED}")
+            self.functions[getattr(function, "__name__", repr(function))] = function
+        if not self.functions:
+            raise UnusableInput(f"{self._key}: the list has no functions; expected {_EXPECTED}")
+
+    def _check_parameters(self, loaded: type[object], key: str) -> None:
+        """The configured parameters against the constructor's signature and annotations."""
+        try:
+            signature = inspect.signature(loaded)
+        except ValueError:  # the signature of some builtin classes is unknown
+            return
+        fixed = (each for each in signature.parameters.values() if each.kind not in _VARIADIC and each.name != SANDBOX)
+        known = {each.name: each for each in fixed}
+        takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in signature.parameters.values())
+        names = ", ".join(known) or "none"
+        for name in self._parameters:
+            if name not in known and not takes_all:
+                raise UnusableInput(f"{key}.{name}: {loaded.__name__} has no such parameter; it has {names}")
+        for name, parameter in known.items():
+            if parameter.default is parameter.empty and name not in self._parameters:
+                raise UnusableInput(f"{key}.{name}: missing; {loaded.__name__} needs it")
+        self._check_types(loaded, key)
+
+    def _check_types(self, loaded: type[object], key: str) -> None:
+        try:
+            hints = get_type_hints(loaded.__init__)
+        except (NameError, TypeError):
+            return
+        for name, value in self._parameters.items():
+            try:
+                msgspec.convert(value, hints.get(name, Any))
+            except msgspec.ValidationError as error:
+                raise UnusableInput(f"{key}.{name}: {error}; got {value!r:.80}") from None
+            except TypeError:  # an annotation that msgspec does not check
+                continue
+
+    # ---------------------------------------------------------------- tools
+
+    def _describe_tools(self) -> tuple[ToolSchema, ...]:
+        if self.kind == "dialogue":
+            return ()
+        functions: Mapping[str, Any] = self.functions or self._find_methods()
+        try:
+            return tuple(build_tool_schema(function, (SANDBOX,)) for function in functions.values())
+        except ToolSchemaError as error:
+            raise UnusableInput(f"{self._key}: {error}") from None
+
+    def _find_methods(self) -> dict[str, Any]:
+        """In the order of their definition, which the prompt shows."""
+        assert self._class is not None
+        names = dict.fromkeys(name for each in reversed(self._class.__mro__) for name in vars(each))
+        public = (name for name in names if not name.startswith("_") and name not in _RESERVED)
+        return {name: method for name in public if inspect.isroutine(method := getattr(self._class, name))}
+
+    async def _describe_dynamic_tools(self) -> tuple[ToolSchema, ...]:
+        try:
+            instance = cast(Any, self.create(None))
+            described = instance.describe_tools()
+            schemas = await described if inspect.isawaitable(described) else described
+            tools = [_parse_tool_schema(schema) for schema in cast(list[Any], schemas)]
+            if callable(close := getattr(instance, "close", None)) and inspect.isawaitable(closing := close()):
+                await closing
+        except Exception as error:  # of the user's code
+            raise UnusableInput(f"{self._key}: describe_tools raised {type(error).__name__}: {error}") from error
+        return tuple(tools)
+
+
+def _parse_tool_schema(schema: Any) -> ToolSchema:
+    """From {"name", "description", "parameters"}, also inside {"type": "function", "function": ...}."""
+    fields = schema.get("function", schema)
+    parameters: dict[str, Any] = {"properties": {}, **(fields.get("parameters") or {"type": "object"})}
+    return ToolSchema(fields["name"], fields.get("description") or "", parameters)

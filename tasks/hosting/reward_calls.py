@@ -1,0 +1,54 @@
+"""Scores a trajectory with the reward functions of its task. Sync functions run one at a time."""
+
+from typing import Any
+
+from bus.messages import AnswerSubmitted
+from tasks.hosting.call_runner import CallRunner, CallTimedOut
+from tasks.hosting.program_handle import ProgramHandle
+from tasks.hosting.wire import HostSettings
+from tasks.rewards.finished_rollout import FinishedRollout, RolloutReader
+from tasks.rewards.reward_functions import RewardFunction, UnusableReward, load_reward_functions
+
+
+class RewardCalls:
+    def __init__(self, functions: list[RewardFunction], reader: RolloutReader, limit_s: float) -> None:
+        self._functions, self._reader, self._limit_s = functions, reader, limit_s
+        self._runner = CallRunner(1)
+
+    @property
+    def num_abandoned(self) -> int:
+        return self._runner.num_abandoned
+
+    async def score(
+        self, submission: AnswerSubmitted, environment: object | None, sandbox: ProgramHandle
+    ) -> dict[str, float]:
+        """Components by name. Raises UnusableReward, also for what a function raises."""
+        rollout = self._reader.read(submission)
+        components: dict[str, float] = {}
+        for function in self._functions:
+            components |= await self._call(function, rollout, environment, sandbox)
+        return components
+
+    async def _call(
+        self, function: RewardFunction, rollout: FinishedRollout, environment: object | None, sandbox: ProgramHandle
+    ) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        arguments: dict[str, Any] = function.build_arguments(rollout, metrics, environment, sandbox)
+        try:
+            result = await self._runner.call(function.function, self._limit_s, **arguments)
+        except CallTimedOut as error:
+            raise UnusableReward(f"{function.name} {error}") from None
+        except (Exception, SystemExit) as error:  # of the user's code
+            raise UnusableReward(f"{function.name} raised {type(error).__name__}: {error}") from error
+        return function.parse_result(result, metrics)
+
+
+def load_reward_calls(settings: HostSettings, *, with_tokenizer: bool) -> RewardCalls | None:
+    """None without reward functions. Raises UnusableInput with the key."""
+    functions = load_reward_functions(settings.functions, settings.name_key)
+    if not functions or not with_tokenizer:
+        return None
+    from engine.model.tokenizer import load_tokenizer  # an interpreter of a task may lack the package
+
+    reader = RolloutReader(load_tokenizer(settings.checkpoint), settings.prefill, settings.stop_tokens)
+    return RewardCalls(functions, reader, settings.reward_limit_s)

@@ -1,0 +1,144 @@
+"""The tasks of an executor: their host processes and their scores."""
+
+from collections.abc import Mapping
+from itertools import count
+
+from bus.messages import (
+    AnswerSubmitted,
+    CodeCrashed,
+    CodeOk,
+    CodeOutcome,
+    CodeOutOfMemory,
+    CodeRaised,
+    CodeRefused,
+    CodeRequested,
+    CodeTimedOut,
+    EnvironmentCalled,
+    EnvironmentHistory,
+    EnvironmentRestored,
+)
+from configs.reward_options import RewardConfig
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from configs.task_options import TaskConfig
+from policies.tools.task_description import TaskDescription, TaskDescriptions
+from sandbox.contract import Sandbox, SandboxFailure
+from tasks.hosting.answer_scorer import MATH, AnswerScorer, Score, list_reward_functions
+from tasks.hosting.host_pool import CallResult, HostPool
+from tasks.hosting.host_process import HostCommand
+from tasks.hosting.wire import HostSettings, ProgramEnded, RunProgram
+
+_SCRATCH_CALLS = 1 << 20  # numbers of the calls of task code, beyond those of a trajectory
+
+
+class TaskServices:
+    """`scorers` and `pools` by task; a task without a process of its own has no pool."""
+
+    def __init__(self, scorers: Mapping[str, AnswerScorer], pools: Mapping[str, HostPool]) -> None:
+        self._scorers, self._pools = scorers, pools
+
+    async def call(self, request: EnvironmentCalled) -> CallResult:
+        """Raises HostFailure."""
+        return await self._pools[request.task].call(request)
+
+    def restore(self, message: EnvironmentRestored) -> None:
+        self._pools[message.task].restore(message)
+
+    async def repeat(self, message: EnvironmentRestored) -> EnvironmentHistory:
+        """Raises HostFailure."""
+        return await self._pools[message.task].repeat(message)
+
+    async def score(self, submission: AnswerSubmitted) -> Score:
+        """Raises HostFailure and SandboxFailure."""
+        return await self._scorers[submission.task].score(submission)
+
+    def end(self, trajectory_id: int) -> None:
+        """Close the trajectory's instance."""
+        for pool in self._pools.values():
+            pool.end(trajectory_id)
+
+    async def close(self) -> None:
+        for pool in self._pools.values():
+            await pool.close()
+
+
+def build_grading_services(sandbox: Sandbox) -> TaskServices:
+    """For a run without [[tasks]] and without reward functions."""
+    return TaskServices({"": AnswerScorer(sandbox, RewardConfig())}, {})
+
+
+def build_task_services(
+    run: RunConfig,
+    folder: RunFolder,
+    descriptions: TaskDescriptions,
+    sandbox: Sandbox,
+    *,
+    repeats_calls: bool = False,
+) -> TaskServices:
+    """`repeats_calls`: see HostPool."""
+    checkpoint = str(folder.expand_path(run.model.checkpoint))
+    runner = _ProgramRunner(sandbox)
+    scorers: dict[str, AnswerScorer] = {}
+    pools: dict[str, HostPool] = {}
+    for task in run.resolved_tasks:
+        description = descriptions.get(task.name)
+        command = build_host_command(task, description, checkpoint)
+        pool = None
+        if task.import_path or command.settings.functions:
+            pool = pools[task.name] = HostPool(
+                command, description, runner.run, processes=task.processes, repeats_calls=repeats_calls
+            )
+        scorers[task.name] = AnswerScorer(sandbox, task.get_reward(), description, pool)
+    return TaskServices(scorers, pools)
+
+
+def build_host_command(task: TaskConfig, description: TaskDescription | None, checkpoint: str) -> HostCommand:
+    """`checkpoint`: the folder of the tokenizer."""
+    reward, dialogue = task.get_reward(), task.get_dialogue()
+    functions = {name: spec for name, spec in list_reward_functions(reward, description).items() if spec != MATH}
+    settings = HostSettings(
+        task=task.name,
+        import_path=task.import_path,
+        parameters=task.parameters,
+        functions=functions,
+        checkpoint=checkpoint,
+        call_limit_s=task.call_limit_s,
+        reward_limit_s=reward.time_limit_s,
+        prefill=dialogue.prefill,
+        stop_tokens=dialogue.stop_tokens,
+    )
+    return HostCommand(settings, task.python, task.variables)
+
+
+class _ProgramRunner:
+    """Runs programs for the code of tasks."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._numbers = count(_SCRATCH_CALLS)
+
+    async def run(self, request: RunProgram) -> ProgramEnded:
+        tool = "python_code_with_standard_io"
+        call = CodeRequested(request.trajectory_id, next(self._numbers), tool, request.code, request.stdin)
+        try:
+            result = await self._sandbox.run(call)
+        except SandboxFailure as error:
+            return ProgramEnded(request.number, fault=str(error))
+        return _describe_outcome(request.number, result.outcome)
+
+
+def _describe_outcome(number: int, outcome: CodeOutcome) -> ProgramEnded:
+    match outcome:
+        case CodeRefused(reason=reason):
+            return ProgramEnded(number, error=reason)
+        case CodeOk():
+            error = ""
+        case CodeRaised(traceback=error):
+            pass
+        case CodeTimedOut(limit_s=limit_s):
+            error = f"TimeoutError: the program did not end within {limit_s:g} s"
+        case CodeOutOfMemory(limit_mib=limit_mib):
+            error = f"MemoryError: the program used more than {limit_mib} MiB"
+        case CodeCrashed(exit_code=exit_code):
+            error = f"the program exited with code {exit_code}"
+    return ProgramEnded(number, outcome.output.stdout, outcome.output.stderr, error)

@@ -1,0 +1,118 @@
+"""Messages between an executor and its host processes: a length and a MessagePack struct each."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from bus.messages import AnswerSubmitted, EnvironmentOutcome
+from policies.tools.task_description import TaskDescription
+
+LENGTH_BYTES = 4
+
+
+class HostSettings(msgspec.Struct, frozen=True):
+    """What a host process needs to load a task."""
+
+    task: str = ""  # its name; empty without [[tasks]]
+    import_path: str = ""
+    parameters: dict[str, Any] = {}
+    functions: dict[str, str] = {}  # import paths of reward functions by component
+    checkpoint: str = ""  # folder of the tokenizer, for reward functions
+    call_limit_s: float = 30.0  # of a call of a tool, `reset`, `init`, `step` and `close`
+    reward_limit_s: float = 60.0  # of a call of a reward function and of `get_reward`
+    prefill: str = ""  # of each assistant turn
+    stop_tokens: tuple[str, ...] = ()
+    max_characters: int = 1 << 18  # of a text for the model; the middle of a longer one is cut
+
+    @property
+    def name_key(self) -> str:
+        """The configuration's table of this task."""
+        return f"tasks.{self.task}." if self.task else ""
+
+
+class HostMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    number: int  # of the request
+
+
+class Open(HostMessage, frozen=True):
+    """Create the trajectory's instance, and reset it."""
+
+    trajectory_id: int
+    row: bytes  # a JSON object
+
+
+class Call(HostMessage, frozen=True):
+    """Call a tool, or `step` of a dialogue."""
+
+    trajectory_id: int
+    method: str
+    arguments: bytes  # a JSON object
+
+
+class Score(HostMessage, frozen=True):
+    submission: AnswerSubmitted
+
+
+class Close(HostMessage, frozen=True):
+    """Close the trajectory's instance; not answered."""
+
+    trajectory_id: int
+
+
+class ProgramEnded(HostMessage, frozen=True):
+    """Answer to RunProgram."""
+
+    stdout: str = ""
+    stderr: str = ""
+    error: str = ""
+    fault: str = ""
+
+
+class Ready(HostMessage, frozen=True):
+    """Sent once, after the imports."""
+
+    description: TaskDescription | None
+
+
+class Returned(HostMessage, frozen=True):
+    """Answer to Open and Call."""
+
+    outcome: EnvironmentOutcome
+    duration_s: float
+
+
+class Scored(HostMessage, frozen=True):
+    components: dict[str, float]  # of the reward functions
+    environment: dict[str, float]  # of `get_reward`
+
+
+class Failed(HostMessage, frozen=True):
+    """No result: the infrastructure or the task's own code failed. With number 0 the task cannot be loaded."""
+
+    cause: str
+
+
+class RunProgram(HostMessage, frozen=True):
+    """Run a program in the sandbox."""
+
+    trajectory_id: int
+    code: str
+    stdin: str
+
+
+HostRequest = Open | Call | Score | Close | ProgramEnded
+HostReply = Ready | Returned | Scored | Failed | RunProgram
+
+request_decoder = msgspec.msgpack.Decoder(HostRequest)
+reply_decoder = msgspec.msgpack.Decoder(HostReply)
+
+
+def encode_with_length(message: HostMessage) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+async def read_body(reader: asyncio.StreamReader) -> bytes:
+    """Raises IncompleteReadError and ConnectionError at the end of the connection."""
+    return await reader.readexactly(int.from_bytes(await reader.readexactly(LENGTH_BYTES), "little"))

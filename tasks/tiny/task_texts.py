@@ -1,0 +1,75 @@
+"""The texts that the tokenizer of a run with [[tasks]] is trained on, and its added tokens.
+
+Texts are the dialogues of `sft.data`, as they are tokenized, and the rows of the tasks' data files.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from engine.data.data_files import read_rows
+from engine.data.sft_dialogues import iter_sft_texts
+from policies.dialogue.chat_format import DialogueFormat
+from policies.dialogue.tool_results import FAILURE, SUCCESS
+from policies.tools.tool_schema import ToolSchema
+from tasks.tiny.tiny_tokenizer import AddedTexts, list_special_texts
+
+MAX_ROWS = 3000  # of a file; more produce the same merges
+
+
+def iter_task_texts(run: RunConfig, folder: RunFolder, formats: Mapping[str, DialogueFormat]) -> Iterator[str]:
+    """Raises UnusableInput with the key of the file."""
+    if run.sft.steps:
+        path = folder.expand_path(run.sft.data)
+        yield from _name_key("sft.data", iter_sft_texts(path, formats, MAX_ROWS))
+    for task in run.resolved_tasks:
+        yield from _name_key(f'tasks: "{task.name}": data', _iter_row_texts(folder.expand_path(task.data)))
+
+
+def _name_key(key: str, texts: Iterator[str]) -> Iterator[str]:
+    try:
+        yield from texts
+    except UnusableInput as error:
+        raise UnusableInput(f"{key}: {error}") from None
+
+
+def _iter_row_texts(path: Path) -> Iterator[str]:
+    for row in islice(read_rows(path), MAX_ROWS):
+        yield from _iter_strings(row.fields)
+
+
+def _iter_strings(value: Any) -> Iterator[str]:
+    """All strings within a value of JSON, without the keys of objects."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        inner = cast("Iterable[Any]", value.values() if isinstance(value, dict) else value)
+        for each in inner:
+            yield from _iter_strings(each)
+
+
+def collect_added_texts(formats: Iterable[DialogueFormat]) -> AddedTexts:
+    """The fixed texts of the dialogues, the frames of calls and the heads of Python's results."""
+    formats = list(formats)
+    tools = [tool for dialogue in formats for tool in dialogue.tools]
+    frames = [piece for tool in tools for piece in _build_call_frame(tool)]
+    results = [f"{SUCCESS}\nstdout:\n", f"{FAILURE}\n"] if tools else []
+    special = list_special_texts(formats)
+    plain = dict.fromkeys([*frames, *results, "\\boxed{"])
+    return AddedTexts(special, [text for text in plain if text not in special])
+
+
+def _build_call_frame(tool: ToolSchema) -> tuple[str, str]:
+    """The text of a call up to the value of its first parameter, and the end of a call whose last value has that type."""
+    properties: dict[str, dict[str, Any]] = tool.parameters["properties"]
+    start = f'\n{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": {{'
+    if not properties:
+        return start, "}}\n"
+    name, schema = next(iter(properties.items()))
+    quote = '"' if schema.get("type") == "string" else ""
+    return f"{start}{json.dumps(name, ensure_ascii=False)}: {quote}", f"{quote}}}}}\n"

@@ -1,0 +1,217 @@
+"""OpenEnvDialogue with a scripted server: requests, texts, rewards, and the kinds of failures."""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tasks.bridges.openenv_dialogue import OpenEnvDialogue
+from tasks.contract import Fault, Opening, Reply
+from tests.tasks.bridges.openenv_stub import OpenEnvStub, fail, observe
+
+pytestmark = pytest.mark.real_clock
+TURN = {"role": "assistant", "content": "a move"}
+START = observe({"text": "start", "board": [1, 2], "metadata": {"secret": 1}})
+
+
+@asynccontextmanager
+async def opened(stub: OpenEnvStub, **parameters: Any) -> AsyncGenerator[OpenEnvDialogue]:
+    """A dialogue with the stub; the caller calls `init`."""
+    async with stub.serving() as url:
+        dialogue = OpenEnvDialogue(url, **parameters)
+        try:
+            yield dialogue
+        finally:
+            await dialogue.close()
+
+
+async def fail_to_init(stub: OpenEnvStub, **parameters: Any) -> str:
+    """The text of the fault."""
+    async with opened(stub, **parameters) as dialogue:
+        with pytest.raises(Fault) as raised:
+            await dialogue.init({})
+    return str(raised.value)
+
+
+async def fail_to_step(stub: OpenEnvStub, **parameters: Any) -> str:
+    async with opened(stub, **parameters) as dialogue:
+        await dialogue.init({})
+        with pytest.raises(Fault) as raised:
+            await dialogue.step(TURN)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"url": "127.0.0.1:8000"}, "`url` must start with http"),
+        ({"url": "http://host", "time_limit_s": 0.0}, "`time_limit_s` must be positive"),
+        ({"url": "http://host", "observation_fields": []}, "`observation_fields` is empty"),
+    ],
+)
+def test_unsuitable_parameters_are_refused_by_name(parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OpenEnvDialogue(**parameters)
+
+
+async def test_init_resets_with_the_seed_of_the_row_and_steps_send_the_action_field() -> None:
+    stub = OpenEnvStub(START, observe({"text": "next"}))
+    async with opened(stub, reset={"level": 2, "seed": 1}, observation_fields=["text"]) as dialogue:
+        assert await dialogue.init({"question": "?", "seed": 7}) == Opening(messages="start")
+        assert await dialogue.step(TURN) == Reply(messages="next")
+    assert stub.requests == [
+        {"type": "reset", "data": {"level": 2, "seed": 7}},
+        {"type": "step", "data": {"message": "a move"}},
+        {"type": "close"},
+    ]
+
+
+@pytest.mark.parametrize("row", [{}, {"seed": None}])
+async def test_a_row_without_a_seed_resets_with_the_parameter_alone(row: dict[str, Any]) -> None:
+    stub = OpenEnvStub(START)
+    async with opened(stub, reset={"seed": 1}) as dialogue:
+        await dialogue.init(row)
+    assert stub.requests[0]["data"] == {"seed": 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (None, '{"text": "start", "board": [1, 2]}'),
+        (["text"], "start"),
+        (["board"], "[1, 2]"),
+        (["board", "text"], "board: [1, 2]\ntext: start"),
+    ],
+)
+async def test_the_observation_is_text_of_the_named_fields(fields: list[str] | None, text: str) -> None:
+    async with opened(OpenEnvStub(START), observation_fields=fields) as dialogue:
+        assert (await dialogue.init({})).messages == text
+
+
+@pytest.mark.parametrize(
+    ("reward", "rewards"), [(None, {}), (0, {"environment": 0.0}), (True, {"environment": 1.0}), (-0.5, None)]
+)
+async def test_the_reward_and_done_of_a_step_are_those_of_the_server(reward: Any, rewards: Any) -> None:
+    stub = OpenEnvStub(START, observe({"text": "end"}, reward, done=True))
+    async with opened(stub, observation_fields=["text"]) as dialogue:
+        await dialogue.init({})
+        expected = {"environment": reward} if rewards is None else rewards
+        assert await dialogue.step(TURN) == Reply(messages="end", done=True, rewards=expected)
+
+
+async def test_errors_that_the_action_may_have_caused_are_texts_for_the_model() -> None:
+    refused = fail("VALIDATION_ERROR", "Invalid message", errors=[{"msg": "too long", "loc": ["message"]}])
+    stub = OpenEnvStub(START, fail("EXECUTION_ERROR", "illegal move"), refused, observe({"text": "next"}))
+    async with opened(stub, observation_fields=["text"]) as dialogue:
+        await dialogue.init({})
+        metrics = {"environment_errors": 1.0}
+        assert await dialogue.step(TURN) == Reply(messages="Error: illegal move", metrics=metrics)
+        assert await dialogue.step(TURN) == Reply(messages="Error: Invalid message; too long", metrics=metrics)
+        assert (await dialogue.step(TURN)).messages == "next"
+
+
+async def test_a_server_at_its_capacity_is_a_fault_that_names_its_setting() -> None:
+    full = fail("CAPACITY_REACHED", "full", active_sessions=4, max_sessions=4)
+    text = await fail_to_init(OpenEnvStub(greeting=full))
+    assert "allows 4 sessions, and all are in use" in text
+    assert "max_concurrent_envs" in text
+
+
+@pytest.mark.parametrize("code", ["SESSION_ERROR", "FACTORY_ERROR", "INVALID_JSON", "UNKNOWN_TYPE", "A_NEW_CODE"])
+async def test_other_errors_of_the_server_are_faults(code: str) -> None:
+    assert f"step failed: {code}: why" in await fail_to_step(OpenEnvStub(START, fail(code, "why")))
+
+
+async def test_an_error_of_reset_is_a_fault() -> None:
+    assert "reset failed: no such level" in await fail_to_init(OpenEnvStub(fail("EXECUTION_ERROR", "no such level")))
+
+
+async def test_an_episode_that_is_done_after_reset_is_a_fault() -> None:
+    assert "done after reset" in await fail_to_init(OpenEnvStub(observe({"text": ""}, done=True)))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    ["", "nonsense", "[]", '{"type": "state", "data": {}}', '{"type": "observation", "data": {"observation": 3}}'],
+)
+async def test_a_malformed_frame_is_a_fault(frame: str) -> None:
+    assert "sent a malformed frame" in await fail_to_step(OpenEnvStub(START, frame))
+
+
+async def test_a_reward_that_is_no_number_is_a_fault() -> None:
+    assert "sent a malformed frame" in await fail_to_step(OpenEnvStub(START, observe({}, float("nan"))))
+
+
+async def test_a_binary_frame_is_a_fault() -> None:
+    assert "closed the connection (binary" in await fail_to_step(OpenEnvStub(START, b"\0"))
+
+
+async def test_a_closed_connection_is_a_fault() -> None:
+    assert "closed the connection (close" in await fail_to_step(OpenEnvStub(START))
+
+
+async def test_a_missing_answer_is_a_fault_after_the_time_limit() -> None:
+    assert "no answer within 0.1 s" in await fail_to_step(OpenEnvStub(START, None), time_limit_s=0.1)
+
+
+async def test_a_session_is_unusable_after_a_cancelled_step() -> None:
+    """Else the answer to the cancelled step would be taken for that of the next one."""
+    async with opened(OpenEnvStub(START, None, observe({"text": "next"}))) as dialogue:
+        await dialogue.init({})
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(dialogue.step(TURN), 0.05)
+        with pytest.raises(Fault, match="no usable session"):
+            await dialogue.step(TURN)
+
+
+async def test_init_after_a_failed_one_opens_another_session() -> None:
+    stub = OpenEnvStub(fail("FACTORY_ERROR", "busy"))
+    async with opened(stub) as dialogue:
+        for _ in range(2):
+            with pytest.raises(Fault, match="FACTORY_ERROR"):
+                await dialogue.init({})
+        assert stub.num_open == 1
+
+
+async def test_a_missing_field_of_the_observation_is_a_fault_with_the_known_ones() -> None:
+    text = await fail_to_init(OpenEnvStub(START), observation_fields=["txt"])
+    assert "has no txt; it has text, board" in text
+
+
+async def test_an_action_field_that_the_schema_lacks_is_a_fault_with_the_known_ones() -> None:
+    assert "has no field text; it has message" in await fail_to_init(OpenEnvStub(START), action_field="text")
+
+
+@pytest.mark.parametrize("schema", [None, {}, {"action": {"properties": {"a": {}}, "additionalProperties": True}}])
+async def test_a_server_without_a_closed_schema_may_get_any_action_field(schema: Any) -> None:
+    async with opened(OpenEnvStub(START, schema=schema), action_field="text") as dialogue:
+        await dialogue.init({})
+
+
+async def test_the_schema_is_read_once_per_process() -> None:
+    stub = OpenEnvStub(START)
+    async with stub.serving() as url:
+        for _ in range(3):
+            dialogue = OpenEnvDialogue(url)
+            await dialogue.init({})
+            await dialogue.close()
+    assert stub.num_schemas == 1
+
+
+async def test_an_unreachable_server_is_a_fault() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    dialogue = OpenEnvDialogue(f"ws://127.0.0.1:{port}/ws/")
+    with pytest.raises(Fault, match=f"http://127.0.0.1:{port}: cannot connect"):
+        await dialogue.init({})
+    await dialogue.close()
+
+
+async def test_a_step_before_init_is_a_fault_and_close_needs_no_session() -> None:
+    dialogue = OpenEnvDialogue("http://127.0.0.1:9")
+    with pytest.raises(Fault, match="no usable session"):
+        await dialogue.step(TURN)
+    await dialogue.close()
