@@ -12,7 +12,6 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from configs.dialogue_options import DialogueConfig
-from configs.reward_options import Acceptance, RewardConfig
 from configs.schema_tree import (
     Count,
     FilePath,
@@ -28,7 +27,7 @@ from configs.schema_tree import (
     require,
 )
 from configs.sglang_options import SPARE_TOKENS, SGLangConfig, check_colocation, check_servers
-from configs.task_options import TaskConfig, check_tasks
+from configs.task_options import Acceptance, RewardConfig, TaskConfig, check_tasks
 
 
 class TinyConfig(Section, frozen=True):

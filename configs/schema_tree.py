@@ -112,5 +112,5 @@ def find_nearest_keys(root: type[Section], path: Sequence[str]) -> list[str]:
 def _iter_keys(section: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:
     for key, annotation in get_field_types(section).items():
         yield prefix + key
-        if inner := find_section(annotation):
+        if (inner := find_section(annotation)) and not is_table_array(annotation):
             yield from _iter_keys(inner, f"{prefix}{key}.")

@@ -1,17 +1,34 @@
-"""The tables [[tasks]]: what a run trains on. docs/tasks.md has examples."""
+"""The tables [[tasks]] and [reward]: docs/tasks.md and docs/rewards.md have examples."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from configs.dialogue_options import DialogueConfig
-from configs.reward_options import RewardConfig
-from configs.schema_tree import FilePath, ImportPath, PositiveFloat, PositiveInt, Section, require
+from configs.schema_tree import FilePath, ImportPath, PositiveFloat, PositiveInt, Section, SignedFloat, require
 
 TaskName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
+
+
+Acceptance = Literal["number", "expression", "any"]
+
+
+class RewardConfig(Section, frozen=True):
+    # Answers if the truth is a number: a "number"; also an "expression" of + - * / ^ and roots;
+    # "any" that math-verify finds equal, such as the restated question (docs/grading.md).
+    accept: Acceptance = "number"
+    # Reward functions by name, such as {format = "rewards.py:score_format"}; "math" is the grader (docs/rewards.md).
+    # Without any, the reward is that of the grader: 1 for a correct answer, else 0.
+    functions: dict[str, ImportPath] = {}  # noqa: RUF012  # msgspec copies the dict
+    weights: dict[str, SignedFloat] = {}  # noqa: RUF012  # of components by name; the others have 1
+    time_limit_s: PositiveFloat = 60.0  # of a call of a reward function
+
+    def __post_init__(self) -> None:
+        for name in self.functions:
+            require(name.isidentifier(), f'functions: "{name}" is no name; use letters, digits and _')
 
 
 class TaskConfig(Section, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from actors.replay.replay import ReplayedTrajectory, ToolResult, replay_trajectory
+from actors.replay.replay import ReplayedTrajectory, ResultOverride, replay_trajectory
 from actors.runtime.decider_loop import decide_event, get_trajectory_ids
 from bus.codec import encode
 from bus.event_log.writer import EventLog
@@ -155,7 +155,7 @@ def record_trajectory(
 
 
 def replay_recorded(
-    texts: Sequence[str] = THREE_TURNS, first_outcome: CodeOutcome = SEVEN, tool_result: ToolResult | None = None
+    texts: Sequence[str] = THREE_TURNS, first_outcome: CodeOutcome = SEVEN, tool_result: ResultOverride | None = None
 ) -> ReplayedTrajectory:
     with TemporaryDirectory() as path:
         folder = RunFolder(Path(path) / "run")

@@ -28,13 +28,23 @@ def print_config(config: Path | None, overrides: Sequence[str], console: Console
         if key not in tables:
             _print_key(key, getattr(run, key), descriptions[key], console)
     for name, section in tables.items():
-        table = getattr(run, name)
-        summary = (vars(section).get("__doc__") or "").partition("\n")[0]
-        heading = f"[{name}]" if table is not None else f"# absent: [{name}]"
-        console.print(f"\n[bold]{escape(heading)}[/]" + (f"  # {escape(summary)}" if summary else ""), soft_wrap=True)
+        value, heading = getattr(run, name), f"[{name}]"
+        if isinstance(value, tuple):
+            heading = f"[[{name}]]"
+        values = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+        for table in values or (None,):
+            _print_table(heading, section, table, console)
+
+
+def _print_table(heading: str, section: type[msgspec.Struct], table: object, console: Console) -> None:
+    """None is an absent table."""
+    summary = (vars(section).get("__doc__") or "").partition("\n")[0]
+    title = heading if table is not None else f"# absent: {heading}"
+    console.print(f"\n[bold]{escape(title)}[/]" + (f"  # {escape(summary)}" if summary else ""), soft_wrap=True)
+    if table is not None:
+        values = msgspec.to_builtins(table)
         for key, description in read_descriptions(section).items():
-            if table is not None:
-                _print_key(key, getattr(table, key), description, console)
+            _print_key(key, values[key], description, console)
 
 
 def _print_key(key: str, value: object, description: str, console: Console) -> None:
@@ -46,14 +56,14 @@ def _print_key(key: str, value: object, description: str, console: Console) -> N
 def _format_toml(value: object) -> str:
     if not isinstance(value, dict):
         return format_value(value)
-    entries = [f"{name} = {format_value(entry)}" for name, entry in cast("dict[str, object]", value).items()]
+    entries = [f"{name} = {_format_toml(entry)}" for name, entry in cast("dict[str, object]", value).items()]
     return "{" + ", ".join(entries) + "}"
 
 
 def read_descriptions(section: type[msgspec.Struct]) -> dict[str, str]:
     """Key -> the comment at the key's line or above it, in the schema's source."""
-    keys = get_field_types(section)
-    return {key: text for key, text in _iter_described_fields(section) if key in keys}
+    keys = {field.name: field.encode_name for field in msgspec.structs.fields(section)}
+    return {keys[name]: text for name, text in _iter_described_fields(section) if name in keys}
 
 
 def _iter_described_fields(section: type[msgspec.Struct]) -> Iterator[tuple[str, str]]:

@@ -16,10 +16,9 @@ import msgspec
 from msgspec.structs import replace
 
 from configs.errors import UnusableInput
-from configs.reward_options import RewardConfig
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from configs.task_options import TaskConfig
+from configs.task_options import RewardConfig, TaskConfig
 from engine.data.data_files import DatasetError, list_data_files
 from engine.data.datasets import QuestionReport, read_problems
 from engine.data.sft_dialogues import count_sft_dialogues
@@ -31,9 +30,8 @@ from policies.dialogue.chat_format import TURN_END, TURN_START
 from policies.groups.advantages import ESTIMATORS, FILTERS
 from policies.losses import LOSSES
 from policies.tools.task_description import TaskDescription
-from tasks.hosting.answer_scorer import MATH
 from tasks.hosting.task_services import build_host_command
-from tasks.rows import get_row_layout
+from tasks.task_settings import MATH, get_row_layout
 
 _MAX_CHECKED_ROWS = 100_000  # of a data file: about a second
 _GIB = 2**30
@@ -99,7 +97,7 @@ def list_input_checks(
 def _list_task_checks(
     run: RunConfig, folder: RunFolder, descriptions: dict[str, TaskDescription]
 ) -> dict[str, InputCheck]:
-    """The code of each task, and then its rows, whose layout depends on it."""
+    """The code of each task, and then its rows: their layout depends on the code."""
     checks: dict[str, InputCheck] = {}
     for task in run.resolved_tasks:
         prefix, training = task.key_prefix, QuestionReport()

@@ -28,7 +28,7 @@ from policies.dialogue.parse_turn import parse_assistant_turn
 from sandbox.contract import SandboxFailure
 from tasks.hosting.host_process import HostFailure
 from tasks.hosting.task_services import TaskServices
-from tasks.rows import encode_row
+from tasks.task_settings import encode_row
 
 _CONCURRENT_SCORES = 64
 _KINDS = (StartGroup.__name__, TrajectoryFinished.__name__)

@@ -220,7 +220,7 @@ def list_batches(decided: DecidedEvent) -> list[BatchReady]:
 # ---------------------------------------------------------------- one trajectory
 
 
-class ToolResult(NamedTuple):
+class ResultOverride(NamedTuple):
     """Replaces a logged tool result: the call succeeds and prints `stdout`."""
 
     seq: int  # of the event
@@ -235,7 +235,7 @@ class ReplayedTrajectory(NamedTuple):
 
 
 def replay_trajectory(
-    log: Path, rollout: Rollout, trajectory_id: int, tool_result: ToolResult | None = None
+    log: Path, rollout: Rollout, trajectory_id: int, tool_result: ResultOverride | None = None
 ) -> ReplayedTrajectory:
     """Decides on the events up to the trajectory's end. `rollout` must be new. The latest trajectory of this number counts.
 

@@ -29,7 +29,7 @@ from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Rules
 from policies.step_metrics import Recorder
 from policies.tools.task_description import TaskDescription, TaskDescriptions
-from tasks.rows import encode_row, get_row_layout
+from tasks.task_settings import encode_row, get_row_layout
 
 STOP_TIMEOUT_S = 2.0
 SERVER_STOP_TIMEOUT_S = 4.0

@@ -29,7 +29,7 @@ from bus.messages import (
 from configs.schema import DialogueConfig
 from policies.dialogue.chat_format import DialogueFormat, TextTokenizer, build_dialogue_format
 from policies.dialogue.tool_results import format_result
-from policies.rollout.calls import format_environment_result
+from policies.rollout.call_transitions import format_environment_result
 from policies.tools.task_description import TaskKind
 
 _TOKEN_ID_FIELDS = ("token_ids", "prompt_ids")

@@ -21,7 +21,7 @@ from bus.messages import (
     TurnGenerated,
 )
 from policies.dialogue.parse_turn import ToolCall, parse_assistant_turn
-from policies.rollout.calls import format_refusal
+from policies.rollout.call_transitions import format_refusal
 from policies.rollout.trajectory import GRADING_CALL
 from policies.tools.python_tools import build_program
 

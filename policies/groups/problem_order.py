@@ -24,7 +24,7 @@ class ProblemOrder:
         self._counts, self._weights = tuple(counts), tuple(weights)
         self._offsets = [sum(self._counts[:task]) for task in range(len(self._counts))]
         self._seeds = [mix(seed, ORDER, task) if task else seed for task in range(len(self._counts))]
-        self._tasks, self._places = array("H"), array("L")  # by position, as far as they are needed
+        self._tasks, self._places = array("H"), array("L")  # by position, up to the largest one needed
         self._taken = [0] * len(self._counts)  # positions of each task so far
 
     def select(self, position: int) -> int:

@@ -37,7 +37,7 @@ from bus.messages import (
 )
 from policies.decider import Send
 from policies.dialogue.chat_format import TextTokenizer
-from policies.rollout.calls import build_pending_requests, lose_executor
+from policies.rollout.call_transitions import build_pending_requests, lose_executor
 from policies.rollout.endings import EXECUTOR
 from policies.rollout.executor_placement import ExecutorOccupancy, ExecutorPlacement
 from policies.rollout.trajectory import CallAnswer, Phase, Rules, Trajectory, TrajectoryEvent

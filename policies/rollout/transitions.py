@@ -33,7 +33,7 @@ from bus.messages import (
 from policies.decider import Send
 from policies.dialogue.chat_format import TextTokenizer
 from policies.dialogue.parse_turn import AssistantTurn, MalformedCall, ToolCall, parse_assistant_turn
-from policies.rollout.calls import (
+from policies.rollout.call_transitions import (
     call_tools,
     on_code_finished,
     on_environment_returned,

@@ -1,4 +1,4 @@
-"""What a run knows of a task's code: the deciders, replays and cold starts never import it."""
+"""The description of a task's code: deciders, replays and cold starts read it and never import the code."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -7,8 +7,8 @@ import msgspec
 
 from policies.tools.tool_schema import ToolSchema
 
-# tools: functions without a state; environment: an instance per trajectory whose methods are tools; dialogue: an
-# instance per trajectory that answers each turn with a turn of the user.
+# tools: functions without a state; environment: an instance for each trajectory, with methods as tools; dialogue: an
+# instance for each trajectory, which answers each turn with a turn of the user.
 TaskKind = Literal["tools", "environment", "dialogue"]
 
 

@@ -2,21 +2,18 @@
 weighted sum."""
 
 import time
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from bus.messages import AnswerSubmitted, add_by_name
-from configs.reward_options import RewardConfig
+from configs.task_options import RewardConfig
 from policies.tools.task_description import TaskDescription
 from sandbox.contract import Sandbox
 from tasks.hosting.host_pool import HostPool
 from tasks.hosting.host_process import HostFailure
-
-MATH = "math"  # in reward.functions: the sandbox's grader
-CORRECT = "correct"  # component of the grader if there are no reward functions
+from tasks.task_settings import MATH, list_reward_functions
 
 
-class Score(NamedTuple):
+class AnswerScore(NamedTuple):
     reward: float
     components: dict[str, float]
     duration_s: float
@@ -40,7 +37,7 @@ class AnswerScorer:
         self._has_functions = len(self._graded) < len(functions)
         self._has_instances = description is not None and description.has_instances
 
-    async def score(self, submission: AnswerSubmitted) -> Score:
+    async def score(self, submission: AnswerSubmitted) -> AnswerScore:
         """Raises SandboxFailure for the grader; HostFailure for a function, or if nothing scores the trajectory."""
         began_s = time.monotonic()
         rewards = dict(submission.rewards)
@@ -62,11 +59,4 @@ class AnswerScorer:
             raise HostFailure("no reward function scored the trajectory")
         reward = sum(self._weights.get(name, 1.0) * value for name, value in rewards.items())
         elapsed_s = time.monotonic() - began_s if duration_s is None else duration_s
-        return Score(reward, {**submission.metrics, **components, **rewards}, elapsed_s)
-
-
-def list_reward_functions(config: RewardConfig, description: TaskDescription | None) -> Mapping[str, str]:
-    """By component. Without configured ones it is the grader, or none if the task has instances."""
-    if config.functions or (description is not None and description.has_instances):
-        return config.functions
-    return {CORRECT: MATH}
+        return AnswerScore(reward, {**submission.metrics, **components, **rewards}, elapsed_s)

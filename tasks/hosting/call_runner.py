@@ -1,7 +1,7 @@
 """Calls sync and async functions of a task under a time limit.
 
-A sync function runs in a thread of its own, so that it does not block the event loop. Python cannot stop a thread: one
-that exceeds its limit is abandoned and counted, and the process exits when too many threads are.
+A sync function runs in a thread of its own, so that it does not block the event loop. Python cannot stop a thread: a
+thread that exceeds its limit is abandoned and counted, and the process exits when too many threads are.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class CallRunner:
 
         def on_end(ended: asyncio.Future[Any]) -> None:
             self.num_abandoned -= 1
-            ended.exception()  # nobody waits for it
+            ended.exception()  # marks it as retrieved: no call waits for it
 
         done.add_done_callback(on_end)
 

@@ -78,7 +78,7 @@ def _join_opening(question: str, opening: Any) -> object:
 
 
 def select_arguments(function: Callable[..., object], offered: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that the signature names, or all for **kwargs. Raises UnusableResult if a required one is missing."""
+    """The arguments that the signature names, or all for **kwargs. Raises UnusableResult if a required one is missing."""
     parameters = inspect.signature(function).parameters.values()
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
         return dict(offered)

@@ -17,16 +17,16 @@ from bus.messages import (
     EnvironmentHistory,
     EnvironmentRestored,
 )
-from configs.reward_options import RewardConfig
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from configs.task_options import TaskConfig
+from configs.task_options import RewardConfig, TaskConfig
 from policies.tools.task_description import TaskDescription, TaskDescriptions
 from sandbox.contract import Sandbox, SandboxFailure
-from tasks.hosting.answer_scorer import MATH, AnswerScorer, Score, list_reward_functions
+from tasks.hosting.answer_scorer import AnswerScore, AnswerScorer
 from tasks.hosting.host_pool import CallResult, HostPool
 from tasks.hosting.host_process import HostCommand
 from tasks.hosting.wire import HostSettings, ProgramEnded, RunProgram
+from tasks.task_settings import MATH, list_reward_functions
 
 _SCRATCH_CALLS = 1 << 20  # numbers of the calls of task code, beyond those of a trajectory
 
@@ -48,7 +48,7 @@ class TaskServices:
         """Raises HostFailure."""
         return await self._pools[message.task].repeat(message)
 
-    async def score(self, submission: AnswerSubmitted) -> Score:
+    async def score(self, submission: AnswerSubmitted) -> AnswerScore:
         """Raises HostFailure and SandboxFailure."""
         return await self._scorers[submission.task].score(submission)
 

@@ -53,7 +53,7 @@ def prepare(run: RunConfig, folder: RunFolder) -> None:
 
 
 def _check_dialogue(dialogue: DialogueConfig) -> None:
-    """Of the demo, whose dialogues have fixed texts. Raises UnusableInput."""
+    """The demo has fixed texts. Raises UnusableInput."""
     if dialogue.tools != (TOOL,):
         raise UnusableInput(f'dialogue.tools: the tiny task supports only ["{TOOL}"]')
     if not dialogue.has_default_texts:

@@ -65,7 +65,7 @@ def collect_added_texts(formats: Iterable[DialogueFormat]) -> AddedTexts:
 
 
 def _build_call_frame(tool: ToolSchema) -> tuple[str, str]:
-    """The text of a call up to the value of its first parameter, and the end of a call whose last value has that type."""
+    """The text of a call up to the value of its first parameter, and the end of a call after a value of that type."""
     properties: dict[str, dict[str, Any]] = tool.parameters["properties"]
     start = f'\n{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": {{'
     if not properties:

@@ -39,7 +39,7 @@ def test_messages_with_tokens_and_calls_are_bulk_and_others_control() -> None:
     names = {kind.__name__ for kind in KINDS}
     bulk = {name for name in names if select_lane(name) == BULK}
     assert {"TurnRequested", "TurnGenerated", "TrajectoryFinished", "BatchReady", "CodeRequested"} <= bulk
-    assert len(bulk) == 15
+    assert len(bulk) == 18
     assert {"Shutdown", "LeaseGranted", "StartGroup", "ExecutorLeft", "WeightsPublished"} <= names - bulk
 
 

@@ -184,12 +184,14 @@ class TestErrors:
 
     @pytest.mark.parametrize("key", [*list_number_keys(RunConfig)])
     def test_every_number_has_bounds(self, config: Path, key: str):
+        shown, key = key.replace("tasks.", "tasks[0]."), key.replace("tasks.", "tasks.t.")
+        text = 'name = "a"\n[[tasks]]\nname = "t"\ndata = "rows.jsonl"' if "[0]" in shown else 'name = "a"'
         kind, low, high = find_bounds(key)
         below, above = (low - 1, high + 1) if kind is int else (math.nextafter(low, -math.inf), 1.0001 * high)
         for value in (below, above, math.nan, math.inf, -math.inf):
             value = f"[{value}, {value}]" if key == "learner.betas" else value
-            value = f"{{some = {value}}}" if key == "reward.weights" else value
-            assert f"`{key}" in load_error(config, 'name = "a"', f"{key}={value}")
+            value = f"{{some = {value}}}" if key.endswith("reward.weights") else value
+            assert f"`{shown}" in load_error(config, text, f"{key}={value}")
 
     @pytest.mark.parametrize("name", ["../evil", "/abs", "..", "a/../../b", "."])
     def test_a_name_outside_the_runs_folder_is_refused(self, config: Path, name: str):

@@ -8,7 +8,7 @@ import pytest
 
 from bus.messages import CodeOk, CodeRequested, Output
 from configs.schema import SandboxConfig as SandboxConfig
-from policies.rollout.calls import keeps_effects
+from policies.rollout.call_transitions import keeps_effects
 from sandbox.fork_server_sandbox import _COMMITTED_KINDS, parse_outcome  # pyright: ignore[reportPrivateUsage]
 from sandbox.notebooks import NotebookTable
 from sandbox.pool.fork_server_client import ForkServerClient

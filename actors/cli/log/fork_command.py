@@ -12,7 +12,7 @@ from actors.cli.json_output import check_json_path, write_json
 from actors.cli.log.fork_result import ForkPoint, build_fork_result, show_fork
 from actors.cli.sandbox_commands import make_sandbox_of_run, suppress_logs
 from actors.replay.branch_runner import EndedTrajectory, continue_trajectories, fork_trajectories
-from actors.replay.replay import ReplayedTrajectory, ToolResult, find_log, replay_trajectory
+from actors.replay.replay import ReplayedTrajectory, ResultOverride, find_log, replay_trajectory
 from actors.runtime.wiring import build_rules
 from bus.addresses import ROLLOUT
 from configs.errors import UnusableInput
@@ -60,7 +60,7 @@ def fork_trajectory(folder: RunFolder, options: ForkOptions, console: Console) -
 def _find_fork_point(
     folder: RunFolder, rules: Mapping[str, Rules], tokenizer: FastTokenizer, options: ForkOptions
 ) -> ForkPoint:
-    def replay(tool_result: ToolResult | None = None) -> ReplayedTrajectory:
+    def replay(tool_result: ResultOverride | None = None) -> ReplayedTrajectory:
         rollout = Rollout(rules, tokenizer)
         return replay_trajectory(find_log(folder, ROLLOUT), rollout, options.trajectory, tool_result)
 
@@ -77,7 +77,7 @@ def _find_fork_point(
         raise UnusableInput(f"{flag}: turn 0 follows no tool call; use a later --turn")
     if options.turn not in original.last_results:
         raise UnusableInput(f"{flag}: turn {options.turn - 1} ran no call, so there is no result to replace")
-    changed = replay(ToolResult(original.last_results[options.turn], stdout))
+    changed = replay(ResultOverride(original.last_results[options.turn], stdout))
     if len(changed.turn_starts) <= options.turn:
         raise UnusableInput(f"{flag}: too long: it exhausts the response's tokens before turn {options.turn}")
     # The branches' notebook and instance are rebuilt from the calls that the original made.

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.replay.replay import ReplayedTrajectory, ToolResult, replay_trajectory
+from actors.replay.replay import ReplayedTrajectory, ResultOverride, replay_trajectory
 from bus.addresses import HEAD, ROLLOUT
 from bus.codec import decode
 from bus.messages import CodeTimedOut, Output, RunStarted, TrajectoryEnd, TrajectoryFinished, bytes_to_ids
@@ -39,13 +39,13 @@ def test_an_incomplete_log_leaves_the_trajectory_without_an_end() -> None:
 
 def test_another_result_changes_the_context_from_there_on() -> None:
     before = replay_recorded()
-    after = replay_recorded(tool_result=ToolResult(before.last_results[1], "a hundred\n"))
+    after = replay_recorded(tool_result=ResultOverride(before.last_results[1], "a hundred\n"))
     assert read_context(after, 1) == read_context(before, 1).replace("seven", "a hundred")
     assert after.turn_starts[0] == before.turn_starts[0]
 
 
 def test_only_the_last_calls_result_is_replaced() -> None:
-    changed = replay_recorded(tool_result=ToolResult(replay_recorded().last_results[2], "ninety"))
+    changed = replay_recorded(tool_result=ResultOverride(replay_recorded().last_results[2], "ninety"))
     assert "ninety" in read_context(changed, 2) and "nine\n" not in read_context(changed, 2)
     assert "eight" in read_context(changed, 2)
 
@@ -54,7 +54,7 @@ def test_a_replaced_failure_is_not_counted() -> None:
     failed = replay_recorded(first_outcome=CodeTimedOut(Output(), 4.0))
     assert failed.turn_starts[1].calls_failed == 1
     works = replay_recorded(
-        first_outcome=CodeTimedOut(Output(), 4.0), tool_result=ToolResult(failed.last_results[1], "now it works")
+        first_outcome=CodeTimedOut(Output(), 4.0), tool_result=ResultOverride(failed.last_results[1], "now it works")
     )
     assert works.turn_starts[1].calls_failed == 0
 

@@ -24,7 +24,7 @@ def test_a_prompt_ends_with_the_assistants_header_and_the_prefilled_reason_tag()
 def test_the_system_turn_lists_each_tool_as_a_json_schema() -> None:
     text = "".join(piece.text for piece in build_prompt_segments("q", FORMAT))
     schemas = text.split("<tools>\n")[-1].split("\n</tools>")[0].splitlines()
-    assert [json.loads(schema)["function"]["name"] for schema in schemas] == list(FORMAT.tools)
+    assert [json.loads(schema)["function"]["name"] for schema in schemas] == [tool.name for tool in FORMAT.tools]
 
 
 def test_a_question_cannot_forge_the_protocols_tags() -> None:

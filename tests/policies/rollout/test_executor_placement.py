@@ -29,7 +29,7 @@ from bus.messages import (
     TrajectoryFailed,
 )
 from policies.decider import Send
-from policies.rollout.calls import keeps_effects
+from policies.rollout.call_transitions import keeps_effects
 from policies.rollout.executor_placement import ExecutorPlacement
 from policies.rollout.rollout import Rollout
 from tests.fakes import ANSWER, CALL, PROMPT, TOKENIZER, generated, rules

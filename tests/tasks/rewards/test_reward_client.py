@@ -11,7 +11,7 @@ import pytest
 from tasks.rewards.reward_client import RewardClient, RewardFailure
 
 from bus.messages import AnswerSubmitted, RewardInput, ids_to_bytes
-from configs.reward_options import RewardConfig
+from configs.task_options import RewardConfig
 from sandbox.contract import Grade, Sandbox, SandboxFailure
 from tasks.hosting.answer_scorer import AnswerScorer
 from tasks.rewards.reward_functions import RewardSettings

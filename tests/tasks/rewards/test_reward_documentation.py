@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from configs.load import load_run
-from tasks.hosting.answer_scorer import MATH
 from tasks.rewards.finished_rollout import FinishedRollout
 from tasks.rewards.reward_functions import load_reward_functions
+from tasks.task_settings import MATH
 
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
 MESSAGES = [{"role": "assistant", "content": "<reason>I know.</reason><answer>\\boxed{5}</answer>"}]
@@ -27,5 +27,5 @@ def test_the_examples_are_loaded_and_score(tmp_path: Path) -> None:
     functions["verl"] = f"{tmp_path}/rewards.py:compute_score"
     components: dict[str, float] = {}
     for function in load_reward_functions(functions):
-        components |= function.parse_result(function.call(ROLLOUT, {}), {})
+        components |= function.parse_result(function.function(**function.build_arguments(ROLLOUT, {})), {})
     assert components == {"format": 1.0, "length": pytest.approx(-0.0003), "verl": 1.0, "verl.characters": 9.0}

@@ -67,7 +67,7 @@ def compute_score_with_details(data_source, solution_str, ground_truth, extra_in
 def score(function: object, rollout: FinishedRollout = ROLLOUT) -> dict[str, float]:
     metrics: dict[str, float] = {}
     called = RewardFunction("f", function, "reward.functions.f")
-    return called.parse_result(called.call(rollout, metrics), metrics)
+    return called.parse_result(called.function(**called.build_arguments(rollout, metrics)), metrics)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The seed determines all prepared files, and unsuitable configurations are refused."""
+"""The demo: the seed determines all prepared files, and unsuitable configurations are refused."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def test_prepared_files_are_readable_as_user_files(prepared: RunFolder) -> None:
     assert len(list(read_problems(prepared.data / "train.jsonl"))) == 100
     assert len(list(read_problems(prepared.data / "test.jsonl"))) == 20
     tokenizer = load_tokenizer(prepared.checkpoints / "init")
-    assert len(read_sft_dialogues(prepared.data / "sft.jsonl", tokenizer, build_dialogue_format(NOTEBOOK))) == 100
+    assert len(read_sft_dialogues(prepared.data / "sft.jsonl", tokenizer, {"": build_dialogue_format(NOTEBOOK)})) == 100
 
 
 def test_the_model_has_an_embedding_for_every_token(prepared: RunFolder) -> None:

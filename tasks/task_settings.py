@@ -1,11 +1,22 @@
-"""What the rows of a task must have, and how its environments and reward functions get them."""
+"""What follows from a task's configuration and description: its reward functions, and the layout of its rows."""
+
+from collections.abc import Mapping
 
 import msgspec
 
-from configs.task_options import TaskConfig
+from configs.task_options import RewardConfig, TaskConfig
 from engine.data.datasets import DatasetProblem, RowLayout
 from policies.tools.task_description import TaskDescription
-from tasks.hosting.answer_scorer import MATH, list_reward_functions
+
+MATH = "math"  # in reward.functions: the sandbox's grader
+CORRECT = "correct"  # component of the grader if there are no reward functions
+
+
+def list_reward_functions(config: RewardConfig, description: TaskDescription | None) -> Mapping[str, str]:
+    """By component. Without configured ones it is the grader, or none if the task has instances."""
+    if config.functions or (description is not None and description.has_instances):
+        return config.functions
+    return {CORRECT: MATH}
 
 
 def get_row_layout(task: TaskConfig, description: TaskDescription | None) -> RowLayout:

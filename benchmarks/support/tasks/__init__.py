@@ -1,0 +1,1 @@
+"""Environments and measurements of the benchmark of tasks."""
