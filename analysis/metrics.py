@@ -19,6 +19,7 @@ class RunMetrics(NamedTuple):
     steps: pl.DataFrame  # one row per RL step, in order
     sft: pl.DataFrame  # one row per step of the cold start, in order
     evaluations: dict[str, float | None]  # label -> accuracy; None if every trajectory failed
+    task_rewards: dict[str, dict[str, float]]  # label -> mean reward of an evaluation, by task
 
 
 def read_metrics(run_folder: Path, *, require_steps: bool = False) -> RunMetrics:
@@ -33,7 +34,13 @@ def read_metrics(run_folder: Path, *, require_steps: bool = False) -> RunMetrics
         steps=steps,
         sft=_build_step_frame(lines, "sft"),
         evaluations={line["label"]: line.get("accuracy") for line in lines if line["kind"] == "evaluation"},
+        task_rewards={line["label"]: _read_task_rewards(line) for line in lines if line["kind"] == "evaluation"},
     )
+
+
+def _read_task_rewards(line: dict[str, Any]) -> dict[str, float]:
+    keys = (key for key in line if key.startswith("task ") and key.endswith(": reward"))
+    return {key.removeprefix("task ").removesuffix(": reward"): line[key] for key in keys}
 
 
 def compute_token_rate(steps: pl.DataFrame) -> float | None:

@@ -1,6 +1,7 @@
 """Summarizes a finished run in one JSON object: accuracies, times, counts, isolation."""
 
 from bisect import bisect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,6 +36,7 @@ def summarize(run: RunConfig, folder: RunFolder, *, wall_s: float, replay_identi
         "pass1_end": accuracy.get("end_sampled"),
         "greedy_start": accuracy.get("start_greedy"),
         "greedy_end": accuracy.get("end_greedy"),
+        "tasks": _join_task_rewards(metrics.task_rewards),
         "err_positive_start": errors[0] if steps.height else None,
         "err_positive_end": errors.tail(AVERAGED_STEPS).mean(),
         "reward_end": get_column(steps, "reward").tail(AVERAGED_STEPS).mean(),
@@ -48,6 +50,12 @@ def summarize(run: RunConfig, folder: RunFolder, *, wall_s: float, replay_identi
         "isolation": read_weakest_isolation(folder),
         "replay_identical": replay_identical,
     }
+
+
+def _join_task_rewards(by_label: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
+    """By task: the mean reward of the sampled evaluations before and after RL."""
+    start, end = (by_label.get(f"{time}_sampled", {}) for time in ("start", "end"))
+    return {name: {"reward_start": start.get(name), "reward_end": end.get(name)} for name in sorted({*start, *end})}
 
 
 def _count_parameters(checkpoint: Path) -> int | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from analysis.metrics import AnalysisError, read_bytes
@@ -36,7 +37,11 @@ def build_summary_table(summary: Mapping[str, Any]) -> Table:
         ("tool errors if correct, last 10 steps", "err_positive"),
     ):
         ends = [_format(summary.get(f"{key}_{end}"), ".1%") for end in ("start", "end")]
-        table.add_row(label, *ends, end_section=key == "err_positive")
+        table.add_row(label, *ends)
+    for name, rewards in (summary.get("tasks") or {}).items():
+        ends = [_format(rewards.get(f"reward_{end}"), ".3f") for end in ("start", "end")]
+        table.add_row(f"reward of {escape(name)}, sampled", *ends)
+    table.add_section()
     for label, value in _build_fact_rows(summary):
         table.add_row(label, "", value)
     return table

@@ -34,8 +34,8 @@ _COUNT_COLUMNS = (
 )
 _DURATION_COLUMNS = ("lease_wait_s", "generation_s", "tools_s", "grading_s")
 _TRAJECTORY_SCHEMA = {
-    **{"trajectory_id": pl.Int64, "group_id": pl.Int64, "problem": pl.String, "ground_truth": pl.String},
-    **{"purpose": pl.String, "ended": pl.String, "ended_at": pl.Float64, "cause": pl.String},
+    **{"trajectory_id": pl.Int64, "group_id": pl.Int64, "task": pl.String, "problem": pl.String},
+    **{"ground_truth": pl.String, "purpose": pl.String, "ended": pl.String, "ended_at": pl.Float64, "cause": pl.String},
     **{"reward": pl.Float64, "components": pl.String, "ending": pl.String},
     **dict.fromkeys(_COUNT_COLUMNS, pl.Int64),
     **dict.fromkeys(_DURATION_COLUMNS, pl.Float64),
@@ -114,7 +114,7 @@ def _build_trajectory_row(logged: MergedEvent, end: TrajectoryEnd, group: StartG
     row["ended"] = type(end).__name__.removeprefix("Trajectory").lower()
     row["ended_at"] = logged.event.time
     if group is not None:
-        row |= {name: getattr(group, name) for name in ("problem", "ground_truth", "purpose")}
+        row |= {name: getattr(group, name) for name in ("task", "problem", "ground_truth", "purpose")}
     columns = msgspec.structs.asdict(end)
     if isinstance(end, TrajectoryFinished):
         columns |= {**msgspec.structs.asdict(end.record), "components": msgspec.json.encode(end.components).decode()}

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import NamedTuple
 
 import msgspec
@@ -31,7 +32,9 @@ class CandidateTrajectory(msgspec.Struct, frozen=True):
 
     group_id: int
     trajectory_id: int
+    task: str  # empty without [[tasks]]
     reward: float
+    components: dict[str, float]  # of the reward
     is_positive: bool  # by the other setting
     calls: int
     calls_failed: int
@@ -48,6 +51,8 @@ class SelectionStats(msgspec.Struct, frozen=True):
     positives: int
     failed_call_share: float | None  # of the positives' calls; None: no calls
     response_tokens_mean: float | None
+    reward_mean: float | None
+    component_means: dict[str, float]  # over the trajectories that have the component
 
 
 class SelectionDifference(msgspec.Struct, frozen=True):
@@ -123,7 +128,9 @@ def list_candidates(group: JudgedGroup, other: RunConfig) -> list[CandidateTraje
         CandidateTrajectory(
             group_id=group.judged.group_id,
             trajectory_id=each.trajectory_id,
+            task=group.judged.task,
             reward=each.reward,
+            components=each.components,
             is_positive=each.reward > other.roc.positive_above,
             calls=each.calls,
             calls_failed=each.calls_failed,
@@ -162,6 +169,11 @@ def _compute_stats(trajectories: Sequence[CandidateTrajectory]) -> SelectionStat
         positives=len(positives),
         failed_call_share=sum(each.calls_failed for each in positives) / calls if calls else None,
         response_tokens_mean=_compute_mean(each.response_tokens for each in trajectories),
+        reward_mean=_compute_mean(each.reward for each in trajectories),
+        component_means={
+            name: mean(each.components[name] for each in trajectories if name in each.components)
+            for name in sorted({name for each in trajectories for name in each.components})
+        },
     )
 
 

@@ -92,6 +92,7 @@ class GroupJudged(Message, frozen=True):
     rewards: tuple[float, ...]  # of the candidates
     kept: tuple[int, ...]  # trajectories in the batch; none unless the group is accepted
     advantages: tuple[float, ...]  # of the kept trajectories
+    task: str = ""  # as in StartGroup
 
 
 TrajectoryEnd = TrajectoryFinished | TrajectoryFailed | TrajectoryAborted

@@ -44,6 +44,7 @@ def describe_judgement(
         rewards=tuple(trajectory.reward for trajectory in fresh),
         kept=tuple(row.trajectory_id for row in rows),
         advantages=tuple(row.advantage for row in rows),
+        task=group.task,
     )
 
 

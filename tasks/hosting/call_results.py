@@ -18,6 +18,19 @@ class UnusableResult(Exception):
     """The task's code returned something that is neither text nor a result. The message names its type."""
 
 
+def describe_error(error: BaseException, limit: int) -> str:
+    """Its type and text, in characters that UTF-8 can encode."""
+    try:
+        text = str(error)
+    except Exception:  # of the user's __str__
+        text = ""
+    return replace_surrogates(f"{type(error).__name__}: {text}"[:limit])
+
+
+def replace_surrogates(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
 class _Fields(NamedTuple):
     content: object
     stop: bool
@@ -58,14 +71,14 @@ def render_text(value: object) -> str:
     dicts as JSON. Raises UnusableResult for anything else."""
     match value:
         case str():
-            return value.encode("utf-8", "replace").decode()
+            return replace_surrogates(value)
         case None | bool() | int() | float():
             return str(value)
         case list() | tuple() if value and all(map(_is_block, cast(Sequence[object], value))):
             return "\n\n".join(_render_block(block) for block in cast(Sequence[dict[str, Any]], value))
         case list() | tuple() | dict():
             try:
-                return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode()
+                return replace_surrogates(json.dumps(value, ensure_ascii=False))
             except (TypeError, ValueError, RecursionError) as error:
                 raise UnusableResult(f"returned {_describe(value)}, which is no JSON value: {error}") from None
         case _:
@@ -93,19 +106,25 @@ def parse_numbers(value: object, name: str) -> dict[str, float]:
         return {}
     if not isinstance(value, Mapping):
         raise UnusableResult(f"returned {name} = {_describe(value)}; expected numbers by name")
-    return {
-        str(key): parse_number(number, f"{name}.{key}") for key, number in cast(Mapping[object, object], value).items()
-    }
+    named = {replace_surrogates(str(key)): number for key, number in cast(Mapping[object, object], value).items()}
+    return {key: parse_number(number, f"{name}.{key}") for key, number in named.items()}
 
 
 def parse_number(value: object, name: str) -> float:
     """Raises UnusableResult unless it is a finite number."""
-    if not isinstance(value, SupportsFloat) or not math.isfinite(number := float(value)):
+    try:
+        number = float(value) if isinstance(value, SupportsFloat) else math.nan
+    except (TypeError, ValueError, OverflowError):  # of an array, or a large integer
+        number = math.nan
+    if not math.isfinite(number):
         raise UnusableResult(f"returned {name} = {_describe(value)}; expected a finite number")
     return number
 
 
 def _describe(value: object) -> str:
-    text = repr(value) if isinstance(value, str | int | float | None) else ""
     name = type(value).__name__
+    try:
+        text = replace_surrogates(repr(value)) if isinstance(value, str | int | float | None) else ""
+    except ValueError:  # an integer with too many digits
+        text = ""
     return f"{name} {text[:_MAX_SHOWN_CHARACTERS]}" if text else name

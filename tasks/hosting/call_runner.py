@@ -1,24 +1,34 @@
 """Calls sync and async functions of a task under a time limit.
 
 A sync function runs in a thread of its own, so that it does not block the event loop. Python cannot stop a thread: a
-thread that exceeds its limit is abandoned and counted, and the process exits when too many threads are.
+thread that exceeds its limit is abandoned and counted, and the process exits when too many threads are. So is a
+coroutine that suppresses its cancellation.
 """
 
 import asyncio
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from tasks.hosting.host_inspection import LoopDelays
+
+_CANCEL_S = 1.0  # from the cancellation of a coroutine until it is abandoned
 
 
 class CallTimedOut(Exception):
-    """`abandoned`: ends with the thread that still runs a sync function."""
-
-    def __init__(self, limit_s: float, abandoned: asyncio.Future[Any] | None = None) -> None:
+    def __init__(self, limit_s: float) -> None:
         super().__init__(f"took longer than {limit_s:g} s")
         self.limit_s = limit_s
-        self.abandoned = abandoned
+
+
+class _Ended(NamedTuple):
+    value: Any = None
+    error: BaseException | None = None
+
+
+Running = asyncio.Future[_Ended]  # a thread, or the asyncio task of a coroutine
 
 
 class CallRunner:
@@ -27,65 +37,92 @@ class CallRunner:
     def __init__(self, max_threads: int) -> None:
         self._permits = asyncio.Semaphore(max_threads)
         self.num_abandoned = 0
+        self.delays: LoopDelays | None = None  # measured if there is one
 
-    async def call(self, function: Callable[..., Any], limit_s: float, **arguments: Any) -> Any:
+    async def call(
+        self,
+        function: Callable[..., Any],
+        limit_s: float,
+        on_abandoned: Callable[[Running], None] | None = None,
+        /,
+        **arguments: Any,
+    ) -> Any:
         """Raises CallTimedOut, and what the function raises."""
-        if is_async(function):
-            return await self._await(function(**arguments), limit_s)
-        async with self._permits:
-            result = await self._call_in_thread(function, limit_s, arguments)
-        return await self._await(result, limit_s) if inspect.isawaitable(result) else result
+        with self._measure_delays(function):
+            if is_async(function):
+                return await self._wait(_start_coroutine(function(**arguments)), limit_s, on_abandoned)
+            async with self._permits:
+                result = await self._wait(_start_thread(function, arguments), limit_s, on_abandoned)
+            if inspect.isawaitable(result):
+                return await self._wait(_start_coroutine(result), limit_s, on_abandoned)
+            return result
 
-    async def _await(self, awaitable: Any, limit_s: float) -> Any:
-        limit = asyncio.timeout(limit_s)
+    def _measure_delays(self, function: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+        name = getattr(function, "__name__", type(function).__name__)
+        return contextlib.nullcontext() if self.delays is None else self.delays.measure(name)
+
+    async def _wait(self, running: Running, limit_s: float, on_abandoned: Callable[[Running], None] | None) -> Any:
         try:
-            async with limit:
-                return await awaitable
-        except TimeoutError:
-            if not limit.expired():  # the function's own
-                raise
-            raise CallTimedOut(limit_s) from None
+            await asyncio.wait([running], timeout=limit_s)
+        finally:
+            has_ended = running.done()
+            if not has_ended:
+                await self._stop(running, on_abandoned)
+        if not has_ended:
+            raise CallTimedOut(limit_s)
+        ended = running.result()
+        if ended.error is not None:
+            raise ended.error
+        return ended.value
 
-    async def _call_in_thread(self, function: Callable[..., Any], limit_s: float, arguments: dict[str, Any]) -> Any:
-        done = _start_thread(function, arguments)
-        try:
-            finished, _ = await asyncio.wait([done], timeout=limit_s)
-        except asyncio.CancelledError:
-            self._abandon(done)
-            raise
-        if not finished:
-            self._abandon(done)
-            raise CallTimedOut(limit_s, done)
-        return done.result()
-
-    def _abandon(self, done: asyncio.Future[Any]) -> None:
+    async def _stop(self, running: Running, on_abandoned: Callable[[Running], None] | None) -> None:
+        """Cancel a coroutine. Abandon what continues."""
+        if isinstance(running, asyncio.Task):
+            running.cancel()
+            await asyncio.wait([running], timeout=_CANCEL_S)
+        if running.done():
+            return
         self.num_abandoned += 1
+        running.add_done_callback(self._on_abandoned_ended)
+        if on_abandoned is not None:
+            on_abandoned(running)
 
-        def on_end(ended: asyncio.Future[Any]) -> None:
-            self.num_abandoned -= 1
-            ended.exception()  # marks it as retrieved: no call waits for it
-
-        done.add_done_callback(on_end)
+    def _on_abandoned_ended(self, _: Running) -> None:
+        self.num_abandoned -= 1
 
 
-def _start_thread(function: Callable[..., Any], arguments: dict[str, Any]) -> asyncio.Future[Any]:
-    """The function's result."""
+def _start_coroutine(awaitable: Awaitable[Any]) -> Running:
+    """In an asyncio task of its own: a CancelledError of the coroutine must not cancel its caller."""
+
+    async def run() -> _Ended:
+        try:
+            return _Ended(await awaitable)
+        except BaseException as raised:
+            return _Ended(error=_make_raisable(raised))
+
+    return asyncio.create_task(run())
+
+
+def _start_thread(function: Callable[..., Any], arguments: dict[str, Any]) -> Running:
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
+    running: Running = loop.create_future()
 
     def run() -> None:
-        set_result, outcome = done.set_result, None
         try:
-            outcome = function(**arguments)
-        except StopIteration as raised:  # a future refuses it
-            set_result, outcome = done.set_exception, RuntimeError(repr(raised))
+            ended = _Ended(function(**arguments))
         except BaseException as raised:  # of the user's code; SystemExit must not end only the thread
-            set_result, outcome = done.set_exception, raised
+            ended = _Ended(error=_make_raisable(raised))
         with contextlib.suppress(RuntimeError):  # the event loop has ended
-            loop.call_soon_threadsafe(set_result, outcome)
+            loop.call_soon_threadsafe(running.set_result, ended)
 
     threading.Thread(target=run, name=f"call {getattr(function, '__name__', '')}", daemon=True).start()
-    return done
+    return running
+
+
+def _make_raisable(raised: BaseException) -> BaseException:
+    """A coroutine must not raise StopIteration, and CancelledError and KeyboardInterrupt would end more than the call."""
+    is_plain = isinstance(raised, Exception | SystemExit) and not isinstance(raised, StopIteration)
+    return raised if is_plain else RuntimeError(repr(raised))
 
 
 def is_async(function: Callable[..., Any]) -> bool:

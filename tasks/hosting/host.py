@@ -27,18 +27,22 @@ from configs.errors import EXIT_UNUSABLE, UnusableInput
 from policies.rollout.trajectory import STEP
 from policies.tools.task_description import TaskDescription
 from tasks.contract import SANDBOX, Fault
-from tasks.hosting.call_results import UnusableResult, build_observation
+from tasks.hosting.call_results import UnusableResult, build_observation, describe_error, replace_surrogates
 from tasks.hosting.call_runner import CallRunner, CallTimedOut
+from tasks.hosting.host_inspection import LoopDelays, count_instances, list_children, list_threads
 from tasks.hosting.instances import Instance
 from tasks.hosting.loaded_task import LoadedTask
 from tasks.hosting.program_handle import ProgramHandle, ProgramQueue
 from tasks.hosting.reward_calls import RewardCalls, load_reward_calls
 from tasks.hosting.wire import (
+    Alive,
     Call,
     Close,
     Failed,
     HostMessage,
     HostSettings,
+    Inspect,
+    Inspected,
     Open,
     ProgramEnded,
     Ready,
@@ -54,8 +58,10 @@ from tasks.rewards.reward_functions import UnusableReward
 EXIT_HANGING = 3
 MAX_THREADS = 32  # for sync calls of tools and instances
 _MAX_ABANDONED = 32  # threads of hanging calls; without instances the process exits at the first one
-_MAX_TRACEBACK_CHARACTERS = 4000
+_MAX_ERROR_CHARACTERS = 4000
+_ALIVE_INTERVAL_S = 1.0
 _CLOSE_LIMIT_S = 1.0  # for all instances together, at the end of the process
+_NO_TRAJECTORY = -1
 
 _arguments_decoder = msgspec.json.Decoder(dict[str, Any])
 
@@ -70,6 +76,7 @@ class TaskHost:
     ) -> None:
         self._settings, self._task, self._description, self._rewards = settings, task, description, rewards
         self._runner = CallRunner(MAX_THREADS)
+        self._delays = LoopDelays()
         self._instances: dict[int, Instance] = {}  # by trajectory
         self._closing: set[asyncio.Task[None]] = set()
         self._requests: defaultdict[int, set[asyncio.Task[None]]] = defaultdict(set)  # by trajectory
@@ -79,6 +86,7 @@ class TaskHost:
         reader, self._writer = await asyncio.open_connection(sock=connection)
         self._programs = ProgramQueue(self._send)
         self._send(Ready(0, self._description))
+        reporting = asyncio.create_task(self._report_alive())
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 request = request_decoder.decode(await read_body(reader))
@@ -86,14 +94,27 @@ class TaskHost:
                     self._programs.on_ended(request)
                 else:
                     self._start(request)
+        reporting.cancel()
         await self._close_all()
 
-    def _start(self, request: Open | Call | Score | Close) -> None:
-        if isinstance(request, Close):
-            self._start_closing(request.trajectory_id)
-            return
+    async def _report_alive(self) -> None:
+        while True:
+            await asyncio.sleep(_ALIVE_INTERVAL_S)
+            if self._requests:
+                self._send(Alive(0))
+
+    def _start(self, request: Open | Call | Score | Close | Inspect) -> None:
+        match request:
+            case Close():
+                self._start_closing(request.trajectory_id)
+                return
+            case Inspect():
+                trajectory_id = _NO_TRAJECTORY
+            case Score():
+                trajectory_id = request.submission.trajectory_id
+            case _:
+                trajectory_id = request.trajectory_id
         task = asyncio.create_task(self._handle(request))
-        trajectory_id = request.submission.trajectory_id if isinstance(request, Score) else request.trajectory_id
         open_requests = self._requests[trajectory_id]
         open_requests.add(task)
 
@@ -109,9 +130,9 @@ class TaskHost:
 
     def _start_closing(self, trajectory_id: int) -> None:
         """Cancel the open requests, and then close the instance. A later Open does not wait for it."""
-        calls = set(self._requests.get(trajectory_id, ()))
-        instance = self._instances.pop(trajectory_id, None)
+        self._close_later(self._instances.pop(trajectory_id, None), *self._requests.get(trajectory_id, ()))
 
+    def _close_later(self, instance: Instance | None, *calls: asyncio.Task[None]) -> None:
         async def close() -> None:
             for call in calls:
                 call.cancel()
@@ -124,7 +145,7 @@ class TaskHost:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    async def _handle(self, request: Open | Call | Score) -> None:
+    async def _handle(self, request: Open | Call | Score | Inspect) -> None:
         match request:
             case Open():
                 await self._answer(request, self._open)
@@ -132,17 +153,19 @@ class TaskHost:
                 await self._answer(request, self._call)
             case Score():
                 await self._answer(request, self._score)
+            case Inspect():
+                await self._answer(request, self._inspect)
 
     async def _answer(self, request: Any, work: Callable[[Any], Awaitable[HostMessage]]) -> None:
         """Whatever the task's code does, the request is answered once."""
         try:
-            reply = await work(request)
+            answer = encode_with_length(await work(request))
         except (UnusableResult, UnusableReward, CallTimedOut, Fault) as error:
-            reply = Failed(request.number, str(error))
+            answer = encode_with_length(Failed(request.number, replace_surrogates(str(error))))
         except (Exception, SystemExit) as error:  # of the task's code
-            sys.stderr.write(traceback.format_exc()[-_MAX_TRACEBACK_CHARACTERS:])
-            reply = Failed(request.number, f"{type(error).__name__}: {error}"[:_MAX_TRACEBACK_CHARACTERS])
-        self._send(reply)
+            _log_traceback(error)
+            answer = encode_with_length(Failed(request.number, describe_error(error, _MAX_ERROR_CHARACTERS)))
+        self._writer.write(answer)
         await self._writer.drain()
         if self._is_hanging():
             os._exit(EXIT_HANGING)
@@ -166,7 +189,7 @@ class TaskHost:
         except BaseException as error:
             if self._instances.get(request.trajectory_id) is instance:
                 del self._instances[request.trajectory_id]
-            await self._close(instance)
+            self._close_later(instance)
             name = "init" if self._task.kind == "dialogue" else "reset"
             raise _name_failure(error, name) from error
         observation = build_observation(opening, self._settings.max_characters)
@@ -201,7 +224,7 @@ class TaskHost:
         except (Exception, SystemExit) as error:  # of the task's code
             if self._task.kind == "dialogue":
                 raise _name_failure(error, STEP) from error
-            return EnvironmentRaised(f"{type(error).__name__}: {error}"[:limit])
+            return EnvironmentRaised(describe_error(error, limit))
 
     async def _call_function(self, request: Call, arguments: dict[str, Any]) -> object:
         assert self._task is not None
@@ -230,11 +253,22 @@ class TaskHost:
             components = await self._rewards.score(request.submission, instance and instance.object, handle)
         return Scored(request.number, components, environment)
 
+    async def _inspect(self, request: Inspect) -> HostMessage:
+        if self._closing:
+            await asyncio.wait(set(self._closing))
+        self._runner.delays = self._delays
+        if self._rewards is not None:
+            self._rewards.runner.delays = self._delays
+        live_instances = count_instances(self._task.instance_class if self._task is not None else None)
+        delays_s = dict(self._delays.by_function)
+        return Inspected(request.number, live_instances, list_threads(), list_children(), delays_s)
+
     async def _close(self, instance: Instance) -> None:
         try:
             await instance.close()
         except (Exception, SystemExit) as error:  # of the task's code
-            sys.stderr.write(f"{self._settings.task}: close failed: {type(error).__name__}: {error}\n")
+            cause = describe_error(error, _MAX_ERROR_CHARACTERS)
+            sys.stderr.write(f"{self._settings.task}: close failed: {cause}\n")
 
     async def _close_all(self) -> None:
         for trajectory_id in {*self._instances, *self._requests}:
@@ -251,8 +285,13 @@ def _name_failure(error: BaseException, method: str) -> BaseException:
         case Fault() | asyncio.CancelledError():
             return error
         case _:
-            sys.stderr.write("".join(traceback.format_exception(error))[-_MAX_TRACEBACK_CHARACTERS:])
-            return UnusableResult(f"{method} raised {type(error).__name__}: {error}"[:_MAX_TRACEBACK_CHARACTERS])
+            _log_traceback(error)
+            return UnusableResult(f"{method} raised {describe_error(error, _MAX_ERROR_CHARACTERS)}")
+
+
+def _log_traceback(error: BaseException) -> None:
+    """stderr escapes what it cannot encode."""
+    sys.stderr.write("".join(traceback.format_exception(error))[-_MAX_ERROR_CHARACTERS:])
 
 
 def main() -> int:

@@ -23,7 +23,19 @@ from bus.messages import (
 )
 from policies.tools.task_description import TaskDescription
 from tasks.hosting.host_process import HostCommand, HostDied, HostFailure, HostProcess, RunProgramFunction
-from tasks.hosting.wire import Call, Close, Failed, HostMessage, HostReply, Open, Returned, Score, Scored
+from tasks.hosting.wire import (
+    Call,
+    Close,
+    Failed,
+    HostMessage,
+    HostReply,
+    Inspect,
+    Inspected,
+    Open,
+    Returned,
+    Score,
+    Scored,
+)
 
 _MAX_ATTEMPTS = 2  # processes that a call is sent to
 
@@ -149,6 +161,16 @@ class HostPool:
             raise HostFailure(str(error)) from error
         instance.process = process
         return history
+
+    async def inspect(self) -> Inspected:
+        """The first process. Raises HostFailure."""
+        process = await self._slots[0].get_process()
+        try:
+            reply = _raise_failure(await process.request(Inspect))
+        except HostDied as error:
+            raise HostFailure(str(error)) from error
+        assert isinstance(reply, Inspected)
+        return reply
 
     def end(self, trajectory_id: int) -> None:
         instance = self._instances.pop(trajectory_id, None)

@@ -13,6 +13,7 @@ import structlog
 
 from bus.process.parent_death import PARENT_PID_VARIABLE
 from tasks.hosting.wire import (
+    Alive,
     Failed,
     HostMessage,
     HostReply,
@@ -25,7 +26,7 @@ from tasks.hosting.wire import (
     reply_decoder,
 )
 
-_HANG_S = 30.0  # beyond the time limit of a call, without any answer
+_HANG_S = 30.0  # beyond the time limit of a call, without any message
 _START_LIMIT_S = 300.0  # for the imports, until it is ready
 _STOP_S = 1.5  # from the end of the connection to the kill, so that instances can be closed
 _PACKAGES = str(__file__).rsplit(os.sep, 3)[0]  # the folder of the project's packages
@@ -120,7 +121,7 @@ class HostProcess:
         reply = self._open[number] = asyncio.get_running_loop().create_future()
         try:
             self._writer.write(encode_with_length(build(number)))
-            if self._hang_timer is None:
+            if len(self._open) == 1:  # the timer of an earlier, cancelled call may still run
                 self._restart_hang_timer()
             with contextlib.suppress(ConnectionError):  # its end is reported below
                 await self._writer.drain()
@@ -170,6 +171,8 @@ class HostProcess:
         match reply:
             case Ready():
                 self._is_ready = True
+            case Alive():
+                pass
             case Failed(number=0, cause=cause):
                 self._load_error = cause
             case RunProgram():

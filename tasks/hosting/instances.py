@@ -5,8 +5,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tasks.contract import SANDBOX
 from tasks.hosting.call_results import UnusableResult, parse_number, parse_numbers, render_text
-from tasks.hosting.call_runner import CallRunner, CallTimedOut
+from tasks.hosting.call_runner import CallRunner, CallTimedOut, Running
 from tasks.hosting.loaded_task import LoadedTask
 
 ENVIRONMENT = "environment"  # component of a `get_reward` that returns a number
@@ -18,11 +19,13 @@ class Instance:
     def __init__(self, task: LoadedTask, runner: CallRunner, limit_s: float) -> None:
         self._task, self._runner, self._limit_s = task, runner, limit_s
         self._turn = asyncio.Lock()
-        self._abandoned: asyncio.Future[Any] | None = None
+        self._abandoned: Running | None = None
+        self._sandbox: object = None
         self.object: Any = None
 
     async def open(self, row: dict[str, Any], sandbox: object) -> object:
         """Text of the user that opens the dialogue: the row's question, and what `reset` or `init` returned."""
+        self._sandbox = sandbox
         self.object = await self._call(self._task.create, sandbox=sandbox)
         question = row.get("question") or ""
         if self._task.kind == "dialogue":
@@ -34,7 +37,9 @@ class Instance:
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> object:
         if self._task.has_dynamic_tools:
             return await self._call(self.object.call_tool, name=name, arguments=arguments)
-        return await self._call(getattr(self.object, name), **arguments)
+        method = getattr(self.object, name)
+        extra = {SANDBOX: self._sandbox} if self._task.takes_sandbox(method) else {}
+        return await self._call(method, **arguments, **extra)
 
     async def step(self, message: dict[str, Any]) -> object:
         return await self._call(self.object.step, message=message)
@@ -49,24 +54,27 @@ class Instance:
         return {ENVIRONMENT: parse_number(value, "reward")}
 
     async def close(self) -> None:
-        """At most once. Raises what `close` raises."""
+        """At most once; waits at most `limit_s` for an abandoned call. Raises what `close` raises."""
         instance, self.object = self.object, None
         if callable(close := getattr(instance, "close", None)):
+            await self._wait_for_abandoned()
             await self._runner.call(close, self._limit_s)
 
-    async def _call(self, function: Callable[..., Any], **arguments: Any) -> Any:
+    async def _call(self, function: Callable[..., Any], /, **arguments: Any) -> Any:
         """Raises CallTimedOut, and what the function raises."""
         async with self._turn:
-            if self._abandoned is not None:
-                finished, _ = await asyncio.wait([self._abandoned], timeout=self._limit_s)
-                if not finished:
-                    raise CallTimedOut(self._limit_s, self._abandoned)
-                self._abandoned = None
-            try:
-                return await self._runner.call(function, self._limit_s, **arguments)
-            except CallTimedOut as error:
-                self._abandoned = error.abandoned
-                raise
+            if not await self._wait_for_abandoned():
+                raise CallTimedOut(self._limit_s)
+            return await self._runner.call(function, self._limit_s, self._set_abandoned, **arguments)
+
+    def _set_abandoned(self, running: Running) -> None:
+        self._abandoned = running
+
+    async def _wait_for_abandoned(self) -> bool:
+        """Whether it ends in time."""
+        if self._abandoned is not None:
+            await asyncio.wait([self._abandoned], timeout=self._limit_s)
+        return self._abandoned is None or self._abandoned.done()
 
 
 def _join_opening(question: str, opening: Any) -> object:
@@ -84,6 +92,5 @@ def select_arguments(function: Callable[..., object], offered: Mapping[str, Any]
         return dict(offered)
     for each in parameters:
         if each.default is each.empty and each.name not in offered and each.kind is not each.VAR_POSITIONAL:
-            name = getattr(function, "__name__", "")
-            raise UnusableResult(f"{name} needs the column `{each.name}`; the row has {', '.join(offered)}")
+            raise UnusableResult(f"needs the column `{each.name}`; the row has {', '.join(offered)}")
     return {each.name: offered[each.name] for each in parameters if each.name in offered}

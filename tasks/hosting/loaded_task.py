@@ -45,6 +45,10 @@ class LoadedTask:
                 raise UnusableInput(f"{settings.name_key}parameters: only a class takes parameters")
 
     @property
+    def instance_class(self) -> type[object] | None:
+        return self._class
+
+    @property
     def is_replayable(self) -> bool:
         return bool(getattr(self._class, "replayable", False))
 
@@ -87,7 +91,10 @@ class LoadedTask:
         for function in functions:
             if not callable(function) or isinstance(function, type):
                 raise UnusableInput(f"{self._key}: {function!r:.80} is no function; expected {_EXPECTED}")
-            self.functions[getattr(function, "__name__", repr(function))] = function
+            name = getattr(function, "__name__", repr(function))
+            if name in self.functions:
+                raise UnusableInput(f'{self._key}: two tools have the name "{name}"; rename one')
+            self.functions[name] = function
         if not self.functions:
             raise UnusableInput(f"{self._key}: the list has no functions; expected {_EXPECTED}")
 

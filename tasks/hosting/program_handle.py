@@ -1,6 +1,7 @@
 """The handle by which a task's code runs programs in the sandbox of its executor."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,7 +20,7 @@ class ProgramQueue:
         self._send = send
         self._waiting: dict[int, asyncio.Future[ProgramEnded]] = {}
         self._num_programs = 0
-        self.loop = asyncio.get_running_loop()
+        self.loop, self.thread = asyncio.get_running_loop(), threading.current_thread()
 
     async def run(self, trajectory_id: int, code: str, stdin: str) -> SandboxResult:
         """Raises Fault."""
@@ -51,6 +52,8 @@ class ProgramHandle:
         return await self._queue.run(self._trajectory_id, add_files(code, files or {}), stdin)
 
     def run_blocking(self, code: str, stdin: str = "", files: dict[str, str] | None = None) -> SandboxResult:
+        if threading.current_thread() is self._queue.thread:  # it would wait for itself
+            raise RuntimeError("run_blocking is for sync functions; an async function awaits sandbox.run(...)")
         running = asyncio.run_coroutine_threadsafe(self.run(code, stdin, files), self._queue.loop)
         return running.result()
 

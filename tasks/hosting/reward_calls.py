@@ -3,21 +3,24 @@
 from typing import Any
 
 from bus.messages import AnswerSubmitted
+from tasks.hosting.call_results import describe_error
 from tasks.hosting.call_runner import CallRunner, CallTimedOut
 from tasks.hosting.program_handle import ProgramHandle
 from tasks.hosting.wire import HostSettings
 from tasks.rewards.finished_rollout import FinishedRollout, RolloutReader
 from tasks.rewards.reward_functions import RewardFunction, UnusableReward, load_reward_functions
 
+_MAX_ERROR_CHARACTERS = 4000
+
 
 class RewardCalls:
     def __init__(self, functions: list[RewardFunction], reader: RolloutReader, limit_s: float) -> None:
         self._functions, self._reader, self._limit_s = functions, reader, limit_s
-        self._runner = CallRunner(1)
+        self.runner = CallRunner(1)
 
     @property
     def num_abandoned(self) -> int:
-        return self._runner.num_abandoned
+        return self.runner.num_abandoned
 
     async def score(
         self, submission: AnswerSubmitted, environment: object | None, sandbox: ProgramHandle
@@ -35,11 +38,11 @@ class RewardCalls:
         metrics: dict[str, float] = {}
         arguments: dict[str, Any] = function.build_arguments(rollout, metrics, environment, sandbox)
         try:
-            result = await self._runner.call(function.function, self._limit_s, **arguments)
+            result = await self.runner.call(function.function, self._limit_s, **arguments)
         except CallTimedOut as error:
             raise UnusableReward(f"{function.name} {error}") from None
         except (Exception, SystemExit) as error:  # of the user's code
-            raise UnusableReward(f"{function.name} raised {type(error).__name__}: {error}") from error
+            raise UnusableReward(f"{function.name} raised {describe_error(error, _MAX_ERROR_CHARACTERS)}") from error
         return function.parse_result(result, metrics)
 
 

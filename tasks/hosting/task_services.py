@@ -25,7 +25,7 @@ from sandbox.contract import Sandbox, SandboxFailure
 from tasks.hosting.answer_scorer import AnswerScore, AnswerScorer
 from tasks.hosting.host_pool import CallResult, HostPool
 from tasks.hosting.host_process import HostCommand
-from tasks.hosting.wire import HostSettings, ProgramEnded, RunProgram
+from tasks.hosting.wire import HostSettings, Inspected, ProgramEnded, RunProgram
 from tasks.task_settings import MATH, list_reward_functions
 
 _SCRATCH_CALLS = 1 << 20  # numbers of the calls of task code, beyond those of a trajectory
@@ -51,6 +51,10 @@ class TaskServices:
     async def score(self, submission: AnswerSubmitted) -> AnswerScore:
         """Raises HostFailure and SandboxFailure."""
         return await self._scorers[submission.task].score(submission)
+
+    async def inspect(self, task: str) -> Inspected | None:
+        """The first host process of the task; None for a task without one. Raises HostFailure."""
+        return await self._pools[task].inspect() if task in self._pools else None
 
     def end(self, trajectory_id: int) -> None:
         """Close the trajectory's instance."""

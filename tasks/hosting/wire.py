@@ -19,8 +19,8 @@ class HostSettings(msgspec.Struct, frozen=True):
     parameters: dict[str, Any] = {}
     functions: dict[str, str] = {}  # import paths of reward functions by component
     checkpoint: str = ""  # folder of the tokenizer, for reward functions
-    call_limit_s: float = 30.0  # of a call of a tool, `reset`, `init`, `step` and `close`
-    reward_limit_s: float = 60.0  # of a call of a reward function and of `get_reward`
+    call_limit_s: float = 30.0  # of a call of a tool, `reset`, `init`, `step`, `get_reward` and `close`
+    reward_limit_s: float = 60.0  # of a call of a reward function
     prefill: str = ""  # of each assistant turn
     stop_tokens: tuple[str, ...] = ()
     max_characters: int = 1 << 18  # of a text for the model; the middle of a longer one is cut
@@ -60,6 +60,10 @@ class Close(HostMessage, frozen=True):
     trajectory_id: int
 
 
+class Inspect(HostMessage, frozen=True):
+    """Report on the task's code. The first one starts the measurement of the event loop's delays."""
+
+
 class ProgramEnded(HostMessage, frozen=True):
     """Answer to RunProgram."""
 
@@ -75,6 +79,10 @@ class Ready(HostMessage, frozen=True):
     description: TaskDescription | None
 
 
+class Alive(HostMessage, frozen=True):
+    """Sent each second while requests are open: the interpreter is not blocked. Each request has its own limit."""
+
+
 class Returned(HostMessage, frozen=True):
     """Answer to Open and Call."""
 
@@ -85,6 +93,15 @@ class Returned(HostMessage, frozen=True):
 class Scored(HostMessage, frozen=True):
     components: dict[str, float]  # of the reward functions
     environment: dict[str, float]  # of `get_reward`
+
+
+class Inspected(HostMessage, frozen=True):
+    """Answer to Inspect, after all instances that are being closed."""
+
+    live_instances: int  # objects of the task's class
+    threads: tuple[str, ...]  # names, without the main thread and those of thread pools
+    children: tuple[str, ...]  # command lines of child processes
+    delays_s: dict[str, list[float]]  # by function: the largest delay of the event loop in each call
 
 
 class Failed(HostMessage, frozen=True):
@@ -101,8 +118,8 @@ class RunProgram(HostMessage, frozen=True):
     stdin: str
 
 
-HostRequest = Open | Call | Score | Close | ProgramEnded
-HostReply = Ready | Returned | Scored | Failed | RunProgram
+HostRequest = Open | Call | Score | Close | Inspect | ProgramEnded
+HostReply = Ready | Alive | Returned | Scored | Inspected | Failed | RunProgram
 
 request_decoder = msgspec.msgpack.Decoder(HostRequest)
 reply_decoder = msgspec.msgpack.Decoder(HostReply)

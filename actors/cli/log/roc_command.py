@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from actors.cli.json_output import check_json_path, write_json
@@ -34,6 +35,7 @@ class RefilteredRun(msgspec.Struct, frozen=True):
     settings: tuple[str, ...]  # `key: value in the run -> other value`
     steps: tuple[RefilteredStep, ...]
     all_steps: SelectionDifference
+    tasks: dict[str, SelectionDifference]  # of all steps, by task; empty without [[tasks]]
 
 
 def print_refiltered(
@@ -59,8 +61,11 @@ def refilter(folder: RunFolder, other: RunConfig, only_step: int | None) -> Refi
     if only_step is not None and only_step not in steps:
         raise UnusableInput(f"--step {only_step}: {folder.path} has steps {min(steps)} to {max(steps)}")
     chosen = tuple(steps.values()) if only_step is None else (steps[only_step],)
-    everything = compute_difference([each for step in chosen for each in step.trajectories])
-    return RefilteredRun(str(folder.path), tuple(list_differences(run, other)), chosen, everything)
+    trajectories = [each for step in chosen for each in step.trajectories]
+    names = sorted({each.task for each in trajectories if each.task})
+    tasks = {name: compute_difference([each for each in trajectories if each.task == name]) for name in names}
+    settings = tuple(list_differences(run, other))
+    return RefilteredRun(str(folder.path), settings, chosen, compute_difference(trajectories), tasks)
 
 
 def _parse_step(step: str) -> int | None:
@@ -92,9 +97,25 @@ def _print_result(refiltered: RefilteredRun, console: Console) -> None:
     if len(refiltered.steps) > 1:
         table.add_section()
         table.add_row("all", *_format_cells(refiltered.all_steps), style="bold")
+    for name, difference in refiltered.tasks.items():
+        table.add_row(escape(name), *_format_cells(difference))
     console.print(table)
+    _print_components(refiltered.all_steps, console)
     if len(refiltered.steps) == 1:
         _show_groups(refiltered.steps[0], console)
+
+
+def _print_components(difference: SelectionDifference, console: Console) -> None:
+    """Means over the kept trajectories, unless the reward has only one component."""
+    names = sorted({*difference.run.component_means, *difference.other.component_means})
+    if len(names) < 2:
+        return
+    parts = [f"reward {_format_change(difference, lambda kept: kept.reward_mean, '.3f')}"]
+    for name in names:
+        parts.append(
+            f"{name} {_format_change(difference, lambda kept, name=name: kept.component_means.get(name), '.3f')}"
+        )
+    console.print(f"means of the kept: {'; '.join(parts)}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _format_cells(each: SelectionDifference) -> list[str]:

@@ -1,0 +1,78 @@
+"""What a host process reports about its task's code: live instances, threads, child processes, and the delays of the
+event loop during its calls."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Generator
+from pathlib import Path
+
+_INTERVAL_S = 0.005  # of the timer by which a delay is seen
+_POOL_THREADS = ("asyncio_", "ThreadPoolExecutor-")  # kept for later calls
+
+
+class LoopDelays:
+    """The largest delay of the event loop in each call, by function. Calls must not overlap."""
+
+    def __init__(self) -> None:
+        self.by_function: defaultdict[str, list[float]] = defaultdict(list)
+        self._due_s = self._largest_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @contextlib.contextmanager
+    def measure(self, function: str) -> Generator[None]:
+        self._largest_s = 0.0
+        self._restart_timer()
+        try:
+            yield
+        finally:
+            self._keep_delay()  # the timer is overdue if the call blocked until its end
+            self._cancel_timer()
+            self.by_function[function].append(self._largest_s)
+
+    def _restart_timer(self) -> None:
+        self._cancel_timer()
+        loop = asyncio.get_running_loop()
+        self._due_s = loop.time() + _INTERVAL_S
+        self._timer = loop.call_at(self._due_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._keep_delay()
+        self._restart_timer()
+
+    def _keep_delay(self) -> None:
+        self._largest_s = max(self._largest_s, asyncio.get_running_loop().time() - self._due_s)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def count_instances(instance_class: type[object] | None) -> int:
+    """Objects of exactly this class that something still refers to."""
+    if instance_class is None:
+        return 0
+    gc.collect()
+    return sum(type(each) is instance_class for each in gc.get_objects())
+
+
+def list_threads() -> tuple[str, ...]:
+    threads = (each for each in threading.enumerate() if each is not threading.main_thread())
+    return tuple(each.name for each in threads if not each.name.startswith(_POOL_THREADS))
+
+
+def list_children() -> tuple[str, ...]:
+    """Command lines of the child processes that still run."""
+    own, found = str(os.getpid()), list[str]()
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # it has ended
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            if parent == own and state != "Z":
+                found.append((folder / "cmdline").read_text().replace("\0", " ").strip())
+    return tuple(found)
