@@ -5,6 +5,7 @@ The seed determines the generated text. Leases limit its length. Caches behave a
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Sequence
 from random import Random
 
 import msgspec
@@ -15,14 +16,16 @@ from engine.contract import Capacity, EngineFailure, EngineLoad, Generation, Gen
 from tests.fakes import ANSWER, CALL, END, TOKENIZER
 
 PAGE_TOKENS = 16
+TOUCH = CALL.replace("jupyter_code", "touch").replace('"code": "1"', "")  # a tool of an environment
 TURN_TEXTS = (CALL, CALL + CALL, ANSWER, "I give up", "<tool_call>{</tool_call>")
+TASK_TEXTS = (CALL, TOUCH, TOUCH + TOUCH, ANSWER, "I give up", "<tool_call>{</tool_call>")
 
 
 class Script:
     """The generated text of each trajectory, independent of the engine."""
 
-    def __init__(self, random: Random) -> None:
-        self._random = random
+    def __init__(self, random: Random, texts: Sequence[str]) -> None:
+        self._random, self._texts = random, texts
         self._turns: dict[
             int, tuple[int, list[int]]
         ] = {}  # by trajectory: start position and tokens of the current turn
@@ -31,7 +34,7 @@ class Script:
         """Return the remaining tokens of the turn at `position`, or of a new random turn."""
         began_at, turn = self._turns.get(trajectory_id, (-1, []))
         if not began_at <= position < began_at + len(turn):
-            began_at, turn = position, [*TOKENIZER.encode(self._random.choice(TURN_TEXTS), trusted=True), END]
+            began_at, turn = position, [*TOKENIZER.encode(self._random.choice(self._texts), trusted=True), END]
             self._turns[trajectory_id] = began_at, turn
         return turn[position - began_at :]
 

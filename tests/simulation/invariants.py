@@ -18,7 +18,7 @@ from policies.rollout.rollout import Rollout
 from tests.simulation.world import World
 
 End = TrajectoryFinished | TrajectoryFailed | TrajectoryAborted
-CAUSES = {"engine left", "engine", "executor left", "sandbox", "grader"}
+CAUSES = {"engine left", "engine", "executor left", "sandbox", "grader", "environment", "reward"}
 
 
 def check(world: World) -> None:

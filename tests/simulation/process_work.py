@@ -20,6 +20,7 @@ from tests.simulation.engines import ScriptedEngine
 from tests.simulation.learner import SimulatedLearner
 from tests.simulation.memory_log import MemoryLog
 from tests.simulation.sandboxes import NotebookSandbox
+from tests.simulation.simulated_tasks import SimulatedTasks
 
 if TYPE_CHECKING:
     from tests.simulation.world import Incarnation, World
@@ -97,7 +98,9 @@ async def _run_executor(world: World, incarnation: Incarnation) -> None:
     await _delay_start(world, 2.0)
     sandbox = NotebookSandbox(world.random, world.failure_rate)
     address = f"{incarnation.name}/{incarnation.number}"
-    await Executor(world.join(incarnation), sandbox, address=address, slots=2, launcher=LAUNCHER).run()
+    tasks = SimulatedTasks(world.random, world.failure_rate, world.descriptions) if world.descriptions else None
+    bus = world.join(incarnation)
+    await Executor(bus, sandbox, address=address, slots=2, launcher=LAUNCHER, tasks=tasks).run()
 
 
 async def _run_learner(world: World, incarnation: Incarnation) -> None:

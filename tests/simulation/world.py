@@ -35,12 +35,15 @@ from bus.messages import (
 )
 from bus.transport.reliable_transport import LinkLimits
 from configs.schema import RunConfig
+from configs.task_options import TaskConfig
 from policies.decider import Decider
+from policies.dialogue.chat_format import build_dialogue_format
 from policies.groups.group_starter import ProblemSet, TokenizedProblem
 from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Rules
+from policies.tools.task_description import TaskDescriptions
 from tests.fakes import TOKENIZER, rules
-from tests.simulation.engines import Script, ScriptedEngine
+from tests.simulation.engines import TASK_TEXTS, TURN_TEXTS, Script, ScriptedEngine
 from tests.simulation.launching import Launch
 from tests.simulation.learner import Disk
 from tests.simulation.memory_log import CommittedLog, MemoryLog
@@ -66,6 +69,16 @@ class Faults(NetworkFaults, frozen=True):
     evictions: float = 0.0  # probability of an eviction per load report of an engine
 
 
+def _make_problems(tasks: Sequence[str], count: int) -> ProblemSet:
+    """`count` of each task."""
+    made = [
+        TokenizedProblem(f"q:{number}", "2", ids_to_bytes([65, 66, number]), b"{}" if task else b"", task)
+        for task in tasks
+        for number in range(count)
+    ]
+    return ProblemSet(made, (count,) * len(tasks))
+
+
 class Incarnation(msgspec.Struct, eq=False):
     """One incarnation of one process in one launch."""
 
@@ -79,8 +92,16 @@ class Incarnation(msgspec.Struct, eq=False):
 
 
 class World:
-    def __init__(self, run: RunConfig, seed: int, failure_rate: float, faults: Faults | None = None) -> None:
-        """`failure_rate` is the probability of an infrastructure failure per answer."""
+    def __init__(
+        self,
+        run: RunConfig,
+        seed: int,
+        failure_rate: float,
+        faults: Faults | None = None,
+        descriptions: TaskDescriptions | None = None,
+    ) -> None:
+        """`failure_rate` is the probability of an infrastructure failure per answer. `descriptions` of the run's tasks."""
+        self.descriptions = descriptions or {}
         self.run, self.failure_rate, self.faults = run, failure_rate, faults or Faults()
         self.random = random.Random(seed)
         self.network: Network
@@ -98,7 +119,7 @@ class World:
         self.disk = Disk()
         self.metrics: list[MetricsRecorded] = []
         self.rescheduled: list[CallsRescheduled] = []
-        self.script = Script(self.random)
+        self.script = Script(self.random, TASK_TEXTS if self.descriptions else TURN_TEXTS)
         self._failure: asyncio.Future[None]
         self._launcher_killed: asyncio.Future[None]  # done when the launcher is killed
 
@@ -111,16 +132,20 @@ class World:
         return {name: each.number for name, each in self.incarnations.items() if name.startswith(_GENERATOR)}
 
     def problems(self) -> ProblemSets:
-        made = [TokenizedProblem(f"q:{number}", "2", ids_to_bytes([65, 66, number])) for number in range(9)]
-        return ProblemSets(ProblemSet.of_one_task(made), ProblemSet.of_one_task(made[:4]))
+        tasks = [task.name for task in self.run.resolved_tasks]
+        return ProblemSets(_make_problems(tasks, 9), _make_problems(tasks, 4))
 
-    @property
-    def rules(self) -> Rules:
-        dialogue = self.run.dialogue
-        return rules(response_tokens=dialogue.response_tokens, max_calls_per_turn=dialogue.max_calls_per_turn)
+    def build_rules(self, task: TaskConfig) -> Rules:
+        dialogue, description = task.get_dialogue(), self.descriptions.get(task.name)
+        return rules(
+            dialogue=build_dialogue_format(dialogue, description),
+            kind=description.kind if description else "tools",
+            response_tokens=dialogue.response_tokens,
+            max_calls_per_turn=dialogue.max_calls_per_turn,
+        )
 
     def deciders(self) -> dict[str, Mapping[str, Decider]]:
-        rollout = Rollout({"": self.rules}, TOKENIZER)
+        rollout = Rollout({task.name: self.build_rules(task) for task in self.run.resolved_tasks}, TOKENIZER)
         return {HEAD: build_head_deciders(self.run, self.problems()), ROLLOUT: {ROLLOUT: rollout}}
 
     # ---------------------------------------------------------------- the run

@@ -1,0 +1,78 @@
+"""The host processes of tasks under a virtual clock. A result of an instance is the number of its call."""
+
+import asyncio
+from collections import defaultdict
+from random import Random
+
+from bus.messages import (
+    OPENING_CALL,
+    AnswerSubmitted,
+    EnvironmentCalled,
+    EnvironmentHistory,
+    EnvironmentOutcome,
+    EnvironmentRaised,
+    EnvironmentRestored,
+    Observation,
+)
+from policies.tools.task_description import TaskDescriptions
+from tasks.hosting.answer_scorer import AnswerScore
+from tasks.hosting.host_pool import CallResult
+from tasks.hosting.host_process import HostFailure
+from tasks.hosting.task_services import TaskServices
+
+
+class SimulatedTasks(TaskServices):
+    """`failure_rate` is the failure probability of calls and scores."""
+
+    def __init__(self, random: Random, failure_rate: float, descriptions: TaskDescriptions) -> None:
+        super().__init__({}, {})
+        self._random, self._failure_rate, self._descriptions = random, failure_rate, descriptions
+        self._instances: dict[int, int | None] = {}  # number of calls by trajectory; None: lost for good
+        self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def call(self, request: EnvironmentCalled) -> CallResult:
+        async with self._turns[request.trajectory_id]:
+            await self._work()
+            outcome = self._open(request) if request.call == OPENING_CALL else self._advance(request)
+            return CallResult(outcome, 0.1)
+
+    def _open(self, request: EnvironmentCalled) -> EnvironmentOutcome:
+        assert request.trajectory_id not in self._instances, "an instance was opened twice"
+        self._instances[request.trajectory_id] = 0
+        return Observation("opened")
+
+    def _advance(self, request: EnvironmentCalled) -> EnvironmentOutcome:
+        count = self._instances[request.trajectory_id]  # KeyError: a call before the opening
+        if count is None:
+            raise HostFailure("the process that had the instance died")
+        self._instances[request.trajectory_id] = count + 1
+        if request.method != "step" and self._random.random() < 0.1:
+            return EnvironmentRaised(f"seen {count + 1}")
+        return Observation(f"seen {count + 1}", self._random.random() < 0.1, {"seen": 0.5})
+
+    async def _work(self) -> None:
+        await asyncio.sleep(self._random.choice([0.01, 0.1, 4.0]))
+        if self._random.random() < self._failure_rate:
+            raise HostFailure("gone")
+
+    def restore(self, message: EnvironmentRestored) -> None:
+        assert message.trajectory_id not in self._instances, "an instance was restored twice"
+        assert message.calls[0].method == ""
+        is_replayable = self._descriptions[message.task].is_replayable
+        self._instances[message.trajectory_id] = len(message.calls) - 1 if is_replayable else None
+
+    async def repeat(self, message: EnvironmentRestored) -> EnvironmentHistory:
+        raise NotImplementedError
+
+    async def score(self, submission: AnswerSubmitted) -> AnswerScore:
+        await self._work()
+        if self._instances.get(submission.trajectory_id, 0) is None:
+            raise HostFailure("the process that had the instance died")
+        rewards = submission.rewards or {"correct": float(self._random.random() < 0.5)}
+        return AnswerScore(sum(rewards.values()), rewards, 0.01)
+
+    def end(self, trajectory_id: int) -> None:
+        self._instances.pop(trajectory_id, None)
+
+    async def close(self) -> None:
+        pass

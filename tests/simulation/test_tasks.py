@@ -1,0 +1,87 @@
+"""Runs with three tasks: mathematics, a replayable environment, and a dialogue that is not replayable."""
+
+import re
+from collections import Counter
+from functools import cache
+
+import pytest
+from msgspec.structs import replace
+
+from bus.addresses import HEAD, ROLLOUT
+from bus.codec import decode
+from bus.messages import EnvironmentRestored, StartGroup, TrajectoryFailed, TrajectoryFinished, bytes_to_ids
+from configs.schema import BusConfig, DialogueConfig
+from configs.task_options import RewardConfig, TaskConfig
+from policies.rollout.rollout import Rollout
+from policies.tools.task_description import TaskDescription
+from policies.tools.tool_schema import ToolSchema
+from tests.fakes import TOKENIZER
+from tests.simulation import campaign
+from tests.simulation.invariants import launches, messages
+from tests.simulation.seeds import select_seeds
+from tests.simulation.world import World
+
+TOUCH = ToolSchema("touch", "Touch it.", {"type": "object", "properties": {}})
+DESCRIPTIONS = {
+    "environment": TaskDescription("environment", (TOUCH,), is_replayable=True),
+    "dialogue": TaskDescription("dialogue"),
+}
+SEEDS = select_seeds(120, fast=(0,), per_change=12)
+
+
+@cache
+def live(seed: int) -> World:
+    run, faults = campaign.plan(seed)
+    dialogue = DialogueConfig(tools=(), prompt_tokens=16, response_tokens=400, max_calls_per_turn=2, max_turns=4)
+    tasks = (
+        TaskConfig(name="math", data="", dialogue=replace(dialogue, tools=("jupyter_code",)), reward=RewardConfig()),
+        *(TaskConfig(name=name, data="", dialogue=dialogue, reward=RewardConfig()) for name in DESCRIPTIONS),
+    )
+    run = replace(run, tasks=tasks, rl=replace(run.rl, prompts=3), bus=BusConfig())
+    return campaign.play(World(run, seed, failure_rate=0.03, faults=faults, descriptions=DESCRIPTIONS))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_model_never_sees_that_its_instance_has_moved(seed: int) -> None:
+    """All invariants of a run hold, and the numbers in the texts of each trajectory are consecutive.
+
+    A call that is retried runs after the next call of its turn.
+    """
+    world = live(seed)
+    finished = [each for each in messages(world.logs[HEAD].events) if isinstance(each, TrajectoryFinished)]
+    assert finished
+    for trajectory in finished:
+        text = TOKENIZER.decode(bytes_to_ids(trajectory.record.token_ids))
+        seen = sorted(int(number) for number in re.findall(r"seen (\d+)", text))
+        assert seen == list(range(1, len(seen) + 1))
+        assert trajectory.environment.rewards.get("seen", 0.0) <= 0.5 * (len(trajectory.environment.calls))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_groups_follow_the_weights_of_the_tasks_and_end_by_task(seed: int) -> None:
+    world = live(seed)
+    for step in (line.values for line in world.metrics if line.kind == "step"):
+        counted = sum(value for key, value in step.items() if re.fullmatch(r"task \w+: trajectories", key))
+        assert counted == step["trajectories"]
+
+
+@pytest.mark.slow
+def test_the_seeds_cover_the_tested_faults() -> None:
+    """Instances are restored, and trajectories of dialogues are masked because their instance was lost."""
+    causes: Counter[str] = Counter()
+    restored = 0
+    for seed in range(12):
+        world = live(seed)
+        causes += Counter(
+            each.cause for each in messages(world.logs[HEAD].events) if isinstance(each, TrajectoryFailed)
+        )
+        for events in launches(world, ROLLOUT):
+            rollout = world.deciders()[ROLLOUT][ROLLOUT]
+            assert isinstance(rollout, Rollout)
+            for event in events:
+                effects = rollout.decide(event.time, decode(event.frame).message)
+                restored += sum(isinstance(effect.message, EnvironmentRestored) for effect in effects)
+    assert restored > 10
+    assert causes["environment: the process that had the instance died"] > 0
+    tasks = {each.task for each in messages(live(0).logs[ROLLOUT].events) if isinstance(each, StartGroup)}
+    assert tasks == {"math", "environment", "dialogue"}

@@ -1,0 +1,114 @@
+"""An environment as TRL documents it, and a reward as verl documents it, run unchanged."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bus.messages import OPENING_CALL, AnswerSubmitted, EnvironmentCalled, Observation, RewardInput, ids_to_bytes
+from policies.tools.tool_arguments import check_arguments
+from tasks.hosting.host_pool import HostPool
+from tasks.hosting.host_process import HostCommand
+from tasks.hosting.loaded_task import LoadedTask
+from tasks.hosting.wire import HostSettings
+from tasks.tiny.cold_start_dialogues import generate_dialogues
+from tasks.tiny.prepare import iter_tokenizer_texts
+from tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
+from tests.tasks.hosting.hosts import refuse_programs
+
+pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
+
+# The shape of TRL, docs/source/grpo_trainer.md, "Agent training with environments": the state lives in the instance,
+# and the reward function reads it from `environments`.
+TRL_ENVIRONMENT = '''
+class IncrementEnv:
+    def reset(self, **kwargs) -> str | None:
+        self.counter = 0
+        return f"Increment the counter by {kwargs['amount']}."
+
+    def increment(self, step: int) -> int:
+        """
+        Increment the internal counter.
+
+        Args:
+            step: Value to add to the counter.
+
+        Returns:
+            The updated counter value.
+        """
+        self.counter += step
+        return self.counter
+
+
+def reward_counter(completions, environments, amount, **kwargs):
+    return [1.0 if env.counter == wanted else 0.0 for env, wanted in zip(environments, amount)]
+'''
+
+# The shape of verl, docs/preparation/reward_function.rst and verl/utils/reward_score/gsm8k.py.
+VERL_REWARD = """
+import re
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    solution = re.search("#### (\\\\-?[0-9\\\\.\\\\,]+)", solution_str)
+    final = None if solution is None else solution.group(0).split("#### ")[1].replace(",", "")
+    return 1.0 if final == ground_truth else 0.0
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    save_tokenizer(train_tokenizer(iter_tokenizer_texts(generate_dialogues(0, 50, 200))), folder)
+    return folder
+
+
+def submit(trajectory_id: int, row: dict[str, object], response: str, checkpoint: Path) -> AnswerSubmitted:
+    from engine.model.tokenizer import load_tokenizer
+
+    ids = load_tokenizer(checkpoint).encode(response, trusted=True)
+    tokens = RewardInput("answered", msgspec.json.encode(row), 0, ids_to_bytes(ids), bytes([1]) * len(ids))
+    return AnswerSubmitted(trajectory_id, "", str(row.get("ground_truth", "")), tokens, "t")
+
+
+async def test_an_environment_and_a_reward_written_for_trl_run_unchanged(tmp_path: Path, checkpoint: Path) -> None:
+    (tmp_path / "trl.py").write_text(TRL_ENVIRONMENT)
+    functions = {"counter": f"{tmp_path}/trl.py:reward_counter"}
+    settings = HostSettings("t", f"{tmp_path}/trl.py:IncrementEnv", functions=functions, checkpoint=str(checkpoint))
+    description = await LoadedTask(settings).describe()
+    (tool,) = description.tools
+    assert (description.kind, tool.name, tool.description) == (
+        "environment",
+        "increment",
+        "Increment the internal counter.",
+    )
+    assert check_arguments({"step": 3}, tool.parameters) == {"step": 3}
+    pool = HostPool(HostCommand(settings), description, refuse_programs)
+    try:
+        for trajectory_id, steps in ((0, (3, 4)), (1, (3,))):
+            row = {"question": "Go. ", "amount": 7}
+            opened = await pool.call(EnvironmentCalled(trajectory_id, OPENING_CALL, "t", "", msgspec.json.encode(row)))
+            assert opened.outcome == Observation("Go. Increment the counter by 7.")
+            for step in steps:
+                arguments = msgspec.json.encode({"step": step})
+                returned = await pool.call(EnvironmentCalled(trajectory_id, 0, "t", "increment", arguments))
+            assert returned.outcome == Observation(str(sum(steps)))
+            scored = await pool.score(submit(trajectory_id, row, "done", checkpoint))
+            assert scored.components == {"counter": float(sum(steps) == 7)}
+    finally:
+        await pool.close()
+
+
+@pytest.mark.parametrize(("response", "score"), [("It is #### 1,234", 1.0), ("#### 12", 0.0), ("1234", 0.0)])
+async def test_a_reward_written_for_verl_runs_unchanged(
+    tmp_path: Path, checkpoint: Path, response: str, score: float
+) -> None:
+    (tmp_path / "gsm8k.py").write_text(VERL_REWARD)
+    functions = {"gsm8k": f"{tmp_path}/gsm8k.py:compute_score"}
+    settings = HostSettings("t", functions=functions, checkpoint=str(checkpoint))
+    pool = HostPool(HostCommand(settings), None, refuse_programs)
+    try:
+        row: dict[str, object] = {"question": "?", "ground_truth": "1234", "data_source": "openai/gsm8k"}
+        assert (await pool.score(submit(0, row, response, checkpoint))).components == {"gsm8k": score}
+    finally:
+        await pool.close()

@@ -1,0 +1,144 @@
+"""Every code block of docs/tasks.md runs."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from actors.launch.input_checks import describe_tasks
+from bus.messages import (
+    OPENING_CALL,
+    AnswerSubmitted,
+    EnvironmentCalled,
+    EnvironmentOutcome,
+    Observation,
+    RewardInput,
+    ids_to_bytes,
+)
+from configs.load import load_run
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from engine.model.tokenizer import load_tokenizer
+from sandbox.select_backend import make_sandbox
+from tasks.hosting.task_services import TaskServices, build_task_services
+from tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
+
+pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+TOML = [text for language, text in BLOCKS if language == "toml"]
+RUN = 'name = "documented"\nsandbox.backend = "process"\n'
+ROWS: dict[str, dict[str, object]] = {
+    "targets": {"target": 7},
+    "numbers": {"question": "Guess a number from 0 to 9.", "number": 4},
+    "programs": {"question": "Print 2 * n.", "tests": [["3", "6"], ["5", "10"]]},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With all files of the page, and with rows as its comments show them."""
+    for language, text in BLOCKS:
+        if language == "python":
+            (tmp_path / text.splitlines()[0].removeprefix("# ")).write_text(text)
+        elif language == "json":
+            (tmp_path / "rows.jsonl").write_text(text)
+    for name, row in ROWS.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "run.toml").write_text(TOML[0])
+    return tmp_path
+
+
+def load(folder: Path, toml: str) -> RunConfig:
+    (folder / "other.toml").write_text(f"{RUN}model.checkpoint = '{folder}'\n{toml}")
+    return load_run(folder / "other.toml")
+
+
+def run_commands(folder: Path, text: str) -> str:
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    found = subprocess.run(
+        ["bash", "-e", "-c", text], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+def test_the_commands_check_the_task_train_on_it_and_tell_a_story(folder: Path) -> None:
+    check, train = (text for language, text in BLOCKS if language == "console")
+    assert "capital(country" in run_commands(folder, check)
+    output = run_commands(folder, train.replace("run.toml", "run.toml --set sandbox.backend=process", 1))
+    assert "replay of the event logs" in output
+    assert "reward of capitals, sampled" in output
+    assert "TrajectoryFinished" in output
+    regrade = re.findall(r"^    (asterism log regrade .*)$", PAGE, re.MULTILINE)
+    assert "graded again with tasks.capitals.reward.weights" in run_commands(folder, regrade[0])
+
+
+def test_every_configuration_loads_with_its_tasks(folder: Path) -> None:
+    kinds = [[each.kind for each in describe_tasks(load(folder, toml)).values()] for toml in TOML[1:]]
+    assert kinds == [["environment"], ["dialogue"], [], ["tools", "dialogue"]]
+
+
+@asynccontextmanager
+async def open_services(folder: Path, toml: str) -> AsyncGenerator[TaskServices]:
+    save_tokenizer(train_tokenizer(["some text"]), folder)
+    run = load(folder, toml)
+    sandbox = make_sandbox(run.sandbox, run.seed, run.name)
+    services = build_task_services(run, RunFolder(folder), describe_tasks(run), sandbox)
+    try:
+        await sandbox.start()
+        yield services
+    finally:
+        await services.close()
+        await sandbox.close()
+
+
+async def call(services: TaskServices, task: str, method: str, arguments: Mapping[str, object]) -> EnvironmentOutcome:
+    """An empty method opens the instance."""
+    number = 0 if method else OPENING_CALL
+    request = EnvironmentCalled(1, number, task, method, msgspec.json.encode(arguments))
+    return (await services.call(request)).outcome
+
+
+def submit(folder: Path, task: str, response: str = "") -> AnswerSubmitted:
+    ids = load_tokenizer(folder).encode(response, trusted=False)
+    row = json.dumps(ROWS.get(task, {})).encode()
+    return AnswerSubmitted(1, "", "", RewardInput("answered", row, 0, ids_to_bytes(ids), bytes([1]) * len(ids)), task)
+
+
+async def test_the_environment_counts_and_is_scored(folder: Path) -> None:
+    async with open_services(folder, TOML[1]) as services:
+        assert await call(services, "counter", "", ROWS["targets"]) == Observation(
+            "The counter is at 0. Bring it to 7."
+        )
+        for amount, count in ((3, 3), (4, 7)):
+            assert await call(services, "counter", "add", {"amount": amount}) == Observation(
+                f"The counter is at {count}."
+            )
+        reward, components, _ = await services.score(submit(folder, "counter"))
+        assert (reward, components) == (pytest.approx(0.98), {"reached": 1.0, "steps": -0.02})
+
+
+async def test_the_game_answers_in_turns_of_the_user(folder: Path) -> None:
+    async with open_services(folder, TOML[2]) as services:
+        await call(services, "guess", "", ROWS["numbers"])
+        said = [{"role": "assistant", "content": text} for text in ("Is it 3", "", "I say 4")]
+        assert [await call(services, "guess", "step", message) for message in said] == [
+            Observation("No. Guess again."),
+            Observation("No. Guess again."),
+            Observation("Right.", stop=True, rewards={"guess": pytest.approx(0.7)}),
+        ]
+
+
+async def test_programs_are_scored_by_the_share_of_tests_in_the_sandbox(folder: Path) -> None:
+    async with open_services(folder, TOML[3]) as services:
+        for program, share in (("print(2 * int(input()))", 1.0), ("print(6)", 0.5), ("1 /", 0.0)):
+            assert (await services.score(submit(folder, "programs", program))).components == {"tests": share}
