@@ -100,6 +100,7 @@ nightly: $(INSTALLED) ## the tests that take too long for `make test`, and 10,00
 	$(PYTEST) -m nightly
 	$(BIN)/python -m tests.simulation.nightly 10000
 	$(BIN)/python -m tests.simulation.nightly 10000 --kind repeats
+	$(BIN)/python -m tests.simulation.nightly 2000 --kind tasks
 
 fuzz: $(INSTALLED) ## decode a million damaged frames and packets; SEED=N repeats a run
 	$(BIN)/python -m tests.bus.fuzz $(if $(SEED),--seed $(SEED))

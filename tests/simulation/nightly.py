@@ -1,7 +1,8 @@
 """`python -m tests.simulation.nightly [SEEDS] [--first N] [--kind faults]`: run many seeds.
 
 `faults` simulates faults of every kind (tests.simulation.campaign). `repeats` simulates engine
-losses and duplicate messages (tests.simulation.test_faults). For each run that breaks an
+losses and duplicate messages (tests.simulation.test_faults), `tasks` three tasks under faults of every kind
+(tests.simulation.test_tasks). For each run that breaks an
 invariant, the output has the seed, the history and the error; the exit code is then 1.
 """
 
@@ -19,10 +20,10 @@ from typing import NamedTuple
 
 import structlog
 
-from tests.simulation import campaign, test_faults
+from tests.simulation import campaign, test_faults, test_tasks
 from tests.simulation.world import World
 
-WORLDS = {"faults": campaign.world_of, "repeats": test_faults.world_of}
+WORLDS = {"faults": campaign.world_of, "repeats": test_faults.world_of, "tasks": test_tasks.world_of}
 _AT_ONCE = 20  # seeds per task of a worker process
 
 

@@ -29,8 +29,7 @@ DESCRIPTIONS = {
 SEEDS = select_seeds(120, fast=(0,), per_change=12)
 
 
-@cache
-def live(seed: int) -> World:
+def world_of(seed: int) -> World:
     run, faults = campaign.plan(seed)
     dialogue = DialogueConfig(tools=(), prompt_tokens=16, response_tokens=400, max_calls_per_turn=2, max_turns=4)
     tasks = (
@@ -38,7 +37,12 @@ def live(seed: int) -> World:
         *(TaskConfig(name=name, data="", dialogue=dialogue, reward=RewardConfig()) for name in DESCRIPTIONS),
     )
     run = replace(run, tasks=tasks, rl=replace(run.rl, prompts=3), bus=BusConfig())
-    return campaign.play(World(run, seed, failure_rate=0.03, faults=faults, descriptions=DESCRIPTIONS))
+    return World(run, seed, failure_rate=0.03, faults=faults, descriptions=DESCRIPTIONS)
+
+
+@cache
+def live(seed: int) -> World:
+    return campaign.play(world_of(seed))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
