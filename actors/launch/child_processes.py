@@ -51,7 +51,7 @@ class ChildProcesses:
         reason_path.unlink(missing_ok=True)
         with output.open("ab") as stream:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "bus.process.parent_death", *argv),
+                *(sys.executable, "-P", "-m", "bus.process.parent_death", *argv),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,

@@ -64,8 +64,8 @@ class CommandLines:
             # Without --log-dir torchrun leaves a folder in the system's temporary folder.
             *("--log-dir", str(self._folder.sockets / "torchrun")),
             # Each rank dies with torchrun's agent.
-            *("--no-python", sys.executable, "-m", "bus.process.parent_death"),
-            *(sys.executable, "-m", "engine.learner", *flags),
+            *("--no-python", sys.executable, "-P", "-m", "bus.process.parent_death"),
+            *(sys.executable, "-P", "-m", "engine.learner", *flags),
         )
 
     def _build_incarnation_flags(self, incarnation: int) -> tuple[str, ...]:
@@ -75,7 +75,8 @@ class CommandLines:
     def _build_argv(self, module: str, *arguments: str) -> list[str]:
         folder = ("--run-folder", str(self._folder.path))
         scratch = ("--scratch", self._folder.scratch) if self._folder.scratch else ()
-        return [sys.executable, "-m", module, *arguments, *folder, *scratch]
+        # -P: a file of the user in the current folder, such as tasks.py, must not replace a package.
+        return [sys.executable, "-P", "-m", module, *arguments, *folder, *scratch]
 
 
 def _build_rendezvous_flags(rendezvous: Rendezvous | None) -> tuple[str, ...]:

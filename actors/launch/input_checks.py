@@ -207,7 +207,7 @@ def run_host(task: TaskConfig, *keys: str) -> str:
 def _check_import_path(key: str, spec: str, known: Sequence[str]) -> CheckedInput:
     if ":" not in spec:
         raise UnusableInput(f'"{spec}" is unknown; known: {", ".join(known)}, or an import path such as "file.py:name"')
-    _run_program([sys.executable, "-m", "configs.import_path", key, spec], None, [key])
+    _run_program([sys.executable, "-P", "-m", "configs.import_path", key, spec], None, [key])
     return CheckedInput(spec)
 
 

@@ -33,7 +33,7 @@ class StallWatchdog:
 
     async def _report(self) -> None:
         """Run `asterism log waits` in a separate process, since reading the logs may take long."""
-        command = (sys.executable, "-m", "actors.cli.log.waits_command", str(self._folder.path))
+        command = (sys.executable, "-P", "-m", "actors.cli.log.waits_command", str(self._folder.path))
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
         try:

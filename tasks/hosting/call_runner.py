@@ -1,6 +1,6 @@
 """Calls sync and async functions of a task under a time limit.
 
-A sync function runs in a thread of its own, so that it does not block the event loop. Python cannot stop a thread: a
+A sync function runs in a thread, so that it does not block the event loop. Python cannot stop a thread: a
 thread that exceeds its limit is abandoned and counted, and the process exits when too many threads are. So is a
 coroutine that suppresses its cancellation.
 """
@@ -8,10 +8,10 @@ coroutine that suppresses its cancellation.
 import asyncio
 import contextlib
 import inspect
-import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
+from tasks.hosting.call_threads import CallThreads
 from tasks.hosting.host_inspection import LoopDelays
 
 _CANCEL_S = 1.0  # from the cancellation of a coroutine until it is abandoned
@@ -36,6 +36,7 @@ class CallRunner:
 
     def __init__(self, max_threads: int) -> None:
         self._permits = asyncio.Semaphore(max_threads)
+        self._threads = CallThreads()
         self.num_abandoned = 0
         self.delays: LoopDelays | None = None  # measured if there is one
 
@@ -52,10 +53,19 @@ class CallRunner:
             if is_async(function):
                 return await self._wait(_start_coroutine(function(**arguments)), limit_s, on_abandoned)
             async with self._permits:
-                result = await self._wait(_start_thread(function, arguments), limit_s, on_abandoned)
+                result = await self._wait(self._start_thread(function, arguments), limit_s, on_abandoned)
             if inspect.isawaitable(result):
                 return await self._wait(_start_coroutine(result), limit_s, on_abandoned)
             return result
+
+    def _start_thread(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Running:
+        def run() -> _Ended:
+            try:
+                return _Ended(function(**arguments))
+            except BaseException as raised:  # of the user's code; SystemExit must not end only the thread
+                return _Ended(error=_make_raisable(raised))
+
+        return self._threads.start(run, f"call {getattr(function, '__name__', '')}")
 
     def _measure_delays(self, function: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
         name = getattr(function, "__name__", type(function).__name__)
@@ -101,22 +111,6 @@ def _start_coroutine(awaitable: Awaitable[Any]) -> Running:
             return _Ended(error=_make_raisable(raised))
 
     return asyncio.create_task(run())
-
-
-def _start_thread(function: Callable[..., Any], arguments: dict[str, Any]) -> Running:
-    loop = asyncio.get_running_loop()
-    running: Running = loop.create_future()
-
-    def run() -> None:
-        try:
-            ended = _Ended(function(**arguments))
-        except BaseException as raised:  # of the user's code; SystemExit must not end only the thread
-            ended = _Ended(error=_make_raisable(raised))
-        with contextlib.suppress(RuntimeError):  # the event loop has ended
-            loop.call_soon_threadsafe(running.set_result, ended)
-
-    threading.Thread(target=run, name=f"call {getattr(function, '__name__', '')}", daemon=True).start()
-    return running
 
 
 def _make_raisable(raised: BaseException) -> BaseException:

@@ -36,6 +36,7 @@ from tasks.hosting.program_handle import ProgramHandle, ProgramQueue
 from tasks.hosting.reward_calls import RewardCalls, load_reward_calls
 from tasks.hosting.wire import (
     Alive,
+    BatchWriter,
     Call,
     Close,
     Failed,
@@ -83,7 +84,8 @@ class TaskHost:
 
     async def serve(self, connection: socket.socket) -> None:
         """Until the client closes the connection."""
-        reader, self._writer = await asyncio.open_connection(sock=connection)
+        reader, writer = await asyncio.open_connection(sock=connection)
+        self._writer = BatchWriter(writer)
         self._programs = ProgramQueue(self._send)
         self._send(Ready(0, self._description))
         reporting = asyncio.create_task(self._report_alive())
@@ -166,8 +168,8 @@ class TaskHost:
             _log_traceback(error)
             answer = encode_with_length(Failed(request.number, describe_error(error, _MAX_ERROR_CHARACTERS)))
         self._writer.write(answer)
-        await self._writer.drain()
         if self._is_hanging():
+            await self._writer.flush()
             os._exit(EXIT_HANGING)
 
     def _is_hanging(self) -> bool:
@@ -290,7 +292,7 @@ def _name_failure(error: BaseException, method: str) -> BaseException:
 
 
 def _log_traceback(error: BaseException) -> None:
-    """stderr escapes what it cannot encode."""
+    """stderr escapes characters that it cannot encode."""
     sys.stderr.write("".join(traceback.format_exception(error))[-_MAX_ERROR_CHARACTERS:])
 
 

@@ -232,6 +232,8 @@ class HostPool:
                 if instance.process is not process and instance.history:
                     if not self._is_replayable:
                         break
+                    num_calls = len(instance.history)
+                    structlog.get_logger().info("instance.restored", trajectory_id=trajectory_id, calls=num_calls)
                     await self._repeat_calls(instance, process, trajectory_id)
                 instance.process = process
                 return _raise_failure(await process.request(build))
@@ -241,7 +243,6 @@ class HostPool:
 
     async def _repeat_calls(self, instance: _Instance, process: HostProcess, trajectory_id: int) -> EnvironmentHistory:
         """Raises HostDied, and HostFailure if a call has another outcome than before."""
-        structlog.get_logger().info("instance.restored", trajectory_id=trajectory_id, calls=len(instance.history))
         process.send(Close(0, trajectory_id))  # of an earlier attempt
         history = EnvironmentHistory()
         for index, call in enumerate(instance.history):

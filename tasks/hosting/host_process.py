@@ -29,6 +29,7 @@ from tasks.hosting.wire import (
 _HANG_S = 30.0  # beyond the time limit of a call, without any message
 _START_LIMIT_S = 300.0  # for the imports, until it is ready
 _STOP_S = 1.5  # from the end of the connection to the kill, so that instances can be closed
+_LAST_ANSWERS_S = 0.5  # from the end of the process to the end of the connection
 _PACKAGES = str(__file__).rsplit(os.sep, 3)[0]  # the folder of the project's packages
 
 RunProgramFunction = Callable[[RunProgram], Awaitable[ProgramEnded]]
@@ -49,7 +50,7 @@ class HostCommand(msgspec.Struct, frozen=True):
 
     def build_arguments(self) -> list[str]:
         python = self.python or sys.executable
-        return [python, "-m", "tasks.hosting.host", msgspec.json.encode(self.settings).decode()]
+        return [python, "-P", "-m", "tasks.hosting.host", msgspec.json.encode(self.settings).decode()]
 
     def build_environment(self) -> dict[str, str]:
         paths = (_PACKAGES, os.environ.get("PYTHONPATH", ""))
@@ -80,6 +81,7 @@ class HostProcess:
         with contextlib.suppress(ProcessLookupError):  # it has ended already
             self._pidfd = os.pidfd_open(process.pid)
         self._reading = asyncio.create_task(self._read(reader))
+        self._watching = asyncio.create_task(self._end_connection())
 
     @classmethod
     async def start(cls, command: HostCommand, run_program: RunProgramFunction) -> "HostProcess":
@@ -88,7 +90,7 @@ class HostProcess:
         ours.setblocking(False)
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "bus.process.parent_death", *command.build_arguments()),
+                *(sys.executable, "-P", "-m", "bus.process.parent_death", *command.build_arguments()),
                 *("--socket", str(theirs.fileno())),
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -157,6 +159,7 @@ class HostProcess:
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
+        self._watching.cancel()
         self._cancel_hang_timer()
         for program in self._programs:
             program.cancel()
@@ -166,6 +169,12 @@ class HostProcess:
             if not reply.done():
                 cause = self._load_error or f"{self._name} died with exit code {exit_code}"
                 reply.set_exception(HostDied(cause))
+
+    async def _end_connection(self) -> None:
+        """When the process has ended: a child that the task's code forked may keep the connection open."""
+        await self._process.wait()
+        await asyncio.wait([self._reading], timeout=_LAST_ANSWERS_S)
+        self._writer.transport.abort()
 
     def _on_reply(self, reply: HostReply) -> None:
         match reply:

@@ -21,6 +21,7 @@ class Instance:
         self._turn = asyncio.Lock()
         self._abandoned: Running | None = None
         self._sandbox: object = None
+        self._is_closed = False
         self.object: Any = None
 
     async def open(self, row: dict[str, Any], sandbox: object) -> object:
@@ -55,9 +56,14 @@ class Instance:
 
     async def close(self) -> None:
         """At most once; waits at most `limit_s` for an abandoned call. Raises what `close` raises."""
-        instance, self.object = self.object, None
-        if callable(close := getattr(instance, "close", None)):
-            await self._wait_for_abandoned()
+        if self._is_closed:
+            return
+        self._is_closed = True
+        ended = await self._wait_for_abandoned()
+        created, self.object = self.object, None
+        if created is None and self._abandoned is not None and ended:  # its constructor exceeded the limit
+            created = self._abandoned.result().value
+        if callable(close := getattr(created, "close", None)):
             await self._runner.call(close, self._limit_s)
 
     async def _call(self, function: Callable[..., Any], /, **arguments: Any) -> Any:

@@ -5,6 +5,7 @@ environment  a class with `reset`; its other public methods are tools, or it has
 dialogue     a class with `init` and `step`
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, cast, get_type_hints
@@ -22,6 +23,11 @@ from tasks.hosting.wire import HostSettings
 _RESERVED = {"reset", "get_reward", "close"}
 _EXPECTED = "a function, a list of functions, a class with `reset`, or a class with `init` and `step`"
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@functools.cache  # inspect.signature takes as long as a short call
+def _takes_sandbox(method: Callable[..., object]) -> bool:
+    return SANDBOX in inspect.signature(method).parameters
 
 
 class LoadedTask:
@@ -62,6 +68,8 @@ class LoadedTask:
 
     @staticmethod
     def takes_sandbox(function: Callable[..., object]) -> bool:
+        if inspect.ismethod(function):
+            return _takes_sandbox(function.__func__)
         return SANDBOX in inspect.signature(function).parameters
 
     def create(self, sandbox: object) -> object:

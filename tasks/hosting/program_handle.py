@@ -67,7 +67,7 @@ def add_files(code: str, files: dict[str, str]) -> str:
         f"for name, text in {files!r}.items():\n"
         "    path = pathlib.Path(name)\n"
         "    path.parent.mkdir(parents=True, exist_ok=True)\n"
-        "    path.write_text(text)\n"
+        "    path.write_text(text, encoding='utf-8')\n"
         f"exec(compile({code!r}, '<program>', 'exec'), {{'__name__': '__main__'}})\n"
     )
 

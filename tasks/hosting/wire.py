@@ -130,6 +130,31 @@ def encode_with_length(message: HostMessage) -> bytes:
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
 
 
+class BatchWriter:
+    """Writes all messages of one iteration of the event loop at once, since a system call takes as long as a short
+    call of a tool."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._loop = asyncio.get_running_loop()
+        self._frames: list[bytes] = []  # bounded by the requests in flight
+
+    def write(self, frame: bytes) -> None:
+        """`frame`: as encode_with_length returns it."""
+        if not self._frames:
+            self._loop.call_soon(self._write_all)
+        self._frames.append(frame)
+
+    async def flush(self) -> None:
+        self._write_all()
+        await self._writer.drain()
+
+    def _write_all(self) -> None:
+        if self._frames:
+            self._writer.write(b"".join(self._frames))
+            self._frames.clear()
+
+
 async def read_body(reader: asyncio.StreamReader) -> bytes:
     """Raises IncompleteReadError and ConnectionError at the end of the connection."""
     return await reader.readexactly(int.from_bytes(await reader.readexactly(LENGTH_BYTES), "little"))

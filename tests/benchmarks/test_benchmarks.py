@@ -38,6 +38,7 @@ KEYS: dict[str, tuple[str, ...]] = {
         *(f"{part}_s_{way}" for part in ("step", "rollout", "train") for way in WAYS),
         *("ratio", "log_ratio", "log_ratio_in_process", "zeromq_ratio"),
     ),
+    "tasks": ("env_steps_per_s", "sync_env_steps_per_s", "instances", "mib_per_1000", "regrade_per_s"),
     "validation": ("share", "demand_tokens", "steps", "policies"),
 }
 

@@ -41,7 +41,7 @@ from policies.recipe import Recipe
 from policies.rollout.rollout import Rollout
 from tests.golden.logs import read, rebuild_world
 from tests.simulation.clock import run_virtually
-from tests.simulation.engines import Script, ScriptedEngine
+from tests.simulation.engines import TURN_TEXTS, Script, ScriptedEngine
 
 
 def redecide(decider: Decider, event: Event) -> tuple[AnyMessage, Sequence[Send]]:
@@ -89,7 +89,7 @@ def test_a_turn_before_the_first_weights_waits_for_them() -> None:
     async def scenario() -> list[AnyMessage]:
         hub = Hub()
         rollout, head = hub.join("rollout-0", 100), hub.join(HEAD, 100)
-        engine = ScriptedEngine(Random(0), Script(Random(0)), kv_tokens=65_536)
+        engine = ScriptedEngine(Random(0), Script(Random(0), TURN_TEXTS), kv_tokens=65_536)
         incarnation = max(each.message.incarnation for each in messages if isinstance(each.message, TurnRequested))
         generator = Generator("generator-0", hub.join("generator-0", 100), engine, f"{HEAD}/arbiter", incarnation)
         running = asyncio.create_task(generator.run())

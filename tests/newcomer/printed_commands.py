@@ -18,6 +18,9 @@ REPLACED = {
         "asterism run configs/tiny.toml --name readme"
     ),
     "asterism config [CONFIG]": "asterism config configs/tiny.toml",
+    "asterism task check FILE:NAME --data F": (
+        "python examples/guess.py && asterism task check examples/guess.py:Game --data runs/examples/guess/rows.jsonl"
+    ),
     "asterism report RUN [--json]": "asterism report runs/demo --json",
     "asterism simulate WORKLOAD|RUN": "asterism simulate one_node --scale 0.125",
     "asterism log story RUN TRAJECTORY": "asterism log story runs/demo 6",

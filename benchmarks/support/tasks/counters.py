@@ -1,7 +1,12 @@
-"""The smallest environments: an instance is a number."""
+"""The smallest environments: an instance is a number, and its only tool adds to the number.
+
+The host process imports this module by its import path.
+"""
 
 
 class Counter:
+    """Its methods run on the event loop of the host process."""
+
     def __init__(self) -> None:
         self._total = 0
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 
 from benchmarks.support.process_memory import read_resident_mib
@@ -32,7 +32,7 @@ def build_run(environment: type[Counter | SyncCounter]) -> RunConfig:
 
 
 @asynccontextmanager
-async def open_pool(environment: type[Counter | SyncCounter]) -> AsyncIterator[HostPool]:
+async def open_pool(environment: type[Counter | SyncCounter]) -> AsyncGenerator[HostPool]:
     """With one process."""
     command = build_host_command(build_run(environment).resolved_tasks[0], DESCRIPTION, "")
     pool = HostPool(command, DESCRIPTION, _run_no_program)
@@ -69,15 +69,13 @@ async def measure_memory(instances: int) -> float:
         await _open_instances(pool, range(1))  # starts the process
         (pid,) = pool.pids
         before_mib = read_resident_mib(pid)
-        new = range(1, instances + 1)
-        await _open_instances(pool, new)
-        await asyncio.gather(*(add_one(pool, each, 0) for each in new))
+        await _open_instances(pool, range(1, instances + 1))
         return (read_resident_mib(pid) - before_mib) / instances * 1000
 
 
 async def _call_until(pool: HostPool, trajectory_id: int, end_s: float) -> int:
-    """Return the number of calls."""
-    calls = 0
+    """Return the number of calls, with the first one of _open_instances."""
+    calls = 1
     while time.perf_counter() < end_s:
         await add_one(pool, trajectory_id, calls)
         calls += 1
@@ -85,11 +83,13 @@ async def _call_until(pool: HostPool, trajectory_id: int, end_s: float) -> int:
 
 
 async def _open_instances(pool: HostPool, trajectory_ids: Iterable[int]) -> None:
+    """Open and call each instance."""
     remaining = iter(trajectory_ids)
 
     async def open_next() -> None:
         for trajectory_id in remaining:
             await open_instance(pool, trajectory_id)
+            await add_one(pool, trajectory_id, 0)
 
     await asyncio.gather(*(open_next() for _ in range(_OPENINGS_IN_FLIGHT)))
 

@@ -4,8 +4,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import structlog
-
 from actors.replay.regrading import StoredTrajectory, regrade
 from benchmarks.support.tasks.counters import Counter
 from benchmarks.support.tasks.host_calls import (
@@ -40,9 +38,10 @@ CALLS = 3  # of each trajectory, after its opening
 
 async def measure_regrading(trajectories: int, folder: Path) -> float:
     """Return the trajectories per second that one host process scores again."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     sandbox = make_sandbox(SandboxConfig(backend="process"))  # not started: only the environment gives rewards
-    services = build_task_services(build_run(Counter), RunFolder(folder), {TASK: DESCRIPTION}, sandbox, repeats_calls=True)
+    services = build_task_services(
+        build_run(Counter), RunFolder(folder), {TASK: DESCRIPTION}, sandbox, repeats_calls=True
+    )
     try:
         history = await _record_history()
         await _regrade_all(history, range(1), services)  # starts the process

@@ -1,0 +1,308 @@
+"""Checks one task: its rows and prompts, three plays of scripted turns, and its host process after them."""
+
+import contextlib
+import statistics
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from configs.run_folder import RunFolder
+from configs.schema import ModelConfig, RunConfig
+from configs.task_options import TaskConfig
+from engine.data.data_files import DatasetError, list_data_files
+from engine.data.datasets import DatasetProblem, read_problems
+from engine.model.tokenizer import FastTokenizer, load_tokenizer
+from policies.dialogue.chat_format import DialogueFormat, build_dialogue_format
+from policies.rollout.trajectory import Rules
+from policies.tools.task_description import TaskDescription
+from sandbox.contract import Sandbox
+from sandbox.select_backend import make_sandbox
+from tasks.checking.lazy_sandbox import LazySandbox
+from tasks.checking.play import UNLIMITED, Play, PlayedTask, PlayedTurn, encode_prompt, play_script
+from tasks.checking.task_problems import (
+    CheckFinding,
+    find_blocking_calls,
+    find_call_problems,
+    find_constant_reward,
+    find_leaks,
+    find_long_prompts,
+    find_replay_problems,
+    find_row_problem,
+    name_opening,
+)
+from tasks.checking.turn_scripts import TurnScript, fill_columns, format_signature, generate_script
+from tasks.hosting.task_services import build_task_services
+from tasks.hosting.wire import Inspected
+from tasks.task_settings import get_row_layout
+
+NUM_PLAYS = 3
+_MAX_ROWS = 100_000  # read, as at the start of a run
+_MAX_COUNTED_PROMPTS = 10_000
+
+
+class CheckedTool(msgspec.Struct, frozen=True):
+    signature: str
+    description: str
+
+
+class CheckedLimits(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    response_tokens: int
+    max_turns: int
+    call_limit_s: float
+    reward_limit_s: float
+
+
+class CheckedPrompt(msgspec.Struct, frozen=True):
+    row: str
+    text: str
+    token_ids: list[int]
+
+
+class CheckedPlay(msgspec.Struct, frozen=True):
+    row: str
+    turns: list[PlayedTurn]
+    ending: str
+    response_tokens: int
+    reward: float | None
+    components: dict[str, float]
+    failure: str
+
+
+class CheckedTimes(msgspec.Struct, frozen=True):
+    name: str
+    calls: int
+    median_ms: float
+    max_ms: float
+
+
+class TaskCheck(msgspec.Struct, frozen=True):
+    task: str
+    import_path: str
+    kind: str
+    tools: tuple[CheckedTool, ...]
+    is_replayable: bool
+    limits: CheckedLimits
+    data: str
+    rows: int
+    tokenizer: str  # folder; empty: one token for each byte
+    prompts: tuple[CheckedPrompt, ...]
+    plays: tuple[CheckedPlay, ...]
+    times: tuple[CheckedTimes, ...]
+    findings: tuple[CheckFinding, ...]
+
+    @property
+    def has_problems(self) -> bool:
+        return any(finding.status == "problem" for finding in self.findings)
+
+
+class CheckInputs(NamedTuple):
+    run: RunConfig
+    task: TaskConfig  # of run.resolved_tasks
+    description: TaskDescription | None
+    tokenizer_folder: Path
+    is_model_tokenizer: bool
+    script: TurnScript | None  # None: generated for each play
+
+    @property
+    def data(self) -> Path:
+        return RunFolder(Path(self.run.runs_folder) / self.run.name).expand_path(self.task.data)
+
+    @property
+    def has_instances(self) -> bool:
+        return self.description is not None and self.description.has_instances
+
+
+async def check_task_code(inputs: CheckInputs) -> TaskCheck:
+    """Raises UnusableInput, and HostFailure if the host process cannot start."""
+    tokenizer = load_tokenizer(inputs.tokenizer_folder)
+    rules = _build_rules(inputs, tokenizer)
+    rows, findings = _read_rows(inputs)
+    played = await _play_rows(inputs, rules, tokenizer, _choose_rows(rows)) if rows else _Played([], [])
+    counted = {play.row: len(play.prompt_ids) for play in played.plays if play.failed_at != "opening"}
+    if not inputs.has_instances:
+        counted |= _count_prompts(rows[:_MAX_COUNTED_PROMPTS], rules.dialogue, tokenizer)
+    limit = inputs.task.get_dialogue().prompt_tokens
+    findings += find_long_prompts(counted, limit, has_model_tokenizer=inputs.is_model_tokenizer)
+    findings += _find_problems(inputs, played)
+    return _build_check(inputs, len(rows), played.plays, findings)
+
+
+def _build_rules(inputs: CheckInputs, tokenizer: FastTokenizer) -> Rules:
+    dialogue, description = inputs.task.get_dialogue(), inputs.description
+    kind = "tools" if description is None else description.kind
+    is_limited = kind == "dialogue"  # it answers each turn, so the last one must end it
+    num_turns = len(inputs.script.turns) if inputs.script else NUM_PLAYS
+    return Rules(
+        dialogue=build_dialogue_format(dialogue, description),
+        response_tokens=UNLIMITED,
+        max_turns=num_turns if is_limited else UNLIMITED,
+        max_calls_per_turn=dialogue.max_calls_per_turn,
+        result_characters=dialogue.result_characters,
+        top_p=1.0,
+        top_k=0,
+        stop_token_ids=tuple(tokenizer.get_token_id(text) for text in dialogue.stop_tokens),
+        result_format=dialogue.result_format,
+        kind=kind,
+    )
+
+
+# ---------------------------------------------------------------- rows
+
+
+def _read_rows(inputs: CheckInputs) -> tuple[list[DatasetProblem], list[CheckFinding]]:
+    """The rows before the first unusable one. Raises DatasetError if there is no such file."""
+    list_data_files(inputs.data)
+    rows: list[DatasetProblem] = []
+    layout = get_row_layout(inputs.task, inputs.description)
+    try:
+        for row in read_problems(inputs.data, max_rows=_MAX_ROWS, layout=layout):
+            rows.append(row)
+    except DatasetError as error:
+        return rows, [find_row_problem(str(error), len(rows))]
+    return rows, []
+
+
+def _choose_rows(rows: Sequence[DatasetProblem]) -> list[DatasetProblem]:
+    """The first, a middle and the last; a row may occur more than once."""
+    return [rows[0], rows[len(rows) // 2], rows[-1]]
+
+
+def _count_prompts(
+    rows: Sequence[DatasetProblem], dialogue: DialogueFormat, tokenizer: FastTokenizer
+) -> dict[str, int]:
+    return {row.name: len(encode_prompt(tokenizer, dialogue, row.question)) for row in rows}
+
+
+# ---------------------------------------------------------------- plays
+
+
+class _Played(NamedTuple):
+    plays: list[Play]
+    repeated: list[Play]  # in another process; empty without instances
+    before: Inspected | None = None
+    after: Inspected | None = None
+
+
+async def _play_rows(
+    inputs: CheckInputs, rules: Rules, tokenizer: FastTokenizer, rows: Sequence[DatasetProblem]
+) -> _Played:
+    config = replace(inputs.run.sandbox, backend="process")
+    sandbox = LazySandbox(make_sandbox(config, inputs.run.seed, "check", inputs.run.acceptance))
+    scripts = [_get_script(inputs, rules, row, number) for number, row in enumerate(rows)]
+    numbered = list(enumerate(zip(rows, scripts, strict=True)))
+    try:
+        async with _playing(inputs, rules, tokenizer, sandbox) as task:
+            before = after = await task.services.inspect(task.name)
+            plays: list[Play] = []
+            for number, (row, script) in numbered:
+                plays.append(await play_script(task, row, script, number))
+                after = await task.services.inspect(task.name)
+                if plays[-1].has_timeout:
+                    break
+        repeated: list[Play] = []
+        if inputs.has_instances and not plays[-1].has_timeout:
+            async with _playing(inputs, rules, tokenizer, sandbox) as task:
+                for number, (row, script) in reversed(numbered):
+                    repeated.insert(0, await play_script(task, row, script, number))
+    finally:
+        await sandbox.close()
+    return _Played(plays, repeated, before, after)
+
+
+@contextlib.asynccontextmanager
+async def _playing(
+    inputs: CheckInputs, rules: Rules, tokenizer: FastTokenizer, sandbox: Sandbox
+) -> AsyncGenerator[PlayedTask]:
+    """With a host process of its own."""
+    task = replace(inputs.task, processes=1)
+    run = replace(inputs.run, tasks=(task,), model=ModelConfig(checkpoint=str(inputs.tokenizer_folder)))
+    descriptions = {task.name: inputs.description} if inputs.description is not None else {}
+    services = build_task_services(run, RunFolder(Path(run.runs_folder) / run.name), descriptions, sandbox)
+    sends_row = get_row_layout(task, inputs.description).all_columns
+    try:
+        yield PlayedTask(task.name, rules, tokenizer, services, sandbox, sends_row)
+    finally:
+        await services.close()
+
+
+def _get_script(inputs: CheckInputs, rules: Rules, row: DatasetProblem, number: int) -> TurnScript:
+    if inputs.script is not None:
+        return fill_columns(inputs.script, row)
+    return generate_script(rules.kind, rules.dialogue, row, number)
+
+
+# ---------------------------------------------------------------- result
+
+
+def _find_problems(inputs: CheckInputs, played: _Played) -> list[CheckFinding]:
+    plays, description = played.plays, inputs.description
+    findings = find_call_problems(plays, description, is_generated=inputs.script is None)
+    if len({play.row for play in plays}) > 1:
+        findings += find_constant_reward(plays, has_instances=inputs.has_instances)
+    if description is not None:
+        findings += find_replay_problems(plays, played.repeated, description) if played.repeated else []
+    if played.before is not None and played.after is not None:
+        findings += find_blocking_calls(played.after)
+        if not plays[-1].has_timeout:  # Python cannot stop the thread of a call
+            findings += find_leaks(played.before, played.after, len(plays))
+    return findings
+
+
+def _build_check(
+    inputs: CheckInputs, num_rows: int, plays: Sequence[Play], findings: Sequence[CheckFinding]
+) -> TaskCheck:
+    task, description = inputs.task, inputs.description
+    dialogue = task.get_dialogue()
+    tools = build_dialogue_format(dialogue, description).tools
+    return TaskCheck(
+        task=task.name,
+        import_path=task.import_path,
+        kind="tools" if description is None else description.kind,
+        tools=tuple(CheckedTool(format_signature(tool), tool.description) for tool in tools),
+        is_replayable=description is not None and description.is_replayable,
+        limits=CheckedLimits(
+            dialogue.prompt_tokens,
+            dialogue.response_tokens,
+            dialogue.max_turns,
+            task.call_limit_s,
+            task.get_reward().time_limit_s,
+        ),
+        data=str(inputs.data),
+        rows=num_rows,
+        tokenizer=str(inputs.tokenizer_folder) if inputs.is_model_tokenizer else "",
+        prompts=tuple(_list_prompts(plays)),
+        plays=tuple(map(_describe_play, plays)),
+        times=tuple(_measure_times(plays, description)),
+        findings=tuple(sorted(findings, key=lambda finding: finding.status != "problem")),
+    )
+
+
+def _list_prompts(plays: Sequence[Play]) -> Iterator[CheckedPrompt]:
+    """One for each row. A prompt without its opening is left out."""
+    by_row = {play.row: play for play in plays if play.failed_at != "opening"}
+    for row, play in by_row.items():
+        yield CheckedPrompt(row, play.prompt, play.prompt_ids)
+
+
+def _describe_play(play: Play) -> CheckedPlay:
+    return CheckedPlay(
+        play.row, play.turns, play.ending, play.response_tokens, play.reward, play.components, play.failure
+    )
+
+
+def _measure_times(plays: Sequence[Play], description: TaskDescription | None) -> Iterator[CheckedTimes]:
+    durations_s: defaultdict[str, list[float]] = defaultdict(list)
+    for play in plays:
+        if play.opening_s is not None:
+            durations_s[name_opening(description)].append(play.opening_s)
+        for call in (call for turn in play.turns for call in turn.calls if call.method):
+            durations_s[call.method].append(call.duration_s)
+    durations_s["reward"] += [play.scoring_s for play in plays if play.scoring_s is not None]
+    for name, each in durations_s.items():
+        if each:
+            yield CheckedTimes(name, len(each), 1000 * statistics.median(each), 1000 * max(each))

@@ -1,0 +1,412 @@
+"""`asterism task check`: exact findings for small tasks, in host processes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from actors.cli import sandbox_commands
+from actors.cli.main import app
+from actors.cli.task_commands import _write_byte_tokenizer
+from configs.dialogue_options import DialogueConfig
+from configs.errors import UnusableInput
+from configs.task_options import TaskConfig
+from tests.actors.runs.running import asterism
+
+pytestmark = pytest.mark.slow
+
+CODE = '''
+import asyncio, subprocess, threading, time
+from random import Random
+
+KEPT, RANDOM = [], Random(0)
+
+
+def look_up(name: str, field: str = "age") -> str:
+    """Look a person up.
+
+    Args:
+        name: The name.
+        field: The field. (choices: ["age", "size"])
+    """
+    return f"{field} of {name}"
+
+
+async def pause(seconds: int) -> str:
+    """Wait.
+
+    Args:
+        seconds: How long.
+    """
+    time.sleep(0.1 * seconds)
+    return "waited"
+
+
+async def rest(seconds: int) -> str:
+    """Wait.
+
+    Args:
+        seconds: How long.
+    """
+    await asyncio.sleep(0.1 * seconds)
+    return "rested"
+
+
+async def compute(code: str, sandbox) -> str:
+    """Run a program.
+
+    Args:
+        code: The program.
+    """
+    return (await sandbox.run("print(6 * 7)")).stdout
+
+
+TOOLS, PAUSES, COMPUTE = [look_up], [pause, rest], compute
+
+
+class Counter:
+    """An environment as in TRL."""
+
+    replayable = True
+
+    def __init__(self, low: int = 0):
+        self.low = low
+
+    def reset(self, start, **columns):
+        self.value = self.low + start
+        return f" It starts at {self.value}."
+
+    def add(self, number: int) -> str:
+        """Add to the counter.
+
+        Args:
+            number: The number to add.
+        """
+        self.value += number
+        return f"It is {self.value}."
+
+    def get_reward(self):
+        return float(self.value)
+
+
+class Plain(Counter):
+    replayable = False
+
+
+class Kept(Counter):
+    def reset(self, start, **columns):
+        KEPT.append(self)
+        return super().reset(start)
+
+
+class Busy(Counter):
+    def reset(self, start, **columns):
+        threading.Thread(target=time.sleep, args=(20,), name="watch", daemon=True).start()
+        subprocess.Popen(["sleep", "5"])
+        return super().reset(start)
+
+
+class Dice(Counter):
+    def reset(self, start, **columns):
+        super().reset(start)
+
+    def roll(self) -> str:
+        """Roll."""
+        return str(RANDOM.randrange(10**9))
+
+
+class Strict(Counter):
+    def add(self, number: int) -> str:
+        """Add to the counter.
+
+        Args:
+            number: The number to add.
+        """
+        raise ValueError("only even numbers")
+
+
+class Slow(Counter):
+    def add(self, number: int) -> str:
+        """Add to the counter.
+
+        Args:
+            number: The number to add.
+        """
+        time.sleep(2)
+
+
+class NeedsColumn(Counter):
+    def reset(self, level):
+        pass
+
+
+class Dies(Counter):
+    def add(self, number: int) -> str:
+        """Add to the counter.
+
+        Args:
+            number: The number to add.
+        """
+        import os
+        os._exit(7)
+
+
+class Echo:
+    replayable = True
+
+    def init(self, row):
+        self.start = row["start"]
+
+    def step(self, message):
+        said = message["content"]
+        return {"messages": f"You said: {said}", "done": said.endswith("2"), "rewards": {"start": self.start}}
+
+
+def score_answer(completions, ground_truth, **columns):
+    return [float(ground_truth[0] in completions[0][-1]["content"])]
+
+
+def score_length(completions, **columns):
+    return [1.0]
+
+
+def fail(completions, **columns):
+    raise RuntimeError("no reward today")
+'''
+ROWS = [{"question": f"Count to {number}.", "answer": str(number), "start": number} for number in (5, 6, 7, 8)]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with code and rows."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sandbox_commands, "suppress_logs", lambda: None)
+    (tmp_path / "counting.py").write_text(CODE)
+    write_rows(*ROWS)
+    return tmp_path
+
+
+def write_rows(*rows: dict[str, Any]) -> None:
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def check(*arguments: str) -> tuple[int, str, dict[str, Any]]:
+    """Exit code, output, and the JSON."""
+    result = CliRunner().invoke(app, ["task", "check", *arguments, "--json", "check.json"], env={"COLUMNS": "200"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, json.loads(Path("check.json").read_text())
+
+
+def find(name: str, *arguments: str) -> list[tuple[str, str, str]]:
+    """Status, subject and detail of the findings; each has a remedy, and the exit code fits them."""
+    exit_code, _, checked = check(f"counting.py:{name}", "--data", "rows.jsonl", *arguments)
+    findings = [(each["status"], each["subject"], each["detail"]) for each in checked["findings"]]
+    assert all(each["remedy"].endswith(".") for each in checked["findings"])
+    assert exit_code == int("problem" in [status for status, _, _ in findings])
+    return findings
+
+
+# ---------------------------------------------------------------- tasks without problems
+
+
+def test_tools_are_called_with_wrong_and_right_arguments_and_the_answers_are_graded() -> None:
+    exit_code, output, checked = check("counting.py:TOOLS", "--data", "rows.jsonl")
+    assert (exit_code, checked["findings"], checked["kind"]) == (0, [], "tools")
+    assert [tool["signature"] for tool in checked["tools"]] == ['look_up(name: string, field?: "age" | "size")']
+    (wrong, right, answer) = checked["plays"][0]["turns"]
+    assert [call["text"] for call in wrong["calls"]] == ['Tool call failure\n"name" must be a string, not []']
+    assert [(call["status"], call["text"]) for call in right["calls"]] == [("ok", "age of text")]
+    assert answer == {"text": "</reason>\n<answer>\\boxed{5}</answer>", "calls": []}
+    assert [(play["row"], play["reward"]) for play in checked["plays"]] == [
+        ("rows.jsonl:1", 1.0),
+        ("rows.jsonl:3", 0.0),
+        ("rows.jsonl:4", 1.0),
+    ]
+    assert [(each["name"], each["calls"]) for each in checked["times"]] == [("look_up", 3), ("reward", 3)]
+    assert "limits  prompt 1,024 tokens, response 8,192 tokens, 10 turns; a call 30 s, a reward 60 s" in output
+    assert '    "name" must be a string, not []\n' in output
+    assert "ok    no problems" in output
+
+
+def test_an_environment_of_trl_gives_the_end_of_the_prompt_and_the_reward() -> None:
+    exit_code, output, checked = check("counting.py:Counter", "--data", "rows.jsonl", "--set", "parameters.low=10")
+    assert (exit_code, checked["findings"], checked["is_replayable"]) == (0, [], True)
+    prompt = checked["prompts"][2]
+    assert prompt["text"].endswith(
+        "<|im_start|>user\nCount to 8. It starts at 18.<|im_end|>\n<|im_start|>assistant\n<reason>"
+    )
+    assert f"prompt of rows.jsonl:4: {len(prompt['token_ids'])} of 1,024 tokens" in output
+    assert [call["text"] for turn in checked["plays"][2]["turns"] for call in turn["calls"]] == [
+        'Tool call failure\n"number" must be an integer, not []',
+        "It is 19.",
+    ]
+    assert [play["components"] for play in checked["plays"]] == [
+        {"environment": 16.0},
+        {"environment": 18.0},
+        {"environment": 19.0},
+    ]
+    assert [(each["name"], each["calls"]) for each in checked["times"]] == [("reset", 3), ("add", 3), ("reward", 3)]
+
+
+def test_a_dialogue_answers_up_to_three_turns() -> None:
+    exit_code, _, checked = check("counting.py:Echo", "--data", "rows.jsonl", "--set", "dialogue.prefill=")
+    assert (exit_code, checked["findings"], checked["kind"]) == (0, [], "dialogue")
+    play = checked["plays"][0]
+    assert [(turn["text"], turn["calls"][0]["text"]) for turn in play["turns"]] == [
+        ("My answer is 1", "You said: My answer is 1"),
+        ("My answer is 2", "You said: My answer is 2"),
+    ]
+    assert (play["ending"], play["reward"], play["components"]) == ("done", 10.0, {"start": 10.0})
+
+
+def test_a_tool_with_a_sandbox_runs_programs() -> None:
+    exit_code, _, checked = check("counting.py:COMPUTE", "--data", "rows.jsonl")
+    assert (exit_code, checked["findings"]) == (0, [])
+    assert checked["plays"][0]["turns"][1]["calls"][0]["text"] == "42\n"
+
+
+def test_equal_results_in_two_processes_are_a_hint_to_declare_the_class_replayable() -> None:
+    detail = "not declared, although each script had the same results in two processes"
+    assert find("Plain") == [("hint", "replayable", detail)]
+
+
+# ---------------------------------------------------------------- problems
+
+
+def test_only_the_async_tool_that_blocks_the_event_loop_is_named() -> None:
+    ((status, subject, detail),) = find("PAUSES")
+    assert (status, subject) == ("problem", "pause")
+    assert detail.startswith("blocks the event loop for ")
+
+
+def test_instances_in_a_global_list_leak() -> None:
+    assert find("Kept") == [("problem", "instances", "3 of 3 instances are alive after `close`")]
+
+
+def test_threads_and_processes_of_each_instance_leak() -> None:
+    assert find("Busy") == [
+        ("problem", "threads", "3 are left after 3 plays: watch, watch, watch"),
+        ("problem", "child processes", "3 are left after 3 plays: sleep 5, sleep 5, sleep 5"),
+    ]
+
+
+def test_a_replayable_class_with_a_global_generator_is_a_problem() -> None:
+    ((status, subject, detail),) = find("Dice")
+    assert (status, subject) == ("problem", "replayable")
+    assert detail.startswith("replayable = True, but roll has two results for rows.jsonl:1: '")
+
+
+def test_a_reward_that_raises_is_a_problem() -> None:
+    findings = find("TOOLS", "--set", "reward.functions.bad=counting.py:fail")
+    assert findings == [("problem", "reward", "bad raised RuntimeError: no reward today (3 of 3 plays)")]
+
+
+def test_a_reward_that_ignores_the_answer_is_a_problem() -> None:
+    assert find("TOOLS", "--set", "reward.functions.same=counting.py:score_length") == [
+        (
+            "problem",
+            "reward",
+            "1 in all 3 plays, for the row's ground truth as the answer and for a wrong answer",
+        )
+    ]
+    assert find("TOOLS", "--set", "reward.functions.right=counting.py:score_answer") == []
+
+
+def test_a_value_error_is_a_hint_since_it_is_for_the_model() -> None:
+    assert find("Strict") == [("hint", "add", 'add({"number":1}): ValueError: only even numbers')]
+
+
+def test_a_tool_beyond_its_time_limit_is_a_problem_and_ends_the_check() -> None:
+    findings = find("Slow", "--set", "call_limit_s=0.3")
+    assert ("problem", "add", 'add({"number":1}): TimeoutError: no result within 0.3 s') in findings
+
+
+def test_a_reset_that_fails_is_a_problem() -> None:
+    missing = "reset needs the column `level`; the row has question, answer, start, ground_truth (3 of 3 plays)"
+    assert find("NeedsColumn") == [
+        ("problem", "reset", missing),
+        ("hint", "tools", "never called: add; the plays ended before"),
+    ]
+
+
+def test_a_tool_that_ends_its_process_is_a_problem() -> None:
+    findings = find("Dies")
+    assert ("problem", "call", 'the host process of task "Dies" died with exit code 7 (3 of 3 plays)') in findings
+
+
+def test_an_unusable_row_is_named_with_its_file_and_field(folder: Path) -> None:
+    write_rows(ROWS[0], {"question": "", "answer": "1"}, ROWS[2])
+    problem = f"{folder}/rows.jsonl: row 2, field `question`: no question; expected a non-empty string"
+    assert find("TOOLS") == [("problem", "rows", f"{problem} (usable rows before it: 1)")]
+
+
+def test_prompts_over_the_limit_are_a_hint_without_and_a_problem_with_a_tokenizer(folder: Path) -> None:
+    ((status, subject, detail),) = find("TOOLS", "--set", "dialogue.prompt_tokens=100")
+    assert (status, subject) == ("hint", "prompts")
+    assert detail.startswith("4 of 4 prompts have more than dialogue.prompt_tokens = 100 tokens, up to ")
+    _write_byte_tokenizer(folder / "model", TaskConfig(name="t", data="", dialogue=DialogueConfig()))
+    ((status, _, _),) = find("TOOLS", "--set", "dialogue.prompt_tokens=100", "--tokenizer", "model")
+    assert status == "problem"
+
+
+# ---------------------------------------------------------------- inputs
+
+
+def test_turns_of_a_file_replace_the_generated_turns() -> None:
+    Path("turns.txt").write_text(
+        '<tool_call>\n{"name": "add", "arguments": {"number": {start}}}\n</tool_call>\n---\nend\n'
+    )
+    _, _, checked = check("counting.py:Counter", "--data", "rows.jsonl", "--turns", "turns.txt")
+    assert [call["text"] for turn in checked["plays"][0]["turns"] for call in turn["calls"]] == ["It is 10."]
+    assert checked["plays"][0]["turns"][1] == {"text": "end", "calls": []}
+
+
+def test_a_task_of_a_configuration_is_checked_with_its_keys() -> None:
+    Path("run.toml").write_text(
+        'name = "r"\n[[tasks]]\nname = "count"\nimport = "counting.py:Counter"\ndata = "rows.jsonl"\n'
+        'parameters = { low = 3 }\n[[tasks]]\nname = "look"\nimport = "counting.py:TOOLS"\ndata = "rows.jsonl"\n'
+    )
+    _, _, checked = check("--config", "run.toml", "--task", "count", "--set", "call_limit_s=4")
+    assert (checked["task"], checked["limits"]["call_limit_s"]) == ("count", 4.0)
+    assert checked["plays"][0]["reward"] == 9.0
+    with pytest.raises(UnusableInput, match=r"--task: name the task; the configuration has count, look"):
+        check("--config", "run.toml")
+    with pytest.raises(UnusableInput, match=r"--task other: there is no such task; the configuration has count, look"):
+        check("--config", "run.toml", "--task", "other")
+    Path("empty.toml").write_text('name = "r"\n')
+    with pytest.raises(UnusableInput, match=r"--config: the configuration has no \[\[tasks\]\]"):
+        check("--config", "empty.toml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["counting.py:nope", "--data", "rows.jsonl"], r'tasks\.nope\.import: .*/counting\.py has no "nope"'),
+        (["other.py:x", "--data", "rows.jsonl"], r"tasks\.x\.import: .*/other\.py: no such file"),
+        (["counting.py:TOOLS", "--data", "other.jsonl"], r"other\.jsonl: no such file"),
+        (["counting.py:TOOLS"], r"expected FILE\.py:Name --data FILE, or --config CONFIG --task NAME"),
+        (["counting.py:TOOLS", "--config", "run.toml"], r"--config: cannot be combined"),
+        (
+            ["counting.py:Counter", "--data", "rows.jsonl", "--set", "parameters.high=1"],
+            r"tasks\.Counter\.parameters\.high: Counter has no such parameter; it has low",
+        ),
+        (
+            ["counting.py:TOOLS", "--data", "rows.jsonl", "--set", "reward.functions.f=counting.py:nope"],
+            r'tasks\.TOOLS\.reward\.functions\.f: .*/counting\.py has no "nope"',
+        ),
+        (["counting.py:TOOLS", "--data", "rows.jsonl", "--set", "limit=1"], r"unknown key `tasks\.TOOLS\.limit`"),
+    ],
+)
+def test_unusable_input_is_refused_with_its_key(arguments: list[str], message: str) -> None:
+    with pytest.raises(UnusableInput, match=message):
+        check(*arguments)
+
+
+def test_the_command_exits_with_2_for_unusable_input_and_its_help_has_an_example(folder: Path) -> None:
+    refused = asterism("task", "check", f"{folder}/counting.py:nope", "--data", f"{folder}/rows.jsonl")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: tasks.nope.import: ")
+    assert "Example: asterism task check" in " ".join(asterism("task", "check", "-h").stdout.split())

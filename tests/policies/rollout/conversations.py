@@ -1,0 +1,106 @@
+"""One trajectory with the tools, environment or dialogue of a task, for tests of its transitions."""
+
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from bus.messages import (
+    OPENING_CALL,
+    AnswerGraded,
+    AnyMessage,
+    CallFailed,
+    EnvironmentCalled,
+    EnvironmentOutcome,
+    EnvironmentReturned,
+    ExecutorJoined,
+    LeaseGranted,
+    Observation,
+    StartGroup,
+    TrajectoryFinished,
+    bytes_to_ids,
+)
+from configs.dialogue_options import DialogueConfig
+from policies.decider import Send
+from policies.dialogue.chat_format import build_dialogue_format
+from policies.rollout.rollout import Rollout
+from policies.rollout.trajectory import Rules
+from policies.tools.task_description import TaskDescription, TaskKind
+from policies.tools.tool_schema import ToolSchema
+from tests.fakes import PROMPT, TOKENIZER, generated, rules
+
+M = TypeVar("M")
+FIRST, SECOND = "executor-0/1", "executor-1/1"
+ROW = b'{"question":"How many?"}'
+LOOK = ToolSchema("look", "Look.", {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]})
+
+
+def ask(*places: str) -> str:
+    """A turn with one call for each place."""
+    return "".join(
+        f'<tool_call>\n{{"name": "look", "arguments": {{"at": "{place}"}}}}\n</tool_call>' for place in places
+    )
+
+
+class Conversation:
+    """A rollout with the tasks "tools", "environment" and "dialogue", one started trajectory, and one executor."""
+
+    def __init__(self, kind: TaskKind = "environment", size: int = 1, **changes: object) -> None:
+        kinds: tuple[TaskKind, ...] = ("tools", "environment", "dialogue")
+        self.rollout = Rollout({each: self._make_rules(each, changes) for each in kinds}, TOKENIZER)
+        self.kind, self.now = kind, 0.0
+        self.decide(ExecutorJoined(FIRST, 4))
+        self.started = self.decide(make_group(kind, size))
+
+    @staticmethod
+    def _make_rules(kind: TaskKind, changes: dict[str, object]) -> Rules:
+        tools = () if kind == "dialogue" else (LOOK,)
+        description = TaskDescription(kind, tools, has_reward=kind == "environment")
+        python_tools = () if kind == "dialogue" else ("jupyter_code",)
+        dialogue = build_dialogue_format(DialogueConfig(tools=python_tools), description)
+        return rules(**{"dialogue": dialogue, "kind": kind, "max_calls_per_turn": 2, **changes})
+
+    def decide(self, event: AnyMessage) -> list[Send]:
+        self.now += 1.0
+        return list(self.rollout.decide(self.now, event))
+
+    def answer(
+        self, call: int, outcome: EnvironmentOutcome | str, executor: str = FIRST, trajectory_id: int = 0
+    ) -> list[Send]:
+        outcome = Observation(outcome) if isinstance(outcome, str) else outcome
+        return self.decide(EnvironmentReturned(trajectory_id, call, outcome, 0.5, executor))
+
+    def fail(self, call: int, cause: str = "environment: down", executor: str = FIRST) -> list[Send]:
+        return self.decide(CallFailed(0, call, cause, executor))
+
+    def say(self, text: str) -> list[Send]:
+        """Grant the requested lease, and generate the next turn."""
+        trajectory = self.rollout.trajectories[0]
+        lease = trajectory.lease + 1
+        self.decide(LeaseGranted(0, "generator-0", 4000, lease, 0.0, ""))
+        return self.decide(generated(0, trajectory.turn, text, lease=lease))
+
+    def grade(self, reward: float = 0.5, executor: str = FIRST) -> TrajectoryFinished:
+        return find(self.decide(AnswerGraded(0, reward, 0.1, executor, {"x": reward})), TrajectoryFinished)
+
+    @property
+    def text(self) -> str:
+        return TOKENIZER.decode(bytes_to_ids(self.rollout.trajectories[0].record.token_ids))
+
+
+def make_group(task: str, size: int = 1, group_id: int = 0, first: int = 0) -> StartGroup:
+    return replace(StartGroup(group_id, "train", "q:1", "2", PROMPT, size, first, 1.0, 5), row=ROW, task=task)
+
+
+def find(sends: list[Send], kind: type[M]) -> M:
+    """The only message of this kind."""
+    (found,) = [send.message for send in sends if isinstance(send.message, kind)]
+    return found
+
+
+def called(call: int, method: str = "look", to: str = FIRST, task: str = "environment", **arguments: str) -> Send:
+    return Send(to, EnvironmentCalled(0, call, task, method, msgspec.json.encode(arguments)))
+
+
+def opened(to: str = FIRST, task: str = "environment") -> Send:
+    return Send(to, EnvironmentCalled(0, OPENING_CALL, task, "", ROW))

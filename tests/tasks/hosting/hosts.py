@@ -1,0 +1,125 @@
+"""Pools of host processes for tests: a task's source, calls, and the journal that its code writes."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from bus.messages import (
+    OPENING_CALL,
+    AnswerSubmitted,
+    EnvironmentCalled,
+    EnvironmentOutcome,
+    EnvironmentRaised,
+    Observation,
+)
+from tasks.hosting.host_pool import HostPool
+from tasks.hosting.host_process import HostCommand, HostFailure, RunProgramFunction
+from tasks.hosting.loaded_task import LoadedTask
+from tasks.hosting.wire import HostSettings, ProgramEnded, RunProgram
+from tests.processes import family
+
+# Of every task's source: `note` writes a line of the journal, `wait_for` waits for a file that a test writes.
+HEAD = """
+import asyncio, os, sys, threading, time
+from pathlib import Path
+FOLDER = Path(__file__).parent
+
+def note(*words):
+    with open(FOLDER / "journal", "a") as file:
+        file.write(" ".join(map(str, words)) + "\\n")
+
+def wait_for(name):
+    while not (FOLDER / name).exists():
+        time.sleep(0.01)
+"""
+
+
+async def refuse_programs(request: RunProgram) -> ProgramEnded:
+    raise AssertionError(f"unexpected program: {request.code}")
+
+
+@dataclass
+class Host:
+    """A pool of one task, and the folder of its source."""
+
+    pool: HostPool
+    folder: Path
+
+    def read_journal(self) -> list[str]:
+        path = self.folder / "journal"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def release(self, name: str) -> None:
+        """Let `wait_for(name)` of the task's code return."""
+        (self.folder / name).touch()
+
+    async def open(self, trajectory_id: int = 0, /, **row: Any) -> str:
+        """The first observation of a new instance."""
+        request = EnvironmentCalled(trajectory_id, OPENING_CALL, "t", "", msgspec.json.encode(row))
+        outcome = (await self.pool.call(request)).outcome
+        assert isinstance(outcome, Observation)
+        return outcome.content
+
+    async def call(self, method: str, trajectory_id: int = 0, /, **arguments: Any) -> EnvironmentOutcome:
+        request = EnvironmentCalled(trajectory_id, 0, "t", method, msgspec.json.encode(arguments))
+        return (await self.pool.call(request)).outcome
+
+    async def read(self, method: str, trajectory_id: int = 0, /, **arguments: Any) -> str:
+        """The text that the model reads: an observation, or an error."""
+        outcome = await self.call(method, trajectory_id, **arguments)
+        assert isinstance(outcome, Observation | EnvironmentRaised), outcome
+        return outcome.content if isinstance(outcome, Observation) else outcome.error
+
+    async def step(self, content: str, trajectory_id: int = 0) -> Observation:
+        outcome = await self.call("step", trajectory_id, role="assistant", content=content)
+        assert isinstance(outcome, Observation)
+        return outcome
+
+    async def score(self, trajectory_id: int = 0) -> dict[str, float]:
+        """The components of `get_reward`."""
+        return (await self.pool.score(AnswerSubmitted(trajectory_id, "", "", None, "t"))).environment
+
+
+@asynccontextmanager
+async def open_host(
+    folder: Path,
+    source: str,
+    name: str,
+    *,
+    run_program: RunProgramFunction = refuse_programs,
+    processes: int = 1,
+    python: str = "",
+    variables: dict[str, str] | None = None,
+    **settings: Any,
+) -> AsyncGenerator[Host]:
+    """`name` of the object in the source. Checks that no process is left at the end."""
+    (folder / "task.py").write_text(HEAD + source)
+    made = HostSettings(task="t", import_path=f"{folder}/task.py:{name}", **settings)
+    description = await LoadedTask(made).describe()
+    pool = HostPool(HostCommand(made, python, variables or {}), description, run_program, processes=processes)
+    try:
+        yield Host(pool, folder)
+    finally:
+        pids = pool.pids
+        await pool.close()
+        assert set(pids).isdisjoint(family(os.getpid()))
+
+
+async def fail(awaitable: Awaitable[object]) -> str:
+    """The cause of the failure."""
+    with pytest.raises(HostFailure) as failure:
+        await awaitable
+    return str(failure.value)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for another process."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)

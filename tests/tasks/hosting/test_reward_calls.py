@@ -1,0 +1,245 @@
+"""Reward functions in their process: every call is answered once, whatever a function does."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from bus.messages import AnswerSubmitted, RewardInput, ids_to_bytes
+from configs.task_options import RewardConfig
+from sandbox.contract import Grade, Sandbox, SandboxFailure
+from tasks.hosting.answer_scorer import AnswerScorer
+from tasks.hosting.host_pool import HostPool
+from tasks.hosting.host_process import HostCommand, HostFailure
+from tasks.hosting.wire import HostSettings
+from tasks.tiny.cold_start_dialogues import generate_dialogues
+from tasks.tiny.prepare import iter_tokenizer_texts
+from tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
+from tests.processes import family
+from tests.tasks.hosting.hosts import refuse_programs
+
+pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
+
+FUNCTIONS = """
+import asyncio, os, re, sys, time
+
+def do(action, completions, **_):
+    match action[0]:
+        case "raise": raise ValueError("boom")
+        case "exit": sys.exit(3)
+        case "die": os._exit(9)
+        case "own timeout": raise TimeoutError("the judge")
+        case "hold": re.match(r"(a+)+$", "a" * 64 + "b")  # keeps the interpreter's lock
+        case "close": os.closerange(3, 64); time.sleep(3600)
+        case "hang": time.sleep(3600)
+        case "print": print("x" * 100_000); sys.stderr.write("y" * 100_000)
+        case "huge": return [[1.0] * 10_000_000]
+        case "none": return [None]
+    return [0.5]
+
+async def wait(action, completions, **_):
+    started.add(len(started))
+    while len(started) < 20 and action[0] == "together":
+        await asyncio.sleep(0.01)
+    return [float(len(started))]
+
+started = set()
+
+def alone(completions):
+    started.add(object())
+    time.sleep(0.002)  # another call would start
+    return [float(len(started)), started.clear()][:1]
+
+def slow(completions):
+    time.sleep(0.5)
+    return [0.0]
+
+def odd(action, completions, log_metric):
+    if action[0] == "raise":
+        raise ValueError("a\\udcffb")
+    if action[0] == "metric":
+        log_metric("a\\udcffb", 1.0)
+    return [0.5]
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    save_tokenizer(train_tokenizer(iter_tokenizer_texts(generate_dialogues(0, 50, 200))), folder)
+    (folder / "rewards.py").write_text(FUNCTIONS)
+    return folder
+
+
+def submit(action: str, trajectory_id: int = 0, ending: str = "answered") -> AnswerSubmitted:
+    row = b'{"question": "a?", "ground_truth": "5", "action": "%s"}' % action.encode()
+    tokens = RewardInput(ending, row, 2, ids_to_bytes([1, 2, 3, 4]), bytes([0, 0, 1, 1]))  # pyright: ignore[reportArgumentType]
+    return AnswerSubmitted(trajectory_id, "5", "5", tokens)
+
+
+def make_pool(checkpoint: Path, *names: str, time_limit_s: float = 60.0) -> HostPool:
+    functions = {name: f"{checkpoint}/rewards.py:{name}" for name in names}
+    settings = HostSettings(
+        functions=functions, checkpoint=str(checkpoint), call_limit_s=time_limit_s, reward_limit_s=time_limit_s
+    )
+    return HostPool(HostCommand(settings), None, refuse_programs)
+
+
+@asynccontextmanager
+async def open_pool(checkpoint: Path, *names: str, time_limit_s: float = 60.0) -> AsyncGenerator[HostPool]:
+    pool = make_pool(checkpoint, *(names or ["do"]), time_limit_s=time_limit_s)
+    try:
+        yield pool
+    finally:
+        pids = pool.pids
+        await pool.close()
+        assert set(pids).isdisjoint(family(os.getpid()))
+
+
+async def describe(pool: HostPool, action: str) -> object:
+    """The components, or the cause of the failure."""
+    try:
+        return (await pool.score(submit(action))).components
+    except HostFailure as error:
+        return str(error)
+
+
+async def test_each_call_has_its_own_result(checkpoint: Path) -> None:
+    async with open_pool(checkpoint) as pool:
+        actions = ["fine", "raise", "exit", "print", "huge", "none", *["fine"] * 50]
+        raised, exited, printed, huge, none, *fine = (
+            await asyncio.gather(*[describe(pool, action) for action in actions])
+        )[1:]
+        assert (raised, exited) == ("do raised ValueError: boom", "do raised SystemExit: 3")
+        assert (printed, none) == ({"do": 0.5}, {})
+        assert str(huge).startswith("do returned [1.0, 1.0")
+        assert fine == [{"do": 0.5}] * 50
+
+
+async def test_calls_of_async_functions_overlap(checkpoint: Path) -> None:
+    async with open_pool(checkpoint, "wait") as pool:
+        assert await asyncio.gather(*[describe(pool, "together") for _ in range(20)]) == [{"wait": 20.0}] * 20
+
+
+async def test_a_function_that_hangs_fails_only_its_own_call(checkpoint: Path) -> None:
+    async with open_pool(checkpoint, time_limit_s=0.3) as pool:
+        found = await asyncio.gather(*[describe(pool, action) for action in ("fine", "hang", "fine", "fine")])
+        assert found == [{"do": 0.5}, "do took longer than 0.3 s", {"do": 0.5}, {"do": 0.5}]
+
+
+async def test_a_hanging_function_ends_its_process_and_the_other_calls_go_to_the_next(checkpoint: Path) -> None:
+    async with open_pool(checkpoint, time_limit_s=1.0) as pool:
+        assert await describe(pool, "fine") == {"do": 0.5}
+        before = pool.pids
+        calls = [asyncio.create_task(describe(pool, action)) for action in ("hang", *["fine"] * 30)]
+        assert await asyncio.gather(*calls) == ["do took longer than 1 s", *[{"do": 0.5}] * 30]
+        assert set(pool.pids).isdisjoint(before)
+
+
+async def test_sync_functions_run_one_at_a_time(checkpoint: Path) -> None:
+    async with open_pool(checkpoint, "alone") as pool:
+        assert await asyncio.gather(*[describe(pool, "fine") for _ in range(20)]) == [{"alone": 1.0}] * 20
+
+
+async def test_many_slow_calls_of_several_functions_do_not_look_like_a_hanging_process(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No call is answered for 3 s: the first functions of all calls run before the second ones."""
+    monkeypatch.setattr("tasks.hosting.host_process._HANG_S", 1.0)
+    monkeypatch.setattr("tasks.hosting.host_process._START_LIMIT_S", 60.0)
+    async with open_pool(checkpoint, "slow", "do", time_limit_s=1.0) as pool:
+        found = await asyncio.gather(*[describe(pool, "fine") for _ in range(6)])
+        assert found == [{"slow": 0.0, "do": 0.5}] * 6
+
+
+async def test_names_and_texts_that_utf_8_cannot_encode_do_not_lose_the_answer(checkpoint: Path) -> None:
+    async with open_pool(checkpoint, "odd") as pool:
+        assert await describe(pool, "raise") == "odd raised ValueError: a?b"
+        assert str(await describe(pool, "metric")).startswith("UnicodeEncodeError: ")
+        assert await describe(pool, "fine") == {"odd": 0.5}
+
+
+async def test_a_process_that_dies_is_replaced_and_its_calls_are_repeated_once(checkpoint: Path) -> None:
+    async with open_pool(checkpoint) as pool:
+        assert await describe(pool, "fine") == {"do": 0.5}
+        (worker,) = pool.pids
+        assert worker in family(os.getpid())
+        os.kill(worker, signal.SIGKILL)
+        assert await describe(pool, "fine") == {"do": 0.5}
+        assert await describe(pool, "die") == "the process of the rewards died with exit code 9"
+        assert await describe(pool, "fine") == {"do": 0.5}
+
+
+async def test_a_timeout_of_the_functions_own_is_its_error(checkpoint: Path) -> None:
+    async with open_pool(checkpoint) as pool:
+        assert await describe(pool, "own timeout") == "do raised TimeoutError: the judge"
+        pids = pool.pids
+        assert await describe(pool, "fine") == {"do": 0.5}
+        assert pool.pids == pids
+
+
+async def test_a_process_that_closes_its_socket_is_replaced(checkpoint: Path) -> None:
+    async with open_pool(checkpoint) as pool:
+        assert await describe(pool, "close") == "the process of the rewards died with exit code -9"
+        assert await describe(pool, "fine") == {"do": 0.5}
+
+
+async def test_a_process_that_hangs_is_killed_although_calls_arrive(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_pool(checkpoint, time_limit_s=0.1) as pool:
+        assert await describe(pool, "fine") == {"do": 0.5}
+        monkeypatch.setattr("tasks.hosting.host_process._HANG_S", 1.0)
+        held = asyncio.create_task(describe(pool, "hold"))
+        others: list[asyncio.Task[object]] = []
+        while not held.done():
+            others.append(asyncio.create_task(describe(pool, "fine")))
+            await asyncio.sleep(0.05)
+        assert str(await held).startswith("the process of the rewards died with exit code -9")
+        await asyncio.gather(*others)
+        assert await describe(pool, "fine") == {"do": 0.5}
+
+
+async def test_a_cancelled_call_leaves_the_others(checkpoint: Path) -> None:
+    async with open_pool(checkpoint) as pool:
+        cancelled = asyncio.create_task(describe(pool, "fine"))
+        others = [asyncio.create_task(describe(pool, "fine")) for _ in range(3)]
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        assert await asyncio.gather(*others) == [{"do": 0.5}] * 3
+
+
+class GradingSandbox:
+    """Grades only."""
+
+    async def grade(self, submission: AnswerSubmitted) -> Grade:
+        if submission.answer == "broken":
+            raise SandboxFailure("gone")
+        return Grade(submission.answer == submission.ground_truth, 0.25)
+
+
+async def test_the_reward_is_the_weighted_sum_of_the_grader_and_the_functions(checkpoint: Path) -> None:
+    functions = {"correct": "math", "do": "rewards.py:do"}
+    config = RewardConfig(functions=functions, weights={"do": -0.5})
+    sandbox: Sandbox = GradingSandbox()  # pyright: ignore[reportAssignmentType]
+    async with open_pool(checkpoint) as pool:
+        scorer = AnswerScorer(sandbox, config, pool=pool)
+        assert (await scorer.score(submit("fine")))[:2] == (0.75, {"correct": 1.0, "do": 0.5})
+        assert (await scorer.score(submit("none")))[:2] == (1.0, {"correct": 1.0})
+        assert (await scorer.score(submit("fine", ending="length")))[:2] == (-0.25, {"correct": 0.0, "do": 0.5})
+        only = AnswerScorer(sandbox, RewardConfig(functions={"do": functions["do"]}), pool=pool)
+        with pytest.raises(HostFailure, match="no reward function scored the trajectory"):
+            await only.score(submit("none"))
+
+
+async def test_without_functions_the_reward_is_the_graders_verdict() -> None:
+    sandbox: Sandbox = GradingSandbox()  # pyright: ignore[reportAssignmentType]
+    scorer = AnswerScorer(sandbox, RewardConfig())
+    assert await scorer.score(AnswerSubmitted(0, "5", "5")) == (1.0, {"correct": 1.0}, 0.25)
+    assert await scorer.score(AnswerSubmitted(0, "4", "5")) == (0.0, {"correct": 0.0}, 0.25)
+    with pytest.raises(SandboxFailure):
+        await scorer.score(AnswerSubmitted(0, "broken", "5"))
