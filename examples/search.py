@@ -17,7 +17,8 @@ def search(query: str, k: int = 1) -> str:
         query: The words to look for.
         k: The number of results.
     """
-    best_first = sorted(KEYS, key=lambda key: -len({*key.split()} & {*query.split()}))
+    words = set(query.split())
+    best_first = sorted(KEYS, key=lambda key: -len(words.intersection(key.split())))
     return "\n".join(f"The {key} is {CORPUS[key]}" for key in best_first[:k])
 
 
@@ -40,6 +41,6 @@ if __name__ == "__main__":
     pairs = [(key, n) for key in KEYS for n in range(2, 10)]
     random.shuffle(pairs)
     rows = [{"question": f"{n} times the {key}", "answer": n * CORPUS[key], "key": key, "n": n} for key, n in pairs]
-    dialogues = [solve(random.choice(rows[100:]), random) for _ in range(12_800)]
+    dialogues = [solve(random.choice(rows[100:]), random) for _ in range(9600)]
     for name, lines in (("rows", rows[100:]), ("test", rows[:100]), ("sft", dialogues)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
