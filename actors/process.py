@@ -49,7 +49,7 @@ from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig, SandboxConfig
 from engine.contract import Engine, EngineFailure
-from engine.data.task_formats import read_task_descriptions
+from engine.data.task_inputs import read_task_descriptions
 from policies.observers import StepObserver, TrajectoryObserver
 from policies.rollout.rollout import Rollout
 from sandbox.contract import Isolation, SandboxFailure

@@ -162,7 +162,7 @@ def _check_task(run: RunConfig, task: TaskConfig, turns: Path | None, tokenizer:
 def _load_code(run: RunConfig, task: TaskConfig) -> TaskDescription | None:
     """In other processes, as at the start of a run. Raises UnusableInput with the key."""
     from actors.launch.input_checks import check_reward_function, describe_tasks
-    from tasks.task_settings import MATH
+    from policies.tools.task_description import MATH
 
     description = describe_tasks(run, task.name).get(task.name)
     for name, spec in task.get_reward().functions.items():

@@ -17,7 +17,7 @@ from configs.errors import UnusableInput
 from configs.load import list_resume_conflicts, load_run, write_resolved
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from engine.data.task_formats import read_task_descriptions, write_task_descriptions
+from engine.data.task_inputs import read_task_descriptions, write_task_descriptions
 from policies.tools.task_description import TaskDescription
 
 MIN_FREE_MIB = 64

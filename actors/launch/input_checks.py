@@ -22,16 +22,15 @@ from configs.task_options import RewardConfig, TaskConfig
 from engine.data.data_files import DatasetError, list_data_files
 from engine.data.datasets import QuestionReport, read_problems
 from engine.data.sft_dialogues import count_sft_dialogues
-from engine.data.task_formats import build_task_formats
+from engine.data.task_inputs import build_task_formats, get_row_layout
 from engine.model.model_config import check_weight_shapes, load_model_config
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 from engine.model.weight_files import count_parameters
 from policies.dialogue.chat_format import TURN_END, TURN_START
 from policies.groups.advantages import ESTIMATORS, FILTERS
 from policies.losses import LOSSES
-from policies.tools.task_description import TaskDescription
+from policies.tools.task_description import MATH, TaskDescription
 from tasks.hosting.task_services import build_host_command
-from tasks.task_settings import MATH, get_row_layout
 
 _MAX_CHECKED_ROWS = 100_000  # of a data file: about a second
 _GIB = 2**30

@@ -23,12 +23,12 @@ from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.data.datasets import QuestionReport, RowLayout, read_problems
+from engine.data.task_inputs import encode_row
 from policies.dialogue.chat_format import DialogueFormat, TextTokenizer
 from policies.dialogue.parse_turn import parse_assistant_turn
 from sandbox.contract import SandboxFailure
 from tasks.hosting.host_process import HostFailure
 from tasks.hosting.task_services import TaskServices
-from tasks.task_settings import encode_row
 
 _CONCURRENT_SCORES = 64
 _KINDS = (StartGroup.__name__, TrajectoryFinished.__name__)

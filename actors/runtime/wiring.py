@@ -17,7 +17,7 @@ from configs.schema import RunConfig, SamplingConfig
 from configs.task_options import TaskConfig
 from engine.data.data_files import DatasetError
 from engine.data.datasets import QuestionReport, read_problems
-from engine.data.task_formats import read_task_descriptions
+from engine.data.task_inputs import encode_row, get_row_layout, read_task_descriptions
 from engine.model.tokenizer import FastTokenizer, load_tokenizer
 from policies.arbiter.arbiter import Arbiter
 from policies.decider import Decider
@@ -29,7 +29,6 @@ from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Rules
 from policies.step_metrics import Recorder
 from policies.tools.task_description import TaskDescription, TaskDescriptions
-from tasks.task_settings import encode_row, get_row_layout
 
 STOP_TIMEOUT_S = 2.0
 SERVER_STOP_TIMEOUT_S = 4.0

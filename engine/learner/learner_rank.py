@@ -16,7 +16,7 @@ from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.data.sft_dialogues import read_sft_dialogues
-from engine.data.task_formats import load_task_formats
+from engine.data.task_inputs import load_task_formats
 from engine.learner.batch_journal import BatchJournal
 from engine.learner.checkpoints import is_resumable, list_saved_steps, prune_checkpoints
 from engine.learner.distributed import RankGroup, broadcast_object, gather_full_parameters

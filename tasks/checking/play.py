@@ -31,6 +31,7 @@ from bus.messages import (
     ids_to_bytes,
 )
 from engine.data.datasets import DatasetProblem
+from engine.data.task_inputs import encode_row
 from engine.model.tokenizer import FastTokenizer
 from policies.dialogue.chat_format import DialogueFormat, build_prompt_segments, encode_segments
 from policies.dialogue.parse_turn import parse_assistant_turn
@@ -42,7 +43,6 @@ from sandbox.contract import Sandbox, SandboxFailure
 from tasks.checking.turn_scripts import TurnScript
 from tasks.hosting.host_process import HostFailure
 from tasks.hosting.task_services import TaskServices
-from tasks.task_settings import encode_row
 
 UNLIMITED = 1 << 30
 CallStatus = Literal["ok", "raised", "timed out", "refused"]

@@ -15,6 +15,7 @@ from configs.schema import ModelConfig, RunConfig
 from configs.task_options import TaskConfig
 from engine.data.data_files import DatasetError, list_data_files
 from engine.data.datasets import DatasetProblem, read_problems
+from engine.data.task_inputs import get_row_layout
 from engine.model.tokenizer import FastTokenizer, load_tokenizer
 from policies.dialogue.chat_format import DialogueFormat, build_dialogue_format
 from policies.rollout.trajectory import Rules
@@ -37,7 +38,6 @@ from tasks.checking.task_problems import (
 from tasks.checking.turn_scripts import TurnScript, fill_columns, format_signature, generate_script
 from tasks.hosting.task_services import build_task_services
 from tasks.hosting.wire import Inspected
-from tasks.task_settings import get_row_layout
 
 NUM_PLAYS = 3
 _MAX_ROWS = 100_000  # read, as at the start of a run

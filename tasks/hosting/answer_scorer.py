@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 from bus.messages import AnswerSubmitted, add_by_name
 from configs.task_options import RewardConfig
-from policies.tools.task_description import TaskDescription
+from policies.tools.task_description import MATH, TaskDescription, list_reward_functions
 from sandbox.contract import Sandbox
 from tasks.hosting.host_pool import HostPool
 from tasks.hosting.host_process import HostFailure
-from tasks.task_settings import MATH, list_reward_functions
 
 
 class AnswerScore(NamedTuple):

@@ -20,13 +20,12 @@ from bus.messages import (
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.task_options import RewardConfig, TaskConfig
-from policies.tools.task_description import TaskDescription, TaskDescriptions
+from policies.tools.task_description import MATH, TaskDescription, TaskDescriptions, list_reward_functions
 from sandbox.contract import Sandbox, SandboxFailure
 from tasks.hosting.answer_scorer import AnswerScore, AnswerScorer
 from tasks.hosting.host_pool import CallResult, HostPool
 from tasks.hosting.host_process import HostCommand
 from tasks.hosting.wire import HostSettings, Inspected, ProgramEnded, RunProgram
-from tasks.task_settings import MATH, list_reward_functions
 
 _SCRATCH_CALLS = 1 << 20  # numbers of the calls of task code, beyond those of a trajectory
 

@@ -25,7 +25,7 @@ from configs.errors import EXIT_UNUSABLE, UnusableInput
 from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig, TinyConfig
-from engine.data.task_formats import load_task_formats
+from engine.data.task_inputs import load_task_formats
 from engine.model.hf_checkpoint import save_model
 from engine.model.model_config import Qwen3Config
 from engine.model.qwen3 import Qwen3, initialize_weights

@@ -19,7 +19,7 @@ from configs.errors import UnusableInput
 from configs.load import load_with_overrides
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from engine.data.task_formats import read_task_descriptions
+from engine.data.task_inputs import read_task_descriptions
 from engine.learner.checkpoints import CHECKPOINT_NAME
 from engine.model.tokenizer import FastTokenizer, load_tokenizer
 from policies.rollout.rollout import Rollout

@@ -28,7 +28,7 @@ from configs.errors import UnusableInput
 from configs.load import list_differences, load_run, load_with_overrides
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from engine.data.task_formats import load_task_formats
+from engine.data.task_inputs import load_task_formats
 from engine.model.tokenizer import load_tokenizer
 from policies.step_metrics import divide
 from tasks.hosting.task_services import build_task_services

@@ -18,7 +18,7 @@ from bus.messages import AnyMessage
 from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.run_folder import RunFolder
-from engine.data.task_formats import read_task_descriptions
+from engine.data.task_inputs import read_task_descriptions
 from engine.model.tokenizer import load_tokenizer
 from policies.dialogue.chat_format import build_dialogue_format
 

@@ -1,4 +1,4 @@
-"""Whole runs with tasks whose code fails: every trajectory ends once, by cause, and no failure becomes a reward.
+"""Whole runs of tasks with failing code: every trajectory ends once, by cause, and no failure becomes a reward.
 
 The model is untrained. Digits also end its turns, so that the turns of dialogues reach `step`.
 """

@@ -279,7 +279,7 @@ def test_a_score_moves_with_its_instance() -> None:
     assert made.grade(executor=SECOND).reward == 0.5
 
 
-def test_an_instance_whose_executor_left_between_calls_is_restored_with_its_next_call() -> None:
+def test_an_instance_is_restored_with_its_next_call_after_its_executor_left_between_calls() -> None:
     made = Conversation()
     made.answer(OPENING_CALL, "room")
     made.decide(ExecutorLeft(FIRST, "killed"))

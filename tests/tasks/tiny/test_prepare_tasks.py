@@ -11,7 +11,7 @@ from configs.run_folder import RunFolder
 from configs.schema import DialogueConfig, RunConfig, SftConfig, TinyConfig
 from configs.task_options import TaskConfig
 from engine.data.sft_dialogues import read_sft_dialogues
-from engine.data.task_formats import load_task_formats, write_task_descriptions
+from engine.data.task_inputs import load_task_formats, write_task_descriptions
 from engine.model.hf_checkpoint import load_model
 from engine.model.tokenizer import FastTokenizer, load_tokenizer
 from policies.dialogue.chat_format import (

@@ -1,12 +1,14 @@
-"""Reads what the run's folder knows of its tasks: the texts and tools of their dialogues."""
+"""The inputs of a run's tasks: descriptions in the run's folder, formats of dialogues, and layouts of rows."""
 
 import msgspec
 
 from configs.atomic_write import write_atomically
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
+from configs.task_options import TaskConfig
+from engine.data.datasets import DatasetProblem, RowLayout
 from policies.dialogue.chat_format import DialogueFormat, build_dialogue_format
-from policies.tools.task_description import TaskDescription, TaskDescriptions
+from policies.tools.task_description import MATH, TaskDescription, TaskDescriptions, list_reward_functions
 
 
 def write_task_descriptions(folder: RunFolder, descriptions: TaskDescriptions) -> None:
@@ -30,3 +32,21 @@ def build_task_formats(run: RunConfig, descriptions: TaskDescriptions) -> dict[s
 
 def load_task_formats(run: RunConfig, folder: RunFolder) -> dict[str, DialogueFormat]:
     return build_task_formats(run, read_task_descriptions(folder))
+
+
+def get_row_layout(task: TaskConfig, description: TaskDescription | None) -> RowLayout:
+    """What a row of the task must have. Environments and reward functions get all its columns."""
+    functions = list_reward_functions(task.get_reward(), description)
+    has_instances = description is not None and description.has_instances
+    is_graded = MATH in functions.values()
+    return RowLayout(
+        all_columns=has_instances or bool(task.get_reward().functions),
+        needs_question=not has_instances,
+        needs_answer=is_graded or not task.name,
+    )
+
+
+def encode_row(problem: DatasetProblem) -> bytes:
+    """The row as a JSON object, with the question and the ground truth as the run uses them."""
+    row = {**problem.fields, "question": problem.question, "ground_truth": problem.ground_truth}
+    return msgspec.json.encode(row, enc_hook=str)
