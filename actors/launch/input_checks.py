@@ -165,7 +165,7 @@ def check_task(task: TaskConfig, descriptions: dict[str, TaskDescription]) -> Ch
         raise UnusableInput(
             f"{task.import_path} has no `get_reward`, and {task.key_prefix}reward.functions names no function"
         )
-    if description.kind == "dialogue" and dialogue.tools:
+    if dialogue.tools and not description.takes_tools:
         raise UnusableInput(
             f"{task.import_path} is a dialogue, which has no tools; remove {task.key_prefix}dialogue.tools"
         )

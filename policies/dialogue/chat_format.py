@@ -60,7 +60,7 @@ def build_dialogue_format(dialogue: DialogueConfig, description: TaskDescription
     """`description`: of a task with an import path."""
     system, instruction = dialogue.system, dialogue.instruction
     answer = f"{dialogue.answer_open} {dialogue.answer_close}"
-    python_tools = () if description is not None and description.kind == "dialogue" else dialogue.tools
+    python_tools = dialogue.tools if description is None or description.takes_tools else ()
     tools = (*(TOOL_SCHEMAS[tool] for tool in python_tools), *(description.tools if description else ()))
     if system == "default":
         system = _choose_default_system(bool(tools), is_imported=description is not None).replace("{answer}", answer)

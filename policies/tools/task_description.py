@@ -31,6 +31,11 @@ class TaskDescription(msgspec.Struct, frozen=True):
     def has_instances(self) -> bool:
         return self.kind != "tools"
 
+    @property
+    def takes_tools(self) -> bool:
+        """A dialogue answers the text of a turn, and so it has no tools."""
+        return self.kind != "dialogue"
+
 
 # By name of the task; a task without an import path has none.
 TaskDescriptions = Mapping[str, TaskDescription]

@@ -50,7 +50,7 @@ class HostCommand(msgspec.Struct, frozen=True):
 
     def build_arguments(self) -> list[str]:
         python = self.python or sys.executable
-        return [python, "-P", "-m", "tasks.hosting.host", msgspec.json.encode(self.settings).decode()]
+        return [python, "-P", "-m", "tasks.hosting.task_host", msgspec.json.encode(self.settings).decode()]
 
     def build_environment(self) -> dict[str, str]:
         paths = (_PACKAGES, os.environ.get("PYTHONPATH", ""))

@@ -7,7 +7,7 @@ from typing import Any
 
 from tasks.contract import SANDBOX
 from tasks.hosting.call_results import UnusableResult, parse_number, parse_numbers, render_text
-from tasks.hosting.call_runner import CallRunner, CallTimedOut, Running
+from tasks.hosting.function_caller import CallTimedOut, FunctionCaller, Running
 from tasks.hosting.loaded_task import LoadedTask
 
 ENVIRONMENT = "environment"  # component of a `get_reward` that returns a number
@@ -16,7 +16,7 @@ ENVIRONMENT = "environment"  # component of a `get_reward` that returns a number
 class Instance:
     """Calls of one instance do not overlap: each waits for the one before, also if that was abandoned."""
 
-    def __init__(self, task: LoadedTask, runner: CallRunner, limit_s: float) -> None:
+    def __init__(self, task: LoadedTask, runner: FunctionCaller, limit_s: float) -> None:
         self._task, self._runner, self._limit_s = task, runner, limit_s
         self._turn = asyncio.Lock()
         self._abandoned: Running | None = None

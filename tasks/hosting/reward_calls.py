@@ -4,7 +4,7 @@ from typing import Any
 
 from bus.messages import AnswerSubmitted
 from tasks.hosting.call_results import describe_error
-from tasks.hosting.call_runner import CallRunner, CallTimedOut
+from tasks.hosting.function_caller import CallTimedOut, FunctionCaller
 from tasks.hosting.program_handle import ProgramHandle
 from tasks.hosting.wire import HostSettings
 from tasks.rewards.finished_rollout import FinishedRollout, RolloutReader
@@ -16,7 +16,7 @@ _MAX_ERROR_CHARACTERS = 4000
 class RewardCalls:
     def __init__(self, functions: list[RewardFunction], reader: RolloutReader, limit_s: float) -> None:
         self._functions, self._reader, self._limit_s = functions, reader, limit_s
-        self.runner = CallRunner(1)
+        self.runner = FunctionCaller(1)
 
     @property
     def num_abandoned(self) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bus.messages import EnvironmentRaised, EnvironmentTimedOut, Observation
-from tasks.hosting.host import _MAX_ABANDONED  # pyright: ignore[reportPrivateUsage]
 from tasks.hosting.host_process import HostFailure
+from tasks.hosting.task_host import _MAX_ABANDONED  # pyright: ignore[reportPrivateUsage]
 from tests.tasks.hosting.hosts import Host, fail, open_host
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
@@ -208,12 +208,12 @@ async def retry(host: Host) -> str:
 
 async def test_interpreter_and_variables_reach_the_process(tmp_path: Path) -> None:
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\necho "$1 $2" >> {tmp_path}/started\nexec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/sh\necho "$2 $3" >> {tmp_path}/started\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     variables = {"GREETING": "good day"}
     async with open_host(tmp_path, TOOLS, "tools", python=str(python), variables=variables) as host:
         assert await host.read("env") == "good day"
-        assert (tmp_path / "started").read_text() == "-m tasks.hosting.host\n"
+        assert (tmp_path / "started").read_text() == "-m tasks.hosting.task_host\n"
 
 
 async def test_a_missing_interpreter_fails_each_call_and_names_itself(tmp_path: Path) -> None:

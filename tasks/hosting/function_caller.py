@@ -31,7 +31,7 @@ class _Ended(NamedTuple):
 Running = asyncio.Future[_Ended]  # a thread, or the asyncio task of a coroutine
 
 
-class CallRunner:
+class FunctionCaller:
     """At most `max_threads` sync calls run at the same time, and the others wait; abandoned ones do not count."""
 
     def __init__(self, max_threads: int) -> None:

@@ -1,4 +1,4 @@
-"""A host process: `python -m tasks.hosting.host SETTINGS [--socket FD]`.
+"""A host process: `python -m tasks.hosting.task_host SETTINGS [--socket FD]`.
 
 SETTINGS is HostSettings as JSON. Without a socket it loads the task and its reward functions and prints the task's
 description as JSON: exit code 0, or the error on stderr. With one, it answers requests until the client closes the
@@ -28,7 +28,7 @@ from policies.rollout.trajectory import STEP
 from policies.tools.task_description import TaskDescription
 from tasks.contract import SANDBOX, Fault
 from tasks.hosting.call_results import UnusableResult, build_observation, describe_error, replace_surrogates
-from tasks.hosting.call_runner import CallRunner, CallTimedOut
+from tasks.hosting.function_caller import CallTimedOut, FunctionCaller
 from tasks.hosting.host_inspection import LoopDelays, count_instances, list_children, list_threads
 from tasks.hosting.instances import Instance
 from tasks.hosting.loaded_task import LoadedTask
@@ -76,7 +76,7 @@ class TaskHost:
         rewards: RewardCalls | None,
     ) -> None:
         self._settings, self._task, self._description, self._rewards = settings, task, description, rewards
-        self._runner = CallRunner(MAX_THREADS)
+        self._runner = FunctionCaller(MAX_THREADS)
         self._delays = LoopDelays()
         self._instances: dict[int, Instance] = {}  # by trajectory
         self._closing: set[asyncio.Task[None]] = set()
@@ -297,7 +297,7 @@ def _log_traceback(error: BaseException) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="tasks.hosting.host")
+    parser = argparse.ArgumentParser(prog="tasks.hosting.task_host")
     parser.add_argument("settings")
     parser.add_argument("--socket", type=int)
     arguments = parser.parse_args()
