@@ -32,6 +32,7 @@ REPLACED = {
     "asterism log export RUN": "asterism log export runs/readme --parquet tables",
     "asterism log fork RUN ID --turn K": "asterism log fork runs/demo 5 --turn 0",
     "asterism log roc RUN --set roc.KEY=V": "asterism log roc runs/demo --set roc.positives=weighted",
+    "asterism log regrade RUN --task NAME": "asterism log regrade runs/demo",
     "asterism keys FOLDER": "asterism keys keys",
     "asterism doctor [--config FILE]": "asterism doctor --config configs/tiny.toml",
     "asterism sandbox shell": "echo 'print(6 * 7)' | asterism sandbox shell",
