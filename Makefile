@@ -96,11 +96,12 @@ coverage: $(INSTALLED) ## run all tests and measure coverage of bus/ and actors/
 simulate-faults: $(INSTALLED) ## simulate the control plane under a virtual clock, with processes killed at random: 1,000 seeds
 	$(BIN)/python -m tests.simulation.nightly 1000
 
-nightly: $(INSTALLED) ## the tests that take too long for `make test`, and 10,000 seeds of each simulation
+nightly: $(INSTALLED) ## the tests that take too long for `make test`, the bridges, and many seeds of each simulation
 	$(PYTEST) -m nightly
 	$(BIN)/python -m tests.simulation.nightly 10000
 	$(BIN)/python -m tests.simulation.nightly 10000 --kind repeats
 	$(BIN)/python -m tests.simulation.nightly 2000 --kind tasks
+	$(MAKE) --no-print-directory test-bridges
 
 fuzz: $(INSTALLED) ## decode a million damaged frames and packets; SEED=N repeats a run
 	$(BIN)/python -m tests.bus.fuzz $(if $(SEED),--seed $(SEED))

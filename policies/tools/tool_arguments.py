@@ -41,8 +41,14 @@ def check_arguments(arguments: Mapping[str, Any], parameters: JsonSchema) -> dic
     return {name: check_value(value, properties[name], name) for name, value in arguments.items()}
 
 
-def check_value(value: Any, schema: JsonSchema, path: str) -> Any:
-    """The value in the type of the schema. Raises ArgumentError with `path`."""
+def check_value(value: Any, schema: JsonSchema | bool, path: str) -> Any:
+    """The value in the type of the schema. Raises ArgumentError with `path`.
+
+    Schemas of MCP servers have further keywords, such as `$ref` and `oneOf`, and true and false as schemas: these are
+    left to the server.
+    """
+    if isinstance(schema, bool):
+        return check_value(value, {}, path)
     if value is None and schema.get("nullable"):
         return None
     if "anyOf" in schema:
@@ -62,7 +68,8 @@ def quote(value: object) -> str:
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 
-def _check_union(value: Any, schemas: list[JsonSchema], path: str) -> Any:
+def _check_union(value: Any, members: list[JsonSchema | bool], path: str) -> Any:
+    schemas = [{} if isinstance(member, bool) else member for member in members]
     errors: list[ArgumentError] = []
     for schema in schemas:
         try:

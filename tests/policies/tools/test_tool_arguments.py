@@ -128,3 +128,20 @@ def test_accepted_arguments_and_errors_fit_a_message(arguments: dict[str, Any]) 
     else:
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(checked)) == checked
         assert check_arguments(checked, PARAMETERS) == checked
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        (True, 5),
+        (False, 5),
+        ({"$ref": "#/$defs/X"}, {"a": 1}),
+        ({"oneOf": [{"type": "string"}]}, 1),
+        ({"type": "object", "properties": {"d": {"type": "integer"}}, "additionalProperties": False}, {"d": 1}),
+        ({"type": "array", "items": True}, [1, "a"]),
+        ({"anyOf": [{"type": "string"}, True]}, 3),
+        ({"const": 3, "title": "T", "default": 4}, 3),
+    ],
+)
+def test_keywords_of_foreign_schemas_are_left_to_their_server(schema: Any, value: object) -> None:
+    assert check_arguments({"x": value}, {"type": "object", "properties": {"x": schema}}) == {"x": value}
