@@ -26,7 +26,7 @@ def solve(row, random):
     """A dialogue for the cold start. Most search for the name alone or use another operator: RL has to find out."""
     query = random.choice((row["key"], row["key"].split()[-1]))
     found = search(query)
-    code = f"print({found.split()[-1]} {random.choice('*+-')} {row['n']})"
+    code = f"print({found.split()[-1]} {random.choice('*+')} {row['n']})"
     result = str(eval(code.removeprefix("print")))
     calls = [{"name": "search", "arguments": {"query": query}}, {"name": "jupyter_code", "arguments": {"code": code}}]
     asked, ran = ({"role": "assistant", "content": "", "tool_calls": [call]} for call in calls)
@@ -41,6 +41,6 @@ if __name__ == "__main__":
     pairs = [(key, n) for key in KEYS for n in range(2, 10)]
     random.shuffle(pairs)
     rows = [{"question": f"{n} times the {key}", "answer": n * CORPUS[key], "key": key, "n": n} for key, n in pairs]
-    dialogues = [solve(random.choice(rows[100:]), random) for _ in range(9600)]
+    dialogues = [solve(random.choice(rows[100:]), random) for _ in range(6400)]
     for name, lines in (("rows", rows[100:]), ("test", rows[:100]), ("sft", dialogues)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
