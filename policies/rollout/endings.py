@@ -31,7 +31,7 @@ def request_lease(rules: Rules, trajectory: Trajectory) -> Transition:
         turn=trajectory.turn,
         lease=trajectory.lease + 1,
         tokens=record.num_tokens,
-        prompt_tokens=record.prompt_tokens,
+        prompt_tokens=len(trajectory.group.prompt_ids) // 4,  # without a first observation: siblings share them
         max_new_tokens=rules.response_tokens - record.response_tokens,
     )
     return replace(trajectory, holds_lease=True), [Send(rules.arbiter, request)]
