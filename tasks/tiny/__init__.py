@@ -1,1 +1,1 @@
-"""The demo's task: arithmetic questions that the model answers by running Python."""
+"""Tokenizer and model of [tiny], and the demo's task: arithmetic questions that the model answers by running Python."""
