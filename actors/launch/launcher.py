@@ -146,7 +146,12 @@ class Launcher:
     async def _prepare(self, interrupted: asyncio.Event) -> None:
         """Make the data, tokenizer and model of the tiny task."""
         began = time.monotonic()
-        self._display.print_line("making the tiny task: questions, cold-start dialogues, tokenizer, model")
+        made = (
+            "a tiny model and its tokenizer"
+            if self._run.tasks
+            else "the tiny task: questions, cold-start dialogues, tokenizer, model"
+        )
+        self._display.print_line(f"making {made}")
         child = await self._children.spawn(
             "prepare", self._command_lines.build_prepare_argv(), build_thread_environment(1)
         )
