@@ -75,7 +75,7 @@ class HostProcess:
         self._open: dict[int, asyncio.Future[HostReply]] = {}  # by number
         self._num_requests = 0
         self._is_ready = self._is_stopping = False
-        self._load_error = ""
+        self._load_error = self._death = ""
         self._hang_timer: asyncio.TimerHandle | None = None
         self._pidfd: int | None = None
         with contextlib.suppress(ProcessLookupError):  # it has ended already
@@ -128,7 +128,7 @@ class HostProcess:
             with contextlib.suppress(ConnectionError):  # its end is reported below
                 await self._writer.drain()
             if not self.is_alive:
-                raise HostDied(f"{self._name} died")
+                raise HostDied(self._death)
             return await reply
         finally:
             self._open.pop(number, None)
@@ -165,10 +165,10 @@ class HostProcess:
             program.cancel()
         if not self._is_stopping:
             structlog.get_logger().error("task_host.died", exit_code=exit_code, calls=len(self._open))
+        self._death = self._load_error or f"{self._name} died with exit code {exit_code}"
         for reply in self._open.values():
             if not reply.done():
-                cause = self._load_error or f"{self._name} died with exit code {exit_code}"
-                reply.set_exception(HostDied(cause))
+                reply.set_exception(HostDied(self._death))
 
     async def _end_connection(self) -> None:
         """When the process has ended: a child that the task's code forked may keep the connection open."""

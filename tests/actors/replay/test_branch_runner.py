@@ -119,7 +119,9 @@ def test_an_engine_start_error_ends_all_branches() -> None:
     sandbox = ScriptedSandbox()
     engine = Refusing(Random(1), ScriptedTurns(), 8192)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ExceptionGroup) as raised:
-        run_virtually(continue_trajectories({"": RULES}, TOKENIZER, engine, sandbox, [replay_recorded().turn_starts[1]]))
+        run_virtually(
+            continue_trajectories({"": RULES}, TOKENIZER, engine, sandbox, [replay_recorded().turn_starts[1]])
+        )
     assert [str(each) for each in raised.value.exceptions] == ["no such file"]
     assert sandbox.requests == ["close"]
 
