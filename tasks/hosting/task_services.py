@@ -24,7 +24,7 @@ from policies.tools.task_description import MATH, TaskDescription, TaskDescripti
 from sandbox.contract import Sandbox, SandboxFailure
 from tasks.hosting.answer_scorer import AnswerScore, AnswerScorer
 from tasks.hosting.host_pool import CallResult, HostPool
-from tasks.hosting.host_process import HostCommand
+from tasks.hosting.host_process import HostCommand, HostFailure
 from tasks.hosting.wire import HostSettings, Inspected, ProgramEnded, RunProgram
 
 _SCRATCH_CALLS = 1 << 20  # numbers of the calls of task code, beyond those of a trajectory
@@ -38,22 +38,30 @@ class TaskServices:
 
     async def call(self, request: EnvironmentCalled) -> CallResult:
         """Raises HostFailure."""
-        return await self._pools[request.task].call(request)
+        return await self._get_pool(request.task).call(request)
 
     def restore(self, message: EnvironmentRestored) -> None:
-        self._pools[message.task].restore(message)
+        if message.task in self._pools:  # else the call that follows fails
+            self._pools[message.task].restore(message)
 
     async def repeat(self, message: EnvironmentRestored) -> EnvironmentHistory:
         """Raises HostFailure."""
-        return await self._pools[message.task].repeat(message)
+        return await self._get_pool(message.task).repeat(message)
 
     async def score(self, submission: AnswerSubmitted) -> AnswerScore:
         """Raises HostFailure and SandboxFailure."""
+        if submission.task not in self._scorers:
+            raise HostFailure("unknown task")
         return await self._scorers[submission.task].score(submission)
 
     async def inspect(self, task: str) -> Inspected | None:
         """The first host process of the task; None for a task without one. Raises HostFailure."""
         return await self._pools[task].inspect() if task in self._pools else None
+
+    def _get_pool(self, task: str) -> HostPool:
+        if task not in self._pools:
+            raise HostFailure("unknown task")
+        return self._pools[task]
 
     def end(self, trajectory_id: int) -> None:
         """Close the trajectory's instance."""
