@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
 from typing import Protocol
 
 from tasks.contract import Fault, SandboxResult
@@ -70,6 +69,3 @@ def add_files(code: str, files: dict[str, str]) -> str:
         "    path.write_text(text, encoding='utf-8')\n"
         f"exec(compile({code!r}, '<program>', 'exec'), {{'__name__': '__main__'}})\n"
     )
-
-
-HandleFactory = Callable[[int], ProgramHandle]
