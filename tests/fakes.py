@@ -3,10 +3,12 @@
 import re
 from collections.abc import Sequence
 
+from analysis.event_logs.describe import TaskTexts, TextContext
 from bus.messages import TurnGenerated, ids_to_bytes
 from configs.dialogue_options import DialogueConfig
 from policies.dialogue.chat_format import PROTOCOL_TAGS, TURN_END, TURN_START, build_dialogue_format
 from policies.rollout.trajectory import Rules
+from tasks.math_python import MATH_PYTHON
 
 TAGS = (TURN_START, TURN_END, *PROTOCOL_TAGS)
 _SPLIT = re.compile("(" + "|".join(re.escape(tag) for tag in TAGS) + ")")
@@ -39,7 +41,7 @@ ANSWER = "</reason><answer>\\boxed{2}</answer>"
 
 def rules(**changes: object) -> Rules:
     settings: dict[str, object] = {
-        "dialogue": build_dialogue_format(DialogueConfig()),
+        "dialogue": build_dialogue_format(DialogueConfig(), MATH_PYTHON),
         "response_tokens": 4000,
         "max_turns": 4,
         "max_calls_per_turn": 1,
@@ -49,6 +51,11 @@ def rules(**changes: object) -> Rules:
         "stop_token_ids": (END,),
     }
     return Rules(**{**settings, **changes})  # pyright: ignore[reportArgumentType]
+
+
+def text_context(dialogue: DialogueConfig = DialogueConfig()) -> TextContext:  # noqa: B008 - immutable
+    texts = TaskTexts(dialogue, build_dialogue_format(dialogue, MATH_PYTHON), "tools")
+    return TextContext(TOKENIZER, {"": texts}, texts)
 
 
 def generated(

@@ -27,9 +27,11 @@ from bus.messages import (
 from bus.messages.run import BufferCursor
 from configs.load import write_resolved
 from configs.run_folder import RunFolder
+from engine.data.task_inputs import write_task_descriptions
 from policies.arbiter.arbiter import Arbiter
 from policies.decider import Decider
 from policies.rollout.rollout import Rollout
+from tasks.math_python import MATH_PYTHON
 from tests.fakes import ANSWER, CALL, PROMPT, TOKENIZER, generated, rules
 from tests.simulation.world import World
 
@@ -117,6 +119,7 @@ def write_world_logs(world: World, path: Path, launches: int = 1) -> RunFolder:
             log.append_decision(seq, decision.effects, decision.state)
         log.close()
     write_resolved(world.run, folder.config)
+    write_task_descriptions(folder, dict.fromkeys([task.name for task in world.run.resolved_tasks], MATH_PYTHON))
     return folder
 
 

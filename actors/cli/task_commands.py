@@ -142,7 +142,7 @@ def _find_task(run: RunConfig, name: str) -> TaskConfig:
 def _check_task(run: RunConfig, task: TaskConfig, turns: Path | None, tokenizer: Path | None) -> TaskCheck:
     """Raises UnusableInput."""
     from actors.cli.sandbox_commands import suppress_logs
-    from tasks.checking.task_check import CheckInputs, check_task_code
+    from tasks.checking.task_check import CheckInputs, check_task_code, write_byte_tokenizer
     from tasks.checking.turn_scripts import read_turn_script
     from tasks.hosting.host_process import HostFailure
 
@@ -151,7 +151,7 @@ def _check_task(run: RunConfig, task: TaskConfig, turns: Path | None, tokenizer:
     description = _load_code(run, task)
     with tempfile.TemporaryDirectory(prefix="asterism-check-") as folder:
         if tokenizer is None:
-            _write_byte_tokenizer(Path(folder), task)
+            write_byte_tokenizer(Path(folder), task.get_dialogue())
         inputs = CheckInputs(run, task, description, tokenizer or Path(folder), tokenizer is not None, script)
         try:
             return asyncio.run(check_task_code(inputs))
@@ -159,12 +159,12 @@ def _check_task(run: RunConfig, task: TaskConfig, turns: Path | None, tokenizer:
             raise UnusableInput(str(error)) from None
 
 
-def _load_code(run: RunConfig, task: TaskConfig) -> TaskDescription | None:
+def _load_code(run: RunConfig, task: TaskConfig) -> TaskDescription:
     """In other processes, as at the start of a run. Raises UnusableInput with the key."""
     from actors.launch.input_checks import check_reward_function, describe_tasks
     from policies.tools.task_description import MATH
 
-    description = describe_tasks(run, task.name).get(task.name)
+    description = describe_tasks(run, task.name)[task.name]
     for name, spec in task.get_reward().functions.items():
         if spec != MATH:
             try:
@@ -172,17 +172,6 @@ def _load_code(run: RunConfig, task: TaskConfig) -> TaskDescription | None:
             except UnusableInput as error:
                 raise UnusableInput(f"{task.key_prefix}reward.functions.{name}: {error}") from error
     return description
-
-
-def _write_byte_tokenizer(folder: Path, task: TaskConfig) -> None:
-    """One token for each byte, and one for each tag of the dialogue."""
-    from policies.dialogue.chat_format import PROTOCOL_TAGS, TURN_END, TURN_START
-    from tasks.tiny.tiny_tokenizer import END_OF_TEXT, AddedTexts, save_tokenizer, train_tokenizer
-
-    dialogue = task.get_dialogue()
-    tags = (END_OF_TEXT, TURN_START, TURN_END, *PROTOCOL_TAGS, *dialogue.stop_tokens)
-    tags = dict.fromkeys((*tags, dialogue.answer_open, dialogue.answer_close))
-    save_tokenizer(train_tokenizer([], AddedTexts(list(tags), [])), folder, dialogue.prefill)
 
 
 # ---------------------------------------------------------------- output

@@ -57,14 +57,15 @@ def claimed_run_folder(run: RunConfig, *, resume: bool, overwrite: bool) -> Gene
 
 def keep_task_descriptions(folder: RunFolder, descriptions: Mapping[str, TaskDescription]) -> None:
     """Writes them for the run's processes. Raises RunFolderError if a resumed run began with others."""
-    before = read_task_descriptions(folder)
+    before = read_task_descriptions(folder) if folder.task_descriptions.exists() else {}
     if changed := [name for name, each in before.items() if descriptions.get(name) != each]:
+        name = changed[0]
+        subject, remedy = (f"task {name}", f"restore tasks.{name}.import") if name else ("its task", "restore tasks")
         raise RunFolderError(
-            f"{folder.path}: this run began with other tools of task {changed[0]}, and its log cannot be replayed with "
-            f"the present ones; restore tasks.{changed[0]}.import, or start another run with --name"
+            f"{folder.path}: this run began with other tools or texts of {subject}, and its log cannot be replayed "
+            f"with the present ones; {remedy}, or start another run with --name"
         )
-    if descriptions:
-        write_task_descriptions(folder, descriptions)
+    write_task_descriptions(folder, descriptions)
 
 
 @contextmanager

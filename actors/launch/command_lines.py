@@ -6,6 +6,7 @@ from typing import NamedTuple
 from bus.transport.address_book import TcpAddress
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
+from tasks import PREPARE_TINY
 
 WEIGHT_SERVER_PORT_OFFSET = 88  # from a node's first port; processes on the bus use the ports below
 RENDEZVOUS_PORT_OFFSET, NUM_RENDEZVOUS_PORTS = 90, 10
@@ -33,7 +34,7 @@ class CommandLines:
         self._launch = launch
 
     def build_prepare_argv(self) -> list[str]:
-        return self._build_argv("tasks.tiny.prepare")
+        return self._build_argv(PREPARE_TINY)
 
     def build_worker_argv(self, name: str, incarnation: int) -> list[str]:
         return self._build_argv("actors.process", name, *self._build_incarnation_flags(incarnation))

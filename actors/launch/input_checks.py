@@ -30,6 +30,7 @@ from policies.dialogue.chat_format import TURN_END, TURN_START
 from policies.groups.advantages import ESTIMATORS, FILTERS
 from policies.losses import LOSSES
 from policies.tools.task_description import MATH, TaskDescription
+from tasks import DEFAULT_TASK
 from tasks.hosting.task_services import build_host_command
 
 _MAX_CHECKED_ROWS = 100_000  # of a data file: about a second
@@ -102,6 +103,8 @@ def _list_task_checks(
         prefix, training = task.key_prefix, QuestionReport()
         if task.import_path:
             checks[f"{prefix}import"] = partial(check_task, task, descriptions)
+        else:
+            descriptions[task.name] = DEFAULT_TASK
         for name, spec in task.get_reward().functions.items():
             if spec != MATH:
                 checks[f"{prefix}reward.functions.{name}"] = partial(check_reward_function, task, name, spec)
@@ -137,7 +140,7 @@ def _check_questions(
     task: TaskConfig, descriptions: Mapping[str, TaskDescription], report: QuestionReport, path: Path
 ) -> CheckedInput:
     description = descriptions.get(task.name)
-    if task.import_path and description is None:
+    if description is None:
         raise UnusableInput(f"not checked, because {task.key_prefix}import cannot be loaded")
     for _ in read_problems(path, report, _MAX_CHECKED_ROWS, get_row_layout(task, description)):
         pass
@@ -180,7 +183,11 @@ def describe_tasks(run: RunConfig, name: str = "") -> dict[str, TaskDescription]
     """Of the task `name`, or of all tasks. Raises UnusableInput with the key."""
     descriptions: dict[str, TaskDescription] = {}
     for task in run.resolved_tasks:
-        if task.import_path and name in ("", task.name):
+        if name not in ("", task.name):
+            continue
+        if not task.import_path:
+            descriptions[task.name] = DEFAULT_TASK
+        else:
             try:
                 check_task(task, descriptions)
             except UnusableInput as error:
@@ -197,7 +204,7 @@ def check_reward_function(task: TaskConfig, name: str, spec: str) -> CheckedInpu
 def run_host(task: TaskConfig, *keys: str) -> str:
     """Loads the task's code in another process, and returns the last line that it prints. Raises UnusableInput,
     without the first of `keys` in its text."""
-    command = build_host_command(task, None, "")
+    command = build_host_command(task, DEFAULT_TASK, "")  # loads all that the settings name
     if task.python and not Path(task.python).is_file():
         raise UnusableInput(f"{task.key_prefix}python: {task.python}: no such file")
     return _run_program(command.build_arguments(), command.build_environment(), keys)

@@ -56,13 +56,13 @@ async def send_engine_left(bus: Bus, left: EngineLeft) -> None:
 def build_rules(run: RunConfig, descriptions: TaskDescriptions, tokenizer: FastTokenizer) -> dict[str, Rules]:
     """By name of the task."""
     return {
-        task.name: _build_task_rules(run.sampling, task, descriptions.get(task.name), tokenizer)
+        task.name: _build_task_rules(run.sampling, task, descriptions[task.name], tokenizer)
         for task in run.resolved_tasks
     }
 
 
 def _build_task_rules(
-    sampling: SamplingConfig, task: TaskConfig, description: TaskDescription | None, tokenizer: FastTokenizer
+    sampling: SamplingConfig, task: TaskConfig, description: TaskDescription, tokenizer: FastTokenizer
 ) -> Rules:
     dialogue = task.get_dialogue()
     return Rules(
@@ -75,7 +75,7 @@ def _build_task_rules(
         top_k=sampling.top_k,
         stop_token_ids=tuple(tokenizer.get_token_id(text) for text in dialogue.stop_tokens),
         result_format=dialogue.result_format,
-        kind="tools" if description is None else description.kind,
+        kind=description.kind,
         prompt_tokens=dialogue.prompt_tokens,
     )
 
@@ -132,7 +132,7 @@ def load_problem_sets(run: RunConfig, folder: RunFolder, tokenizer: TextTokenize
     train: list[list[TokenizedProblem]] = []
     test: list[list[TokenizedProblem]] = []
     for task in run.resolved_tasks:
-        report, description = QuestionReport(), descriptions.get(task.name)
+        report, description = QuestionReport(), descriptions[task.name]
         train.append(_load_problems(task, description, folder, tokenizer, task.data, report))
         has_test = bool(run.evaluation.questions and task.test)
         reported = QuestionReport(report)
@@ -146,7 +146,7 @@ def _join_problems(by_task: list[list[TokenizedProblem]]) -> ProblemSet:
 
 def _load_problems(
     task: TaskConfig,
-    description: TaskDescription | None,
+    description: TaskDescription,
     folder: RunFolder,
     tokenizer: TextTokenizer,
     file: str,

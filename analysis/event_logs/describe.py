@@ -27,7 +27,7 @@ from bus.messages import (
     bytes_to_ids,
 )
 from configs.schema import DialogueConfig
-from policies.dialogue.chat_format import DialogueFormat, TextTokenizer, build_dialogue_format
+from policies.dialogue.chat_format import DialogueFormat, TextTokenizer
 from policies.dialogue.tool_results import format_result
 from policies.rollout.call_transitions import format_environment_result
 from policies.tools.task_description import TaskKind
@@ -47,19 +47,19 @@ class TaskTexts(NamedTuple):
 class TextContext(NamedTuple):
     """Converts tokens and outcomes to the texts that the model generated and read.
 
-    `dialogue` belongs to the task of the events, or to the run; `tasks` by name.
+    `texts` belongs to the task of the events; `tasks` by name.
     """
 
     tokenizer: TextTokenizer
-    dialogue: DialogueConfig
-    tasks: Mapping[str, TaskTexts] = {}
+    tasks: Mapping[str, TaskTexts]
+    texts: TaskTexts
 
     def select_task(self, task: str) -> "TextContext":
-        return self._replace(dialogue=self.tasks[task].dialogue) if task in self.tasks else self
+        return self._replace(texts=self.tasks[task])
 
-    def get_task(self, task: str) -> TaskTexts:
-        default = TaskTexts(self.dialogue, build_dialogue_format(self.dialogue), "tools")
-        return self.tasks.get(task, default)
+    @property
+    def dialogue(self) -> DialogueConfig:
+        return self.texts.dialogue
 
     def decode_tokens(self, token_ids: bytes) -> str:
         return self.tokenizer.decode(bytes_to_ids(token_ids))

@@ -47,7 +47,6 @@ class _StoryTeller:
 
     def __init__(self, context: TextContext) -> None:
         self._context = context
-        self._texts = context.get_task("")
         self._forget_calls()
 
     def _forget_calls(self) -> None:
@@ -62,10 +61,7 @@ class _StoryTeller:
         match message:
             case StartGroup():
                 self._forget_calls()
-                self._texts, self._context = (
-                    self._context.get_task(message.task),
-                    self._context.select_task(message.task),
-                )
+                self._context = self._context.select_task(message.task)
                 self._requested_at[OPENING_CALL] = at
             case EnvironmentReturned(call=number):
                 waited_s = self._compute_wait(number, at, message.duration_s)
@@ -92,17 +88,17 @@ class _StoryTeller:
         self._turn_tokens += turn.token_ids
         if turn.finish != "stop":
             return
-        dialogue = self._texts.dialogue
-        if self._texts.kind == "dialogue":  # each turn is a call
+        texts = self._context.texts
+        if texts.kind == "dialogue":  # each turn is a call
             self._turn_tokens, self._requested_at = b"", dict.fromkeys((GRADING_CALL, turn.turn), at)
             return
-        calls = parse_assistant_turn(self._context.decode_tokens(self._turn_tokens), self._texts.format).calls
+        calls = parse_assistant_turn(self._context.decode_tokens(self._turn_tokens), texts.format).calls
         first, self._turn_tokens, self._num_calls = self._num_calls, b"", self._num_calls + len(calls)
         self._calls = {first + place: call for place, call in enumerate(calls) if isinstance(call, ToolCall)}
         self._requested_at = dict.fromkeys((GRADING_CALL, *self._calls), at)
-        if turn.turn + 1 >= dialogue.max_turns:
+        if turn.turn + 1 >= texts.dialogue.max_turns:
             return  # the trajectory ends without the results
         for place, call in enumerate(calls):
-            refusal = format_refusal(dialogue, place, call)
+            refusal = format_refusal(texts.dialogue, place, call)
             if refusal is not None:
                 yield "(result)", f"call {first + place}, not run: {refusal}"

@@ -16,6 +16,7 @@ from bus.messages import StartGroup, TurnGenerated, TurnRequested
 from configs.dialogue_options import DialogueConfig
 from policies.dialogue.chat_format import build_dialogue_format, format_tool_call
 from policies.rollout.trajectory import Rules
+from policies.tools.task_description import TaskDescription
 
 CALL_TOKEN, ANSWER_TOKEN = 1, 2
 _NUM_SPECIAL, _NUM_IDS = 3, 250  # small ids: Python has their int objects
@@ -62,7 +63,7 @@ def build_generated_turn(request: TurnRequested, plan: TrajectoryPlan) -> TurnGe
 
 def build_dialogue_rules(workload: Workload) -> Rules:
     return Rules(
-        dialogue=build_dialogue_format(DialogueConfig(tools=("jupyter_code",))),
+        dialogue=build_dialogue_format(DialogueConfig(tools=("jupyter_code",)), TaskDescription("tools")),
         response_tokens=workload.response_tokens,
         max_turns=workload.max_turns,
         max_calls_per_turn=1,

@@ -48,6 +48,7 @@ from policies.decider import Send
 from policies.dialogue.chat_format import build_dialogue_format
 from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Rules
+from tasks import DEFAULT_TASK
 
 ENGINES = ("generator-0", "generator-1")
 PAGE_TOKENS = 16
@@ -142,7 +143,7 @@ class RolloutHarness:
 
 def build_rules(work: Workload) -> Rules:
     return Rules(
-        dialogue=build_dialogue_format(DialogueConfig(tools=("jupyter_code",))),
+        dialogue=build_dialogue_format(DialogueConfig(tools=("jupyter_code",)), DEFAULT_TASK),
         response_tokens=work.response_tokens,
         max_turns=work.max_turns,
         max_calls_per_turn=1,

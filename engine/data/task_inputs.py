@@ -3,6 +3,7 @@
 import msgspec
 
 from configs.atomic_write import write_atomically
+from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.task_options import TaskConfig
@@ -17,16 +18,18 @@ def write_task_descriptions(folder: RunFolder, descriptions: TaskDescriptions) -
 
 
 def read_task_descriptions(folder: RunFolder) -> TaskDescriptions:
-    """Empty if no task of the run has an import path."""
+    """Of all tasks. Raises UnusableInput before the launcher has written them."""
     path = folder.task_descriptions
-    return msgspec.json.decode(path.read_bytes(), type=dict[str, TaskDescription]) if path.exists() else {}
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, TaskDescription])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UnusableInput(f"{path}: {error}; `asterism run` writes this file") from None
 
 
 def build_task_formats(run: RunConfig, descriptions: TaskDescriptions) -> dict[str, DialogueFormat]:
     """By name of the task; the only one is "" without [[tasks]]."""
     return {
-        task.name: build_dialogue_format(task.get_dialogue(), descriptions.get(task.name))
-        for task in run.resolved_tasks
+        task.name: build_dialogue_format(task.get_dialogue(), descriptions[task.name]) for task in run.resolved_tasks
     }
 
 
@@ -34,14 +37,13 @@ def load_task_formats(run: RunConfig, folder: RunFolder) -> dict[str, DialogueFo
     return build_task_formats(run, read_task_descriptions(folder))
 
 
-def get_row_layout(task: TaskConfig, description: TaskDescription | None) -> RowLayout:
+def get_row_layout(task: TaskConfig, description: TaskDescription) -> RowLayout:
     """What a row of the task must have. Environments and reward functions get all its columns."""
     functions = list_reward_functions(task.get_reward(), description)
-    has_instances = description is not None and description.has_instances
     is_graded = MATH in functions.values()
     return RowLayout(
-        all_columns=has_instances or bool(task.get_reward().functions),
-        needs_question=not has_instances,
+        all_columns=description.has_instances or bool(task.get_reward().functions),
+        needs_question=not description.has_instances,
         needs_answer=is_graded or not task.name,
     )
 

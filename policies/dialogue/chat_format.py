@@ -30,15 +30,6 @@ _TOOLS = (
     "For each call return a JSON object with the function's name and arguments inside <tool_call> </tool_call>:\n"
     '<tool_call>\n{"name": <function-name>, "arguments": <arguments-object>}\n</tool_call>'
 )
-_REASON = "Reason inside <reason> </reason> and give the final answer inside {answer}."
-_SYSTEM = (
-    "You are a helpful assistant that solves problems step by step, with the help of a Python tool. "
-    f"{_REASON}\n\n{_TOOLS}"
-)
-_SYSTEM_WITHOUT_TOOLS = f"You are a helpful assistant that solves problems step by step. {_REASON}"
-# Of a task with an import path, which may need neither answer tags nor tools.
-_TASK_SYSTEM = "You are a helpful assistant."
-_INSTRUCTION = "Solve the problem below. Put the final answer inside {answer} and \\boxed{}.\n\n"
 
 
 class DialogueFormat(msgspec.Struct, frozen=True):
@@ -53,19 +44,18 @@ class DialogueFormat(msgspec.Struct, frozen=True):
     stop_tokens: tuple[str, ...]
     turn_separator: str  # after an assistant turn
     has_opening: bool = False  # the task's instance gives the first text of the user, with the question
-    has_boxed_answer: bool = True  # else also the text in the answer tags, or the whole last turn, is an answer
+    has_boxed_answer: bool = True  # see TaskDescription
 
 
-def build_dialogue_format(dialogue: DialogueConfig, description: TaskDescription | None = None) -> DialogueFormat:
-    """`description`: of a task with an import path."""
+def build_dialogue_format(dialogue: DialogueConfig, description: TaskDescription) -> DialogueFormat:
     system, instruction = dialogue.system, dialogue.instruction
     answer = f"{dialogue.answer_open} {dialogue.answer_close}"
-    python_tools = dialogue.tools if description is None or description.takes_tools else ()
-    tools = (*(TOOL_SCHEMAS[tool] for tool in python_tools), *(description.tools if description else ()))
+    python_tools = dialogue.tools if description.takes_tools else ()
+    tools = (*(TOOL_SCHEMAS[tool] for tool in python_tools), *description.tools)
     if system == "default":
-        system = _choose_default_system(bool(tools), is_imported=description is not None).replace("{answer}", answer)
+        system = _build_default_system(description, has_tools=bool(tools)).replace("{answer}", answer)
     if instruction == "default":
-        instruction = "" if description is not None else _INSTRUCTION.replace("{answer}", answer)
+        instruction = description.instruction.replace("{answer}", answer)
     schemas = "\n".join(tool.to_json() for tool in tools)
     return DialogueFormat(
         tools=tools,
@@ -76,15 +66,15 @@ def build_dialogue_format(dialogue: DialogueConfig, description: TaskDescription
         answer_close=dialogue.answer_close,
         stop_tokens=dialogue.stop_tokens,
         turn_separator=dialogue.turn_separator,
-        has_opening=description is not None and description.has_instances,
-        has_boxed_answer=description is None,
+        has_opening=description.has_instances,
+        has_boxed_answer=description.has_boxed_answer,
     )
 
 
-def _choose_default_system(has_tools: bool, *, is_imported: bool) -> str:
-    if is_imported:
-        return f"{_TASK_SYSTEM}\n\n{_TOOLS}" if has_tools else _TASK_SYSTEM
-    return _SYSTEM if has_tools else _SYSTEM_WITHOUT_TOOLS
+def _build_default_system(description: TaskDescription, *, has_tools: bool) -> str:
+    if not has_tools:
+        return description.system_without_tools or description.system
+    return f"{description.system}\n\n{_TOOLS}" if description.system else _TOOLS
 
 
 class TextSegment(NamedTuple):

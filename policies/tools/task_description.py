@@ -1,6 +1,6 @@
-"""The description of a task's code, and what scores its trajectories.
+"""The description of a task: its texts, its tools, and what scores its trajectories.
 
-Deciders, replays and cold starts read the description and never import the code.
+Deciders, replays and cold starts read the description and never import the task's code.
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ from configs.task_options import RewardConfig
 from policies.tools.tool_schema import ToolSchema
 
 MATH = "math"  # in reward.functions: the sandbox's grader
+DEFAULT_SYSTEM = "You are a helpful assistant."
 CORRECT = "correct"  # component of the grader if there are no reward functions
 
 # tools: functions without a state; environment: an instance for each trajectory, with methods as tools; dialogue: an
@@ -20,10 +21,17 @@ TaskKind = Literal["tools", "environment", "dialogue"]
 
 
 class TaskDescription(msgspec.Struct, frozen=True):
-    """A task with an import path."""
+    """Of a task's import path, or of tasks.math_python for a task without one.
+
+    In the texts, {answer} becomes the configured answer tags.
+    """
 
     kind: TaskKind
     tools: tuple[ToolSchema, ...] = ()
+    system: str = DEFAULT_SYSTEM  # without the instructions for calls
+    system_without_tools: str = ""  # empty: the same
+    instruction: str = ""  # before each question
+    has_boxed_answer: bool = False  # else also the text in the answer tags, or the whole last turn, is an answer
     has_reward: bool = False  # the environment has `get_reward`
     is_replayable: bool = False  # calls of a lost instance may be made again
 
@@ -37,12 +45,11 @@ class TaskDescription(msgspec.Struct, frozen=True):
         return self.kind != "dialogue"
 
 
-# By name of the task; a task without an import path has none.
-TaskDescriptions = Mapping[str, TaskDescription]
+TaskDescriptions = Mapping[str, TaskDescription]  # by name of the task
 
 
-def list_reward_functions(config: RewardConfig, description: TaskDescription | None) -> Mapping[str, str]:
+def list_reward_functions(config: RewardConfig, description: TaskDescription) -> Mapping[str, str]:
     """By component. Without configured ones it is the grader, or none if the task has instances."""
-    if config.functions or (description is not None and description.has_instances):
+    if config.functions or description.has_instances:
         return config.functions
     return {CORRECT: MATH}

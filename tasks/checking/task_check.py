@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from configs.dialogue_options import DialogueConfig
 from configs.run_folder import RunFolder
 from configs.schema import ModelConfig, RunConfig
 from configs.task_options import TaskConfig
@@ -17,7 +18,7 @@ from engine.data.data_files import DatasetError, list_data_files
 from engine.data.datasets import DatasetProblem, read_problems
 from engine.data.task_inputs import get_row_layout
 from engine.model.tokenizer import FastTokenizer, load_tokenizer
-from policies.dialogue.chat_format import DialogueFormat, build_dialogue_format
+from policies.dialogue.chat_format import PROTOCOL_TAGS, TURN_END, TURN_START, DialogueFormat, build_dialogue_format
 from policies.rollout.trajectory import Rules
 from policies.tools.task_description import TaskDescription
 from sandbox.contract import Sandbox
@@ -38,6 +39,7 @@ from tasks.checking.task_problems import (
 from tasks.checking.turn_scripts import TurnScript, fill_columns, format_signature, generate_script
 from tasks.hosting.task_services import build_task_services
 from tasks.hosting.wire import Inspected
+from tasks.tiny.tiny_tokenizer import END_OF_TEXT, AddedTexts, save_tokenizer, train_tokenizer
 
 NUM_PLAYS = 3
 _MAX_ROWS = 100_000  # read, as at the start of a run
@@ -103,7 +105,7 @@ class TaskCheck(msgspec.Struct, frozen=True):
 class CheckInputs(NamedTuple):
     run: RunConfig
     task: TaskConfig  # of run.resolved_tasks
-    description: TaskDescription | None
+    description: TaskDescription
     tokenizer_folder: Path
     is_model_tokenizer: bool
     script: TurnScript | None  # None: generated for each play
@@ -114,7 +116,14 @@ class CheckInputs(NamedTuple):
 
     @property
     def has_instances(self) -> bool:
-        return self.description is not None and self.description.has_instances
+        return self.description.has_instances
+
+
+def write_byte_tokenizer(folder: Path, dialogue: DialogueConfig) -> None:
+    """One token for each byte, and one for each tag of the dialogue."""
+    tags = (END_OF_TEXT, TURN_START, TURN_END, *PROTOCOL_TAGS, *dialogue.stop_tokens)
+    tags = dict.fromkeys((*tags, dialogue.answer_open, dialogue.answer_close))
+    save_tokenizer(train_tokenizer([], AddedTexts(list(tags), [])), folder, dialogue.prefill)
 
 
 async def check_task_code(inputs: CheckInputs) -> TaskCheck:
@@ -134,8 +143,7 @@ async def check_task_code(inputs: CheckInputs) -> TaskCheck:
 
 def _build_rules(inputs: CheckInputs, tokenizer: FastTokenizer) -> Rules:
     dialogue, description = inputs.task.get_dialogue(), inputs.description
-    kind = "tools" if description is None else description.kind
-    is_limited = kind == "dialogue"  # it answers each turn, so the last one must end it
+    is_limited = description.kind == "dialogue"  # it answers each turn, so the last one must end it
     num_turns = len(inputs.script.turns) if inputs.script else NUM_PLAYS
     return Rules(
         dialogue=build_dialogue_format(dialogue, description),
@@ -147,7 +155,7 @@ def _build_rules(inputs: CheckInputs, tokenizer: FastTokenizer) -> Rules:
         top_k=0,
         stop_token_ids=tuple(tokenizer.get_token_id(text) for text in dialogue.stop_tokens),
         result_format=dialogue.result_format,
-        kind=kind,
+        kind=description.kind,
     )
 
 
@@ -221,7 +229,7 @@ async def _playing(
     """With a host process of its own."""
     task = replace(inputs.task, processes=1)
     run = replace(inputs.run, tasks=(task,), model=ModelConfig(checkpoint=str(inputs.tokenizer_folder)))
-    descriptions = {task.name: inputs.description} if inputs.description is not None else {}
+    descriptions = {task.name: inputs.description}
     services = build_task_services(run, RunFolder(Path(run.runs_folder) / run.name), descriptions, sandbox)
     sends_row = get_row_layout(task, inputs.description).all_columns
     try:
@@ -244,8 +252,7 @@ def _find_problems(inputs: CheckInputs, played: _Played) -> list[CheckFinding]:
     findings = find_call_problems(plays, description, is_generated=inputs.script is None)
     if len({play.row for play in plays}) > 1:
         findings += find_constant_reward(plays, has_instances=inputs.has_instances)
-    if description is not None:
-        findings += find_replay_problems(plays, played.repeated, description) if played.repeated else []
+    findings += find_replay_problems(plays, played.repeated, description) if played.repeated else []
     if played.before is not None and played.after is not None:
         findings += find_blocking_calls(played.after)
         if not plays[-1].has_timeout:  # Python cannot stop the thread of a call
@@ -262,9 +269,9 @@ def _build_check(
     return TaskCheck(
         task=task.name,
         import_path=task.import_path,
-        kind="tools" if description is None else description.kind,
+        kind=description.kind,
         tools=tuple(CheckedTool(format_signature(tool), tool.description) for tool in tools),
-        is_replayable=description is not None and description.is_replayable,
+        is_replayable=description.is_replayable,
         limits=CheckedLimits(
             dialogue.prompt_tokens,
             dialogue.response_tokens,
@@ -295,7 +302,7 @@ def _describe_play(play: Play) -> CheckedPlay:
     )
 
 
-def _measure_times(plays: Sequence[Play], description: TaskDescription | None) -> Iterator[CheckedTimes]:
+def _measure_times(plays: Sequence[Play], description: TaskDescription) -> Iterator[CheckedTimes]:
     durations_s: defaultdict[str, list[float]] = defaultdict(list)
     for play in plays:
         if play.opening_s is not None:

@@ -24,8 +24,8 @@ class CheckFinding(msgspec.Struct, frozen=True):
     remedy: str
 
 
-def name_opening(description: TaskDescription | None) -> str:
-    return "init" if description is not None and description.kind == "dialogue" else "reset"
+def name_opening(description: TaskDescription) -> str:
+    return "init" if description.kind == "dialogue" else "reset"
 
 
 # ---------------------------------------------------------------- rows and prompts
@@ -56,7 +56,7 @@ def find_long_prompts(tokens_by_row: Mapping[str, int], limit: int, *, has_model
 
 
 def find_call_problems(
-    plays: Sequence[Play], description: TaskDescription | None, *, is_generated: bool
+    plays: Sequence[Play], description: TaskDescription, *, is_generated: bool
 ) -> list[CheckFinding]:
     findings = list(_find_failed_plays(plays, description))
     found: dict[tuple[str, str], CheckFinding] = {}
@@ -78,7 +78,7 @@ def find_call_problems(
     return [*findings, *found.values(), *_find_uncalled_tools(plays, description)]
 
 
-def _find_failed_plays(plays: Sequence[Play], description: TaskDescription | None) -> Iterator[CheckFinding]:
+def _find_failed_plays(plays: Sequence[Play], description: TaskDescription) -> Iterator[CheckFinding]:
     for place in ("opening", "call", "reward"):
         failures = Counter(play.failure for play in plays if play.failed_at == place)
         for failure, count in failures.items():
@@ -89,9 +89,9 @@ def _find_failed_plays(plays: Sequence[Play], description: TaskDescription | Non
             yield CheckFinding("problem", subject, f"{shorten(failure)} ({count} of {len(plays)} plays)", remedy)
 
 
-def _find_uncalled_tools(plays: Sequence[Play], description: TaskDescription | None) -> list[CheckFinding]:
+def _find_uncalled_tools(plays: Sequence[Play], description: TaskDescription) -> list[CheckFinding]:
     called = {call.method for play in plays for turn in play.turns for call in turn.calls}
-    tools = [tool.name for tool in description.tools] if description is not None else []
+    tools = [tool.name for tool in description.tools]
     missing = [name for name in tools if name not in called and name not in PYTHON_TOOLS]
     if not missing:
         return []

@@ -25,7 +25,7 @@ class AnswerScorer:
         self,
         sandbox: Sandbox,
         config: RewardConfig,
-        description: TaskDescription | None = None,
+        description: TaskDescription,
         pool: HostPool | None = None,
     ) -> None:
         functions = list_reward_functions(config, description)
@@ -34,7 +34,7 @@ class AnswerScorer:
         self._functions = tuple(functions)
         self._graded = [name for name, spec in functions.items() if spec == MATH]
         self._has_functions = len(self._graded) < len(functions)
-        self._has_instances = description is not None and description.has_instances
+        self._has_instances = description.has_instances
 
     async def score(self, submission: AnswerSubmitted) -> AnswerScore:
         """Raises SandboxFailure for the grader; HostFailure for a function, or if nothing scores the trajectory."""

@@ -99,14 +99,14 @@ class HostPool:
     def __init__(
         self,
         command: HostCommand,
-        description: TaskDescription | None,
+        description: TaskDescription,
         run_program: RunProgramFunction,
         *,
         processes: int = 1,
         repeats_calls: bool = False,
     ) -> None:
         self._description = description
-        self._is_replayable = repeats_calls or (description is not None and description.is_replayable)
+        self._is_replayable = repeats_calls or description.is_replayable
         self._slots = [_Slot(command, run_program) for _ in range(processes)]
         self._instances: dict[int, _Instance] = {}  # by trajectory
 
@@ -120,7 +120,7 @@ class HostPool:
 
     async def call(self, request: EnvironmentCalled) -> CallResult:
         """Raises HostFailure."""
-        if self._description is None or not self._description.has_instances:
+        if not self._description.has_instances:
             return await self._call_tool(request)
         instance = self._instances.get(request.trajectory_id)
         if instance is None:

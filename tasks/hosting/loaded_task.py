@@ -3,6 +3,8 @@
 tools        a function, or a list of functions
 environment  a class with `reset`; its other public methods are tools, or it has `describe_tools` and `call_tool`
 dialogue     a class with `init` and `step`
+
+A class may have texts: `system` and `instruction`, the defaults of these keys of [dialogue].
 """
 
 import functools
@@ -15,7 +17,7 @@ import msgspec
 from configs.errors import UnusableInput
 from configs.import_path import load_object
 from policies.tools.python_tools import PYTHON_TOOLS
-from policies.tools.task_description import TaskDescription, TaskKind
+from policies.tools.task_description import DEFAULT_SYSTEM, TaskDescription, TaskKind
 from policies.tools.tool_schema import ToolSchema, ToolSchemaError, build_tool_schema
 from tasks.contract import SANDBOX
 from tasks.hosting.wire import HostSettings
@@ -84,7 +86,19 @@ class LoadedTask:
         for tool in tools:
             if tool.name in PYTHON_TOOLS:
                 raise UnusableInput(f'{self._key}: the name "{tool.name}" is that of a Python tool; use another')
-        return TaskDescription(self.kind, tools, has_reward=self.has_reward, is_replayable=self.is_replayable)
+        return TaskDescription(
+            self.kind,
+            tools,
+            has_reward=self.has_reward,
+            is_replayable=self.is_replayable,
+            system=self._get_text("system", DEFAULT_SYSTEM),
+            instruction=self._get_text("instruction", ""),
+        )
+
+    def _get_text(self, name: str, default: str) -> str:
+        """A method of this name is a tool."""
+        text = getattr(self._class, name, default)
+        return text if isinstance(text, str) else default
 
     # ---------------------------------------------------------------- kinds
 

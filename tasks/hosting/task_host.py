@@ -26,6 +26,7 @@ from bus.messages import EnvironmentOutcome, EnvironmentRaised, EnvironmentTimed
 from configs.errors import EXIT_UNUSABLE, UnusableInput
 from policies.rollout.trajectory import STEP
 from policies.tools.task_description import TaskDescription
+from tasks import DEFAULT_TASK
 from tasks.contract import SANDBOX, Fault
 from tasks.hosting.call_results import UnusableResult, build_observation, describe_error, replace_surrogates
 from tasks.hosting.function_caller import CallTimedOut, FunctionCaller
@@ -72,7 +73,7 @@ class TaskHost:
         self,
         settings: HostSettings,
         task: LoadedTask | None,
-        description: TaskDescription | None,
+        description: TaskDescription,
         rewards: RewardCalls | None,
     ) -> None:
         self._settings, self._task, self._description, self._rewards = settings, task, description, rewards
@@ -173,7 +174,7 @@ class TaskHost:
             os._exit(EXIT_HANGING)
 
     def _is_hanging(self) -> bool:
-        has_instances = self._description is not None and self._description.has_instances
+        has_instances = self._description.has_instances
         limit = _MAX_ABANDONED if has_instances or self._settings.import_path else 0
         abandoned = self._runner.num_abandoned + (self._rewards.num_abandoned if self._rewards else 0)
         return abandoned > limit
@@ -306,7 +307,7 @@ def main() -> int:
     connection = None if arguments.socket is None else socket.socket(fileno=arguments.socket)
     try:
         task = LoadedTask(settings) if settings.import_path else None
-        description = asyncio.run(task.describe()) if task is not None else None
+        description = asyncio.run(task.describe()) if task is not None else DEFAULT_TASK
         if connection is None:
             load_reward_calls(settings, with_tokenizer=False)
             sys.stdout.write(f"\n{msgspec.json.encode(description).decode()}\n")

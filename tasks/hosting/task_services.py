@@ -22,6 +22,7 @@ from configs.schema import RunConfig
 from configs.task_options import RewardConfig, TaskConfig
 from policies.tools.task_description import MATH, TaskDescription, TaskDescriptions, list_reward_functions
 from sandbox.contract import Sandbox, SandboxFailure
+from tasks import DEFAULT_TASK
 from tasks.hosting.answer_scorer import AnswerScore, AnswerScorer
 from tasks.hosting.host_pool import CallResult, HostPool
 from tasks.hosting.host_process import HostCommand, HostFailure
@@ -75,7 +76,7 @@ class TaskServices:
 
 def build_grading_services(sandbox: Sandbox) -> TaskServices:
     """For a run without [[tasks]] and without reward functions."""
-    return TaskServices({"": AnswerScorer(sandbox, RewardConfig())}, {})
+    return TaskServices({"": AnswerScorer(sandbox, RewardConfig(), DEFAULT_TASK)}, {})
 
 
 def build_task_services(
@@ -86,13 +87,15 @@ def build_task_services(
     *,
     repeats_calls: bool = False,
 ) -> TaskServices:
-    """`repeats_calls`: see HostPool."""
+    """Those with a description. `repeats_calls`: see HostPool."""
     checkpoint = str(folder.expand_path(run.model.checkpoint))
     runner = _ProgramRunner(sandbox)
     scorers: dict[str, AnswerScorer] = {}
     pools: dict[str, HostPool] = {}
     for task in run.resolved_tasks:
-        description = descriptions.get(task.name)
+        if task.name not in descriptions:
+            continue
+        description = descriptions[task.name]
         command = build_host_command(task, description, checkpoint)
         pool = None
         if task.import_path or command.settings.functions:
@@ -103,7 +106,7 @@ def build_task_services(
     return TaskServices(scorers, pools)
 
 
-def build_host_command(task: TaskConfig, description: TaskDescription | None, checkpoint: str) -> HostCommand:
+def build_host_command(task: TaskConfig, description: TaskDescription, checkpoint: str) -> HostCommand:
     """`checkpoint`: the folder of the tokenizer."""
     reward, dialogue = task.get_reward(), task.get_dialogue()
     functions = {name: spec for name, spec in list_reward_functions(reward, description).items() if spec != MATH}

@@ -76,7 +76,7 @@ class ProgramEnded(HostMessage, frozen=True):
 class Ready(HostMessage, frozen=True):
     """Sent once, after the imports."""
 
-    description: TaskDescription | None
+    description: TaskDescription
 
 
 class Alive(HostMessage, frozen=True):

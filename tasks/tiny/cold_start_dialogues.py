@@ -15,6 +15,7 @@ from configs.dialogue_options import DialogueConfig, ToolName
 from policies.dialogue.chat_format import build_dialogue_format, format_tool_call
 from policies.dialogue.parse_turn import MalformedCall, parse_assistant_turn
 from policies.dialogue.tool_results import format_malformed_call, format_result
+from tasks.math_python import MATH_PYTHON
 from tasks.tiny.questions import FAMILIES, Question, draw_question
 
 Message = dict[str, Any]
@@ -33,7 +34,7 @@ BEHAVIOR_SHARES = {
 }
 _JSON_CORRUPTIONS = (('"}}', '"}'), ('"}}', "}}"))
 TOOL: ToolName = "jupyter_code"
-FORMAT = build_dialogue_format(DialogueConfig(tools=(TOOL,)))  # the default texts
+FORMAT = build_dialogue_format(DialogueConfig(tools=(TOOL,)), MATH_PYTHON)
 TRACEBACK_HEAD = 'Traceback (most recent call last):\n  File "<cell>", line 1, in <module>\n'
 
 COMPUTE = "Let me compute this.</reason>\n"

@@ -21,6 +21,7 @@ from policies.dialogue.tool_results import format_result
 from tasks.contract import SandboxResult
 from tasks.hosting.loaded_task import LoadedTask
 from tasks.hosting.wire import HostSettings
+from tasks.math_python import MATH_PYTHON
 from tests.actors.runs.running import ASTERISM, ROOT, metrics
 
 EXAMPLES = ("search", "programs", "guess")
@@ -83,7 +84,7 @@ def test_the_configuration_names_the_files_that_the_example_writes(name: str) ->
 async def test_the_cold_start_fits_the_task(name: str, tmp_path: Path) -> None:
     (task,) = load_example(name).resolved_tasks
     loaded = LoadedTask(HostSettings(name, task.import_path)) if task.import_path else None
-    dialogue = build_dialogue_format(task.get_dialogue(), await loaded.describe() if loaded else None)
+    dialogue = build_dialogue_format(task.get_dialogue(), await loaded.describe() if loaded else MATH_PYTHON)
     path = write_data(name, tmp_path) / "sft.jsonl"
     assert count_sft_dialogues(path, {name: dialogue}, 100_000) == len(path.read_text().splitlines())
 

@@ -42,6 +42,7 @@ from policies.groups.group_starter import ProblemSet, TokenizedProblem
 from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Rules
 from policies.tools.task_description import TaskDescriptions
+from tasks.math_python import MATH_PYTHON
 from tests.fakes import TOKENIZER, rules
 from tests.simulation.engines import TASK_TEXTS, TURN_TEXTS, Script, ScriptedEngine
 from tests.simulation.launching import Launch
@@ -136,10 +137,10 @@ class World:
         return ProblemSets(_make_problems(tasks, 9), _make_problems(tasks, 4))
 
     def build_rules(self, task: TaskConfig) -> Rules:
-        dialogue, description = task.get_dialogue(), self.descriptions.get(task.name)
+        dialogue, description = task.get_dialogue(), self.descriptions.get(task.name, MATH_PYTHON)
         return rules(
             dialogue=build_dialogue_format(dialogue, description),
-            kind=description.kind if description else "tools",
+            kind=description.kind,
             response_tokens=dialogue.response_tokens,
             max_calls_per_turn=dialogue.max_calls_per_turn,
         )

@@ -84,7 +84,7 @@ def test_the_commands_check_the_task_train_on_it_and_tell_a_story(folder: Path) 
 
 def test_every_configuration_loads_with_its_tasks(folder: Path) -> None:
     kinds = [[each.kind for each in describe_tasks(load(folder, toml)).values()] for toml in TOML[1:]]
-    assert kinds == [["environment"], ["dialogue"], [], ["tools", "dialogue"]]
+    assert kinds == [["environment"], ["dialogue"], ["tools"], ["tools", "dialogue"]]
 
 
 @asynccontextmanager

@@ -31,10 +31,10 @@ def load_text_context(folder: RunFolder) -> TextContext:
     run, descriptions = load_run(folder.config), read_task_descriptions(folder)
     tasks: dict[str, TaskTexts] = {}
     for task in run.resolved_tasks:
-        dialogue, description = task.get_dialogue(), descriptions.get(task.name)
-        kind = description.kind if description else "tools"
-        tasks[task.name] = TaskTexts(dialogue, build_dialogue_format(dialogue, description), kind)
-    return TextContext(load_tokenizer(folder.expand_path(run.model.checkpoint)), run.dialogue, tasks)
+        dialogue, description = task.get_dialogue(), descriptions[task.name]
+        tasks[task.name] = TaskTexts(dialogue, build_dialogue_format(dialogue, description), description.kind)
+    tokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
+    return TextContext(tokenizer, tasks, next(iter(tasks.values())))
 
 
 def check_kind(kind: str) -> str:

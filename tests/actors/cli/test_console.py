@@ -21,15 +21,13 @@ from actors.cli.log.show_command import format_lines, format_story
 from actors.cli.sandbox_commands import run_shell
 from actors.launch.display import make_display
 from actors.replay.replay import replay_process, replay_until
-from analysis.event_logs.describe import TextContext
 from analysis.event_logs.merged_events import merge_events
 from bus.messages import CodeOk, CodeRequested, Output, StartGroup
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
-from configs.schema import DialogueConfig
 from sandbox.contract import CodeResult, SandboxFailure
 from tests.actors.runs.running import ASTERISM, ROOT
-from tests.fakes import CALL, PROMPT, TOKENIZER
+from tests.fakes import CALL, PROMPT, text_context
 from tests.recorded import Recording, deciders
 
 SEQUENCES = {
@@ -52,7 +50,7 @@ SEQUENCES = {
     "line separators": "a\u2028b\u2029c\x85d",
 }
 HOSTILE = "".join(SEQUENCES.values())
-CONTEXT = TextContext(TOKENIZER, DialogueConfig())
+CONTEXT = text_context()
 Show = Callable[[RunFolder, Console], None]
 
 

@@ -9,10 +9,9 @@ from typer.testing import CliRunner
 
 from actors.cli import sandbox_commands
 from actors.cli.main import app
-from actors.cli.task_commands import _write_byte_tokenizer
 from configs.dialogue_options import DialogueConfig
 from configs.errors import UnusableInput
-from configs.task_options import TaskConfig
+from tasks.checking.task_check import write_byte_tokenizer
 from tests.actors.runs.running import asterism
 
 pytestmark = pytest.mark.slow
@@ -347,7 +346,7 @@ def test_prompts_over_the_limit_are_a_hint_without_and_a_problem_with_a_tokenize
     ((status, subject, detail),) = find("TOOLS", "--set", "dialogue.prompt_tokens=100")
     assert (status, subject) == ("hint", "prompts")
     assert detail.startswith("4 of 4 prompts have more than dialogue.prompt_tokens = 100 tokens, up to ")
-    _write_byte_tokenizer(folder / "model", TaskConfig(name="t", data="", dialogue=DialogueConfig()))
+    write_byte_tokenizer(folder / "model", DialogueConfig())
     ((status, _, _),) = find("TOOLS", "--set", "dialogue.prompt_tokens=100", "--tokenizer", "model")
     assert status == "problem"
 

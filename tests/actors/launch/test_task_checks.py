@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 
 from actors.launch.input_checks import check_inputs
+from configs.dialogue_options import DialogueConfig
 from configs.errors import UnusableInput
 from configs.load import ConfigError, load_run
 from configs.schema import RunConfig
+from policies.dialogue.chat_format import build_dialogue_format
 from policies.tools.task_description import TaskDescription
+from tasks import MATH_PYTHON
 
 pytestmark = pytest.mark.slow
 
@@ -74,6 +77,9 @@ class Useless:
         pass
 
 class User:
+    system = "Play."
+    instruction = "Guess within {answer}: "
+
     def init(self, row):
         return ""
 
@@ -142,7 +148,17 @@ def test_the_kinds_of_code_are_described(inputs: Inputs) -> None:
         inputs.write("d"),
     )
     kinds = {name: (each.kind, [tool.name for tool in each.tools]) for name, each in described.items()}
-    assert kinds == {"a": ("tools", ["lookup"]), "b": ("environment", ["move"]), "c": ("dialogue", [])}
+    assert kinds == {
+        "a": ("tools", ["lookup"]),
+        "b": ("environment", ["move"]),
+        "c": ("dialogue", []),
+        "d": ("tools", []),
+    }
+    user = build_dialogue_format(DialogueConfig(answer_open="[", answer_close="]"), described["c"])
+    assert (user.system, user.instruction) == ("Play.", "Guess within [ ]: ")
+    maze = build_dialogue_format(DialogueConfig(tools=()), described["b"])
+    assert maze.system.startswith("You are a helpful assistant.\n\nYou may call")
+    assert described["d"] == MATH_PYTHON
 
 
 @pytest.mark.parametrize(

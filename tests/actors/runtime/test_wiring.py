@@ -12,13 +12,15 @@ from bus.messages import bytes_to_ids
 from configs.run_folder import RunFolder
 from configs.schema import DataConfig, DialogueConfig, RunConfig
 from engine.data.data_files import DatasetError
+from engine.data.task_inputs import write_task_descriptions
 from engine.model.tokenizer import load_tokenizer
 from policies.dialogue.chat_format import build_dialogue_format, build_prompt_segments, encode_segments
+from tasks.math_python import MATH_PYTHON
 from tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
 from tests.fakes import TOKENIZER
 
 TOOLS = ("jupyter_code",)
-FORMAT = build_dialogue_format(DialogueConfig(tools=TOOLS))
+FORMAT = build_dialogue_format(DialogueConfig(tools=TOOLS), MATH_PYTHON)
 EMPTY = len(encode_segments(TOKENIZER, build_prompt_segments("", FORMAT)))
 
 
@@ -31,6 +33,7 @@ def run_with(folder: Path, questions: list[str], limit: int) -> RunConfig:
     rows = [json.dumps({"question": question, "answer": "#### 2"}) for question in questions]
     for name in ("train", "test"):
         (folder / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
+    write_task_descriptions(RunFolder(folder), {"": MATH_PYTHON})
     return RunConfig(
         name="r",
         data=DataConfig(train="$RUN/train.jsonl", test="$RUN/test.jsonl"),
@@ -65,6 +68,6 @@ def test_the_rules_have_the_ids_of_all_stop_tokens(tmp_path: Path) -> None:
     save_tokenizer(train_tokenizer(["some text"]), tmp_path)
     tokenizer = load_tokenizer(tmp_path)
     dialogue = DialogueConfig(stop_tokens=("<|im_end|>", "<|endoftext|>"), prefill="<think>")
-    rules = build_rules(RunConfig(name="r", dialogue=dialogue), {}, tokenizer)[""]
+    rules = build_rules(RunConfig(name="r", dialogue=dialogue), {"": MATH_PYTHON}, tokenizer)[""]
     assert tokenizer.decode(rules.stop_token_ids) == "<|im_end|><|endoftext|>"
-    assert rules.dialogue == build_dialogue_format(dialogue)
+    assert rules.dialogue == build_dialogue_format(dialogue, MATH_PYTHON)

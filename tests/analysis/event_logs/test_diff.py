@@ -11,7 +11,6 @@ from actors.cli.log import diff_command
 from actors.cli.log.diff_command import compare_runs
 from analysis.event_logs import diff
 from analysis.event_logs.comparable_events import ComparableEvent, EventStreams
-from analysis.event_logs.describe import TextContext
 from analysis.event_logs.diff import RunDivergence, find_first_divergence, list_differing_fields, list_divergences
 from bus.codec import encode
 from bus.event_log.writer import EventLog
@@ -28,8 +27,8 @@ from bus.messages import (
 )
 from configs.load import write_resolved
 from configs.run_folder import RunFolder
-from configs.schema import DialogueConfig, RunConfig, SftConfig
-from tests.fakes import PROMPT, TOKENIZER, generated
+from configs.schema import RunConfig, SftConfig
+from tests.fakes import PROMPT, generated, text_context
 from tests.recorded import small_run
 
 Received = tuple[str, AnyMessage]  # actor, message
@@ -197,7 +196,7 @@ def test_an_exact_comparison_ignores_only_times_and_weight_paths(tmp_path: Path)
 
 
 def test_both_sides_are_shown_from_the_first_different_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diff_command, "load_text_context", lambda _: TextContext(TOKENIZER, DialogueConfig()))
+    monkeypatch.setattr(diff_command, "load_text_context", lambda _: text_context())
     turns: list[TurnGenerated] = [generated(7, 0, "the same, then this"), generated(7, 0, "the same, then that")]
     a, b = (a_run(tmp_path / name, ("r", START), ("r", turn)) for name, turn in zip("ab", turns, strict=True))
     console = Console(width=200)

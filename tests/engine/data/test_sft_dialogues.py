@@ -24,8 +24,9 @@ from policies.dialogue.chat_format import (
 )
 from policies.tools.task_description import TaskDescription, TaskKind
 from policies.tools.tool_schema import ToolSchema
+from tasks.math_python import MATH_PYTHON
 
-FORMAT = build_dialogue_format(DialogueConfig(tools=("jupyter_code",)))
+FORMAT = build_dialogue_format(DialogueConfig(tools=("jupyter_code",)), MATH_PYTHON)
 
 
 class LetterTokenizer:
@@ -184,7 +185,7 @@ def test_arguments_of_invalid_json_are_reported(file: Path) -> None:
 
 def test_the_texts_of_the_configuration_are_those_of_the_rollout(file: Path) -> None:
     texts = DialogueConfig(tools=("jupyter_code",), instruction="Go: ", prefill="", turn_separator="")
-    dialogue = build_dialogue_format(texts)
+    dialogue = build_dialogue_format(texts, MATH_PYTHON)
     answer = {"role": "assistant", "content": "Yes."}
     rows = [USER, make_call_turn(tool_calls=[FUNCTION]), {"role": "tool", "content": "a"}, answer]
     file.write_text(json.dumps({"messages": [*rows, {"role": "user", "content": "2?"}, answer]}) + "\n")

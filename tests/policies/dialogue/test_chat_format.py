@@ -10,9 +10,10 @@ from policies.dialogue.chat_format import (
     build_tool_turn_segments,
     encode_segments,
 )
+from tasks.math_python import MATH_PYTHON
 from tests.fakes import TOKENIZER
 
-FORMAT = build_dialogue_format(DialogueConfig())
+FORMAT = build_dialogue_format(DialogueConfig(), MATH_PYTHON)
 
 
 def test_a_prompt_ends_with_the_assistants_header_and_the_prefilled_reason_tag() -> None:
@@ -50,7 +51,7 @@ def test_several_results_share_one_user_turn() -> None:
 
 
 def format_prompt(dialogue: DialogueConfig) -> str:
-    return "".join(piece.text for piece in build_prompt_segments("q", build_dialogue_format(dialogue)))
+    return "".join(piece.text for piece in build_prompt_segments("q", build_dialogue_format(dialogue, MATH_PYTHON)))
 
 
 def test_the_default_prompt_does_not_change() -> None:
@@ -77,7 +78,7 @@ def test_the_texts_of_the_configuration_replace_the_defaults() -> None:
         f'<|im_start|>system\n{{"a": 1}}\n{schema}<|im_end|>\n<|im_start|>user\nGo: q<|im_end|>\n'
         "<|im_start|>assistant\n<think>\n"
     )
-    turn = build_tool_turn_segments(["r"], build_dialogue_format(dialogue))
+    turn = build_tool_turn_segments(["r"], build_dialogue_format(dialogue, MATH_PYTHON))
     assert "".join(piece.text for piece in turn) == (
         "<|im_start|>user\n<tool_response>\nr\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n"
     )

@@ -16,8 +16,9 @@ from policies.dialogue.parse_turn import (
     extract_last_boxed,
     parse_assistant_turn,
 )
+from tasks.math_python import MATH_PYTHON
 
-FORMAT = build_dialogue_format(DialogueConfig())
+FORMAT = build_dialogue_format(DialogueConfig(), MATH_PYTHON)
 
 
 @given(st.text(), st.text())
@@ -77,18 +78,20 @@ def test_brackets_in_a_string_are_no_nesting() -> None:
 
 def test_without_tools_a_turn_has_no_calls() -> None:
     text = format_tool_call("jupyter_code", {"code": "1"}) + "\\boxed{2}"
-    assert parse_assistant_turn(text, build_dialogue_format(DialogueConfig(tools=()))) == AssistantTurn((), "2", 0, 0)
+    assert parse_assistant_turn(text, build_dialogue_format(DialogueConfig(tools=()), MATH_PYTHON)) == AssistantTurn(
+        (), "2", 0, 0
+    )
 
 
 def test_the_answer_tags_of_the_configuration_count() -> None:
-    dialogue = build_dialogue_format(DialogueConfig(answer_open="[A]", answer_close="[/A]"))
+    dialogue = build_dialogue_format(DialogueConfig(answer_open="[A]", answer_close="[/A]"), MATH_PYTHON)
     text = "[A]\\boxed{1}[/A] [A]\\boxed{2}[/A] [A] \\boxed{3} <answer>\\boxed{4}</answer>"
     assert parse_assistant_turn(text, dialogue) == AssistantTurn((), "2", answer_opens=3, answer_closes=2)
 
 
 @pytest.mark.parametrize("stop", ["<|im_end|>", "<|endoftext|>", ""])
 def test_a_stop_token_is_no_part_of_the_turn(stop: str) -> None:
-    dialogue = build_dialogue_format(DialogueConfig(stop_tokens=("<|im_end|>", "<|endoftext|>")))
+    dialogue = build_dialogue_format(DialogueConfig(stop_tokens=("<|im_end|>", "<|endoftext|>")), MATH_PYTHON)
     text = format_tool_call("jupyter_code", {"code": "1"}).removesuffix("\n</tool_call>")
     assert parse_assistant_turn(text + stop, dialogue).calls == (ToolCall("jupyter_code", {"code": "1"}),)
 

@@ -41,9 +41,10 @@ from configs.dialogue_options import DialogueConfig
 from policies.decider import Send
 from policies.dialogue.chat_format import build_dialogue_format, build_prompt_segments, encode_segments
 from policies.rollout.rollout import Rollout
+from tasks.math_python import MATH_PYTHON
 from tests.fakes import TOKENIZER, generated, rules
 
-PROMPT_FORMAT = build_dialogue_format(DialogueConfig(tools=("jupyter_code",)))
+PROMPT_FORMAT = build_dialogue_format(DialogueConfig(tools=("jupyter_code",)), MATH_PYTHON)
 DIALOGUES = Path(__file__).parent / "dialogues"
 
 

@@ -14,6 +14,7 @@ from bus.messages import (
 from configs.dialogue_options import DialogueConfig
 from policies.dialogue.chat_format import build_dialogue_format
 from policies.rollout.rollout import Rollout
+from tasks.math_python import MATH_PYTHON
 from tests.fakes import CALL, PROMPT, TOKENIZER, generated, rules
 
 
@@ -22,7 +23,7 @@ class Play:
 
     def __init__(self, **texts: object) -> None:
         dialogue = DialogueConfig(**texts)  # pyright: ignore
-        self.rollout = Rollout({"": rules(dialogue=build_dialogue_format(dialogue))}, TOKENIZER)
+        self.rollout = Rollout({"": rules(dialogue=build_dialogue_format(dialogue, MATH_PYTHON))}, TOKENIZER)
         self.rollout.decide(1.0, ExecutorJoined("executor-0", 1))
         self.rollout.decide(2.0, StartGroup(0, "train", "q:1", "2", PROMPT, 1, 7, 1.0, 5))
         self.turn = 0

@@ -11,6 +11,7 @@ from tasks.hosting.host_pool import HostPool
 from tasks.hosting.host_process import HostCommand
 from tasks.hosting.loaded_task import LoadedTask
 from tasks.hosting.wire import HostSettings
+from tasks.math_python import MATH_PYTHON
 from tasks.tiny.cold_start_dialogues import generate_dialogues
 from tasks.tiny.prepare import iter_tokenizer_texts
 from tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
@@ -106,7 +107,7 @@ async def test_a_reward_written_for_verl_runs_unchanged(
     (tmp_path / "gsm8k.py").write_text(VERL_REWARD)
     functions = {"gsm8k": f"{tmp_path}/gsm8k.py:compute_score"}
     settings = HostSettings("t", functions=functions, checkpoint=str(checkpoint))
-    pool = HostPool(HostCommand(settings), None, refuse_programs)
+    pool = HostPool(HostCommand(settings), MATH_PYTHON, refuse_programs)
     try:
         row: dict[str, object] = {"question": "?", "ground_truth": "1234", "data_source": "openai/gsm8k"}
         assert (await pool.score(submit(0, row, response, checkpoint))).components == {"gsm8k": score}

@@ -76,11 +76,12 @@ from pathlib import Path
 from bus.messages import EnvironmentCalled
 from tasks.hosting.host_pool import HostPool
 from tasks.hosting.host_process import HostCommand
+from tasks.math_python import MATH_PYTHON
 from tasks.hosting.wire import HostSettings
 
 async def run():
     settings = HostSettings(task="t", import_path=str(Path(__file__).parent / "tools.py") + ":do")
-    pool = HostPool(HostCommand(settings), None, None)
+    pool = HostPool(HostCommand(settings), MATH_PYTHON, None)
     result = await pool.call(EnvironmentCalled(0, 0, "t", "do", b"{{}}"))
     print(result.outcome.content, flush=True)
     await asyncio.sleep(3600)

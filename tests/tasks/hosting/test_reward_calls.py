@@ -16,6 +16,7 @@ from tasks.hosting.answer_scorer import AnswerScorer
 from tasks.hosting.host_pool import HostPool
 from tasks.hosting.host_process import HostCommand, HostFailure
 from tasks.hosting.wire import HostSettings
+from tasks.math_python import MATH_PYTHON
 from tasks.tiny.cold_start_dialogues import generate_dialogues
 from tasks.tiny.prepare import iter_tokenizer_texts
 from tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
@@ -86,7 +87,7 @@ def make_pool(checkpoint: Path, *names: str, time_limit_s: float = 60.0) -> Host
     settings = HostSettings(
         functions=functions, checkpoint=str(checkpoint), call_limit_s=time_limit_s, reward_limit_s=time_limit_s
     )
-    return HostPool(HostCommand(settings), None, refuse_programs)
+    return HostPool(HostCommand(settings), MATH_PYTHON, refuse_programs)
 
 
 @asynccontextmanager
@@ -227,18 +228,18 @@ async def test_the_reward_is_the_weighted_sum_of_the_grader_and_the_functions(ch
     config = RewardConfig(functions=functions, weights={"do": -0.5})
     sandbox: Sandbox = GradingSandbox()  # pyright: ignore[reportAssignmentType]
     async with open_pool(checkpoint) as pool:
-        scorer = AnswerScorer(sandbox, config, pool=pool)
+        scorer = AnswerScorer(sandbox, config, MATH_PYTHON, pool)
         assert (await scorer.score(submit("fine")))[:2] == (0.75, {"correct": 1.0, "do": 0.5})
         assert (await scorer.score(submit("none")))[:2] == (1.0, {"correct": 1.0})
         assert (await scorer.score(submit("fine", ending="length")))[:2] == (-0.25, {"correct": 0.0, "do": 0.5})
-        only = AnswerScorer(sandbox, RewardConfig(functions={"do": functions["do"]}), pool=pool)
+        only = AnswerScorer(sandbox, RewardConfig(functions={"do": functions["do"]}), MATH_PYTHON, pool)
         with pytest.raises(HostFailure, match="no reward function scored the trajectory"):
             await only.score(submit("none"))
 
 
 async def test_without_functions_the_reward_is_the_graders_verdict() -> None:
     sandbox: Sandbox = GradingSandbox()  # pyright: ignore[reportAssignmentType]
-    scorer = AnswerScorer(sandbox, RewardConfig())
+    scorer = AnswerScorer(sandbox, RewardConfig(), MATH_PYTHON)
     assert await scorer.score(AnswerSubmitted(0, "5", "5")) == (1.0, {"correct": 1.0}, 0.25)
     assert await scorer.score(AnswerSubmitted(0, "4", "5")) == (0.0, {"correct": 0.0}, 0.25)
     with pytest.raises(SandboxFailure):

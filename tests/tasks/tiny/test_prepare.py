@@ -12,6 +12,7 @@ from engine.data.sft_dialogues import read_sft_dialogues
 from engine.model.hf_checkpoint import load_model
 from engine.model.tokenizer import load_tokenizer
 from policies.dialogue.chat_format import build_dialogue_format
+from tasks.math_python import MATH_PYTHON
 from tasks.tiny.prepare import prepare
 
 TINY = TinyConfig(num_train_questions=100, num_test_questions=20, num_sft_dialogues=100)
@@ -34,7 +35,14 @@ def test_prepared_files_are_readable_as_user_files(prepared: RunFolder) -> None:
     assert len(list(read_problems(prepared.data / "train.jsonl"))) == 100
     assert len(list(read_problems(prepared.data / "test.jsonl"))) == 20
     tokenizer = load_tokenizer(prepared.checkpoints / "init")
-    assert len(read_sft_dialogues(prepared.data / "sft.jsonl", tokenizer, {"": build_dialogue_format(NOTEBOOK)})) == 100
+    assert (
+        len(
+            read_sft_dialogues(
+                prepared.data / "sft.jsonl", tokenizer, {"": build_dialogue_format(NOTEBOOK, MATH_PYTHON)}
+            )
+        )
+        == 100
+    )
 
 
 def test_the_model_has_an_embedding_for_every_token(prepared: RunFolder) -> None:

@@ -22,6 +22,7 @@ from policies.dialogue.chat_format import (
 )
 from policies.tools.task_description import TaskDescription
 from policies.tools.tool_schema import ToolSchema
+from tasks.math_python import MATH_PYTHON
 from tasks.tiny.prepare import prepare
 
 LOOKUP = ToolSchema(
@@ -160,6 +161,9 @@ def test_the_same_seed_gives_the_same_bytes(prepared: tuple[RunConfig, RunFolder
 def test_an_error_in_a_file_names_its_key(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     folder, missing = RunFolder(tmp_path / "run"), str(tmp_path / "missing.jsonl")
+    with pytest.raises(UnusableInput, match=r"tasks.json: .*No such file"):
+        prepare(build_run(tmp_path), folder)
+    write_task_descriptions(folder, {**DESCRIPTIONS, "lost": MATH_PYTHON})
     with pytest.raises(UnusableInput, match=r"sft.data: .*missing.jsonl: no such file"):
         prepare(build_run(tmp_path, sft=SftConfig(steps=1, data=missing)), folder)
     with pytest.raises(UnusableInput, match=r'tasks: "lost": data: .*missing.jsonl: no such file'):

@@ -24,6 +24,7 @@ from configs.load import load_run
 from configs.run_folder import RunFolder
 from engine.model.tokenizer import load_tokenizer
 from policies.rollout.rollout import Rollout
+from tasks.math_python import MATH_PYTHON
 from tests.actors.runs.running import asterism
 
 pytestmark = pytest.mark.slow
@@ -133,7 +134,7 @@ def test_invalid_fork_options_are_named(folder: RunFolder, tmp_path: Path) -> No
     assert f"--json {tmp_path}: is a folder; name a file" in a_folder
     other_rules = refused("fork", run, number, "--turn", "1", "--set", "dialogue.max_turns=9")
     assert "only engine.* and sandbox.* can" in other_rules
-    (tmp_path / "config.toml").write_text(folder.config.read_text().replace("$RUN", run))
+    shutil.rmtree(copy_run(folder, tmp_path).events)
     assert "there is no event log" in refused("fork", str(tmp_path), number, "--turn", "1")
 
 
@@ -178,8 +179,9 @@ def test_a_log_that_ends_within_a_turn_can_be_forked_with_a_checkpoint(folder: R
 
 
 def copy_run(folder: RunFolder, path: Path) -> RunFolder:
-    """Copies event logs and configuration; model and data remain in the original folder."""
+    """Copies event logs, configuration and descriptions; model and data remain in the original folder."""
     shutil.copytree(folder.events, path / "events")
+    shutil.copy(folder.task_descriptions, path)
     (path / "config.toml").write_text(folder.config.read_text().replace("$RUN", str(folder.path)))
     return RunFolder(path)
 
@@ -223,7 +225,7 @@ def test_a_replayed_trajectory_has_the_end_that_the_head_logged(folder: RunFolde
     run = load_run(folder.config)
     tokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
     for original in (answered(folder, 0), answered(folder, 1)):
-        rollout = Rollout(build_rules(run, {}, tokenizer), tokenizer)
+        rollout = Rollout(build_rules(run, {"": MATH_PYTHON}, tokenizer), tokenizer)
         assert replay_trajectory(folder.events / "rollout-0.sqlite", rollout, original.trajectory_id).end == original
 
 

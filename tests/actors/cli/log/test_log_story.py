@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from actors.cli.log.show_command import format_story
-from analysis.event_logs.describe import TextContext
 from bus.codec import decode
 from bus.event_log.reader import read_events
 from bus.messages import EngineJoined, StartGroup, TrajectoryFinished, bytes_to_ids, ids_to_bytes
@@ -14,7 +13,7 @@ from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import DialogueConfig
 from tests.actors.cli.golden_text import assert_matches_golden
-from tests.fakes import CALL, PROMPT, TOKENIZER, generated
+from tests.fakes import CALL, PROMPT, TOKENIZER, generated, text_context
 from tests.recorded import Recording
 
 
@@ -34,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.mark.parametrize("trajectory", [7, 8])
 def test_the_story_shows_waits_with_reason_and_duration(folder: RunFolder, trajectory: int) -> None:
-    story = format_story(folder, trajectory, TextContext(TOKENIZER, DialogueConfig()))
+    story = format_story(folder, trajectory, text_context())
     assert_matches_golden(f"story_{trajectory}", "\n".join(story))
 
 
@@ -51,7 +50,7 @@ def test_the_story_has_every_text_that_the_model_read(tmp_path: Path) -> None:
     recording.work({}, "the sum is 4")
     recording.close()
     rules = DialogueConfig(max_calls_per_turn=2, result_characters=200)
-    story = "\n".join(format_story(folder, 7, TextContext(TOKENIZER, rules)))
+    story = "\n".join(format_story(folder, 7, text_context(rules)))
     assert_matches_golden("story_malformed_call", story)
     record = next(
         decode(event.frame).message
@@ -66,4 +65,4 @@ def test_the_story_has_every_text_that_the_model_read(tmp_path: Path) -> None:
 
 def test_an_unknown_trajectory_is_refused(folder: RunFolder) -> None:
     with pytest.raises(UnusableInput, match="no event of trajectory 99"):
-        format_story(folder, 99, TextContext(TOKENIZER, DialogueConfig()))
+        format_story(folder, 99, text_context())

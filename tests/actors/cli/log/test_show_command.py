@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from actors.cli.log.show_command import follow_events, format_lines
-from analysis.event_logs.describe import TextContext, make_excerpt
+from analysis.event_logs.describe import make_excerpt
 from analysis.event_logs.merged_events import (
     ALL_EVENTS,
     EventFilter,
@@ -19,12 +19,11 @@ from analysis.event_logs.merged_events import (
 from bus.event_log.writer import EventLog
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
-from configs.schema import DialogueConfig
 from tests.actors.cli.golden_text import assert_matches_golden
-from tests.fakes import TOKENIZER
+from tests.fakes import text_context
 from tests.recorded import small_run
 
-WORDS = TextContext(TOKENIZER, DialogueConfig())
+WORDS = text_context()
 
 
 @pytest.fixture(scope="module")

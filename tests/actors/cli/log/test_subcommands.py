@@ -15,7 +15,6 @@ from typer.testing import CliRunner, Result
 
 from actors.cli.log import diff_command, replay_command, show_command, subcommands, waits_command
 from actors.replay import replay
-from analysis.event_logs.describe import TextContext
 from analysis.event_logs.merged_events import merge_events
 from bus.addresses import HEAD, ROLLOUT
 from bus.codec import decode
@@ -23,9 +22,9 @@ from bus.event_log.reader import read_events
 from bus.messages import BatchReady, CodeFinished
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
-from configs.schema import DialogueConfig, RunConfig
+from configs.schema import RunConfig
 from policies.decider import Decider
-from tests.fakes import TOKENIZER
+from tests.fakes import text_context
 from tests.recorded import write_world_logs
 from tests.simulation.test_faults import live
 from tests.simulation.world import World
@@ -54,7 +53,7 @@ def folder(recorded: RunFolder, world: World, monkeypatch: pytest.MonkeyPatch) -
     for module in (replay, waits_command, replay_command):
         monkeypatch.setattr(module, "build_deciders", build_world_deciders)
     for module in (show_command, diff_command):
-        monkeypatch.setattr(module, "load_text_context", lambda folder: TextContext(TOKENIZER, DialogueConfig()))
+        monkeypatch.setattr(module, "load_text_context", lambda folder: text_context())
     monkeypatch.setattr(subcommands, "make_console", lambda: Console(width=200, emoji=False))
     return recorded
 

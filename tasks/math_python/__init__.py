@@ -1,0 +1,17 @@
+"""The task of rStar2-Agent (arXiv 2508.20722, section 3): problems with a mathematical answer, solved with Python.
+
+`dialogue.tools` names its tools (policies.tools.python_tools). The grader compares answers with math-verify in
+the sandbox (sandbox.inside.grader, docs/grading.md).
+"""
+
+from policies.tools.task_description import TaskDescription
+
+_REASON = "Reason inside <reason> </reason> and give the final answer inside {answer}."
+
+MATH_PYTHON = TaskDescription(
+    kind="tools",
+    system=f"You are a helpful assistant that solves problems step by step, with the help of a Python tool. {_REASON}",
+    system_without_tools=f"You are a helpful assistant that solves problems step by step. {_REASON}",
+    instruction="Solve the problem below. Put the final answer inside {answer} and \\boxed{}.\n\n",
+    has_boxed_answer=True,
+)
