@@ -42,6 +42,7 @@ def test_a_run_with_faults_keeps_its_invariants(tmp_path: Path, baseline: Baseli
     assert list(find_violations(result, baseline.folder)) == [], "\n".join(result.history)
 
 
+@pytest.mark.nightly
 @pytest.mark.hosts
 @pytest.mark.timeout(900)
 def test_a_run_over_hosts_with_partitions_and_kills_keeps_its_invariants(tmp_path: Path, baseline: Baseline) -> None:

@@ -60,6 +60,7 @@ def training_on_two_hosts(folder: Path, *settings: str) -> Iterator[tuple[Hosts,
         yield hosts, run
 
 
+@pytest.mark.nightly
 def test_a_partition_shorter_than_the_heartbeat_timeout_loses_no_node(tmp_path: Path, cold: tuple[str, ...]) -> None:
     with training_on_two_hosts(tmp_path, *cold, "supervision.heartbeat_timeout_s=12") as (hosts, run):
         hosts.partition(hosts[1])
@@ -71,6 +72,7 @@ def test_a_partition_shorter_than_the_heartbeat_timeout_loses_no_node(tmp_path: 
         assert run.read_log_entries("node.disconnected", "launcher@1") == []
 
 
+@pytest.mark.nightly
 def test_a_node_that_is_disconnected_for_longer_joins_as_a_new_one(tmp_path: Path, cold: tuple[str, ...]) -> None:
     with training_on_two_hosts(tmp_path, *cold, "supervision.heartbeat_timeout_s=4") as (hosts, run):
         hosts.partition(hosts[1])

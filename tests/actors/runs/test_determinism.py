@@ -77,6 +77,7 @@ def test_a_second_run_on_a_busy_machine_is_identical_byte_for_byte(
     assert len(metrics(again, "evaluation")) == 4
 
 
+@pytest.mark.nightly
 def test_numbers_of_engines_cache_sizes_and_executors_do_not_change_the_results(
     tmp_path: Path, finished_run: tuple[RunFolder, str], strict_run: RunFolder
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_killed_and_resumed_run_has_the_same_results(
     assert list_divergences(strict_run, folder) == []
 
 
+@pytest.mark.nightly
 def test_a_run_with_killed_processes_has_the_same_results(
     tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str], strict_run: RunFolder
 ) -> None:
@@ -118,6 +120,7 @@ def test_a_run_with_killed_processes_has_the_same_results(
     assert list_divergences(strict_run, folder) == []
 
 
+@pytest.mark.nightly
 def test_two_runs_with_two_learner_ranks_are_identical(tmp_path: Path, finished_run: tuple[RunFolder, str]) -> None:
     settings = (
         *build_strict_settings(finished_run[0]),

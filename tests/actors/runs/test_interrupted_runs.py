@@ -70,7 +70,7 @@ def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, start: Start) 
     read_conserved_summary(folder)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)])
 def test_a_starting_learner_does_not_outlive_the_launcher(tmp_path: Path, start: Start, number: signal.Signals) -> None:
     process = start(tmp_path, "learner.ranks=2")  # torchrun starts them
     wait_until(
@@ -84,6 +84,7 @@ def test_a_starting_learner_does_not_outlive_the_launcher(tmp_path: Path, start:
     wait_until_empty(lambda: processes_that_name(str(tmp_path)))
 
 
+@pytest.mark.nightly
 def test_a_run_survives_the_kill_of_one_of_two_learner_ranks_and_of_torchrun(
     tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str]
 ) -> None:
@@ -141,6 +142,7 @@ def test_a_stalled_run_reports_its_waits(tmp_path: Path, start: Start, finished_
     assert "no progress for 3 s:" in output
 
 
+@pytest.mark.nightly
 def test_a_run_restarts_a_silent_process(tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str]) -> None:
     settings = ("supervision.heartbeat_timeout_s=4", "supervision.heartbeat_s=0.5")
     process = start(tmp_path, *from_cold_start_of(finished_run[0]), *settings)
@@ -169,6 +171,7 @@ def test_without_restarts_a_death_ends_the_run_and_is_named(tmp_path: Path, star
     assert not [child for child in children if is_running(child)]
 
 
+@pytest.mark.nightly
 def test_a_run_survives_a_killed_executor(tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str]) -> None:
     """Killed with all calls of an evaluation in flight, and again with the same calls: these calls fail.
 
