@@ -1,6 +1,6 @@
 """The table [dialogue]: texts, tools and limits of a trajectory. docs/dialogue.md has examples."""
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta
 
@@ -8,7 +8,8 @@ from configs.schema_tree import PositiveInt, Section, require
 
 MAX_STOP_TOKENS = 16  # per request to an engine
 _TURN_END = "<|im_end|>"
-_TEXT_KEYS = ("system", "instruction", "prefill", "answer_open", "answer_close", "turn_separator")
+_FAMILY_KEYS = ("prefill", "turn_separator", "stop_tokens")  # a renderer has its own
+_TEXT_KEYS = ("renderer", "system", "instruction", "prefill", "answer_open", "answer_close", "turn_separator")
 
 ToolName = Literal["jupyter_code", "python_code_with_standard_io"]
 NonEmptyText = Annotated[str, Meta(min_length=1)]
@@ -30,6 +31,9 @@ class DialogueConfig(Section, frozen=True):
     answer_close: NonEmptyText = "</answer>"  # tag after the final answer
     stop_tokens: tuple[NonEmptyText, ...] = (_TURN_END,)  # texts of the tokens that end a turn
     turn_separator: str = "\n"  # between an assistant turn and the next turn
+    # Chat format of a model family, such as "qwen3" (docs/dialogue.md); empty: ChatML with the texts above.
+    renderer: str = ""
+    renderer_parameters: dict[str, Any] = {}  # noqa: RUF012  # of the renderer, such as {enable_thinking = false}
     prompt_tokens: PositiveInt = 1024  # longer prompts are skipped and counted
     response_tokens: PositiveInt = 8192  # generated tokens and tool tokens
     max_turns: PositiveInt = 10  # of a trajectory
@@ -43,8 +47,17 @@ class DialogueConfig(Section, frozen=True):
         require(_TURN_END in self.stop_tokens, f'stop_tokens must contain "{_TURN_END}", the end of a turn')
         require(len(set(self.stop_tokens)) == len(self.stop_tokens), "stop_tokens must not name a token twice")
         require(len(self.stop_tokens) <= MAX_STOP_TOKENS, f"stop_tokens must name at most {MAX_STOP_TOKENS} tokens")
-        if self.system != "default":
+        require(bool(self.renderer) or not self.renderer_parameters, "renderer_parameters need a renderer")
+        if self.renderer:
+            self._require_no_family_keys()
+        elif self.system != "default":
             self._require_described_tools()
+
+    def _require_no_family_keys(self) -> None:
+        for key in _FAMILY_KEYS:
+            is_default = getattr(self, key) == type(self).__struct_defaults__[type(self).__struct_fields__.index(key)]
+            require(is_default, f"{key} is that of the renderer; remove it")
+        require("{tools}" not in self.system, "system must not contain {tools}: the renderer adds the schemas")
 
     def _require_described_tools(self) -> None:
         """Raise ValueError if `system` and `tools` disagree."""
@@ -54,6 +67,10 @@ class DialogueConfig(Section, frozen=True):
             described, given = f'"{tool}"' in self.system, tool in self.tools
             require(described or not given, f'system must describe the tool "{tool}"; add {{tools}} to its text')
             require(given or not described, f'system describes "{tool}", which is not in tools')
+
+    @property
+    def turn_prefill(self) -> str:
+        return "" if self.renderer else self.prefill
 
     @property
     def lacks_tools(self) -> bool:

@@ -299,6 +299,10 @@ class RunConfig(Section, frozen=True):
             "sampling.temperature must be positive for training: with 0 all answers of a group are equal",
         )
         check_tasks(self.resolved_tasks)
+        require(
+            self.sft.steps == 0 or not any(task.get_dialogue().renderer for task in self.resolved_tasks),
+            "sft.steps must be 0 with dialogue.renderer: cold-start dialogues have the texts of ChatML",
+        )
         _require_kv_capacity(self.sequence_tokens, self.engine, self.sglang)
         if self.engine.kind == "sglang":
             check_servers(self.sglang, self.engine.num_engines, self.engine.device, self.cluster.key)

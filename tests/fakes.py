@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Sequence
+from typing import cast
 
 from analysis.event_logs.describe import TaskTexts, TextContext
 from bus.messages import TurnGenerated, ids_to_bytes
 from configs.dialogue_options import DialogueConfig
-from policies.dialogue.chat_format import PROTOCOL_TAGS, TURN_END, TURN_START, build_dialogue_format
+from policies.dialogue.chat_format import PROTOCOL_TAGS, TURN_END, TURN_START, DialogueFormat, build_dialogue_format
+from policies.dialogue.dialogue_renderer import ChatMLRenderer
 from policies.rollout.trajectory import Rules
 from tasks.math_python import MATH_PYTHON
 
@@ -40,8 +42,9 @@ ANSWER = "</reason><answer>\\boxed{2}</answer>"
 
 
 def rules(**changes: object) -> Rules:
+    dialogue = changes.pop("dialogue", None) or build_dialogue_format(DialogueConfig(), MATH_PYTHON)
     settings: dict[str, object] = {
-        "dialogue": build_dialogue_format(DialogueConfig(), MATH_PYTHON),
+        "renderer": ChatMLRenderer(TOKENIZER, cast(DialogueFormat, dialogue)),
         "response_tokens": 4000,
         "max_turns": 4,
         "max_calls_per_turn": 1,
@@ -54,7 +57,7 @@ def rules(**changes: object) -> Rules:
 
 
 def text_context(dialogue: DialogueConfig = DialogueConfig()) -> TextContext:  # noqa: B008 - immutable
-    texts = TaskTexts(dialogue, build_dialogue_format(dialogue, MATH_PYTHON), "tools")
+    texts = TaskTexts(dialogue, ChatMLRenderer(TOKENIZER, build_dialogue_format(dialogue, MATH_PYTHON)), "tools")
     return TextContext(TOKENIZER, {"": texts}, texts)
 
 

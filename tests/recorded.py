@@ -32,7 +32,7 @@ from policies.arbiter.arbiter import Arbiter
 from policies.decider import Decider
 from policies.rollout.rollout import Rollout
 from tasks.math_python import MATH_PYTHON
-from tests.fakes import ANSWER, CALL, PROMPT, TOKENIZER, generated, rules
+from tests.fakes import ANSWER, CALL, PROMPT, generated, rules
 from tests.simulation.world import World
 
 EXECUTOR = "executor-0/1"
@@ -41,7 +41,7 @@ EXECUTOR = "executor-0/1"
 def deciders(**rule_changes: object) -> dict[str, Decider]:
     """By address."""
     made = rules(**rule_changes)
-    return {"head/arbiter": Arbiter("worst_case", made.response_tokens), "rollout-0": Rollout({"": made}, TOKENIZER)}
+    return {"head/arbiter": Arbiter("worst_case", made.response_tokens), "rollout-0": Rollout({"": made})}
 
 
 class Recording:
@@ -165,4 +165,4 @@ def replay_recorded(
         recording = Recording(folder, max_calls_per_turn=2)
         record_trajectory(recording, texts, first_outcome)
         recording.close()
-        return replay_trajectory(folder.events / "rollout-0.sqlite", Rollout({"": RULES}, TOKENIZER), TID, tool_result)
+        return replay_trajectory(folder.events / "rollout-0.sqlite", Rollout({"": RULES}), TID, tool_result)

@@ -151,6 +151,8 @@ def _check_task(run: RunConfig, task: TaskConfig, turns: Path | None, tokenizer:
     description = _load_code(run, task)
     with tempfile.TemporaryDirectory(prefix="asterism-check-") as folder:
         if tokenizer is None:
+            if task.get_dialogue().renderer:
+                raise UnusableInput("dialogue.renderer needs the model's tokenizer; add --tokenizer FOLDER")
             write_byte_tokenizer(Path(folder), task.get_dialogue())
         inputs = CheckInputs(run, task, description, tokenizer or Path(folder), tokenizer is not None, script)
         try:

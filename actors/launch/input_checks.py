@@ -22,11 +22,11 @@ from configs.task_options import RewardConfig, TaskConfig
 from engine.data.data_files import DatasetError, list_data_files
 from engine.data.datasets import QuestionReport, read_problems
 from engine.data.sft_dialogues import count_sft_dialogues
-from engine.data.task_inputs import build_task_formats, get_row_layout
+from engine.data.task_inputs import build_renderer, build_task_formats, get_row_layout
 from engine.model.model_config import check_weight_shapes, load_model_config
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 from engine.model.weight_files import count_parameters
-from policies.dialogue.chat_format import TURN_END, TURN_START
+from policies.dialogue.chat_format import TURN_START, build_dialogue_format
 from policies.groups.advantages import ESTIMATORS, FILTERS
 from policies.losses import LOSSES
 from policies.tools.task_description import MATH, TaskDescription
@@ -87,8 +87,11 @@ def list_input_checks(
         checkpoint = folder.expand_path(run.model.checkpoint)
         checks["model.checkpoint"] = partial(_check_checkpoint, checkpoint, run.sequence_tokens)
         for task in run.resolved_tasks:
-            stop_tokens = task.get_dialogue().stop_tokens
-            checks[f"{task.key_prefix}dialogue.stop_tokens"] = partial(_check_stop_tokens, checkpoint, stop_tokens)
+            key, check = f"{task.key_prefix}dialogue.stop_tokens", partial(_check_stop_tokens, checkpoint, task)
+            if task.get_dialogue().renderer:
+                key = f"{task.key_prefix}dialogue.renderer"
+                check = partial(_check_renderer, checkpoint, task, descriptions)
+            checks[key] = check
         checks["main memory"] = partial(_check_main_memory, checkpoint, run)
         checks["space"] = partial(_check_space, checkpoint, folder.path, run)
     return checks
@@ -238,8 +241,6 @@ def _check_checkpoint(folder: Path, sequence_tokens: int) -> CheckedInput:
             f"has up to dialogue.prompt_tokens + response_tokens = {sequence_tokens} tokens"
         )
     tokenizer = load_tokenizer(folder)
-    for token in (TURN_START, TURN_END):
-        tokenizer.get_token_id(token)
     check_vocabulary(config, tokenizer)
     num_parameters = check_weight_shapes(folder)
     return CheckedInput(
@@ -247,8 +248,16 @@ def _check_checkpoint(folder: Path, sequence_tokens: int) -> CheckedInput:
     )
 
 
-def _check_stop_tokens(folder: Path, texts: Sequence[str]) -> CheckedInput:
-    tokenizer = load_tokenizer(folder)
+def _check_renderer(folder: Path, task: TaskConfig, descriptions: Mapping[str, TaskDescription]) -> CheckedInput:
+    config, tokenizer = task.get_dialogue(), load_tokenizer(folder)
+    dialogue = build_dialogue_format(config, descriptions.get(task.name, DEFAULT_TASK))
+    stop_tokens = tokenizer.decode(build_renderer(config, dialogue, tokenizer).stop_token_ids)
+    return CheckedInput(f"{config.renderer}, with the stop tokens {stop_tokens}")
+
+
+def _check_stop_tokens(folder: Path, task: TaskConfig) -> CheckedInput:
+    tokenizer, texts = load_tokenizer(folder), task.get_dialogue().stop_tokens
+    tokenizer.get_token_id(TURN_START)
     return CheckedInput(", ".join(f"{text} is token {tokenizer.get_token_id(text)}" for text in texts))
 
 

@@ -10,22 +10,13 @@ import msgspec
 from msgspec.structs import replace
 
 from analysis.event_logs.merged_events import EventFilter, merge_events
-from bus.messages import (
-    AnswerSubmitted,
-    EnvironmentRestored,
-    RewardInput,
-    StartGroup,
-    TokenRecord,
-    TrajectoryFinished,
-    bytes_to_ids,
-)
+from bus.messages import AnswerSubmitted, EnvironmentRestored, RewardInput, StartGroup, TrajectoryFinished
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.data.datasets import QuestionReport, RowLayout, read_problems
 from engine.data.task_inputs import encode_row
-from policies.dialogue.chat_format import DialogueFormat, TextTokenizer
-from policies.dialogue.parse_turn import parse_assistant_turn
+from policies.dialogue.dialogue_renderer import DialogueRenderer
 from sandbox.contract import SandboxFailure
 from tasks.hosting.host_process import HostFailure
 from tasks.hosting.task_services import TaskServices
@@ -86,13 +77,11 @@ async def regrade(
 
 
 class SubmissionBuilder:
-    """`formats` by task. `rows`: by problem, for reward functions; empty if the log has the rows. None without reward
+    """`renderers` by task. `rows`: by problem, for reward functions; empty if the log has the rows. None without reward
     functions. Each submission gets an id of its own, since a step that ran twice has its trajectories twice."""
 
-    def __init__(
-        self, tokenizer: TextTokenizer, formats: Mapping[str, DialogueFormat], rows: Mapping[str, bytes] | None
-    ) -> None:
-        self._tokenizer, self._formats, self._rows = tokenizer, formats, rows
+    def __init__(self, renderers: Mapping[str, DialogueRenderer], rows: Mapping[str, bytes] | None) -> None:
+        self._renderers, self._rows = renderers, rows
         self._ids = itertools.count()
 
     def build(self, stored: StoredTrajectory) -> AnswerSubmitted:
@@ -101,8 +90,8 @@ class SubmissionBuilder:
         record, sums = finished.record, finished.environment
         answer = ""
         if finished.ending == "answered":
-            text = _decode_last_turn(record, self._tokenizer)
-            answer = parse_assistant_turn(text, self._formats[group.task]).answer or ""
+            last_turn = record.loss_mask.rfind(b"\0") + 1
+            answer = self._renderers[group.task].parse_turn(record.token_ids, last_turn).answer or ""
         row = group.row
         if not row and self._rows is not None:
             row = self._rows.get(group.problem, b"")
@@ -113,11 +102,6 @@ class SubmissionBuilder:
         return AnswerSubmitted(
             next(self._ids), answer, group.ground_truth, reward_input, group.task, sums.rewards, sums.metrics
         )
-
-
-def _decode_last_turn(record: TokenRecord, tokenizer: TextTokenizer) -> str:
-    start = record.loss_mask.rfind(b"\0") + 1
-    return tokenizer.decode(bytes_to_ids(record.token_ids[4 * start :]))
 
 
 async def _score(stored: StoredTrajectory, submission: AnswerSubmitted, tasks: TaskServices) -> RegradedTrajectory:

@@ -17,11 +17,11 @@ from configs.schema import RunConfig, SamplingConfig
 from configs.task_options import TaskConfig
 from engine.data.data_files import DatasetError
 from engine.data.datasets import QuestionReport, read_problems
-from engine.data.task_inputs import encode_row, get_row_layout, read_task_descriptions
+from engine.data.task_inputs import build_renderer, encode_row, get_row_layout, read_task_descriptions
 from engine.model.tokenizer import FastTokenizer, load_tokenizer
 from policies.arbiter.arbiter import Arbiter
 from policies.decider import Decider
-from policies.dialogue.chat_format import TextTokenizer, build_dialogue_format, build_prompt_segments
+from policies.dialogue.chat_format import build_dialogue_format
 from policies.groups.group_buffer import GroupBuffer
 from policies.groups.group_starter import ProblemSet, TokenizedProblem
 from policies.recipe import Recipe
@@ -65,15 +65,16 @@ def _build_task_rules(
     sampling: SamplingConfig, task: TaskConfig, description: TaskDescription, tokenizer: FastTokenizer
 ) -> Rules:
     dialogue = task.get_dialogue()
+    renderer = build_renderer(dialogue, build_dialogue_format(dialogue, description), tokenizer)
     return Rules(
-        dialogue=build_dialogue_format(dialogue, description),
+        renderer=renderer,
         response_tokens=dialogue.response_tokens,
         max_turns=dialogue.max_turns,
         max_calls_per_turn=dialogue.max_calls_per_turn,
         result_characters=dialogue.result_characters,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
-        stop_token_ids=tuple(tokenizer.get_token_id(text) for text in dialogue.stop_tokens),
+        stop_token_ids=renderer.stop_token_ids,
         result_format=dialogue.result_format,
         kind=description.kind,
         prompt_tokens=dialogue.prompt_tokens,
@@ -108,7 +109,7 @@ def build_deciders(
     """
     tokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
     if process != HEAD:
-        return {process: Rollout(build_rules(run, read_task_descriptions(folder), tokenizer), tokenizer)}
+        return {process: Rollout(build_rules(run, read_task_descriptions(folder), tokenizer))}
     counts, log = read_problem_counts(folder), folder.events / f"{ROLLOUT}.sqlite"
     load_all = cache(lambda: load_problem_sets(run, folder, tokenizer))
     if counts is None or not log.exists():
@@ -126,7 +127,7 @@ class ProblemSets(NamedTuple):
     test: ProblemSet
 
 
-def load_problem_sets(run: RunConfig, folder: RunFolder, tokenizer: TextTokenizer) -> ProblemSets:
+def load_problem_sets(run: RunConfig, folder: RunFolder, tokenizer: FastTokenizer) -> ProblemSets:
     """Raises DatasetError, also if no prompt of a task is short enough."""
     descriptions = read_task_descriptions(folder)
     train: list[list[TokenizedProblem]] = []
@@ -148,22 +149,18 @@ def _load_problems(
     task: TaskConfig,
     description: TaskDescription,
     folder: RunFolder,
-    tokenizer: TextTokenizer,
+    tokenizer: FastTokenizer,
     file: str,
     report: QuestionReport,
 ) -> list[TokenizedProblem]:
     """Prompts over the limit are skipped and counted in one warning. A first observation of the task is not counted."""
     problems: list[TokenizedProblem] = []
-    dialogue = build_dialogue_format(task.get_dialogue(), description)
+    renderer = build_renderer(task.get_dialogue(), build_dialogue_format(task.get_dialogue(), description), tokenizer)
     longest, skipped, limit = 0, 0, task.get_dialogue().prompt_tokens
     path, logger = folder.expand_path(file), structlog.get_logger()
-    before, _, after = (
-        tokenizer.encode(text, trusted=trusted) for text, trusted in build_prompt_segments("", dialogue)
-    )
     layout = get_row_layout(task, description)
     for problem in read_problems(path, report, layout=layout):
-        question = [] if dialogue.has_opening else [*tokenizer.encode(problem.question, trusted=False), *after]
-        prompt = [*before, *question]
+        prompt = renderer.render_prompt(problem.question)
         longest = max(longest, len(prompt))
         if len(prompt) > limit:
             skipped += 1

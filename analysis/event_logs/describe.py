@@ -27,7 +27,8 @@ from bus.messages import (
     bytes_to_ids,
 )
 from configs.schema import DialogueConfig
-from policies.dialogue.chat_format import DialogueFormat, TextTokenizer
+from policies.dialogue.chat_format import TextTokenizer
+from policies.dialogue.dialogue_renderer import DialogueRenderer
 from policies.dialogue.tool_results import format_result
 from policies.rollout.call_transitions import format_environment_result
 from policies.tools.task_description import TaskKind
@@ -40,7 +41,7 @@ _CHARACTERS_BEFORE_MATCH = 60  # part of the excerpt before the search text
 
 class TaskTexts(NamedTuple):
     dialogue: DialogueConfig
-    format: DialogueFormat
+    renderer: DialogueRenderer
     kind: TaskKind
 
 

@@ -21,7 +21,7 @@ from analysis.simulation.log_recorder import LogRecorder
 from analysis.simulation.oracle import build_arbiter
 from analysis.simulation.outcome import SimulatedPolicy, SimulationOutcome, TailStatistics, TimelineSample
 from analysis.simulation.simulated_engine import SimulatedEngine
-from analysis.simulation.synthetic_tokens import LengthTokenizer, build_dialogue_rules, build_groups
+from analysis.simulation.synthetic_tokens import build_dialogue_rules, build_groups
 from analysis.simulation.timeline import VirtualTimeline
 from analysis.simulation.workload import TrajectoryPlan, Workload
 from bus.addresses import ARBITER, BUFFER, EXECUTOR, LAUNCHER, ROLLOUT, name_generator
@@ -84,7 +84,7 @@ class Simulation:
         names = [name_generator(number) for number in range(cluster.engines)]
         self.engines = {name: SimulatedEngine(name, cluster, self) for name in names}
         self.arbiter = build_arbiter(policy, workload, earlier)
-        self.rollout = Rollout({"": build_dialogue_rules(workload)}, LengthTokenizer())
+        self.rollout = Rollout({"": build_dialogue_rules(workload)})
         self.finished: dict[int, tuple[float, TrajectoryFinished]] = {}
         self.failed = 0
         self.first_lease_at: dict[int, float] = {}

@@ -15,6 +15,7 @@ from analysis.simulation.workload import TrajectoryPlan, Workload
 from bus.messages import StartGroup, TurnGenerated, TurnRequested
 from configs.dialogue_options import DialogueConfig
 from policies.dialogue.chat_format import build_dialogue_format, format_tool_call
+from policies.dialogue.dialogue_renderer import ChatMLRenderer
 from policies.rollout.trajectory import Rules
 from policies.tools.task_description import TaskDescription
 
@@ -63,7 +64,9 @@ def build_generated_turn(request: TurnRequested, plan: TrajectoryPlan) -> TurnGe
 
 def build_dialogue_rules(workload: Workload) -> Rules:
     return Rules(
-        dialogue=build_dialogue_format(DialogueConfig(tools=("jupyter_code",)), TaskDescription("tools")),
+        renderer=ChatMLRenderer(
+            LengthTokenizer(), build_dialogue_format(DialogueConfig(tools=("jupyter_code",)), TaskDescription("tools"))
+        ),
         response_tokens=workload.response_tokens,
         max_turns=workload.max_turns,
         max_calls_per_turn=1,

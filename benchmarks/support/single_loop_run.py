@@ -45,6 +45,7 @@ from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.contract import Capacity, GenerationRequest
+from engine.data.task_inputs import write_task_descriptions
 from engine.inference.engine_core import EngineCore
 from engine.learner.distributed import RankGroup, gather_full_parameters
 from engine.learner.trainer import Trainer
@@ -57,6 +58,7 @@ from policies.rollout.trajectory import TrajectoryEvent
 from policies.step_metrics import StepTimes, compute_step_metrics
 from sandbox.contract import Sandbox
 from sandbox.select_backend import make_sandbox
+from tasks import DEFAULT_TASK
 
 Call = asyncio.Task[TrajectoryEvent]  # of the sandbox
 
@@ -76,13 +78,14 @@ class SingleProcessLoop:
     def __init__(self, run: RunConfig, folder: RunFolder, sandbox: Sandbox) -> None:
         checkpoint = folder.expand_path(run.model.checkpoint)
         tokenizer = load_tokenizer(checkpoint)
+        write_task_descriptions(folder, {"": DEFAULT_TASK})
         problems = load_problem_sets(run, folder, tokenizer)
         capacity = Capacity(run.engine.kv_tokens, run.engine.page_tokens, run.sequence_tokens)
         self._run = run
         self._sandbox = sandbox
         self._core = EngineCore(load_model(checkpoint, getattr(torch, run.engine.dtype)), capacity)
         self._trainer = Trainer(load_model(checkpoint), run, RankGroup())
-        self._rollout = Rollout(build_rules(run, {}, tokenizer), tokenizer)
+        self._rollout = Rollout(build_rules(run, {"": DEFAULT_TASK}, tokenizer))
         self._rollout.decide(time.monotonic(), ExecutorJoined(EXECUTOR, run.sandbox.fork_servers))
         self._buffer = GroupBuffer(run, problems.train, problems.test)
         self._turns: dict[int, TurnRequested] = {}  # turns in generation, by trajectory

@@ -46,6 +46,7 @@ from engine.contract import Capacity
 from policies.arbiter.arbiter import Arbiter, PolicyName
 from policies.decider import Send
 from policies.dialogue.chat_format import build_dialogue_format
+from policies.dialogue.dialogue_renderer import ChatMLRenderer
 from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Rules
 from tasks import DEFAULT_TASK
@@ -143,7 +144,9 @@ class RolloutHarness:
 
 def build_rules(work: Workload) -> Rules:
     return Rules(
-        dialogue=build_dialogue_format(DialogueConfig(tools=("jupyter_code",)), DEFAULT_TASK),
+        renderer=ChatMLRenderer(
+            LengthTokenizer(), build_dialogue_format(DialogueConfig(tools=("jupyter_code",)), DEFAULT_TASK)
+        ),
         response_tokens=work.response_tokens,
         max_turns=work.max_turns,
         max_calls_per_turn=1,
@@ -177,7 +180,7 @@ async def drive(
         "arbiter": Arbiter(
             policy, work.response_tokens, rollout_address=ROLLOUT, address=ARBITER, observer_address=LAUNCHER
         ),
-        "rollout": Rollout({"": build_rules(work)}, LengthTokenizer()),
+        "rollout": Rollout({"": build_rules(work)}),
     }
     services = {"buffer": outside.collect, "executor": outside.execute, "launcher": outside.ignore}
     loop = DeciderLoop(bus, None, deciders, services, make_steady_clock(), outside)

@@ -3,12 +3,16 @@
 import msgspec
 
 from configs.atomic_write import write_atomically
+from configs.dialogue_options import DialogueConfig
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.task_options import TaskConfig
 from engine.data.datasets import DatasetProblem, RowLayout
+from engine.model.family_renderer import build_family_renderer
+from engine.model.tokenizer import FastTokenizer
 from policies.dialogue.chat_format import DialogueFormat, build_dialogue_format
+from policies.dialogue.dialogue_renderer import ChatMLRenderer, DialogueRenderer
 from policies.tools.task_description import MATH, TaskDescription, TaskDescriptions, list_reward_functions
 
 
@@ -35,6 +39,21 @@ def build_task_formats(run: RunConfig, descriptions: TaskDescriptions) -> dict[s
 
 def load_task_formats(run: RunConfig, folder: RunFolder) -> dict[str, DialogueFormat]:
     return build_task_formats(run, read_task_descriptions(folder))
+
+
+def load_task_renderers(run: RunConfig, folder: RunFolder, tokenizer: FastTokenizer) -> dict[str, DialogueRenderer]:
+    """By name of the task."""
+    formats = load_task_formats(run, folder)
+    return {
+        task.name: build_renderer(task.get_dialogue(), formats[task.name], tokenizer) for task in run.resolved_tasks
+    }
+
+
+def build_renderer(config: DialogueConfig, dialogue: DialogueFormat, tokenizer: FastTokenizer) -> DialogueRenderer:
+    """Raises UnusableInput for an unusable `renderer`."""
+    return (
+        build_family_renderer(config, dialogue, tokenizer) if config.renderer else ChatMLRenderer(tokenizer, dialogue)
+    )
 
 
 def get_row_layout(task: TaskConfig, description: TaskDescription) -> RowLayout:

@@ -51,6 +51,14 @@ class FastTokenizer:
             raise UnusableTokenizer(f"{self.path}: the vocabulary has no token {text!r}")
         return token_id
 
+    def find_token_id(self, text: str) -> int | None:
+        return self._trusted.token_to_id(text)
+
+    @property
+    def added_tokens(self) -> dict[str, int]:
+        """The ids of the tokens that are no merges, by text."""
+        return {token.content: token_id for token_id, token in self._trusted.get_added_tokens_decoder().items()}
+
     def check_same_vocabulary(self, other: FastTokenizer) -> None:
         """Raises UnusableTokenizer if the vocabularies differ."""
         mine, others = (each._trusted.get_vocab(with_added_tokens=True) for each in (self, other))

@@ -53,7 +53,7 @@ def build_dialogue_format(dialogue: DialogueConfig, description: TaskDescription
     python_tools = dialogue.tools if description.takes_tools else ()
     tools = (*(TOOL_SCHEMAS[tool] for tool in python_tools), *description.tools)
     if system == "default":
-        system = _build_default_system(description, has_tools=bool(tools)).replace("{answer}", answer)
+        system = _build_default_system(description, bool(tools), dialogue.renderer).replace("{answer}", answer)
     if instruction == "default":
         instruction = description.instruction.replace("{answer}", answer)
     schemas = "\n".join(tool.to_json() for tool in tools)
@@ -61,7 +61,7 @@ def build_dialogue_format(dialogue: DialogueConfig, description: TaskDescription
         tools=tools,
         system=system.replace("{tools}", schemas),
         instruction=instruction,
-        prefill=dialogue.prefill,
+        prefill=dialogue.turn_prefill,
         answer_open=dialogue.answer_open,
         answer_close=dialogue.answer_close,
         stop_tokens=dialogue.stop_tokens,
@@ -71,10 +71,13 @@ def build_dialogue_format(dialogue: DialogueConfig, description: TaskDescription
     )
 
 
-def _build_default_system(description: TaskDescription, *, has_tools: bool) -> str:
-    if not has_tools:
-        return description.system_without_tools or description.system
-    return f"{description.system}\n\n{_TOOLS}" if description.system else _TOOLS
+def _build_default_system(description: TaskDescription, has_tools: bool, renderer: str) -> str:
+    """A renderer adds the instructions for calls, and has its own tags for the reasoning."""
+    system = description.system if has_tools else description.system_without_tools or description.system
+    parts = (system, "" if renderer else description.tag_instruction)
+    text = " ".join(filter(None, parts))
+    calls = _TOOLS if has_tools and not renderer else ""
+    return "\n\n".join(filter(None, (text, calls)))
 
 
 class TextSegment(NamedTuple):

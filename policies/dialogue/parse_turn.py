@@ -44,6 +44,13 @@ def parse_assistant_turn(text: str, dialogue: DialogueFormat) -> AssistantTurn:
     text, tools = text.removesuffix(stop), dialogue.tools
     found = _CALL_PATTERN.finditer(text) if tools else ()
     calls = tuple(_parse_tool_call(match.group(1).strip(), tools) for match in found)
+    return build_assistant_turn(text, calls, dialogue)
+
+
+def build_assistant_turn(
+    text: str, calls: tuple[ToolCall | MalformedCall, ...], dialogue: DialogueFormat
+) -> AssistantTurn:
+    """`text`: in which the answer stands."""
     return AssistantTurn(
         calls=calls,
         answer=_extract_answer(text, dialogue),
@@ -71,7 +78,10 @@ def _parse_tool_call(text: str, tools: Sequence[ToolSchema]) -> ToolCall | Malfo
     if not isinstance(call, dict):
         return MalformedCall('a call must be an object with "name" and "arguments"')
     fields = cast(dict[str, Any], call)
-    name, arguments = fields.get("name"), fields.get("arguments")
+    return check_call(fields.get("name"), fields.get("arguments"), tools)
+
+
+def check_call(name: object, arguments: object, tools: Sequence[ToolSchema]) -> ToolCall | MalformedCall:
     tool = next((each for each in tools if each.name == name), None)
     if tool is None:
         known = ", ".join(each.name for each in tools)

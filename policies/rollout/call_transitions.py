@@ -31,13 +31,6 @@ from bus.messages import (
 )
 from configs.schema import DialogueConfig
 from policies.decider import Send
-from policies.dialogue.chat_format import (
-    TextTokenizer,
-    build_opening_segments,
-    build_tool_turn_segments,
-    build_user_turn_segments,
-    encode_segments,
-)
 from policies.dialogue.parse_turn import MalformedCall, ToolCall
 from policies.dialogue.tool_results import (
     contains_error,
@@ -51,7 +44,7 @@ from policies.rollout.endings import EXECUTOR, Transition, fail, request_lease, 
 from policies.rollout.trajectory import Rules, Trajectory
 
 
-def call_tools(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float) -> Transition:
+def call_tools(rules: Rules, trajectory: Trajectory, now: float) -> Transition:
     if rules.kind != "dialogue" and trajectory.turn >= rules.max_turns:
         return stop(rules, trajectory, now, "turns")
     texts = tuple(format_refusal(rules, place, call) for place, call in enumerate(trajectory.requested))
@@ -65,7 +58,7 @@ def call_tools(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, n
     )
     numbers = [trajectory.calls + place for place, text in enumerate(texts) if text is None]
     if not numbers:
-        return append_results(rules, tokenizer, trajectory, now)
+        return append_results(rules, trajectory, now)
     requests = [trajectory.build_call_request(number) for number in numbers]
     uses_notebook = any(isinstance(request, CodeRequested) and request.tool == "jupyter_code" for request in requests)
     has_session = trajectory.has_session or uses_notebook
@@ -83,9 +76,7 @@ def format_refusal(rules: Rules | DialogueConfig, place: int, call: ToolCall | M
     return None
 
 
-def on_code_finished(
-    rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float, event: CodeFinished
-) -> Transition:
+def on_code_finished(rules: Rules, trajectory: Trajectory, now: float, event: CodeFinished) -> Transition:
     call = trajectory.build_call_request(event.call)
     assert isinstance(call, CodeRequested)
     text = format_result(event.outcome, rules.result_characters, rules.result_format, call.code)
@@ -98,7 +89,7 @@ def on_code_finished(
     )
     if None in trajectory.results:
         return trajectory, []
-    return append_results(rules, tokenizer, trajectory, now)
+    return append_results(rules, trajectory, now)
 
 
 def _set_result(trajectory: Trajectory, number: int, text: str) -> Trajectory:
@@ -148,20 +139,21 @@ def build_pending_requests(trajectory: Trajectory) -> list[CallRequest]:
     return [*restored, *map(trajectory.build_call_request, trajectory.open_calls)]
 
 
-def append_results(rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float) -> Transition:
+def append_results(rules: Rules, trajectory: Trajectory, now: float) -> Transition:
     """Append the results, and end the trajectory if no token or turn is left for an answer."""
     texts = [text for text in trajectory.results if text is not None]
     if rules.kind == "dialogue":
-        segments = build_user_turn_segments(texts[0], rules.dialogue)
+        observation = rules.renderer.render_user_turn(trajectory.record, texts[0])
     else:
-        segments = build_tool_turn_segments(texts, rules.dialogue)
-    observation = encode_segments(tokenizer, segments)
+        observation = rules.renderer.render_tool_turn(trajectory.record, texts)
     answer = trajectory.answer if rules.kind == "dialogue" else ""
     trajectory = replace(
         trajectory, calls=trajectory.calls + len(trajectory.results), requested=(), results=(), answer=answer
     )
     if rules.kind == "dialogue" and trajectory.turn >= rules.max_turns:
         return stop(rules, trajectory, now, "turns")
+    if observation is None:
+        return stop(rules, trajectory, now, "no_answer")
     if trajectory.record.response_tokens + len(observation) >= rules.response_tokens:
         return stop(rules, trajectory, now, "length")
     return request_lease(
@@ -178,16 +170,14 @@ def open_environment(trajectory: Trajectory) -> Transition:
     return opening, [Send(EXECUTOR, opening.build_call_request(OPENING_CALL))]
 
 
-def on_opened(
-    rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float, event: EnvironmentReturned
-) -> Transition:
+def on_opened(rules: Rules, trajectory: Trajectory, now: float, event: EnvironmentReturned) -> Transition:
     """The first observation ends the prompt."""
     observation = event.outcome
     if not isinstance(observation, Observation):
         raise ProtocolError(
             f"trajectory {trajectory.trajectory_id} has no first observation: an executor fails the call"
         )
-    added = encode_segments(tokenizer, build_opening_segments(observation.content, rules.dialogue))
+    added = rules.renderer.render_opening(observation.content)
     prompt_ids = trajectory.group.prompt_ids + ids_to_bytes(added)
     trajectory = replace(_add_answered_call(trajectory, event), record=build_blank_record(prompt_ids))
     length = trajectory.record.num_tokens
@@ -199,9 +189,7 @@ def on_opened(
     return request_lease(rules, trajectory.enter_phase("leasing", now))
 
 
-def on_environment_returned(
-    rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float, event: EnvironmentReturned
-) -> Transition:
+def on_environment_returned(rules: Rules, trajectory: Trajectory, now: float, event: EnvironmentReturned) -> Transition:
     outcome = event.outcome
     text = format_environment_result(outcome, rules.result_characters)
     failed = not isinstance(outcome, Observation)
@@ -218,7 +206,7 @@ def on_environment_returned(
     if trajectory.is_done:
         calls = trajectory.calls + len(trajectory.results)
         return stop(rules, replace(trajectory, calls=calls), now, "done")
-    return append_results(rules, tokenizer, trajectory, now)
+    return append_results(rules, trajectory, now)
 
 
 def format_environment_result(outcome: EnvironmentOutcome, limit: int) -> str:

@@ -36,7 +36,6 @@ from bus.messages import (
     TurnFailed,
 )
 from policies.decider import Send
-from policies.dialogue.chat_format import TextTokenizer
 from policies.rollout.call_transitions import build_pending_requests, lose_executor
 from policies.rollout.endings import EXECUTOR
 from policies.rollout.executor_placement import ExecutorOccupancy, ExecutorPlacement
@@ -61,10 +60,9 @@ class Rollout:
     `rules`: by name of the task.
     """
 
-    def __init__(self, rules: Mapping[str, Rules], tokenizer: TextTokenizer) -> None:
+    def __init__(self, rules: Mapping[str, Rules]) -> None:
         self._rules = rules
         self._launcher = next(iter(rules.values())).launcher
-        self._tokenizer = tokenizer
         self._reset()
 
     def _reset(self) -> None:
@@ -151,7 +149,7 @@ class Rollout:
             return self._apply_transition(
                 trajectory, *decline_lease(self._get_rules(trajectory.group), trajectory, event)
             )
-        after, sends = advance(self._get_rules(trajectory.group), self._tokenizer, trajectory, now, event)
+        after, sends = advance(self._get_rules(trajectory.group), trajectory, now, event)
         if trajectory.executor and isinstance(event, CallAnswer):
             self.placement.on_answered(trajectory.executor, failed=isinstance(event, CallFailed))
         return self._apply_transition(trajectory, after, sends)
@@ -191,9 +189,7 @@ class Rollout:
                 and each.engine_incarnation <= event.incarnation
             ):
                 failed = TurnFailed(each.trajectory_id, each.turn, each.lease, f"engine left: {event.cause}")
-                effects += self._apply_transition(
-                    each, *advance(self._get_rules(each.group), self._tokenizer, each, now, failed)
-                )
+                effects += self._apply_transition(each, *advance(self._get_rules(each.group), each, now, failed))
         self._last_changed = None
         return effects
 

@@ -38,6 +38,7 @@ from bus.messages import (
     TurnGenerated,
 )
 from policies.dialogue.chat_format import DialogueFormat
+from policies.dialogue.dialogue_renderer import DialogueRenderer
 from policies.dialogue.parse_turn import MalformedCall, ToolCall
 from policies.dialogue.tool_results import ResultFormat
 from policies.seeded_random import SIBLING, mix
@@ -56,7 +57,7 @@ STEP = "step"  # the method of a dialogue that answers a turn
 class Rules(msgspec.Struct, frozen=True):
     """Settings shared by all trajectories of a task."""
 
-    dialogue: DialogueFormat
+    renderer: DialogueRenderer
     response_tokens: int
     max_turns: int
     max_calls_per_turn: int
@@ -70,6 +71,10 @@ class Rules(msgspec.Struct, frozen=True):
     arbiter: str = ARBITER
     buffer: str = BUFFER
     launcher: str = LAUNCHER
+
+    @property
+    def dialogue(self) -> DialogueFormat:
+        return self.renderer.dialogue
 
 
 class PhaseTimes(msgspec.Struct, frozen=True, array_like=True):

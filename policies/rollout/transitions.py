@@ -23,16 +23,15 @@ from bus.messages import (
     LeaseDeferred,
     LeaseGranted,
     StartGroup,
+    TokenRecord,
     TurnAborted,
     TurnFailed,
     TurnGenerated,
     TurnRequested,
     build_blank_record,
-    bytes_to_ids,
 )
 from policies.decider import Send
-from policies.dialogue.chat_format import TextTokenizer
-from policies.dialogue.parse_turn import AssistantTurn, MalformedCall, ToolCall, parse_assistant_turn
+from policies.dialogue.parse_turn import AssistantTurn, MalformedCall, ToolCall
 from policies.rollout.call_transitions import (
     call_tools,
     on_code_finished,
@@ -51,9 +50,7 @@ def start(rules: Rules, group: StartGroup, trajectory_id: int, now: float) -> Tr
     return open_environment(trajectory) if rules.dialogue.has_opening else request_lease(rules, trajectory)
 
 
-def advance(
-    rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float, event: TrajectoryEvent
-) -> Transition:
+def advance(rules: Rules, trajectory: Trajectory, now: float, event: TrajectoryEvent) -> Transition:
     """Raises ProtocolError for an event that the trajectory's phase does not accept."""
     match event:
         case LeaseGranted():
@@ -65,7 +62,7 @@ def advance(
             trajectory.expect_turn(event)
             if trajectory.aborted:
                 return end_aborted(rules, replace(trajectory, record=trajectory.record.append_generated(event)), now)
-            return _on_turn_generated(rules, tokenizer, trajectory, now, event)
+            return _on_turn_generated(rules, trajectory, now, event)
         case TurnFailed():
             trajectory.expect_turn(event)
             if trajectory.aborted:
@@ -73,12 +70,12 @@ def advance(
             return _retry_turn(rules, trajectory, now, event.cause)
         case CodeFinished():
             trajectory.expect_call(event)
-            return on_code_finished(rules, tokenizer, trajectory, now, event)
+            return on_code_finished(rules, trajectory, now, event)
         case EnvironmentReturned():
             trajectory.expect_call(event)
             if trajectory.is_opening:
-                return on_opened(rules, tokenizer, trajectory, now, event)
-            return on_environment_returned(rules, tokenizer, trajectory, now, event)
+                return on_opened(rules, trajectory, now, event)
+            return on_environment_returned(rules, trajectory, now, event)
         case CallFailed() if event.call == GRADING_CALL:
             trajectory.expect_phase("grading", event)
             return retry(rules, trajectory, now, event.cause, Send(EXECUTOR, trajectory.build_submission()))
@@ -144,37 +141,36 @@ def _start_or_resume_turn(rules: Rules, trajectory: Trajectory, now: float, gran
     return trajectory, [Send(trajectory.engine, request)]
 
 
-def _on_turn_generated(
-    rules: Rules, tokenizer: TextTokenizer, trajectory: Trajectory, now: float, turn: TurnGenerated
-) -> Transition:
+def _on_turn_generated(rules: Rules, trajectory: Trajectory, now: float, turn: TurnGenerated) -> Transition:
     start_of_turn = trajectory.turn_start or trajectory.record.num_tokens
     trajectory = replace(trajectory, record=trajectory.record.append_generated(turn), turn_start=start_of_turn)
     if turn.finish != "stop":  # the turn continues, and no token is generated twice
         if trajectory.record.response_tokens >= rules.response_tokens:
             return stop(rules, trajectory, now, "length")
         return request_lease(rules, trajectory.enter_phase("leasing", now))
-    text = tokenizer.decode(bytes_to_ids(trajectory.record.token_ids[4 * start_of_turn :]))
-    parsed = parse_assistant_turn(text, rules.dialogue)
+    parsed = rules.renderer.parse_turn(trajectory.record.token_ids, start_of_turn)
     trajectory = replace(
         trajectory,
         turn=trajectory.turn + 1,
         turn_start=0,
-        requested=_choose_calls(rules, text, parsed),
+        requested=_choose_calls(rules, trajectory.record, start_of_turn, parsed),
         answer=parsed.answer or "",
         answer_opens=trajectory.answer_opens + parsed.answer_opens,
         answer_closes=trajectory.answer_closes + parsed.answer_closes,
     )
     if trajectory.requested:
-        return call_tools(rules, tokenizer, trajectory, now)
+        return call_tools(rules, trajectory, now)
     return stop(rules, trajectory, now, "no_answer" if parsed.answer is None else "answered")
 
 
-def _choose_calls(rules: Rules, text: str, parsed: AssistantTurn) -> tuple[ToolCall | MalformedCall, ...]:
+def _choose_calls(
+    rules: Rules, record: TokenRecord, turn_start: int, parsed: AssistantTurn
+) -> tuple[ToolCall | MalformedCall, ...]:
     """The turn's tool calls. A dialogue answers every turn."""
     if rules.kind != "dialogue":
         return parsed.calls
-    said = text.removesuffix(next(filter(text.endswith, rules.dialogue.stop_tokens), ""))
-    return (ToolCall(STEP, {"role": "assistant", "content": rules.dialogue.prefill + said}),)
+    content = rules.renderer.decode_content(record.token_ids, turn_start)
+    return (ToolCall(STEP, {"role": "assistant", "content": content}),)
 
 
 def _retry_turn(rules: Rules, trajectory: Trajectory, now: float, cause: str) -> Transition:

@@ -30,6 +30,7 @@ class TaskDescription(msgspec.Struct, frozen=True):
     tools: tuple[ToolSchema, ...] = ()
     system: str = DEFAULT_SYSTEM  # without the instructions for calls
     system_without_tools: str = ""  # empty: the same
+    tag_instruction: str = ""  # follows `system`, except with a renderer
     instruction: str = ""  # before each question
     has_boxed_answer: bool = False  # else also the text in the answer tags, or the whole last turn, is an answer
     has_reward: bool = False  # the environment has `get_reward`

@@ -33,8 +33,6 @@ from bus.messages import (
 from engine.data.datasets import DatasetProblem
 from engine.data.task_inputs import encode_row
 from engine.model.tokenizer import FastTokenizer
-from policies.dialogue.chat_format import DialogueFormat, build_prompt_segments, encode_segments
-from policies.dialogue.parse_turn import parse_assistant_turn
 from policies.dialogue.tool_results import format_result
 from policies.rollout import transitions
 from policies.rollout.call_transitions import format_environment_result, format_refusal
@@ -101,12 +99,6 @@ class PlayedTask(msgspec.Struct, frozen=True):
     sends_row: bool  # to its instances and reward functions
 
 
-def encode_prompt(tokenizer: FastTokenizer, dialogue: DialogueFormat, question: str) -> list[int]:
-    """Without the first text of the user if the task's instance gives it."""
-    segments = build_prompt_segments(question, dialogue)
-    return encode_segments(tokenizer, segments[:1] if dialogue.has_opening else segments)
-
-
 async def play_script(task: PlayedTask, problem: DatasetProblem, script: TurnScript, trajectory_id: int) -> Play:
     """Closes the instance at the end."""
     player = _Player(task, Play(problem.name, script), trajectory_id)
@@ -130,7 +122,7 @@ class _Player:
         self._script = iter(play.script.turns)
 
     async def run(self, problem: DatasetProblem) -> None:
-        rules, tokenizer = self._task.rules, self._task.tokenizer
+        rules = self._task.rules
         group = self._build_group(problem)
         trajectory, sends = transitions.start(rules, group, self._trajectory_id, 0.0)
         waiting = deque(sends)
@@ -140,13 +132,13 @@ class _Player:
             except _PlayFailed:
                 break
             if event is not None:
-                trajectory, sends = transitions.advance(rules, tokenizer, trajectory, 0.0, event)
+                trajectory, sends = transitions.advance(rules, trajectory, 0.0, event)
                 waiting += sends
         self._keep_prompt(trajectory)
         self.play.response_tokens = trajectory.record.response_tokens
 
     def _build_group(self, problem: DatasetProblem) -> StartGroup:
-        prompt_ids = encode_prompt(self._task.tokenizer, self._task.rules.dialogue, problem.question)
+        prompt_ids = self._task.rules.renderer.render_prompt(problem.question)
         return StartGroup(
             group_id=0,
             purpose="train",
@@ -192,7 +184,7 @@ class _Player:
     def _generate_turn(self, request: TurnRequested) -> TurnGenerated:
         text, rules = next(self._script, ""), self._task.rules
         token_ids = [*self._task.tokenizer.encode(text, trusted=True), rules.stop_token_ids[0]]
-        parsed = parse_assistant_turn(text, rules.dialogue)
+        parsed = rules.renderer.parse_turn(ids_to_bytes(token_ids), 0)
         calls = () if rules.kind == "dialogue" else parsed.calls
         refusals = (format_refusal(rules, place, call) for place, call in enumerate(calls))
         refused = [PlayedCall("", "", "refused", refusal) for refusal in refusals if refusal is not None]

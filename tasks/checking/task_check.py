@@ -16,15 +16,16 @@ from configs.schema import ModelConfig, RunConfig
 from configs.task_options import TaskConfig
 from engine.data.data_files import DatasetError, list_data_files
 from engine.data.datasets import DatasetProblem, read_problems
-from engine.data.task_inputs import get_row_layout
+from engine.data.task_inputs import build_renderer, get_row_layout
 from engine.model.tokenizer import FastTokenizer, load_tokenizer
-from policies.dialogue.chat_format import PROTOCOL_TAGS, TURN_END, TURN_START, DialogueFormat, build_dialogue_format
+from policies.dialogue.chat_format import PROTOCOL_TAGS, TURN_END, TURN_START, build_dialogue_format
+from policies.dialogue.dialogue_renderer import DialogueRenderer
 from policies.rollout.trajectory import Rules
 from policies.tools.task_description import TaskDescription
 from sandbox.contract import Sandbox
 from sandbox.select_backend import make_sandbox
 from tasks.checking.lazy_sandbox import LazySandbox
-from tasks.checking.play import UNLIMITED, Play, PlayedTask, PlayedTurn, encode_prompt, play_script
+from tasks.checking.play import UNLIMITED, Play, PlayedTask, PlayedTurn, play_script
 from tasks.checking.task_problems import (
     CheckFinding,
     find_blocking_calls,
@@ -134,7 +135,7 @@ async def check_task_code(inputs: CheckInputs) -> TaskCheck:
     played = await _play_rows(inputs, rules, tokenizer, _choose_rows(rows)) if rows else _Played([], [])
     counted = {play.row: len(play.prompt_ids) for play in played.plays if play.failed_at != "opening"}
     if not inputs.has_instances:
-        counted |= _count_prompts(rows[:_MAX_COUNTED_PROMPTS], rules.dialogue, tokenizer)
+        counted |= _count_prompts(rows[:_MAX_COUNTED_PROMPTS], rules.renderer)
     limit = inputs.task.get_dialogue().prompt_tokens
     findings += find_long_prompts(counted, limit, has_model_tokenizer=inputs.is_model_tokenizer)
     findings += _find_problems(inputs, played)
@@ -145,15 +146,16 @@ def _build_rules(inputs: CheckInputs, tokenizer: FastTokenizer) -> Rules:
     dialogue, description = inputs.task.get_dialogue(), inputs.description
     is_limited = description.kind == "dialogue"  # it answers each turn, so the last one must end it
     num_turns = len(inputs.script.turns) if inputs.script else NUM_PLAYS
+    renderer = build_renderer(dialogue, build_dialogue_format(dialogue, description), tokenizer)
     return Rules(
-        dialogue=build_dialogue_format(dialogue, description),
+        renderer=renderer,
         response_tokens=UNLIMITED,
         max_turns=num_turns if is_limited else UNLIMITED,
         max_calls_per_turn=dialogue.max_calls_per_turn,
         result_characters=dialogue.result_characters,
         top_p=1.0,
         top_k=0,
-        stop_token_ids=tuple(tokenizer.get_token_id(text) for text in dialogue.stop_tokens),
+        stop_token_ids=renderer.stop_token_ids,
         result_format=dialogue.result_format,
         kind=description.kind,
     )
@@ -180,10 +182,8 @@ def _choose_rows(rows: Sequence[DatasetProblem]) -> list[DatasetProblem]:
     return [rows[0], rows[len(rows) // 2], rows[-1]]
 
 
-def _count_prompts(
-    rows: Sequence[DatasetProblem], dialogue: DialogueFormat, tokenizer: FastTokenizer
-) -> dict[str, int]:
-    return {row.name: len(encode_prompt(tokenizer, dialogue, row.question)) for row in rows}
+def _count_prompts(rows: Sequence[DatasetProblem], renderer: DialogueRenderer) -> dict[str, int]:
+    return {row.name: len(renderer.render_prompt(row.question)) for row in rows}
 
 
 # ---------------------------------------------------------------- plays

@@ -118,7 +118,7 @@ def build_host_command(task: TaskConfig, description: TaskDescription, checkpoin
         checkpoint=checkpoint,
         call_limit_s=task.call_limit_s,
         reward_limit_s=reward.time_limit_s,
-        prefill=dialogue.prefill,
+        prefill=dialogue.turn_prefill,
         stop_tokens=dialogue.stop_tokens,
     )
     return HostCommand(settings, task.python, task.variables)

@@ -6,12 +6,11 @@ the sandbox (sandbox.inside.grader, docs/grading.md).
 
 from policies.tools.task_description import TaskDescription
 
-_REASON = "Reason inside <reason> </reason> and give the final answer inside {answer}."
-
 MATH_PYTHON = TaskDescription(
     kind="tools",
-    system=f"You are a helpful assistant that solves problems step by step, with the help of a Python tool. {_REASON}",
-    system_without_tools=f"You are a helpful assistant that solves problems step by step. {_REASON}",
+    system="You are a helpful assistant that solves problems step by step, with the help of a Python tool.",
+    system_without_tools="You are a helpful assistant that solves problems step by step.",
+    tag_instruction="Reason inside <reason> </reason> and give the final answer inside {answer}.",
     instruction="Solve the problem below. Put the final answer inside {answer} and \\boxed{}.\n\n",
     has_boxed_answer=True,
 )

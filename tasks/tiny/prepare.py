@@ -41,6 +41,8 @@ def prepare(run: RunConfig, folder: RunFolder) -> None:
     """Raises UnusableInput for an unsuitable configuration, OSError on disk errors."""
     if run.tiny is None:
         raise UnusableInput("the configuration has no [tiny] table; add one to prepare a tiny model")
+    if any(task.get_dialogue().renderer for task in run.resolved_tasks):
+        raise UnusableInput("dialogue.renderer: the tokenizer of [tiny] lacks the tokens of model families")
     if run.tasks:
         formats = load_task_formats(run, folder)
         tokenizer = train_tokenizer(iter_task_texts(run, folder, formats), collect_added_texts(formats.values()))

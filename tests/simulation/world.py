@@ -43,7 +43,7 @@ from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Rules
 from policies.tools.task_description import TaskDescriptions
 from tasks.math_python import MATH_PYTHON
-from tests.fakes import TOKENIZER, rules
+from tests.fakes import rules
 from tests.simulation.engines import TASK_TEXTS, TURN_TEXTS, Script, ScriptedEngine
 from tests.simulation.launching import Launch
 from tests.simulation.learner import Disk
@@ -146,7 +146,7 @@ class World:
         )
 
     def deciders(self) -> dict[str, Mapping[str, Decider]]:
-        rollout = Rollout({task.name: self.build_rules(task) for task in self.run.resolved_tasks}, TOKENIZER)
+        rollout = Rollout({task.name: self.build_rules(task) for task in self.run.resolved_tasks})
         return {HEAD: build_head_deciders(self.run, self.problems()), ROLLOUT: {ROLLOUT: rollout}}
 
     # ---------------------------------------------------------------- the run

@@ -61,7 +61,7 @@ def _find_fork_point(
     folder: RunFolder, rules: Mapping[str, Rules], tokenizer: FastTokenizer, options: ForkOptions
 ) -> ForkPoint:
     def replay(tool_result: ResultOverride | None = None) -> ReplayedTrajectory:
-        rollout = Rollout(rules, tokenizer)
+        rollout = Rollout(rules)
         return replay_trajectory(find_log(folder, ROLLOUT), rollout, options.trajectory, tool_result)
 
     original = replay()

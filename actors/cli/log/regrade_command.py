@@ -28,7 +28,7 @@ from configs.errors import UnusableInput
 from configs.load import list_differences, load_run, load_with_overrides
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from engine.data.task_inputs import load_task_formats
+from engine.data.task_inputs import load_task_renderers
 from engine.model.tokenizer import load_tokenizer
 from policies.step_metrics import divide
 from tasks.hosting.task_services import build_task_services
@@ -132,7 +132,7 @@ def _iter_submissions(
     rows: dict[str, bytes] | None = None
     if not run.tasks and other.reward.functions:
         rows = {} if run.reward.functions else read_rows_by_problem(run, folder)
-    builder = SubmissionBuilder(tokenizer, load_task_formats(run, folder), rows)
+    builder = SubmissionBuilder(load_task_renderers(run, folder, tokenizer), rows)
     for stored in read_stored_trajectories(folder, counts.add_without_group, task):
         yield stored, builder.build(stored)
 

@@ -18,9 +18,8 @@ from bus.messages import AnyMessage
 from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.run_folder import RunFolder
-from engine.data.task_inputs import read_task_descriptions
+from engine.data.task_inputs import load_task_renderers, read_task_descriptions
 from engine.model.tokenizer import load_tokenizer
-from policies.dialogue.chat_format import build_dialogue_format
 
 _POLL_INTERVAL_S = 0.2  # for new events
 _KINDS = tuple(kind.__name__ for kind in get_args(AnyMessage))
@@ -29,11 +28,12 @@ _KINDS = tuple(kind.__name__ for kind in get_args(AnyMessage))
 def load_text_context(folder: RunFolder) -> TextContext:
     """Raises UnusableInput if the run's tokenizer is missing."""
     run, descriptions = load_run(folder.config), read_task_descriptions(folder)
+    tokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
+    renderers = load_task_renderers(run, folder, tokenizer)
     tasks: dict[str, TaskTexts] = {}
     for task in run.resolved_tasks:
-        dialogue, description = task.get_dialogue(), descriptions[task.name]
-        tasks[task.name] = TaskTexts(dialogue, build_dialogue_format(dialogue, description), description.kind)
-    tokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
+        dialogue = task.get_dialogue()
+        tasks[task.name] = TaskTexts(dialogue, renderers[task.name], descriptions[task.name].kind)
     return TextContext(tokenizer, tasks, next(iter(tasks.values())))
 
 

@@ -70,12 +70,12 @@ def test_the_later_of_two_launches_counts(tmp_path: Path) -> None:
     recording.tell(ROLLOUT, RunStarted(0, BufferCursor()), ROLLOUT)  # a third launch without the trajectory
     recording.close()
     log = tmp_path / "run" / "events" / "rollout-0.sqlite"
-    again = replay_trajectory(log, Rollout({"": RULES}, TOKENIZER), TID)
+    again = replay_trajectory(log, Rollout({"": RULES}), TID)
     assert (again.end, len(again.turn_starts)) == (None, 2)
     with pytest.raises(UnusableInput, match="no trajectory 99"):
-        replay_trajectory(log, Rollout({"": RULES}, TOKENIZER), 99)
+        replay_trajectory(log, Rollout({"": RULES}), 99)
     with pytest.raises(UnusableInput, match=r"trajectory 8 replays differently from event \d+ on"):
-        replay_trajectory(log, Rollout({"": rules(result_characters=1)}, TOKENIZER), TID)
+        replay_trajectory(log, Rollout({"": rules(result_characters=1)}), TID)
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])  # odd seeds kill executors

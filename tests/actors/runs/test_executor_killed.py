@@ -34,7 +34,9 @@ from bus.transport.zeromq import open_zmq_bus
 from configs.load import write_resolved
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig, SandboxConfig, SupervisionConfig
+from engine.data.task_inputs import write_task_descriptions
 from policies.rollout.rollout import Rollout
+from tasks import MATH_PYTHON
 from tests.fakes import ANSWER, PROMPT, TOKENIZER, generated, rules
 
 pytestmark = pytest.mark.slow
@@ -70,6 +72,7 @@ class Node:
         write_resolved(
             RunConfig(name="killed", sandbox=SandboxConfig(backend="process", executors=executors)), folder.config
         )
+        write_task_descriptions(folder, {"": MATH_PYTHON})
         self._sockets = folder.sockets
         self.children = ChildProcesses(folder)
         self.names = tuple(f"executor-{index}" for index in range(executors))
@@ -84,7 +87,7 @@ class Node:
             ],
         )
         self.supervisor = Supervisor(self.executors.build_programs(), self.children, SupervisionConfig())
-        self.rollout = Rollout({"": rules(max_turns=9)}, TOKENIZER)
+        self.rollout = Rollout({"": rules(max_turns=9)})
         self.ended: list[TrajectoryFinished | TrajectoryFailed] = []
         self.head, self.generator = self._bus("head"), self._bus("generator-0")
         self.bus = self._bus("rollout-0")

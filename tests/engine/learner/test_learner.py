@@ -30,11 +30,13 @@ from bus.transport.zeromq import open_zmq_bus
 from configs.load import write_resolved
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
+from engine.data.task_inputs import write_task_descriptions
 from engine.learner.checkpoints import list_saved_steps, read_trainer_state
 from engine.learner.distributed import RankGroup, gather_full_parameters
 from engine.learner.learner_rank import CheckpointNotFound, LearnerRank
 from engine.model.hf_checkpoint import load_model
 from engine.weight_transfer.shared_memory import load_published
+from tasks import MATH_PYTHON
 from tests.engine.learner.training_examples import rows, small_run, write_initial_checkpoint
 
 TIMEOUT_S = 60
@@ -57,6 +59,7 @@ def make_run(
     base = small_run(ranks=ranks, checkpoint_every=checkpoint_every)
     run = msgspec.structs.replace(base, sft=msgspec.structs.replace(base.sft, steps=sft_steps))
     write_resolved(run, folder.config)
+    write_task_descriptions(folder, {"": MATH_PYTHON})
     return run, folder
 
 

@@ -47,7 +47,7 @@ class Conversation:
 
     def __init__(self, kind: TaskKind = "environment", size: int = 1, **changes: object) -> None:
         kinds: tuple[TaskKind, ...] = ("tools", "environment", "dialogue")
-        self.rollout = Rollout({each: self._make_rules(each, changes) for each in kinds}, TOKENIZER)
+        self.rollout = Rollout({each: self._make_rules(each, changes) for each in kinds})
         self.kind, self.now = kind, 0.0
         self.decide(ExecutorJoined(FIRST, 4))
         self.started = self.decide(make_group(kind, size))

@@ -77,7 +77,7 @@ class Conversation:
     def _event(self, line: str) -> None:
         self.now += 1.0
         if line.startswith("start "):
-            self.rollout = Rollout({"": rules(**self.settings)}, TOKENIZER)
+            self.rollout = Rollout({"": rules(**self.settings)})
             self.rollout.decide(self.now, ExecutorJoined("executor-0", 1))
         event = self._parse(line)
         try:

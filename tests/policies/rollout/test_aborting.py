@@ -27,14 +27,14 @@ from bus.messages import (
 )
 from policies.decider import Send
 from policies.rollout.rollout import Rollout
-from tests.fakes import ANSWER, CALL, PROMPT, TOKENIZER, generated, rules
+from tests.fakes import ANSWER, CALL, PROMPT, generated, rules
 
 EXECUTOR = "executor-0/1"
 ABORT = GroupAborted(0, 0, 1, "the step ended without it")
 
 
 def rollout(*events: AnyMessage, size: int = 1) -> Rollout:
-    made = Rollout({"": rules()}, TOKENIZER)
+    made = Rollout({"": rules()})
     made.decide(0.0, ExecutorJoined(EXECUTOR, 4))
     made.decide(0.0, StartGroup(0, "train", "q:1", "2", PROMPT, size, 0, 1.0, 5))
     for event in events:
@@ -113,7 +113,7 @@ def test_an_abort_during_grading_stops_it_and_the_grade_is_late() -> None:
 
 
 def test_an_aborted_trajectory_no_longer_waits_for_an_executor() -> None:
-    made = Rollout({"": rules()}, TOKENIZER)
+    made = Rollout({"": rules()})
     for event in (StartGroup(0, "train", "q:1", "2", PROMPT, 1, 0, 1.0, 5), granted(), generated(0, 0, CALL)):
         made.decide(0.0, event)
     assert made.waiting_for_executor

@@ -23,7 +23,7 @@ class Play:
 
     def __init__(self, **texts: object) -> None:
         dialogue = DialogueConfig(**texts)  # pyright: ignore
-        self.rollout = Rollout({"": rules(dialogue=build_dialogue_format(dialogue, MATH_PYTHON))}, TOKENIZER)
+        self.rollout = Rollout({"": rules(dialogue=build_dialogue_format(dialogue, MATH_PYTHON))})
         self.rollout.decide(1.0, ExecutorJoined("executor-0", 1))
         self.rollout.decide(2.0, StartGroup(0, "train", "q:1", "2", PROMPT, 1, 7, 1.0, 5))
         self.turn = 0

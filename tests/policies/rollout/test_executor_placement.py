@@ -32,14 +32,14 @@ from policies.decider import Send
 from policies.rollout.call_transitions import keeps_effects
 from policies.rollout.executor_placement import ExecutorPlacement
 from policies.rollout.rollout import Rollout
-from tests.fakes import ANSWER, CALL, PROMPT, TOKENIZER, generated, rules
+from tests.fakes import ANSWER, CALL, PROMPT, generated, rules
 
 
 class Process:
     """A rollout process, with trajectories that generate given texts."""
 
     def __init__(self, trajectories: int, *joined: ExecutorJoined) -> None:
-        self.rollout = Rollout({"": rules()}, TOKENIZER)
+        self.rollout = Rollout({"": rules()})
         self.decide(StartGroup(0, "train", "q:1", "2", PROMPT, trajectories, 0, 1.0, 5))
         for number in range(trajectories):
             self.grant(number)

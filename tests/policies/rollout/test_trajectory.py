@@ -40,7 +40,7 @@ from bus.messages import (
 )
 from policies.decider import Send
 from policies.rollout.rollout import Rollout
-from tests.fakes import ANSWER, CALL, PROMPT, TOKENIZER, generated, rules
+from tests.fakes import ANSWER, CALL, PROMPT, generated, rules
 
 SAYINGS = (CALL, ANSWER, "nothing", "<tool_call>{</tool_call>", CALL + CALL, "")
 
@@ -59,7 +59,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rollout = Rollout({"": rules(response_tokens=300, max_turns=3, max_calls_per_turn=2)}, TOKENIZER)
+        self.rollout = Rollout({"": rules(response_tokens=300, max_turns=3, max_calls_per_turn=2)})
         self.now = 0.0
         self.open: list[Send] = []  # unanswered requests
         self.late: list[Send] = []  # obsolete requests with answers in flight
@@ -325,7 +325,7 @@ def test_a_group_cannot_be_started_twice_nor_after_it_has_ended() -> None:
 
 
 def start_group(size: int = 2) -> Rollout:
-    rollout = Rollout({"": rules()}, TOKENIZER)
+    rollout = Rollout({"": rules()})
     rollout.decide(0.0, group(size))
     return rollout
 
@@ -346,7 +346,7 @@ def test_a_turn_fails_when_a_second_engine_leaves() -> None:
 @given(st.integers(0, 2**62), st.integers(0, 2**40))
 def test_siblings_have_distinct_seeds_that_do_not_depend_on_ids(seed: int, first: int) -> None:
     def seeds(first_id: int) -> list[int]:
-        rollout = Rollout({"": rules()}, TOKENIZER)
+        rollout = Rollout({"": rules()})
         start = StartGroup(0, "train", "q", "2", PROMPT, 4, first_id, 1.0, seed)
         rollout.decide(0.0, start)
         return [trajectory.seed for trajectory in rollout.trajectories.values()]

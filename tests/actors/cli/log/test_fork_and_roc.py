@@ -225,7 +225,7 @@ def test_a_replayed_trajectory_has_the_end_that_the_head_logged(folder: RunFolde
     run = load_run(folder.config)
     tokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
     for original in (answered(folder, 0), answered(folder, 1)):
-        rollout = Rollout(build_rules(run, {"": MATH_PYTHON}, tokenizer), tokenizer)
+        rollout = Rollout(build_rules(run, {"": MATH_PYTHON}, tokenizer))
         assert replay_trajectory(folder.events / "rollout-0.sqlite", rollout, original.trajectory_id).end == original
 
 

@@ -1,0 +1,173 @@
+"""Renders dialogues in the chat format of a model family, with the package renderers.
+
+The package writes a turn after the tokens that the model generated, and never encodes these again: a rollout's tokens
+only grow. `thinking_retention` is "all", so that the reasoning of earlier turns stays in the prompt, although some
+templates remove it.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from bus.messages import TokenRecord, bytes_to_ids
+from configs.dialogue_options import DialogueConfig
+from configs.errors import UnusableInput
+from engine.model.tokenizer import FastTokenizer
+from policies.dialogue.chat_format import DialogueFormat
+from policies.dialogue.parse_turn import AssistantTurn, MalformedCall, ToolCall, build_assistant_turn, check_call
+from policies.tools.tool_schema import ToolSchema
+
+if TYPE_CHECKING:
+    from renderers.base import ParsedResponse, ParsedToolCall, Renderer
+
+_MARK = "\ue0f0\ue0f1"  # of private use; within the text of an added token that must remain ordinary text
+_RETENTION = {"thinking_retention": "all"}
+_UNUSABLE = ("auto", "default")  # the first needs a model's name, the second cannot continue a dialogue
+
+
+class FamilyTokenizer:
+    """Implements renderers.base.Tokenizer. Marked texts do not become added tokens."""
+
+    unk_token_id = None
+    eos_token_id = None
+
+    def __init__(self, tokenizer: FastTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.name_or_path = str(tokenizer.path.parent)
+        self.added = tokenizer.added_tokens
+        texts = sorted(self.added, key=len, reverse=True)
+        self._pattern = re.compile("(" + "|".join(re.escape(text) for text in texts) + ")")
+
+    def mark(self, text: str) -> str:
+        return self._pattern.sub(lambda found: found[0][0] + _MARK + found[0][1:], text)
+
+    def encode(self, text: str, *_: object, **__: object) -> list[int]:
+        if _MARK not in text:
+            return self._tokenizer.encode(text, trusted=True)
+        token_ids: list[int] = []
+        for part in self._pattern.split(text):
+            trusted = part in self.added
+            token_ids += self._tokenizer.encode(part.replace(_MARK, ""), trusted=trusted)
+        return token_ids
+
+    def decode(self, token_ids: Any, *_: object, **__: object) -> str:
+        return self._tokenizer.decode([token_ids] if isinstance(token_ids, int) else list(token_ids))
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        if isinstance(tokens, str):
+            return self._tokenizer.find_token_id(tokens)
+        return [self._tokenizer.find_token_id(token) for token in tokens]
+
+
+class FamilyRenderer:
+    """Implements policies.dialogue.dialogue_renderer.DialogueRenderer."""
+
+    def __init__(self, renderer: "Renderer", tokenizer: FamilyTokenizer, dialogue: DialogueFormat) -> None:
+        self._renderer, self._tokenizer, self.dialogue = renderer, tokenizer, dialogue
+        self._tools = [_describe_tool(tool) for tool in dialogue.tools] or None
+        self.stop_token_ids = tuple(renderer.get_stop_token_ids())
+        self._empty_prompt = self._render_dialogue("")
+        self._head = self._find_head()
+
+    def render_prompt(self, question: str) -> list[int]:
+        return self._head if self.dialogue.has_opening else self._render_dialogue(question)
+
+    def render_opening(self, observation: str) -> list[int]:
+        token_ids = self._render_dialogue(observation)
+        assert token_ids[: len(self._head)] == self._head
+        return token_ids[len(self._head) :]
+
+    def render_user_turn(self, record: TokenRecord, text: str) -> list[int] | None:
+        return self._extend(record, [{"role": "user", "content": self._tokenizer.mark(text)}])
+
+    def render_tool_turn(self, record: TokenRecord, results: Sequence[str]) -> list[int] | None:
+        calls = self._parse(record.token_ids, _find_last_turn(record)).tool_calls
+        names = [call.name or "" for call in calls] + [""] * len(results)
+        messages = [
+            {"role": "tool", "tool_call_id": f"call_{place}", "name": name, "content": self._tokenizer.mark(result)}
+            for place, (name, result) in enumerate(zip(names, results, strict=False))
+        ]
+        return self._extend(record, messages)
+
+    def parse_turn(self, token_ids: bytes, turn_start: int) -> AssistantTurn:
+        parsed = self._parse(token_ids, turn_start)
+        tools = self.dialogue.tools
+        calls = tuple(_check_parsed_call(call, tools) for call in parsed.tool_calls) if tools else ()
+        return build_assistant_turn(parsed.content, calls, self.dialogue)
+
+    def decode_content(self, token_ids: bytes, turn_start: int) -> str:
+        return self._parse(token_ids, turn_start).content
+
+    def _parse(self, token_ids: bytes, turn_start: int) -> "ParsedResponse":
+        """Without a prompt, the turn follows an empty one: it may begin within the reasoning."""
+        ids = bytes_to_ids(token_ids)
+        prompt_ids = list(ids[:turn_start]) or self._empty_prompt
+        return self._renderer.parse_response(list(ids[turn_start:]), tools=self._tools, prompt_ids=prompt_ids)
+
+    def _extend(self, record: TokenRecord, messages: list[dict[str, str]]) -> list[int] | None:
+        ids, start = list(bytes_to_ids(record.token_ids)), _find_last_turn(record)
+        extended = self._renderer.bridge_to_next_turn(ids[:start], ids[start:], cast(Any, messages), tools=self._tools)
+        if extended is None or extended.token_ids[: len(ids)] != ids:
+            return None
+        return extended.token_ids[len(ids) :]
+
+    def _render_dialogue(self, question: str) -> list[int]:
+        """System turn, user turn, and the start of the first assistant turn."""
+        system = [{"role": "system", "content": self.dialogue.system}] if self.dialogue.system else []
+        user = {"role": "user", "content": self.dialogue.instruction + self._tokenizer.mark(question)}
+        messages = cast(Any, [*system, user])
+        return self._renderer.render_ids(messages, tools=self._tools, add_generation_prompt=True)
+
+    def _find_head(self) -> list[int]:
+        """The tokens of each prompt up to the last added token before the question."""
+        token_ids, others = self._render_dialogue("a"), self._render_dialogue("\n\nb")
+        same = next(place for place, pair in enumerate(zip(token_ids, others, strict=False)) if pair[0] != pair[1])
+        added = set(self._tokenizer.added.values())
+        while same and token_ids[same - 1] not in added:
+            same -= 1
+        return token_ids[:same]
+
+
+def build_family_renderer(config: DialogueConfig, dialogue: DialogueFormat, tokenizer: FastTokenizer) -> FamilyRenderer:
+    """Raises UnusableInput if the package, the renderer or a token of its format is missing, or a parameter is wrong."""
+    try:
+        from pydantic import TypeAdapter, ValidationError
+        from renderers import create_renderer
+        from renderers.configs import RendererConfig
+    except ImportError as error:
+        raise UnusableInput(f"{error}; install the extra: pip install 'asterism[renderers]'") from None
+    if config.renderer in _UNUSABLE:
+        raise UnusableInput(
+            f'"{config.renderer}" cannot continue a dialogue; name the model\'s family, such as "qwen3"'
+        )
+    keys = {**_RETENTION, **config.renderer_parameters, "name": config.renderer}
+    try:
+        checked = TypeAdapter[Any](RendererConfig).validate_python(keys)
+    except ValidationError as error:
+        found = "; ".join(_describe_problem(each) for each in error.errors())
+        raise UnusableInput(f"{config.renderer}: {found}") from None
+    family_tokenizer = FamilyTokenizer(tokenizer)
+    try:
+        return FamilyRenderer(create_renderer(family_tokenizer, checked), family_tokenizer, dialogue)
+    except (AssertionError, ValueError, KeyError, TypeError) as error:
+        raise UnusableInput(f"{config.renderer} does not fit {tokenizer.path}: {error}") from None
+
+
+def _describe_problem(problem: Any) -> str:
+    place = ".".join(map(str, problem["loc"][1:]))
+    return f"renderer_parameters.{place}: {problem['msg']}" if place else problem["msg"]
+
+
+def _find_last_turn(record: TokenRecord) -> int:
+    return record.loss_mask.rfind(b"\0") + 1
+
+
+def _describe_tool(tool: ToolSchema) -> Any:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
+
+
+def _check_parsed_call(call: "ParsedToolCall", tools: Sequence[ToolSchema]) -> ToolCall | MalformedCall:
+    if call.status in ("ok", "unknown_tool"):
+        return check_call(call.name, call.arguments, tools)
+    return MalformedCall(f"the call cannot be parsed: {str(call.status).replace('_', ' ')}")

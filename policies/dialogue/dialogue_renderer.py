@@ -1,0 +1,88 @@
+"""Renders the turns of a task's dialogues as token ids, and parses the turns of the model."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from bus.messages import TokenRecord, bytes_to_ids
+from policies.dialogue.chat_format import (
+    DialogueFormat,
+    TextTokenizer,
+    build_opening_segments,
+    build_prompt_segments,
+    build_tool_turn_segments,
+    build_user_turn_segments,
+    encode_segments,
+)
+from policies.dialogue.parse_turn import AssistantTurn, parse_assistant_turn
+
+
+class DialogueRenderer(Protocol):
+    """A dialogue only grows: `render_...` give the tokens that follow those of the record, up to the next turn.
+
+    Texts of questions, results and users are untrusted: they never contain special tokens.
+    """
+
+    @property
+    def dialogue(self) -> DialogueFormat: ...
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Of the tokens that end a turn."""
+        ...
+
+    def render_prompt(self, question: str) -> list[int]:
+        """With an opening, only the part before the first observation."""
+        ...
+
+    def render_opening(self, observation: str) -> list[int]: ...
+
+    def render_user_turn(self, record: TokenRecord, text: str) -> list[int] | None:
+        """None if no turn can follow the model's last one."""
+        ...
+
+    def render_tool_turn(self, record: TokenRecord, results: Sequence[str]) -> list[int] | None:
+        """None if no turn can follow the model's last one."""
+        ...
+
+    def parse_turn(self, token_ids: bytes, turn_start: int) -> AssistantTurn:
+        """`token_ids`: int32 [T], up to the turn's last token; `turn_start`: position of its first one."""
+        ...
+
+    def decode_content(self, token_ids: bytes, turn_start: int) -> str:
+        """What a dialogue reads of the turn."""
+        ...
+
+
+class ChatMLRenderer:
+    """Implements DialogueRenderer with the texts of policies.dialogue.chat_format."""
+
+    def __init__(self, tokenizer: TextTokenizer, dialogue: DialogueFormat) -> None:
+        self._tokenizer, self.dialogue = tokenizer, dialogue
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, trusted=True)[0] for text in self.dialogue.stop_tokens)
+
+    def render_prompt(self, question: str) -> list[int]:
+        segments = build_prompt_segments(question, self.dialogue)
+        return encode_segments(self._tokenizer, segments[:1] if self.dialogue.has_opening else segments)
+
+    def render_opening(self, observation: str) -> list[int]:
+        return encode_segments(self._tokenizer, build_opening_segments(observation, self.dialogue))
+
+    def render_user_turn(self, record: TokenRecord, text: str) -> list[int]:
+        return encode_segments(self._tokenizer, build_user_turn_segments(text, self.dialogue))
+
+    def render_tool_turn(self, record: TokenRecord, results: Sequence[str]) -> list[int]:
+        return encode_segments(self._tokenizer, build_tool_turn_segments(results, self.dialogue))
+
+    def parse_turn(self, token_ids: bytes, turn_start: int) -> AssistantTurn:
+        return parse_assistant_turn(self._decode(token_ids, turn_start), self.dialogue)
+
+    def decode_content(self, token_ids: bytes, turn_start: int) -> str:
+        text = self._decode(token_ids, turn_start)
+        stop = next(filter(text.endswith, self.dialogue.stop_tokens), "")
+        return self.dialogue.prefill + text.removesuffix(stop)
+
+    def _decode(self, token_ids: bytes, turn_start: int) -> str:
+        return self._tokenizer.decode(bytes_to_ids(token_ids[4 * turn_start :]))
