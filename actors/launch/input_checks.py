@@ -26,7 +26,7 @@ from engine.data.task_inputs import build_renderer, build_task_formats, get_row_
 from engine.model.model_config import check_weight_shapes, load_model_config
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 from engine.model.weight_files import count_parameters
-from policies.dialogue.chat_format import TURN_START, build_dialogue_format
+from policies.dialogue.chat_format import TURN_END, TURN_START, build_dialogue_format
 from policies.groups.advantages import ESTIMATORS, FILTERS
 from policies.losses import LOSSES
 from policies.tools.task_description import MATH, TaskDescription
@@ -85,7 +85,9 @@ def list_input_checks(
             checks[key] = partial(_check_import_path, key, spec, tuple(known))
     if not _is_generated(run, run.model.checkpoint):
         checkpoint = folder.expand_path(run.model.checkpoint)
-        checks["model.checkpoint"] = partial(_check_checkpoint, checkpoint, run.sequence_tokens)
+        has_chatml = not all(task.get_dialogue().renderer for task in run.resolved_tasks)
+        tokens = (TURN_START, TURN_END) if has_chatml else ()
+        checks["model.checkpoint"] = partial(_check_checkpoint, checkpoint, run.sequence_tokens, tokens)
         for task in run.resolved_tasks:
             key, check = f"{task.key_prefix}dialogue.stop_tokens", partial(_check_stop_tokens, checkpoint, task)
             if task.get_dialogue().renderer:
@@ -231,7 +233,8 @@ def _run_program(command: Sequence[str], environment: Mapping[str, str] | None, 
 # ---------------------------------------------------------------- model
 
 
-def _check_checkpoint(folder: Path, sequence_tokens: int) -> CheckedInput:
+def _check_checkpoint(folder: Path, sequence_tokens: int, tokens: Sequence[str]) -> CheckedInput:
+    """`tokens`: of the roles."""
     if not folder.is_dir():
         raise UnusableInput(f"{folder}: no such folder; set it to the folder of a model with the Qwen3 architecture")
     config = load_model_config(folder)
@@ -241,6 +244,8 @@ def _check_checkpoint(folder: Path, sequence_tokens: int) -> CheckedInput:
             f"has up to dialogue.prompt_tokens + response_tokens = {sequence_tokens} tokens"
         )
     tokenizer = load_tokenizer(folder)
+    for token in tokens:
+        tokenizer.get_token_id(token)
     check_vocabulary(config, tokenizer)
     num_parameters = check_weight_shapes(folder)
     return CheckedInput(
@@ -257,7 +262,6 @@ def _check_renderer(folder: Path, task: TaskConfig, descriptions: Mapping[str, T
 
 def _check_stop_tokens(folder: Path, task: TaskConfig) -> CheckedInput:
     tokenizer, texts = load_tokenizer(folder), task.get_dialogue().stop_tokens
-    tokenizer.get_token_id(TURN_START)
     return CheckedInput(", ".join(f"{text} is token {tokenizer.get_token_id(text)}" for text in texts))
 
 

@@ -396,6 +396,10 @@ def test_a_task_of_a_configuration_is_checked_with_its_keys() -> None:
             ["counting.py:TOOLS", "--data", "rows.jsonl", "--set", "reward.functions.f=counting.py:nope"],
             r'tasks\.TOOLS\.reward\.functions\.f: .*/counting\.py has no "nope"',
         ),
+        (
+            ["counting.py:TOOLS", "--data", "rows.jsonl", "--set", "dialogue.renderer=qwen3"],
+            r"dialogue\.renderer needs the model's tokenizer; add --tokenizer FOLDER",
+        ),
         (["counting.py:TOOLS", "--data", "rows.jsonl", "--set", "limit=1"], r"unknown key `tasks\.TOOLS\.limit`"),
     ],
 )

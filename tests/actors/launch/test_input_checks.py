@@ -14,7 +14,10 @@ from actors.launch.input_checks import check_inputs
 from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.schema import RunConfig
+from engine.model.hf_checkpoint import save_model
+from tasks.tiny.tiny_tokenizer import AddedTexts, save_tokenizer, train_tokenizer
 from tests.engine.learner.training_examples import write_initial_checkpoint
+from tests.engine.tiny_models import small_config, small_model
 
 pytestmark = pytest.mark.slow
 
@@ -141,6 +144,22 @@ def test_every_stop_token_is_a_token_of_the_model(inputs: Path) -> None:
     message = r"^dialogue\.stop_tokens: .*/tokenizer\.json: the vocabulary has no token '<stop>'"
     with pytest.raises(UnusableInput, match=message):
         check_inputs(load(inputs, 'dialogue.stop_tokens=["<|im_end|>", "<stop>"]'))
+
+
+def test_a_renderer_needs_the_tokens_of_its_family(inputs: Path) -> None:
+    with pytest.raises(
+        UnusableInput, match=r"^dialogue\.renderer: qwen3 does not fit .*/tokenizer\.json: .* not found"
+    ):
+        check_inputs(load(inputs, "dialogue.renderer=qwen3", "sft.steps=0"))
+    special = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "</think>", "<tool_call>", "</tool_call>"]
+    special += ["<tool_response>", "</tool_response>"]
+    tokenizer = train_tokenizer(["text"], AddedTexts(special, []))
+    save_tokenizer(tokenizer, inputs / "tokenizer")
+    model = small_model(config=small_config(vocab_size=tokenizer.get_vocab_size()))
+    save_model(inputs / "model", model.config, model.state_dict(), inputs / "tokenizer")
+    check_inputs(load(inputs, "dialogue.renderer=qwen3", "sft.steps=0"))
+    with pytest.raises(UnusableInput, match=r"sft\.steps must be 0 with dialogue\.renderer"):
+        load(inputs, "dialogue.renderer=qwen3", "sft.steps=1")
 
 
 def test_a_cold_start_without_dialogues_has_two_remedies(inputs: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
-from configs.schema import DialogueConfig, RunConfig, TinyConfig
+from configs.schema import DialogueConfig, RunConfig, SftConfig, TinyConfig
 from engine.data.datasets import read_problems
 from engine.data.sft_dialogues import read_sft_dialogues
 from engine.model.hf_checkpoint import load_model
@@ -70,6 +70,10 @@ def test_another_seed_gives_different_files(prepared: RunFolder, tmp_path: Path)
         (
             RunConfig(name="some", tiny=TINY, dialogue=DialogueConfig(tools=("jupyter_code",), prefill="<think>")),
             r"dialogue: the tiny task supports only the default texts",
+        ),
+        (
+            RunConfig(name="some", tiny=TINY, sft=SftConfig(steps=0), dialogue=DialogueConfig(renderer="qwen3")),
+            r"dialogue.renderer: the tokenizer of \[tiny\] lacks the tokens of model families",
         ),
         (
             RunConfig(
