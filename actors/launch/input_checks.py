@@ -26,7 +26,7 @@ from engine.data.task_inputs import build_renderer, build_task_formats, get_row_
 from engine.model.model_config import check_weight_shapes, load_model_config
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 from engine.model.weight_files import count_parameters
-from policies.dialogue.chat_format import TURN_END, TURN_START, build_dialogue_format
+from policies.dialogue.chat_format import TURN_END, TURN_START
 from policies.groups.advantages import ESTIMATORS, FILTERS
 from policies.losses import LOSSES
 from policies.tools.task_description import MATH, TaskDescription
@@ -255,8 +255,8 @@ def _check_checkpoint(folder: Path, sequence_tokens: int, tokens: Sequence[str])
 
 def _check_renderer(folder: Path, task: TaskConfig, descriptions: Mapping[str, TaskDescription]) -> CheckedInput:
     config, tokenizer = task.get_dialogue(), load_tokenizer(folder)
-    dialogue = build_dialogue_format(config, descriptions.get(task.name, DEFAULT_TASK))
-    stop_tokens = tokenizer.decode(build_renderer(config, dialogue, tokenizer).stop_token_ids)
+    renderer = build_renderer(config, descriptions.get(task.name, DEFAULT_TASK), tokenizer)
+    stop_tokens = tokenizer.decode(renderer.stop_token_ids)
     return CheckedInput(f"{config.renderer}, with the stop tokens {stop_tokens}")
 
 

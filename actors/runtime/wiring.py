@@ -21,7 +21,6 @@ from engine.data.task_inputs import build_renderer, encode_row, get_row_layout, 
 from engine.model.tokenizer import FastTokenizer, load_tokenizer
 from policies.arbiter.arbiter import Arbiter
 from policies.decider import Decider
-from policies.dialogue.chat_format import build_dialogue_format
 from policies.groups.group_buffer import GroupBuffer
 from policies.groups.group_starter import ProblemSet, TokenizedProblem
 from policies.recipe import Recipe
@@ -65,7 +64,7 @@ def _build_task_rules(
     sampling: SamplingConfig, task: TaskConfig, description: TaskDescription, tokenizer: FastTokenizer
 ) -> Rules:
     dialogue = task.get_dialogue()
-    renderer = build_renderer(dialogue, build_dialogue_format(dialogue, description), tokenizer)
+    renderer = build_renderer(dialogue, description, tokenizer)
     return Rules(
         renderer=renderer,
         response_tokens=dialogue.response_tokens,
@@ -155,7 +154,7 @@ def _load_problems(
 ) -> list[TokenizedProblem]:
     """Prompts over the limit are skipped and counted in one warning. A first observation of the task is not counted."""
     problems: list[TokenizedProblem] = []
-    renderer = build_renderer(task.get_dialogue(), build_dialogue_format(task.get_dialogue(), description), tokenizer)
+    renderer = build_renderer(task.get_dialogue(), description, tokenizer)
     longest, skipped, limit = 0, 0, task.get_dialogue().prompt_tokens
     path, logger = folder.expand_path(file), structlog.get_logger()
     layout = get_row_layout(task, description)

@@ -43,14 +43,16 @@ def load_task_formats(run: RunConfig, folder: RunFolder) -> dict[str, DialogueFo
 
 def load_task_renderers(run: RunConfig, folder: RunFolder, tokenizer: FastTokenizer) -> dict[str, DialogueRenderer]:
     """By name of the task."""
-    formats = load_task_formats(run, folder)
+    descriptions = read_task_descriptions(folder)
     return {
-        task.name: build_renderer(task.get_dialogue(), formats[task.name], tokenizer) for task in run.resolved_tasks
+        task.name: build_renderer(task.get_dialogue(), descriptions[task.name], tokenizer)
+        for task in run.resolved_tasks
     }
 
 
-def build_renderer(config: DialogueConfig, dialogue: DialogueFormat, tokenizer: FastTokenizer) -> DialogueRenderer:
+def build_renderer(config: DialogueConfig, description: TaskDescription, tokenizer: FastTokenizer) -> DialogueRenderer:
     """Raises UnusableInput for an unusable `renderer`."""
+    dialogue = build_dialogue_format(config, description)
     return (
         build_family_renderer(config, dialogue, tokenizer) if config.renderer else ChatMLRenderer(tokenizer, dialogue)
     )

@@ -146,7 +146,7 @@ def _build_rules(inputs: CheckInputs, tokenizer: FastTokenizer) -> Rules:
     dialogue, description = inputs.task.get_dialogue(), inputs.description
     is_limited = description.kind == "dialogue"  # it answers each turn, so the last one must end it
     num_turns = len(inputs.script.turns) if inputs.script else NUM_PLAYS
-    renderer = build_renderer(dialogue, build_dialogue_format(dialogue, description), tokenizer)
+    renderer = build_renderer(dialogue, description, tokenizer)
     return Rules(
         renderer=renderer,
         response_tokens=UNLIMITED,
