@@ -140,7 +140,9 @@ def build_family_renderer(config: DialogueConfig, dialogue: DialogueFormat, toke
         raise UnusableInput(
             f'"{config.renderer}" cannot continue a dialogue; name the model\'s family, such as "qwen3"'
         )
-    keys = {**_RETENTION, **config.renderer_parameters, "name": config.renderer}
+    if _RETENTION.keys() & config.renderer_parameters.keys():
+        raise UnusableInput('renderer_parameters.thinking_retention is always "all"; remove it')
+    keys = {**config.renderer_parameters, **_RETENTION, "name": config.renderer}
     try:
         checked = TypeAdapter[Any](RendererConfig).validate_python(keys)
     except ValidationError as error:

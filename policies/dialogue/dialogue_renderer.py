@@ -37,11 +37,11 @@ class DialogueRenderer(Protocol):
     def render_opening(self, observation: str) -> list[int]: ...
 
     def render_user_turn(self, record: TokenRecord, text: str) -> list[int] | None:
-        """None if no turn can follow the model's last one."""
+        """None if the model's last turn ends within its reasoning."""
         ...
 
     def render_tool_turn(self, record: TokenRecord, results: Sequence[str]) -> list[int] | None:
-        """None if no turn can follow the model's last one."""
+        """None if the format cannot continue."""
         ...
 
     def parse_turn(self, token_ids: bytes, turn_start: int) -> AssistantTurn:

@@ -152,8 +152,10 @@ def append_results(rules: Rules, trajectory: Trajectory, now: float) -> Transiti
     )
     if rules.kind == "dialogue" and trajectory.turn >= rules.max_turns:
         return stop(rules, trajectory, now, "turns")
-    if observation is None:
+    if observation is None and rules.kind == "dialogue":  # the turn has no text for the user
         return stop(rules, trajectory, now, "no_answer")
+    if observation is None:
+        return fail(rules, trajectory, now, "renderer: the chat format cannot continue after the turn's calls")
     if trajectory.record.response_tokens + len(observation) >= rules.response_tokens:
         return stop(rules, trajectory, now, "length")
     return request_lease(

@@ -238,6 +238,7 @@ def test_parameters_reach_the_renderer(tmp_path: Path) -> None:
     [
         ("qwen9", {}, r"qwen9: .*qwen3"),
         ("qwen3", {"enable_thinkin": True}, r"qwen3: renderer_parameters\.enable_thinkin: Extra inputs"),
+        ("qwen3", {"thinking_retention": "tool_cycle"}, r"renderer_parameters\.thinking_retention is always"),
         ("auto", {}, '"auto" cannot continue a dialogue'),
         ("default", {}, '"default" cannot continue a dialogue'),
         ("glm-4.5", {}, r"glm-4\.5 does not fit .*tokenizer\.json: .*gMASK"),

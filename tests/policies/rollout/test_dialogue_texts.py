@@ -1,5 +1,7 @@
 """A trajectory with the texts and tags of a configuration."""
 
+from collections.abc import Sequence
+
 from bus.messages import (
     AnswerSubmitted,
     CodeFinished,
@@ -9,10 +11,13 @@ from bus.messages import (
     LeaseGranted,
     Output,
     StartGroup,
+    TokenRecord,
+    TrajectoryFailed,
     bytes_to_ids,
 )
 from configs.dialogue_options import DialogueConfig
 from policies.dialogue.chat_format import build_dialogue_format
+from policies.dialogue.dialogue_renderer import ChatMLRenderer
 from policies.rollout.rollout import Rollout
 from tasks.math_python import MATH_PYTHON
 from tests.fakes import CALL, PROMPT, TOKENIZER, generated, rules
@@ -21,9 +26,10 @@ from tests.fakes import CALL, PROMPT, TOKENIZER, generated, rules
 class Play:
     """One trajectory with these texts."""
 
-    def __init__(self, **texts: object) -> None:
+    def __init__(self, make_renderer: type[ChatMLRenderer] = ChatMLRenderer, **texts: object) -> None:
         dialogue = DialogueConfig(**texts)  # pyright: ignore
-        self.rollout = Rollout({"": rules(dialogue=build_dialogue_format(dialogue, MATH_PYTHON))})
+        renderer = make_renderer(TOKENIZER, build_dialogue_format(dialogue, MATH_PYTHON))
+        self.rollout = Rollout({"": rules(renderer=renderer)})
         self.rollout.decide(1.0, ExecutorJoined("executor-0", 1))
         self.rollout.decide(2.0, StartGroup(0, "train", "q:1", "2", PROMPT, 1, 7, 1.0, 5))
         self.turn = 0
@@ -34,6 +40,21 @@ class Play:
         effects = self.rollout.decide(4.0, generated(7, self.turn, text, lease=lease))
         self.turn += 1
         return [effect.message for effect in effects]
+
+
+class ClosedFormat(ChatMLRenderer):
+    """Cannot continue after calls."""
+
+    def render_tool_turn(self, record: TokenRecord, results: Sequence[str]) -> list[int] | None:  # pyright: ignore
+        return None
+
+
+def test_a_format_that_cannot_continue_fails_the_trajectory_and_gives_no_reward() -> None:
+    play = Play(ClosedFormat)
+    play.generate(CALL)
+    effects = play.rollout.decide(5.0, CodeFinished(7, 0, CodeOk(Output("1")), 0.1, "executor-0"))
+    (failed,) = (effect.message for effect in effects if isinstance(effect.message, TrajectoryFailed))
+    assert failed.cause == "renderer: the chat format cannot continue after the turn's calls"
 
 
 def test_without_tools_a_turn_with_a_call_is_graded_by_its_answer() -> None:
