@@ -46,8 +46,9 @@ from bus.transport.address_book import load_network
 from bus.transport.zeromq import make_zeromq_bus_factory
 from configs.atomic_write import raising_disk_errors, write_atomically
 from configs.load import load_run
+from configs.machines import SandboxConfig
 from configs.run_folder import RunFolder
-from configs.schema import RunConfig, SandboxConfig
+from configs.schema import RunConfig
 from engine.contract import Engine, EngineFailure
 from engine.data.task_inputs import read_task_descriptions
 from policies.observers import StepObserver, TrajectoryObserver

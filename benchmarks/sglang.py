@@ -58,7 +58,7 @@ from benchmarks.support.sglang.tiny_server import add_options, configure_tiny_se
 from benchmarks.weights import read_process_cpu_s
 from bus.messages import WeightsPublished
 from configs.errors import UnusableInput
-from configs.schema import EngineConfig
+from configs.machines import EngineConfig
 from configs.sglang_options import SGLangConfig
 from engine.contract import EngineFailure, GenerationRequest, WeightsRefused
 from engine.model.hf_checkpoint import load_model_config

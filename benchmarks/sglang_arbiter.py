@@ -38,7 +38,7 @@ from benchmarks.support.sglang.tiny_server import add_options, configure_tiny_se
 from benchmarks.support.two_engines import compute_differing_share
 from benchmarks.weights import read_process_cpu_s
 from configs.errors import UnusableInput
-from configs.schema import EngineConfig
+from configs.machines import EngineConfig
 from engine.contract import EngineFailure
 from engine.sglang.server.compatibility import ServerRequirements
 from engine.sglang.server.managed_server import SGLangServer

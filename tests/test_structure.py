@@ -105,7 +105,8 @@ def test_no_function_name_ends_in_of() -> None:
 
 
 def test_every_struct_of_the_schema_is_a_config() -> None:
-    schema = (ROOT / "configs" / "schema.py", ROOT / "configs" / "sglang_options.py")
+    files = ("schema", "algorithm", "machines", "dialogue_options", "sglang_options", "task_options")
+    schema = [ROOT / "configs" / f"{file}.py" for file in files]
     assert [
         node.name for path, node in definitions(ast.ClassDef) if path in schema and not node.name.endswith("Config")
     ] == []

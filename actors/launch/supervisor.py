@@ -24,7 +24,7 @@ from bus.process.exit_reason import ExitReason, load_exit_reason
 from bus.process.heartbeat import Heartbeat
 from bus.process.waiting import SuspensionGuard
 from configs.errors import EXIT_UNUSABLE
-from configs.schema import SupervisionConfig
+from configs.machines import SupervisionConfig
 
 
 def is_unusable_exit(incarnation: int, child: ChildProcess) -> bool:

@@ -12,8 +12,9 @@ from actors.runtime.logged_problems import LoggedProblems, ProblemCounts, read_p
 from bus.addresses import ARBITER, HEAD, RECIPE, ROLLOUT, is_generator, name_executor, name_generator
 from bus.bus import Bus
 from bus.messages import EngineLeft, ids_to_bytes
+from configs.algorithm import SamplingConfig
 from configs.run_folder import RunFolder
-from configs.schema import RunConfig, SamplingConfig
+from configs.schema import RunConfig
 from configs.task_options import TaskConfig
 from engine.data.data_files import DatasetError
 from engine.data.datasets import QuestionReport, read_problems

@@ -17,7 +17,7 @@ from actors.generator import Generator
 from analysis.simulation.workload import WorkloadShape, draw_workload
 from benchmarks.support.planned_lengths import PlannedEngine
 from bus.transport.zeromq import open_zmq_bus
-from configs.schema import BusConfig
+from configs.machines import BusConfig
 from engine.contract import Capacity
 
 

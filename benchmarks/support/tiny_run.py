@@ -16,9 +16,10 @@ from actors.launch.display import make_display
 from actors.launch.launcher import Launcher, LogWriteFailure
 from bus.addresses import LAUNCHER
 from bus.process.structured_log import configure_logging
+from configs.algorithm import EvaluationConfig
 from configs.load import load_run
 from configs.run_folder import RunFolder
-from configs.schema import DataConfig, EvaluationConfig, ModelConfig, RunConfig
+from configs.schema import DataConfig, ModelConfig, RunConfig
 
 
 class RunUnfinished(Exception):

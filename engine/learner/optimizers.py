@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
-from configs.schema import LearnerConfig, SftConfig
+from configs.algorithm import LearnerConfig, SftConfig
 from engine.learner.distributed import gather_full
 
 MOMENTUM = 0.95

@@ -10,7 +10,7 @@ quirks included.
 from collections.abc import Sequence
 
 from bus.messages import TrajectoryFinished
-from configs.schema import RocConfig
+from configs.algorithm import RocConfig
 from policies.seeded_random import NEGATIVES, POSITIVES, draw_uniform, mix
 
 # Minimum penalty, because 1 / p is infinite at 0. A clean trajectory is a thousand times as likely

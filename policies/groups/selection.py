@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from bus.messages import GroupJudged, StartGroup, TrainingSample, TrajectoryFinished, Verdict
-from configs.schema import RlConfig, RocConfig, RunConfig
+from configs.algorithm import RlConfig, RocConfig
+from configs.schema import RunConfig
 from policies.groups.advantages import AdvantageEstimator, GroupFilter
 from policies.groups.roc import resample
 from policies.groups.staleness import apply_staleness_bound, compute_oldest_version

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from actors.process import pin_backend, record_isolation
+from configs.machines import SandboxConfig
 from configs.run_folder import RunFolder
-from configs.schema import SandboxConfig
 from sandbox.contract import Isolation
 
 AUTO = SandboxConfig(backend="auto")

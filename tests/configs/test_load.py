@@ -10,19 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.algorithm import LearnerConfig, RlConfig, RocConfig, SamplingConfig
 from configs.load import ConfigError, list_differences, list_resume_conflicts, load_run, write_resolved
-from configs.schema import (
-    ClusterConfig,
-    DataConfig,
-    DialogueConfig,
-    LearnerConfig,
-    RlConfig,
-    RocConfig,
-    RunConfig,
-    SamplingConfig,
-    SandboxConfig,
-    TinyConfig,
-)
+from configs.machines import ClusterConfig, SandboxConfig
+from configs.schema import DataConfig, DialogueConfig, RunConfig, TinyConfig
 from configs.schema_tree import find_annotation, find_section, get_field_types
 
 

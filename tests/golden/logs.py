@@ -13,7 +13,8 @@ import msgspec
 from bus.codec import decode, encode
 from bus.event_log.records import Event
 from bus.messages import Envelope
-from configs.schema import EvaluationConfig, RlConfig, RunConfig
+from configs.algorithm import EvaluationConfig, RlConfig
+from configs.schema import RunConfig
 from tests.simulation import nightly
 from tests.simulation.campaign import RUN, play
 from tests.simulation.world import Faults, World

@@ -16,8 +16,9 @@ from bus.lanes import select_lane
 from bus.messages import AnyMessage, BufferCursor, RunFinished, RunStarted, Shutdown
 from bus.process.heartbeat import Heartbeat, receiving_heartbeats
 from bus.transport.in_process import Hub, make_in_process_bus_factory
+from configs.machines import SupervisionConfig
 from configs.run_folder import RunFolder
-from configs.schema import RunConfig, SupervisionConfig
+from configs.schema import RunConfig
 from policies.decider import Send
 from tests.golden.logs import read, rebuild_world
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bus.messages import CodeOk, CodeOutcome, CodeTimedOut
-from configs.schema import SandboxConfig
+from configs.machines import SandboxConfig
 from sandbox.contract import CodeResult
 from sandbox.inside.wire.command import build_python_command
 from tests.processes import family
@@ -30,7 +30,7 @@ REFUSALS = (
 @pytest.fixture
 def start_scarce(start_sandbox: StartSandbox, monkeypatch: pytest.MonkeyPatch) -> StartSandbox:
     """Starts a fork server of this machine with few descriptors, or a container with few processes."""
-    monkeypatch.setattr("configs.schema.require", lambda *_: None)  # it refuses so few processes
+    monkeypatch.setattr("configs.machines.require", lambda *_: None)  # it refuses so few processes
     monkeypatch.setattr(
         "sandbox.hosts.local_host.build_python_command",
         lambda *arguments: ["/bin/sh", "-c", 'ulimit -n 80; exec "$@"', "sh", *build_python_command(*arguments)],

@@ -89,7 +89,7 @@ async def test_gradings_survive_a_grader_that_hangs_or_dies(start_sandbox: Start
 _HOLDER = """
 import asyncio, sys
 from bus.messages import CodeRequested
-from configs.schema import SandboxConfig
+from configs.machines import SandboxConfig
 from sandbox.select_backend import make_sandbox
 
 async def hold():

@@ -41,7 +41,7 @@ print(len(block))
 EXECUTOR = """
 import asyncio
 from bus.messages import CodeRequested
-from configs.schema import SandboxConfig
+from configs.machines import SandboxConfig
 from sandbox.select_backend import make_sandbox
 
 async def main():

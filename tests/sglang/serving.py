@@ -4,8 +4,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from configs.machines import EngineConfig
 from configs.run_folder import RunFolder
-from configs.schema import DialogueConfig, EngineConfig, RunConfig, TinyConfig
+from configs.schema import DialogueConfig, RunConfig, TinyConfig
 from configs.sglang_options import SPARE_TOKENS, SGLangConfig
 from engine.sglang.server.compatibility import ServerRequirements
 from tasks.tiny.prepare import prepare

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bus.messages import WeightsPublished
-from configs.schema import EngineConfig
+from configs.machines import EngineConfig
 from engine.contract import WeightsRefused
 from engine.sglang.client import SGLangClient
 from engine.sglang.http_api import GenerateRequest, GenerateResponse, SamplingParams

@@ -6,17 +6,9 @@ from typing import get_args
 from msgspec.structs import replace
 
 from bus.messages import RunFinished
-from configs.schema import (
-    ArbiterConfig,
-    BusConfig,
-    DialogueConfig,
-    EngineConfig,
-    EvaluationConfig,
-    LearnerConfig,
-    RlConfig,
-    RunConfig,
-    SandboxConfig,
-)
+from configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig
+from configs.machines import ArbiterConfig, BusConfig, EngineConfig, SandboxConfig
+from configs.schema import DialogueConfig, RunConfig
 from configs.sglang_options import SGLangConfig
 from policies.arbiter.arbiter import PolicyName
 from tests.simulation.clock import run_virtually

@@ -17,8 +17,9 @@ from actors.runtime.wiring import list_executors, list_generators
 from bus.addresses import HEAD, LEARNER, ROLLOUT, parse_process
 from bus.bus import Bus
 from bus.messages import CallsRescheduled, EngineLeft, ExecutorHealthy, ExecutorJoined, RunFailed, RunFinished, Shutdown
+from configs.machines import SupervisionConfig
 from configs.run_folder import RunFolder
-from configs.schema import RunConfig, SupervisionConfig
+from configs.schema import RunConfig
 from tests.simulation.processes import SimulatedProcess
 
 _NEVER_S = 1e9

@@ -20,7 +20,9 @@ from bus.messages import (
     TrajectoryFinished,
     bytes_to_ids,
 )
-from configs.schema import DialogueConfig, EngineConfig, EvaluationConfig, RlConfig, RunConfig, SandboxConfig
+from configs.algorithm import EvaluationConfig, RlConfig
+from configs.machines import EngineConfig, SandboxConfig
+from configs.schema import DialogueConfig, RunConfig
 from policies.rollout.rollout import Rollout
 from tests.fakes import TOKENIZER
 from tests.simulation.clock import run_virtually

@@ -8,8 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from bus.messages import RunFinished
+from configs.algorithm import EvaluationConfig, RlConfig
+from configs.machines import EngineConfig
 from configs.schema import ArbiterConfig as ArbiterSection
-from configs.schema import DialogueConfig, EngineConfig, EvaluationConfig, RlConfig, RunConfig
+from configs.schema import DialogueConfig, RunConfig
 from policies.arbiter.arbiter import PolicyName
 from tests.simulation.clock import run_virtually
 from tests.simulation.invariants import (

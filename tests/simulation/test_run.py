@@ -11,7 +11,9 @@ from actors.runtime.decider_loop import compute_state_fingerprint
 from bus.addresses import HEAD, ROLLOUT
 from bus.codec import decode
 from bus.messages import ProtocolError, RunFinished, StartGroup
-from configs.schema import DialogueConfig, EngineConfig, EvaluationConfig, RlConfig, RunConfig
+from configs.algorithm import EvaluationConfig, RlConfig
+from configs.machines import EngineConfig
+from configs.schema import DialogueConfig, RunConfig
 from policies.arbiter.arbiter import Arbiter
 from tests.simulation.clock import Deadlock, run_virtually
 from tests.simulation.invariants import replay

@@ -9,7 +9,9 @@ from msgspec.structs import replace
 
 from bus.addresses import HEAD, ROLLOUT
 from bus.messages import AnyMessage, MetricsRecorded, RunFinished, StartGroup, StepCollected
-from configs.schema import DialogueConfig, EngineConfig, EvaluationConfig, LearnerConfig, RlConfig, RunConfig
+from configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig
+from configs.machines import EngineConfig
+from configs.schema import DialogueConfig, RunConfig
 from tests.simulation.clock import run_virtually
 from tests.simulation.invariants import check, check_the_counts, launches, messages
 from tests.simulation.world import World

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from bus.addresses import HEAD, ROLLOUT
 from bus.codec import decode
 from bus.messages import EnvironmentRestored, StartGroup, TrajectoryFailed, TrajectoryFinished, bytes_to_ids
-from configs.schema import BusConfig, DialogueConfig
+from configs.machines import BusConfig
+from configs.schema import DialogueConfig
 from configs.task_options import RewardConfig, TaskConfig
 from policies.rollout.rollout import Rollout
 from policies.tools.task_description import TaskDescription

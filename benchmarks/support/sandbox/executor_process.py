@@ -17,7 +17,7 @@ from actors.executor import Executor
 from benchmarks.support.sandbox.sandbox_backends import build_config, create_host
 from bus.addresses import EXECUTOR
 from bus.transport.zeromq import open_zmq_bus
-from configs.schema import BusConfig
+from configs.machines import BusConfig
 from sandbox.fork_server_sandbox import ForkServerSandbox
 
 

@@ -25,7 +25,7 @@ from benchmarks.support.planned_lengths import build_groups
 from benchmarks.support.two_engines import ARBITER, HEAD, RolloutHarness, compute_digests, drive
 from bus.addresses import GENERATOR
 from bus.transport.in_process import Hub
-from configs.schema import BusConfig
+from configs.machines import BusConfig
 from engine.contract import MAX_STOP_TOKENS, EngineLoad, Generation, GenerationRequest
 from engine.model.hf_checkpoint import load_model_config
 from engine.sglang.client import SGLangClient

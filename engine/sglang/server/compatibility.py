@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from configs.errors import UnusableInput
-from configs.schema import EngineConfig
+from configs.machines import EngineConfig
 from configs.sglang_options import SPARE_TOKENS, SGLangConfig
 from engine.model.hf_checkpoint import load_model_config
 from engine.sglang.http_api import ServerInfo

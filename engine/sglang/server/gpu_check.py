@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from configs.schema import EngineConfig
+from configs.machines import EngineConfig
 from configs.sglang_options import SPARE_TOKENS, SGLangConfig
 from engine.model.hf_checkpoint import load_model_config
 from engine.model.model_config import Qwen3Config

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from configs.schema import EngineConfig
+from configs.machines import EngineConfig
 from configs.sglang_options import PORTS_PER_SERVER, SPARE_TOKENS, SGLangConfig
 
 HOST = "127.0.0.1"

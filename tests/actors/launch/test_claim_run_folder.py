@@ -13,8 +13,9 @@ from actors.launch.claim_run_folder import RunAlreadyFinished, RunFolderError, c
 from bus.transport.curve_auth import generate_key
 from configs.errors import UnusableInput
 from configs.load import load_run
+from configs.machines import ClusterConfig
 from configs.run_folder import RunFolder
-from configs.schema import ClusterConfig, RunConfig
+from configs.schema import RunConfig
 
 
 def run_in(tmp_path: Path, **changes: object) -> RunConfig:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 from actors.launch.command_lines import CommandLines, Rendezvous
 from bus.transport.address_book import TcpAddress
+from configs.algorithm import LearnerConfig
 from configs.run_folder import RunFolder
-from configs.schema import LearnerConfig, RunConfig
+from configs.schema import RunConfig
 
 FOLDER = RunFolder(Path("runs/demo"))
 COMMANDS = CommandLines(RunConfig("demo", learner=LearnerConfig(ranks=2)), FOLDER, launch=1)

@@ -33,8 +33,9 @@ from bus.transport.address_book import AddressBook, Network
 from bus.transport.curve_auth import generate_key, load_key
 from bus.transport.in_process import Hub
 from configs.errors import UnusableInput
+from configs.machines import ClusterConfig, SupervisionConfig
 from configs.run_folder import RunFolder
-from configs.schema import ClusterConfig, RunConfig, SupervisionConfig
+from configs.schema import RunConfig
 from tests.simulation.processes import RecordedDisplay
 
 TIMEOUT_S = 6.0

@@ -35,8 +35,9 @@ from bus.transport.in_process import Hub
 from configs.atomic_write import DiskError
 from configs.errors import EXIT_UNUSABLE, UnusableInput
 from configs.load import write_resolved
+from configs.machines import SupervisionConfig
 from configs.run_folder import RunFolder
-from configs.schema import RunConfig, SupervisionConfig
+from configs.schema import RunConfig
 from tests.simulation.processes import SimulatedChildren
 
 SETTINGS = SupervisionConfig(heartbeat_s=1.0, heartbeat_timeout_s=6.0)

@@ -12,7 +12,8 @@ from actors.launch.job_environment import NodePlacement, configure_head, configu
 from actors.launch.join_handshake import JoinOptions
 from bus.transport.address_book import TcpAddress
 from configs.errors import UnusableInput
-from configs.schema import ClusterConfig, RunConfig
+from configs.machines import ClusterConfig
+from configs.schema import RunConfig
 
 SRUN = NodePlacement(1, 3, "node01", "srun")
 WITH_HOST = RunConfig(name="run", cluster=ClusterConfig(key="cluster.key", host="10.1.1.1"))

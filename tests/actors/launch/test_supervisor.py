@@ -17,7 +17,7 @@ from bus.process.exit_reason import ExitReason
 from bus.process.heartbeat import Heartbeat
 from bus.transport.in_process import Hub
 from configs.errors import EXIT_UNUSABLE
-from configs.schema import SupervisionConfig
+from configs.machines import SupervisionConfig
 from tests.simulation.clock import VirtualLoop
 from tests.simulation.processes import SimulatedChildren
 

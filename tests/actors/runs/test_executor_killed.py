@@ -32,8 +32,9 @@ from bus.messages import (
 )
 from bus.transport.zeromq import open_zmq_bus
 from configs.load import write_resolved
+from configs.machines import SandboxConfig, SupervisionConfig
 from configs.run_folder import RunFolder
-from configs.schema import RunConfig, SandboxConfig, SupervisionConfig
+from configs.schema import RunConfig
 from engine.data.task_inputs import write_task_descriptions
 from policies.rollout.rollout import Rollout
 from tasks import MATH_PYTHON

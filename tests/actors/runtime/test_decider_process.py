@@ -13,8 +13,9 @@ from actors.runtime.decider_process import ProcessIncarnation, decide_until_shut
 from bus.messages import AnyMessage, BufferCursor, RunStarted, Shutdown
 from bus.process.heartbeat import Heartbeat, receiving_heartbeats
 from bus.transport.zeromq import make_zeromq_bus_factory
+from configs.machines import SupervisionConfig
 from configs.run_folder import RunFolder
-from configs.schema import RunConfig, SupervisionConfig
+from configs.schema import RunConfig
 from policies.decider import Send
 
 EPOCH = 1 << 20

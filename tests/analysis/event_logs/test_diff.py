@@ -25,9 +25,10 @@ from bus.messages import (
     TurnGenerated,
     WeightsPublished,
 )
+from configs.algorithm import SftConfig
 from configs.load import write_resolved
 from configs.run_folder import RunFolder
-from configs.schema import RunConfig, SftConfig
+from configs.schema import RunConfig
 from tests.fakes import PROMPT, generated, text_context
 from tests.recorded import small_run
 

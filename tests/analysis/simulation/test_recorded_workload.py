@@ -25,10 +25,12 @@ from bus.messages import (
     StepRequested,
     TrajectoryFinished,
 )
+from configs.algorithm import RlConfig
 from configs.errors import UnusableInput
 from configs.load import write_resolved
+from configs.machines import EngineConfig
 from configs.run_folder import RunFolder
-from configs.schema import DialogueConfig, EngineConfig, RlConfig, RunConfig
+from configs.schema import DialogueConfig, RunConfig
 
 SHAPE = WorkloadShape("test", 2, 3, 300.0, 0.5, 0.8, 1.5, prompt_tokens=90.0, response_tokens=700, result_tokens=40.0)
 WORKLOAD = msgspec.structs.replace(draw_workload(SHAPE, 11), started_after={1: 0})

@@ -15,7 +15,9 @@ from analysis.utilization.report import Utilization, compute_utilization
 from bus.addresses import HEAD, ROLLOUT
 from bus.codec import decode
 from bus.messages import AnyMessage, ProtocolError, StepCounts, TrajectoryFailed, TrajectoryFinished
-from configs.schema import DialogueConfig, EngineConfig, EvaluationConfig, RlConfig, RunConfig
+from configs.algorithm import EvaluationConfig, RlConfig
+from configs.machines import EngineConfig
+from configs.schema import DialogueConfig, RunConfig
 from policies.decider import Decider, Send
 from policies.groups.counts import add_to_step_counts
 from policies.observers import StepObserver, TrajectoryObserver

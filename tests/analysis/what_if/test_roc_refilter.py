@@ -15,9 +15,10 @@ from analysis.what_if.roc_refilter import (
     rebuild_training_rows,
 )
 from bus.messages import GroupJudged, TrajectoryFinished
+from configs.algorithm import RlConfig, RocConfig
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
-from configs.schema import RlConfig, RocConfig, RunConfig
+from configs.schema import RunConfig
 from policies.groups.advantages import compute_advantages
 from policies.groups.selection import build_training_rows, compute_keep_count
 from tests.policies.groups.finished import finished

@@ -17,8 +17,9 @@ from bus.codec import decode
 from bus.event_log.records import Event
 from bus.messages import BatchReady, GpuMemoryGranted, GpuMemoryRequested, StepTrained, TrainingSample, WeightsPublished
 from bus.transport.in_process import Hub
+from configs.machines import EngineConfig
 from configs.run_folder import RunFolder
-from configs.schema import EngineConfig, RunConfig
+from configs.schema import RunConfig
 from configs.sglang_options import SGLangConfig
 from engine.learner.batch_journal import BatchJournal
 from engine.learner.distributed import RankGroup

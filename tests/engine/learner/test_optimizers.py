@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from configs.schema import LearnerConfig, SftConfig
+from configs.algorithm import LearnerConfig, SftConfig
 from engine.learner.optimizers import (
     Muon,
     build_rl_optimizers,

@@ -8,7 +8,8 @@ import torch
 from msgspec.structs import replace
 
 from bus.messages import TokenRecord, TrainingSample
-from configs.schema import LearnerConfig, RlConfig, RunConfig, SftConfig
+from configs.algorithm import LearnerConfig, RlConfig, SftConfig
+from configs.schema import RunConfig
 from engine.learner.minibatches import TrainingSequence, build_training_sequence
 from engine.model.hf_checkpoint import save_model
 from engine.model.qwen3 import Qwen3

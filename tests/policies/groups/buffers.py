@@ -13,7 +13,8 @@ from bus.messages import (
     TrajectoryFinished,
     ids_to_bytes,
 )
-from configs.schema import RlConfig, RocConfig, RunConfig
+from configs.algorithm import RlConfig, RocConfig
+from configs.schema import RunConfig
 from policies.decider import Send
 from policies.groups.group_buffer import GroupBuffer
 from policies.groups.group_starter import ProblemSet, TokenizedProblem

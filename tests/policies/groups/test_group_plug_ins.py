@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from bus.messages import GroupJudged
+from configs.algorithm import RlConfig, RocConfig
 from configs.errors import UnusableInput
-from configs.schema import RlConfig, RocConfig
 from policies.groups.advantages import center_rewards, load_advantage_estimator
 from tests.policies.groups.buffers import BufferDriver, get_collected, list_batches, make_run
 

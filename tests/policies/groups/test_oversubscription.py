@@ -12,7 +12,7 @@ from bus.messages import (
     StalenessCounts,
     TrajectoryAborted,
 )
-from configs.schema import RlConfig
+from configs.algorithm import RlConfig
 from policies.groups.buffer_state import STEP_ENDED
 from tests.policies.groups.buffers import (
     BufferDriver,

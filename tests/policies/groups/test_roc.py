@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.schema import RocConfig
+from configs.algorithm import RocConfig
 from policies.groups.roc import (
     compute_class_counts,
     compute_error_penalty,

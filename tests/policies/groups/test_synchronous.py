@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from bus.codec import decode
 from bus.messages import AnyMessage, Envelope, GroupJudged, RunFinished, WeightsLoaded, WeightsSynced
-from configs.schema import EvaluationConfig, RlConfig, RocConfig, RunConfig
+from configs.algorithm import EvaluationConfig, RlConfig, RocConfig
+from configs.schema import RunConfig
 from policies.groups.group_buffer import GroupBuffer
 from policies.groups.group_starter import ProblemSet, TokenizedProblem
 from policies.recipe import Recipe

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bus.messages import CodeOutcome, CodeTimedOut
-from configs.schema import SandboxConfig
+from configs.machines import SandboxConfig
 from sandbox.contract import SandboxFailure
 from sandbox.select_backend import make_sandbox
 from tests.sandbox.conftest import Client

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bus.messages import CodeCrashed, CodeOk, CodeRaised, CodeTimedOut, Output
-from configs.schema import SandboxConfig
+from configs.machines import SandboxConfig
 from sandbox.contract import CodeResult, SandboxFailure
 from sandbox.select_backend import make_sandbox
 from tests.processes import family, is_running

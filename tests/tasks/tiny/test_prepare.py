@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from configs.algorithm import SftConfig
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
-from configs.schema import DialogueConfig, RunConfig, SftConfig, TinyConfig
+from configs.schema import DialogueConfig, RunConfig, TinyConfig
 from engine.data.datasets import read_problems
 from engine.data.sft_dialogues import read_sft_dialogues
 from engine.model.hf_checkpoint import load_model

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from configs.algorithm import SftConfig
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
-from configs.schema import DialogueConfig, RunConfig, SftConfig, TinyConfig
+from configs.schema import DialogueConfig, RunConfig, TinyConfig
 from configs.task_options import TaskConfig
 from engine.data.sft_dialogues import read_sft_dialogues
 from engine.data.task_inputs import load_task_formats, write_task_descriptions

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from configs.schema import EngineConfig
+from configs.machines import EngineConfig
 from configs.sglang_options import SGLangConfig
 from engine.sglang.http_api import ServerInfo
 from engine.sglang.server.compatibility import ServerRequirements

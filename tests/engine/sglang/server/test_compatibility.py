@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.schema import EngineConfig
+from configs.machines import EngineConfig
 from engine.sglang.server.compatibility import ServerUnusable, check_compatibility
 from tests.engine.sglang.server.requirements import make_info, make_requirements
 from tests.engine.tiny_models import save_small_model, small_model

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.schema import EngineConfig
+from configs.machines import EngineConfig
 from engine.sglang.server.compatibility import ServerUnusable
 from engine.sglang.server.gpu_check import VisibleGpu, check_memory_budget
 from tests.engine.sglang.server.requirements import make_requirements

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.schema import EngineConfig
+from configs.machines import EngineConfig
 from configs.sglang_options import SGLangConfig
 from engine.sglang.server.server_arguments import build_argv, build_environment
 

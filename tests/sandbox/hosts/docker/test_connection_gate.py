@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from configs.schema import SandboxConfig
+from configs.machines import SandboxConfig
 from sandbox.hosts.docker import connection_gate
 from sandbox.hosts.docker.connection_gate import ConnectionGate
 from sandbox.hosts.docker.docker_api import ContainerSpec, DockerEngine

@@ -173,7 +173,7 @@ async def test_a_killed_fork_server_in_a_container_is_replaced() -> None:
 _EXECUTOR = """
 import asyncio, sys
 from bus.messages import CodeRequested
-from configs.schema import SandboxConfig
+from configs.machines import SandboxConfig
 from sandbox.hosts.docker.docker_host import ContainerHost
 from sandbox.fork_server_sandbox import ForkServerSandbox
 

@@ -1,0 +1,116 @@
+"""The tables of the training algorithm: sampling, cold start, groups, RoC, learner, evaluations."""
+
+import math
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from configs.schema_tree import (
+    Count,
+    FilePath,
+    ImportPath,
+    LearningRate,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    PositiveShare,
+    Section,
+    SignedFloat,
+    require,
+)
+
+
+class SamplingConfig(Section, frozen=True):
+    temperature: NonNegativeFloat = 1.0  # of training and of sampled evaluations
+    top_p: PositiveShare = 1.0  # the smallest set of tokens with this probability
+    top_k: Count = 0  # 0: all tokens
+
+
+class SftConfig(Section, frozen=True):
+    """The cold start, which teaches only tool format and answer format. `steps = 0` skips it."""
+
+    data: FilePath = "$RUN/data/sft.jsonl"  # dialogues: docs/data.md
+    steps: Count = 0  # optimizer updates
+    batch_size: PositiveInt = 64  # dialogues per update
+    lr: LearningRate = 1e-5  # AdamW, for vectors and embeddings
+    muon_lr: LearningRate = 1e-3  # Muon, for matrices
+    warmup_steps: Count = 10  # with a linearly rising learning rate
+    weight_decay: NonNegativeFloat = 0.0  # of AdamW and Muon
+
+
+class RlConfig(Section, frozen=True):
+    steps: Count = 300  # training steps of the run
+    prompts: PositiveInt = 512  # groups per training step
+    rollouts: Annotated[int, Meta(ge=2, le=65_536)] = 32  # 2G: trajectories per group
+    max_refill_groups: Count = 512  # per step, started to replace groups with equal rewards
+    advantage_estimator: ImportPath = "grpo"  # "grpo", "dr_grpo", or a function by import path: docs/losses.md
+    group_filter: ImportPath = "unequal_rewards"  # groups to train on; or a function by import path: docs/losses.md
+    max_staleness: Count = 0  # versions by which rollouts may be ahead of the learner: docs/staleness.md
+    stale_tokens: Literal["mask", "drop"] = "mask"  # mask stale tokens, or drop their trajectory
+    group_oversampling: Annotated[float, Meta(ge=1, le=1000)] = (
+        1.0  # a step starts this many times `prompts` groups and uses the first complete ones
+    )
+    surplus_groups: Literal["carry", "abort"] = "abort"  # carry the other groups over to the next step, or abort them
+
+    def __post_init__(self) -> None:
+        require(
+            self.rollouts % 2 == 0,
+            f"rollouts must be even, since Resample-on-Correct keeps half of them: {self.rollouts}",
+        )
+        require(
+            self.surplus_groups == "abort" or self.max_staleness > 0,
+            'surplus_groups = "carry" needs a max_staleness of at least 1, since with 0 all trajectories of a step have '
+            'the same version; use "abort"',
+        )
+
+    @property
+    def started_groups(self) -> int:
+        """Groups that one step starts."""
+        return math.ceil(round(self.prompts * self.group_oversampling, 6))  # 1.1 * 10 is a little more than 11
+
+    @property
+    def max_groups_in_flight(self) -> int:
+        """Maximum number of unfinished groups, not counting groups that are being aborted."""
+        spare = self.started_groups - self.prompts
+        steps = self.max_staleness + 1
+        return steps * self.prompts + (spare if self.surplus_groups == "carry" else steps * spare)
+
+
+class RocConfig(Section, frozen=True):
+    """Resample-on-Correct. The defaults follow the report; presets/rstar2_release.toml, the release."""
+
+    enabled: bool = True  # false is plain GRPO, which trains on the whole group
+    penalty: Literal["report", "release"] = "report"  # formula for failed calls and format
+    # How correct trajectories are chosen: by weight, or the lowest penalties.
+    positives: Literal["weighted", "lowest"] = "weighted"
+    negatives: Literal["uniform", "first"] = "uniform"  # how wrong trajectories are chosen
+    positive_above: SignedFloat = 0.0  # trajectories with a larger reward are positives ("correct")
+    min_per_class: PositiveInt = 1  # half of each class is kept, but at least this many if there are as many
+
+
+Beta = Annotated[float, Meta(ge=0, lt=1)]
+
+
+class LearnerConfig(Section, frozen=True):
+    ranks: PositiveInt = 1  # processes per node that train
+    threads: PositiveInt = 2  # per rank
+    loss: ImportPath = "grpo"  # "grpo", or a function by import path: docs/losses.md
+    lr: LearningRate = 1e-6  # of AdamW
+    final_lr_fraction: Annotated[float, Meta(ge=0, le=1)] = 1.0  # of `lr`, reached linearly at the end of the run
+    warmup_steps: Count = 5  # with a linearly rising learning rate
+    betas: tuple[Beta, Beta] = (0.9, 0.95)  # of AdamW
+    weight_decay: NonNegativeFloat = 0.0  # of AdamW
+    # The probability ratio is clipped to [1 - clip_low, 1 + clip_high].
+    clip_low: Annotated[float, Meta(ge=0, lt=1)] = 0.2
+    clip_high: NonNegativeFloat = 0.28  # see clip_low
+    minibatches: PositiveInt = 2  # optimizer updates per step
+    micro_batch_tokens: PositiveInt = 16_384  # padded tokens per forward and backward pass
+    max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
+    checkpoint_every: PositiveInt = 10  # steps; the last step is always saved
+    keep_checkpoints: PositiveInt = 2  # older ones are deleted, except those of the cold start and of the last step
+
+
+class EvaluationConfig(Section, frozen=True):
+    """Before the first RL step and after the last: a sampled and a greedy answer per question."""
+
+    questions: Count = 512  # of data.test; 0: no evaluation
