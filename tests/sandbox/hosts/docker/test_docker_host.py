@@ -75,7 +75,7 @@ def run_docker(*arguments: str) -> str:
 
 
 def stop_container(failure: str, container_id: str) -> None:
-    """`failure`: "kill" or "pause". The freezer of cgroup v1 gives up on processes that keep forking: try again."""
+    """`failure`: "kill" or "pause". The freezer of cgroup v1 can fail while processes fork: try again."""
     for attempts_left in reversed(range(20)):
         try:
             run_docker(failure, container_id)
