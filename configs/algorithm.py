@@ -1,9 +1,12 @@
 """The tables of the training algorithm: sampling, cold start, groups, RoC, learner, evaluations."""
 
+from __future__ import annotations
+
 import math
 from typing import Annotated, Literal
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from configs.schema_tree import (
     Count,
@@ -103,11 +106,53 @@ class LearnerConfig(Section, frozen=True):
     # The probability ratio is clipped to [1 - clip_low, 1 + clip_high].
     clip_low: Annotated[float, Meta(ge=0, lt=1)] = 0.2
     clip_high: NonNegativeFloat = 0.28  # see clip_low
-    minibatches: PositiveInt = 2  # optimizer updates per step
+    clip_dual: NonNegativeFloat = 0.0  # bound of the ratio for negative advantages, above 1; 0: none (release: 3)
+    loss_mean: Literal["tokens", "group", "sequence", "constant"] = "group"  # of token losses: docs/losses.md
+    # Denominator of the ratio. recomputed: by the learner, with the weights from the start of the step.
+    # auto: the engine's in float32, recomputed otherwise, because the engine's are then inexact (docs/mismatch.md).
+    old_logprobs: Literal["auto", "engine", "recomputed"] = "auto"
+    correction: Literal["auto", "none", "tis", "icepop", "decoupled"] = "auto"  # auto: tis for recomputed ones
+    correction_low: NonNegativeFloat = 0.5  # importance weights below it are masked by icepop
+    correction_high: PositiveFloat = 2.0  # larger ones are truncated (tis) or masked (icepop, decoupled)
+    log_ratio_limit: Annotated[float, Meta(gt=0, le=80)] = 20.0  # nats; beyond it a token has no gradient
+    # Share of tokens of a minibatch with a difference of over 1 nat between engine and learner; above it the run ends.
+    mismatch_limit: Annotated[float, Meta(ge=0, le=1)] = 0.1  # 0: no limit
+    kl_coef: NonNegativeFloat = 0.0  # of the KL divergence to the weights before RL; needs memory for a second model
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # see docs/losses.md
+    entropy_coef: NonNegativeFloat = 0.0  # of the entropy bonus
+    minibatches: PositiveInt = 1  # optimizer updates per step
     micro_batch_tokens: PositiveInt = 16_384  # padded tokens per forward and backward pass
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
     checkpoint_every: PositiveInt = 10  # steps; the last step is always saved
     keep_checkpoints: PositiveInt = 2  # older ones are deleted, except those of the cold start and of the last step
+
+    def __post_init__(self) -> None:
+        require(
+            self.clip_dual == 0 or self.clip_dual > 1,
+            f"clip_dual must exceed 1, or be 0 for no dual clip: {self.clip_dual:g}",
+        )
+        require(
+            self.correction_low < self.correction_high,
+            f"correction_low = {self.correction_low:g} must be below correction_high = {self.correction_high:g}",
+        )
+        require(
+            self.loss != "gspo" or self.loss_mean == "sequence",
+            'loss = "gspo" is a mean over sequences; set loss_mean = "sequence"',
+        )
+        require(
+            self.correction in ("auto", "none") or self.old_logprobs != "engine",
+            f'correction = "{self.correction}" weights tokens by recomputed against engine probabilities; '
+            'set old_logprobs = "recomputed"',
+        )
+
+    def resolve_old_logprobs(self, engine_dtype: str) -> LearnerConfig:
+        """With "auto" replaced in old_logprobs and correction."""
+        exact = engine_dtype == "float32" and self.correction in ("auto", "none")
+        old_logprobs = ("engine" if exact else "recomputed") if self.old_logprobs == "auto" else self.old_logprobs
+        default = "tis" if old_logprobs == "recomputed" and engine_dtype != "float32" else "none"
+        return replace(
+            self, old_logprobs=old_logprobs, correction=default if self.correction == "auto" else self.correction
+        )
 
 
 class EvaluationConfig(Section, frozen=True):

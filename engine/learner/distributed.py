@@ -62,6 +62,12 @@ def shard_model(model: nn.Module, layers: Iterable[nn.Module], ranks: RankGroup)
         assert isinstance(sharded, FSDPModule)
 
 
+def reshard_root(model: nn.Module) -> None:
+    """Free the root's gathered parameters after a forward pass that no backward pass follows."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
+
+
 def gather_full(tensor: Tensor) -> Tensor:
     """The whole tensor on every rank; a collective if the tensor is sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

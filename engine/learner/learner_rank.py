@@ -73,6 +73,8 @@ class LearnerRank:
         """
         step = broadcast_object(self._ranks, self._choose_resume_step(resume_step))
         metrics = self._start_training(report) if step is None else self._resume_training(step)
+        if self._run.learner.kl_coef:
+            self._loaded_trainer.set_reference(load_model(self._folder.get_checkpoint_path(0)))
         has_later_batches = broadcast_object(self._ranks, any(each > self._step for each in journaled_steps))
         return TrainStepResult(self._step, metrics, None if has_later_batches else self._publish_weights())
 
@@ -97,6 +99,7 @@ class LearnerRank:
             metrics = self._run_cold_start(report)
         else:
             self._trainer = self._load_trainer(self._initial_checkpoint)
+        self._loaded_trainer.check_weights()
         self._loaded_trainer.start_stage("rl")
         self._save_checkpoint(self._folder.get_checkpoint_path(0))
         if self._ranks.is_leader:
@@ -162,6 +165,7 @@ class LearnerRank:
         began = time.monotonic()
         metrics = self._loaded_trainer.run_rl_step(rows)
         trained = time.monotonic()
+        self._loaded_trainer.check_weights()  # before a checkpoint of them is written
         due = step % self._run.learner.checkpoint_every == 0 or step == self._run.rl.steps
         if due:
             self._save_checkpoint(self._folder.get_checkpoint_path(step))

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from configs.algorithm import LearnerConfig
 from configs.errors import UnusableInput
 from engine.learner.distributed import RankGroup, all_reduce
+from policies.losses.mismatch import describe_excessive_mismatch
 from policies.losses.policy_loss import LossOutput
 
 
@@ -51,30 +53,59 @@ def reduce_outputs(outputs: Sequence[LossOutput], ranks: RankGroup) -> LossSums:
 
 def _stack_sums(output: LossOutput, first: LossOutput) -> Tensor:
     parts = [_stack(output.token_means, first.token_means), _stack(output.sequence_means, first.sequence_means)]
-    return torch.cat([output.loss.detach().reshape(1), *(part.to(output.loss.dtype) for part in parts)])
+    return torch.cat([output.loss.detach().reshape(1).to(torch.float64), *parts])
 
 
 def _stack(values: Mapping[str, Tensor], names: Mapping[str, Tensor]) -> Tensor:
-    """In the order of `names`."""
+    """In the order of `names`, in float64."""
     if set(values) != set(names):
         raise UnusableInput(
             f"learner.loss: a micro batch has the metrics {', '.join(values)}, another one has {', '.join(names)}"
         )
-    return torch.stack([values[name].detach().reshape(()) for name in names]) if names else torch.zeros(0)
+    stacked = [values[name].detach().reshape(()).to(torch.float64) for name in names]
+    return torch.stack(stacked) if stacked else torch.zeros(0, dtype=torch.float64)
 
 
-def compute_rl_metrics(updates: Sequence[OptimizerUpdate]) -> dict[str, float]:
-    """Means over the tokens or sequences of all updates; the mismatch is that of the first one."""
+def check_mismatch(sums: LossSums, totals: MinibatchTotals, limit: float) -> None:
+    """Raises UnusableInput above learner.mismatch_limit."""
+    if message := describe_excessive_mismatch(_compute_mismatch(sums, totals), limit):
+        raise UnusableInput(message)
+
+
+def _compute_mismatch(sums: LossSums, totals: MinibatchTotals) -> dict[str, float]:
+    """Of one minibatch; the tails with their signs."""
+    means = {name: value / totals.tokens for name, value in sums.token_sums.items() if _is_mismatch(name)}
+    means["mismatch_mean"] = means.pop("mismatch")
+    tails = {name: value for name, value in sums.maxima.items() if _is_mismatch(name)}
+    return means | tails | {"mismatch_lowest": -tails["mismatch_lowest"]}
+
+
+def _is_mismatch(name: str) -> bool:
+    return name.startswith(("mismatch", "correction"))
+
+
+def compute_rl_metrics(updates: Sequence[OptimizerUpdate], learner: LearnerConfig) -> dict[str, float]:
+    """Means over the tokens or sequences of all updates.
+
+    The mismatch is that of the first minibatch, and with several ones also by "minibatch NUMBER: METRIC". With
+    learner.old_logprobs = "engine", later minibatches include the policy's own changes.
+    """
     if not updates:
         return {"updates": 0.0}
     norms, all_sums = [update.grad_norm for update in updates], [update.sums for update in updates]
     tokens = sum(update.totals.tokens for update in updates)
     sequences = sum(update.totals.sequences for update in updates)
     first = all_sums[0]
-    means = {name: sum(each.token_sums[name] for each in all_sums) / tokens for name in first.token_sums}
+    names = [name for name in first.token_sums if not _is_mismatch(name)]
+    means = {name: sum(each.token_sums[name] for each in all_sums) / tokens for name in names}
     means["ratio_mean"] = means.pop("ratio")
-    means["mismatch_mean"] = first.token_sums["mismatch"] / updates[0].totals.tokens
-    del means["mismatch"]
+    mismatches = [_compute_mismatch(update.sums, update.totals) for update in updates]
+    by_minibatch = {
+        f"minibatch {number}: {name}": value
+        for number, mismatch in enumerate(mismatches, start=1)
+        for name, value in mismatch.items()
+        if len(updates) > 1
+    }
     return {
         "updates": float(len(updates)),
         "updates_skipped": float(sum(not math.isfinite(norm) for norm in norms)),
@@ -83,5 +114,6 @@ def compute_rl_metrics(updates: Sequence[OptimizerUpdate]) -> dict[str, float]:
         **means,
         **{name: sum(each.sequence_sums[name] for each in all_sums) / sequences for name in first.sequence_sums},
         **{name: max(each.maxima[name] for each in all_sums) for name in first.maxima},
-        "mismatch_max": first.maxima["mismatch_max"],
+        **mismatches[0],
+        **by_minibatch,
     }

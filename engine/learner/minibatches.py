@@ -7,7 +7,7 @@ A minibatch (one optimizer update) is dealt to the ranks by length, and each ran
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from torch import Tensor
 from bus.messages import TrainingSample
 from policies.seeded_random import shuffle_range
 
+LossMean = Literal["tokens", "group", "sequence", "constant"]
+
 
 class TrainingSequence(NamedTuple):
     """T tokens, prompt included."""
@@ -25,6 +27,7 @@ class TrainingSequence(NamedTuple):
     loss_mask: NDArray[np.bool_]  # [T]; false for the first token, which has no prediction
     logprobs: NDArray[np.float32]  # [T], under the policy that generated the token; zeros in the cold start
     advantage: float
+    group_id: int = 0
 
     @property
     def num_loss_tokens(self) -> int:
@@ -32,7 +35,11 @@ class TrainingSequence(NamedTuple):
 
 
 def build_training_sequence(
-    token_ids: NDArray[np.int32], loss_mask: NDArray[np.bool_], logprobs: NDArray[np.float32], advantage: float
+    token_ids: NDArray[np.int32],
+    loss_mask: NDArray[np.bool_],
+    logprobs: NDArray[np.float32],
+    advantage: float,
+    group_id: int = 0,
 ) -> TrainingSequence:
     """Drops the tokens after the last token in the loss. Raises ValueError if the arrays differ in length."""
     if not len(token_ids) == len(loss_mask) == len(logprobs):
@@ -40,7 +47,7 @@ def build_training_sequence(
     counted = loss_mask.copy()
     counted[:1] = False
     end = int(np.flatnonzero(counted)[-1]) + 1 if counted.any() else 0
-    return TrainingSequence(token_ids[:end], counted[:end], logprobs[:end], advantage)
+    return TrainingSequence(token_ids[:end], counted[:end], logprobs[:end], advantage, group_id)
 
 
 def build_sft_sequence(token_ids: Iterable[int], loss_mask: Iterable[int | bool]) -> TrainingSequence:
@@ -56,6 +63,7 @@ def build_rl_sequence(row: TrainingSample) -> TrainingSequence:
             np.frombuffer(row.record.loss_mask, np.uint8).astype(np.bool_),
             np.frombuffer(row.record.logprobs, "<f4"),
             row.advantage,
+            row.group_id,
         )
     except ValueError as error:
         raise ValueError(f"trajectory {row.trajectory_id}: {error}") from error
@@ -99,6 +107,32 @@ class SftSampler:
         return self._order[offset]
 
 
+def compute_token_weights(
+    sequences: Sequence[TrainingSequence], loss_mean: LossMean, max_response_tokens: int
+) -> list[float]:
+    """For each sequence of a minibatch the weight of one of its loss tokens; the weights of all tokens add up to 1.
+
+    tokens    the mean over all tokens. Source: DAPO, arXiv 2503.14476, equation 12, over the minibatch
+    group     the mean over the tokens of a group, then over groups. Source: rStar2-Agent, arXiv 2508.20722, section 3
+    sequence  the mean over the tokens of a sequence, then over sequences. Source: GRPO, arXiv 2402.03300, equation 3
+    constant  the sum over the tokens, divided by max_response_tokens and the number of sequences: these weights add up
+              to less than 1. Source: Dr. GRPO, arXiv 2503.20783, section 3.2
+    """
+    counts = [sequence.num_loss_tokens for sequence in sequences]
+    by_group: defaultdict[int, int] = defaultdict(int)
+    for sequence, count in zip(sequences, counts, strict=True):
+        by_group[sequence.group_id] += count
+    num_tokens, num_sequences = max(1, sum(counts)), max(1, sum(map(bool, counts)))
+    num_groups = max(1, sum(map(bool, by_group.values())))
+    divisors = {
+        "tokens": [num_tokens for _ in sequences],
+        "group": [num_groups * by_group[sequence.group_id] for sequence in sequences],
+        "sequence": [num_sequences * count for count in counts],
+        "constant": [num_sequences * max_response_tokens for _ in sequences],
+    }
+    return [1.0 / max(1, divisor) for divisor in divisors[loss_mean]]
+
+
 def split_micro_batches(
     sequences: Sequence[TrainingSequence], num_ranks: int, micro_batch_tokens: int
 ) -> list[list[list[int]]]:
@@ -137,11 +171,15 @@ class MicroBatch(NamedTuple):
     logprobs_N: Tensor
     advantages_N: Tensor
     sequences_N: Tensor  # int64, the sequence of each loss token
+    weights_N: Tensor  # float64, of each token in the minibatch's mean
     num_sequences: int
 
 
-def build_micro_batch(sequences: Sequence[TrainingSequence]) -> MicroBatch:
-    """Without sequences: one padding token and no loss, for the step's collectives."""
+def build_micro_batch(sequences: Sequence[TrainingSequence], token_weights: Sequence[float]) -> MicroBatch:
+    """`token_weights`: of each token of a sequence, in the minibatch's mean.
+
+    Without sequences: one padding token and no loss, for the step's collectives.
+    """
     width = max((len(sequence.token_ids) - 1 for sequence in sequences), default=1)
     token_ids_BT = np.zeros((max(1, len(sequences)), width), np.int64)
     positions: list[NDArray[np.int64]] = []
@@ -152,6 +190,8 @@ def build_micro_batch(sequences: Sequence[TrainingSequence]) -> MicroBatch:
     logprobs = [sequence.logprobs[sequence.loss_mask] for sequence in sequences]
     numbers = [np.full(sequence.num_loss_tokens, row, np.int64) for row, sequence in enumerate(sequences)]
     advantages = [np.full(sequence.num_loss_tokens, sequence.advantage, np.float32) for sequence in sequences]
+    pairs = zip(sequences, token_weights, strict=True)
+    weights = [np.full(sequence.num_loss_tokens, weight, np.float64) for sequence, weight in pairs]
     return MicroBatch(
         torch.from_numpy(token_ids_BT),
         _concatenate(positions, np.int64),
@@ -159,6 +199,7 @@ def build_micro_batch(sequences: Sequence[TrainingSequence]) -> MicroBatch:
         _concatenate(logprobs, np.float32),
         _concatenate(advantages, np.float32),
         _concatenate(numbers, np.int64),
+        _concatenate(weights, np.float64),
         len(sequences),
     )
 

@@ -1,13 +1,14 @@
 """Training on one rank: updates of the cold start, GRPO steps, saving and resuming."""
 
 import warnings
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
@@ -16,6 +17,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from bus.messages import TrainingSample
+from configs.errors import UnusableInput
 from configs.schema import RunConfig
 from engine.learner.checkpoints import (
     TrainerState,
@@ -26,22 +28,40 @@ from engine.learner.checkpoints import (
     read_trainer_state,
     write_trainer_state,
 )
-from engine.learner.distributed import RankGroup, gather_full, gather_full_parameters, shard_model, wait_at_barrier
-from engine.learner.loss_reduction import MinibatchTotals, OptimizerUpdate, compute_rl_metrics, reduce_outputs
+from engine.learner.distributed import (
+    RankGroup,
+    gather_full,
+    gather_full_parameters,
+    reshard_root,
+    shard_model,
+    wait_at_barrier,
+)
+from engine.learner.loss_reduction import (
+    MinibatchTotals,
+    OptimizerUpdate,
+    check_mismatch,
+    compute_rl_metrics,
+    reduce_outputs,
+)
 from engine.learner.minibatches import (
     MicroBatch,
     TrainingSequence,
     build_micro_batch,
     build_rl_minibatches,
+    compute_token_weights,
     split_micro_batches,
 )
 from engine.learner.optimizers import build_rl_optimizers, build_sft_optimizers, cosine_schedule, linear_schedule
 from engine.model.hf_checkpoint import save_model
 from engine.model.qwen3 import Qwen3
-from policies.losses import load_policy_loss
 from policies.losses.grpo import compute_sft_loss
-from policies.losses.policy_loss import LossInput, LossOutput, PolicyLoss, compute_policy_metrics
-from policies.losses.token_scores import compute_token_scores
+from policies.losses.mismatch import compute_correction
+from policies.losses.policy_loss import LossInput, LossOutput
+from policies.losses.policy_objective import PolicyObjective
+from policies.losses.token_scores import TokenScores, compute_token_scores
+
+OldLogprobs = list[Tensor] | None  # by micro batch of a minibatch
+ObjectiveFunction = Callable[[LossInput, Tensor | None], LossOutput]  # with the reference's log probabilities
 
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)  # makes the state readable for another number of ranks
 
@@ -58,7 +78,9 @@ class Trainer:
         self._ranks = ranks
         self._optimizers: list[Optimizer] = []
         self._base_lrs: list[float] = []
-        self._policy_loss = load_policy_loss(run.learner.loss)
+        self._learner = run.learner.resolve_old_logprobs(run.engine.dtype)
+        self._objective = PolicyObjective(self._learner)
+        self._reference: Qwen3 | None = None
         torch.manual_seed(run.seed + ranks.rank)
         self.start_stage("sft" if run.sft.steps else "rl")
 
@@ -79,7 +101,7 @@ class Trainer:
         """One update. Returns loss, grad_norm, lr, tokens (in the loss)."""
         sft = self._run.sft
         lr_scale = cosine_schedule(self.step, sft.steps, sft.warmup_steps)
-        update = self._run_update(sequences, lr_scale, compute_sft_loss)
+        update = self._run_update(sequences, lr_scale, _compute_cold_start_loss)
         self.step += 1
         tokens = sum(sequence.num_loss_tokens for sequence in sequences)
         return {
@@ -90,22 +112,26 @@ class Trainer:
         }
 
     def run_rl_step(self, rows: Sequence[TrainingSample]) -> dict[str, float]:
-        """`learner.minibatches` updates; no update without rows. Raises ValueError for invalid rows.
+        """`learner.minibatches` updates; no update without rows.
 
         Returns loss and grad_norm (means over updates), lr, updates, updates_skipped, tokens (in the loss), rows,
-        ratio_mean, ratio_max, entropy (over all tokens), the metrics of the loss, and, from the first minibatch,
-        before its update, mismatch_mean and mismatch_max: |log p recomputed - log p of the engine|.
+        ratio_mean, ratio_max, entropy (over all tokens), the metrics of the loss, and those of the mismatch between
+        engine and learner. Raises ValueError for invalid rows, and UnusableInput above learner.mismatch_limit.
         """
-        learner, steps = self._run.learner, self._run.rl.steps
+        learner, steps = self._learner, self._run.rl.steps
         lr_scale = linear_schedule(self.step, steps, learner.warmup_steps, learner.final_lr_fraction)
         minibatches = build_rl_minibatches(rows, learner.minibatches, self._run.seed, self.step)
         self._check_vocabulary(sequence for minibatch in minibatches for sequence in minibatch)
         trained = [minibatch for minibatch in minibatches if any(sequence.num_loss_tokens for sequence in minibatch)]
-        updates = [self._run_update(minibatch, lr_scale, self._compute_policy_loss) for minibatch in trained]
+        old_logprobs = self._recompute_old_logprobs(trained)
+        updates = [
+            self._run_update(minibatch, lr_scale, self._objective.compute, old)
+            for minibatch, old in zip(trained, old_logprobs, strict=True)
+        ]
         tokens = sum(update.totals.tokens for update in updates)
         self.step += 1
         counts = {"lr": lr_scale * learner.lr, "rows": float(len(rows)), "tokens": float(tokens)}
-        return counts | compute_rl_metrics(updates)
+        return counts | compute_rl_metrics(updates, learner)
 
     def _check_vocabulary(self, sequences: Iterable[TrainingSequence]) -> None:
         size = self.model.config.vocab_size
@@ -113,51 +139,119 @@ class Trainer:
             if sequence.token_ids.min(initial=0) < 0 or sequence.token_ids.max(initial=0) >= size:
                 raise ValueError(f"a token id is outside the vocabulary of {size}")
 
-    def _compute_policy_loss(self, batch: LossInput) -> LossOutput:
-        """The configured loss, with the metrics of all losses."""
-        output, common = self._policy_loss(batch), compute_policy_metrics(batch)
-        return output._replace(
-            token_means={**output.token_means, **common.token_means}, maxima={**output.maxima, **common.maxima}
-        )
+    def check_weights(self) -> None:
+        """Every rank calls it. Raises UnusableInput for weights that are not finite, naming the first parameter."""
+        parameters = dict(self.model.named_parameters())
+        if torch.isfinite(gather_full(get_total_norm(list(parameters.values())))):
+            return
+        for name, parameter in parameters.items():
+            if not torch.isfinite(gather_full(get_total_norm([parameter]))):
+                raise UnusableInput(
+                    f"the weights of the learner are not finite after step {self.step}, first in {name}. Likely causes: "
+                    "a damaged model.checkpoint, or a too high learner.lr or sft.lr. Earlier checkpoints are kept."
+                )
+
+    def set_reference(self, model: Qwen3) -> None:
+        """The frozen policy of the KL term. Every rank calls it with the same weights."""
+        shard_model(model.requires_grad_(False), model.model.layers, self._ranks)
+        self._reference = model
+
+    def _recompute_old_logprobs(self, minibatches: Sequence[Sequence[TrainingSequence]]) -> list[OldLogprobs]:
+        """With the present weights, by minibatch and micro batch; None where the forward pass of the update has them."""
+        if self._learner.old_logprobs == "engine" or len(minibatches) < 2:
+            return [None] * len(minibatches)
+        old_logprobs: list[OldLogprobs] = [None]
+        for sequences in minibatches[1:]:
+            batches = self._build_micro_batches(sequences)
+            old_logprobs.append([self._score_without_gradient(self.model, batch).logprobs_N for batch in batches])
+        return old_logprobs
+
+    def _build_micro_batches(self, sequences: Sequence[TrainingSequence]) -> list[MicroBatch]:
+        """Those of this rank."""
+        loss_mean = self._learner.loss_mean if self.stage == "rl" else "tokens"
+        weights = compute_token_weights(sequences, loss_mean, self._run.response_tokens)
+        shares = split_micro_batches(sequences, self._ranks.world_size, self._learner.micro_batch_tokens)
+        return [
+            build_micro_batch([sequences[index] for index in indices], [weights[index] for index in indices])
+            for indices in shares[self._ranks.rank]
+        ]
 
     def _run_update(
-        self, sequences: Sequence[TrainingSequence], lr_scale: float, compute_loss: PolicyLoss
+        self,
+        sequences: Sequence[TrainingSequence],
+        lr_scale: float,
+        compute_loss: ObjectiveFunction,
+        old_logprobs: OldLogprobs = None,
     ) -> OptimizerUpdate:
         """One optimizer update; sums and maxima are over all ranks. A gradient that is not finite changes nothing."""
         counts = [sequence.num_loss_tokens for sequence in sequences]
         totals = MinibatchTotals(max(1, sum(counts)), max(1, sum(map(bool, counts))))
-        shares = split_micro_batches(sequences, self._ranks.world_size, self._run.learner.micro_batch_tokens)
+        batches = self._build_micro_batches(sequences)
         outputs = [
-            self._forward_backward(build_micro_batch([sequences[index] for index in indices]), totals, compute_loss)
-            for indices in shares[self._ranks.rank]
+            self._forward_backward(batch, totals, compute_loss, old_N)
+            for batch, old_N in zip(batches, old_logprobs or [None] * len(batches), strict=True)
         ]
-        return OptimizerUpdate(totals, reduce_outputs(outputs, self._ranks), self._apply_gradients(lr_scale))
+        sums = reduce_outputs(outputs, self._ranks)
+        if self.stage == "rl":
+            check_mismatch(sums, totals, self._learner.mismatch_limit)
+        return OptimizerUpdate(totals, sums, self._apply_gradients(lr_scale))
 
-    def _forward_backward(self, batch: MicroBatch, totals: MinibatchTotals, compute_loss: PolicyLoss) -> LossOutput:
-        hidden_BTE = self.model(batch.token_ids_BT)
-        hidden_NE = hidden_BTE.flatten(0, 1).index_select(0, batch.positions_N)
-        temperature = self._run.sampling.temperature if self.stage == "rl" else 1.0
-        scores = compute_token_scores(
-            hidden_NE, batch.targets_N, self.model.compute_logits, self.model.config.vocab_size, temperature or 1.0
-        )
-        learner = self._run.learner
-        output = compute_loss(
-            LossInput(
-                logprobs_N=scores.logprobs_N,
-                behaviour_logprobs_N=batch.logprobs_N,
-                advantages_N=batch.advantages_N,
-                entropies_N=scores.entropies_N,
-                sequences_N=batch.sequences_N,
-                num_sequences=batch.num_sequences,
-                minibatch_tokens=totals.tokens,
-                minibatch_sequences=totals.sequences,
-                max_response_tokens=self._run.response_tokens,
-                clip_low=learner.clip_low,
-                clip_high=learner.clip_high,
-            )
-        )
+    def _forward_backward(
+        self, batch: MicroBatch, totals: MinibatchTotals, compute_loss: ObjectiveFunction, old_N: Tensor | None
+    ) -> LossOutput:
+        reference = self._reference if self.stage == "rl" else None
+        reference_N = None if reference is None else self._score_without_gradient(reference, batch).logprobs_N
+        scores = self._score(self.model, batch)
+        if self.stage == "sft" or self._learner.old_logprobs == "engine":
+            old_N = batch.logprobs_N
+        elif old_N is None:
+            old_N = scores.logprobs_N.detach()
+        output = compute_loss(self._build_loss_input(batch, totals, scores, old_N), reference_N)
         output.loss.backward()
         return output._replace(loss=output.loss.detach())
+
+    def _score(self, model: Qwen3, batch: MicroBatch) -> TokenScores:
+        hidden_BTE = model(batch.token_ids_BT)
+        hidden_NE = hidden_BTE.flatten(0, 1).index_select(0, batch.positions_N)
+        is_rl = self.stage == "rl"
+        return compute_token_scores(
+            hidden_NE,
+            batch.targets_N,
+            model.compute_logits,
+            model.config.vocab_size,
+            (self._run.sampling.temperature if is_rl else 1.0) or 1.0,
+            entropy_gradient=is_rl and self._learner.entropy_coef > 0,
+        )
+
+    def _score_without_gradient(self, model: Qwen3, batch: MicroBatch) -> TokenScores:
+        with torch.no_grad():
+            scores = self._score(model, batch)
+        reshard_root(model)  # its parameters stay gathered until a backward pass
+        return scores
+
+    def _build_loss_input(
+        self, batch: MicroBatch, totals: MinibatchTotals, scores: TokenScores, old_N: Tensor
+    ) -> LossInput:
+        learner = self._learner
+        correction = compute_correction(old_N, batch.logprobs_N, learner)
+        return LossInput(
+            logprobs_N=scores.logprobs_N,
+            behaviour_logprobs_N=batch.logprobs_N,
+            old_logprobs_N=old_N,
+            advantages_N=batch.advantages_N.to(scores.logprobs_N.dtype),
+            entropies_N=scores.entropies_N,
+            sequences_N=batch.sequences_N,
+            num_sequences=batch.num_sequences,
+            weights_N=batch.weights_N,
+            corrections_N=correction.weights_N,
+            minibatch_tokens=totals.tokens,
+            minibatch_sequences=totals.sequences,
+            max_response_tokens=self._run.response_tokens,
+            clip_low=learner.clip_low,
+            clip_high=learner.clip_high,
+            clip_dual=learner.clip_dual,
+            log_ratio_limit=learner.log_ratio_limit,
+        )
 
     def _apply_gradients(self, lr_scale: float) -> float:
         parameters = list(self.model.parameters())
@@ -220,6 +314,10 @@ class Trainer:
 
     def _get_optimizer_state(self) -> dict[str, Any]:
         return get_optimizer_state_dict(self.model, self._optimizers, options=BY_NAME)
+
+
+def _compute_cold_start_loss(batch: LossInput, _reference_logprobs_N: Tensor | None) -> LossOutput:
+    return compute_sft_loss(batch)
 
 
 class _ReproducibleStateWriter(FileSystemWriter):

@@ -1,4 +1,4 @@
-"""Losses of the policy by name: GRPO, and others by import path. Importing this package does not import torch."""
+"""Losses of the policy by name: GRPO, GSPO, CISPO, and others by import path. Importing this package does not import torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from configs.import_path import load_object
 if TYPE_CHECKING:
     from policies.losses.policy_loss import PolicyLoss
 
-LOSSES = {"grpo": "policies.losses.grpo:compute_grpo_loss"}
+LOSSES = {
+    "grpo": "policies.losses.grpo:compute_grpo_loss",
+    "gspo": "policies.losses.grpo:compute_gspo_loss",
+    "cispo": "policies.losses.grpo:compute_cispo_loss",
+}
 
 
 def load_policy_loss(name: str) -> PolicyLoss:

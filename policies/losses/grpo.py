@@ -1,25 +1,63 @@
-"""The built-in losses: GRPO with a token mean and an asymmetric clip, and the cross entropy of the cold start."""
+"""The built-in losses: GRPO with an asymmetric clip, GSPO, CISPO, and the cross entropy of the cold start.
+
+Each is the mean `learner.loss_mean` over tokens, with the importance weights of `learner.correction`.
+"""
 
 import torch
+from torch import Tensor
 
 from policies.losses.policy_loss import LossInput, LossOutput
 
 
 def compute_grpo_loss(batch: LossInput) -> LossOutput:
-    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), averaged over the minibatch's loss
-    tokens.
+    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A); for A < 0 at most -clip_dual A.
 
-    r is the ratio of a token's current and behaviour probability. No KL term and no entropy bonus.
+    r is the ratio of a token's current and old probability.
 
-    Source: rStar2-Agent, arXiv 2508.20722, section 3; the wider upper bound and the token mean:
-    DAPO, arXiv 2503.14476.
+    Source: rStar2-Agent, arXiv 2508.20722, section 3; the wider upper bound: DAPO, arXiv 2503.14476,
+    section 3.1; dual clip: arXiv 1912.09729, equation 4. Dr. GRPO (arXiv 2503.20783, section 3.2) is this
+    loss with loss_mean = "constant" and rl.advantage_estimator = "dr_grpo".
     """
-    ratios_N = (batch.logprobs_N - batch.behaviour_logprobs_N).exp()
-    unclipped_N = ratios_N * batch.advantages_N
-    clipped_N = ratios_N.clamp(1.0 - batch.clip_low, 1.0 + batch.clip_high) * batch.advantages_N
-    loss = -torch.minimum(unclipped_N, clipped_N).sum() / batch.minibatch_tokens
-    # A clipped token has no gradient.
-    return LossOutput(loss, token_means={"clip_fraction": (clipped_N < unclipped_N).sum().float()})
+    return _compute_clipped_loss(batch, batch.log_ratios_N.exp())
+
+
+def compute_gspo_loss(batch: LossInput) -> LossOutput:
+    """GRPO with one ratio per sequence: the geometric mean of its tokens' ratios.
+
+    The mean over sequences of the paper is loss_mean = "sequence".
+
+    Source: GSPO, arXiv 2507.18071, equations 5 and 7.
+    """
+    ratios_S = batch.mean_by_sequence(batch.log_ratios_N).exp()
+    return _compute_clipped_loss(batch, ratios_S.index_select(0, batch.sequences_N))
+
+
+def compute_cispo_loss(batch: LossInput) -> LossOutput:
+    """-clip(r, 1 - clip_low, 1 + clip_high) A log p, with no gradient through the ratio r.
+
+    Source: CISPO, arXiv 2506.13585 (MiniMax-M1), equations 4 and 5. The paper has no lower bound: set clip_low near 1.
+    """
+    with torch.no_grad():
+        ratios_N = batch.log_ratios_N.exp()
+        clipped_N = ratios_N.clamp(1.0 - batch.clip_low, 1.0 + batch.clip_high)
+    loss = -batch.corrected_mean(clipped_N * batch.advantages_N * batch.logprobs_N)
+    return LossOutput(loss, token_means={"clip_fraction": (clipped_N != ratios_N).sum().float()})
+
+
+def _compute_clipped_loss(batch: LossInput, ratios_N: Tensor) -> LossOutput:
+    """`clip_fraction`: of tokens without a gradient because of the clip."""
+    advantages_N = batch.advantages_N
+    unclipped_N = ratios_N * advantages_N
+    clipped_N = ratios_N.clamp(1.0 - batch.clip_low, 1.0 + batch.clip_high) * advantages_N
+    objectives_N = torch.minimum(unclipped_N, clipped_N)
+    is_clipped_N = clipped_N < unclipped_N
+    if batch.clip_dual:
+        bounds_N = batch.clip_dual * advantages_N
+        is_bounded_N = (advantages_N < 0) & (objectives_N < bounds_N)
+        objectives_N = torch.where(is_bounded_N, bounds_N, objectives_N)
+        is_clipped_N = is_clipped_N | is_bounded_N
+    loss = -batch.corrected_mean(objectives_N)
+    return LossOutput(loss, token_means={"clip_fraction": is_clipped_N.sum().float()})
 
 
 def compute_sft_loss(batch: LossInput) -> LossOutput:

@@ -14,21 +14,39 @@ from torch import Tensor
 
 class LossInput(NamedTuple):
     logprobs_N: Tensor  # of the trained policy, with gradient
-    behaviour_logprobs_N: Tensor  # of the policy that generated the token; zeros in the cold start
+    behaviour_logprobs_N: Tensor  # as the engine reported them; zeros in the cold start
+    old_logprobs_N: Tensor  # denominator of the ratio: the engine's, or recomputed (learner.old_logprobs)
     advantages_N: Tensor
-    entropies_N: Tensor  # nats, without gradient
+    entropies_N: Tensor  # nats; with gradient if learner.entropy_coef is positive
     sequences_N: Tensor  # int64 in [0, S): the sequence of each token
     num_sequences: int  # S
+    weights_N: Tensor  # float64: of each token in the configured mean (learner.loss_mean); they add up to 1
+    corrections_N: Tensor  # importance weight of each token (learner.correction); ones without a correction
     minibatch_tokens: int  # of all micro batches and ranks, at least 1
     minibatch_sequences: int  # sequences with a loss token, of all micro batches and ranks, at least 1
     max_response_tokens: int  # dialogue.response_tokens
     clip_low: float
     clip_high: float
+    clip_dual: float  # 0: no dual clip
+    log_ratio_limit: float
 
     @property
-    def advantages_S(self) -> Tensor:  # noqa: N802 - the shape is part of the name
+    def log_ratios_N(self) -> Tensor:  # noqa: N802 - the shape is part of the name
+        """log p - log p_old within +-log_ratio_limit, beyond which a token has no gradient."""
+        return (self.logprobs_N - self.old_logprobs_N).clamp(-self.log_ratio_limit, self.log_ratio_limit)
+
+    @property
+    def advantages_S(self) -> Tensor:  # noqa: N802
         """Each sequence's advantage; 0 for a sequence without tokens."""
         return self.advantages_N.new_zeros(self.num_sequences).index_copy(0, self.sequences_N, self.advantages_N)
+
+    def mean(self, values_N: Tensor) -> Tensor:
+        """This micro batch's part of the configured mean over the minibatch; scalar."""
+        return (values_N * self.weights_N.to(values_N.dtype)).sum()
+
+    def corrected_mean(self, values_N: Tensor) -> Tensor:
+        """`mean` of the values times their importance weights."""
+        return self.mean(values_N * self.corrections_N)
 
     def sum_by_sequence(self, values_N: Tensor) -> Tensor:
         """[S], with gradient."""
@@ -52,13 +70,12 @@ PolicyLoss = Callable[[LossInput], LossOutput]
 
 
 def compute_policy_metrics(batch: LossInput) -> LossOutput:
-    """Metrics of any loss: ratio and entropy, and the mismatch |log p recomputed - log p of the engine|."""
+    """Metrics of any loss: the ratio within log_ratio_limit, and the entropy."""
     with torch.no_grad():
-        differences_N = batch.logprobs_N - batch.behaviour_logprobs_N
-        ratios_N, distances_N = differences_N.exp(), differences_N.abs()
-        means = {"ratio": ratios_N.sum(), "mismatch": distances_N.sum(), "entropy": batch.entropies_N.sum()}
-        maxima = {"ratio_max": max_or_zero(ratios_N), "mismatch_max": max_or_zero(distances_N)}
-        return LossOutput(batch.entropies_N.new_zeros(()), token_means=means, maxima=maxima)
+        ratios_N = batch.log_ratios_N.exp()
+        means = {"ratio": ratios_N.sum(), "entropy": batch.entropies_N.sum()}
+        loss = batch.entropies_N.new_zeros(())
+        return LossOutput(loss, token_means=means, maxima={"ratio_max": max_or_zero(ratios_N)})
 
 
 def max_or_zero(values: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ MAX_LOGITS_PER_CHUNK = 1 << 25
 
 class TokenScores(NamedTuple):
     logprobs_N: Tensor  # log p of each target, with gradient
-    entropies_N: Tensor  # nats, without gradient
+    entropies_N: Tensor  # nats; with gradient only on request
 
 
 def compute_token_scores(
@@ -25,6 +25,8 @@ def compute_token_scores(
     compute_logits: Callable[[Tensor], Tensor],
     vocab_size: int,
     temperature: float = 1.0,
+    *,
+    entropy_gradient: bool = False,
 ) -> TokenScores:
     """Targets under softmax(logits / temperature), in float32 or wider, in chunks of about MAX_LOGITS_PER_CHUNK."""
 
@@ -33,7 +35,7 @@ def compute_token_scores(
         logits_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
         log_p_CV = torch.log_softmax(logits_CV if temperature == 1.0 else logits_CV / temperature, dim=-1)
         logprobs_C = log_p_CV.gather(-1, targets_C.unsqueeze(-1)).squeeze(-1)
-        with torch.no_grad():
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropies_C = -torch.linalg.vecdot(log_p_CV.exp(), log_p_CV)
         return logprobs_C, entropies_C
 

@@ -1,17 +1,34 @@
-"""`python -m tests.engine.learner.loss_gradients LOSS MICRO_BATCH_TOKENS OUT`: the gradient of one minibatch in float64.
+"""`python -m tests.engine.learner.loss_gradients CASES OUT`: gradients of one minibatch in float64, by case.
 
-Runs on all ranks that torchrun starts. OUT gets the gradients and the metrics.
+CASES is a JSON list of LossCase. Runs on all ranks that torchrun starts. OUT gets losses, gradients and metrics.
 """
 
 import sys
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
 
+from bus.messages import TrainingSample
 from engine.learner.distributed import RankGroup, gather_full, join_ranks, leave_ranks, wait_at_barrier
 from engine.learner.trainer import Trainer
+from engine.model.qwen3 import Qwen3
 from tests.engine.learner.training_examples import rows, small_run, trainable_model
+
+
+class LossCase(msgspec.Struct, frozen=True):
+    settings: dict[str, Any]  # of [learner]
+    micro_batch_tokens: int = 128
+    reverse: bool = False  # the order of the rows
+    dtype: str = "float64"
+
+
+class LossGradients(NamedTuple):
+    loss: float
+    gradients: dict[str, Tensor]
+    metrics: dict[str, float]
 
 
 class GradientTrainer(Trainer):
@@ -28,20 +45,39 @@ class GradientTrainer(Trainer):
         return super()._apply_gradients(lr_scale)
 
 
-def compute_gradients(loss: str, micro_batch_tokens: int, ranks: RankGroup) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def make_rows() -> list[TrainingSample]:
+    """Two groups; the tokens' log ratios reach about +-6."""
+    return rows(0, groups=2, size=4)
+
+
+def make_reference_model() -> Qwen3:
+    """The frozen policy of the KL term: the trained one with slightly different weights."""
+    model = trainable_model().double()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return model
+
+
+def compute_gradients(case: LossCase, ranks: RankGroup) -> LossGradients:
     torch.set_num_threads(1)
-    run = small_run(loss=loss, minibatches=1, micro_batch_tokens=micro_batch_tokens)
-    trainer = GradientTrainer(trainable_model().double(), run, ranks)
+    settings = {"minibatches": 1, "micro_batch_tokens": case.micro_batch_tokens} | case.settings
+    dtype = getattr(torch, case.dtype)
+    trainer = GradientTrainer(trainable_model().to(dtype), small_run(**settings), ranks)
+    if case.settings.get("kl_coef"):
+        trainer.set_reference(make_reference_model().to(dtype))
     trainer.start_stage("rl")
-    metrics = trainer.run_rl_step(rows(0, groups=2, size=4))
-    return trainer.gradients, metrics
+    samples = make_rows()
+    metrics = trainer.run_rl_step(samples[::-1] if case.reverse else samples)
+    return LossGradients(metrics["loss"], trainer.gradients, metrics)
 
 
-def main(loss: str, micro_batch_tokens: str, out: str) -> None:
+def main(cases: str, out: str) -> None:
     ranks = join_ranks()
-    gradients, metrics = compute_gradients(loss, int(micro_batch_tokens), ranks)
+    results = [tuple(compute_gradients(case, ranks)) for case in msgspec.json.decode(cases, type=list[LossCase])]
     if ranks.is_leader:
-        torch.save((gradients, metrics), out)
+        torch.save(results, Path(out))
     wait_at_barrier(ranks)
     leave_ranks(ranks)
 

@@ -7,7 +7,7 @@ from policies.losses.policy_loss import LossInput, LossOutput
 
 def compute_gspo_loss(batch: LossInput) -> LossOutput:
     """GSPO, arXiv 2507.18071, equations 5 and 7: one ratio per sequence, of its mean log probability."""
-    ratios_S = batch.mean_by_sequence(batch.logprobs_N - batch.behaviour_logprobs_N).exp()
+    ratios_S = batch.mean_by_sequence(batch.logprobs_N - batch.old_logprobs_N).exp()
     clipped_S = ratios_S.clamp(1 - batch.clip_low, 1 + batch.clip_high)
     objectives_S = torch.minimum(ratios_S * batch.advantages_S, clipped_S * batch.advantages_S)
     is_clipped_S = objectives_S < ratios_S * batch.advantages_S
@@ -17,7 +17,7 @@ def compute_gspo_loss(batch: LossInput) -> LossOutput:
 
 def compute_dr_grpo_loss(batch: LossInput) -> LossOutput:
     """Dr. GRPO, arXiv 2503.20783, section 3.2: token sums over a constant, without a bias to short answers."""
-    ratios_N = (batch.logprobs_N - batch.behaviour_logprobs_N).exp()
+    ratios_N = (batch.logprobs_N - batch.old_logprobs_N).exp()
     clipped_N = ratios_N.clamp(1 - batch.clip_low, 1 + batch.clip_high)
     objectives_N = torch.minimum(ratios_N * batch.advantages_N, clipped_N * batch.advantages_N)
     return LossOutput(-objectives_N.sum() / (batch.minibatch_sequences * batch.max_response_tokens))

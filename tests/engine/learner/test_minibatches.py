@@ -41,7 +41,8 @@ def test_ranks_have_equally_many_micro_batches_within_the_bound(lengths: list[in
     assert len({len(share) for share in shares}) == 1
     assert shares[0]
     for indices in (indices for share in shares for indices in share):
-        padded = build_micro_batch([sequences[index] for index in indices]).token_ids_BT.numel()
+        chosen = [sequences[index] for index in indices]
+        padded = build_micro_batch(chosen, [1.0] * len(chosen)).token_ids_BT.numel()
         assert padded <= tokens or len(indices) <= 1
 
 
@@ -56,23 +57,25 @@ def test_a_micro_batch_has_the_position_that_predicts_each_loss_token() -> None:
     second = build_training_sequence(
         np.array([1, 2], np.int32), np.array([False, True]), np.array([0, -3], np.float32), -0.5
     )
-    batch = build_micro_batch([first, second])
+    batch = build_micro_batch([first, second], [0.5, 0.25])
     assert batch.token_ids_BT.tolist() == [[5, 6, 7], [1, 0, 0]]
     assert batch.positions_N.tolist() == [1, 2, 3]
     assert batch.targets_N.tolist() == [7, 8, 2]
     assert batch.logprobs_N.tolist() == [-1.0, -2.0, -3.0]
     assert batch.advantages_N.tolist() == [0.5, 0.5, -0.5]
     assert (batch.sequences_N.tolist(), batch.num_sequences) == ([0, 0, 1], 2)
+    assert batch.weights_N.tolist() == [0.5, 0.5, 0.25]
 
 
 def test_an_empty_micro_batch_is_one_padding_token_without_loss() -> None:
-    batch = build_micro_batch([])
+    batch = build_micro_batch([], [])
     assert batch.token_ids_BT.tolist() == [[0]]
-    *tensors, num_sequences = batch
-    assert num_sequences == 0
-    assert [len(values) for values in tensors[1:]] == [0, 0, 0, 0, 0]
+    assert batch.num_sequences == 0
+    tensors = [value for value in batch if isinstance(value, torch.Tensor)]
+    assert [len(values) for values in tensors[1:]] == [0] * 6
     integers, floats = torch.int64, torch.float32
-    assert [values.dtype for values in tensors] == [integers, integers, integers, floats, floats, integers]
+    types = [integers, integers, integers, floats, floats, integers, torch.float64]
+    assert [values.dtype for values in tensors] == types
 
 
 def test_tokens_after_the_last_loss_token_are_dropped() -> None:

@@ -20,7 +20,14 @@ torch.set_num_threads(1)  # for small products more threads are slower
 
 def small_run(**learner: Any) -> RunConfig:
     """Learning rates are high, so that a wrong update is visible; micro batches are small, so that there are several."""
-    settings = {"lr": 1e-3, "warmup_steps": 2, "micro_batch_tokens": 128, "minibatches": 2, "threads": 1} | learner
+    settings = {
+        "lr": 1e-3,
+        "warmup_steps": 2,
+        "micro_batch_tokens": 128,
+        "minibatches": 2,
+        "threads": 1,
+        "mismatch_limit": 0.0,
+    } | learner
     return RunConfig(
         name="small",
         seed=3,

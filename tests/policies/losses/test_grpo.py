@@ -11,26 +11,9 @@ from policies.losses.grpo import compute_grpo_loss, compute_sft_loss
 from policies.losses.policy_loss import LossInput, LossOutput, compute_policy_metrics
 from policies.losses.token_scores import TokenScores, compute_token_scores
 from tests.engine.closeness import assert_close
+from tests.policies.losses.loss_inputs import HIGH, LOW, build_loss_input
 
 B, T, E, V = 3, 7, 5, 11
-LOW, HIGH = 0.2, 0.28
-
-
-def build_loss_input(scores: TokenScores, behaviour_N: Tensor, advantages_N: Tensor, tokens: int) -> LossInput:
-    """All tokens of one sequence."""
-    return LossInput(
-        logprobs_N=scores.logprobs_N,
-        behaviour_logprobs_N=behaviour_N,
-        advantages_N=advantages_N,
-        entropies_N=scores.entropies_N,
-        sequences_N=torch.zeros(len(behaviour_N), dtype=torch.int64),
-        num_sequences=1,
-        minibatch_tokens=tokens,
-        minibatch_sequences=1,
-        max_response_tokens=100,
-        clip_low=LOW,
-        clip_high=HIGH,
-    )
 
 
 class Example:
@@ -56,7 +39,14 @@ class Example:
 
     def loss_input(self, tokens: int) -> LossInput:
         rows, _ = self.mask_BT.nonzero(as_tuple=True)
-        return build_loss_input(self.scores(), self.behaviour_BT[self.mask_BT], self.advantages_B[rows], tokens)
+        scores = self.scores()
+        return build_loss_input(
+            scores.logprobs_N,
+            self.behaviour_BT[self.mask_BT],
+            self.advantages_B[rows],
+            entropies_N=scores.entropies_N,
+            minibatch_tokens=tokens,
+        )
 
     def grpo(self, tokens: int) -> LossOutput:
         return compute_grpo_loss(self.loss_input(tokens))
@@ -121,8 +111,7 @@ def test_masked_tokens_change_neither_loss_nor_gradient() -> None:
 def one_token(ratio: float, advantage: float) -> tuple[Tensor, Tensor, Tensor]:
     """Loss, its derivative by the token's log probability, and the number of clipped tokens."""
     logprob = torch.tensor([math.log(ratio)], requires_grad=True)
-    scores = TokenScores(logprob, torch.zeros(1))
-    output = compute_grpo_loss(build_loss_input(scores, torch.zeros(1), torch.tensor([advantage]), 1))
+    output = compute_grpo_loss(build_loss_input(logprob, torch.zeros(1), torch.tensor([advantage])))
     (slope,) = torch.autograd.grad(output.loss, logprob)
     return output.loss.detach(), slope, output.token_means["clip_fraction"]
 
@@ -185,20 +174,19 @@ def test_a_micro_batch_without_loss_tokens_gives_zeros() -> None:
     assert all(not gradient.any() for gradient in example.gradients(compute_grpo_loss(batch).loss))
 
 
-def test_ratios_and_log_differences_are_reported_unclipped() -> None:
+def test_ratios_are_reported_unclipped() -> None:
     logprobs_N = torch.tensor([-1.0, -2.0])
     behaviour_N = torch.tensor([-1.0, -2.0 - math.log(2.0)])
-    scores = TokenScores(logprobs_N, torch.tensor([0.5, 0.25]))
-    output = compute_policy_metrics(build_loss_input(scores, behaviour_N, torch.ones(2), 2))
+    output = compute_policy_metrics(
+        build_loss_input(logprobs_N, behaviour_N, torch.ones(2), entropies_N=torch.tensor([0.5, 0.25]))
+    )
     assert output.token_means["ratio"].item() == pytest.approx(3.0)
     assert output.maxima["ratio_max"].item() == pytest.approx(2.0)
-    assert output.token_means["mismatch"].item() == pytest.approx(math.log(2.0))
-    assert output.maxima["mismatch_max"].item() == pytest.approx(math.log(2.0))
     assert output.token_means["entropy"].item() == pytest.approx(0.75)
 
 
 def test_sums_and_means_by_sequence_have_gradients_and_no_hole_for_a_sequence_without_tokens() -> None:
-    batch = build_loss_input(TokenScores(torch.zeros(4), torch.zeros(4)), torch.zeros(4), torch.zeros(4), 4)
+    batch = build_loss_input(torch.zeros(4), torch.zeros(4), torch.zeros(4))
     batch = batch._replace(sequences_N=torch.tensor([0, 2, 2, 0]), num_sequences=3)
     values_N = torch.tensor([1.0, 2.0, 4.0, 8.0], requires_grad=True)
     assert batch.sum_by_sequence(values_N).tolist() == [9.0, 0.0, 6.0]

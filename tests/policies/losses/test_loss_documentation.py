@@ -9,21 +9,17 @@ import torch
 from configs.load import load_run
 from policies.groups.advantages import load_advantage_estimator, load_group_filter
 from policies.losses import load_policy_loss
-from policies.losses.policy_loss import LossInput
+from tests.policies.losses.loss_inputs import build_loss_input
 
 PAGE = Path(__file__).parents[3] / "docs" / "losses.md"
-BATCH = LossInput(
-    logprobs_N=torch.tensor([-1.0, -2.0, -3.0], requires_grad=True),
-    behaviour_logprobs_N=torch.tensor([-1.0, -2.0, -3.0]),
-    advantages_N=torch.tensor([1.0, 1.0, -2.0]),
-    entropies_N=torch.zeros(3),
+BATCH = build_loss_input(
+    torch.tensor([-1.0, -2.0, -3.0], requires_grad=True),
+    torch.tensor([-1.0, -2.0, -3.0]),
+    torch.tensor([1.0, 1.0, -2.0]),
     sequences_N=torch.tensor([0, 0, 1]),
     num_sequences=2,
-    minibatch_tokens=3,
     minibatch_sequences=2,
-    max_response_tokens=10,
-    clip_low=0.2,
-    clip_high=0.28,
+    weights_N=torch.tensor([0.25, 0.25, 0.5], dtype=torch.float64),
 )
 
 

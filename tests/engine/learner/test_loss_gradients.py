@@ -1,0 +1,150 @@
+"""Every loss, mean, correction and term: value and gradient equal plain loops in float64, on any ranks, micro batches
+and orders of the rows."""
+
+import functools
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bus.messages import TrainingSample
+from configs.errors import UnusableInput
+from engine.learner.distributed import RankGroup
+from engine.learner.trainer import Trainer
+from engine.model.qwen3 import Qwen3
+from tests.engine.learner.loss_gradients import (
+    LossCase,
+    LossGradients,
+    compute_gradients,
+    make_reference_model,
+    make_rows,
+)
+from tests.engine.learner.loss_reference import ReferenceSequence, compute_reference_loss
+from tests.engine.learner.training_examples import rows, small_run, trainable_model
+
+pytestmark = pytest.mark.slow
+
+PLUGINS = "tests.engine.learner.plugin_losses"
+MAX_TOKENS = small_run().dialogue.response_tokens
+# Learner settings by name. The rows' log ratios reach +-6: clips, caps and the limit act on some tokens.
+SETTINGS: dict[str, dict[str, Any]] = {
+    **{f"grpo {mean}": {"loss_mean": mean} for mean in ("tokens", "group", "sequence", "constant")},
+    "grpo dual": {"clip_dual": 3.0},
+    "grpo limited": {"log_ratio_limit": 1.5},
+    "gspo": {"loss": "gspo", "loss_mean": "sequence"},
+    **{f"cispo {mean}": {"loss": "cispo", "loss_mean": mean} for mean in ("tokens", "group")},
+    "recomputed": {"old_logprobs": "recomputed", "correction": "none"},
+    **{
+        f"{loss} {correction}": {
+            "loss": loss,
+            "loss_mean": mean,
+            "old_logprobs": "recomputed",
+            "correction": correction,
+        }
+        for (loss, mean), correction in product(
+            (("grpo", "group"), ("gspo", "sequence"), ("cispo", "tokens")), ("tis", "icepop", "decoupled")
+        )
+    },
+    **{f"kl {kind}": {"kl_coef": 0.3, "kl_estimator": kind} for kind in ("k1", "k2", "k3")},
+    "entropy": {"entropy_coef": 0.2},
+    "everything": {
+        "loss_mean": "sequence",
+        "clip_dual": 2.0,
+        "old_logprobs": "recomputed",
+        "correction": "icepop",
+        "kl_coef": 0.1,
+        "entropy_coef": 0.1,
+    },
+    "plug-in gspo": {"loss": f"{PLUGINS}:compute_gspo_loss"},
+    "plug-in dr_grpo": {"loss": f"{PLUGINS}:compute_dr_grpo_loss"},
+}
+# The built-in settings that give a plug-in's loss.
+BUILT_IN = {
+    "plug-in gspo": {"loss": "gspo", "loss_mean": "sequence"},
+    "plug-in dr_grpo": {"loss_mean": "constant"},
+}
+
+
+def read_row(row: TrainingSample) -> tuple[Tensor, Tensor, list[float]]:
+    """Token ids, mask of the loss tokens without the first one, log probabilities of the engine at these."""
+    ids = torch.from_numpy(np.frombuffer(row.record.token_ids, np.int32).astype(np.int64))
+    mask = torch.from_numpy(np.frombuffer(row.record.loss_mask, np.uint8).astype(bool))
+    mask[0] = False
+    behaviour = torch.from_numpy(np.frombuffer(row.record.logprobs, np.float32).astype(np.float64))
+    return ids, mask, behaviour[mask].tolist()
+
+
+def score(model: Qwen3, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Log probabilities and entropies of the loss tokens of one sequence, without batches."""
+    log_p_TV = torch.log_softmax(model.compute_logits(model(ids[None, :-1]))[0], dim=-1)
+    entropies_T = -(log_p_TV.exp() * log_p_TV).sum(-1)
+    return log_p_TV.gather(1, ids[1:, None])[:, 0][mask[1:]], entropies_T[mask[1:]]
+
+
+@functools.cache
+def compute_expected(name: str) -> tuple[float, dict[str, Tensor]]:
+    settings = {"minibatches": 1} | BUILT_IN.get(name, SETTINGS[name])
+    learner = small_run(**settings).learner.resolve_old_logprobs("float32")
+    model, reference = trainable_model().double(), make_reference_model()
+    sequences = list[ReferenceSequence]()
+    for row in make_rows():
+        ids, mask, behaviour = read_row(row)
+        logprobs, entropies = score(model, ids, mask)
+        old = logprobs.tolist() if learner.old_logprobs == "recomputed" else behaviour
+        frozen = score(reference, ids, mask)[0].tolist() if learner.kl_coef else ()
+        advantage = float(np.float32(row.advantage))  # the trainer holds advantages in float32
+        sequences.append(ReferenceSequence(logprobs, behaviour, old, advantage, row.group_id, list(entropies), frozen))
+    loss = compute_reference_loss(sequences, learner, MAX_TOKENS)
+    loss.backward()
+    gradients = {key: each.grad for key, each in model.named_parameters() if each.grad is not None}
+    assert max(float(gradient.abs().max()) for gradient in gradients.values()) > 1e-4
+    return loss.item(), gradients
+
+
+def check(name: str, got: LossGradients, tolerance: float = 1e-10) -> None:
+    loss, gradients = compute_expected(name)
+    assert got.loss == pytest.approx(loss, rel=0, abs=tolerance)
+    as_float64 = {key: value.double() for key, value in got.gradients.items()}
+    torch.testing.assert_close(as_float64, gradients, rtol=0, atol=tolerance)
+    assert got.metrics["updates"] == 1
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_value_and_gradient_equal_plain_loops(name: str) -> None:
+    for micro_batch_tokens, reverse in ((40, False), (128, True), (100_000, False)):
+        check(name, compute_gradients(LossCase(SETTINGS[name], micro_batch_tokens, reverse), RankGroup()))
+    check(name, compute_gradients(LossCase(SETTINGS[name], dtype="float32"), RankGroup()), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.nightly)])
+def test_value_and_gradient_do_not_depend_on_the_ranks(ranks: int, tmp_path: Path) -> None:
+    named = [(name, LossCase(settings, 40 if ranks == 2 else 128)) for name, settings in SETTINGS.items()]
+    cases = msgspec.json.encode([case for _, case in named]).decode()
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    script = ["-m", "tests.engine.learner.loss_gradients", cases, str(tmp_path / "out.pt")]
+    subprocess.run([sys.executable, *command, *script], check=True, capture_output=True, cwd=Path(__file__).parents[3])
+    results = torch.load(tmp_path / "out.pt", weights_only=True)
+    for (name, _), result in zip(named, results, strict=True):
+        check(name, LossGradients(*result))
+
+
+def test_the_corrections_act_on_some_tokens_of_the_rows() -> None:
+    for name, figure in (("grpo tis", "correction_truncated"), ("grpo icepop", "correction_masked")):
+        metrics = compute_gradients(LossCase(SETTINGS[name]), RankGroup()).metrics
+        assert 0.05 < metrics[figure] < 0.95
+    assert 0 < compute_gradients(LossCase(SETTINGS["plug-in gspo"]), RankGroup()).metrics["clipped_sequences"] <= 1
+
+
+def test_metrics_that_depend_on_the_data_are_refused() -> None:
+    run = small_run(loss=f"{PLUGINS}:compute_loss_with_changing_metrics", micro_batch_tokens=40)
+    trainer = Trainer(trainable_model(), run, RankGroup())
+    trainer.start_stage("rl")
+    with pytest.raises(UnusableInput, match=r"learner\.loss: a micro batch has the metrics metric_"):
+        trainer.run_rl_step(rows(0))
