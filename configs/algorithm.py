@@ -35,8 +35,9 @@ class SftConfig(Section, frozen=True):
     data: FilePath = "$RUN/data/sft.jsonl"  # dialogues: docs/data.md
     steps: Count = 0  # optimizer updates
     batch_size: PositiveInt = 64  # dialogues per update
-    lr: LearningRate = 1e-5  # AdamW, for vectors and embeddings
-    muon_lr: LearningRate = 1e-3  # Muon, for matrices
+    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: Muon for the layers' matrices, AdamW for the rest
+    lr: LearningRate = 1e-5  # of AdamW
+    muon_lr: LearningRate = 1e-3  # of Muon
     warmup_steps: Count = 10  # with a linearly rising learning rate
     weight_decay: NonNegativeFloat = 0.0  # of AdamW and Muon
 
@@ -45,7 +46,7 @@ class RlConfig(Section, frozen=True):
     steps: Count = 300  # training steps of the run
     prompts: PositiveInt = 512  # groups per training step
     rollouts: Annotated[int, Meta(ge=2, le=65_536)] = 32  # 2G: trajectories per group
-    max_refill_groups: Count = 512  # per step, started to replace groups with equal rewards
+    max_refill_groups: Count = 0  # per step, started to replace groups with equal rewards
     advantage_estimator: ImportPath = "grpo"  # "grpo", "dr_grpo", or a function by import path: docs/losses.md
     group_filter: ImportPath = "unequal_rewards"  # groups to train on; or a function by import path: docs/losses.md
     max_staleness: Count = 0  # versions by which rollouts may be ahead of the learner: docs/staleness.md

@@ -90,12 +90,10 @@ def _shard_like(update: Tensor, parameter: Tensor) -> Tensor:
 
 
 def build_sft_optimizers(model: nn.Module, sft: SftConfig) -> list[Optimizer]:
-    """Muon for the layers' matrices; AdamW for embeddings and norms."""
-    matrices, others = _split_parameters(model)
-    return [
-        Muon(matrices, lr=sft.muon_lr, weight_decay=sft.weight_decay),
-        AdamW(others, lr=sft.lr, betas=(0.9, 0.95), weight_decay=sft.weight_decay, foreach=True),
-    ]
+    """AdamW for all parameters; with sft.optimizer = "muon", Muon for the layers' matrices."""
+    matrices, others = _split_parameters(model) if sft.optimizer == "muon" else ([], list(model.parameters()))
+    adamw = AdamW(others, lr=sft.lr, betas=(0.9, 0.95), weight_decay=sft.weight_decay, foreach=True)
+    return [Muon(matrices, lr=sft.muon_lr, weight_decay=sft.weight_decay), adamw] if matrices else [adamw]
 
 
 def build_rl_optimizers(model: nn.Module, learner: LearnerConfig) -> list[Optimizer]:

@@ -12,6 +12,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 WAYS = ("processes", "without_log", "in_process", "in_process_without_log", "single")
 BATCHES = (1, 16, 64, 256)
+CORRECTIONS = ("engine", "none", "tis", "icepop", "decoupled")
 KEYS: dict[str, tuple[str, ...]] = {
     "weights": (
         *("mib", "copied_bytes_per_s", "fetched_bytes_per_s", "ratio_to_copy", "nodes", "nodes_bytes_per_s"),
@@ -23,6 +24,11 @@ KEYS: dict[str, tuple[str, ...]] = {
     ),
     "determinism": tuple(
         f"{kind}_over_fast_{batch}" for kind in ("strict", "tiles_64", "tiles_16", "tiles_4") for batch in BATCHES
+    ),
+    "mismatch": (
+        *(f"cosine.{kind}.{row}" for kind in CORRECTIONS for row in ("small", "some", "far", "many")),
+        *(f"norm.{kind}.{row}" for kind in CORRECTIONS for row in ("small", "some", "far", "many")),
+        *("seed", *(f"finite.{kind}" for kind in CORRECTIONS)),
     ),
     "event_log": ("log_events_per_s", "story_ms", "story_query_ms", "run_bytes", "step_bytes", "step_plain_bytes"),
     "generation": (

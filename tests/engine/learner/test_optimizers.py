@@ -60,11 +60,19 @@ def test_the_cold_start_uses_muon_for_the_layers_matrices_and_adamw_for_the_rest
     names = {parameter: name for name, parameter in model.named_parameters()}
     muon, adamw = (
         [names[p] for p in optimizer.param_groups[0]["params"]]
-        for optimizer in build_sft_optimizers(model, SftConfig())
+        for optimizer in build_sft_optimizers(model, SftConfig(optimizer="muon"))
     )
     assert all(name.startswith("model.layers.") and "norm" not in name for name in muon)
     assert {"model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"} <= set(adamw)
     assert sorted([*muon, *adamw]) == sorted(names.values())
+
+
+@slow
+def test_the_cold_start_of_a_pretrained_model_uses_adamw_by_default() -> None:
+    model = small_model().requires_grad_(True)
+    (adamw,) = build_sft_optimizers(model, SftConfig())
+    assert adamw.defaults["lr"] == 1e-5
+    assert sum(len(group["params"]) for group in adamw.param_groups) == len(list(model.parameters()))
 
 
 @slow

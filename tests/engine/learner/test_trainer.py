@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bus.messages import TrainingSample
+from configs.errors import UnusableInput
 from engine.learner.checkpoints import get_partial_path, list_saved_steps
 from engine.learner.distributed import RankGroup, gather_full_parameters
 from engine.learner.minibatches import build_sft_sequence
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.slow
 ONE = RankGroup()
 
 
-def trainer(stage: str = "rl", **learner: float) -> Trainer:
+def trainer(stage: str = "rl", **learner: float | str) -> Trainer:
     made = Trainer(trainable_model(), small_run(**learner), ONE)
     made.start_stage("sft" if stage == "sft" else "rl")
     return made
@@ -134,6 +135,34 @@ def test_the_learning_rate_follows_its_schedule() -> None:
     assert rates == pytest.approx([0.5e-3, 1e-3, 1e-3, 5 / 6 * 1e-3, 2 / 3 * 1e-3, 0.5e-3])
 
 
+def test_recomputed_log_probabilities_are_those_before_the_step() -> None:
+    made = trainer(minibatches=4, lr=0.05, warmup_steps=0, old_logprobs="recomputed", correction="none")
+    metrics = made.run_rl_step(rows(0))
+    own = trainer(minibatches=1, old_logprobs="recomputed", correction="none").run_rl_step(rows(0))
+    by_minibatch = [metrics[f"minibatch {number}: mismatch_mean"] for number in (1, 2, 3, 4)]
+    # Together they have the mismatch of the weights before the step, although three updates came before the last one.
+    assert min(by_minibatch) < own["mismatch_mean"] < max(by_minibatch)
+    assert metrics["ratio_max"] > 1.1  # against the weights before the step
+    assert own["ratio_max"] == own["ratio_mean"] == 1.0
+
+
+def test_a_mismatch_above_the_limit_stops_before_the_update() -> None:
+    made = trainer(mismatch_limit=0.1)
+    before = parameters(made)
+    with pytest.raises(UnusableInput, match=r"learner\.mismatch_limit: .* differ by more than 1 nat for \d+\.\d% of"):
+        made.run_rl_step(rows(0))
+    assert all(torch.equal(before[name], tensor) for name, tensor in parameters(made).items())
+
+
+def test_weights_that_are_not_finite_are_reported_with_the_parameter() -> None:
+    made = trainer()
+    made.check_weights()
+    with torch.no_grad():
+        made.model.model.layers[1].mlp.up_proj.weight[3, 2] = float("nan")
+    with pytest.raises(UnusableInput, match=r"not finite after step 0, first in model\.layers\.1\.mlp\.up_proj"):
+        made.check_weights()
+
+
 # ---------------------------------------------------------------- saving and resuming
 
 
@@ -219,7 +248,7 @@ def largest_relative_difference(one: dict[str, Tensor], other: dict[str, Tensor]
     return max(float((one[name] - other[name]).abs().max() / one[name].abs().max()) for name in one)
 
 
-@pytest.mark.parametrize("stage", ["sft", "rl"])
+@pytest.mark.parametrize("stage", ["sft", "rl", "recomputed"])
 def test_two_ranks_give_the_same_update_as_one(stage: str, tmp_path: Path) -> None:
     outcomes = []
     for ranks in (1, 2):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from configs.schema import RunConfig
 from engine.learner.distributed import gather_full_parameters, join_ranks, leave_ranks, wait_at_barrier
 from engine.learner.trainer import Trainer
 from engine.model.hf_checkpoint import load_model
@@ -25,10 +26,15 @@ def steps_of(stage: str) -> Step:
     return lambda trainer, step: trainer.run_rl_step(rows(step))
 
 
+def make_run(stage: str) -> RunConfig:
+    """`stage`: sft, rl, or recomputed: rl with recomputed log probabilities."""
+    return small_run(old_logprobs="recomputed", correction="tis") if stage == "recomputed" else small_run()
+
+
 def main(stage: str, first: str, end: str, checkpoint: str, out: str) -> None:
     torch.set_num_threads(1)
     ranks = join_ranks()
-    trainer = Trainer(load_model(checkpoint) if checkpoint else trainable_model(), small_run(), ranks)
+    trainer = Trainer(load_model(checkpoint) if checkpoint else trainable_model(), make_run(stage), ranks)
     if checkpoint:
         trainer.load(Path(checkpoint))
     else:

@@ -31,7 +31,7 @@ def small_run(**learner: Any) -> RunConfig:
     return RunConfig(
         name="small",
         seed=3,
-        sft=SftConfig(steps=10, warmup_steps=2, batch_size=12, lr=3e-3, muon_lr=0.02),
+        sft=SftConfig(steps=10, warmup_steps=2, batch_size=12, lr=3e-3, optimizer="muon", muon_lr=0.02),
         rl=RlConfig(steps=6),
         learner=LearnerConfig(**settings),
     )

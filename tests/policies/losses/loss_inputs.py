@@ -13,7 +13,7 @@ LOW, HIGH = 0.2, 0.28
 def build_loss_input(logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor, **settings: Any) -> LossInput:
     """By default all tokens of one sequence, with the token mean over this micro batch."""
     tokens = settings.pop("minibatch_tokens", max(1, len(logprobs_N)))
-    defaults = {
+    defaults: dict[str, Any] = {
         "old_logprobs_N": behaviour_N,
         "entropies_N": torch.zeros_like(behaviour_N),
         "sequences_N": torch.zeros(len(behaviour_N), dtype=torch.int64),

@@ -1,0 +1,177 @@
+"""Measure the gradient of one update under noise between engine and learner. JSON last.
+
+    python -m benchmarks.mismatch [--seed 0] [--quick]
+
+A random model samples sequences. The log probabilities of the "engine" are the exact ones plus noise. The true gradient
+is that without noise. Columns: the engine's log probabilities as the old ones ("engine"), and recomputed ones with each
+correction. Rows (differences in nats):
+
+    small     normal noise, sigma 0.02
+    some      the same, and 0.2 % of the tokens off by 1 to 3
+    far       the same, and 0.2 % of the tokens off by 2.5 to 7.5
+    many      normal noise, sigma 0.05, and 1 % of the tokens off by 1.5 to 4.5
+    overflow  small, and one token off by 100
+
+Keys: `cosine.CORRECTION.ROW` between the computed and the true gradient, `norm.CORRECTION.ROW` (ratio of the norms), and
+`finite.CORRECTION` for the row overflow.
+"""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bus.messages import TokenRecord, TrainingSample
+from configs.algorithm import LearnerConfig, RlConfig
+from configs.schema import RunConfig
+from engine.learner.distributed import RankGroup
+from engine.learner.trainer import Trainer
+from engine.model.model_config import Qwen3Config
+from engine.model.qwen3 import Qwen3, initialize_weights
+
+CORRECTIONS: dict[str, dict[str, Any]] = {
+    "engine": {"old_logprobs": "engine", "correction": "none"},
+    **{kind: {"old_logprobs": "recomputed", "correction": kind} for kind in ("none", "tis", "icepop", "decoupled")},
+}
+# sigma, share of the outliers, their lowest and highest distance
+ROWS = {
+    "small": (0.02, 0.0, 0.0, 0.0),
+    "some": (0.02, 0.002, 1.0, 3.0),
+    "far": (0.02, 0.002, 2.5, 7.5),
+    "many": (0.05, 0.01, 1.5, 4.5),
+    "overflow": (0.02, 0.0, 0.0, 0.0),
+}
+PROMPT_TOKENS = 4
+GROUP_SIZE = 8
+VOCABULARY = 256
+
+
+class GradientRecorder(Trainer):
+    """Keeps the gradient instead of updating the weights."""
+
+    gradient: torch.Tensor
+
+    def _apply_gradients(self, lr_scale: float) -> float:
+        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        self.gradient = torch.cat(
+            [parameter.grad.flatten().double() for parameter in parameters if parameter.grad is not None]
+        )
+        for parameter in parameters:
+            parameter.grad = None
+        return float(self.gradient.norm())
+
+
+def make_model(seed: int) -> Qwen3:
+    model = Qwen3(
+        Qwen3Config(
+            vocab_size=VOCABULARY,
+            hidden_size=64,
+            intermediate_size=128,
+            num_layers=2,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=16,
+            tie_word_embeddings=True,
+        )
+    )
+    initialize_weights(model, seed, std=0.15)
+    return model
+
+
+@torch.no_grad()
+def sample_sequences(model: Qwen3, count: int, tokens: int, seed: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Token ids [count, PROMPT_TOKENS + tokens] and their exact log probabilities; zeros in the prompt."""
+    generator = torch.Generator().manual_seed(seed)
+    ids_BT = torch.randint(VOCABULARY, (count, PROMPT_TOKENS), generator=generator)
+    for _ in range(tokens):
+        p_BV = torch.softmax(model.compute_logits(model(ids_BT)[:, -1]), dim=-1)
+        ids_BT = torch.cat([ids_BT, torch.multinomial(p_BV, 1, generator=generator)], dim=1)
+    log_p_BTV = torch.log_softmax(model.compute_logits(model(ids_BT[:, :-1])).double(), dim=-1)
+    logprobs_BT = log_p_BTV.gather(-1, ids_BT[:, 1:, None])[..., 0]
+    logprobs_BT[:, : PROMPT_TOKENS - 1] = 0
+    exact_BT = torch.cat([torch.zeros(count, 1, dtype=torch.float64), logprobs_BT], dim=1)
+    return ids_BT.numpy().astype(np.int32), exact_BT.numpy().astype(np.float32)
+
+
+def make_noise(row: str, shape: tuple[int, int], draws: np.random.Generator) -> NDArray[np.float32]:
+    sigma, share, low, high = ROWS[row]
+    noise = draws.normal(0, sigma, shape)
+    outliers = draws.random(shape) < share
+    noise += outliers * draws.choice((-1.0, 1.0), shape) * draws.uniform(low, high, shape)
+    if row == "overflow":
+        noise[0, PROMPT_TOKENS] = -100.0
+    return noise.astype(np.float32)
+
+
+def make_rows(ids: NDArray[np.int32], logprobs: NDArray[np.float32], seed: int) -> list[TrainingSample]:
+    """Advantages of +-1, in equal parts."""
+    signs = np.random.default_rng(seed).permutation(np.resize((1.0, -1.0), len(ids)))
+    mask = np.zeros(ids.shape[1], np.uint8)
+    mask[PROMPT_TOKENS:] = 1
+    versions = np.where(mask, 0, -1).astype(np.int32)
+    return [
+        TrainingSample(
+            trajectory_id=number,
+            group_id=number // GROUP_SIZE,
+            advantage=float(signs[number]),
+            record=TokenRecord(
+                prompt_tokens=PROMPT_TOKENS,
+                token_ids=ids[number].tobytes(),
+                loss_mask=mask.tobytes(),
+                logprobs=(logprobs[number] * mask).astype(np.float32).tobytes(),
+                versions=versions.tobytes(),
+            ),
+        )
+        for number in range(len(ids))
+    ]
+
+
+def compute_gradient(model_seed: int, settings: dict[str, Any], rows: list[TrainingSample]) -> torch.Tensor:
+    learner = LearnerConfig(minibatches=1, mismatch_limit=0.0, **settings)
+    trainer = GradientRecorder(
+        make_model(model_seed), RunConfig(name="mismatch", rl=RlConfig(steps=1), learner=learner), RankGroup()
+    )
+    trainer.run_rl_step(rows)
+    return trainer.gradient
+
+
+def measure(seed: int, sequences: int, tokens: int) -> dict[str, float | bool]:
+    draws = np.random.default_rng(seed)
+    ids, exact = sample_sequences(make_model(seed), sequences, tokens, seed)
+    true = compute_gradient(seed, CORRECTIONS["none"], make_rows(ids, exact, seed))
+    figures: dict[str, float | bool] = {}
+    for row in ROWS:
+        rows = make_rows(ids, exact + make_noise(row, (sequences, PROMPT_TOKENS + tokens), draws), seed)
+        for correction, settings in CORRECTIONS.items():
+            gradient = compute_gradient(seed, settings, rows)
+            if row == "overflow":
+                figures[f"finite.{correction}"] = bool(torch.isfinite(gradient).all())
+                continue
+            figures[f"cosine.{correction}.{row}"] = float(torch.cosine_similarity(gradient, true, dim=0))
+            figures[f"norm.{correction}.{row}"] = float(gradient.norm() / true.norm())
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure the gradient under noise between engine and learner.")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter sequences, with noisier figures")
+    arguments = parser.parse_args()
+    figures = measure(arguments.seed, *((32, 24) if arguments.quick else (192, 48)))
+    print(f"seed {arguments.seed}; cosine (ratio of the norms)")
+    print(f"{'':10}" + "".join(f"{correction:>18}" for correction in CORRECTIONS))
+    for row in ROWS:
+        if row != "overflow":
+            cells = [
+                f"{figures[f'cosine.{each}.{row}']:.4f} ({figures[f'norm.{each}.{row}']:.2f})" for each in CORRECTIONS
+            ]
+            print(f"{row:10}" + "".join(f"{cell:>18}" for cell in cells))
+    sys.stdout.write(json.dumps({"seed": arguments.seed, **figures}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
