@@ -228,7 +228,7 @@ def test_a_full_disk_and_full_shared_memory_are_refused(inputs: Path, monkeypatc
 @pytest.mark.parametrize(
     ("setting", "problem"),
     [
-        ("learner.loss=gspo", '"gspo" is unknown; known: grpo, or an import path such as "file.py:name"'),
+        ("learner.loss=gpo", '"gpo" is unknown; known: grpo, gspo, cispo, or an import path such as "file.py:name"'),
         ("learner.loss={inputs}/plug_in.py:absent", 'plug_in.py has no "absent"'),
         ("rl.group_filter={inputs}/plug_in.py:VALUE", "plug_in.py:VALUE is no function"),
         ("rl.advantage_estimator=nobodys.module:f", "no module nobodys"),
