@@ -93,6 +93,7 @@ class RocConfig(Section, frozen=True):
 
 
 Beta = Annotated[float, Meta(ge=0, lt=1)]
+LossMean = Literal["tokens", "group", "sequence", "constant"]
 
 
 class LearnerConfig(Section, frozen=True):
@@ -108,11 +109,11 @@ class LearnerConfig(Section, frozen=True):
     clip_low: Annotated[float, Meta(ge=0, lt=1)] = 0.2
     clip_high: NonNegativeFloat = 0.28  # see clip_low
     clip_dual: NonNegativeFloat = 0.0  # bound of the ratio for negative advantages, above 1; 0: none (release: 3)
-    loss_mean: Literal["tokens", "group", "sequence", "constant"] = "group"  # of token losses: docs/losses.md
+    loss_mean: LossMean = "group"  # of token losses: docs/losses.md
     # Denominator of the ratio. recomputed: by the learner, with the weights from the start of the step.
     # auto: the engine's in float32, recomputed otherwise, because the engine's are then inexact (docs/mismatch.md).
     old_logprobs: Literal["auto", "engine", "recomputed"] = "auto"
-    correction: Literal["auto", "none", "tis", "icepop", "decoupled"] = "auto"  # auto: tis for recomputed ones
+    correction: Literal["auto", "none", "tis", "icepop", "decoupled"] = "auto"  # auto: tis for bfloat16
     correction_low: NonNegativeFloat = 0.5  # importance weights below it are masked by icepop
     correction_high: PositiveFloat = 2.0  # larger ones are truncated (tis) or masked (icepop, decoupled)
     log_ratio_limit: Annotated[float, Meta(gt=0, le=80)] = 20.0  # nats; beyond it a token has no gradient
@@ -146,7 +147,7 @@ class LearnerConfig(Section, frozen=True):
             'set old_logprobs = "recomputed"',
         )
 
-    def resolve_old_logprobs(self, engine_dtype: str) -> LearnerConfig:
+    def resolve_auto(self, engine_dtype: str) -> LearnerConfig:
         """With "auto" replaced in old_logprobs and correction."""
         exact = engine_dtype == "float32" and self.correction in ("auto", "none")
         old_logprobs = ("engine" if exact else "recomputed") if self.old_logprobs == "auto" else self.old_logprobs

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
 
 # Ranks wait in a collective while rollouts are collected. A dead rank is detected by its closed connection.
 COLLECTIVE_TIMEOUT = timedelta(days=7)
@@ -76,6 +77,14 @@ def gather_full(tensor: Tensor) -> Tensor:
 def gather_full_parameters(model: nn.Module) -> dict[str, Tensor]:
     """All parameters by name, gathered and detached. Every rank must call it."""
     return {name: gather_full(parameter.detach()) for name, parameter in model.named_parameters()}
+
+
+def find_non_finite_parameter(model: nn.Module) -> str | None:
+    """The first one by name, or None. Every rank must call it. One reduction over all parameters if all are finite."""
+    parameters = dict(model.named_parameters())
+    if gather_full(get_total_norm(list(parameters.values()))).isfinite():
+        return None
+    return next((name for name, each in parameters.items() if not gather_full(get_total_norm([each])).isfinite()), None)
 
 
 def all_reduce(ranks: RankGroup, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from configs.algorithm import LearnerConfig
 from configs.errors import UnusableInput
 from engine.learner.distributed import RankGroup, all_reduce
 from policies.losses.mismatch import describe_excessive_mismatch
@@ -84,7 +83,7 @@ def _is_mismatch(name: str) -> bool:
     return name.startswith(("mismatch", "correction"))
 
 
-def compute_rl_metrics(updates: Sequence[OptimizerUpdate], learner: LearnerConfig) -> dict[str, float]:
+def compute_rl_metrics(updates: Sequence[OptimizerUpdate]) -> dict[str, float]:
     """Means over the tokens or sequences of all updates.
 
     The mismatch is that of the first minibatch, and with several ones also by "minibatch NUMBER: METRIC". With

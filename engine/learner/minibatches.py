@@ -7,7 +7,7 @@ A minibatch (one optimizer update) is dealt to the ranks by length, and each ran
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bus.messages import TrainingSample
+from configs.algorithm import LossMean
 from policies.seeded_random import shuffle_range
-
-LossMean = Literal["tokens", "group", "sequence", "constant"]
 
 
 class TrainingSequence(NamedTuple):

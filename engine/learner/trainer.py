@@ -30,6 +30,7 @@ from engine.learner.checkpoints import (
 )
 from engine.learner.distributed import (
     RankGroup,
+    find_non_finite_parameter,
     gather_full,
     gather_full_parameters,
     reshard_root,
@@ -55,7 +56,6 @@ from engine.learner.optimizers import build_rl_optimizers, build_sft_optimizers,
 from engine.model.hf_checkpoint import save_model
 from engine.model.qwen3 import Qwen3
 from policies.losses.grpo import compute_sft_loss
-from policies.losses.mismatch import compute_correction
 from policies.losses.policy_loss import LossInput, LossOutput
 from policies.losses.policy_objective import PolicyObjective
 from policies.losses.token_scores import TokenScores, compute_token_scores
@@ -78,7 +78,7 @@ class Trainer:
         self._ranks = ranks
         self._optimizers: list[Optimizer] = []
         self._base_lrs: list[float] = []
-        self._learner = run.learner.resolve_old_logprobs(run.engine.dtype)
+        self._learner = run.learner.resolve_auto(run.engine.dtype)
         self._objective = PolicyObjective(self._learner)
         self._reference: Qwen3 | None = None
         torch.manual_seed(run.seed + ranks.rank)
@@ -124,14 +124,16 @@ class Trainer:
         self._check_vocabulary(sequence for minibatch in minibatches for sequence in minibatch)
         trained = [minibatch for minibatch in minibatches if any(sequence.num_loss_tokens for sequence in minibatch)]
         old_logprobs = self._recompute_old_logprobs(trained)
-        updates = [
-            self._run_update(minibatch, lr_scale, self._objective.compute, old)
-            for minibatch, old in zip(trained, old_logprobs, strict=True)
-        ]
+        updates = list[OptimizerUpdate]()
+        for minibatch, old in zip(trained, old_logprobs, strict=True):
+            # After an update, the present weights also differ from the engine's by that update.
+            is_comparable = learner.old_logprobs == "recomputed" or not updates
+            limit = learner.mismatch_limit if is_comparable else 0.0
+            updates.append(self._run_update(minibatch, lr_scale, self._objective.compute, old, limit))
         tokens = sum(update.totals.tokens for update in updates)
         self.step += 1
         counts = {"lr": lr_scale * learner.lr, "rows": float(len(rows)), "tokens": float(tokens)}
-        return counts | compute_rl_metrics(updates, learner)
+        return counts | compute_rl_metrics(updates)
 
     def _check_vocabulary(self, sequences: Iterable[TrainingSequence]) -> None:
         size = self.model.config.vocab_size
@@ -141,15 +143,11 @@ class Trainer:
 
     def check_weights(self) -> None:
         """Every rank calls it. Raises UnusableInput for weights that are not finite, naming the first parameter."""
-        parameters = dict(self.model.named_parameters())
-        if torch.isfinite(gather_full(get_total_norm(list(parameters.values())))):
-            return
-        for name, parameter in parameters.items():
-            if not torch.isfinite(gather_full(get_total_norm([parameter]))):
-                raise UnusableInput(
-                    f"the weights of the learner are not finite after step {self.step}, first in {name}. Likely causes: "
-                    "a damaged model.checkpoint, or a too high learner.lr or sft.lr. Earlier checkpoints are kept."
-                )
+        if name := find_non_finite_parameter(self.model):
+            raise UnusableInput(
+                f"the weights of the learner are not finite after step {self.step}, first in {name}. Likely causes: "
+                "a damaged model.checkpoint, or a too high learner.lr or sft.lr. Earlier checkpoints are kept."
+            )
 
     def set_reference(self, model: Qwen3) -> None:
         """The frozen policy of the KL term. Every rank calls it with the same weights."""
@@ -182,8 +180,12 @@ class Trainer:
         lr_scale: float,
         compute_loss: ObjectiveFunction,
         old_logprobs: OldLogprobs = None,
+        mismatch_limit: float = 0.0,
     ) -> OptimizerUpdate:
-        """One optimizer update; sums and maxima are over all ranks. A gradient that is not finite changes nothing."""
+        """One optimizer update; sums and maxima are over all ranks. A gradient that is not finite changes nothing.
+
+        `mismatch_limit`: 0 for none, and in the cold start.
+        """
         counts = [sequence.num_loss_tokens for sequence in sequences]
         totals = MinibatchTotals(max(1, sum(counts)), max(1, sum(map(bool, counts))))
         batches = self._build_micro_batches(sequences)
@@ -192,8 +194,8 @@ class Trainer:
             for batch, old_N in zip(batches, old_logprobs or [None] * len(batches), strict=True)
         ]
         sums = reduce_outputs(outputs, self._ranks)
-        if self.stage == "rl":
-            check_mismatch(sums, totals, self._learner.mismatch_limit)
+        if mismatch_limit:
+            check_mismatch(sums, totals, mismatch_limit)
         return OptimizerUpdate(totals, sums, self._apply_gradients(lr_scale))
 
     def _forward_backward(
@@ -233,7 +235,6 @@ class Trainer:
         self, batch: MicroBatch, totals: MinibatchTotals, scores: TokenScores, old_N: Tensor
     ) -> LossInput:
         learner = self._learner
-        correction = compute_correction(old_N, batch.logprobs_N, learner)
         return LossInput(
             logprobs_N=scores.logprobs_N,
             behaviour_logprobs_N=batch.logprobs_N,
@@ -243,7 +244,7 @@ class Trainer:
             sequences_N=batch.sequences_N,
             num_sequences=batch.num_sequences,
             weights_N=batch.weights_N,
-            corrections_N=correction.weights_N,
+            corrections_N=torch.ones_like(old_N),
             minibatch_tokens=totals.tokens,
             minibatch_sequences=totals.sequences,
             max_response_tokens=self._run.response_tokens,

@@ -15,7 +15,7 @@ def compute_grpo_loss(batch: LossInput) -> LossOutput:
     r is the ratio of a token's current and old probability.
 
     Source: rStar2-Agent, arXiv 2508.20722, section 3; the wider upper bound: DAPO, arXiv 2503.14476,
-    section 3.1; dual clip: arXiv 1912.09729, equation 4. Dr. GRPO (arXiv 2503.20783, section 3.2) is this
+    section 3.1; dual clip: arXiv 1912.09729. Dr. GRPO (arXiv 2503.20783, section 3.2) is this
     loss with loss_mean = "constant" and rl.advantage_estimator = "dr_grpo".
     """
     return _compute_clipped_loss(batch, batch.log_ratios_N.exp())
@@ -35,7 +35,7 @@ def compute_gspo_loss(batch: LossInput) -> LossOutput:
 def compute_cispo_loss(batch: LossInput) -> LossOutput:
     """-clip(r, 1 - clip_low, 1 + clip_high) A log p, with no gradient through the ratio r.
 
-    Source: CISPO, arXiv 2506.13585 (MiniMax-M1), equations 4 and 5. The paper has no lower bound: set clip_low near 1.
+    Source: CISPO, arXiv 2506.13585 (MiniMax-M1), section 3.1. The paper has no lower bound: set clip_low near 1.
     """
     with torch.no_grad():
         ratios_N = batch.log_ratios_N.exp()

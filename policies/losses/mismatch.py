@@ -28,12 +28,11 @@ class Correction(NamedTuple):
 def compute_correction(old_logprobs_N: Tensor, behaviour_logprobs_N: Tensor, learner: LearnerConfig) -> Correction:
     """Importance weights by `learner.correction`, within learner.correction_low and correction_high:
 
-    tis        min(w, high). Source: truncated importance sampling, Ionides 2008, equation 3; for engines of
-               language models: Yao et al., "Your efficient RL framework secretly brings you off-policy RL
-               training", 2025
-    icepop     w if low <= w <= high, else 0. Source: IcePop, arXiv 2510.18855, section 3.3
-    decoupled  w if w <= high, else 0. Source: decoupled PPO, arXiv 2110.00641, equation 2; with a bound: AReaL,
-               arXiv 2505.24298, equation 5
+    tis        min(w, high). Source: truncated importance sampling, Ionides 2008; for engines of language models:
+               Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025
+    icepop     w if low <= w <= high, else 0. Source: IcePop, arXiv 2510.18855
+    decoupled  w if w <= high, else 0. Source: decoupled PPO, arXiv 2110.00641; for language models: AReaL,
+               arXiv 2505.24298; the bound is that of AReaL's code
     """
     kind = learner.correction
     ones_N = torch.ones_like(old_logprobs_N)
@@ -51,7 +50,7 @@ def compute_correction(old_logprobs_N: Tensor, behaviour_logprobs_N: Tensor, lea
 
 
 def compute_mismatch_metrics(logprobs_N: Tensor, behaviour_logprobs_N: Tensor, correction: Correction) -> LossOutput:
-    """Before any clamp or mask, with d = log pi - log mu in nats, over tokens sampled from mu.
+    """Before any clamp or mask, with d = log pi - log mu in nats, over tokens sampled from mu. A NaN is a large d.
 
     k1 = mean(-d) and k3 = mean(exp(d) - 1 - d) estimate KL(mu | pi). Source: Schulman, "Approximating KL
     divergence", 2020. The tails are the lowest (as its negative) and the highest d.
@@ -64,8 +63,8 @@ def compute_mismatch_metrics(logprobs_N: Tensor, behaviour_logprobs_N: Tensor, c
             "mismatch": distances_N.sum(),
             "mismatch_k1": -differences_N.sum(),
             "mismatch_k3": (torch.expm1(differences_N) - differences_N).sum(),
-            "mismatch_above_0.2": (distances_N > 0.2).sum(),
-            SHARE_BEYOND_LARGE: (distances_N > LARGE_DIFFERENCE).sum(),
+            "mismatch_above_0.2": (~(distances_N <= 0.2)).sum(),
+            SHARE_BEYOND_LARGE: (~(distances_N <= LARGE_DIFFERENCE)).sum(),
             "correction_masked": correction.is_masked_N.sum(),
             "correction_truncated": correction.is_truncated_N.sum(),
         }
@@ -88,5 +87,5 @@ def describe_excessive_mismatch(metrics: Mapping[str, float], limit: float) -> s
         f"nat for {share:.1%} of the tokens of a minibatch (limit {limit:.1%}; k3 KL {metrics['mismatch_k3']:.3g} nats, "
         f"largest difference {metrics['mismatch_max']:.3g}). Likely causes: the engine has other weights than the "
         "learner; sampling.temperature, top_p or top_k is not the one that the engine used; the server quantizes or "
-        "changes logits; the model's architecture differs between them. Nothing was updated."
+        "changes logits; the model's architecture differs between them. This minibatch was not trained on."
     )

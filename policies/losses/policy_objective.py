@@ -17,17 +17,17 @@ from policies.losses.policy_loss import LossInput, LossOutput, compute_policy_me
 
 class PolicyObjective:
     def __init__(self, learner: LearnerConfig) -> None:
-        """`learner`: without "auto" (LearnerConfig.resolve_old_logprobs). Raises UnusableInput for an unknown loss."""
+        """`learner`: without "auto" (LearnerConfig.resolve_auto). Raises UnusableInput for an unknown loss."""
         self._learner = learner
         self._compute_loss = load_policy_loss(learner.loss)
 
     def compute(self, batch: LossInput, reference_logprobs_N: Tensor | None) -> LossOutput:
-        """The loss is the sum of all parts; the names of their metrics are unique."""
+        """The loss with importance weights, plus the terms; the names of their metrics are unique."""
         learner = self._learner
         # Recomputed log probabilities are those before the step; the engine's are compared with the present ones.
         learner_logprobs_N = batch.logprobs_N if learner.old_logprobs == "engine" else batch.old_logprobs_N
         correction = compute_correction(batch.old_logprobs_N, batch.behaviour_logprobs_N, learner)
-        output = self._compute_loss(batch)
+        output = self._compute_loss(batch._replace(corrections_N=correction.weights_N))
         terms = compute_optional_terms(batch, reference_logprobs_N, learner)
         metrics = (
             compute_policy_metrics(batch),

@@ -99,6 +99,9 @@ class TestLayers:
         assert (run.rl.prompts, run.rl.rollouts, run.rl.max_refill_groups) == (4, 32, 0)
         assert (run.dialogue.max_turns, run.dialogue.max_calls_per_turn, run.dialogue.result_characters) == (5, 1, 256)
         assert run.dialogue.result_format == "rstar2_release"
+        learner = run.learner
+        assert (learner.loss_mean, learner.clip_dual, learner.minibatches) == ("tokens", 3.0, 1)
+        assert (learner.old_logprobs, learner.correction) == ("recomputed", "none")
 
     def test_a_preset_can_be_set_on_the_command_line(self, config: Path):
         chosen = load(config, 'name = "a"', "preset=rstar2_release")

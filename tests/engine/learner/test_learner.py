@@ -13,6 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bus.bus import Bus
@@ -27,6 +29,7 @@ from bus.messages import (
     WeightsPublished,
 )
 from bus.transport.zeromq import open_zmq_bus
+from configs.errors import UnusableInput
 from configs.load import write_resolved
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
@@ -109,6 +112,34 @@ def test_only_the_next_step_can_be_trained(rank: LearnerRank) -> None:
         with pytest.raises(ProtocolError, match=f"step {step} cannot be trained after step 0"):
             rank.train(step, rows(0))
     assert rank.train(1, rows(0)).step == 1
+
+
+def test_the_kl_term_is_relative_to_the_weights_before_rl_also_after_resuming(tmp_path: Path) -> None:
+    run, folder = make_run(tmp_path, sft_steps=0)
+    run = replace(run, learner=replace(run.learner, kl_coef=0.1, minibatches=1, checkpoint_every=1))
+    figures = list[float]()
+    for resumed in (False, True):
+        rank = LearnerRank(run, folder, RankGroup())
+        rank.start(None, no_report)
+        step = 2 if resumed else 1
+        figures.append(rank.train(step, rows(step)).metrics["kl_reference"])
+        rank.close()
+    assert figures[0] == pytest.approx(0.0, abs=1e-9)  # before the first update
+    assert figures[1] > 1e-6
+
+
+def test_weights_that_are_not_finite_are_reported_before_the_first_step(tmp_path: Path) -> None:
+    run, folder = make_run(tmp_path, sft_steps=0)
+    checkpoint = folder.checkpoints / "init" / "model.safetensors"
+    weights = load_file(checkpoint)
+    weights["model.norm.weight"][2] = float("nan")
+    save_file(weights, checkpoint, {"format": "pt"})
+    rank = LearnerRank(run, folder, RankGroup())
+    with pytest.raises(
+        UnusableInput, match=r"not finite after step 0, first in model\.norm\.weight.* model\.checkpoint"
+    ):
+        rank.start(None, no_report)
+    rank.close()
 
 
 def test_rows_of_a_wrong_version_are_refused_before_training(rank: LearnerRank) -> None:

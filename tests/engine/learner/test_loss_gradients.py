@@ -91,7 +91,7 @@ def score(model: Qwen3, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 @functools.cache
 def compute_expected(name: str) -> tuple[float, dict[str, Tensor]]:
     settings = {"minibatches": 1} | BUILT_IN.get(name, SETTINGS[name])
-    learner = small_run(**settings).learner.resolve_old_logprobs("float32")
+    learner = small_run(**settings).learner.resolve_auto("float32")
     model, reference = trainable_model().double(), make_reference_model()
     sequences = list[ReferenceSequence]()
     for row in make_rows():

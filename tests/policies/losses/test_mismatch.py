@@ -121,7 +121,7 @@ def test_an_excessive_mismatch_is_described_with_its_figures_and_causes(share: f
 def test_auto_depends_on_the_dtype_of_the_engine(
     dtype: str, settings: dict[str, str], resolved: tuple[str, str]
 ) -> None:
-    learner = LearnerConfig(**settings).resolve_old_logprobs(dtype)  # pyright: ignore[reportArgumentType]
+    learner = LearnerConfig(**settings).resolve_auto(dtype)  # pyright: ignore[reportArgumentType]
     assert (learner.old_logprobs, learner.correction) == resolved
 
 

@@ -13,7 +13,7 @@ _FOLDERS = ("tmp", "var/tmp", "dev/shm", "run/lock", "scratch")
 _NOBODY = 65534
 _FIRST_CALL_UID = 2_000_000_000  # calls get uids from here on where root has no namespaces
 _MARK = "hostile"  # name, up to a dot, of all foreign files that hostile programs create
-_MAX_GROWTH_MIB = 96  # of a server's memory: buffers of large calls; a leak of all of them would be 200 MiB
+_MAX_GROWTH_MIB = 48  # of a server's memory: buffers of large calls
 
 
 class Footprint(NamedTuple):

@@ -1,0 +1,86 @@
+"""Losses, means and corrections for minibatches of any shape, against plain loops in float64."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from configs.algorithm import LearnerConfig
+from engine.learner.minibatches import build_training_sequence, compute_token_weights
+from policies.losses.policy_objective import PolicyObjective
+from tests.engine.learner.loss_reference import ReferenceSequence, compute_reference_loss
+from tests.policies.losses.loss_inputs import build_loss_input
+
+MAX_TOKENS = 7
+LEARNERS = [
+    LearnerConfig(loss=loss, loss_mean=mean, old_logprobs="recomputed", correction=correction, clip_dual=clip_dual)  # pyright: ignore[reportArgumentType]
+    for loss, means in (
+        ("grpo", ("tokens", "group", "sequence", "constant")),
+        ("gspo", ("sequence",)),
+        ("cispo", ("tokens", "group")),
+    )
+    for mean in means
+    for correction, clip_dual in (("none", 0.0), ("none", 3.0), ("tis", 0.0), ("icepop", 0.0), ("decoupled", 0.0))
+]
+
+
+class Minibatch:
+    """Sequences of the given lengths, which may be 0, in the given groups."""
+
+    def __init__(self, lengths: list[int], groups: list[int], seed: int) -> None:
+        draws = np.random.default_rng(seed)
+        self.lengths, self.groups = lengths, groups
+        self.leaves = [
+            torch.tensor(draws.uniform(-4, 0, length), dtype=torch.float64, requires_grad=True) for length in lengths
+        ]
+        self.behaviour = [draws.uniform(-4, 0, length) for length in lengths]
+        self.old = [draws.uniform(-4, 0, length) for length in lengths]
+        self.advantages = draws.normal(0, 1, len(lengths)).tolist()
+
+    def compute(self, learner: LearnerConfig) -> Tensor:
+        ones = [np.ones(length + 1, np.bool_) for length in self.lengths]  # the first token is never in the loss
+        sequences = [
+            build_training_sequence(mask.astype(np.int32), mask, mask.astype(np.float32), 1.0, group)
+            for mask, group in zip(ones, self.groups, strict=True)
+        ]
+        weights = compute_token_weights(sequences, learner.loss_mean, MAX_TOKENS)
+        numbers = [number for number, length in enumerate(self.lengths) for _ in range(length)]
+        batch = build_loss_input(
+            torch.cat(self.leaves),
+            torch.from_numpy(np.concatenate(self.behaviour)),
+            torch.tensor([self.advantages[number] for number in numbers], dtype=torch.float64),
+            old_logprobs_N=torch.from_numpy(np.concatenate(self.old)),
+            sequences_N=torch.tensor(numbers, dtype=torch.int64),
+            num_sequences=len(self.lengths),
+            weights_N=torch.tensor([weights[number] for number in numbers], dtype=torch.float64),
+            clip_dual=learner.clip_dual,
+        )
+        return PolicyObjective(learner).compute(batch, None).loss
+
+    def compute_reference(self, learner: LearnerConfig) -> Tensor:
+        parts: Any = zip(self.leaves, self.behaviour, self.old, self.advantages, self.groups, strict=True)
+        return compute_reference_loss([ReferenceSequence(*part) for part in parts], learner, MAX_TOKENS)
+
+    def gradients(self, loss: Tensor) -> tuple[Tensor, ...]:
+        found = torch.autograd.grad(loss, self.leaves, allow_unused=True, materialize_grads=True)
+        return tuple(found)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, MAX_TOKENS), st.integers(0, 3)), min_size=1, max_size=8).filter(
+        lambda sequences: any(length for length, _ in sequences)
+    ),
+    st.integers(0, 2**32),
+    st.sampled_from(LEARNERS),
+)
+def test_value_and_gradient_equal_plain_loops_for_any_shape(
+    sequences: list[tuple[int, int]], seed: int, learner: LearnerConfig
+) -> None:
+    minibatch = Minibatch([length for length, _ in sequences], [group for _, group in sequences], seed)
+    loss, expected = minibatch.compute(learner), minibatch.compute_reference(learner)
+    assert loss.item() == pytest.approx(expected.item(), rel=0, abs=1e-10)
+    torch.testing.assert_close(minibatch.gradients(loss), minibatch.gradients(expected), rtol=0, atol=1e-10)
