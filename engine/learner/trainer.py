@@ -155,7 +155,7 @@ class Trainer:
         self._reference = model
 
     def _recompute_old_logprobs(self, minibatches: Sequence[Sequence[TrainingSequence]]) -> list[OldLogprobs]:
-        """With the present weights, by minibatch and micro batch; None where the forward pass of the update has them."""
+        """With the present weights, by minibatch; None for the first one: its own forward pass computes them."""
         if self._learner.old_logprobs == "engine" or len(minibatches) < 2:
             return [None] * len(minibatches)
         old_logprobs: list[OldLogprobs] = [None]
