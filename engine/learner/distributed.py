@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import get_total_norm
 
 # Ranks wait in a collective while rollouts are collected. A dead rank is detected by its closed connection.
 COLLECTIVE_TIMEOUT = timedelta(days=7)
@@ -79,12 +79,13 @@ def gather_full_parameters(model: nn.Module) -> dict[str, Tensor]:
     return {name: gather_full(parameter.detach()) for name, parameter in model.named_parameters()}
 
 
-def find_non_finite_parameter(model: nn.Module) -> str | None:
-    """The first one by name, or None. Every rank must call it. One reduction over all parameters if all are finite."""
-    parameters = dict(model.named_parameters())
-    if gather_full(get_total_norm(list(parameters.values()))).isfinite():
-        return None
-    return next((name for name, each in parameters.items() if not gather_full(get_total_norm([each])).isfinite()), None)
+def find_non_finite_parameter(model: nn.Module, ranks: RankGroup) -> str | None:
+    """The name of the first parameter with an infinity or a NaN. Every rank must call it."""
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    local = [each.to_local() if isinstance(each, DTensor) else each for each in parameters]
+    has_non_finite = torch.stack([(~each.detach().isfinite()).any() for each in local]).int()
+    found = all_reduce(ranks, has_non_finite, dist.ReduceOp.MAX).tolist()
+    return next((name for name, is_bad in zip(names, found, strict=True) if is_bad), None)
 
 
 def all_reduce(ranks: RankGroup, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:

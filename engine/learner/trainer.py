@@ -143,7 +143,7 @@ class Trainer:
 
     def check_weights(self) -> None:
         """Every rank calls it. Raises UnusableInput for weights that are not finite, naming the first parameter."""
-        if name := find_non_finite_parameter(self.model):
+        if name := find_non_finite_parameter(self.model, self._ranks):
             raise UnusableInput(
                 f"the weights of the learner are not finite after step {self.step}, first in {name}. Likely causes: "
                 "a damaged model.checkpoint, or a too high learner.lr or sft.lr. Earlier checkpoints are kept."

@@ -187,19 +187,33 @@ def test_a_configuration_of_name_model_and_data_runs(tmp_path: Path, finished_ru
     assert summary["replay_identical"] is True
 
 
-def test_a_run_without_any_result_fails_with_the_first_cause(
-    finished_run: tuple[RunFolder, str], tmp_path: Path, start: Start
-) -> None:
-    """NaN in the weights: every trajectory of the first evaluation fails."""
+def run_with_parameter(
+    name: str, value: float, finished_run: tuple[RunFolder, str], tmp_path: Path, start: Start
+) -> str:
+    """The output of a run that fails; its checkpoint has the value in all elements of the parameter."""
     broken = tmp_path / "broken"
     shutil.copytree(finished_run[0].get_checkpoint_path(0), broken)
     tensors = load_file(broken / "model.safetensors")
-    first = min(tensors)
-    save_file({**tensors, first: np.full_like(tensors[first], np.nan)}, broken / "model.safetensors", {"format": "pt"})
+    save_file({**tensors, name: np.full_like(tensors[name], value)}, broken / "model.safetensors", {"format": "pt"})
     run = start(tmp_path, *from_cold_start_of(finished_run[0]), f"model.checkpoint={broken}")
     output = finish(run)
     assert run.returncode == 1, output
-    assert "every trajectory of evaluation start_sampled failed, 6 in all. The first: engine: " in output
-    assert "logits are not finite" in output
     assert "accuracy" not in output
     assert not RunFolder(tmp_path / "demo").summary.exists()
+    return output
+
+
+def test_a_run_without_any_result_fails_with_the_first_cause(
+    finished_run: tuple[RunFolder, str], tmp_path: Path, start: Start
+) -> None:
+    """The weights are finite, but their logits overflow: every trajectory of the first evaluation fails."""
+    output = run_with_parameter("model.norm.weight", 3e38, finished_run, tmp_path, start)
+    assert "every trajectory of evaluation start_sampled failed, 6 in all. The first: engine: " in output
+    assert "logits are not finite" in output
+
+
+def test_a_run_with_nan_weights_fails_with_the_parameter(
+    finished_run: tuple[RunFolder, str], tmp_path: Path, start: Start
+) -> None:
+    output = run_with_parameter("model.norm.weight", float("nan"), finished_run, tmp_path, start)
+    assert "the weights of the learner are not finite after step 0, first in model.norm.weight" in output

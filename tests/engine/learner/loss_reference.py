@@ -25,7 +25,7 @@ def compute_reference_loss(
 ) -> Tensor:
     """`learner` without "auto"."""
     counted = [each for each in sequences if len(each.logprobs)]
-    total = torch.zeros((), dtype=torch.float64)
+    total = 0 * torch.cat([each.logprobs for each in counted]).sum()  # with gradient, even if all tokens are clipped
     for sequence in counted:
         for t in range(len(sequence.logprobs)):
             weight = _weigh(sequence, counted, learner, max_response_tokens)
