@@ -72,20 +72,22 @@ def build_assistant_turn(
 ) -> AssistantTurn:
     """`text`: in which the answer stands."""
     blocks = find_blocks(text, dialogue.answer_open, dialogue.answer_close)
-    answer = _extract_block_answer(blocks[-1], dialogue) if blocks else None
+    content = blocks[-1] if blocks else ""
+    boxed = extract_last_boxed(content)
     return AssistantTurn(
         calls=calls,
-        answer=answer if answer is not None else _extract_block_answer(text, dialogue),
+        answer=boxed if boxed is not None else _extract_loose_answer(text, content if blocks else text, dialogue),
         answer_opens=text.count(dialogue.answer_open),
         answer_closes=text.count(dialogue.answer_close),
         answer_spans=len(blocks),
-        has_complete_answer=bool(answer),
+        has_complete_answer=bool(content.strip() if boxed is None and not dialogue.has_boxed_answer else boxed),
     )
 
 
-def _extract_block_answer(text: str, dialogue: DialogueFormat) -> str | None:
+def _extract_loose_answer(text: str, content: str, dialogue: DialogueFormat) -> str | None:
+    """The last box of the turn; without a box, `content` if the task has other answers."""
     boxed = extract_last_boxed(text)
-    return text.strip() if boxed is None and not dialogue.has_boxed_answer else boxed
+    return content.strip() if boxed is None and not dialogue.has_boxed_answer else boxed
 
 
 def _parse_tool_call(text: str, tools: Sequence[ToolSchema]) -> ToolCall | MalformedCall:

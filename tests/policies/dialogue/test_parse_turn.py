@@ -36,9 +36,10 @@ def test_formatted_calls_parse_back(code: str, stdin: str) -> None:
     [
         ('{"name": "jupyter_code", "arguments": {"code": "1}', "JSONDecodeError: Unterminated string"),
         ("[]", "must be an object"),
-        ('{"arguments": {}}', "unknown function null"),
+        ('{"arguments": {}}', "must be an object"),
+        ('{"name": "jupyter_code"}', "must be an object"),
         ('{"name": "rm", "arguments": {}}', 'unknown function "rm"; known: jupyter_code'),
-        ('{"name": ["x"], "arguments": {}}', "unknown function"),
+        ('{"name": ["x"], "arguments": {}}', 'validation error: "name" must be a string'),
         ('{"name": "jupyter_code", "arguments": "print(1)"}', '"arguments" must be an object'),
         ('{"name": "jupyter_code", "arguments": {"code": 1}}', '"code" must be a string, not 1'),
         ('{"name": "jupyter_code", "arguments": {}}', '"code" must be given, as a string'),
@@ -79,14 +80,16 @@ def test_brackets_in_a_string_are_no_nesting() -> None:
 def test_without_tools_a_turn_has_no_calls() -> None:
     text = format_tool_call("jupyter_code", {"code": "1"}) + "\\boxed{2}"
     assert parse_assistant_turn(text, build_dialogue_format(DialogueConfig(tools=()), MATH_PYTHON)) == AssistantTurn(
-        (), "2", 0, 0
+        (), "2", 0, 0, 0, has_complete_answer=False
     )
 
 
 def test_the_answer_tags_of_the_configuration_count() -> None:
     dialogue = build_dialogue_format(DialogueConfig(answer_open="[A]", answer_close="[/A]"), MATH_PYTHON)
     text = "[A]\\boxed{1}[/A] [A]\\boxed{2}[/A] [A] \\boxed{3} <answer>\\boxed{4}</answer>"
-    assert parse_assistant_turn(text, dialogue) == AssistantTurn((), "2", answer_opens=3, answer_closes=2)
+    assert parse_assistant_turn(text, dialogue) == AssistantTurn(
+        (), "2", answer_opens=3, answer_closes=2, answer_spans=2, has_complete_answer=True
+    )
 
 
 @pytest.mark.parametrize("stop", ["<|im_end|>", "<|endoftext|>", ""])

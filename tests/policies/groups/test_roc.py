@@ -18,7 +18,7 @@ from policies.groups.roc import (
 from tests.policies.groups.finished import finished
 
 REPORT = RocConfig()
-RELEASE = RocConfig(penalty="release", positives="lowest", negatives="first", min_per_class=2)
+RELEASE = RocConfig(penalty="release", positives="lowest", negatives="first", min_positives=2, min_negatives=2)
 
 
 def test_the_error_penalty_is_the_share_of_failed_calls() -> None:

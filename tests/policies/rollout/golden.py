@@ -160,7 +160,7 @@ class Conversation:
                     f"{message.ending}, reward {message.reward:g}, {message.turns} turns, "
                     f"{message.calls_failed} of {message.calls} calls failed, "
                     f"{message.responses_with_error} responses with error, "
-                    f"answer tags {message.answer_opens}/{message.answer_closes}, waits lease {message.lease_wait_s:g} "
+                    f"answer tags {message.answer_opens}/{message.answer_closes}/{message.answer_spans}, waits lease {message.lease_wait_s:g} "
                     f"generation {message.generation_s:g} tools {message.tools_s:g} grading {message.grading_s:g}"
                 )
             case _:
