@@ -6,7 +6,7 @@ from typing import get_args
 from msgspec.structs import replace
 
 from bus.messages import RunFinished
-from configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig
+from configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig, RocConfig
 from configs.machines import ArbiterConfig, BusConfig, EngineConfig, SandboxConfig
 from configs.schema import DialogueConfig, RunConfig
 from configs.sglang_options import SGLangConfig
@@ -21,6 +21,7 @@ RUN = RunConfig(
     engine=EngineConfig(kv_tokens=1024, num_engines=2),
     sandbox=SandboxConfig(executors=2),
     rl=RlConfig(steps=2, prompts=2, rollouts=2, max_refill_groups=1),
+    roc=RocConfig(enabled=False),
 )
 RL = (
     RUN.rl,

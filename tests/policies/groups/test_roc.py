@@ -105,10 +105,11 @@ def test_clean_positives_are_preferred_in_proportion_to_their_inverse_penalty() 
 
 
 def test_positives_are_the_trajectories_with_rewards_above_the_threshold() -> None:
-    roc = msgspec.structs.replace(RELEASE, positive_above=0.5)
+    roc = RocConfig(penalty="release", positives="lowest", negatives="first", positive_above=0.5)
     group = [finished(tid, reward, calls=4, failed=tid) for tid, reward in enumerate([0.5, 0.2, 0.6, 1.0, -1.0, 0.1])]
     assert [one.trajectory_id for one in resample(group, 2, roc, seed=1)] == [0, 2]
-    assert [one.trajectory_id for one in resample(group, 2, RELEASE, seed=1)] == [0, 4]
+    default = msgspec.structs.replace(roc, positive_above=0.0)
+    assert [one.trajectory_id for one in resample(group, 2, default, seed=1)] == [0, 4]
 
 
 def test_negatives_are_drawn_uniformly_whatever_their_penalty() -> None:
