@@ -61,12 +61,16 @@ def compute_penalty(trajectory: TrajectoryFinished, roc: RocConfig) -> float:
 def compute_class_counts(positives: int, negatives: int, keep_count: int, roc: RocConfig) -> tuple[int, int]:
     """The positives and negatives to keep, in proportion to their share of the group.
 
-    At least `roc.min_positives` and `roc.min_negatives`, if there are that many; halves round to
-    even.
+    At least `roc.min_positives` and `roc.min_negatives`, if there are that many. Halves round to
+    even; if then one trajectory is missing, it is a positive if the negatives are at their
+    minimum, else a negative.
     """
-    num_positives = round(positives * keep_count / (positives + negatives))
-    num_positives = max(num_positives, min(roc.min_positives, positives))
-    num_positives = min(num_positives, keep_count - min(roc.min_negatives, negatives, keep_count))
+    size = positives + negatives
+    num_positives, num_negatives = round(positives * keep_count / size), round(negatives * keep_count / size)
+    fewest_negatives = min(roc.min_negatives, negatives, keep_count)
+    if num_negatives <= fewest_negatives:
+        num_positives = keep_count - fewest_negatives
+    num_positives = max(num_positives, min(roc.min_positives, positives, keep_count))
     return num_positives, keep_count - num_positives
 
 

@@ -102,7 +102,7 @@ class TestLayers:
         assert run.dialogue.result_format == "rstar2_release"
         calls = (run.dialogue.surplus_calls, run.dialogue.unclosed_call, run.dialogue.graded_text)
         assert calls == ("ignore", "ignore", "response")
-        assert (run.dialogue.prompt_tokens, run.learner.warmup_steps) == (2048, 20)
+        assert (run.dialogue.prompt_tokens, run.learner.warmup_steps, run.acceptance) == (2048, 20, "any")
         assert (run.learner.betas, run.learner.weight_decay, run.learner.minibatches) == ((0.9, 0.999), 0.01, 1)
         assert load(config, 'name = "a"', "preset=rstar2_release").rl.prompts == 128
 
