@@ -10,14 +10,7 @@ from configs.schema import RunConfig
 from policies.groups.advantages import compute_advantages, has_unequal_rewards
 from policies.groups.roc import compute_error_penalty, compute_format_penalty
 from policies.groups.selection import build_training_rows, compute_keep_count, judge_group
-from tests.policies.release.golden import (
-    Case,
-    Group,
-    build_roc,
-    build_trajectory,
-    list_documented_rows,
-    read_groups,
-)
+from tests.policies.release.golden import Case, Group, build_roc, build_trajectory, list_documented_rows, read_groups
 
 ROWS = read_groups()
 GROUPS = [row for row in ROWS if not row.uids]
