@@ -91,7 +91,7 @@ class RocConfig(Section, frozen=True):
     # Each class is kept in proportion, but at least this many if there are as many.
     min_positives: Count = 1
     min_negatives: Count = 1  # see min_positives
-    # Smallest penalty of a weighted draw, whose weight is 1 / penalty: docs/release.md has a table of its effect.
+    # Smallest penalty of a weighted draw with the weights 1 / penalty: docs/release.md has a table of its effect.
     floor: Annotated[float, Meta(gt=0, le=2)] = 0.1
 
 

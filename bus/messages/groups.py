@@ -41,7 +41,7 @@ class GroupAborted(Message, frozen=True):
 class ReleaseCounts(msgspec.Struct, frozen=True, array_like=True):
     """What the release's penalties count in the text of a whole response, tool results included."""
 
-    tool_responses: int  # complete `<tool_response>` blocks, whoever wrote them
+    tool_responses: int  # complete `<tool_response>` blocks, the model's own included
     responses_with_error: int  # blocks that contain "error", case-insensitive
     answer_opens: int
     answer_closes: int

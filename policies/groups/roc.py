@@ -38,7 +38,7 @@ def compute_format_penalty(trajectory: TrajectoryFinished, kind: str) -> float:
 
 
 def approximate_release_counts(trajectory: TrajectoryFinished) -> ReleaseCounts:
-    """For trajectories of a run with roc.penalty = "report", whose text was not counted."""
+    """For a run with roc.penalty = "report", which does not count the text of whole responses."""
     return ReleaseCounts(
         tool_responses=trajectory.calls,
         responses_with_error=trajectory.responses_with_error,

@@ -101,7 +101,7 @@ def build_trajectory(number: int, reward: float, p_err: float, p_format: float) 
 
 
 def build_roc(case: Case) -> RocConfig:
-    """Minima of -1 or 0 are none."""
+    """A minimum of -1 becomes 0."""
     return RocConfig(
         keep=case.count,
         penalty="release",

@@ -1,4 +1,4 @@
-"""The trajectories that the preset "rstar2_release" keeps, against those that the release keeps, for every golden group."""
+"""The trajectories that the preset "rstar2_release" keeps against the release's, for every golden group."""
 
 from collections.abc import Sequence
 
