@@ -61,9 +61,9 @@ def compute_penalty(trajectory: TrajectoryFinished, roc: RocConfig) -> float:
 def compute_class_counts(positives: int, negatives: int, keep_count: int, roc: RocConfig) -> tuple[int, int]:
     """The positives and negatives to keep, in proportion to their share of the group.
 
-    At least `roc.min_positives` and `roc.min_negatives`, if there are that many. Halves round to
-    even; if then one trajectory is missing, it is a positive if the negatives are at their
-    minimum, else a negative.
+    At least `roc.min_positives` and `roc.min_negatives`, if there are that many. If the rounded
+    negatives do not exceed their minimum, the positives get the rest; else the negatives get the
+    rest of the rounded positives. Halves round to even.
     """
     size = positives + negatives
     num_positives, num_negatives = round(positives * keep_count / size), round(negatives * keep_count / size)
