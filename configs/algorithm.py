@@ -45,7 +45,7 @@ class SftConfig(Section, frozen=True):
 class RlConfig(Section, frozen=True):
     steps: Count = 300  # training steps of the run
     prompts: PositiveInt = 512  # groups per training step
-    rollouts: Annotated[int, Meta(ge=2, le=65_536)] = 32  # 2G: trajectories per group
+    rollouts: Annotated[int, Meta(ge=2, le=65_536)] = 32  # 2G: trajectories per group; at least 4 with roc.enabled
     max_refill_groups: Count = 0  # per step, started to replace groups with equal rewards
     advantage_estimator: ImportPath = "grpo"  # "grpo", "dr_grpo", or a function by import path: docs/losses.md
     group_filter: ImportPath = "unequal_rewards"  # groups to train on; or a function by import path: docs/losses.md
@@ -84,12 +84,19 @@ class RocConfig(Section, frozen=True):
     """Resample-on-Correct. The defaults follow the report; presets/rstar2_release.toml, the release."""
 
     enabled: bool = True  # false is plain GRPO, which trains on the whole group
+    keep: Count = 0  # trajectories per group to train on; 0: half of rl.rollouts
     penalty: Literal["report", "release"] = "report"  # formula for failed calls and format
+    error_penalty: bool = True  # whether failed calls count
+    format_penalty: bool = True  # whether wrong answer tags count
     # How correct trajectories are chosen: by weight, or the lowest penalties.
     positives: Literal["weighted", "lowest"] = "weighted"
     negatives: Literal["uniform", "first"] = "uniform"  # how wrong trajectories are chosen
     positive_above: SignedFloat = 0.0  # trajectories with a larger reward are positives ("correct")
-    min_per_class: PositiveInt = 1  # half of each class is kept, but at least this many if there are as many
+    # Each class is kept in proportion, but at least this many if there are as many.
+    min_positives: Count = 1
+    min_negatives: Count = 1  # see min_positives
+    # Smallest penalty of a weighted draw with the weights 1 / penalty: docs/release.md has a table of its effect.
+    floor: Annotated[float, Meta(gt=0, le=2)] = 0.1
 
 
 Beta = Annotated[float, Meta(ge=0, lt=1)]

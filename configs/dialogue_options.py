@@ -38,6 +38,10 @@ class DialogueConfig(Section, frozen=True):
     response_tokens: PositiveInt = 8192  # generated tokens and tool tokens
     max_turns: PositiveInt = 10  # of a trajectory
     max_calls_per_turn: PositiveInt = 1  # further calls of a turn are not executed
+    surplus_calls: Literal["error", "ignore"] = "error"  # whether further calls get an error as result, or none
+    unclosed_call: Literal["error", "ignore"] = "error"  # whether a call without </tool_call> fails, or is no call
+    # Text with the answer: the last turn, unless a limit ended it, or the whole response in any case.
+    graded_text: Literal["last_turn", "response"] = "last_turn"
     result_characters: PositiveInt = 2048  # limit of each of stdout, stderr and traceback; the middle is removed
     result_format: Literal["default", "rstar2_release"] = "default"  # rstar2_release: one limit for the whole result
 

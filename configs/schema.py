@@ -85,6 +85,8 @@ class RunConfig(Section, frozen=True):
             "sampling.temperature must be positive for training: with 0 all answers of a group are equal",
         )
         check_tasks(self.resolved_tasks)
+        if self.roc.enabled:
+            _require_resampling(self.rl.rollouts, self.roc)
         require(
             self.sft.steps == 0 or not any(task.get_dialogue().renderer for task in self.resolved_tasks),
             "sft.steps must be 0 with dialogue.renderer: cold-start dialogues have the texts of ChatML",
@@ -118,6 +120,11 @@ class RunConfig(Section, frozen=True):
         )
 
     @property
+    def kept_trajectories(self) -> int:
+        """Of a group with roc.enabled."""
+        return self.roc.keep or self.rl.rollouts // 2
+
+    @property
     def acceptance(self) -> Acceptance:
         """reward.accept, which all tasks share."""
         return self.resolved_tasks[0].get_reward().accept
@@ -136,6 +143,25 @@ class RunConfig(Section, frozen=True):
     def engine_startup_allowance_s(self) -> float:
         """Additional time for the start of an engine, if it takes more than seconds."""
         return self.sglang.startup_timeout_s if self.engine.kind == "sglang" else 0.0
+
+
+def _require_resampling(rollouts: int, roc: RocConfig) -> None:
+    """Raise ValueError if a group cannot be resampled to roc.keep trajectories of both classes."""
+    require(
+        rollouts >= 4,
+        f"rl.rollouts must be at least 4 with roc.enabled, which keeps a part of each group: {rollouts}; "
+        "set roc.enabled = false for plain GRPO",
+    )
+    require(
+        roc.keep == 0 or 2 <= roc.keep <= rollouts,
+        f"roc.keep must be 0 or from 2 to rl.rollouts = {rollouts}: {roc.keep}",
+    )
+    kept = roc.keep or rollouts // 2
+    require(
+        roc.min_positives + roc.min_negatives <= kept,
+        f"roc.min_positives + roc.min_negatives must be at most the {kept} trajectories that a group keeps "
+        "(roc.keep, or half of rl.rollouts)",
+    )
 
 
 def _require_kv_capacity(sequence_tokens: int, engine: EngineConfig, sglang: SGLangConfig) -> None:

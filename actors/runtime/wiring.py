@@ -12,7 +12,6 @@ from actors.runtime.logged_problems import LoggedProblems, ProblemCounts, read_p
 from bus.addresses import ARBITER, HEAD, RECIPE, ROLLOUT, is_generator, name_executor, name_generator
 from bus.bus import Bus
 from bus.messages import EngineLeft, ids_to_bytes
-from configs.algorithm import SamplingConfig
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.task_options import TaskConfig
@@ -55,14 +54,11 @@ async def send_engine_left(bus: Bus, left: EngineLeft) -> None:
 
 def build_rules(run: RunConfig, descriptions: TaskDescriptions, tokenizer: FastTokenizer) -> dict[str, Rules]:
     """By name of the task."""
-    return {
-        task.name: _build_task_rules(run.sampling, task, descriptions[task.name], tokenizer)
-        for task in run.resolved_tasks
-    }
+    return {task.name: _build_task_rules(run, task, descriptions[task.name], tokenizer) for task in run.resolved_tasks}
 
 
 def _build_task_rules(
-    sampling: SamplingConfig, task: TaskConfig, description: TaskDescription, tokenizer: FastTokenizer
+    run: RunConfig, task: TaskConfig, description: TaskDescription, tokenizer: FastTokenizer
 ) -> Rules:
     dialogue = task.get_dialogue()
     renderer = build_renderer(dialogue, description, tokenizer)
@@ -72,12 +68,15 @@ def _build_task_rules(
         max_turns=dialogue.max_turns,
         max_calls_per_turn=dialogue.max_calls_per_turn,
         result_characters=dialogue.result_characters,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
+        top_p=run.sampling.top_p,
+        top_k=run.sampling.top_k,
         stop_token_ids=renderer.stop_token_ids,
         result_format=dialogue.result_format,
         kind=description.kind,
         prompt_tokens=dialogue.prompt_tokens,
+        surplus_calls=dialogue.surplus_calls,
+        graded_text=dialogue.graded_text,
+        counts_release_marks=run.roc.penalty == "release",
     )
 
 

@@ -31,6 +31,7 @@ _COUNT_COLUMNS = (
     "responses_with_error",
     "answer_opens",
     "answer_closes",
+    "answer_spans",
 )
 _DURATION_COLUMNS = ("lease_wait_s", "generation_s", "tools_s", "grading_s")
 _TRAJECTORY_SCHEMA = {

@@ -21,7 +21,7 @@ from bus.messages import (
     TurnGenerated,
 )
 from policies.dialogue.parse_turn import ToolCall
-from policies.rollout.call_transitions import format_refusal
+from policies.rollout.call_transitions import format_refusal, select_calls
 from policies.rollout.trajectory import GRADING_CALL
 from policies.tools.python_tools import build_program
 
@@ -92,7 +92,7 @@ class _StoryTeller:
         if texts.kind == "dialogue":  # each turn is a call
             self._turn_tokens, self._requested_at = b"", dict.fromkeys((GRADING_CALL, turn.turn), at)
             return
-        calls = texts.renderer.parse_turn(self._turn_tokens, 0).calls
+        calls = select_calls(texts.dialogue, texts.renderer.parse_turn(self._turn_tokens, 0).calls)
         first, self._turn_tokens, self._num_calls = self._num_calls, b"", self._num_calls + len(calls)
         self._calls = {first + place: call for place, call in enumerate(calls) if isinstance(call, ToolCall)}
         self._requested_at = dict.fromkeys((GRADING_CALL, *self._calls), at)

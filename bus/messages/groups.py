@@ -38,6 +38,17 @@ class GroupAborted(Message, frozen=True):
     cause: str
 
 
+class ReleaseCounts(msgspec.Struct, frozen=True, array_like=True):
+    """What the release's penalties count in the text of a whole response, tool results included."""
+
+    tool_responses: int  # complete `<tool_response>` blocks, the model's own included
+    responses_with_error: int  # blocks that contain "error", case-insensitive
+    answer_opens: int
+    answer_closes: int
+    answer_spans: int  # complete answer blocks
+    turns: int  # from an assistant's header to the end of its turn; the first header is in the prompt
+
+
 class TrajectoryFinished(Message, frozen=True):
     """rollout -> buffer."""
 
@@ -49,7 +60,7 @@ class TrajectoryFinished(Message, frozen=True):
     turns: int
     calls: int
     calls_failed: int
-    responses_with_error: int  # tool responses that contain "error", case-insensitive: the release's p_err
+    responses_with_error: int  # tool results that contain "error", case-insensitive
     answer_opens: int  # `<answer>` tags in the assistant's text
     answer_closes: int
     lease_wait_s: float
@@ -58,6 +69,9 @@ class TrajectoryFinished(Message, frozen=True):
     grading_s: float
     components: dict[str, float] = msgspec.field(default_factory=dict)  # of the reward, as in AnswerGraded
     environment: EnvironmentHistory = EnvironmentHistory()  # empty without instances
+    # Complete answer blocks in the assistant's text; -1: a log without this count, where opens stand for it.
+    answer_spans: int = -1
+    release: ReleaseCounts | None = None  # only with roc.penalty = "release"
 
 
 class TrajectoryFailed(Message, frozen=True):

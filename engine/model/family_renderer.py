@@ -98,6 +98,9 @@ class FamilyRenderer:
     def decode_content(self, token_ids: bytes, turn_start: int) -> str:
         return self._parse(token_ids, turn_start).content
 
+    def decode_response(self, record: TokenRecord) -> str:
+        return self._tokenizer.decode(bytes_to_ids(record.token_ids)[record.prompt_tokens :])
+
     def _parse(self, token_ids: bytes, turn_start: int) -> "ParsedResponse":
         """Without a prompt, the turn follows an empty one: it may begin within the reasoning."""
         ids = bytes_to_ids(token_ids)

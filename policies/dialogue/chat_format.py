@@ -45,6 +45,7 @@ class DialogueFormat(msgspec.Struct, frozen=True):
     turn_separator: str  # after an assistant turn
     has_opening: bool = False  # the task's instance gives the first text of the user, with the question
     has_boxed_answer: bool = True  # see TaskDescription
+    unclosed_call: str = "error"  # or "ignore"
 
 
 def build_dialogue_format(dialogue: DialogueConfig, description: TaskDescription) -> DialogueFormat:
@@ -68,6 +69,7 @@ def build_dialogue_format(dialogue: DialogueConfig, description: TaskDescription
         turn_separator=dialogue.turn_separator,
         has_opening=description.has_instances,
         has_boxed_answer=description.has_boxed_answer,
+        unclosed_call=dialogue.unclosed_call,
     )
 
 

@@ -52,6 +52,10 @@ class DialogueRenderer(Protocol):
         """What a dialogue reads of the turn."""
         ...
 
+    def decode_response(self, record: TokenRecord) -> str:
+        """All tokens after the prompt, special tokens included."""
+        ...
+
 
 class ChatMLRenderer:
     """Implements DialogueRenderer with the texts of policies.dialogue.chat_format."""
@@ -83,6 +87,9 @@ class ChatMLRenderer:
         text = self._decode(token_ids, turn_start)
         stop = next(filter(text.endswith, self.dialogue.stop_tokens), "")
         return self.dialogue.prefill + text.removesuffix(stop)
+
+    def decode_response(self, record: TokenRecord) -> str:
+        return self._decode(record.token_ids, record.prompt_tokens)
 
     def _decode(self, token_ids: bytes, turn_start: int) -> str:
         return self._tokenizer.decode(bytes_to_ids(token_ids[4 * turn_start :]))

@@ -1,4 +1,4 @@
-"""Parses an assistant turn: tool calls, final answer, and counts of answer tags."""
+"""Parses an assistant turn: tool calls, final answer, and counts of answer tags and answer blocks."""
 
 import json
 import re
@@ -23,6 +23,7 @@ class MalformedCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A call that cannot be run. The model reads `error` as its result."""
 
     error: str
+    is_decoded: bool = True  # false if it is no JSON object with a name and arguments
 
 
 class AssistantTurn(msgspec.Struct, frozen=True, array_like=True):
@@ -30,9 +31,12 @@ class AssistantTurn(msgspec.Struct, frozen=True, array_like=True):
     answer: str | None  # content of the last \boxed{}, preferably inside the answer tags; or see DialogueFormat
     answer_opens: int
     answer_closes: int
+    answer_spans: int  # complete answer blocks
+    has_complete_answer: bool  # whether the last block contains the answer
 
 
 _CALL_PATTERN = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_CALL_OPEN, _CALL_CLOSE = "<tool_call>", "</tool_call>"
 _STRING_OR_BRACKET_PATTERN = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{\]}]', re.DOTALL)
 _MAX_NESTING = 64  # of a call's JSON; json.loads has a limit that depends on the caller's stack
 _BRACE_PATTERN = re.compile(r"(?:\\boxed)?\{|\}")
@@ -42,43 +46,63 @@ def parse_assistant_turn(text: str, dialogue: DialogueFormat) -> AssistantTurn:
     """Parse the text of one assistant turn, with or without its stop token. Without tools it has no calls."""
     stop = next(filter(text.endswith, dialogue.stop_tokens), "")
     text, tools = text.removesuffix(stop), dialogue.tools
-    found = _CALL_PATTERN.finditer(text) if tools else ()
-    calls = tuple(_parse_tool_call(match.group(1).strip(), tools) for match in found)
+    found = _find_calls(text, dialogue.unclosed_call) if tools else []
+    calls = tuple(_parse_tool_call(call.strip(), tools) for call in found)
     return build_assistant_turn(text, calls, dialogue)
+
+
+def _find_calls(text: str, unclosed_call: str) -> list[str]:
+    if unclosed_call == "ignore":
+        return find_blocks(text, _CALL_OPEN, _CALL_CLOSE)
+    return [match.group(1) for match in _CALL_PATTERN.finditer(text)]
+
+
+def find_blocks(text: str, opening: str, closing: str) -> list[str]:
+    """The contents of the shortest blocks from an opening to the next closing tag. One pass, unlike a lazy pattern."""
+    blocks: list[str] = []
+    end = 0
+    while (start := text.find(opening, end)) >= 0 and (stop := text.find(closing, start + len(opening))) >= 0:
+        blocks.append(text[start + len(opening) : stop])
+        end = stop + len(closing)
+    return blocks
 
 
 def build_assistant_turn(
     text: str, calls: tuple[ToolCall | MalformedCall, ...], dialogue: DialogueFormat
 ) -> AssistantTurn:
     """`text`: in which the answer stands."""
+    blocks = find_blocks(text, dialogue.answer_open, dialogue.answer_close)
+    content = blocks[-1] if blocks else ""
+    boxed = extract_last_boxed(content)
     return AssistantTurn(
         calls=calls,
-        answer=_extract_answer(text, dialogue),
+        answer=boxed if boxed is not None else _extract_loose_answer(text, content if blocks else text, dialogue),
         answer_opens=text.count(dialogue.answer_open),
         answer_closes=text.count(dialogue.answer_close),
+        answer_spans=len(blocks),
+        has_complete_answer=bool(content.strip() if boxed is None and not dialogue.has_boxed_answer else boxed),
     )
 
 
-def _extract_answer(text: str, dialogue: DialogueFormat) -> str | None:
-    section = _extract_last_answer_section(text, dialogue.answer_open, dialogue.answer_close)
-    boxed = extract_last_boxed(section) if section is not None else None
-    boxed = boxed if boxed is not None else extract_last_boxed(text)
-    if boxed is None and not dialogue.has_boxed_answer:
-        return (text if section is None else section).strip()
-    return boxed
+def _extract_loose_answer(text: str, content: str, dialogue: DialogueFormat) -> str | None:
+    """The last box of the turn; without a box, `content` if the task has other answers."""
+    boxed = extract_last_boxed(text)
+    return content.strip() if boxed is None and not dialogue.has_boxed_answer else boxed
 
 
 def _parse_tool_call(text: str, tools: Sequence[ToolSchema]) -> ToolCall | MalformedCall:
     if _is_nested_too_deeply(text):
-        return MalformedCall("JSONDecodeError: nested too deeply")
+        return MalformedCall("JSONDecodeError: nested too deeply", is_decoded=False)
     try:
         call = json.loads(text)
     except ValueError as error:
-        return MalformedCall(f"JSONDecodeError: {error}")
-    if not isinstance(call, dict):
-        return MalformedCall('a call must be an object with "name" and "arguments"')
+        return MalformedCall(f"JSONDecodeError: {error}", is_decoded=False)
+    if not isinstance(call, dict) or not {"name", "arguments"} <= cast(dict[str, Any], call).keys():
+        return MalformedCall('a call must be an object with "name" and "arguments"', is_decoded=False)
     fields = cast(dict[str, Any], call)
-    return check_call(fields.get("name"), fields.get("arguments"), tools)
+    if not isinstance(fields["name"], str):
+        return MalformedCall('validation error: "name" must be a string', is_decoded=False)
+    return check_call(fields["name"], fields["arguments"], tools)
 
 
 def check_call(name: object, arguments: object, tools: Sequence[ToolSchema]) -> ToolCall | MalformedCall:
@@ -101,14 +125,6 @@ def _is_nested_too_deeply(text: str) -> bool:
         if depth > _MAX_NESTING:
             return True
     return False
-
-
-def _extract_last_answer_section(text: str, opening: str, closing: str) -> str | None:
-    """The text of the last complete answer section. One pass, unlike a lazy pattern."""
-    section, end = None, 0
-    while (start := text.find(opening, end)) >= 0 and (end := text.find(closing, start)) >= 0:
-        section = text[start + len(opening) : end]
-    return section
 
 
 def extract_last_boxed(text: str) -> str | None:

@@ -28,6 +28,7 @@ from bus.messages import (
     CodeTimedOut,
     Output,
 )
+from policies.dialogue.parse_turn import MalformedCall
 
 ResultFormat = Literal["default", "rstar2_release"]
 
@@ -80,13 +81,11 @@ def format_result(outcome: CodeOutcome, limit: int, result_format: ResultFormat 
             assert_never(outcome)
 
 
-def format_malformed_call(error: str, limit: int, result_format: ResultFormat = "default") -> str:
-    """The result of a policies.dialogue.parse_turn.MalformedCall."""
+def format_malformed_call(call: MalformedCall, limit: int, result_format: ResultFormat = "default") -> str:
     if result_format == "rstar2_release":
-        if error.startswith(_PARSE_ERROR):
-            return _truncate_release(f"Failed to decode tool call: {error.removeprefix(_PARSE_ERROR)}", limit)
-        return _truncate_release(f"Error when executing tool: {error}", limit)
-    return _format_failure(error, Output(), limit)
+        head = "Error when executing tool" if call.is_decoded else "Failed to decode tool call"
+        return _truncate_release(f"{head}: {call.error.removeprefix(_PARSE_ERROR)}", limit)
+    return _format_failure(call.error, Output(), limit)
 
 
 def format_call_not_run(reason: str, limit: int, result_format: ResultFormat = "default") -> str:

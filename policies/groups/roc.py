@@ -4,52 +4,73 @@
 Half of the trajectories are kept. Correct ones are drawn with a probability inversely proportional
 to p_total = p_err + p_format, which prefers clean ones; wrong ones uniformly, which keeps the
 failure modes diverse. The default follows the report; `release` reproduces the public release,
-quirks included.
+quirks included (docs/release.md).
 """
 
 from collections.abc import Sequence
 
-from bus.messages import TrajectoryFinished
+from bus.messages import ReleaseCounts, TrajectoryFinished
 from configs.algorithm import RocConfig
 from policies.seeded_random import NEGATIVES, POSITIVES, draw_uniform, mix
-
-# Minimum penalty, because 1 / p is infinite at 0. A clean trajectory is a thousand times as likely
-# to be drawn as a trajectory with only failed calls.
-PENALTY_FLOOR = 1e-3
 
 
 def compute_error_penalty(trajectory: TrajectoryFinished, kind: str) -> float:
     """p_err: the share of failed tool calls; 0.5 without calls."""
-    if trajectory.calls == 0:
-        return 0.5
-    wrong = trajectory.responses_with_error if kind == "release" else trajectory.calls_failed
-    return wrong / trajectory.calls
+    if kind == "release":
+        counts = trajectory.release or approximate_release_counts(trajectory)
+        wrong, calls = counts.responses_with_error, counts.tool_responses
+    else:
+        wrong, calls = trajectory.calls_failed, trajectory.calls
+    return wrong / calls if calls else 0.5
 
 
 def compute_format_penalty(trajectory: TrajectoryFinished, kind: str) -> float:
-    """p_format: 1 for missing or unbalanced answer tags, else superfluous tags per turn."""
-    opens, closes = trajectory.answer_opens, trajectory.answer_closes
-    if opens == 0 or opens != closes:
+    """p_format: 1 for missing, unbalanced, reversed or nested answer tags, else superfluous answers per turn."""
+    if kind == "release":
+        counts = trajectory.release or approximate_release_counts(trajectory)
+        opens, closes, spans, turns = counts.answer_opens, counts.answer_closes, counts.answer_spans, counts.turns
+    else:
+        opens, closes, spans = trajectory.answer_opens, trajectory.answer_closes, _count_spans(trajectory)
+        turns = trajectory.turns
+    if opens == 0 or not opens == closes == spans or turns <= 0:
         return 1.0
-    # The release counts turn headers in a text without the first header.
-    turns = trajectory.turns - 1 if kind == "release" else trajectory.turns
-    if turns <= 0:
-        return 1.0
-    return min((opens - 1) / turns, 1.0)
+    return min((spans - 1) / turns, 1.0)
+
+
+def approximate_release_counts(trajectory: TrajectoryFinished) -> ReleaseCounts:
+    """For a run with roc.penalty = "report", which does not count the text of whole responses."""
+    return ReleaseCounts(
+        tool_responses=trajectory.calls,
+        responses_with_error=trajectory.responses_with_error,
+        answer_opens=trajectory.answer_opens,
+        answer_closes=trajectory.answer_closes,
+        answer_spans=_count_spans(trajectory),
+        turns=trajectory.turns - 1,
+    )
+
+
+def _count_spans(trajectory: TrajectoryFinished) -> int:
+    return trajectory.answer_opens if trajectory.answer_spans < 0 else trajectory.answer_spans
 
 
 def compute_penalty(trajectory: TrajectoryFinished, roc: RocConfig) -> float:
-    return compute_error_penalty(trajectory, roc.penalty) + compute_format_penalty(trajectory, roc.penalty)
+    error = compute_error_penalty(trajectory, roc.penalty) if roc.error_penalty else 0.0
+    return error + (compute_format_penalty(trajectory, roc.penalty) if roc.format_penalty else 0.0)
 
 
 def compute_class_counts(positives: int, negatives: int, keep_count: int, roc: RocConfig) -> tuple[int, int]:
     """The positives and negatives to keep, in proportion to their share of the group.
 
-    At least `roc.min_per_class` of each class, if there are that many; halves round to even.
+    At least `roc.min_positives` and `roc.min_negatives`, if there are that many. If the rounded
+    negatives do not exceed their minimum, the positives get the rest; else the negatives get the
+    rest of the rounded positives. Halves round to even.
     """
-    num_positives = round(positives * keep_count / (positives + negatives))
-    num_positives = max(num_positives, min(roc.min_per_class, positives, keep_count // 2))
-    num_positives = min(num_positives, keep_count - min(roc.min_per_class, negatives, keep_count // 2))
+    size = positives + negatives
+    num_positives, num_negatives = round(positives * keep_count / size), round(negatives * keep_count / size)
+    fewest_negatives = min(roc.min_negatives, negatives, keep_count)
+    if num_negatives <= fewest_negatives:
+        num_positives = keep_count - fewest_negatives
+    num_positives = max(num_positives, min(roc.min_positives, positives, keep_count))
     return num_positives, keep_count - num_positives
 
 
@@ -72,7 +93,7 @@ def _choose_positives(positives: Sequence[TrajectoryFinished], count: int, roc: 
         # Stable: ties by index.
         ranked = sorted(positives, key=lambda trajectory: compute_penalty(trajectory, roc))
         return {trajectory.trajectory_id for trajectory in ranked[:count]}
-    return _draw(positives, [1.0 / max(compute_penalty(t, roc), PENALTY_FLOOR) for t in positives], count, seed)
+    return _draw(positives, [1.0 / max(compute_penalty(t, roc), roc.floor) for t in positives], count, seed)
 
 
 def _choose_negatives(negatives: Sequence[TrajectoryFinished], count: int, roc: RocConfig, seed: int) -> set[int]:

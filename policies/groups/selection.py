@@ -11,8 +11,8 @@ from policies.groups.staleness import apply_staleness_bound, compute_oldest_vers
 
 
 def compute_keep_count(run: RunConfig) -> int:
-    """Trajectories of a group that RoC keeps: half of 2G; for plain GRPO, the minimum size."""
-    return run.rl.rollouts // 2 if run.roc.enabled else 2
+    """Trajectories of a group that RoC keeps; for plain GRPO, the minimum size."""
+    return run.kept_trajectories if run.roc.enabled else 2
 
 
 def select_fresh_trajectories(

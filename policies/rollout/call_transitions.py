@@ -66,10 +66,17 @@ def call_tools(rules: Rules, trajectory: Trajectory, now: float) -> Transition:
     return replace(trajectory, has_session=has_session), [*(Send(EXECUTOR, request) for request in requests), paused]
 
 
+def select_calls(
+    rules: Rules | DialogueConfig, calls: tuple[ToolCall | MalformedCall, ...]
+) -> tuple[ToolCall | MalformedCall, ...]:
+    """The calls of a turn that get a result."""
+    return calls if rules.surplus_calls == "error" else calls[: rules.max_calls_per_turn]
+
+
 def format_refusal(rules: Rules | DialogueConfig, place: int, call: ToolCall | MalformedCall) -> str | None:
     """The result of a call that cannot run; None if it can."""
     if isinstance(call, MalformedCall):
-        return format_malformed_call(call.error, rules.result_characters, rules.result_format)
+        return format_malformed_call(call, rules.result_characters, rules.result_format)
     if place >= rules.max_calls_per_turn:
         reason = f"not run: at most {rules.max_calls_per_turn} calls a turn"
         return format_call_not_run(reason, rules.result_characters, rules.result_format)

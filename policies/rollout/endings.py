@@ -9,12 +9,14 @@ from bus.messages import (
     Ending,
     LeaseReleased,
     LeaseRequested,
+    ReleaseCounts,
     SessionEnded,
     TrajectoryAborted,
     TrajectoryFailed,
     TrajectoryFinished,
 )
 from policies.decider import Send
+from policies.dialogue.release_text import count_release_marks, find_response_answer
 from policies.rollout.trajectory import Rules, Trajectory
 
 MAX_RETRIES = 1  # after infrastructure failures of a turn, a grading or a call
@@ -52,10 +54,22 @@ def fail(rules: Rules, trajectory: Trajectory, now: float, cause: str) -> Transi
 def stop(rules: Rules, trajectory: Trajectory, now: float, ending: Ending) -> Transition:
     """Grade the answer; with reward functions, also a trajectory without one. Unanswered calls do not count."""
     trajectory = replace(trajectory, ending=ending, requested=(), results=())
-    if ending != "answered" and not trajectory.group.row:
+    has_answer = ending == "answered"
+    if rules.graded_text == "response" and rules.kind != "dialogue":
+        trajectory, has_answer = _search_response(rules, trajectory)
+    if not has_answer and not trajectory.group.row:
         return end(rules, trajectory, now, 0.0, {})
     trajectory, releases = release_lease(rules, trajectory.enter_phase("grading", now))
     return trajectory, [*releases, Send(EXECUTOR, trajectory.build_submission())]
+
+
+def _search_response(rules: Rules, trajectory: Trajectory) -> tuple[Trajectory, bool]:
+    """The trajectory with the answer of its whole response, and whether there is one. The ending remains at a limit."""
+    answer = find_response_answer(rules.renderer.decode_response(trajectory.record), rules.dialogue)
+    if answer is None:
+        return trajectory, trajectory.ending == "answered"
+    ending = "answered" if trajectory.ending == "no_answer" else trajectory.ending
+    return replace(trajectory, answer=answer, ending=ending), True
 
 
 def end(rules: Rules, trajectory: Trajectory, now: float, reward: float, components: dict[str, float]) -> Transition:
@@ -79,8 +93,14 @@ def end(rules: Rules, trajectory: Trajectory, now: float, reward: float, compone
         grading_s=waits.grading,
         components=components,
         environment=trajectory.environment,
+        answer_spans=trajectory.answer_spans,
+        release=_count_marks(rules, trajectory) if rules.counts_release_marks else None,
     )
     return trajectory, [*sends, Send(rules.buffer, finished)]
+
+
+def _count_marks(rules: Rules, trajectory: Trajectory) -> ReleaseCounts:
+    return count_release_marks(rules.renderer.decode_response(trajectory.record), rules.dialogue)
 
 
 def end_aborted(rules: Rules, trajectory: Trajectory, now: float) -> Transition:

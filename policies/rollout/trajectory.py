@@ -68,6 +68,9 @@ class Rules(msgspec.Struct, frozen=True):
     result_format: ResultFormat = "default"
     kind: TaskKind = "tools"
     prompt_tokens: int = 1 << 30  # limit of the prompt with the first observation
+    surplus_calls: str = "error"  # these two as in DialogueConfig
+    graded_text: str = "last_turn"
+    counts_release_marks: bool = False  # for roc.penalty = "release"
     arbiter: str = ARBITER
     buffer: str = BUFFER
     launcher: str = LAUNCHER
@@ -118,6 +121,7 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
     aborted: str = ""  # cause of the abort
     environment: EnvironmentHistory = EnvironmentHistory()  # of the instance of an environment or dialogue
     is_done: bool = False  # a call has ended it
+    answer_spans: int = 0  # complete answer blocks, within a turn
 
     @property
     def seed(self) -> int:

@@ -39,6 +39,7 @@ from policies.rollout.call_transitions import (
     on_opened,
     open_environment,
     retry_call,
+    select_calls,
 )
 from policies.rollout.endings import EXECUTOR, Transition, end, end_aborted, request_lease, retry, stop
 from policies.rollout.trajectory import GRADING_CALL, STEP, Rules, Trajectory, TrajectoryEvent
@@ -157,8 +158,11 @@ def _on_turn_generated(rules: Rules, trajectory: Trajectory, now: float, turn: T
         answer=parsed.answer or "",
         answer_opens=trajectory.answer_opens + parsed.answer_opens,
         answer_closes=trajectory.answer_closes + parsed.answer_closes,
+        answer_spans=trajectory.answer_spans + parsed.answer_spans,
     )
-    if trajectory.requested:
+    # A complete answer in the last turn is graded, although the turn's calls can no longer run.
+    is_final = rules.kind != "dialogue" and trajectory.turn >= rules.max_turns and parsed.has_complete_answer
+    if trajectory.requested and not is_final:
         return call_tools(rules, trajectory, now)
     return stop(rules, trajectory, now, "no_answer" if parsed.answer is None else "answered")
 
@@ -168,7 +172,7 @@ def _choose_calls(
 ) -> tuple[ToolCall | MalformedCall, ...]:
     """The turn's tool calls. A dialogue answers every turn."""
     if rules.kind != "dialogue":
-        return parsed.calls
+        return select_calls(rules, parsed.calls)
     content = rules.renderer.decode_content(record.token_ids, turn_start)
     return (ToolCall(STEP, {"role": "assistant", "content": content}),)
 

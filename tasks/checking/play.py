@@ -35,7 +35,7 @@ from engine.data.task_inputs import encode_row
 from engine.model.tokenizer import FastTokenizer
 from policies.dialogue.tool_results import format_result
 from policies.rollout import transitions
-from policies.rollout.call_transitions import format_environment_result, format_refusal
+from policies.rollout.call_transitions import format_environment_result, format_refusal, select_calls
 from policies.rollout.trajectory import Rules, Trajectory, TrajectoryEvent
 from sandbox.contract import Sandbox, SandboxFailure
 from tasks.checking.turn_scripts import TurnScript
@@ -185,7 +185,7 @@ class _Player:
         text, rules = next(self._script, ""), self._task.rules
         token_ids = [*self._task.tokenizer.encode(text, trusted=True), rules.stop_token_ids[0]]
         parsed = rules.renderer.parse_turn(ids_to_bytes(token_ids), 0)
-        calls = () if rules.kind == "dialogue" else parsed.calls
+        calls = () if rules.kind == "dialogue" else select_calls(rules, parsed.calls)
         refusals = (format_refusal(rules, place, call) for place, call in enumerate(calls))
         refused = [PlayedCall("", "", "refused", refusal) for refusal in refusals if refusal is not None]
         self.play.turns.append(PlayedTurn(text, refused))

@@ -158,6 +158,8 @@ def _build_rules(inputs: CheckInputs, tokenizer: FastTokenizer) -> Rules:
         stop_token_ids=renderer.stop_token_ids,
         result_format=dialogue.result_format,
         kind=description.kind,
+        surplus_calls=dialogue.surplus_calls,
+        graded_text=dialogue.graded_text,
     )
 
 

@@ -126,7 +126,7 @@ def _build_malformed_call(random: Random, code: str, limit: int) -> Messages:
     assert isinstance(call, MalformedCall)
     return [
         {"role": "assistant", "content": FORMAT.prefill + COMPUTE + broken},
-        {"role": "tool", "content": format_malformed_call(call.error, limit)},
+        {"role": "tool", "content": format_malformed_call(call, limit)},
     ]
 
 

@@ -94,14 +94,20 @@ class TestLayers:
         assert read(load(config, 'name = "a"', override))
 
     def test_values_of_the_file_take_precedence_over_the_preset(self, config: Path):
-        run = load(config, 'preset = "rstar2_release"\nname = "a"\n[roc]\nmin_per_class = 1\n', "rl.prompts=4")
-        assert run.roc == RocConfig(penalty="release", positives="lowest", negatives="first", min_per_class=1)
+        run = load(config, 'preset = "rstar2_release"\nname = "a"\n[roc]\nmin_positives = 1\n', "rl.prompts=4")
+        chosen = RocConfig(penalty="release", positives="lowest", negatives="first", min_positives=1, min_negatives=2)
+        assert run.roc == msgspec.structs.replace(chosen, keep=16)
         assert (run.rl.prompts, run.rl.rollouts, run.rl.max_refill_groups) == (4, 32, 0)
         assert (run.dialogue.max_turns, run.dialogue.max_calls_per_turn, run.dialogue.result_characters) == (5, 1, 256)
         assert run.dialogue.result_format == "rstar2_release"
         learner = run.learner
         assert (learner.loss_mean, learner.clip_dual, learner.minibatches) == ("tokens", 3.0, 1)
         assert (learner.old_logprobs, learner.correction) == ("recomputed", "none")
+        calls = (run.dialogue.surplus_calls, run.dialogue.unclosed_call, run.dialogue.graded_text)
+        assert calls == ("ignore", "ignore", "response")
+        assert (run.dialogue.prompt_tokens, run.learner.warmup_steps, run.acceptance) == (2048, 20, "any")
+        assert (learner.betas, learner.weight_decay) == ((0.9, 0.999), 0.01)
+        assert load(config, 'name = "a"', "preset=rstar2_release").rl.prompts == 128
 
     def test_a_preset_can_be_set_on_the_command_line(self, config: Path):
         chosen = load(config, 'name = "a"', "preset=rstar2_release")
@@ -293,6 +299,22 @@ class TestChecksAcrossTables:
         ahead = ('rl.surplus_groups="carry"', "rl.max_staleness=1", "rl.prompts=8")
         assert load(config, 'name = "a"', *ahead).rl.surplus_groups == "carry"
 
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            (["rl.rollouts=2"], "rl.rollouts must be at least 4 with roc.enabled"),
+            (["rl.rollouts=8", "roc.keep=9"], "roc.keep must be 0 or from 2 to rl.rollouts = 8: 9"),
+            (["roc.keep=1"], "roc.keep must be 0 or from 2 to rl.rollouts = 32: 1"),
+            (["rl.rollouts=8", "roc.min_positives=4"], "roc.min_positives + roc.min_negatives must be at most the 4"),
+            (["roc.keep=8", "roc.min_negatives=8"], "roc.min_positives + roc.min_negatives must be at most the 8"),
+        ],
+    )
+    def test_a_group_has_as_many_trajectories_as_resampling_needs(
+        self, config: Path, settings: list[str], message: str
+    ):
+        assert message in load_error(config, 'name = "a"', *settings)
+        assert not load(config, 'name = "a"', *settings, "roc.enabled=false").roc.enabled
+
     def test_strict_determinism_refuses_all_settings_that_depend_on_timing(self, config: Path):
         strict = ("determinism=strict", "rl.prompts=8")
         assert load(config, 'name = "a"', *strict).determinism == "strict"
@@ -330,7 +352,7 @@ RUNS = st.builds(
         max_turns=POSITIVE,
     ),
     sampling=st.builds(SamplingConfig, temperature=st.floats(1e-9, 1e9), top_k=st.integers(0, 9)),
-    rl=st.builds(RlConfig, rollouts=st.integers(1, 8).map(lambda half: 2 * half), prompts=st.integers(1, 1000)),
+    rl=st.builds(RlConfig, rollouts=st.integers(2, 8).map(lambda half: 2 * half), prompts=st.integers(1, 1000)),
     roc=st.builds(RocConfig, enabled=st.booleans(), penalty=st.sampled_from(["report", "release"])),
     sandbox=st.builds(SandboxConfig, time_limit_s=st.floats(1e-9, 1e9)),
     learner=st.builds(LearnerConfig, lr=st.floats(1e-12, 10), betas=st.tuples(BETAS, BETAS)),

@@ -6,7 +6,7 @@ from typing import get_args
 from msgspec.structs import replace
 
 from bus.messages import RunFinished
-from configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig
+from configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig, RocConfig
 from configs.machines import ArbiterConfig, BusConfig, EngineConfig, SandboxConfig
 from configs.schema import DialogueConfig, RunConfig
 from configs.sglang_options import SGLangConfig
@@ -21,6 +21,7 @@ RUN = RunConfig(
     engine=EngineConfig(kv_tokens=1024, num_engines=2),
     sandbox=SandboxConfig(executors=2),
     rl=RlConfig(steps=2, prompts=2, rollouts=2, max_refill_groups=1),
+    roc=RocConfig(enabled=False),
 )
 RL = (
     RUN.rl,
@@ -60,7 +61,14 @@ def plan(seed: int) -> tuple[RunConfig, Faults]:
     )
     if not rl.max_staleness and draw.random() < 0.5:
         run = replace(run, engine=replace(run.engine, kind="sglang"), sglang=SGLangConfig(colocate=True))
-    return replace(run, arbiter=ArbiterConfig(policy), rl=rl, bus=BusConfig(window)), faults
+    run = replace(run, arbiter=ArbiterConfig(policy), rl=rl, bus=BusConfig(window))
+    return (_resample(run) if draw.random() < 0.25 else run), faults
+
+
+def _resample(run: RunConfig) -> RunConfig:
+    """With RoC, which needs groups of four, and room for them."""
+    rl = replace(run.rl, rollouts=2 * run.rl.rollouts)
+    return replace(run, rl=rl, roc=RocConfig(), bus=BusConfig(2 * run.bus.queue_messages))
 
 
 def world_of(seed: int) -> World:

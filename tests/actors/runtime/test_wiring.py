@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from actors.runtime.wiring import build_rules, load_problem_sets
 from bus.messages import bytes_to_ids
+from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import DataConfig, DialogueConfig, RunConfig
 from engine.data.data_files import DatasetError
@@ -71,3 +72,13 @@ def test_the_rules_have_the_ids_of_all_stop_tokens(tmp_path: Path) -> None:
     rules = build_rules(RunConfig(name="r", dialogue=dialogue), {"": MATH_PYTHON}, tokenizer)[""]
     assert tokenizer.decode(rules.stop_token_ids) == "<|im_end|><|endoftext|>"
     assert rules.dialogue == build_dialogue_format(dialogue, MATH_PYTHON)
+
+
+@pytest.mark.parametrize("preset", [True, False])
+def test_the_rules_follow_the_preset_of_the_release(tmp_path: Path, preset: bool) -> None:
+    save_tokenizer(train_tokenizer(["some text"]), tmp_path)
+    run = load_run(None, ("name=r", *(["preset=rstar2_release"] if preset else [])))
+    rules = build_rules(run, {"": MATH_PYTHON}, load_tokenizer(tmp_path))[""]
+    found = (rules.surplus_calls, rules.dialogue.unclosed_call, rules.graded_text, rules.counts_release_marks)
+    expected = ("ignore", "ignore", "response", True) if preset else ("error", "error", "last_turn", False)
+    assert found == expected

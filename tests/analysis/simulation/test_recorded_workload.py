@@ -25,7 +25,7 @@ from bus.messages import (
     StepRequested,
     TrajectoryFinished,
 )
-from configs.algorithm import RlConfig
+from configs.algorithm import RlConfig, RocConfig
 from configs.errors import UnusableInput
 from configs.load import write_resolved
 from configs.machines import EngineConfig
@@ -124,7 +124,7 @@ def test_a_step_that_overlaps_others_is_marked(folder: Path, tmp_path: Path) -> 
         DialogueConfig(prompt_tokens=300, response_tokens=700),
         RlConfig(prompts=8, rollouts=2, max_staleness=1),
     )
-    write_resolved(RunConfig(name="ahead", dialogue=dialogue, rl=rl), ahead.config)
+    write_resolved(RunConfig(name="ahead", dialogue=dialogue, rl=rl, roc=RocConfig(enabled=False)), ahead.config)
     ahead.events.symlink_to(folder)
     assert load_recorded_step(ahead).overlaps
     assert not load_recorded_step(RunFolder(folder.parent)).overlaps

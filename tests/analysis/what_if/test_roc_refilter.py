@@ -17,6 +17,7 @@ from analysis.what_if.roc_refilter import (
 from bus.messages import GroupJudged, TrajectoryFinished
 from configs.algorithm import RlConfig, RocConfig
 from configs.errors import UnusableInput
+from configs.load import load_with_overrides, write_resolved
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from policies.groups.advantages import compute_advantages
@@ -64,6 +65,23 @@ def test_lowest_keeps_the_positives_that_fail_least() -> None:
     lowest = replace(RUN, roc=RocConfig(positives="lowest"))
     found = compute_difference(list_candidates(judged(), lowest))
     assert (found.other.positives, found.other.failed_call_share) == (2, 0.0)
+
+
+def test_a_floor_and_a_number_to_keep_of_the_command_line_apply(tmp_path: Path) -> None:
+    """As `asterism log roc --set` loads them: keys of roc alone."""
+    write_resolved(RUN, path := tmp_path / "config.toml")
+    shares: list[float] = []
+    for floor in (1e-6, 1.0):
+        other = load_with_overrides(path, [f"roc.floor={floor}"], ("roc",))
+        candidates = [
+            list_candidates(judged()._replace(judged=replace(judged().judged, seed=seed)), other) for seed in range(99)
+        ]
+        kept = [each for group in candidates for each in group if each.other_advantage is not None and each.is_positive]
+        shares.append(sum(each.calls_failed for each in kept) / sum(each.calls for each in kept))
+    assert shares[0] == 0.0
+    assert shares[1] == pytest.approx(0.6, abs=0.1)  # three of the five positives fail
+    six = load_with_overrides(path, ["roc.keep=6"], ("roc",))
+    assert len(rebuild_training_rows(judged(), six)) == 6
 
 
 def test_other_settings_may_accept_a_rejected_group() -> None:

@@ -16,6 +16,7 @@ from policies.dialogue.parse_turn import (
     extract_last_boxed,
     parse_assistant_turn,
 )
+from policies.tools.task_description import TaskDescription
 from tasks.math_python import MATH_PYTHON
 
 FORMAT = build_dialogue_format(DialogueConfig(), MATH_PYTHON)
@@ -36,9 +37,10 @@ def test_formatted_calls_parse_back(code: str, stdin: str) -> None:
     [
         ('{"name": "jupyter_code", "arguments": {"code": "1}', "JSONDecodeError: Unterminated string"),
         ("[]", "must be an object"),
-        ('{"arguments": {}}', "unknown function null"),
+        ('{"arguments": {}}', "must be an object"),
+        ('{"name": "jupyter_code"}', "must be an object"),
         ('{"name": "rm", "arguments": {}}', 'unknown function "rm"; known: jupyter_code'),
-        ('{"name": ["x"], "arguments": {}}', "unknown function"),
+        ('{"name": ["x"], "arguments": {}}', 'validation error: "name" must be a string'),
         ('{"name": "jupyter_code", "arguments": "print(1)"}', '"arguments" must be an object'),
         ('{"name": "jupyter_code", "arguments": {"code": 1}}', '"code" must be a string, not 1'),
         ('{"name": "jupyter_code", "arguments": {}}', '"code" must be given, as a string'),
@@ -79,14 +81,16 @@ def test_brackets_in_a_string_are_no_nesting() -> None:
 def test_without_tools_a_turn_has_no_calls() -> None:
     text = format_tool_call("jupyter_code", {"code": "1"}) + "\\boxed{2}"
     assert parse_assistant_turn(text, build_dialogue_format(DialogueConfig(tools=()), MATH_PYTHON)) == AssistantTurn(
-        (), "2", 0, 0
+        (), "2", 0, 0, 0, has_complete_answer=False
     )
 
 
 def test_the_answer_tags_of_the_configuration_count() -> None:
     dialogue = build_dialogue_format(DialogueConfig(answer_open="[A]", answer_close="[/A]"), MATH_PYTHON)
     text = "[A]\\boxed{1}[/A] [A]\\boxed{2}[/A] [A] \\boxed{3} <answer>\\boxed{4}</answer>"
-    assert parse_assistant_turn(text, dialogue) == AssistantTurn((), "2", answer_opens=3, answer_closes=2)
+    assert parse_assistant_turn(text, dialogue) == AssistantTurn(
+        (), "2", answer_opens=3, answer_closes=2, answer_spans=2, has_complete_answer=True
+    )
 
 
 @pytest.mark.parametrize("stop", ["<|im_end|>", "<|endoftext|>", ""])
@@ -99,6 +103,45 @@ def test_a_stop_token_is_no_part_of_the_turn(stop: str) -> None:
 def test_a_call_that_is_never_closed_is_still_a_call() -> None:
     (read,) = parse_assistant_turn('<tool_call>\n{"name": "jupyter_code", "argu', FORMAT).calls
     assert isinstance(read, MalformedCall)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_calls"),
+    [
+        ("<tool_call>{}", 0),
+        ("<tool_call>{}</tool_call><tool_call>", 1),
+        ("</tool_call>{}<tool_call>", 0),
+        ("<tool_call><tool_call>{}</tool_call></tool_call>", 1),
+        ("<tool_call>{}<tool_call>{}</tool_call>", 1),
+    ],
+)
+def test_an_ignored_unclosed_call_is_no_call(text: str, num_calls: int) -> None:
+    dialogue = build_dialogue_format(DialogueConfig(unclosed_call="ignore"), MATH_PYTHON)
+    calls = parse_assistant_turn(text, dialogue).calls
+    assert [isinstance(call, MalformedCall) and not call.is_decoded for call in calls] == [True] * num_calls
+
+
+@pytest.mark.parametrize(
+    ("text", "spans", "complete"),
+    [
+        ("<answer>\\boxed{1}</answer>", 1, True),
+        ("<answer>\\boxed{1}</answer><answer>2</answer>", 2, False),
+        ("\\boxed{1}<answer></answer>", 1, False),
+        ("<answer>\\boxed{1}", 0, False),
+        ("</answer>\\boxed{1}<answer>", 0, False),
+        ("<answer>\\boxed{}</answer>", 1, False),
+        ("<answer><answer>\\boxed{1}</answer></answer>", 1, True),
+    ],
+)
+def test_an_answer_is_complete_in_a_closed_block_with_a_filled_box(text: str, spans: int, complete: bool) -> None:
+    turn = parse_assistant_turn(text, FORMAT)
+    assert (turn.answer_spans, turn.has_complete_answer) == (spans, complete)
+
+
+def test_an_answer_without_a_box_is_complete_if_its_block_has_text() -> None:
+    dialogue = build_dialogue_format(DialogueConfig(), TaskDescription("tools"))
+    for text, complete in (("<answer> x </answer>", True), ("<answer> </answer>", False), ("x", False)):
+        assert parse_assistant_turn(text, dialogue).has_complete_answer == complete
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from bus.messages import (
     CodeTimedOut,
     Output,
 )
+from policies.dialogue.parse_turn import MalformedCall
 from policies.dialogue.tool_results import (
     FAILURE,
     SUCCESS,
@@ -111,19 +112,23 @@ def test_the_release_cuts_streams_at_a_thousand_characters_and_then_the_middle()
 
 
 @pytest.mark.parametrize(
-    ("error", "default", "release"),
+    ("call", "default", "release"),
     [
         (
-            "JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+            MalformedCall("JSONDecodeError: Expecting value: line 1 column 1 (char 0)", is_decoded=False),
             f"{FAILURE}\nJSONDecodeError: Expecting value: line 1 column 1 (char 0)",
             "Failed to decode tool call: Expecting value: line 1 column 1 (char 0)",
         ),
-        ('unknown function "f"', f'{FAILURE}\nunknown function "f"', 'Error when executing tool: unknown function "f"'),
+        (
+            MalformedCall('unknown function "f"'),
+            f'{FAILURE}\nunknown function "f"',
+            'Error when executing tool: unknown function "f"',
+        ),
     ],
 )
-def test_malformed_calls_have_a_result_in_both_formats(error: str, default: str, release: str) -> None:
-    assert format_malformed_call(error, 500) == default
-    assert format_malformed_call(error, 500, RELEASE) == release
+def test_malformed_calls_have_a_result_in_both_formats(call: MalformedCall, default: str, release: str) -> None:
+    assert format_malformed_call(call, 500) == default
+    assert format_malformed_call(call, 500, RELEASE) == release
 
 
 def test_surplus_calls_have_a_result_in_both_formats() -> None:
@@ -151,7 +156,7 @@ def test_results_contain_the_word_error_as_in_the_release(outcome: CodeOutcome, 
 
 
 def test_a_malformed_call_counts_as_free_of_errors_in_both_formats() -> None:
-    error = "JSONDecodeError: Expecting value"
-    assert not contains_error(None, format_malformed_call(error, 500))
-    assert not contains_error(None, format_malformed_call(error, 500, RELEASE), RELEASE)
-    assert contains_error(None, format_malformed_call("unknown function", 500, RELEASE), RELEASE)
+    call = MalformedCall("JSONDecodeError: Expecting value", is_decoded=False)
+    assert not contains_error(None, format_malformed_call(call, 500))
+    assert not contains_error(None, format_malformed_call(call, 500, RELEASE), RELEASE)
+    assert contains_error(None, format_malformed_call(MalformedCall("unknown function"), 500, RELEASE), RELEASE)

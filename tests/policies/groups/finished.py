@@ -1,6 +1,6 @@
 """Finished trajectories for the group buffer."""
 
-from bus.messages import TokenRecord, TrajectoryFinished
+from bus.messages import ReleaseCounts, TokenRecord, TrajectoryFinished
 
 
 def finished(
@@ -13,6 +13,8 @@ def finished(
     mentions: int | None = None,
     opens: int = 1,
     closes: int | None = None,
+    spans: int | None = None,
+    release: ReleaseCounts | None = None,
     turns: int = 2,
     components: dict[str, float] | None = None,
 ) -> TrajectoryFinished:
@@ -34,4 +36,6 @@ def finished(
         tools_s=0.25,
         grading_s=0.125,
         components=components or {},
+        answer_spans=min(opens, opens if closes is None else closes) if spans is None else spans,
+        release=release,
     )

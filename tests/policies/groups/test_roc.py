@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bus.messages import ReleaseCounts
 from configs.algorithm import RocConfig
 from policies.groups.roc import (
     compute_class_counts,
@@ -18,7 +19,7 @@ from policies.groups.roc import (
 from tests.policies.groups.finished import finished
 
 REPORT = RocConfig()
-RELEASE = RocConfig(penalty="release", positives="lowest", negatives="first", min_per_class=2)
+RELEASE = RocConfig(penalty="release", positives="lowest", negatives="first", min_positives=2, min_negatives=2)
 
 
 def test_the_error_penalty_is_the_share_of_failed_calls() -> None:
@@ -56,6 +57,50 @@ def test_the_format_penalty(opens: int, closes: int, turns: int, report: float, 
     assert compute_format_penalty(trajectory, "release") == pytest.approx(release)
 
 
+def test_reversed_and_nested_answer_tags_are_a_violation_in_the_report_as_well() -> None:
+    for spans in (0, 1):
+        trajectory = finished(0, 1.0, opens=2, spans=spans, turns=4)
+        assert compute_format_penalty(trajectory, "report") == compute_format_penalty(trajectory, "release") == 1.0
+
+
+def test_in_a_log_without_spans_each_open_tag_stands_for_one() -> None:
+    old = finished(0, 1.0, opens=2, spans=-1, turns=4)
+    assert compute_format_penalty(old, "report") == 0.25
+    assert compute_format_penalty(old, "release") == pytest.approx(1 / 3)
+
+
+def test_the_release_counts_the_whole_response_and_the_report_the_assistants_text() -> None:
+    counts = ReleaseCounts(4, 1, answer_opens=3, answer_closes=3, answer_spans=3, turns=8)
+    trajectory = finished(0, 1.0, calls=1, failed=1, turns=2, release=counts)
+    found = [
+        (compute_error_penalty(trajectory, k), compute_format_penalty(trajectory, k)) for k in ("report", "release")
+    ]
+    assert found == [(1.0, 0.0), (0.25, 0.25)]
+
+
+@pytest.mark.parametrize(("error", "form", "total"), [(1, 1, 1.5), (1, 0, 0.5), (0, 1, 1.0), (0, 0, 0.0)])
+def test_each_penalty_can_be_switched_off(error: int, form: int, total: float) -> None:
+    trajectory = finished(0, 1.0, calls=4, failed=2, opens=0)
+    for penalty in ("report", "release"):
+        roc = RocConfig(penalty=penalty, error_penalty=bool(error), format_penalty=bool(form))
+        assert compute_penalty(trajectory, roc) == total
+
+
+def test_a_larger_floor_keeps_more_dirty_positives() -> None:
+    dirty = [finished(tid, 1.0, calls=2, failed=1) for tid in range(8)]
+    group = [*dirty, *(finished(tid, float(tid < 16)) for tid in range(8, 32))]
+
+    def count_dirty(floor: float) -> float:
+        roc = RocConfig(floor=floor)
+        kept = [resample(group, 16, roc, seed) for seed in range(500)]
+        return sum(one.trajectory_id < 8 for each in kept for one in each) / len(kept)
+
+    # The table of docs/release.md.
+    expected = {0.001: 0.05, 0.01: 0.38, 0.05: 1.28, 0.1: 1.94, 0.2: 2.75, 0.5: 4.01}
+    assert {floor: count_dirty(floor) for floor in expected} == pytest.approx(expected, abs=0.2)
+    assert RocConfig().floor == 0.1
+
+
 @pytest.mark.parametrize(
     ("positives", "negatives", "roc", "kept"),
     [
@@ -68,6 +113,11 @@ def test_the_format_penalty(opens: int, closes: int, turns: int, report: float, 
         (15, 1, RELEASE, (7, 1)),
         (14, 2, RELEASE, (6, 2)),
         (2, 14, RELEASE, (2, 6)),
+        (8, 8, RocConfig(min_positives=1, min_negatives=5), (3, 5)),
+        (8, 8, RocConfig(min_positives=6, min_negatives=2), (6, 2)),
+        (8, 1, RocConfig(min_negatives=4), (7, 1)),
+        (1, 8, RocConfig(min_positives=0), (1, 7)),
+        (1, 31, RocConfig(min_positives=0), (0, 8)),
     ],
 )
 def test_half_of_each_class_is_kept(positives: int, negatives: int, roc: RocConfig, kept: tuple[int, int]) -> None:
@@ -105,10 +155,11 @@ def test_clean_positives_are_preferred_in_proportion_to_their_inverse_penalty() 
 
 
 def test_positives_are_the_trajectories_with_rewards_above_the_threshold() -> None:
-    roc = msgspec.structs.replace(RELEASE, positive_above=0.5)
+    roc = RocConfig(penalty="release", positives="lowest", negatives="first", positive_above=0.5)
     group = [finished(tid, reward, calls=4, failed=tid) for tid, reward in enumerate([0.5, 0.2, 0.6, 1.0, -1.0, 0.1])]
     assert [one.trajectory_id for one in resample(group, 2, roc, seed=1)] == [0, 2]
-    assert [one.trajectory_id for one in resample(group, 2, RELEASE, seed=1)] == [0, 4]
+    default = msgspec.structs.replace(roc, positive_above=0.0)
+    assert [one.trajectory_id for one in resample(group, 2, default, seed=1)] == [0, 4]
 
 
 def test_negatives_are_drawn_uniformly_whatever_their_penalty() -> None:

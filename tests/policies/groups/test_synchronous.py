@@ -28,7 +28,7 @@ def test_a_recorded_synchronous_run_is_reproduced(name: str) -> None:
         name="recorded",
         seed=int(name.split("_")[1]),
         rl=RlConfig(steps=4, prompts=3, rollouts=4, max_refill_groups=2),
-        roc=RocConfig(enabled=name.endswith("roc")),
+        roc=RocConfig(enabled=name.endswith("roc"), floor=1e-3),
         evaluation=EvaluationConfig(questions=3),
     )
     train, test = (

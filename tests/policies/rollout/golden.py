@@ -28,6 +28,7 @@ from bus.messages import (
     LeaseRequested,
     Output,
     ProtocolError,
+    ReleaseCounts,
     SessionRestored,
     StartGroup,
     TrajectoryFailed,
@@ -160,7 +161,8 @@ class Conversation:
                     f"{message.ending}, reward {message.reward:g}, {message.turns} turns, "
                     f"{message.calls_failed} of {message.calls} calls failed, "
                     f"{message.responses_with_error} responses with error, "
-                    f"answer tags {message.answer_opens}/{message.answer_closes}, waits lease {message.lease_wait_s:g} "
+                    f"answer tags {message.answer_opens}/{message.answer_closes}/{message.answer_spans}, "
+                    f"{_describe_counts(message.release)}waits lease {message.lease_wait_s:g} "
                     f"generation {message.generation_s:g} tools {message.tools_s:g} grading {message.grading_s:g}"
                 )
             case _:
@@ -168,6 +170,14 @@ class Conversation:
         self.lines.append(f"    {effect.to} <- {type(message).__name__} {said}".rstrip())
         if isinstance(message, TrajectoryFinished):
             self.lines += ["", "response:", _response(message)]
+
+
+def _describe_counts(counts: ReleaseCounts | None) -> str:
+    if counts is None:
+        return ""
+    tags = f"{counts.answer_opens}/{counts.answer_closes}/{counts.answer_spans}"
+    results = f"{counts.responses_with_error} of {counts.tool_responses} results with error"
+    return f"whole response: {results}, answer tags {tags}, {counts.turns} turns; "
 
 
 def _response(message: TrajectoryFinished) -> str:

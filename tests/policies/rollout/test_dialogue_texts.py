@@ -77,4 +77,4 @@ def test_the_answer_is_that_of_the_configured_tags() -> None:
     effects = play.generate("[A]\\boxed{1}[/A]<answer>\\boxed{2}</answer>")
     assert any(isinstance(effect, AnswerSubmitted) and effect.answer == "1" for effect in effects)
     trajectory = play.rollout.trajectories[7]
-    assert (trajectory.answer_opens, trajectory.answer_closes) == (1, 1)
+    assert (trajectory.answer_opens, trajectory.answer_closes, trajectory.answer_spans) == (1, 1, 1)

@@ -52,7 +52,7 @@ def test_a_malformed_call_gets_the_error_message_of_a_rollout(dialogues: list[Me
         for call, result in pairwise(messages):
             for read in parse_assistant_turn(call["content"], FORMAT).calls:
                 assert isinstance(read, MalformedCall)
-                assert result["content"] == format_malformed_call(read.error, LIMIT)
+                assert result["content"] == format_malformed_call(read, LIMIT)
                 broken += 1
     assert broken
 
@@ -61,7 +61,7 @@ def test_every_dialogue_ends_with_one_boxed_answer(dialogues: list[Messages]) ->
     for messages in dialogues:
         turn = parse_assistant_turn(messages[-1]["content"], FORMAT)
         assert turn.answer
-        assert (turn.answer_opens, turn.answer_closes) == (1, 1)
+        assert (turn.answer_opens, turn.answer_closes, turn.answer_spans) == (1, 1, 1)
 
 
 @pytest.mark.slow

@@ -1,0 +1,45 @@
+"""Reads the text of a whole response as rStar2-Agent's public release does: its penalties' counts, and the answer.
+
+The text starts after the first prompt, so that it lacks the header of the first assistant turn, and
+holds every later header, tool result and end of a turn. Tags count wherever they stand: in the
+reasoning, in tool output, in earlier turns. Matching is case-sensitive, and a block reaches from an
+opening tag to the next closing one, across turns. The word "error" counts in any case, also in blocks
+that the model wrote itself. The answer is the last box of the text, wherever it stands.
+docs/release.md compares the results with those of the release.
+
+    6*7.</reason><tool_call>{...}</tool_call><|im_end|>    the first turn: no header, not counted
+    <|im_start|>user
+    <tool_response>ValueError ...</tool_response><|im_end|>    a result with the word
+    <|im_start|>assistant
+    <reason>So.</reason><answer>\\boxed{42}</answer><|im_end|>    one turn, one answer
+"""
+
+from bus.messages import ReleaseCounts
+from policies.dialogue.chat_format import TURN_END, TURN_START, DialogueFormat
+from policies.dialogue.parse_turn import extract_last_boxed, find_blocks
+
+_ASSISTANT = f"{TURN_START}assistant"
+_RESULT_OPEN, _RESULT_CLOSE = "<tool_response>", "</tool_response>"
+_WORD = "error"
+
+
+def count_release_marks(text: str, dialogue: DialogueFormat) -> ReleaseCounts:
+    """`text`: all tokens after the prompt, special tokens included."""
+    results = find_blocks(text, _RESULT_OPEN, _RESULT_CLOSE)
+    return ReleaseCounts(
+        tool_responses=len(results),
+        responses_with_error=sum(_WORD in result.lower() for result in results),
+        answer_opens=text.count(dialogue.answer_open),
+        answer_closes=text.count(dialogue.answer_close),
+        answer_spans=len(find_blocks(text, dialogue.answer_open, dialogue.answer_close)),
+        turns=len(find_blocks(text, _ASSISTANT, TURN_END)),
+    )
+
+
+def find_response_answer(text: str, dialogue: DialogueFormat) -> str | None:
+    """The last box; without one, the last answer block if the task has answers without boxes."""
+    boxed = extract_last_boxed(text)
+    if boxed is not None or dialogue.has_boxed_answer:
+        return boxed
+    blocks = find_blocks(text, dialogue.answer_open, dialogue.answer_close)
+    return blocks[-1].strip() if blocks else None

@@ -1,0 +1,102 @@
+"""The trajectories that the preset "rstar2_release" keeps against the release's, for every golden group."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from bus.messages import TrajectoryFinished
+from configs.algorithm import RlConfig, RocConfig
+from configs.schema import RunConfig
+from policies.groups.advantages import compute_advantages, has_unequal_rewards
+from policies.groups.roc import compute_error_penalty, compute_format_penalty
+from policies.groups.selection import build_training_rows, compute_keep_count, judge_group
+from tests.policies.release.golden import Case, Group, build_roc, build_trajectory, list_documented_rows, read_groups
+
+ROWS = read_groups()
+GROUPS = [row for row in ROWS if not row.uids]
+BATCHES = [row for row in ROWS if row.uids]
+
+
+def build_group(row: Group, members: Sequence[int]) -> list[TrajectoryFinished]:
+    return [build_trajectory(each, row.rewards[each], row.p_err[each], row.p_format[each]) for each in members]
+
+
+def refuses(rollouts: int, roc: RocConfig) -> bool:
+    try:
+        RunConfig(name="release", rl=RlConfig(prompts=1, rollouts=rollouts), roc=roc)
+    except ValueError:
+        return True
+    return False
+
+
+def select(group: list[TrajectoryFinished], case: Case) -> tuple[int, ...] | None:
+    """The kept trajectories; None for a lost group."""
+    if not case.samples or case.count < 0:
+        roc, keep_count = RocConfig(enabled=False), 2
+    else:
+        roc, keep_count = build_roc(case), case.count
+    if judge_group(group, keep_count, lambda _: True) == "lost":
+        return None
+    rows = build_training_rows(group, keep_count, roc, 1, compute_advantages)
+    return tuple(row.trajectory_id for row in rows)
+
+
+def agrees(row: Group, case: Case) -> bool:
+    """Minima that exceed the number of kept trajectories crash the release; here a run with them is refused."""
+    if case.result == "AssertionError" and case.min_positives + case.min_negatives > case.count:
+        return refuses(len(row.rewards), build_roc(case)) if case.count >= 0 else refuses_negative_counts()
+    return case.result != "AssertionError" and select(build_group(row, range(len(row.rewards))), case) == case.kept
+
+
+def refuses_negative_counts() -> bool:
+    from configs.load import ConfigError, load_run
+
+    with pytest.raises(ConfigError, match=r"roc\.keep"):
+        load_run(None, ("name=a", "roc.keep=-1"))
+    return True
+
+
+def test_the_golden_table_has_all_groups_and_the_penalties_of_its_rows() -> None:
+    assert (len(GROUPS), len(BATCHES)) == (63, 10)
+    for row in ROWS:
+        for each in build_group(row, range(len(row.rewards))):
+            found = compute_error_penalty(each, "release"), compute_format_penalty(each, "release")
+            assert found == (row.p_err[each.trajectory_id], row.p_format[each.trajectory_id]), row.id
+
+
+def test_exactly_the_documented_groups_differ_from_those_of_the_release() -> None:
+    different = {row.id for row in GROUPS if not all(agrees(row, case) for case in row.cases)}
+    different |= {row.id for row in GROUPS if has_unequal_rewards(row.rewards) == row.dropped}
+    different |= {row.id for row in BATCHES if not agrees_with_batch(row)}
+    assert different == list_documented_rows("Groups that differ")
+
+
+def agrees_with_batch(row: Group) -> bool:
+    """The groups of a batch one by one, as the group buffer judges them."""
+    assert row.augmentation is not None
+    flags = row.augmentation.down_sampling_config
+    case = Case(
+        flags.roc_error_ratio,
+        flags.roc_answer_format,
+        flags.min_zero_reward_trace_num,
+        flags.min_non_zero_reward_trace_num,
+        flags.down_sample_to_n,
+        True,
+        row.kept,
+        row.result,
+    )
+    if case.min_positives + case.min_negatives > case.count > 0:
+        return row.result == "AssertionError" and refuses(len(row.rewards), build_roc(case))
+    kept: list[int] = []
+    for uid in set(row.uids):
+        group = build_group(row, [place for place, each in enumerate(row.uids) if each == uid])
+        if not flags.reject_equal_reward or has_unequal_rewards([each.reward for each in group]):
+            kept += select(group, case) or ()
+    return sorted(kept) == sorted(row.kept or ())
+
+
+def test_a_group_keeps_the_configured_number() -> None:
+    rl = RlConfig(prompts=1, rollouts=8)
+    assert compute_keep_count(RunConfig(name="a", rl=rl)) == 4
+    assert compute_keep_count(RunConfig(name="a", rl=rl, roc=RocConfig(keep=6))) == 6
+    assert compute_keep_count(RunConfig(name="a", rl=rl, roc=RocConfig(enabled=False, keep=6))) == 2
