@@ -31,9 +31,10 @@ def _hold_above(history: StepHistory, name: str, limit: float, health: HealthCon
     return bool(values) and min(values) > limit
 
 
-def _is_solved(history: StepHistory, health: HealthConfig) -> bool:
+def _find_unsolved_share(history: StepHistory, health: HealthConfig) -> float | None:
+    """The share of positives; None if it is unknown, or if the questions are solved."""
     share = history.compute_mean("positive_share", health.window_steps)
-    return share is not None and share >= health.solved_share
+    return share if share is not None and share < health.solved_share else None
 
 
 def measure_length_limit(history: StepHistory, health: HealthConfig) -> str | None:
@@ -57,13 +58,12 @@ def measure_tool_errors(history: StepHistory, health: HealthConfig) -> str | Non
 
 def measure_entropy(history: StepHistory, health: HealthConfig) -> str | None:
     values, limit = history.list_newest("entropy", health.window_steps), health.entropy_nats
-    if not values or max(values) >= limit or _is_solved(history, health):
+    share = _find_unsolved_share(history, health)
+    if not values or max(values) >= limit or share is None:
         return None
-    share = history.compute_mean("positive_share", health.window_steps)
-    solved = "" if share is None else f", and {share:.0%} of the trajectories are positives"
     return (
         f"the entropy of the last {health.window_steps} steps is {statistics.fmean(values):.2g} nats per token "
-        f"(limit {limit:g}){solved}"
+        f"(limit {limit:g}), and {share:.0%} of the trajectories are positives"
     )
 
 
@@ -108,13 +108,12 @@ def measure_mismatch(history: StepHistory, health: HealthConfig) -> str | None:
 def measure_equal_groups(history: StepHistory, health: HealthConfig) -> str | None:
     limit, window = health.equal_groups_share, history.steps[-health.window_steps :]
     shares = [_divide(step.get("groups_rejected"), step.get("groups")) for step in window]
-    if len(shares) < health.window_steps or min(shares) <= limit or _is_solved(history, health):
+    share = _find_unsolved_share(history, health)
+    if len(shares) < health.window_steps or min(shares) <= limit or share is None:
         return None
-    share = history.compute_mean("positive_share", health.window_steps)
-    solved = "" if share is None else f", and {share:.0%} of the trajectories are positives"
     return (
         f"{statistics.fmean(shares):.0%} of the groups of the last {health.window_steps} steps have equal rewards "
-        f"(limit {limit:.0%}){solved}"
+        f"(limit {limit:.0%}), and {share:.0%} of the trajectories are positives"
     )
 
 
@@ -184,8 +183,9 @@ def _compute_masked_share(step: Mapping[str, float]) -> float:
 
 def _divide(part: float | None, whole: float | None) -> float:
     """0 if a value is missing, not finite, or the whole is 0."""
-    is_defined = part is not None and bool(whole) and math.isfinite(part) and math.isfinite(whole)
-    return part / whole if is_defined else 0.0
+    if part is None or not whole or not math.isfinite(part) or not math.isfinite(whole):
+        return 0.0
+    return part / whole
 
 
 HEALTH_CHECKS: Mapping[str, HealthCheck] = {

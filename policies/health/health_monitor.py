@@ -1,7 +1,7 @@
 """Runs the health checks at the end of each step, and reports a problem once until it is over.
 
-A check that found a problem is silent while the problem lasts. After a window of steps without it, the check reports
-again.
+A check that found a problem is silent while the problem lasts. After a whole window of healthy steps, the check can
+report again.
 """
 
 from collections.abc import Mapping
@@ -56,5 +56,6 @@ def _find_problem(state: HealthState, name: str, health: HealthConfig) -> Findin
 def _count_healthy_step(state: HealthState, name: str, window_steps: int) -> None:
     if name in state.healthy_steps:
         state.healthy_steps[name] += 1
-        if state.healthy_steps[name] >= window_steps:
+        # A condition of a whole window fails for `window_steps - 1` further steps after one healthy step.
+        if state.healthy_steps[name] >= 2 * window_steps - 1:
             del state.healthy_steps[name]
