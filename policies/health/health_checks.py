@@ -4,14 +4,13 @@ A metric that the newest step lacks, such as the loss of a step without rows, tr
 `skipped_updates` react to values that are not finite.
 """
 
-import math
 import statistics
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
 from configs.health_options import HealthConfig
-from policies.health.step_history import FAILURE_PREFIX, StepHistory, sum_finite
+from policies.health.step_history import FAILURE_PREFIX, StepHistory, is_finite, sum_finite
 
 MIN_STEPS_BEFORE_SPIKE = 5
 # A drop of the reward must exceed this many times the median change between two steps.
@@ -91,7 +90,7 @@ def measure_clipping(history: StepHistory, health: HealthConfig) -> str | None:
 
 def measure_mismatch(history: StepHistory, health: HealthConfig) -> str | None:
     newest = history.steps[-1] if history.steps else {}
-    undefined = [name for name in ("mismatch_k3", "mismatch_above_1") if not math.isfinite(newest.get(name, 0.0))]
+    undefined = [name for name in ("mismatch_k3", "mismatch_above_1") if not is_finite(newest.get(name, 0.0))]
     if undefined:
         return f"{' and '.join(undefined)} of the last step is not a finite number"
     found: list[str] = []
@@ -119,7 +118,7 @@ def measure_equal_groups(history: StepHistory, health: HealthConfig) -> str | No
 
 def measure_skipped_updates(history: StepHistory, health: HealthConfig) -> str | None:
     newest, window = history.steps[-1] if history.steps else {}, health.window_steps
-    undefined = [name for name in ("loss", "grad_norm", "entropy") if not math.isfinite(newest.get(name, 0.0))]
+    undefined = [name for name in ("loss", "grad_norm", "entropy") if not is_finite(newest.get(name, 0.0))]
     skipped, updates = (history.sum_newest(name, window) for name in ("updates_skipped", "updates"))
     limit = health.skipped_updates_share
     is_over = updates > 0 and skipped / updates > limit
@@ -183,7 +182,7 @@ def _compute_masked_share(step: Mapping[str, float]) -> float:
 
 def _divide(part: float | None, whole: float | None) -> float:
     """0 if a value is missing, not finite, or the whole is 0."""
-    if part is None or not whole or not math.isfinite(part) or not math.isfinite(whole):
+    if part is None or not whole or not is_finite(part) or not is_finite(whole):
         return 0.0
     return part / whole
 

@@ -13,6 +13,7 @@ METRICS_READ = (
     *("trajectories", "trajectories_failed", "recomputed_share", "updates", "updates_skipped", "loss", "grad_norm"),
     *("clip_fraction", "entropy", "mismatch_k3", "mismatch_above_1"),
 )
+MAX_FINITE = 1e100  # larger values count as infinite, so that sums and means are finite
 FAILURE_PREFIX = "failed: "  # of the counts of masked trajectories by cause
 
 
@@ -38,12 +39,12 @@ class StepHistory(msgspec.Struct):
 
     def list_values(self, name: str) -> list[float]:
         """The finite values of all steps that have one, the oldest first."""
-        return [value for step in self.steps if math.isfinite(value := step.get(name, math.nan))]
+        return [value for step in self.steps if is_finite(value := step.get(name, math.nan))]
 
     def list_newest(self, name: str, steps: int) -> list[float]:
         """The values of the newest `steps` steps that have a finite one; empty if the newest step has none, or if
         there are fewer."""
-        has_newest = bool(self.steps) and math.isfinite(self.steps[-1].get(name, math.nan))
+        has_newest = bool(self.steps) and is_finite(self.steps[-1].get(name, math.nan))
         values = self.list_values(name) if has_newest else []
         return values[-steps:] if len(values) >= steps else []
 
@@ -57,5 +58,9 @@ class StepHistory(msgspec.Struct):
         return sum_finite([step.get(name, 0.0) for step in self.steps[-steps:]])
 
 
+def is_finite(value: float) -> bool:
+    return abs(value) < MAX_FINITE  # false for NaN
+
+
 def sum_finite(values: Sequence[float]) -> float:
-    return math.fsum(value for value in values if math.isfinite(value))
+    return math.fsum(value for value in values if is_finite(value))
