@@ -121,7 +121,7 @@ class Scene:
             envelope = await self.arbiter.receive()
             message = envelope.message
             assert isinstance(message, EngineLoadReported)
-            if envelope.receiver == RECORDER:
+            if envelope.to == RECORDER:
                 self.recorded.append(message)
                 continue
             self.reports.append((round(asyncio.get_running_loop().time(), 3), message))
