@@ -17,7 +17,7 @@ _NO_ROWS: Values = dict.fromkeys(
 
 
 class PlantedFault(msgspec.Struct, frozen=True):
-    check: str  # the one that must report it
+    check: str  # must report the fault
     first_step: int  # counted from 1
     values: Values  # replace those of the healthy run
     steps: int = 60  # that have the fault
