@@ -73,7 +73,7 @@ async def run_head(
     metrics = MetricsFile(folder.metrics)
     logger = structlog.get_logger()
     logger.info("head.started", step=step, position=cursor.position)
-    started, services = RunStarted(step, cursor), {"metrics": metrics.write}
+    started, services = RunStarted(step, cursor, run.health), {"metrics": metrics.write}
     observer = StepObserver(logger.info)
     await decide_until_shutdown(incarnation, run, folder, deciders, started, services, observer, open_bus)
 

@@ -82,12 +82,13 @@ class Recorder:
 
     def __init__(self, steps: int, health: HealthConfig | None = None) -> None:
         self._steps = steps
-        self._health = health or HealthConfig()
+        self._health = health or HealthConfig()  # until RunStarted, since a resumed run may have other limits
         self.state = RecorderState()
 
     def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
         match event:
-            case RunStarted(step=step):
+            case RunStarted(step=step, health=health):
+                self._health = health or self._health
                 self.state = RecorderState(last_step=step, last_step_ended_at=now)
             case StepRequested(step=step):
                 self.state.open_steps.append(StepTimes(step=step, requested=now))

@@ -78,7 +78,9 @@ def _run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwri
         except ProcessDied as error:
             cause = str(error)
         except TrainingStopped as error:
-            cause = f"{error}\n(after the repair, --resume continues from the last checkpoint)"
+            cause = (
+                f"{error}\n(after the repair, --resume continues from the last checkpoint; keys of [health] may change)"
+            )
         except DiskError as error:
             cause = f"{error}\n(free some space, then resume from the last checkpoint with --resume)"
         console.print(f"[bold red]failed:[/] {escape(cause)}", highlight=False, soft_wrap=True)

@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from bus.messages.message import Message
+from configs.health_options import HealthConfig
 
 
 class BufferCursor(msgspec.Struct, frozen=True, array_like=True):
@@ -25,6 +26,7 @@ class RunStarted(Message, frozen=True):
 
     step: int
     cursor: BufferCursor
+    health: HealthConfig | None = None  # of this launch, for the recorder; None: as in the run's configuration
 
 
 class RunFinished(Message, frozen=True):

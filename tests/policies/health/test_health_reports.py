@@ -87,6 +87,14 @@ def test_the_window_of_a_resumed_run_is_empty() -> None:
     assert len(list_health_sends(decide_all(recorder, list_events((5,))))) == 2
 
 
+def test_a_resumed_run_has_the_limits_of_its_launch() -> None:
+    recorder = Recorder(9, HealthConfig(length_limit="stop"))
+    decide_all(recorder, [RunStarted(0, BufferCursor(), HealthConfig(window_steps=1))])
+    (*_, last) = decide_all(recorder, list_events((1,)))
+    assert isinstance(last.message, HealthReported)
+    assert (last.message.step, last.message.action) == (1, "warn")
+
+
 def test_a_replay_repeats_reports_and_states_byte_for_byte() -> None:
     health, events = HealthConfig(length_limit="stop"), list_events(range(1, 6))
     frames = [encode(Envelope("", "head/recorder", event)) for event in events]
