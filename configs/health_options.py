@@ -1,4 +1,4 @@
-"""[health]: checks of the metrics at the end of each step: docs/health.md."""
+"""[health]: checks of the metrics at the end of each step: docs/health.md. The keys may change when a run is resumed."""
 
 from typing import Annotated, Literal
 
