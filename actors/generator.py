@@ -55,9 +55,11 @@ class Generator:
         incarnation: int = 1,
         clock: Callable[[], float] = time.monotonic,
         recipe: str = "",
+        recorder: str = "",
         fetch: FetchToNode | None = None,
     ) -> None:
-        """`incarnation` counts the starts of this engine. EngineJoined goes to `arbiter` and `recipe`.
+        """`incarnation` counts the starts of this engine. EngineJoined goes to `arbiter` and `recipe`, the load after
+        each load of weights to `recorder`.
 
         `fetch` copies weights to this machine or raises WeightsRefused; None if the learner runs on this machine.
         """
@@ -68,6 +70,7 @@ class Generator:
         self._engine = engine
         self._arbiter = arbiter
         self._recipe = recipe
+        self._recorder = recorder
         self._fetch = fetch
         self._latest_leases: RecentDict[int, int] = RecentDict()  # by trajectory
         self._in_flight: dict[int, int] = {}  # by trajectory, the lease of its turn in the engine
@@ -115,15 +118,18 @@ class Generator:
 
     def _log_load(self) -> EngineLoadReported | None:
         """Log the load. None if it has not changed since the last report."""
-        load = msgspec.structs.asdict(self._engine.get_load())
-        report = EngineLoadReported(
-            engine=self._name, version=self._engine.version, incarnation=self._incarnation, **load
-        )
+        report = self._build_load_report()
         if report == self._last_load_report:
             return None
         self._last_load_report = report
         self._logger.info("engine.load", **{name: getattr(report, name) for name in ("version", *_LOAD_FIELDS)})
         return report
+
+    def _build_load_report(self) -> EngineLoadReported:
+        load = msgspec.structs.asdict(self._engine.get_load())
+        return EngineLoadReported(
+            engine=self._name, version=self._engine.version, incarnation=self._incarnation, **load
+        )
 
     def _dispatch(self, envelope: Envelope) -> Work | None:
         self._load_may_have_changed.set()
@@ -251,6 +257,8 @@ class Generator:
         self._logger.info(
             "weights.loaded", version=weights.version, load_s=load_s, busy_s=load.busy_s, decode_steps=load.decode_steps
         )
+        if self._recorder:  # before the step ends
+            await self._bus.send(self._recorder, self._build_load_report())
         await self._bus.send(sender, WeightsLoaded(self._name, weights.version, load_s, self._incarnation))
 
     async def _fetch_weights(self, weights: WeightsPublished) -> WeightsPublished:

@@ -1,11 +1,12 @@
-"""The metrics file of a run: one JSON line for each step of the cold start and of RL, and for each evaluation."""
+"""The metrics file of a run: one JSON line for each step of the cold start and of RL, for each evaluation and health report."""
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from bus.messages import AnyMessage, MetricsRecorded
+from bus.messages import AnyMessage, HealthReported, MetricsRecorded
 from configs.atomic_write import raising_disk_errors, write_atomically
 
 
@@ -25,12 +26,20 @@ class MetricsFile:
         self._written = {_parse_key(line) for line in lines}
 
     async def write(self, message: AnyMessage) -> None:
-        if isinstance(message, MetricsRecorded):
-            label = {"label": message.label} if message.label else {}
-            line = msgspec.json.encode({"kind": message.kind, "step": message.step, **label, **message.values})
-            if _parse_key(line) not in self._written:
-                self._written.add(_parse_key(line))
-                await asyncio.to_thread(self._append, line)
+        match message:
+            case MetricsRecorded():
+                label = {"label": message.label} if message.label else {}
+                await self._append_once({"kind": message.kind, "step": message.step, **label, **message.values})
+            case HealthReported():
+                await self._append_once({"kind": "health", **msgspec.structs.asdict(message)})
+            case _:
+                pass
+
+    async def _append_once(self, values: Mapping[str, object]) -> None:
+        line = msgspec.json.encode(values)
+        if _parse_key(line) not in self._written:
+            self._written.add(_parse_key(line))
+            await asyncio.to_thread(self._append, line)
 
     def _read_lines(self) -> list[bytes]:
         """The complete lines. A partial last line, left by a kill, is removed from the file."""
@@ -53,6 +62,6 @@ def read_steps_written(metrics: Path) -> set[int]:
 
 
 def _parse_key(line: bytes) -> tuple[str, int, str]:
-    """The kind, step and label of a line."""
+    """The kind and step of a line, and the label of an evaluation or the name of a health check."""
     values = msgspec.json.decode(line)
-    return values["kind"], values["step"], values.get("label", "")
+    return values["kind"], values["step"], values.get("label") or values.get("check", "")

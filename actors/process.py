@@ -31,6 +31,7 @@ from bus.addresses import (
     HEAD,
     LAUNCHER,
     RECIPE,
+    RECORDER,
     WEIGHT_SERVER,
     is_executor,
     is_generator,
@@ -72,7 +73,7 @@ async def run_head(
     metrics = MetricsFile(folder.metrics)
     logger = structlog.get_logger()
     logger.info("head.started", step=step, position=cursor.position)
-    started, services = RunStarted(step, cursor), {"metrics": metrics.write}
+    started, services = RunStarted(step, cursor, run.health), {"metrics": metrics.write}
     observer = StepObserver(logger.info)
     await decide_until_shutdown(incarnation, run, folder, deciders, started, services, observer, open_bus)
 
@@ -110,7 +111,10 @@ async def run_generator(
     async with _connected_bus(incarnation, run, folder, open_bus) as bus:
         fetch = _build_fetch_to_node(folder)
         generator = Generator(
-            incarnation.process, bus, engine, ARBITER, incarnation=incarnation.number, recipe=RECIPE, fetch=fetch
+            *(incarnation.process, bus, engine, ARBITER, incarnation.number),
+            recipe=RECIPE,
+            recorder=RECORDER,
+            fetch=fetch,
         )
         with engine_gone.raising_engine_failure():
             await generator.run()

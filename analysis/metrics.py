@@ -1,4 +1,4 @@
-"""Reads `metrics.jsonl`: one JSON object per line, of kind "step", "sft" or "evaluation"."""
+"""Reads `metrics.jsonl`: one JSON object per line, of kind "step", "sft", "evaluation", "lengths" or "health"."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ class RunMetrics(NamedTuple):
     sft: pl.DataFrame  # one row per step of the cold start, in order
     evaluations: dict[str, float | None]  # label -> accuracy; None if every trajectory failed
     task_rewards: dict[str, dict[str, float]]  # label -> mean reward of an evaluation, by task
+    health: list[dict[str, Any]]  # reports of health checks: step, check, action, message
 
 
 def read_metrics(run_folder: Path, *, require_steps: bool = False) -> RunMetrics:
@@ -35,7 +36,12 @@ def read_metrics(run_folder: Path, *, require_steps: bool = False) -> RunMetrics
         sft=_build_step_frame(lines, "sft"),
         evaluations={line["label"]: line.get("accuracy") for line in lines if line["kind"] == "evaluation"},
         task_rewards={line["label"]: _read_task_rewards(line) for line in lines if line["kind"] == "evaluation"},
+        health=[_read_health_report(line) for line in lines if line["kind"] == "health"],
     )
+
+
+def _read_health_report(line: dict[str, Any]) -> dict[str, Any]:
+    return {key: line.get(key) for key in ("step", "check", "action", "message")}
 
 
 def _read_task_rewards(line: dict[str, Any]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Summarizes a finished run in one JSON object: accuracies, times, counts, isolation."""
+"""Summarizes a finished run in one JSON object: accuracies, times, counts, health, isolation."""
 
 from bisect import bisect
 from collections.abc import Mapping
@@ -47,6 +47,7 @@ def summarize(run: RunConfig, folder: RunFolder, *, wall_s: float, replay_identi
         "restarts": len(_read_log_entries(folder, LAUNCHER, "process.died")),
         "groups_rejected": get_column(steps, "groups_rejected").sum(),
         "prompts_skipped": sum(entry["num_skipped"] for entry in _read_log_entries(folder, HEAD, "prompts.skipped")),
+        "health": metrics.health,
         "isolation": read_weakest_isolation(folder),
         "replay_identical": replay_identical,
     }

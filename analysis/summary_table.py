@@ -1,6 +1,6 @@
 """The table of a run's `summary.json`: results before and after RL, times and counts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +58,23 @@ def _build_fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("generation", _format(summary.get("tokens_per_s"), ",.0f", " tokens/s")),
         ("trajectories", _format_trajectories(summary)),
         ("restarts of processes", _format(summary.get("restarts"), "d")),
+        ("health checks", _format_health(summary.get("health"))),
         ("code isolation", _format_isolation(summary.get("isolation"))),
         ("replay of the event logs", _REPLAY_LABELS[summary.get("replay_identical")]),
     ]
+
+
+def _format_health(reports: Sequence[Mapping[str, Any]] | None) -> str:
+    """The checks with their steps; `list_health_lines` has the messages."""
+    if reports is None:
+        return _UNKNOWN
+    found = ", ".join(f"{report['check']} (step {report['step']})" for report in reports)
+    return f"[bold yellow]{escape(found)}[/]" if found else "no problem"
+
+
+def list_health_lines(summary: Mapping[str, Any]) -> list[str]:
+    """One line per report of a health check, to print under the table."""
+    return [f"step {report['step']}: {report['message']}" for report in summary.get("health") or ()]
 
 
 def _format_isolation(isolation: Mapping[str, Any] | None) -> str:

@@ -46,6 +46,8 @@ from bus.messages import (
 from configs.load import write_resolved
 from configs.run_folder import RunFolder
 from configs.schema import DataConfig, ModelConfig, RunConfig
+from engine.data.task_inputs import write_task_descriptions
+from tasks import DEFAULT_TASK
 from tasks.tiny import tiny_tokenizer as tokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -76,7 +78,7 @@ def measure_story_ms(folder: Path, events: int = 1_000_000) -> float:
     middle = events // EVENTS_A_TRAJECTORY // 2
     command = [sys.executable, "-m", "actors.cli.main", "log", "story", str(run), str(middle)]
     began = time.perf_counter()
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     took_ms = 1e3 * (time.perf_counter() - began)
     assert len(done.stdout.splitlines()) > EVENTS_A_TRAJECTORY / 2, done.stdout
     return took_ms
@@ -97,6 +99,7 @@ def write_logged_run(path: Path, events: int) -> Path:
     tokenizer.save_tokenizer(tokenizer.train_tokenizer(["words " * 100]), path / "model")
     model = ModelConfig(checkpoint=str(path / "model"))
     write_resolved(RunConfig("events", model=model, data=DataConfig("train.jsonl", "test.jsonl")), folder.config)
+    write_task_descriptions(folder, {"": DEFAULT_TASK})
     prompt = bytes(4 * 100)
     logs = {name: EventLog(folder.events / f"{name}.sqlite") for name in (HEAD, ROLLOUT)}
     for trajectory in range(events // EVENTS_A_TRAJECTORY):

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig, RocConfig, SamplingConfig, SftConfig
 from configs.dialogue_options import DialogueConfig
+from configs.health_options import HealthConfig
 from configs.machines import (
     ArbiterConfig,
     BusConfig,
@@ -71,6 +72,7 @@ class RunConfig(Section, frozen=True):
     sandbox: SandboxConfig = SandboxConfig()
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    health: HealthConfig = HealthConfig()
     bus: BusConfig = BusConfig()
     supervision: SupervisionConfig = SupervisionConfig()
     cluster: ClusterConfig = ClusterConfig()

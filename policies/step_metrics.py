@@ -13,12 +13,15 @@ from bus.addresses import LAUNCHER, METRICS
 from bus.messages import (
     AnyMessage,
     ComponentSum,
+    EngineLoadReported,
     EvaluationFinished,
     GroupJudged,
+    HealthReported,
     LengthsMeasured,
     MetricsRecorded,
     Progress,
     ProtocolError,
+    RunFailed,
     RunStarted,
     StalenessCounts,
     StepCollected,
@@ -28,7 +31,9 @@ from bus.messages import (
     TaskCounts,
     WeightsSynced,
 )
+from configs.health_options import HealthConfig
 from policies.decider import Send
+from policies.health.health_monitor import HealthState, check_step
 
 
 def divide(numerator: float, denominator: float) -> float | None:
@@ -54,22 +59,36 @@ class StepTimes(msgspec.Struct):
     staleness: StalenessCounts | None = None
 
 
+class PrefillCounts(msgspec.Struct):
+    """Counters of an engine: as of its last report, and at the end of the previous step."""
+
+    incarnation: int = 0
+    prefilled: int = 0
+    recomputed: int = 0
+    prefilled_before: int = 0
+    recomputed_before: int = 0
+
+
 class RecorderState(msgspec.Struct):
     last_step: int = 0  # the last ended one
     last_step_ended_at: float = 0.0
     open_steps: list[StepTimes] = []  # requested and not ended
+    health: HealthState = msgspec.field(default_factory=HealthState)
+    prefills: dict[str, PrefillCounts] = {}  # by engine
 
 
 class Recorder:
-    """A decider (policies.decider.Decider): one line of metrics for each step and evaluation."""
+    """A decider (policies.decider.Decider): one line of metrics for each step and evaluation, and health checks."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, health: HealthConfig | None = None) -> None:
         self._steps = steps
+        self._health = health or HealthConfig()  # until RunStarted, since a resumed run may have other limits
         self.state = RecorderState()
 
     def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
         match event:
-            case RunStarted(step=step):
+            case RunStarted(step=step, health=health):
+                self._health = health or self._health
                 self.state = RecorderState(last_step=step, last_step_ended_at=now)
             case StepRequested(step=step):
                 self.state.open_steps.append(StepTimes(step=step, requested=now))
@@ -90,6 +109,8 @@ class Recorder:
                 return self._on_evaluation_finished(event)
             case MetricsRecorded(kind="sft"):
                 return [Send(METRICS, event)]
+            case EngineLoadReported():
+                self._on_engine_load_reported(event)
             case GroupJudged():  # only for the log
                 pass
             case LengthsMeasured():
@@ -115,13 +136,34 @@ class Recorder:
 
     def _end_step(self, times: StepTimes, now: float) -> list[Send]:
         values = compute_step_metrics(trim_overlap(times, self.state.last_step_ended_at), now)
+        values |= compute_prefill_metrics(self.state.prefills)
         step = times.step
         self.state.open_steps.remove(times)
         self.state.last_step, self.state.last_step_ended_at = step, now
         return [
             Send(METRICS, MetricsRecorded("step", step, "", values)),
             Send(LAUNCHER, Progress("rl", step, self._steps, values)),
+            *self._check_health(step, values),
         ]
+
+    def _check_health(self, step: int, values: Mapping[str, float]) -> list[Send]:
+        effects: list[Send] = []
+        for finding in check_step(self.state.health, values, self._health):
+            reported = HealthReported(step, finding.check, finding.action, finding.message)
+            effects += [Send(METRICS, reported), Send(LAUNCHER, reported)]
+            if finding.action == "stop":
+                effects.append(Send(LAUNCHER, RunFailed(f"step {step}: {finding.message}")))
+        return effects
+
+    def _on_engine_load_reported(self, event: EngineLoadReported) -> None:
+        """The counters of a new incarnation start at 0. A report of an earlier incarnation is late."""
+        known = self.state.prefills.get(event.engine, PrefillCounts())
+        if event.incarnation < known.incarnation:
+            raise ProtocolError(f"incarnation {event.incarnation} of {event.engine} had already left")
+        if event.incarnation > known.incarnation:
+            known = PrefillCounts(event.incarnation)
+        known.prefilled, known.recomputed = event.prefilled_tokens, event.recomputed_tokens
+        self.state.prefills[event.engine] = known
 
     def _on_evaluation_finished(self, event: EvaluationFinished) -> list[Send]:
         answered = event.questions - event.failed
@@ -185,6 +227,15 @@ def compute_step_metrics(times: StepTimes, weights_synced_at: float) -> dict[str
         **compute_staleness_metrics(times.staleness),
     }
     return drop_undefined(values)
+
+
+def compute_prefill_metrics(prefills: Mapping[str, PrefillCounts]) -> dict[str, float]:
+    """The share since the previous call, over all engines; empty without a prefill."""
+    prefilled = sum(counts.prefilled - counts.prefilled_before for counts in prefills.values())
+    recomputed = sum(counts.recomputed - counts.recomputed_before for counts in prefills.values())
+    for counts in prefills.values():
+        counts.prefilled_before, counts.recomputed_before = counts.prefilled, counts.recomputed
+    return drop_undefined({"recomputed_share": divide(recomputed, prefilled)})
 
 
 def compute_mean_reward(total: float, trajectories: int) -> float | None:

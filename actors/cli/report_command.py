@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.console import Console
 
 from analysis.metrics import read_metrics
-from analysis.summary_table import build_summary_table, read_summary
+from analysis.summary_table import build_summary_table, list_health_lines, read_summary
 from analysis.utilization.report import compute_utilization, to_json
 from analysis.utilization.report_tables import build_tables
 from configs.errors import UnusableInput
@@ -40,6 +40,9 @@ def report_run(path: Path, *, json: bool, console: Console) -> None:
 def _show_results(folder: RunFolder, console: Console) -> None:
     if folder.summary.exists():
         console.print(build_summary_table(read_summary(folder.path)))
+    if folder.metrics.exists():  # also of an unfinished run
+        for line in list_health_lines({"health": read_metrics(folder.path).health}):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     for picture in draw_all_curves(folder):
         console.print(f"curves: {picture}", markup=False, soft_wrap=True)
 

@@ -21,10 +21,10 @@ from actors.launch.claim_run_folder import (
 from actors.launch.display import Display, make_display
 from actors.launch.input_checks import check_inputs
 from actors.launch.job_environment import configure_head, configure_worker, read_placement
-from actors.launch.launcher import AllTrajectoriesFailed, Launcher, LogWriteFailure, ProcessDied, RunEnding
+from actors.launch.launcher import Launcher, LogWriteFailure, ProcessDied, RunEnding, TrainingStopped
 from actors.replay.verification import RunVerifier
 from analysis.summary import summarize
-from analysis.summary_table import build_summary_table
+from analysis.summary_table import build_summary_table, list_health_lines
 from bus.addresses import LAUNCHER
 from bus.process.structured_log import configure_logging
 from configs.atomic_write import DiskError, raising_disk_errors, write_atomically
@@ -36,7 +36,7 @@ from policies.tools.task_description import TaskDescription
 
 
 def run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwrite: bool, console: Console) -> int:
-    """Returns 0, 1 after a lost process or a full disk, 130 if interrupted. Raises UnusableInput."""
+    """Returns 0, 1 after a lost process, a full disk or a failed health check, 130 if interrupted. Raises UnusableInput."""
     try:
         return _run_recipe(config, overrides, resume=resume, overwrite=overwrite, console=console)
     except RunAlreadyFinished as finished:
@@ -77,8 +77,10 @@ def _run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwri
                 return _finish_run(ending, run, folder, verifier, display, console, time.monotonic() - began)
         except ProcessDied as error:
             cause = str(error)
-        except AllTrajectoriesFailed as error:
-            cause = f"{error}\n(after the repair, --resume continues from the last checkpoint)"
+        except TrainingStopped as error:
+            cause = (
+                f"{error}\n(after the repair, --resume continues from the last checkpoint; keys of [health] may change)"
+            )
         except DiskError as error:
             cause = f"{error}\n(free some space, then resume from the last checkpoint with --resume)"
         console.print(f"[bold red]failed:[/] {escape(cause)}", highlight=False, soft_wrap=True)
@@ -112,6 +114,8 @@ def _finish_run(
     summary = summarize(run, folder, wall_s=wall_s, replay_identical=identical)
     write_atomically(folder.summary, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
     console.print(build_summary_table(summary))
+    for line in list_health_lines(summary):
+        display.print_line(line)
     if summary["prompts_skipped"]:
         display.print_line(
             f"{summary['prompts_skipped']} prompts longer than dialogue.prompt_tokens were skipped (see logs/head.jsonl)"

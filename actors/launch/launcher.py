@@ -1,6 +1,6 @@
 """The launcher: starts a run's processes, supervises them, shows progress, and stops them in order.
 
-Consumes heartbeats (bus.process.heartbeat), Progress, RunFinished, and messages about executors; waits for the end of the
+Consumes heartbeats (bus.process.heartbeat), Progress, HealthReported, RunFinished, and messages about executors; waits for the end of the
 run, a process that cannot be kept alive (actors.launch.supervisor), or SIGINT. No process outlives it: children die with
 it, even after `kill -9`.
 """
@@ -42,6 +42,7 @@ from bus.messages import (
     EngineLeft,
     ExecutorHealthy,
     ExecutorJoined,
+    HealthReported,
     LedgerReported,
     Listener,
     Progress,
@@ -66,8 +67,9 @@ HEAD_STOP_TIMEOUT_S = 1.2
 NODE_STOP_MARGIN_S = 2.0  # after the slowest of their processes
 
 
-class AllTrajectoriesFailed(Exception):
-    """No trajectory of a step or of an evaluation has a result; the text has the first cause."""
+class TrainingStopped(Exception):
+    """A decider ended the run: no trajectory of a step or of an evaluation has a result, or a health check has the
+    action "stop". The text has the cause."""
 
 
 def roll_back_to(folder: RunFolder, step: int) -> None:
@@ -244,6 +246,9 @@ class Launcher:
                 case Progress() as progress:
                     stall_watchdog.on_progress()
                     self._display.show_progress(progress)
+                case HealthReported(step=step, message=message) as report:
+                    self._logger.warning("health.reported", **asdict(report))
+                    self._display.print_line(f"step {step}: {message}")
                 case ExecutorJoined() as event:
                     await executor_registry.on_joined(event)
                 case ExecutorHealthy(executor=executor) if parse_process(executor) in supervisor.names:
@@ -257,7 +262,7 @@ class Launcher:
                     return "finished"
                 case RunFailed(cause=cause):
                     self._logger.error("run.failed", cause=cause)
-                    raise AllTrajectoriesFailed(cause)
+                    raise TrainingStopped(cause)
                 case message if self._cluster is not None and isinstance(message, ClusterMessage | ExecutorHealthy):
                     await self._cluster.handle_message(envelope.sender, message)
                 case other:

@@ -88,7 +88,7 @@ def build_head_deciders(run: RunConfig, problems: ProblemSets) -> dict[str, Deci
         "recipe": Recipe(
             run.rl.steps, run.evaluation.questions, run.sampling.temperature, engines, run.rl.max_staleness
         ),
-        "recorder": Recorder(run.rl.steps),
+        "recorder": Recorder(run.rl.steps, run.health),
     }
 
 

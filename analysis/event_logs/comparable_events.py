@@ -137,7 +137,8 @@ def _read_metric_lines(folder: RunFolder, logged: Mapping[str, list[ComparableEv
     for values in decode_metric_lines(folder.metrics) if folder.metrics.exists() else ():
         label = values.get("label", "")
         at_s = _get_end_time(logged, f"evaluation {label}" if label else f"step {values['step']}")
-        stream = " ".join(part for part in (values["kind"], label, str(values["step"])) if part)
+        name = label or values.get("check", "")  # of an evaluation, of a health check
+        stream = " ".join(part for part in (values["kind"], name, str(values["step"])) if part)
         contents: dict[str, object] = _drop_times(values)
         streams[f"metrics, {stream}"] = [ComparableEvent(at_s, "line", contents, folder.metrics.name)]
     return streams

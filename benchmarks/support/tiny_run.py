@@ -11,8 +11,9 @@ import uvloop
 from msgspec.structs import replace
 from rich.console import Console
 
-from actors.launch.claim_run_folder import claimed_run_folder, increment_counter
+from actors.launch.claim_run_folder import claimed_run_folder, increment_counter, keep_task_descriptions
 from actors.launch.display import make_display
+from actors.launch.input_checks import check_inputs
 from actors.launch.launcher import Launcher, LogWriteFailure
 from bus.addresses import LAUNCHER
 from bus.process.structured_log import configure_logging
@@ -20,6 +21,7 @@ from configs.algorithm import EvaluationConfig
 from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import DataConfig, ModelConfig, RunConfig
+from policies.tools.task_description import TaskDescription
 
 
 class RunUnfinished(Exception):
@@ -54,8 +56,11 @@ def from_checkpoint(config: Path, settings: Sequence[str], checkpoint: Path, ste
 
 
 def launch(run: RunConfig) -> RunFolder:
-    """Run the processes to their end. Raises RunUnfinished, actors.launch.launcher.ProcessDied."""
+    """Run the processes to their end. Raises UnusableInput, RunUnfinished, actors.launch.launcher.ProcessDied."""
+    descriptions: dict[str, TaskDescription] = {}
+    check_inputs(run, descriptions)
     with claimed_run_folder(run, resume=False, overwrite=True) as folder:
+        keep_task_descriptions(folder, descriptions)
         configure_logging(folder, LAUNCHER, run.log.level)
         display = make_display(Console(stderr=True))
         try:

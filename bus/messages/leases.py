@@ -22,7 +22,8 @@ class EngineLeft(Message, frozen=True):
 
 
 class EngineLoadReported(Message, frozen=True):
-    """generator -> arbiter while the load changes: gauges, and counters since the start."""
+    """generator -> arbiter while the load changes, -> recorder after each load of weights: gauges, and counters since
+    the start."""
 
     engine: str
     version: int

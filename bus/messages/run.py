@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from bus.messages.message import Message
+from configs.health_options import HealthConfig
 
 
 class BufferCursor(msgspec.Struct, frozen=True, array_like=True):
@@ -25,6 +26,7 @@ class RunStarted(Message, frozen=True):
 
     step: int
     cursor: BufferCursor
+    health: HealthConfig | None = None  # of this launch, for the recorder; None: as in the run's configuration
 
 
 class RunFinished(Message, frozen=True):
@@ -34,9 +36,10 @@ class RunFinished(Message, frozen=True):
 
 
 class RunFailed(Message, frozen=True):
-    """buffer -> launcher: every trajectory of a step or of an evaluation failed."""
+    """buffer -> launcher: every trajectory of a step or of an evaluation failed. recorder -> launcher: a health check
+    ends the run."""
 
-    cause: str  # with the first failure
+    cause: str  # with the first failure, or the check's message
 
 
 class MetricsRecorded(Message, frozen=True):
@@ -46,6 +49,15 @@ class MetricsRecorded(Message, frozen=True):
     step: int
     label: str  # of an evaluation; otherwise empty
     values: dict[str, float]
+
+
+class HealthReported(Message, frozen=True):
+    """recorder -> launcher, and the head's metrics file: a health check found a problem (docs/health.md)."""
+
+    step: int
+    check: str  # its key in [health]
+    action: Literal["warn", "stop"]  # stop: RunFailed follows
+    message: str  # numbers, usual cause, keys to change
 
 
 class Progress(Message, frozen=True):
@@ -61,4 +73,4 @@ class Shutdown(Message, frozen=True):
     """launcher -> every process: exit after all logs are written."""
 
 
-RunMessage = RunStarted | RunFinished | RunFailed | MetricsRecorded | Progress | Shutdown
+RunMessage = RunStarted | RunFinished | RunFailed | MetricsRecorded | HealthReported | Progress | Shutdown

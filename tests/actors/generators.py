@@ -8,6 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from actors.generator import Generator
+from bus.addresses import RECORDER
 from bus.messages import (
     AnyMessage,
     EngineJoined,
@@ -94,6 +95,7 @@ class Scene:
     def __init__(self, hub: Hub, engine: ScriptedEngine) -> None:
         self.engine, self.version = engine, engine.version
         self.arbiter, self.rollout = hub.join("head", 100), hub.join("rollout-0", 100)
+        self.recorded: list[EngineLoadReported] = []  # for the recorder
         self.reports: list[tuple[float, EngineLoadReported]] = []  # with their time
         self.fetched: list[int] = []  # versions
 
@@ -116,8 +118,12 @@ class Scene:
         joined = (await self.arbiter.receive()).message
         assert joined == EngineJoined("generator-0", 1024, 16, self.version, INCARNATION)
         while True:
-            message = (await self.arbiter.receive()).message
+            envelope = await self.arbiter.receive()
+            message = envelope.message
             assert isinstance(message, EngineLoadReported)
+            if envelope.to == RECORDER:
+                self.recorded.append(message)
+                continue
             self.reports.append((round(asyncio.get_running_loop().time(), 3), message))
 
 
@@ -128,7 +134,7 @@ async def open_scene(version: int = 4, *, is_remote: bool = False) -> AsyncItera
     scene = Scene(hub, engine)
     clock, fetch = asyncio.get_running_loop().time, scene.fetch if is_remote else None
     bus = hub.join("generator-0", 100)
-    actor = Generator("generator-0", bus, engine, "head/arbiter", INCARNATION, clock, fetch=fetch)
+    actor = Generator("generator-0", bus, engine, "head/arbiter", INCARNATION, clock, recorder=RECORDER, fetch=fetch)
     running = asyncio.create_task(actor.run())
     listening = asyncio.create_task(scene.listen())
     yield scene

@@ -174,6 +174,14 @@ async def test_refused_weights_are_not_acknowledged_and_the_next_ones_are_loaded
     assert refused == [(5, "half of them are missing")]
 
 
+async def test_the_recorder_receives_the_counters_of_a_step_before_its_weights_are_acknowledged(scene: Scene) -> None:
+    await scene.send(turn(1, 5))
+    assert isinstance((await scene.rollout.receive()).message, TurnGenerated)
+    await scene.send(published(5))
+    assert isinstance((await scene.rollout.receive()).message, WeightsLoaded)
+    assert [(load.version, load.decode_steps, load.incarnation) for load in scene.recorded] == [(5, 5, INCARNATION)]
+
+
 async def test_only_leases_of_the_latest_trajectories_are_kept(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A duplicate turn is ignored while the lease of its trajectory is tracked."""
     monkeypatch.setattr(prefix_tracker, "MAX_TRACKED", 2)

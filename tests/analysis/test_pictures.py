@@ -11,7 +11,7 @@ from rich.console import Console
 from analysis.compare import compare_runs, main
 from analysis.curves import draw_curves
 from analysis.metrics import AnalysisError, get_column, read_metrics
-from analysis.summary_table import build_summary_table, read_summary
+from analysis.summary_table import build_summary_table, list_health_lines, read_summary
 
 SUMMARY: dict[str, Any] = {
     "seed": 3,
@@ -159,6 +159,18 @@ class TestSummaryTable:
         assert shown(SUMMARY)["trajectories"] == ["18,430 finished, 2 failed"]
         lost = {**SUMMARY, "trajectories_started": 18_437}
         assert shown(lost)["trajectories"] == ["18,430 finished, 2 failed, 5 unaccounted for"]
+
+    def test_health_reports_are_listed_by_check_and_step_and_their_messages_follow(self):
+        assert shown(SUMMARY)["health checks"] == ["-"]
+        assert shown({**SUMMARY, "health": []})["health checks"] == ["no problem"]
+        reports = [
+            {"step": step, "check": check, "action": "warn", "message": f"health.{check}: [0.1]"}
+            for step, check in ((3, "entropy"), (7, "reward_drop"))
+        ]
+        assert shown({**SUMMARY, "health": reports})["health checks"] == ["entropy (step 3), reward_drop (step 7)"]
+        lines = list_health_lines({"health": reports})
+        assert lines == ["step 3: health.entropy: [0.1]", "step 7: health.reward_drop: [0.1]"]
+        assert list_health_lines({}) == []
 
     def test_a_malformed_summary_is_named(self, tmp_path: Path):
         (tmp_path / "summary.json").write_text("{")

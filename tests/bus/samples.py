@@ -1,6 +1,8 @@
 """Random messages of every kind, generated from the types of their fields."""
 
+import math
 import random
+from collections.abc import Sequence
 from typing import get_args
 
 import msgspec
@@ -44,9 +46,9 @@ def _value(type_: inspect.Type, draw: random.Random) -> object:
 def _scalar(type_: inspect.Type, draw: random.Random) -> object:
     match type_:
         case inspect.IntType():
-            return draw.choice((0, -1, 7, 70_000, 2**40, -(2**63), 2**63))
+            return draw.choice(_list_within(type_, (0, -1, 7, 70_000, 2**40, -(2**63), 2**63)))
         case inspect.FloatType():
-            return draw.choice((0.0, -1.5, 1e300))
+            return draw.choice(_list_within(type_, (0.0, -1.5, 0.5, 1e300)))
         case inspect.StrType():
             return draw.choice(_TEXTS)
         case inspect.BytesType():
@@ -57,3 +59,11 @@ def _scalar(type_: inspect.Type, draw: random.Random) -> object:
             return None
         case _:
             raise TypeError(f"no sample of {type_}")
+
+
+def _list_within(type_: inspect.IntType | inspect.FloatType, values: Sequence[float]) -> list[float]:
+    """The values within the bounds of the type."""
+    low = -math.inf if type_.ge is None else type_.ge
+    above = -math.inf if type_.gt is None else type_.gt
+    high = math.inf if type_.le is None else type_.le
+    return [value for value in values if low <= value <= high and value > above]

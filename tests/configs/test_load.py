@@ -394,11 +394,13 @@ class TestDifferences:
         ]
 
     @given(a=RUNS, b=RUNS)
-    def test_a_run_can_be_resumed_only_with_the_same_configuration_except_the_cluster(self, a: RunConfig, b: RunConfig):
-        moved = msgspec.structs.replace(a, cluster=b.cluster)
+    def test_a_run_can_be_resumed_only_with_the_same_configuration_except_cluster_and_health(
+        self, a: RunConfig, b: RunConfig
+    ):
+        moved = msgspec.structs.replace(a, cluster=b.cluster, health=b.health)
         assert list_resume_conflicts(a, moved) == []
         assert list_resume_conflicts(a, b) == [
-            line for line in list_differences(a, b) if not line.startswith("cluster.")
+            line for line in list_differences(a, b) if not line.startswith(("cluster.", "health."))
         ]
 
     @given(a=RUNS, b=RUNS)

@@ -91,6 +91,7 @@ async def _run_generator(world: World, incarnation: Incarnation) -> None:
         incarnation.number,
         clock,
         f"{HEAD}/recipe",
+        f"{HEAD}/recorder",
     ).run()
 
 

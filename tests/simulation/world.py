@@ -28,6 +28,7 @@ from bus.messages import (
     BatchReady,
     BufferCursor,
     CallsRescheduled,
+    HealthReported,
     MetricsRecorded,
     RunFinished,
     StepCollected,
@@ -288,6 +289,8 @@ class World:
 
     async def store_metrics(self, message: AnyMessage) -> None:
         """Store one metrics line per subject, as actors.metrics_file.MetricsFile does."""
+        if isinstance(message, HealthReported):
+            return
         assert isinstance(message, MetricsRecorded)
         subject = (message.kind, message.step, message.label)
         if all((line.kind, line.step, line.label) != subject for line in self.metrics):

@@ -15,8 +15,11 @@ from structlog.testing import capture_logs
 
 from actors.launch.child_processes import ProcessDied
 from actors.launch.command_lines import CommandLines
-from actors.launch.launcher import Launcher, LogWriteFailure, RunEnding
+from actors.launch.launcher import Launcher, LogWriteFailure, RunEnding, TrainingStopped
 from actors.runtime import wiring
+from bus.addresses import HEAD, LAUNCHER
+from bus.messages import HealthReported, RunFailed
+from bus.transport.in_process import Hub
 from configs.atomic_write import DiskError
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig, TinyConfig
@@ -79,3 +82,25 @@ async def test_waiters_see_the_first_write_error_of_the_log_even_if_it_came_earl
     for waiting in (early, failure.wait()):
         with pytest.raises(DiskError, match=r"^logs/launcher\.jsonl: No space left on device$"):
             await waiting
+
+
+async def test_health_reports_are_shown_and_logged_and_a_stop_ends_the_run(folder: RunFolder) -> None:
+    hub, display = Hub(), RecordedDisplay()
+    bus, head = hub.join(LAUNCHER, 10), hub.join(HEAD, 10)
+    launcher = Launcher(RunConfig(name="run"), folder, display, launch=1, log_failure=LogWriteFailure())
+    for message in (
+        HealthReported(3, "entropy", "warn", "health.entropy: 0.01 nats"),
+        HealthReported(7, "mismatch", "stop", "health.mismatch: [/] 0.2 nats"),
+        RunFailed("step 7: health.mismatch: [/] 0.2 nats"),
+    ):
+        await head.send(LAUNCHER, message)
+    receive = launcher._receive_messages  # pyright: ignore[reportPrivateUsage]
+    unused: Any = None
+    with capture_logs() as logged, pytest.raises(TrainingStopped, match=r"^step 7: health\.mismatch: "):
+        await receive(bus, unused, unused, unused)
+    assert display.lines == ["step 3: health.entropy: 0.01 nats", "step 7: health.mismatch: [/] 0.2 nats"]
+    assert [(entry["event"], entry.get("check"), entry["log_level"]) for entry in logged] == [
+        ("health.reported", "entropy", "warning"),
+        ("health.reported", "mismatch", "warning"),
+        ("run.failed", None, "error"),
+    ]

@@ -9,9 +9,10 @@ import pytest
 from actors.launch.launcher import roll_back_to
 from actors.metrics_file import MetricsFile, read_steps_written
 from actors.runtime.resume_point import NotResumable, choose_newest_complete_step, find_cursor
+from analysis.metrics import read_metrics
 from bus.codec import encode
 from bus.event_log.writer import EventLog
-from bus.messages import BufferCursor, Envelope, MetricsRecorded, StepCollected, StepCounts
+from bus.messages import BufferCursor, Envelope, HealthReported, MetricsRecorded, StepCollected, StepCounts
 from configs.run_folder import RunFolder
 from engine.learner.batch_journal import BatchJournal
 
@@ -28,7 +29,7 @@ def folder(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def write(folder: RunFolder, *lines: MetricsRecorded) -> None:
+def write(folder: RunFolder, *lines: MetricsRecorded | HealthReported) -> None:
     metrics = MetricsFile(folder.metrics)
 
     async def write_all() -> None:
@@ -80,6 +81,19 @@ def test_duplicate_metrics_are_written_once(folder: RunFolder) -> None:
     write(folder, evaluation, MetricsRecorded("step", 3, "", {"loss": 2.0}), evaluation)
     lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     assert lines[3:] == [{"kind": "evaluation", "step": 3, "label": "end", "accuracy": 0.5}]
+
+
+def test_health_reports_are_lines_by_check_and_step_that_a_roll_back_removes_with_their_steps(
+    folder: RunFolder,
+) -> None:
+    write(folder, *(HealthReported(3, check, "warn", "numbers") for check in ("entropy", "entropy", "mismatch")))
+    write(folder, HealthReported(1, "entropy", "stop", "numbers"))
+    lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    assert lines[3] == {"kind": "health", "step": 3, "check": "entropy", "action": "warn", "message": "numbers"}
+    reports = [(report["step"], report["check"], report["action"]) for report in read_metrics(folder.path).health]
+    assert reports == [(3, "entropy", "warn"), (3, "mismatch", "warn"), (1, "entropy", "stop")]
+    roll_back_to(folder, 2)
+    assert [report["step"] for report in read_metrics(folder.path).health] == [1]
 
 
 def test_the_buffers_cursor_is_read_from_the_log_or_resuming_is_refused(folder: RunFolder) -> None:

@@ -1,0 +1,54 @@
+"""[health]: checks of the metrics at the end of each step: docs/health.md. The keys may change when a run is resumed."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from configs.schema_tree import NonNegativeFloat, PositiveFloat, Section
+
+Action = Literal["off", "warn", "stop"]
+Share = Annotated[float, Meta(ge=0, le=1)]
+MAX_WINDOW_STEPS = 20
+
+
+class HealthConfig(Section, frozen=True):
+    """An action per check, followed by its limits. warn: a message; stop: also the end of the run, with exit code 1."""
+
+    # Steps in a row in which a condition must hold; means are over as many.
+    window_steps: Annotated[int, Meta(ge=1, le=MAX_WINDOW_STEPS)] = 3
+    # Share of positives above which equal rewards and a low entropy are normal, since the questions are solved.
+    solved_share: Share = 0.9
+
+    length_limit: Action = "warn"  # many trajectories reach the length limit
+    length_limit_share: Share = 0.2  # of the finished trajectories
+
+    tool_errors: Action = "warn"  # failed calls in positives increase
+    tool_errors_rise: Share = 0.15  # of the share of failed calls, above its lowest mean in the run
+
+    entropy: Action = "warn"  # collapse: the policy samples almost always the same tokens
+    entropy_nats: NonNegativeFloat = 0.02  # per token; lower values are a collapse
+
+    gradient_norm: Action = "warn"  # a spike
+    gradient_norm_factor: PositiveFloat = 20.0  # over the median of the steps before
+
+    clipping: Action = "warn"  # the loss clips many tokens
+    clipping_share: Share = 0.3  # of the tokens in the loss
+
+    mismatch: Action = "warn"  # engine and learner compute different probabilities
+    mismatch_k3_nats: NonNegativeFloat = 0.05  # mean KL divergence (k3) per token
+    mismatch_token_share: Share = 0.02  # of tokens with a difference of over 1 nat
+
+    equal_groups: Action = "warn"  # most groups have equal rewards, and their questions are not solved
+    equal_groups_share: Share = 0.8  # of all groups
+
+    skipped_updates: Action = "warn"  # updates without a finite gradient
+    skipped_updates_share: Share = 0.1  # of the updates of the window
+
+    reward_drop: Action = "warn"  # below the best mean of the run
+    reward_drop_share: Share = 0.2  # of the best value, or of the gain since the first steps if that is larger
+
+    recomputation: Action = "warn"  # engines prefill tokens again after they evicted them
+    recomputation_share: Share = 0.3  # of the prefilled tokens
+
+    masked_trajectories: Action = "warn"  # lost to infrastructure
+    masked_trajectories_share: Share = 0.1  # of all trajectories

@@ -1,0 +1,1 @@
+"""Health checks: pure functions of the metrics of the last steps."""

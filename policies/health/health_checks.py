@@ -1,0 +1,246 @@
+"""The table of health checks. Each measures the last steps and returns its numbers if they are over the limit.
+
+A metric that the newest step lacks, such as the loss of a step without rows, triggers nothing. Only `mismatch` and
+`skipped_updates` react to values that are not finite.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+from configs.health_options import HealthConfig
+from policies.health.step_history import FAILURE_PREFIX, StepHistory, is_finite, sum_finite
+
+MIN_STEPS_BEFORE_SPIKE = 5
+# A drop of the reward must exceed this many times the median change between two steps.
+REWARD_NOISE_FACTOR = 4.0
+
+Measure = Callable[[StepHistory, HealthConfig], str | None]
+
+
+class HealthCheck(NamedTuple):
+    measure: Measure  # the numbers of an unhealthy history, as a sentence without a full stop; None if it is healthy
+    cause: str  # the usual one
+    change: str  # the configuration keys that help
+
+
+def _hold_above(history: StepHistory, name: str, limit: float, health: HealthConfig) -> bool:
+    values = history.list_newest(name, health.window_steps)
+    return bool(values) and min(values) > limit
+
+
+def _find_unsolved_share(history: StepHistory, health: HealthConfig) -> float | None:
+    """The share of positives; None if it is unknown, or if the questions are solved."""
+    share = history.compute_mean("positive_share", health.window_steps)
+    return share if share is not None and share < health.solved_share else None
+
+
+def measure_length_limit(history: StepHistory, health: HealthConfig) -> str | None:
+    limit = health.length_limit_share
+    if not _hold_above(history, "overlong_share", limit, health):
+        return None
+    mean = history.compute_mean("overlong_share", health.window_steps)
+    return f"{mean:.0%} of the trajectories of the last {health.window_steps} steps reach the length limit (limit {limit:.0%})"
+
+
+def measure_tool_errors(history: StepHistory, health: HealthConfig) -> str | None:
+    lowest, limit = history.lowest_tool_errors, health.tool_errors_rise
+    if lowest is None or not _hold_above(history, "errors_in_positives", lowest + limit, health):
+        return None
+    mean = history.compute_mean("errors_in_positives", health.window_steps)
+    return (
+        f"{mean:.0%} of the calls in positives of the last {health.window_steps} steps fail, and {lowest:.0%} did at "
+        f"best (limit {limit:.0%} more)"
+    )
+
+
+def measure_entropy(history: StepHistory, health: HealthConfig) -> str | None:
+    values, limit = history.list_newest("entropy", health.window_steps), health.entropy_nats
+    share = _find_unsolved_share(history, health)
+    if not values or max(values) >= limit or share is None:
+        return None
+    return (
+        f"the entropy of the last {health.window_steps} steps is {statistics.fmean(values):.2g} nats per token "
+        f"(limit {limit:g}), and {share:.0%} of the trajectories are positives"
+    )
+
+
+def measure_gradient_norm(history: StepHistory, health: HealthConfig) -> str | None:
+    newest = history.list_newest("grad_norm", 1)
+    before, limit = history.list_values("grad_norm")[:-1], health.gradient_norm_factor
+    if not newest or len(before) < MIN_STEPS_BEFORE_SPIKE:
+        return None
+    usual = statistics.median(before)
+    if newest[0] <= limit * usual or usual == 0:
+        return None
+    return (
+        f"the gradient norm is {newest[0]:.3g}, {newest[0] / usual:.0f} times the median {usual:.3g} of the {len(before)} "
+        f"steps before (limit {limit:g} times)"
+    )
+
+
+def measure_clipping(history: StepHistory, health: HealthConfig) -> str | None:
+    limit = health.clipping_share
+    if not _hold_above(history, "clip_fraction", limit, health):
+        return None
+    mean = history.compute_mean("clip_fraction", health.window_steps)
+    return f"the loss clips {mean:.0%} of the tokens of the last {health.window_steps} steps (limit {limit:.0%})"
+
+
+def measure_mismatch(history: StepHistory, health: HealthConfig) -> str | None:
+    newest = history.steps[-1] if history.steps else {}
+    undefined = [name for name in ("mismatch_k3", "mismatch_above_1") if not is_finite(newest.get(name, 0.0))]
+    if undefined:
+        return f"{' and '.join(undefined)} of the last step is not a finite number"
+    found: list[str] = []
+    if _hold_above(history, "mismatch_k3", health.mismatch_k3_nats, health):
+        mean = history.compute_mean("mismatch_k3", health.window_steps)
+        found.append(f"the KL divergence (k3) is {mean:.2g} nats per token (limit {health.mismatch_k3_nats:g})")
+    if _hold_above(history, "mismatch_above_1", health.mismatch_token_share, health):
+        mean = history.compute_mean("mismatch_above_1", health.window_steps)
+        found.append(f"{mean:.1%} of the tokens differ by more than 1 nat (limit {health.mismatch_token_share:.1%})")
+    where = f"between engine and learner, in the last {health.window_steps} steps, "
+    return where + " and ".join(found) if found else None
+
+
+def measure_equal_groups(history: StepHistory, health: HealthConfig) -> str | None:
+    limit, window = health.equal_groups_share, history.steps[-health.window_steps :]
+    shares = [_divide(step.get("groups_rejected"), step.get("groups")) for step in window]
+    share = _find_unsolved_share(history, health)
+    if len(shares) < health.window_steps or min(shares) <= limit or share is None:
+        return None
+    return (
+        f"{statistics.fmean(shares):.0%} of the groups of the last {health.window_steps} steps have equal rewards "
+        f"(limit {limit:.0%}), and {share:.0%} of the trajectories are positives"
+    )
+
+
+def measure_skipped_updates(history: StepHistory, health: HealthConfig) -> str | None:
+    newest, window = history.steps[-1] if history.steps else {}, health.window_steps
+    undefined = [name for name in ("loss", "grad_norm", "entropy") if not is_finite(newest.get(name, 0.0))]
+    skipped, updates = (history.sum_newest(name, window) for name in ("updates_skipped", "updates"))
+    limit = health.skipped_updates_share
+    is_over = updates > 0 and skipped / updates > limit
+    if not is_over and not undefined:
+        return None
+    also = f"; {', '.join(undefined)} of the last step: not a finite number" if undefined else ""
+    return (
+        f"{skipped:.0f} of the {updates:.0f} updates of the last {window} steps are skipped (limit {limit:.0%}){also}"
+    )
+
+
+def measure_reward_drop(history: StepHistory, health: HealthConfig) -> str | None:
+    mean = history.compute_mean("reward", health.window_steps)
+    first, best = history.first_reward, history.best_reward
+    if mean is None or first is None or best is None:
+        return None
+    limit = health.reward_drop_share * max(abs(best), best - first)
+    values = history.list_values("reward")
+    changes = [abs(value - before) for before, value in pairwise(values)]
+    noise = statistics.median(changes) if changes else 0.0
+    if best - mean <= max(limit, REWARD_NOISE_FACTOR * noise):
+        return None
+    return (
+        f"the mean reward of the last {health.window_steps} steps is {mean:.3g}, and the best one was {best:.3g} "
+        f"(limit {limit:.3g} less)"
+    )
+
+
+def measure_recomputation(history: StepHistory, health: HealthConfig) -> str | None:
+    limit = health.recomputation_share
+    if not _hold_above(history, "recomputed_share", limit, health):
+        return None
+    mean = history.compute_mean("recomputed_share", health.window_steps)
+    return (
+        f"{mean:.0%} of the tokens that engines prefilled in the last {health.window_steps} steps were in the cache "
+        f"before (limit {limit:.0%})"
+    )
+
+
+def measure_masked_trajectories(history: StepHistory, health: HealthConfig) -> str | None:
+    limit, window = health.masked_trajectories_share, history.steps[-health.window_steps :]
+    shares = [_compute_masked_share(step) for step in window]
+    if len(shares) < health.window_steps or min(shares) <= limit:
+        return None
+    causes: dict[str, float] = {}
+    for step in window:
+        for name in filter(lambda name: name.startswith(FAILURE_PREFIX), step):
+            causes[name] = sum_finite([causes.get(name, 0.0), step[name]])
+    most = max(causes, key=lambda name: causes[name], default="")
+    part = f", most of them by {most.removeprefix(FAILURE_PREFIX)}" if most else ""
+    return (
+        f"{statistics.fmean(shares):.0%} of the trajectories of the last {len(window)} steps are lost to infrastructure "
+        f"and masked{part} (limit {limit:.0%})"
+    )
+
+
+def _compute_masked_share(step: Mapping[str, float]) -> float:
+    failed, finished = step.get("trajectories_failed", 0.0), step.get("trajectories", 0.0)
+    return _divide(failed, failed + finished)
+
+
+def _divide(part: float | None, whole: float | None) -> float:
+    """0 if a value is missing, not finite, or the whole is 0."""
+    if part is None or not whole or not is_finite(part) or not is_finite(whole):
+        return 0.0
+    return part / whole
+
+
+HEALTH_CHECKS: Mapping[str, HealthCheck] = {
+    "length_limit": HealthCheck(
+        measure_length_limit,
+        "answers grow during training, or the model repeats itself until the limit",
+        "raise dialogue.response_tokens, or make long answers cost reward (reward.functions)",
+    ),
+    "tool_errors": HealthCheck(
+        measure_tool_errors,
+        "the reward does not depend on failed calls, so that answers with repaired calls are reinforced",
+        "set roc.enabled = true, or lower learner.lr",
+    ),
+    "entropy": HealthCheck(
+        measure_entropy,
+        "too many or too large updates on few answers; the groups then contain equal answers",
+        "lower learner.lr or learner.minibatches, or raise learner.clip_high or sampling.temperature",
+    ),
+    "gradient_norm": HealthCheck(
+        measure_gradient_norm,
+        "few rows in the batch, tokens with an extreme probability ratio, or a learning rate near divergence",
+        "lower learner.lr or learner.max_grad_norm, or raise rl.prompts",
+    ),
+    "clipping": HealthCheck(
+        measure_clipping,
+        "the policy moves far within one step: too many or too large updates, or stale tokens",
+        "lower learner.lr, learner.minibatches or rl.max_staleness",
+    ),
+    "mismatch": HealthCheck(
+        measure_mismatch,
+        "engine and learner compute in different precision or with different weights",
+        'set engine.dtype = "float32", or lower rl.max_staleness; check the engine\'s weights transfer (sglang.weights)',
+    ),
+    "equal_groups": HealthCheck(
+        measure_equal_groups,
+        "the questions are too hard, or a mixture of solved and unsolvable ones, or the reward is constant",
+        "choose other questions (data.train), check reward.functions, or raise rl.rollouts or rl.max_refill_groups",
+    ),
+    "skipped_updates": HealthCheck(
+        measure_skipped_updates,
+        "overflow in the loss or in the weights: the learning rate is too high, or a loss of your own divides by 0",
+        "lower learner.lr, or check learner.loss; resume from a checkpoint from before",
+    ),
+    "reward_drop": HealthCheck(
+        measure_reward_drop,
+        "the policy has diverged after a large update, or the grader or a tool has failed",
+        "lower learner.lr or learner.minibatches; check sandbox.backend and reward.functions",
+    ),
+    "recomputation": HealthCheck(
+        measure_recomputation,
+        "more trajectories are in flight than the KV cache holds, so that their caches are evicted during tool calls",
+        'raise engine.kv_tokens or engine.num_engines, or set arbiter.policy = "kv_lookahead"',
+    ),
+    "masked_trajectories": HealthCheck(
+        measure_masked_trajectories,
+        "executors, tools or engines fail: no memory, a limit that is too low, or a service that does not answer",
+        "see `failed: PART` in metrics.jsonl; raise sandbox.executors or sandbox.memory_mib",
+    ),
+}

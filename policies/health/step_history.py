@@ -1,0 +1,66 @@
+"""The metrics of the last steps that health checks read, with the extremes of the whole run."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from configs.health_options import MAX_WINDOW_STEPS
+
+METRICS_READ = (
+    *("reward", "positive_share", "errors_in_positives", "overlong_share", "groups", "groups_rejected"),
+    *("trajectories", "trajectories_failed", "recomputed_share", "updates", "updates_skipped", "loss", "grad_norm"),
+    *("clip_fraction", "entropy", "mismatch_k3", "mismatch_above_1"),
+)
+MAX_FINITE = 1e100  # larger values count as infinite, so that sums and means are finite
+FAILURE_PREFIX = "failed: "  # of the counts of masked trajectories by cause
+
+
+class StepHistory(msgspec.Struct):
+    """State of the recorder; empty at each launch of the run."""
+
+    steps: list[dict[str, float]] = []  # of the newest MAX_WINDOW_STEPS steps, the oldest first
+    # Means over a window; None before the first complete window.
+    first_reward: float | None = None
+    best_reward: float | None = None
+    lowest_tool_errors: float | None = None
+
+    def add_step(self, values: Mapping[str, float], window_steps: int) -> None:
+        names = [name for name in values if name in METRICS_READ or name.startswith(FAILURE_PREFIX)]
+        self.steps.append({name: values[name] for name in names})
+        del self.steps[:-MAX_WINDOW_STEPS]
+        if (reward := self.compute_mean("reward", window_steps)) is not None:
+            self.first_reward = reward if self.first_reward is None else self.first_reward
+            self.best_reward = max(reward, self.best_reward if self.best_reward is not None else reward)
+        if (errors := self.compute_mean("errors_in_positives", window_steps)) is not None:
+            lowest = self.lowest_tool_errors
+            self.lowest_tool_errors = errors if lowest is None else min(errors, lowest)
+
+    def list_values(self, name: str) -> list[float]:
+        """The finite values of all steps that have one, the oldest first."""
+        return [value for step in self.steps if is_finite(value := step.get(name, math.nan))]
+
+    def list_newest(self, name: str, steps: int) -> list[float]:
+        """The values of the newest `steps` steps that have a finite one; empty if the newest step has none, or if
+        there are fewer."""
+        has_newest = bool(self.steps) and is_finite(self.steps[-1].get(name, math.nan))
+        values = self.list_values(name) if has_newest else []
+        return values[-steps:] if len(values) >= steps else []
+
+    def compute_mean(self, name: str, steps: int) -> float | None:
+        """Over the values of `list_newest`; None without any."""
+        values = self.list_newest(name, steps)
+        return statistics.fmean(values) if values else None
+
+    def sum_newest(self, name: str, steps: int) -> float:
+        """Over the newest `steps` steps; missing values and values that are not finite count as 0."""
+        return sum_finite([step.get(name, 0.0) for step in self.steps[-steps:]])
+
+
+def is_finite(value: float) -> bool:
+    return abs(value) < MAX_FINITE  # false for NaN
+
+
+def sum_finite(values: Sequence[float]) -> float:
+    return math.fsum(value for value in values if is_finite(value))

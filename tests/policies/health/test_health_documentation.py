@@ -1,0 +1,67 @@
+"""docs/health.md has a row for every check, with its limits, metrics and keys as they are in the code."""
+
+import re
+from pathlib import Path
+
+import pytest
+from msgspec.structs import asdict
+
+from configs.health_options import HealthConfig
+from configs.schema import RunConfig
+from configs.schema_tree import find_annotation
+from policies.health.health_checks import HEALTH_CHECKS
+from policies.health.step_history import METRICS_READ
+
+DOCS = Path(__file__).parents[3] / "docs"
+KEY = re.compile(r"\b([a-z]+\.[a-z_]+)\b")
+NO_KEYS = {"metrics.jsonl"}
+# Keys that belong to no single check.
+COMMON = {"window_steps", "solved_share"}
+
+
+def read_rows() -> dict[str, list[str]]:
+    """The cells of the table of checks after the name, by check."""
+    section = (DOCS / "health.md").read_text().partition("\n## Checks\n")[2].partition("\n## ")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("| `")
+    ]
+    return {name.strip("`"): cells for name, *cells in rows}
+
+
+def list_quoted(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+def test_every_check_has_a_row_in_the_order_of_the_code() -> None:
+    assert list(read_rows()) == list(HEALTH_CHECKS)
+
+
+@pytest.mark.parametrize("check", HEALTH_CHECKS)
+def test_the_limits_of_a_row_are_the_defaults(check: str) -> None:
+    defaults = asdict(HealthConfig())
+    limits = dict(re.findall(r"`(\w+)` = ([\d.]+)", read_rows()[check][1]))
+    assert limits
+    assert {name: float(value) for name, value in limits.items()} == {name: defaults[name] for name in limits}
+
+
+def test_every_key_of_the_table_is_a_check_or_a_documented_limit() -> None:
+    limits = {name for cells in read_rows().values() for name in list_quoted(cells[1])}
+    assert {*HEALTH_CHECKS, *limits, *COMMON} == set(HealthConfig.__struct_fields__)
+
+
+@pytest.mark.parametrize("check", HEALTH_CHECKS)
+def test_the_metrics_of_a_row_are_read_and_documented(check: str) -> None:
+    metrics = set(list_quoted(read_rows()[check][0]))
+    assert metrics
+    assert metrics <= set(METRICS_READ)
+    described = (DOCS / "metrics.md").read_text()
+    assert {name for name in metrics if f"`{name}`" not in described} == set()
+
+
+@pytest.mark.parametrize("check", HEALTH_CHECKS)
+def test_every_key_to_change_exists_and_the_page_names_the_keys_of_the_message(check: str) -> None:
+    in_message = set(KEY.findall(HEALTH_CHECKS[check].change)) - NO_KEYS
+    in_page = {name for name in list_quoted(read_rows()[check][-1]) if KEY.fullmatch(name)} - NO_KEYS
+    assert in_message == in_page
+    assert in_message
+    assert {key for key in in_message if find_annotation(RunConfig, key.split(".")) is None} == set()
