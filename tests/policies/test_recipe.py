@@ -27,14 +27,15 @@ from bus.messages import (
 )
 from policies.groups.counts import add_to_step_counts
 from policies.recipe import Recipe
+from policies.step_evaluations import EvaluationPlan
 from policies.step_metrics import Recorder, compute_staleness_metrics
 from tests.policies.groups.finished import finished
 
 ENGINES = ("generator-0", "generator-1")
 
 
-def recipe(steps: int = 2, questions: int = 5, max_staleness: int = 0) -> Recipe:
-    decider = Recipe(steps, questions, 1.0, ENGINES, max_staleness)
+def recipe(steps: int = 2, questions: int = 5, max_staleness: int = 0, every: int = 0) -> Recipe:
+    decider = Recipe(EvaluationPlan(steps, questions, every), ENGINES, max_staleness)
     decider.decide(0.0, RunStarted(0, BufferCursor()))
     return decider
 

@@ -15,6 +15,7 @@ from configs.schema import RunConfig
 from policies.groups.group_buffer import GroupBuffer
 from policies.groups.group_starter import ProblemSet, TokenizedProblem
 from policies.recipe import Recipe
+from policies.step_evaluations import EvaluationPlan
 from policies.step_metrics import Recorder
 
 RECORDINGS = Path(__file__).parent / "synchronous"  # of whole runs, by the purely synchronous code
@@ -37,7 +38,7 @@ def test_a_recorded_synchronous_run_is_reproduced(name: str) -> None:
     )
     deciders = {
         "buffer": GroupBuffer(run, ProblemSet.of_one_task(train), ProblemSet.of_one_task(test)),
-        "recipe": Recipe(4, 3, 1.0, ("generator-0", "generator-1"), run.rl.max_staleness),
+        "recipe": Recipe(EvaluationPlan(4, 3), ("generator-0", "generator-1"), run.rl.max_staleness),
         "recorder": Recorder(4),
     }
     assert len(recording) > 100
