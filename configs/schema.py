@@ -149,6 +149,12 @@ class RunConfig(Section, frozen=True):
         )
 
     @property
+    def num_weight_versions(self) -> int:
+        """Versions in shared memory: that of the engines, which an evaluation may hold, and those that the learner
+        publishes before the engines have loaded the next one."""
+        return max(2, self.rl.max_staleness + (2 if self.evaluation.every else 1))
+
+    @property
     def acceptance(self) -> Acceptance:
         """reward.accept, which all tasks share."""
         return self.resolved_tasks[0].get_reward().accept
