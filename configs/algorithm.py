@@ -136,9 +136,9 @@ class EvaluationConfig(Section, frozen=True):
     every: Count = 0  # RL steps, for evaluations during training; 0: none
     during: Literal["sampled", "greedy"] = "sampled"  # answers of the evaluations during training
     keep_best: bool = True  # keep the checkpoint with the best reward in these evaluations; needs `every`
-    temperature: NonNegativeFloat | None = None  # of sampled evaluations; unset: sampling.temperature
-    top_p: PositiveShare | None = None  # of sampled evaluations; unset: sampling.top_p
-    top_k: Count | None = None  # of sampled evaluations; unset: sampling.top_k
+    temperature: NonNegativeFloat = 0.0  # of sampled evaluations; 0: sampling.temperature
+    top_p: PositiveShare = 1.0  # of sampled evaluations; 1: sampling.top_p
+    top_k: Count = 0  # of sampled evaluations; 0: sampling.top_k
     sets: tuple[EvaluationSetConfig, ...] = ()  # instead of data.test and tasks[].test
 
     def __post_init__(self) -> None:

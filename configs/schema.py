@@ -150,8 +150,8 @@ class RunConfig(Section, frozen=True):
 
     @property
     def num_weight_versions(self) -> int:
-        """Versions in shared memory: that of the engines, which an evaluation may hold, and those that the learner
-        publishes before the engines have loaded the next one."""
+        """Versions of the weights in shared memory. An evaluation holds the engines' version, while the learner
+        publishes `rl.max_staleness` + 1 further versions."""
         return max(2, self.rl.max_staleness + (2 if self.evaluation.every else 1))
 
     @property

@@ -42,9 +42,9 @@ class EvaluationPlan(NamedTuple):
             questions=options.questions,
             every=options.every,
             step_label=f"step_{options.during}",
-            temperature=sampling.temperature if options.temperature is None else options.temperature,
-            top_p=sampling.top_p if options.top_p is None else options.top_p,
-            top_k=sampling.top_k if options.top_k is None else options.top_k,
+            temperature=options.temperature or sampling.temperature,
+            top_p=options.top_p if options.top_p < 1 else sampling.top_p,
+            top_k=options.top_k or sampling.top_k,
         )
 
     def list_labels(self, step: int) -> list[str]:

@@ -339,7 +339,7 @@ def _check_space(checkpoint: Path, run_folder: Path, run: RunConfig) -> CheckedI
     saved_bytes = sum(path.stat().st_size for path in run_folder.glob("checkpoints/*/**/*") if path.is_file())
     existing = next(path for path in (run_folder.absolute(), *run_folder.absolute().parents) if path.exists())
     versions, kept = run.num_weight_versions, run.learner.keep_checkpoints
-    kept += 2 if run.evaluation.saves_evaluated_steps else 0  # the best one, and one that is being evaluated
+    kept += 2 if run.evaluation.saves_evaluated_steps else 0  # the best one, and the one in evaluation
     needs = {
         "/dev/shm": (Path("/dev/shm"), versions * parameter_bytes, f"{versions} versions of the weights"),
         "the disk of the run": (

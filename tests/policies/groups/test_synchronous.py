@@ -76,4 +76,4 @@ def without_loads(effects: Sequence[Envelope]) -> list[Envelope]:
 def _without_version(effect: Envelope) -> Envelope:
     if not isinstance(effect.message, EvaluationFinished):
         return effect
-    return replace(effect, message=replace(effect.message, version=-1, first_group_id=-1))
+    return replace(effect, message=replace(effect.message, version=-1, first_group_id=-1, other_version_tokens=0))
