@@ -5,13 +5,13 @@ version v, so that newer weights are held back from the engines until it ends. T
 meanwhile. Version v itself is sent to engines that join: its shared memory remains readable, since the
 learner publishes at most `rl.max_staleness` + 1 further versions before the next one is loaded.
 
-Two faults end the hold early, so that the run never waits for weights that nobody has:
+Two faults end the hold early, so that the run never waits for weights that are lost:
 
     the learner restarts        publishes only its newest weights; evaluations that have not begun are skipped
     all engines of v are lost   engines load the newest weights; EvaluationFinished counts their tokens
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import NamedTuple
 
 import msgspec
@@ -97,9 +97,9 @@ class StepEvaluations(msgspec.Struct):
         self.held = [each for each in self.held if each.version != self.version]
         self.version = -1
 
-    def choose_weights(self, newest: WeightsPublished, loaded_versions: Iterable[int]) -> WeightsPublished:
-        """The weights for the engines, of which some have loaded the versions."""
+    def choose_weights(self, newest: WeightsPublished, loaded_versions: Collection[int]) -> WeightsPublished:
+        """The weights to send. `loaded_versions`: by engine."""
         if not self.held:
             return newest
-        is_lost = self.version == self.held[0].version and max(loaded_versions, default=-1) < self.version
+        is_lost = self.version == self.held[0].version and self.version not in loaded_versions
         return [*self.held[is_lost:], newest][0]

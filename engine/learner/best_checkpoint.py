@@ -83,7 +83,7 @@ class BestCheckpointFile:
 
 
 def list_protected_steps(run: RunConfig, checkpoints: Path, saved_steps: Iterable[int]) -> set[int]:
-    """The best checkpoint, and checkpoints whose evaluation has not ended."""
+    """The best checkpoint, and checkpoints before the end of their evaluation."""
     if not run.evaluation.saves_evaluated_steps:
         return set()
     best, every = read_best_checkpoint(checkpoints), run.evaluation.every

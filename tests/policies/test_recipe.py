@@ -21,6 +21,7 @@ from bus.messages import (
     StepCounts,
     StepRequested,
     StepTrained,
+    TaskCounts,
     WeightsLoaded,
     WeightsPublished,
     WeightsSynced,
@@ -288,6 +289,25 @@ def test_evaluation_accuracy_excludes_infrastructure_failures() -> None:
     line = record(recorder, 0.0, EvaluationFinished("start_greedy", 10, 4, 2, 80))
     assert line.values["accuracy"] == 0.5
     assert line.values["response_tokens"] == 10.0
+
+
+def test_an_evaluation_has_its_version_and_the_figures_of_each_set() -> None:
+    recorder = Recorder(steps=5)
+    sets = {"easy": TaskCounts(trajectories=4, trajectories_failed=1, positives=1, reward=0.5, response_tokens=8)}
+    line = record(recorder, 0.0, EvaluationFinished("step_sampled", 5, 1, 1, 8, 0.5, sets=sets, version=4))
+    assert (line.step, line.label, line.values["version"], line.values["other_version_tokens"]) == (
+        4,
+        "step_sampled",
+        4.0,
+        0.0,
+    )
+    assert {name: value for name, value in line.values.items() if name.startswith("set ")} == {
+        "set easy: accuracy": 0.25,
+        "set easy: reward": 0.125,
+        "set easy: questions": 5.0,
+        "set easy: failed": 1.0,
+        "set easy: response_tokens": 2.0,
+    }
 
 
 def test_an_evaluation_without_any_result_has_no_accuracy() -> None:
