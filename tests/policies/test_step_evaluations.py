@@ -33,7 +33,7 @@ BUFFER = "head/buffer"
 
 
 class RecipeDriver:
-    """A recipe whose start evaluations have ended."""
+    """A recipe after the evaluations at the start."""
 
     def __init__(self, plan: EvaluationPlan = PLAN, max_staleness: int = 0, first_step: int = 1) -> None:
         self.recipe = Recipe(plan, ENGINES, max_staleness)
