@@ -1,22 +1,27 @@
 """The metrics file of a run: one JSON line for each step of the cold start and of RL, for each evaluation and health report."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from bus.messages import AnyMessage, HealthReported, MetricsRecorded
 from configs.atomic_write import raising_disk_errors, write_atomically
+from engine.learner.best_checkpoint import BestCheckpointFile, EvaluationResult
 
 
 class MetricsFile:
     """Appends a line once per step and evaluation; lines that a resumed run repeats are ignored. Writes run off the event loop."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, best_checkpoint: BestCheckpointFile | None = None) -> None:
         self._path = path
+        self._best_checkpoint = best_checkpoint
         path.touch()
-        self._written = {_parse_key(line) for line in self._read_lines()}
+        lines = self._read_lines()
+        self._written = {_parse_key(line) for line in lines}
+        if best_checkpoint is not None:
+            best_checkpoint.restart(_list_evaluations(lines))
 
     def truncate_after(self, step: int) -> None:
         """Remove the lines of an earlier launch about RL steps after the checkpoint that this launch resumes from."""
@@ -52,6 +57,9 @@ class MetricsFile:
     def _append(self, line: bytes) -> None:
         with raising_disk_errors(self._path), self._path.open("ab") as file:
             file.write(line + b"\n")
+        if self._best_checkpoint is not None:
+            for result in _list_evaluations([line]):
+                self._best_checkpoint.add(result)
 
 
 def read_steps_written(metrics: Path) -> set[int]:
@@ -59,6 +67,11 @@ def read_steps_written(metrics: Path) -> set[int]:
     lines = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
     keys = (_parse_key(line) for line in lines if line.endswith(b"\n"))
     return {step for kind, step, _ in keys if kind == "step"}
+
+
+def _list_evaluations(lines: Iterable[bytes]) -> list[EvaluationResult]:
+    values = [msgspec.json.decode(line) for line in lines if _parse_key(line)[0] == "evaluation"]
+    return [EvaluationResult(each["step"], each["label"], each) for each in values]
 
 
 def _parse_key(line: bytes) -> tuple[str, int, str]:

@@ -52,6 +52,7 @@ from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.contract import Engine, EngineFailure
 from engine.data.task_inputs import read_task_descriptions
+from engine.learner.best_checkpoint import BestCheckpointFile
 from policies.observers import StepObserver, TrajectoryObserver
 from policies.rollout.rollout import Rollout
 from sandbox.contract import Isolation, SandboxFailure
@@ -70,7 +71,7 @@ async def run_head(
     """Arbiter, group buffer, recipe and recorder in one process, and the metrics file."""
     deciders = build_live_head_deciders(run, folder)
     cursor = find_cursor(folder.events / f"{HEAD}.sqlite", step)
-    metrics = MetricsFile(folder.metrics)
+    metrics = MetricsFile(folder.metrics, BestCheckpointFile(run, folder.checkpoints))
     logger = structlog.get_logger()
     logger.info("head.started", step=step, position=cursor.position)
     started, services = RunStarted(step, cursor, run.health), {"metrics": metrics.write}

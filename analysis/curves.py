@@ -85,7 +85,7 @@ def _format_subtitle(metrics: RunMetrics) -> str:
 
 
 def _draw_reward(axes: Axes, metrics: RunMetrics) -> None:
-    """The training reward, and the evaluations before and after RL."""
+    """The training reward, and the evaluations before, during and after RL."""
     steps = metrics.steps
     draw_line(axes, steps["step"], get_column(steps, "reward"), BLUE, "training")
     ends = {"start": int(steps["step"][0]) - 1, "end": int(steps["step"][-1])}
@@ -97,6 +97,9 @@ def _draw_reward(axes: Axes, metrics: RunMetrics) -> None:
             x, y = zip(*measured, strict=True)
             points_drawn = axes.scatter(x, y, marker=marker, s=size, facecolor=face, edgecolor=color, zorder=3)
             points_drawn.set(label=f"test, {sampling}", clip_on=False, linewidth=1.8)
+    if metrics.step_accuracies:
+        x, y = zip(*sorted(metrics.step_accuracies.items()), strict=True)
+        axes.plot(x, y, color=PURPLE, marker="o", markersize=4, linewidth=1, label="test, during training")
     axes.set_ylim(0, 1.05)
     draw_legend(axes)
 

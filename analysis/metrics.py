@@ -18,7 +18,8 @@ class RunMetrics(NamedTuple):
     run: str  # name of the folder
     steps: pl.DataFrame  # one row per RL step, in order
     sft: pl.DataFrame  # one row per step of the cold start, in order
-    evaluations: dict[str, float | None]  # label -> accuracy; None if every trajectory failed
+    evaluations: dict[str, float | None]  # label -> accuracy of the last one; None if every trajectory failed
+    step_accuracies: dict[int, float]  # step -> accuracy of the evaluation during training
     task_rewards: dict[str, dict[str, float]]  # label -> mean reward of an evaluation, by task
     health: list[dict[str, Any]]  # reports of health checks: step, check, action, message
 
@@ -35,6 +36,11 @@ def read_metrics(run_folder: Path, *, require_steps: bool = False) -> RunMetrics
         steps=steps,
         sft=_build_step_frame(lines, "sft"),
         evaluations={line["label"]: line.get("accuracy") for line in lines if line["kind"] == "evaluation"},
+        step_accuracies={
+            line["step"]: line["accuracy"]
+            for line in lines
+            if line["kind"] == "evaluation" and line["label"].startswith("step_") and "accuracy" in line
+        },
         task_rewards={line["label"]: _read_task_rewards(line) for line in lines if line["kind"] == "evaluation"},
         health=[_read_health_report(line) for line in lines if line["kind"] == "health"],
     )

@@ -13,6 +13,7 @@ from bus.event_log.reader import decode_event, list_removed_events, read_events
 from bus.messages import StartGroup
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
+from engine.learner.best_checkpoint import read_best_checkpoint
 from engine.model.weight_files import count_parameters
 
 _ISOLATION_LAYERS = ("namespaces", "seccomp", "landlock")
@@ -36,6 +37,7 @@ def summarize(run: RunConfig, folder: RunFolder, *, wall_s: float, replay_identi
         "pass1_end": accuracy.get("end_sampled"),
         "greedy_start": accuracy.get("start_greedy"),
         "greedy_end": accuracy.get("end_greedy"),
+        "best_checkpoint": _describe_best_checkpoint(folder),
         "tasks": _join_task_rewards(metrics.task_rewards),
         "err_positive_start": errors[0] if steps.height else None,
         "err_positive_end": errors.tail(AVERAGED_STEPS).mean(),
@@ -51,6 +53,14 @@ def summarize(run: RunConfig, folder: RunFolder, *, wall_s: float, replay_identi
         "isolation": read_weakest_isolation(folder),
         "replay_identical": replay_identical,
     }
+
+
+def _describe_best_checkpoint(folder: RunFolder) -> dict[str, Any] | None:
+    best = read_best_checkpoint(folder.checkpoints)
+    if best is None:
+        return None
+    path = folder.get_checkpoint_path(best.step).relative_to(folder.path)
+    return {"path": str(path), "step": best.step, "label": best.label, "reward": best.reward}
 
 
 def _join_task_rewards(by_label: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float | None]]:

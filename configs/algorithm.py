@@ -19,14 +19,24 @@ from configs.schema_tree import (
     PositiveShare,
     Section,
     SignedFloat,
+    TaskName,
     require,
 )
 
 
 class SamplingConfig(Section, frozen=True):
-    temperature: NonNegativeFloat = 1.0  # of training and of sampled evaluations
-    top_p: PositiveShare = 1.0  # the smallest set of tokens with this probability
-    top_k: Count = 0  # 0: all tokens
+    temperature: NonNegativeFloat = 1.0  # of training and, unless evaluation.temperature is set, of evaluations
+    top_p: PositiveShare = 1.0  # the smallest set of tokens with this probability; must be 1 for training
+    top_k: Count = 0  # 0: all tokens; must be 0 for training
+
+    def require_full_distribution(self) -> None:
+        """Raise ValueError for sampling that is no sampling from the policy."""
+        key = "top_p" if self.top_p < 1 else "top_k"
+        require(
+            self.top_p == 1 and self.top_k == 0,
+            f"sampling.{key} must keep its default for training: the learner computes log probabilities under the full "
+            f"distribution, so truncated sampling would train on another one; set evaluation.{key} instead",
+        )
 
 
 class SftConfig(Section, frozen=True):
@@ -164,7 +174,34 @@ class LearnerConfig(Section, frozen=True):
         )
 
 
-class EvaluationConfig(Section, frozen=True):
-    """Before the first RL step and after the last: a sampled and a greedy answer per question."""
+class EvaluationSetConfig(Section, frozen=True, kw_only=True):
+    """Questions of evaluations, with metrics of their own."""
 
-    questions: Count = 512  # of data.test; 0: no evaluation
+    name: TaskName  # in metrics
+    data: FilePath  # rows as in data.test
+    task: str = ""  # name of the task that they belong to; empty: the first task
+    questions: Count = 0  # at most; 0: evaluation.questions
+
+
+class EvaluationConfig(Section, frozen=True):
+    """Before the first RL step and after the last: a sampled and a greedy answer per question. docs/evaluation.md"""
+
+    questions: Count = 512  # of data.test, of each tasks[].test, and of each set; 0: no evaluation
+    every: Count = 0  # RL steps, for evaluations during training; 0: none
+    during: Literal["sampled", "greedy"] = "sampled"  # answers of the evaluations during training
+    keep_best: bool = True  # keep the checkpoint with the best reward in these evaluations; needs `every`
+    temperature: NonNegativeFloat = 0.0  # of sampled evaluations; 0: sampling.temperature
+    top_p: PositiveShare = 1.0  # of sampled evaluations; 1: sampling.top_p
+    top_k: Count = 0  # of sampled evaluations; 0: sampling.top_k
+    sets: tuple[EvaluationSetConfig, ...] = ()  # instead of data.test and tasks[].test
+
+    def __post_init__(self) -> None:
+        require(self.every == 0 or self.questions > 0, "every must be 0 without questions; set questions")
+        names = [each.name for each in self.sets]
+        repeated = next((name for name in names if names.count(name) > 1), "")
+        require(not repeated, f'sets: the name "{repeated}" is used twice')
+
+    @property
+    def saves_evaluated_steps(self) -> bool:
+        """Whether the learner saves a checkpoint of each evaluated step."""
+        return self.every > 0 and self.keep_best

@@ -173,14 +173,16 @@ def _suggest_keys(path: Sequence[str]) -> str:
     return f"; did you mean {nearest}?" if nearest else ""
 
 
-def _merge(base: Mapping[str, Any], override: Mapping[str, Any], source: str) -> dict[str, Any]:
+def _merge(
+    base: Mapping[str, Any], override: Mapping[str, Any], source: str, path: tuple[str, ...] = ()
+) -> dict[str, Any]:
     merged = dict(base)
     for key, value in override.items():
-        before = merged.get(key)
+        before, here = merged.get(key), (*path, key)
         if isinstance(value, dict) and isinstance(before, dict):
-            value = _merge(cast("dict[str, Any]", before), cast("dict[str, Any]", value), source)
-        elif isinstance(value, dict) and is_table_array(find_annotation(RunConfig, [key])):
-            value = _merge_by_name(key, before or [], cast("dict[str, Any]", value), source)
+            value = _merge(cast("dict[str, Any]", before), cast("dict[str, Any]", value), source, here)
+        elif isinstance(value, dict) and is_table_array(find_annotation(RunConfig, here)):
+            value = _merge_by_name(".".join(here), before or [], cast("dict[str, Any]", value), source)
         merged[key] = value
     return merged
 

@@ -70,7 +70,7 @@ class SandboxConfig(Section, frozen=True):
 
 
 class BusConfig(Section, frozen=True):
-    queue_messages: PositiveInt = 65_536  # bound of every send and receive queue; a full queue blocks the sender
+    queue_messages: PositiveInt = 131_072  # bound of every send and receive queue; a full queue blocks the sender
 
 
 class SupervisionConfig(Section, frozen=True):

@@ -9,7 +9,15 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig, RocConfig, SamplingConfig, SftConfig
+from configs.algorithm import (
+    EvaluationConfig,
+    EvaluationSetConfig,
+    LearnerConfig,
+    RlConfig,
+    RocConfig,
+    SamplingConfig,
+    SftConfig,
+)
 from configs.dialogue_options import DialogueConfig
 from configs.health_options import HealthConfig
 from configs.machines import (
@@ -86,9 +94,15 @@ class RunConfig(Section, frozen=True):
             self.sampling.temperature > 0 or self.rl.steps == 0,
             "sampling.temperature must be positive for training: with 0 all answers of a group are equal",
         )
+        if self.rl.steps:
+            self.sampling.require_full_distribution()
         check_tasks(self.resolved_tasks)
         if self.roc.enabled:
             _require_resampling(self.rl.rollouts, self.roc)
+        tasks = [task.name for task in self.resolved_tasks]
+        for each in self.evaluation.sets:
+            known = ", ".join(name for name in tasks if name) or "none, as there are no [[tasks]]"
+            require(each.task in ("", *tasks), f'evaluation.sets: "{each.name}": no task "{each.task}"; known: {known}')
         require(
             self.sft.steps == 0 or not any(task.get_dialogue().renderer for task in self.resolved_tasks),
             "sft.steps must be 0 with dialogue.renderer: cold-start dialogues have the texts of ChatML",
@@ -102,7 +116,9 @@ class RunConfig(Section, frozen=True):
             f"log.keep_steps must exceed rl.max_staleness = {self.rl.max_staleness}, so that events of unfinished steps are kept",
         )
         # Two processes that wait for each other's full queue would deadlock.
-        frames = 4 * max(self.rl.max_groups_in_flight * self.rl.rollouts, self.evaluation.questions)
+        trained = self.rl.max_groups_in_flight * self.rl.rollouts
+        evaluated = sum(each.questions for each in self.resolved_evaluation_sets)
+        frames = 4 * (trained + evaluated if self.evaluation.every else max(trained, self.evaluation.questions))
         require(
             self.bus.queue_messages >= frames,
             f"bus.queue_messages must be at least {frames}, four for each unfinished trajectory",
@@ -125,6 +141,27 @@ class RunConfig(Section, frozen=True):
     def kept_trajectories(self) -> int:
         """Of a group with roc.enabled."""
         return self.roc.keep or self.rl.rollouts // 2
+
+    @property
+    def resolved_evaluation_sets(self) -> tuple[EvaluationSetConfig, ...]:
+        """With their tasks and numbers of questions. Without [[evaluation.sets]] one per task, with the name ""."""
+        options = self.evaluation
+        if not options.sets:
+            return tuple(
+                EvaluationSetConfig(name="", data=task.test, task=task.name, questions=options.questions)
+                for task in self.resolved_tasks
+            )
+        first = self.resolved_tasks[0].name
+        return tuple(
+            replace(each, task=each.task or first, questions=each.questions or options.questions)
+            for each in options.sets
+        )
+
+    @property
+    def num_weight_versions(self) -> int:
+        """Versions of the weights in shared memory. An evaluation holds the engines' version, while the learner
+        publishes `rl.max_staleness` + 1 further versions."""
+        return max(2, self.rl.max_staleness + (2 if self.evaluation.every else 1))
 
     @property
     def acceptance(self) -> Acceptance:

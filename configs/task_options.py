@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Meta
 
 from configs.dialogue_options import DialogueConfig
-from configs.schema_tree import FilePath, ImportPath, PositiveFloat, PositiveInt, Section, SignedFloat, require
-
-TaskName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
-
+from configs.schema_tree import (
+    FilePath,
+    ImportPath,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    SignedFloat,
+    TaskName,
+    require,
+)
 
 Acceptance = Literal["number", "expression", "any"]
 

@@ -13,6 +13,7 @@ from bus.messages import (
     TrajectoryAborted,
     TrajectoryFailed,
     TrajectoryFinished,
+    name_evaluation,
 )
 from policies.decider import Send
 from policies.rollout.rollout import Rollout
@@ -27,7 +28,8 @@ class StepObserver:
     """The head: start and end of steps, evaluations and groups (actors.runtime.decider_loop.Observer)."""
 
     def __init__(self, write_line: WriteLine) -> None:
-        self._name = ""  # of the latest request: "step 3", "evaluation start_greedy"
+        # Of the latest request for each purpose: "step 3", "evaluation start_greedy".
+        self._names = {"train": "", "evaluate": ""}
         self.quiet = False
         self._write_line = write_line
 
@@ -39,20 +41,19 @@ class StepObserver:
         for effect in effects:
             match effect.message:
                 case StepRequested(step=step, version=version) if effect.to == BUFFER:
-                    self._name = f"step {step}"
-                    self._write_unless_quiet("step.requested", name=self._name, version=version)
+                    self._names["train"] = f"step {step}"
+                    self._write_unless_quiet("step.requested", name=f"step {step}", version=version)
                 case EvaluationRequested(label=label, version=version) if effect.to == BUFFER:
-                    self._name = f"evaluation {label}"
-                    self._write_unless_quiet("step.requested", name=self._name, version=version)
+                    self._names["evaluate"] = name = name_evaluation(label, version)
+                    self._write_unless_quiet("step.requested", name=name, version=version)
                 case StartGroup(group_id=group_id, size=size, purpose=purpose, problem=problem):
-                    self._write_unless_quiet(
-                        "group.started", name=self._name, group_id=group_id, size=size, purpose=purpose, problem=problem
-                    )
+                    name, fields = self._names[purpose], {"purpose": purpose, "problem": problem}
+                    self._write_unless_quiet("group.started", name=name, group_id=group_id, size=size, **fields)
                 case MetricsRecorded(kind="step", step=step, values=values):
                     parts = {part: values[part] for part in _PARTS if part in values}
                     self._write_unless_quiet("step.ended", name=f"step {step}", **parts)
-                case MetricsRecorded(kind="evaluation", label=label):
-                    self._write_unless_quiet("step.ended", name=f"evaluation {label}")
+                case MetricsRecorded(kind="evaluation", step=version, label=label):
+                    self._write_unless_quiet("step.ended", name=name_evaluation(label, version))
                 case _:
                     pass
 

@@ -2,11 +2,13 @@
 
     weights of step v on every engine --> evaluate (v = 0, or the last)
                                       --> StepRequested(v + 1 ... v + 1 + max_staleness)
+                                      --> every `evaluation.every` steps: evaluate meanwhile
 
 With max_staleness = 0 a step starts when every engine holds the weights of the previous step: the
 algorithm is synchronous. With k > 0 up to k further steps are collected while the learner trains,
 and engines load weights during turns: tokens for a step are at most k versions older than the
-policy that the step updates.
+policy that the step updates. policies.step_evaluations states how an evaluation that runs alongside
+the rollouts keeps its weights.
 
 The run does not wait for engines that have left. An engine that joins gets the newest weights, and
 the run waits for it from then on. Weights are sent with the engine's incarnation, because the bus may
@@ -34,7 +36,6 @@ from bus.messages import (
     EngineLeft,
     EngineSleepRequested,
     EvaluationFinished,
-    EvaluationRequested,
     GpuMemoryGranted,
     GpuMemoryRequested,
     ProtocolError,
@@ -48,9 +49,7 @@ from bus.messages import (
     WeightsSynced,
 )
 from policies.decider import Send
-
-START_LABELS = ("start_sampled", "start_greedy")
-END_LABELS = ("end_sampled", "end_greedy")
+from policies.step_evaluations import EvaluationPlan, StepEvaluations
 
 
 class EngineWeights(msgspec.Struct):
@@ -78,6 +77,7 @@ class RecipeState(msgspec.Struct):
     pending_evaluations: list[str] = []  # labels to finish before the next step
     # Unset until the learner requests the engines' memory.
     handover: GpuMemoryHandover | msgspec.UnsetType = msgspec.UNSET
+    step_evaluations: StepEvaluations | msgspec.UnsetType = msgspec.UNSET  # unset without evaluations during training
 
     @property
     def version(self) -> int:
@@ -98,18 +98,17 @@ class RecipeState(msgspec.Struct):
 class Recipe:
     """A decider (policies.decider.Decider). The run starts with `engines`."""
 
-    def __init__(
-        self, steps: int, questions: int, temperature: float, engines: tuple[str, ...], max_staleness: int = 0
-    ) -> None:
-        self._steps = steps
-        self._questions = questions
-        self._temperature = temperature
+    def __init__(self, plan: EvaluationPlan, engines: tuple[str, ...], max_staleness: int = 0) -> None:
+        self._steps = plan.steps
+        self._plan = plan
         self._engines = engines
         self._max_staleness = max_staleness
         self._reset()
 
     def _reset(self) -> None:
         self.state = RecipeState(engines={name: EngineWeights() for name in self._engines})
+        if self._plan.every:
+            self.state.step_evaluations = StepEvaluations()
 
     def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
         match event:
@@ -134,7 +133,7 @@ class Recipe:
                 return []
             case StepTrained(step=step):
                 if step <= self.state.last_trained_step:
-                    return []
+                    return self._on_learner_restarted()
                 self.state.last_trained_step = step
                 return [Send(RECORDER, event)]
             case _:
@@ -178,6 +177,9 @@ class Recipe:
         if state.newest is None:  # the learner's checkpoint, from which the steps continue
             state.last_requested_step = event.version
         state.newest = event
+        if evaluations := state.step_evaluations:
+            is_due = self._plan.is_due(event.version) and event.version > state.synced_version
+            evaluations.on_published(event, hold=is_due)
         if (handover := state.open_handover) is not None:
             if handover.phase == "requested" or event.version < handover.version:
                 return []
@@ -187,15 +189,26 @@ class Recipe:
         return self._announce_weights()
 
     def _announce_weights(self) -> list[Send]:
-        newest = self.state.newest
-        if newest is None:
+        """Send each engine the newest weights, or the newest that evaluations allow."""
+        weights = self.state.newest
+        if weights is None:
             return []
+        if evaluations := self.state.step_evaluations:
+            loaded_versions = [engine.loaded_version for engine in self.state.engines.values()]
+            weights = evaluations.choose_weights(weights, loaded_versions)
         effects: list[Send] = []
         for name, engine in self.state.engines.items():
-            if engine.announced_version < newest.version:
-                engine.announced_version = newest.version
-                effects.append(Send(name, msgspec.structs.replace(newest, incarnation=engine.incarnation)))
+            if engine.announced_version < weights.version:
+                engine.announced_version = weights.version
+                effects.append(Send(name, msgspec.structs.replace(weights, incarnation=engine.incarnation)))
         return effects
+
+    def _on_learner_restarted(self) -> list[Send]:
+        """The learner repeats StepTrained, and then publishes only its newest weights."""
+        if not self.state.step_evaluations:
+            return []
+        self.state.step_evaluations.skip_unstarted()
+        return self._announce_weights() if self.state.open_handover is None else []
 
     def _on_weights_loaded(self, event: WeightsLoaded) -> list[Send]:
         engine = self.state.engines.get(event.engine)
@@ -215,7 +228,7 @@ class Recipe:
         if synced_version <= state.synced_version:
             return []
         state.synced_version = synced_version
-        state.pending_evaluations = self._list_due_evaluations(synced_version)
+        state.pending_evaluations = self._plan.list_labels(synced_version)
         return [Send(RECORDER, WeightsSynced(synced_version)), *self._request_next()]
 
     # ---------------------------------------------------------------- the engines' memory
@@ -228,6 +241,10 @@ class Recipe:
                 f"incarnation {event.learner_incarnation} of the learner requested memory "
                 f"for version {event.version} twice"
             )
+        evaluations = self.state.step_evaluations
+        if evaluations and evaluations.is_running:
+            evaluations.deferred = event
+            return []
         self.state.handover = GpuMemoryHandover(event.learner_incarnation, event.version)
         request = EngineSleepRequested(event.learner_incarnation, event.version)
         return [*(Send(name, request) for name in self.state.engines), *self._grant_gpu_memory_if_asleep()]
@@ -253,26 +270,39 @@ class Recipe:
 
     # ---------------------------------------------------------------- evaluations and steps
 
-    def _list_due_evaluations(self, step: int) -> list[str]:
-        if not self._questions:
-            return []
-        labels = START_LABELS if step == 0 else ()
-        return [*labels, *(END_LABELS if step == self._steps else ())]
-
     def _on_evaluation_finished(self, label: str) -> list[Send]:
+        evaluations = self.state.step_evaluations
+        if evaluations and evaluations.is_running and label == self._plan.step_label:
+            return self._end_step_evaluation(evaluations)
         if not self.state.pending_evaluations or self.state.pending_evaluations[0] != label:
             raise ProtocolError(f"evaluation {label} was not requested")
         del self.state.pending_evaluations[0]
         return self._request_next()
 
+    def _end_step_evaluation(self, evaluations: StepEvaluations) -> list[Send]:
+        evaluations.end()
+        deferred, evaluations.deferred = evaluations.deferred, None
+        if deferred is not None:
+            return [*self._request_next(), *self._on_gpu_memory_requested(deferred)]
+        announced = self._announce_weights() if self.state.open_handover is None else []
+        return [*announced, *self._request_next()]
+
     def _request_next(self) -> list[Send]:
-        state = self.state
+        """During an evaluation alongside the rollouts only further steps."""
+        state, evaluations = self.state, self.state.step_evaluations
+        if evaluations and evaluations.is_running:
+            return self._request_steps()
         if state.pending_evaluations:
-            label = state.pending_evaluations[0]
-            temperature = 0.0 if label.endswith("greedy") else self._temperature
-            return [Send(BUFFER, EvaluationRequested(label, temperature, self._questions, state.synced_version))]
+            return [Send(BUFFER, self._plan.build_request(state.pending_evaluations[0], state.synced_version))]
         if state.synced_version >= self._steps:
             return [Send(BUFFER, RunFinished(state.synced_version))]
+        if evaluations and evaluations.begin(state.synced_version):
+            request = self._plan.build_request(self._plan.step_label, state.synced_version)
+            return [Send(BUFFER, request), *self._request_steps()]
+        return self._request_steps()
+
+    def _request_steps(self) -> list[Send]:
+        state = self.state
         effects: list[Send] = []
         while state.last_requested_step < min(state.synced_version + 1 + self._max_staleness, self._steps):
             state.last_requested_step += 1

@@ -30,6 +30,7 @@ from bus.messages import (
     StepTrained,
     TaskCounts,
     WeightsSynced,
+    name_evaluation,
 )
 from configs.health_options import HealthConfig
 from policies.decider import Send
@@ -172,14 +173,18 @@ class Recorder:
             "reward": compute_mean_reward(event.reward, answered),
             **compute_component_metrics(event.components),
             **compute_task_metrics(event.tasks),
+            **compute_set_metrics(event.sets),
             "questions": float(event.questions),
             "failed": float(event.failed),
             "response_tokens": divide(event.response_tokens, answered),
         }
-        step = self.state.last_step
+        if event.version >= 0:
+            values |= {"version": float(event.version), "other_version_tokens": float(event.other_version_tokens)}
+        step = self.state.last_step if event.version < 0 else event.version
+        name = name_evaluation(event.label, event.version)
         return [
             Send(METRICS, MetricsRecorded("evaluation", step, event.label, drop_undefined(values))),
-            Send(LAUNCHER, Progress(f"evaluation {event.label}", step, self._steps, drop_undefined(values))),
+            Send(LAUNCHER, Progress(name, step, self._steps, drop_undefined(values))),
         ]
 
 
@@ -272,6 +277,21 @@ def compute_task_metrics(tasks: Mapping[str, TaskCounts]) -> dict[str, float | N
                 "groups_lost": float(counts.groups_lost),
             }
         metrics |= {f"task {name}: {metric}": value for metric, value in values.items()}
+    return metrics
+
+
+def compute_set_metrics(sets: Mapping[str, TaskCounts]) -> dict[str, float | None]:
+    """By "set NAME: METRIC", for the sets of an evaluation."""
+    metrics: dict[str, float | None] = {}
+    for name, counts in sorted(sets.items()):
+        values: dict[str, float | None] = {
+            "accuracy": divide(counts.positives, counts.trajectories),
+            "reward": compute_mean_reward(counts.reward, counts.trajectories),
+            "questions": float(counts.trajectories + counts.trajectories_failed),
+            "failed": float(counts.trajectories_failed),
+            "response_tokens": divide(counts.response_tokens, counts.trajectories),
+        }
+        metrics |= {f"set {name}: {metric}": value for metric, value in values.items()}
     return metrics
 
 

@@ -49,8 +49,6 @@ def rules(**changes: object) -> Rules:
         "max_turns": 4,
         "max_calls_per_turn": 1,
         "result_characters": 200,
-        "top_p": 1.0,
-        "top_k": 0,
         "stop_token_ids": (END,),
     }
     return Rules(**{**settings, **changes})  # pyright: ignore[reportArgumentType]

@@ -7,7 +7,7 @@ head reads all questions before the first step, and the learner all dialogues.
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -118,12 +118,28 @@ def _list_task_checks(
         test_remedy = f"set {test_key} to a file of questions, or evaluation.questions = 0"
         for key, file, remedy, report in (
             (train_key, task.data, train_remedy, training),
-            (test_key, task.test if run.evaluation.questions else "", test_remedy, QuestionReport(training)),
+            (test_key, _get_test_file(run, task), test_remedy, QuestionReport(training)),
+            *_list_evaluation_files(run, task, training),
         ):
             if file and not _is_generated(run, file):
                 check = partial(_check_questions, task, descriptions, report)
                 checks[key] = partial(_check_data, folder.expand_path(file), remedy, check)
     return checks
+
+
+def _get_test_file(run: RunConfig, task: TaskConfig) -> str:
+    return task.test if run.evaluation.questions and not run.evaluation.sets else ""
+
+
+def _list_evaluation_files(
+    run: RunConfig, task: TaskConfig, training: QuestionReport
+) -> Iterator[tuple[str, str, str, QuestionReport]]:
+    """Key, file, remedy and an empty report of each of [[evaluation.sets]] that belongs to the task."""
+    if run.evaluation.questions and run.evaluation.sets:
+        for each in run.resolved_evaluation_sets:
+            if each.task == task.name:
+                key = f"evaluation.sets.{each.name}.data"
+                yield key, each.data, "set it to a file of questions", QuestionReport(training)
 
 
 def _is_generated(run: RunConfig, path: str) -> bool:
@@ -273,7 +289,7 @@ def _check_main_memory(checkpoint: Path, run: RunConfig) -> CheckedInput:
     weights_bytes = count_parameters(checkpoint) * _FLOAT32_BYTES
     needs = {
         "the learner's weights, gradients and optimizer": _TRAINED_COPIES * weights_bytes // run.cluster.learner_nodes,
-        "weights in shared memory": _count_versions(run) * weights_bytes,
+        "weights in shared memory": run.num_weight_versions * weights_bytes,
     }
     if run.engine.kind == "embedded" and run.engine.device == "cpu":
         value_bytes = 4 if run.engine.dtype == "float32" else 2
@@ -314,20 +330,22 @@ def read_kernel_file(path: str) -> str:
 
 
 def _check_space(checkpoint: Path, run_folder: Path, run: RunConfig) -> CheckedInput:
-    """Weights in shared memory, and checkpoints on disk: those of the cold start, the last step and one being written.
+    """Weights in shared memory, and checkpoints on disk: those of the cold start, the last step, the best one
+    and one being written.
 
     The checkpoints of a run that resumes take no further space.
     """
     parameter_bytes = count_parameters(checkpoint) * _FLOAT32_BYTES
     saved_bytes = sum(path.stat().st_size for path in run_folder.glob("checkpoints/*/**/*") if path.is_file())
     existing = next(path for path in (run_folder.absolute(), *run_folder.absolute().parents) if path.exists())
-    versions, kept = _count_versions(run), run.learner.keep_checkpoints
+    versions, kept = run.num_weight_versions, run.learner.keep_checkpoints
+    kept += 2 if run.evaluation.saves_evaluated_steps else 0  # the best one, and the one in evaluation
     needs = {
         "/dev/shm": (Path("/dev/shm"), versions * parameter_bytes, f"{versions} versions of the weights"),
         "the disk of the run": (
             existing,
             max(0, (kept + 3) * _SAVED_COPIES * parameter_bytes - saved_bytes),
-            f"checkpoints (learner.keep_checkpoints = {kept})",
+            f"checkpoints (learner.keep_checkpoints = {run.learner.keep_checkpoints})",
         ),
     }
     described: list[str] = []
@@ -340,8 +358,3 @@ def _check_space(checkpoint: Path, run_folder: Path, run: RunConfig) -> CheckedI
             )
         described.append(f"{place}: {needed / _GIB:.1f} of {free / _GIB:.1f} GiB")
     return CheckedInput("; ".join(described))
-
-
-def _count_versions(run: RunConfig) -> int:
-    """Slots of engine.learner.learner_rank in shared memory."""
-    return max(2, run.rl.max_staleness + 1)

@@ -139,9 +139,8 @@ def read_rows_by_problem(run: RunConfig, folder: RunFolder) -> dict[str, bytes]:
     report = QuestionReport()
     rows: Counter[str] = Counter()
     by_problem: dict[str, bytes] = {}
-    for file, each in ((run.data.train, report), (run.data.test, QuestionReport(report))):
-        if file == run.data.test and not run.evaluation.questions:
-            continue
+    tests = [each.data for each in run.resolved_evaluation_sets] if run.evaluation.questions else []
+    for file, each in ((run.data.train, report), *((test, QuestionReport(report)) for test in tests)):
         for problem in read_problems(folder.expand_path(file), each, layout=RowLayout(all_columns=True)):
             rows[problem.name] += 1
             by_problem[problem.name] = encode_row(problem)

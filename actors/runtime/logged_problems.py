@@ -63,7 +63,8 @@ class LoggedProblems(Sequence[TokenizedProblem]):
         self._by_index: dict[int, TokenizedProblem] = {}
         self._by_seed: dict[int, TokenizedProblem] = {}
         self._next_seq, self._next_position = 0, 0
-        questions = list_questions(counts, run.evaluation.questions) if purpose == "evaluate" else []
+        wanted = [each.questions for each in run.resolved_evaluation_sets]
+        questions = list_questions(counts, wanted) if purpose == "evaluate" else []
         self._questions = {mix(run.seed, EVALUATE, index): index for index in questions}
 
     def __len__(self) -> int:
@@ -93,7 +94,9 @@ class LoggedProblems(Sequence[TokenizedProblem]):
             self._next_seq = event.seq + 1
             start = decode_event(self._log, event).message
             assert isinstance(start, StartGroup)
-            problem = TokenizedProblem(start.problem, start.ground_truth, start.prompt_ids, start.row, start.task)
+            problem = TokenizedProblem(
+                start.problem, start.ground_truth, start.prompt_ids, start.row, start.task, start.evaluation_set
+            )
             if start.seed in self._questions:
                 self._by_index[self._questions[start.seed]] = problem
             elif start.purpose == self._purpose:

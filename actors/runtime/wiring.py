@@ -7,6 +7,7 @@ from functools import cache
 from typing import NamedTuple
 
 import structlog
+from msgspec.structs import replace
 
 from actors.runtime.logged_problems import LoggedProblems, ProblemCounts, read_problem_counts, write_problem_counts
 from bus.addresses import ARBITER, HEAD, RECIPE, ROLLOUT, is_generator, name_executor, name_generator
@@ -26,6 +27,7 @@ from policies.groups.group_starter import ProblemSet, TokenizedProblem
 from policies.recipe import Recipe
 from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Rules
+from policies.step_evaluations import EvaluationPlan
 from policies.step_metrics import Recorder
 from policies.tools.task_description import TaskDescription, TaskDescriptions
 
@@ -68,8 +70,6 @@ def _build_task_rules(
         max_turns=dialogue.max_turns,
         max_calls_per_turn=dialogue.max_calls_per_turn,
         result_characters=dialogue.result_characters,
-        top_p=run.sampling.top_p,
-        top_k=run.sampling.top_k,
         stop_token_ids=renderer.stop_token_ids,
         result_format=dialogue.result_format,
         kind=description.kind,
@@ -85,9 +85,7 @@ def build_head_deciders(run: RunConfig, problems: ProblemSets) -> dict[str, Deci
     return {
         "arbiter": Arbiter(run.arbiter.policy, run.response_tokens, ends_at_first_groups=run.rl.group_oversampling > 1),
         "buffer": GroupBuffer(run, problems.train, problems.test, (ROLLOUT,)),
-        "recipe": Recipe(
-            run.rl.steps, run.evaluation.questions, run.sampling.temperature, engines, run.rl.max_staleness
-        ),
+        "recipe": Recipe(EvaluationPlan.from_config(run), engines, run.rl.max_staleness),
         "recorder": Recorder(run.rl.steps, run.health),
     }
 
@@ -131,12 +129,17 @@ def load_problem_sets(run: RunConfig, folder: RunFolder, tokenizer: FastTokenize
     descriptions = read_task_descriptions(folder)
     train: list[list[TokenizedProblem]] = []
     test: list[list[TokenizedProblem]] = []
+    reports = {task.name: QuestionReport() for task in run.resolved_tasks}
+    tasks = {task.name: task for task in run.resolved_tasks}
     for task in run.resolved_tasks:
-        report, description = QuestionReport(), descriptions[task.name]
-        train.append(_load_problems(task, description, folder, tokenizer, task.data, report))
-        has_test = bool(run.evaluation.questions and task.test)
-        reported = QuestionReport(report)
-        test.append(_load_problems(task, description, folder, tokenizer, task.test, reported) if has_test else [])
+        report = reports[task.name]
+        train.append(_load_problems(task, descriptions[task.name], folder, tokenizer, task.data, report))
+    for each in run.resolved_evaluation_sets:
+        problems: list[TokenizedProblem] = []
+        if run.evaluation.questions and each.data:
+            report, task = QuestionReport(reports[each.task]), tasks[each.task]
+            problems = _load_problems(task, descriptions[each.task], folder, tokenizer, each.data, report)
+        test.append([replace(problem, evaluation_set=each.name) for problem in problems])
     return ProblemSets(_join_problems(train), _join_problems(test))
 
 

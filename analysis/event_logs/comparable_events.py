@@ -32,6 +32,7 @@ from bus.messages import (
     TrajectoryFinished,
     TurnGenerated,
     WeightsPublished,
+    name_evaluation,
 )
 from configs.run_folder import RunFolder
 
@@ -120,8 +121,8 @@ class _LoggedStreams:
 
 def _name_stream(message: StepCollected | StepTrained | EvaluationFinished | WeightsPublished) -> str:
     match message:
-        case EvaluationFinished(label=label):
-            return f"evaluation {label}"
+        case EvaluationFinished(label=label, version=version):
+            return name_evaluation(label, version)
         case WeightsPublished(version=version):
             return f"weights of version {version}"
         case _:
@@ -136,9 +137,10 @@ def _read_metric_lines(folder: RunFolder, logged: Mapping[str, list[ComparableEv
     streams: EventStreams = {}
     for values in decode_metric_lines(folder.metrics) if folder.metrics.exists() else ():
         label = values.get("label", "")
-        at_s = _get_end_time(logged, f"evaluation {label}" if label else f"step {values['step']}")
+        step = values["step"]
+        at_s = _get_end_time(logged, name_evaluation(label, step) if label else f"step {step}")
         name = label or values.get("check", "")  # of an evaluation, of a health check
-        stream = " ".join(part for part in (values["kind"], name, str(values["step"])) if part)
+        stream = " ".join(part for part in (values["kind"], name, str(step)) if part)
         contents: dict[str, object] = _drop_times(values)
         streams[f"metrics, {stream}"] = [ComparableEvent(at_s, "line", contents, folder.metrics.name)]
     return streams

@@ -31,6 +31,7 @@ from bus.messages import (
     TurnFailed,
     TurnGenerated,
     WeightsLoaded,
+    name_evaluation,
 )
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
@@ -187,9 +188,9 @@ class _SpanBuilder:
             case StepRequested():
                 self._requested_s[f"step {message.step}"] = at_s
             case EvaluationRequested():
-                self._requested_s[f"evaluation {message.label}"] = at_s
+                self._requested_s[name_evaluation(message.label, message.version)] = at_s
             case EvaluationFinished():
-                yield from self._finish_step_span(f"evaluation {message.label}", at_s)
+                yield from self._finish_step_span(name_evaluation(message.label, message.version), at_s)
             case StepCollected():
                 self._collected_s[message.step] = at_s
             case StepTrained(step=0):

@@ -29,6 +29,7 @@ from bus.messages import (
     EngineJoined,
     EngineLoadReported,
     EnvironmentReturned,
+    EvaluationRequested,
     LeaseGranted,
     LeaseRequested,
     StartGroup,
@@ -190,8 +191,15 @@ def _choose_step(head_log: Path, step: int | None) -> tuple[int, _TimeWindow]:
         there = ", ".join(map(str, sorted(asked.keys() & collected)))
         raise AnalysisError(f"{head_log}: step {step} was not collected; collected steps: {there}")
     since = asked[step]
-    borders = [at for at, message in events if at > since and not isinstance(message, StepCollected)]
+    borders = [at for at, message in events if at > since and not _is_alongside(message)]
     return step, _TimeWindow(since, min(borders, default=inf))
+
+
+def _is_alongside(message: AnyMessage) -> bool:
+    """Whether rollouts of a step continue after the event."""
+    return isinstance(message, StepCollected) or (
+        isinstance(message, EvaluationRequested) and message.label.startswith("step_")
+    )
 
 
 def _read_finished(log: Path, history: _RolloutHistory, since: float) -> list[_FinishedTrajectory]:

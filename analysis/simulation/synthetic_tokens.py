@@ -71,8 +71,6 @@ def build_dialogue_rules(workload: Workload) -> Rules:
         max_turns=workload.max_turns,
         max_calls_per_turn=1,
         result_characters=64,
-        top_p=1.0,
-        top_k=0,
         stop_token_ids=(0,),
     )
 

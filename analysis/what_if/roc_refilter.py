@@ -82,8 +82,9 @@ def read_judged_groups(run: RunConfig, folder: RunFolder) -> Iterator[tuple[int,
             case RunStarted():
                 finished.clear()
                 groups.clear()
-            case EvaluationFinished():
-                finished.clear()
+            case EvaluationFinished(first_group_id=first, questions=questions):
+                for group_id in range(first, first + questions) if first >= 0 else list(finished):
+                    finished.pop(group_id, None)
             case TrajectoryFinished() as trajectory:
                 finished[trajectory.group_id].append(trajectory)
             case GroupJudged(step=step, group_id=group_id) as judged:

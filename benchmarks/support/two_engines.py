@@ -151,8 +151,6 @@ def build_rules(work: Workload) -> Rules:
         max_turns=work.max_turns,
         max_calls_per_turn=1,
         result_characters=64,
-        top_p=1.0,
-        top_k=0,
         stop_token_ids=(),
         arbiter=ARBITER,
         buffer=BUFFER,

@@ -27,6 +27,9 @@ class StartGroup(Message, frozen=True):
     seed: int
     row: bytes = b""  # the row of data as a JSON object, for environments and reward functions; empty without them
     task: str = ""  # its name; empty if the run has no [[tasks]]
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all tokens
+    evaluation_set: str = ""  # its name; empty for training, and if the run has no [[evaluation.sets]]
 
 
 class GroupAborted(Message, frozen=True):

@@ -16,12 +16,19 @@ class StepRequested(Message, frozen=True):
 
 
 class EvaluationRequested(Message, frozen=True):
-    """recipe -> buffer: one trajectory for each of the first `questions` test questions."""
+    """recipe -> buffer: one trajectory for each of the first `questions` test questions of each set."""
 
-    label: str  # "start_sampled", "start_greedy", "end_sampled", "end_greedy"
+    label: str  # "start_sampled", "start_greedy", "step_sampled", "step_greedy", "end_sampled", "end_greedy"
     temperature: float
     questions: int
-    version: int
+    version: int  # of the weights
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+def name_evaluation(label: str, version: int) -> str:
+    """Such as "evaluation start_greedy" and "evaluation step_sampled of version 10"."""
+    return f"evaluation {label}" + (f" of version {version}" if label.startswith("step_") else "")
 
 
 class ComponentSum(msgspec.Struct, frozen=True, array_like=True):
@@ -59,6 +66,10 @@ class EvaluationFinished(Message, frozen=True):
     reward: float = 0.0  # sum
     components: dict[str, ComponentSum] = msgspec.field(default_factory=dict)
     tasks: dict[str, TaskCounts] = msgspec.field(default_factory=dict)  # by name; empty without [[tasks]]
+    sets: dict[str, TaskCounts] = msgspec.field(default_factory=dict)  # by name; empty without [[evaluation.sets]]
+    version: int = -1  # of the weights; -1: a log of an earlier Asterism
+    other_version_tokens: int = 0  # generated with other weights, because all engines of `version` were lost
+    first_group_id: int = -1  # its groups have consecutive ids
 
 
 class TrainingSample(msgspec.Struct, frozen=True, array_like=True):
@@ -84,6 +95,7 @@ class StepCounts(msgspec.Struct, frozen=True):
     components: dict[str, ComponentSum] = {}  # of the reward
     endings: dict[Ending, int] = {}  # finished trajectories
     tasks: dict[str, TaskCounts] = {}  # by name; empty without [[tasks]]
+    sets: dict[str, TaskCounts] = {}  # by name, of an evaluation; empty without [[evaluation.sets]]
     calls: int = 0
     calls_failed: int = 0
     positive_calls: int = 0  # in positives

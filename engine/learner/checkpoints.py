@@ -10,7 +10,7 @@ step_000010/
 
 import re
 import shutil
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -84,11 +84,12 @@ def list_saved_steps(checkpoints: Path) -> list[int]:
     return sorted(int(name[1]) for name in names if name)
 
 
-def prune_checkpoints(checkpoints: Path, keep: int) -> list[Path]:
-    """Delete all but step 0 and the newest `keep`, and leftovers of killed saves; returns the deleted checkpoints."""
+def prune_checkpoints(checkpoints: Path, keep: int, protected: Collection[int] = ()) -> list[Path]:
+    """Delete all but step 0, the `protected` steps and the newest `keep`, and leftovers of killed saves; returns the
+    deleted checkpoints."""
     names = ((CHECKPOINT_NAME.fullmatch(path.name), path) for path in checkpoints.iterdir())
     newest_last = sorted((int(name[1]), path) for name, path in names if name)
-    stale = [path for step, path in newest_last[: len(newest_last) - max(1, keep)] if step != 0]
+    stale = [path for step, path in newest_last[: len(newest_last) - max(1, keep)] if step not in (0, *protected)]
     for path in [*stale, *checkpoints.glob(f".*{PARTIAL_SUFFIX}")]:
         shutil.rmtree(path)
     return stale

@@ -18,6 +18,7 @@ from configs.schema import RunConfig
 from engine.data.sft_dialogues import read_sft_dialogues
 from engine.data.task_inputs import load_task_formats
 from engine.learner.batch_journal import BatchJournal
+from engine.learner.best_checkpoint import list_protected_steps
 from engine.learner.checkpoints import is_resumable, list_saved_steps, prune_checkpoints
 from engine.learner.distributed import RankGroup, broadcast_object, gather_full_parameters
 from engine.learner.minibatches import SftSampler, TrainingSequence, build_sft_sequence
@@ -55,9 +56,7 @@ class LearnerRank:
         self._ranks = ranks
         self._initial_checkpoint = folder.expand_path(run.model.checkpoint)
         self._partial_sft_checkpoint = folder.partial_cold_start
-        # The learner trains a step that was collected ahead while engines load the weights of earlier steps.
-        slots = max(2, run.rl.max_staleness + 1)
-        self._publisher = WeightsPublisher(folder.shared_memory, slots) if ranks.is_leader else None
+        self._publisher = WeightsPublisher(folder.shared_memory, run.num_weight_versions) if ranks.is_leader else None
         self._trainer: Trainer | None = None
         self._logger = structlog.get_logger()
 
@@ -166,8 +165,7 @@ class LearnerRank:
         metrics = self._loaded_trainer.run_rl_step(rows)
         trained = time.monotonic()
         self._loaded_trainer.check_weights()  # before a checkpoint of them is written
-        due = step % self._run.learner.checkpoint_every == 0 or step == self._run.rl.steps
-        if due:
+        if self._is_checkpoint_due(step):
             self._save_checkpoint(self._folder.get_checkpoint_path(step))
             if self._journal is not None:
                 self._journal.delete_up_to(step)
@@ -178,6 +176,11 @@ class LearnerRank:
         metrics["publish_s"] = time.monotonic() - saved
         self._logger.info("step.trained", step=step, rank=self._ranks.rank, **metrics)
         return TrainStepResult(step, metrics, published)
+
+    def _is_checkpoint_due(self, step: int) -> bool:
+        evaluation = self._run.evaluation
+        is_evaluated = evaluation.saves_evaluated_steps and step % evaluation.every == 0
+        return is_evaluated or step % self._run.learner.checkpoint_every == 0 or step == self._run.rl.steps
 
     def close(self) -> None:
         """Remove the published weights."""
@@ -200,5 +203,7 @@ class LearnerRank:
     def _save_checkpoint(self, checkpoint: Path) -> None:
         self._loaded_trainer.save(checkpoint, self._initial_checkpoint)
         if self._ranks.is_leader:
-            stale = prune_checkpoints(self._folder.checkpoints, self._run.learner.keep_checkpoints)
+            checkpoints = self._folder.checkpoints
+            protected = list_protected_steps(self._run, checkpoints, list_saved_steps(checkpoints))
+            stale = prune_checkpoints(checkpoints, self._run.learner.keep_checkpoints, protected)
             self._logger.info("checkpoint.saved", path=str(checkpoint), pruned=len(stale))

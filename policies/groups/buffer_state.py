@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from bus.messages import (
     BufferCursor,
+    EvaluationFinished,
     EvaluationRequested,
     GroupAborted,
     RunFailed,
@@ -22,6 +23,7 @@ from bus.messages import (
     TrajectoryFinished,
 )
 from policies.groups.counts import StepLengths, add_to_step_counts, count_task_trajectory, parse_failed_component
+from policies.groups.staleness import count_other_versions
 
 STEP_ENDED = "the step ended without it"
 
@@ -72,6 +74,8 @@ class GroupCollection(msgspec.Struct):
     first_failure: str = ""
     staleness: StalenessCounts = StalenessCounts()
     is_complete: bool = False  # but possibly waiting for earlier steps
+    first_group_id: int = -1  # of an evaluation
+    other_version_tokens: int = 0  # of an evaluation: generated with other weights than requested
 
     def find_total_failure(self, collected: str) -> RunFailed | None:
         """A message if every trajectory failed; `collected` names the step or the evaluation."""
@@ -80,15 +84,35 @@ class GroupCollection(msgspec.Struct):
             return None
         return RunFailed(f"every trajectory of {collected} failed, {failed} in all. The first: {self.first_failure}")
 
-    def count(self, task: str, event: TrajectoryFinished | TrajectoryFailed, positive_above: float) -> None:
-        tasks = count_task_trajectory(self.counts.tasks, task, event, positive_above)
-        self.counts = replace(self.counts, tasks=tasks)
+    def count(self, start: StartGroup, event: TrajectoryFinished | TrajectoryFailed, positive_above: float) -> None:
+        tasks = count_task_trajectory(self.counts.tasks, start.task, event, positive_above)
+        sets = count_task_trajectory(self.counts.sets, start.evaluation_set, event, positive_above)
+        self.counts = replace(self.counts, tasks=tasks, sets=sets)
         if isinstance(event, TrajectoryFinished):
+            if isinstance(self.request, EvaluationRequested):
+                self.other_version_tokens += count_other_versions(event, self.request.version)
             self.counts = add_to_step_counts(self.counts, event, positive_above)
         else:
             self.first_failure = self.first_failure or event.cause
             self.counts = replace(self.counts, trajectories_failed=self.counts.trajectories_failed + 1)
             self.failures = dict(Counter(self.failures) + Counter([parse_failed_component(event.cause)]))
+
+    def build_evaluation_finished(self, request: EvaluationRequested) -> EvaluationFinished:
+        counts = self.counts
+        return EvaluationFinished(
+            label=request.label,
+            questions=counts.trajectories + counts.trajectories_failed,
+            positives=counts.positives,
+            failed=counts.trajectories_failed,
+            response_tokens=counts.response_tokens,
+            reward=counts.reward,
+            components=counts.components,
+            tasks=counts.tasks,
+            sets=counts.sets,
+            version=request.version,
+            other_version_tokens=self.other_version_tokens,
+            first_group_id=self.first_group_id,
+        )
 
 
 class BufferState(msgspec.Struct):

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from bus.messages import (
     ComponentSum,
-    EvaluationFinished,
     LengthCounts,
     LengthsMeasured,
     StepCounts,
@@ -53,7 +52,7 @@ def _add_components(sums: dict[str, ComponentSum], components: dict[str, float])
 def count_task_trajectory(
     tasks: dict[str, TaskCounts], task: str, event: TrajectoryFinished | TrajectoryFailed, positive_above: float
 ) -> dict[str, TaskCounts]:
-    """Without [[tasks]] the name is empty, and nothing is counted by task."""
+    """`task` is the name of a task or of an evaluation set. An empty name is not counted."""
     if not task:
         return tasks
     counts = tasks.get(task, TaskCounts())
@@ -85,19 +84,6 @@ def count_task_verdict(tasks: dict[str, TaskCounts], task: str, verdict: Verdict
         groups_rejected=counts.groups_rejected + (verdict == "rejected"),
     )
     return {**tasks, task: counted}
-
-
-def build_evaluation_finished(label: str, counts: StepCounts) -> EvaluationFinished:
-    return EvaluationFinished(
-        label=label,
-        questions=counts.trajectories + counts.trajectories_failed,
-        positives=counts.positives,
-        failed=counts.trajectories_failed,
-        response_tokens=counts.response_tokens,
-        reward=counts.reward,
-        components=counts.components,
-        tasks=counts.tasks,
-    )
 
 
 def parse_failed_component(cause: str) -> str:

@@ -38,7 +38,7 @@ from configs.schema import RunConfig
 from policies.decider import Send
 from policies.groups.advantages import load_advantage_estimator, load_group_filter
 from policies.groups.buffer_state import BufferState, GroupCollection, OpenGroup
-from policies.groups.counts import StepLengths, build_evaluation_finished, count_task_verdict
+from policies.groups.counts import StepLengths, count_task_verdict
 from policies.groups.group_starter import GroupStarter, ProblemSet
 from policies.groups.selection import (
     build_training_rows,
@@ -121,7 +121,7 @@ class GroupBuffer:
         """An empty collection, or the one with the groups carried over from the previous step."""
         steps = list(self.state.steps.values())
         requested = sum(each.request is not None for each in steps)
-        if self.state.evaluation is not None or requested > self._rl.max_staleness:
+        if requested > self._rl.max_staleness:
             raise ProtocolError("StepRequested while earlier steps are still being collected")
         if not steps:
             return GroupCollection(request.step)
@@ -140,12 +140,14 @@ class GroupBuffer:
         return max(0, len(steps) * rl.prompts + num_spare - sum(each.num_planned_groups for each in steps))
 
     def _start_evaluation(self, request: EvaluationRequested) -> list[Send]:
-        if self.state.list_collections():
-            raise ProtocolError("EvaluationRequested while a step or an evaluation is still being collected")
-        collection = self.state.evaluation = GroupCollection(0, request)
+        """Steps may be collected at the same time."""
+        if self.state.evaluation is not None:
+            raise ProtocolError("EvaluationRequested while an evaluation is still being collected")
+        first_group_id = self.state.cursor.next_group_id
+        collection = self.state.evaluation = GroupCollection(0, request, first_group_id=first_group_id)
         effects: list[Send] = []
         for index in self._starter.list_questions(request.questions):
-            self.state.cursor, group = self._starter.start_question(self.state.cursor, index, request.temperature)
+            self.state.cursor, group = self._starter.start_question(self.state.cursor, index, request)
             effects.append(self._open_group(collection, group))
         return effects or self._end_evaluation(collection, request)
 
@@ -173,7 +175,7 @@ class GroupBuffer:
             if collection is not None:
                 raise ProtocolError(f"trajectory {event.trajectory_id} was aborted without a request")
         elif collection is not None:
-            collection.count(group.start.task, event, self._roc.positive_above)
+            collection.count(group.start, event, self._roc.positive_above)
         group.record_end(event)
         self._record_length(group, event, late=collection is None)
         if not group.is_complete:
@@ -282,7 +284,7 @@ class GroupBuffer:
         return [batch, *(Send(observer, collected) for observer in self._observers)]
 
     def _end_evaluation(self, collection: GroupCollection, request: EvaluationRequested) -> list[Send]:
-        finished = build_evaluation_finished(request.label, collection.counts)
+        finished = collection.build_evaluation_finished(request)
         self.state.evaluation = None
         if failed := collection.find_total_failure(f"evaluation {request.label}"):
             return [Send(RECORDER, finished), Send(LAUNCHER, failed)]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from bus.messages import BufferCursor, StartGroup
+from bus.messages import BufferCursor, EvaluationRequested, StartGroup
 from configs.schema import RunConfig
 from policies.groups.buffer_state import OpenGroup
 from policies.groups.problem_order import ProblemOrder, list_questions
@@ -19,13 +19,14 @@ class TokenizedProblem(msgspec.Struct, frozen=True, array_like=True):
     prompt_ids: bytes
     row: bytes = b""  # see StartGroup
     task: str = ""
+    evaluation_set: str = ""
 
 
 class ProblemSet(NamedTuple):
-    """Problems of all tasks, in the order of the tasks, which are numbered through all tasks."""
+    """Problems of all tasks or evaluation sets in their order, which are numbered through all of them."""
 
     problems: Sequence[TokenizedProblem]
-    counts: tuple[int, ...]  # by task
+    counts: tuple[int, ...]  # by task or evaluation set
 
     @classmethod
     def of_one_task(cls, problems: Sequence[TokenizedProblem]) -> "ProblemSet":
@@ -47,6 +48,7 @@ class GroupStarter:
         self._temperature = run.sampling.temperature
         self._train_problems, self._test_problems = train.problems, test.problems
         self._test_counts = test.counts
+        self._questions = [each.questions for each in run.resolved_evaluation_sets]
         self._order = ProblemOrder(train.counts, [task.weight for task in run.resolved_tasks], run.seed)
         self._rollout_addresses = rollout_addresses
 
@@ -58,17 +60,20 @@ class GroupStarter:
         problem = self._train_problems[self._order.select(position)]
         seed = mix(self._seed, TRAIN, position)
         return self._start_group(
-            cursor, problem, step, position, size=self._rollouts, temperature=self._temperature, seed=seed
+            cursor, problem, step, position, size=self._rollouts, sampling=(self._temperature, 1.0, 0), seed=seed
         )
 
     def list_questions(self, wanted: int) -> list[int]:
-        """Up to `wanted` questions of each task."""
-        return list_questions(self._test_counts, wanted)
+        """Up to `wanted` questions of each evaluation set."""
+        return list_questions(self._test_counts, [min(wanted, questions) for questions in self._questions])
 
-    def start_question(self, cursor: BufferCursor, index: int, temperature: float) -> tuple[BufferCursor, OpenGroup]:
+    def start_question(
+        self, cursor: BufferCursor, index: int, request: EvaluationRequested
+    ) -> tuple[BufferCursor, OpenGroup]:
         """A group of one trajectory for the evaluation's question `index`."""
         problem, seed = self._test_problems[index], mix(self._seed, EVALUATE, index)
-        return self._start_group(cursor, problem, 0, index, size=1, temperature=temperature, seed=seed)
+        sampling = request.temperature, request.top_p, request.top_k
+        return self._start_group(cursor, problem, 0, index, size=1, sampling=sampling, seed=seed)
 
     def _start_group(
         self,
@@ -78,7 +83,7 @@ class GroupStarter:
         position: int,
         *,
         size: int,
-        temperature: float,
+        sampling: tuple[float, float, int],  # temperature, top_p, top_k
         seed: int,
     ) -> tuple[BufferCursor, OpenGroup]:
         start = StartGroup(
@@ -89,10 +94,13 @@ class GroupStarter:
             prompt_ids=problem.prompt_ids,
             size=size,
             first_trajectory_id=cursor.next_trajectory_id,
-            temperature=temperature,
+            temperature=sampling[0],
             seed=seed,
             row=problem.row,
             task=problem.task,
+            top_p=sampling[1],
+            top_k=sampling[2],
+            evaluation_set=problem.evaluation_set,
         )
         next_trajectory_id = cursor.next_trajectory_id + size
         cursor = replace(cursor, next_group_id=cursor.next_group_id + 1, next_trajectory_id=next_trajectory_id)

@@ -43,9 +43,8 @@ class ProblemOrder:
         self._taken[task] += 1
 
 
-def list_questions(counts: Sequence[int], wanted: int) -> list[int]:
-    """The numbers of an evaluation's questions: up to `wanted` of each task, numbered through all tasks."""
-    offsets = [sum(counts[:task]) for task in range(len(counts))]
-    return [
-        offset + index for offset, count in zip(offsets, counts, strict=True) for index in range(min(wanted, count))
-    ]
+def list_questions(counts: Sequence[int], wanted: Sequence[int]) -> list[int]:
+    """The numbers of an evaluation's questions: up to `wanted` of each set, numbered through all sets."""
+    offsets = [sum(counts[:number]) for number in range(len(counts))]
+    limits = [min(pair) for pair in zip(wanted, counts, strict=True)]
+    return [offset + index for offset, limit in zip(offsets, limits, strict=True) for index in range(limit)]

@@ -60,6 +60,12 @@ def count_masked_tokens(before: TrajectoryFinished, after: TrainingSample) -> in
     return sum(before.record.loss_mask) - sum(after.record.loss_mask)
 
 
+def count_other_versions(trajectory: TrajectoryFinished, version: int) -> int:
+    """The generated tokens of other versions."""
+    versions = _decode_versions(trajectory.record.versions)[_decode_mask(trajectory.record.loss_mask)]
+    return int((versions != version).sum())
+
+
 def add_staleness(counts: StalenessCounts, rows: Iterable[TrainingSample], version: int) -> StalenessCounts:
     """`counts` plus the rows of an update of `version`."""
     for row in rows:

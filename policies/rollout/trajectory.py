@@ -62,8 +62,6 @@ class Rules(msgspec.Struct, frozen=True):
     max_turns: int
     max_calls_per_turn: int
     result_characters: int
-    top_p: float
-    top_k: int
     stop_token_ids: tuple[int, ...]
     result_format: ResultFormat = "default"
     kind: TaskKind = "tools"

@@ -153,8 +153,6 @@ def _build_rules(inputs: CheckInputs, tokenizer: FastTokenizer) -> Rules:
         max_turns=num_turns if is_limited else UNLIMITED,
         max_calls_per_turn=dialogue.max_calls_per_turn,
         result_characters=dialogue.result_characters,
-        top_p=1.0,
-        top_k=0,
         stop_token_ids=renderer.stop_token_ids,
         result_format=dialogue.result_format,
         kind=description.kind,

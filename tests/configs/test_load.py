@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.algorithm import LearnerConfig, RlConfig, RocConfig, SamplingConfig
+from configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig, RocConfig, SamplingConfig
 from configs.load import ConfigError, list_differences, list_resume_conflicts, load_run, write_resolved
 from configs.machines import ClusterConfig, SandboxConfig
 from configs.schema import DataConfig, DialogueConfig, RunConfig, TinyConfig
@@ -184,8 +184,10 @@ class TestErrors:
 
     @pytest.mark.parametrize("key", [*list_number_keys(RunConfig)])
     def test_every_number_has_bounds(self, config: Path, key: str):
-        shown, key = key.replace("tasks.", "tasks[0]."), key.replace("tasks.", "tasks.t.")
-        text = 'name = "a"\n[[tasks]]\nname = "t"\ndata = "rows.jsonl"' if "[0]" in shown else 'name = "a"'
+        array = next((array for array in ("tasks", "evaluation.sets") if key.startswith(f"{array}.")), "")
+        shown = key.replace(f"{array}.", f"{array}[0].") if array else key
+        key = key.replace(f"{array}.", f"{array}.t.") if array else key
+        text = f'name = "a"\n[[{array}]]\nname = "t"\ndata = "rows.jsonl"' if array else 'name = "a"'
         kind, low, high = find_bounds(key)
         below, above = (low - 1, high + 1) if kind is int else (math.nextafter(low, -math.inf), 1.0001 * high)
         for value in (below, above, math.nan, math.inf, -math.inf):
@@ -196,6 +198,35 @@ class TestErrors:
     @pytest.mark.parametrize("name", ["../evil", "/abs", "..", "a/../../b", "."])
     def test_a_name_outside_the_runs_folder_is_refused(self, config: Path, name: str):
         assert load_error(config, f'name = "{name}"') == "my.toml: name must be a path within runs_folder"
+
+    @pytest.mark.parametrize(("key", "value"), [("top_p", "0.9"), ("top_k", "5")])
+    def test_truncated_sampling_is_refused_for_training_and_accepted_for_evaluations(
+        self, config: Path, key: str, value: str
+    ):
+        message = load_error(config, 'name = "a"', f"sampling.{key}={value}")
+        assert f"sampling.{key} must keep its default for training" in message
+        assert f"set evaluation.{key} instead" in message
+        assert load(config, 'name = "a"', f"evaluation.{key}={value}").sampling == SamplingConfig()
+        assert load(config, 'name = "a"', f"sampling.{key}={value}", "rl.steps=0").rl.steps == 0
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            (("evaluation.every=5", "evaluation.questions=0"), "every must be 0 without questions"),
+            (("evaluation.sets.t.task=other",), 'evaluation.sets: "t": no task "other"'),
+        ],
+    )
+    def test_an_evaluation_without_questions_or_task_is_refused(
+        self, config: Path, settings: tuple[str, ...], message: str
+    ):
+        assert message in load_error(
+            config, 'name = "a"\n[[evaluation.sets]]\nname = "t"\ndata = "rows.jsonl"', *settings
+        )
+
+    def test_an_evaluation_set_has_by_default_the_questions_of_the_table_and_the_first_task(self, config: Path):
+        text = 'name = "a"\n[[evaluation.sets]]\nname = "t"\ndata = "rows.jsonl"'
+        (found,) = load(config, text, "evaluation.questions=7").resolved_evaluation_sets
+        assert (found.name, found.data, found.task, found.questions) == ("t", str(config.parent / "rows.jsonl"), "", 7)
 
     def test_a_temperature_of_0_is_refused_for_training(self, config: Path):
         assert "sampling.temperature must be positive" in load_error(config, 'name = "a"', "sampling.temperature=0")
@@ -351,7 +382,8 @@ RUNS = st.builds(
         tools=st.sampled_from([("jupyter_code",), ("python_code_with_standard_io",)]),
         max_turns=POSITIVE,
     ),
-    sampling=st.builds(SamplingConfig, temperature=st.floats(1e-9, 1e9), top_k=st.integers(0, 9)),
+    sampling=st.builds(SamplingConfig, temperature=st.floats(1e-9, 1e9)),
+    evaluation=st.builds(EvaluationConfig, top_k=st.integers(0, 9), top_p=st.floats(1e-9, 1)),
     rl=st.builds(RlConfig, rollouts=st.integers(2, 8).map(lambda half: 2 * half), prompts=st.integers(1, 1000)),
     roc=st.builds(RocConfig, enabled=st.booleans(), penalty=st.sampled_from(["report", "release"])),
     sandbox=st.builds(SandboxConfig, time_limit_s=st.floats(1e-9, 1e9)),

@@ -22,6 +22,7 @@ from bus.messages import (
 )
 from policies.decider import Send
 from policies.recipe import Recipe
+from policies.step_evaluations import EvaluationPlan
 
 ENGINES = ("generator-0", "generator-1")
 
@@ -39,7 +40,7 @@ def decide_all(recipe: Recipe, *events: AnyMessage) -> Sequence[Send]:
 
 
 def start_recipe() -> Recipe:
-    recipe = Recipe(9, 0, 1.0, ENGINES)
+    recipe = Recipe(EvaluationPlan(9), ENGINES)
     decide_all(recipe, RunStarted(0, BufferCursor()))
     return recipe
 

@@ -21,20 +21,22 @@ from bus.messages import (
     StepCounts,
     StepRequested,
     StepTrained,
+    TaskCounts,
     WeightsLoaded,
     WeightsPublished,
     WeightsSynced,
 )
 from policies.groups.counts import add_to_step_counts
 from policies.recipe import Recipe
+from policies.step_evaluations import EvaluationPlan
 from policies.step_metrics import Recorder, compute_staleness_metrics
 from tests.policies.groups.finished import finished
 
 ENGINES = ("generator-0", "generator-1")
 
 
-def recipe(steps: int = 2, questions: int = 5, max_staleness: int = 0) -> Recipe:
-    decider = Recipe(steps, questions, 1.0, ENGINES, max_staleness)
+def recipe(steps: int = 2, questions: int = 5, max_staleness: int = 0, every: int = 0) -> Recipe:
+    decider = Recipe(EvaluationPlan(steps, questions, every), ENGINES, max_staleness)
     decider.decide(0.0, RunStarted(0, BufferCursor()))
     return decider
 
@@ -287,6 +289,25 @@ def test_evaluation_accuracy_excludes_infrastructure_failures() -> None:
     line = record(recorder, 0.0, EvaluationFinished("start_greedy", 10, 4, 2, 80))
     assert line.values["accuracy"] == 0.5
     assert line.values["response_tokens"] == 10.0
+
+
+def test_an_evaluation_has_its_version_and_the_figures_of_each_set() -> None:
+    recorder = Recorder(steps=5)
+    sets = {"easy": TaskCounts(trajectories=4, trajectories_failed=1, positives=1, reward=0.5, response_tokens=8)}
+    line = record(recorder, 0.0, EvaluationFinished("step_sampled", 5, 1, 1, 8, 0.5, sets=sets, version=4))
+    assert (line.step, line.label, line.values["version"], line.values["other_version_tokens"]) == (
+        4,
+        "step_sampled",
+        4.0,
+        0.0,
+    )
+    assert {name: value for name, value in line.values.items() if name.startswith("set ")} == {
+        "set easy: accuracy": 0.25,
+        "set easy: reward": 0.125,
+        "set easy: questions": 5.0,
+        "set easy: failed": 1.0,
+        "set easy: response_tokens": 2.0,
+    }
 
 
 def test_an_evaluation_without_any_result_has_no_accuracy() -> None:

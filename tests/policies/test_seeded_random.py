@@ -66,5 +66,5 @@ def test_tasks_follow_their_weights_at_every_position_in_any_order_of_reading(
         assert sorted(problems[: counts[task]]) == sorted(set(problems[: counts[task]]))
 
 
-def test_an_evaluation_takes_its_questions_of_each_task() -> None:
-    assert list_questions([5, 0, 3, 9], 4) == [0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11]
+def test_an_evaluation_takes_its_questions_of_each_set() -> None:
+    assert list_questions([5, 0, 3, 9], [4, 4, 4, 2]) == [0, 1, 2, 3, 5, 6, 7, 8, 9]

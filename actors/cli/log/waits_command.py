@@ -108,7 +108,8 @@ def _find_head_waits(run: RunConfig, folder: RunFolder) -> Iterator[PendingWait]
         batches.update({batch.step: at for batch in list_batches(done)})
     for name in recipe.state.awake_engines:
         yield PendingWait(LEARNER, name, "the release of its GPU memory", wanted)
-    version = recipe.state.version
+    evaluations = recipe.state.step_evaluations
+    version = evaluations.held[0].version if evaluations and evaluations.held else recipe.state.version
     for name, engine in recipe.state.engines.items():
         if engine.loaded_version < version:
             yield PendingWait(RECIPE, name, f"weights of version {version}", published)

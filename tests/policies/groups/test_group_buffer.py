@@ -21,12 +21,12 @@ from bus.messages import (
     StepRequested,
     TrajectoryFailed,
 )
-from configs.algorithm import RlConfig, RocConfig
+from configs.algorithm import EvaluationConfig, EvaluationSetConfig, RlConfig, RocConfig
 from configs.schema import RunConfig
 from policies.decider import Send
 from policies.groups.group_buffer import GroupBuffer
 from policies.groups.group_starter import ProblemSet, TokenizedProblem
-from tests.policies.groups.buffers import get_collected, list_starts
+from tests.policies.groups.buffers import get_collected, list_starts, make_finished
 from tests.policies.groups.finished import finished
 
 RUN = RunConfig(name="test", seed=3, rl=RlConfig(prompts=2, rollouts=4, max_refill_groups=1))
@@ -171,6 +171,65 @@ def test_an_evaluation_asks_each_question_once_and_excludes_failures() -> None:
     answer = effects[0].message
     assert isinstance(answer, EvaluationFinished)
     assert (answer.questions, answer.positives, answer.failed) == (2, 1, 1)
+
+
+def test_an_evaluation_runs_alongside_a_step_and_counts_only_its_own_trajectories() -> None:
+    group_buffer = buffer()
+    request = EvaluationRequested("step_sampled", 0.6, 2, 3, 0.9, 20)
+    questions = list_starts(list(group_buffer.decide(0.0, request)))
+    assert {(each.temperature, each.top_p, each.top_k) for each in questions} == {(0.6, 0.9, 20)}
+    groups = list_starts(list(group_buffer.decide(0.0, StepRequested(1, 0))))
+    assert {(each.temperature, each.top_p, each.top_k) for each in groups} == {(1.0, 1.0, 0)}
+    play(group_buffer, groups[0], [1.0, 0.0, 1.0, 0.0])
+    play(group_buffer, questions[0], [1.0])
+    collected = get_collected(play(group_buffer, groups[1], [1.0, 0.0, 1.0, 0.0]))
+    assert collected.counts.trajectories == 8
+    answer = play(group_buffer, questions[1], [0.0])[0].message
+    assert isinstance(answer, EvaluationFinished)
+    assert (answer.questions, answer.positives, answer.version) == (2, 1, 3)
+    assert answer.first_group_id == questions[0].group_id
+
+
+def test_two_evaluations_do_not_overlap() -> None:
+    group_buffer = buffer()
+    group_buffer.decide(0.0, EvaluationRequested("step_sampled", 1.0, 2, 1))
+    with pytest.raises(ProtocolError, match="still being collected"):
+        group_buffer.decide(0.0, EvaluationRequested("step_sampled", 1.0, 2, 2))
+
+
+def test_an_evaluation_counts_tokens_of_other_weights() -> None:
+    group_buffer = buffer()
+    (group,) = list_starts(list(group_buffer.decide(0.0, EvaluationRequested("step_sampled", 1.0, 1, 2))))
+    effects = group_buffer.decide(0.0, make_finished(0, 2, 2, 3, group_id=group.group_id))
+    answer = effects[0].message
+    assert isinstance(answer, EvaluationFinished)
+    assert (answer.version, answer.other_version_tokens) == (2, 1)
+
+
+def test_an_evaluation_counts_each_set_by_its_name_and_limit() -> None:
+    options = EvaluationConfig(
+        sets=(
+            EvaluationSetConfig(name="easy", data="easy.jsonl"),
+            EvaluationSetConfig(name="hard", data="hard.jsonl", questions=1),
+        )
+    )
+    easy, hard = ([replace(problem, evaluation_set=name) for problem in TEST] for name in ("easy", "hard"))
+    test = ProblemSet([*easy, *hard], (3, 3))
+    group_buffer = GroupBuffer(replace(RUN, evaluation=options), ProblemSet.of_one_task(TRAIN), test)
+    groups = list_starts(list(group_buffer.decide(0.0, EvaluationRequested("step_sampled", 1.0, 2, 0))))
+    assert [(group.evaluation_set, group.problem) for group in groups] == [
+        ("easy", "test:0"),
+        ("easy", "test:1"),
+        ("hard", "test:0"),
+    ]
+    play(group_buffer, groups[0], [1.0])
+    play(group_buffer, groups[2], [0.5])
+    answer = play(group_buffer, groups[1], [None])[0].message
+    assert isinstance(answer, EvaluationFinished)
+    found = {
+        name: (counts.trajectories, counts.trajectories_failed, counts.reward) for name, counts in answer.sets.items()
+    }
+    assert found == {"easy": (1, 1, 1.0), "hard": (1, 0, 0.5)}
 
 
 def test_an_evaluation_uses_no_training_problem() -> None:

@@ -9,13 +9,22 @@ import pytest
 from msgspec.structs import replace
 
 from bus.codec import decode
-from bus.messages import AnyMessage, Envelope, GroupJudged, RunFinished, WeightsLoaded, WeightsSynced
+from bus.messages import (
+    AnyMessage,
+    Envelope,
+    EvaluationFinished,
+    GroupJudged,
+    RunFinished,
+    WeightsLoaded,
+    WeightsSynced,
+)
 from configs.algorithm import EvaluationConfig, RlConfig, RocConfig
 from configs.health_options import HealthConfig
 from configs.schema import RunConfig
 from policies.groups.group_buffer import GroupBuffer
 from policies.groups.group_starter import ProblemSet, TokenizedProblem
 from policies.recipe import Recipe
+from policies.step_evaluations import EvaluationPlan
 from policies.step_metrics import Recorder
 
 RECORDINGS = Path(__file__).parent / "synchronous"  # of whole runs, by the purely synchronous code
@@ -38,7 +47,7 @@ def test_a_recorded_synchronous_run_is_reproduced(name: str) -> None:
     )
     deciders = {
         "buffer": GroupBuffer(run, ProblemSet.of_one_task(train), ProblemSet.of_one_task(test)),
-        "recipe": Recipe(4, 3, 1.0, ("generator-0", "generator-1"), run.rl.max_staleness),
+        "recipe": Recipe(EvaluationPlan(4, 3), ("generator-0", "generator-1"), run.rl.max_staleness),
         "recorder": Recorder(4, HealthConfig(masked_trajectories="off")),  # the recordings lose trajectories
     }
     assert len(recording) > 100
@@ -55,7 +64,17 @@ def test_a_recorded_synchronous_run_is_reproduced(name: str) -> None:
 
 
 def without_loads(effects: Sequence[Envelope]) -> list[Envelope]:
-    """Recordings have WeightsLoaded at the recorder, the recipe's RunFinished to the launcher, and no GroupJudged."""
+    """Recordings have WeightsLoaded at the recorder, the recipe's RunFinished to the launcher, no GroupJudged, and
+    evaluations without their version."""
     left_out = WeightsLoaded | WeightsSynced | GroupJudged
     kept = [effect for effect in effects if not isinstance(effect.message, left_out)]
-    return [replace(effect, to="") if isinstance(effect.message, RunFinished) else effect for effect in kept]
+    return [
+        replace(effect, to="") if isinstance(effect.message, RunFinished) else _without_version(effect)
+        for effect in kept
+    ]
+
+
+def _without_version(effect: Envelope) -> Envelope:
+    if not isinstance(effect.message, EvaluationFinished):
+        return effect
+    return replace(effect, message=replace(effect.message, version=-1, first_group_id=-1, other_version_tokens=0))

@@ -1,0 +1,92 @@
+"""The record of the best evaluated checkpoint: `checkpoints/best.json`.
+
+With `evaluation.every` and `evaluation.keep_best` the learner saves a checkpoint of each evaluated step. The head
+writes the record after each evaluation, from the same lines as metrics.jsonl, so that a resumed run has the record of the
+lines that remain. The learner reads it before it deletes checkpoints.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from configs.atomic_write import write_atomically
+from configs.schema import RunConfig
+
+
+class BestCheckpoint(msgspec.Struct, frozen=True):
+    step: int
+    label: str  # of the evaluation
+    reward: float  # mean over the answered questions of the first set
+    evaluated_step: int  # the newest step with an evaluation
+
+
+class EvaluationResult(NamedTuple):
+    step: int
+    label: str
+    values: Mapping[str, float]  # of its line in metrics.jsonl
+
+
+def get_best_checkpoint_path(checkpoints: Path) -> Path:
+    return checkpoints / "best.json"
+
+
+def read_best_checkpoint(checkpoints: Path) -> BestCheckpoint | None:
+    path = get_best_checkpoint_path(checkpoints)
+    return msgspec.json.decode(path.read_bytes(), type=BestCheckpoint) if path.exists() else None
+
+
+class BestCheckpointFile:
+    """Keeps the record up to date. Without `evaluation.every` or `keep_best` it does nothing."""
+
+    def __init__(self, run: RunConfig, checkpoints: Path) -> None:
+        options = run.evaluation
+        self._is_enabled = options.saves_evaluated_steps
+        self._labels = tuple(f"{time}_{options.during}" for time in ("start", "step", "end"))
+        self._reward = f"set {options.sets[0].name}: reward" if options.sets else "reward"
+        self._checkpoints = checkpoints
+        self._best: BestCheckpoint | None = None
+
+    def restart(self, results: Iterable[EvaluationResult]) -> None:
+        """Replace the record by that of `results`. Raises OSError."""
+        if self._is_enabled:
+            self._best = None
+            for result in results:
+                self._best = self._choose(result)
+            self._write()
+
+    def add(self, result: EvaluationResult) -> None:
+        """Raises OSError."""
+        if self._is_enabled and (best := self._choose(result)) != self._best:
+            self._best = best
+            self._write()
+
+    def _choose(self, result: EvaluationResult) -> BestCheckpoint | None:
+        """The earlier step of two equal ones. An evaluation with tokens of other weights does not count."""
+        best, reward = self._best, result.values.get(self._reward)
+        if result.label not in self._labels or reward is None:
+            return best
+        if best is not None and (reward <= best.reward or result.values.get("other_version_tokens")):
+            return msgspec.structs.replace(best, evaluated_step=max(best.evaluated_step, result.step))
+        if result.values.get("other_version_tokens"):
+            return None
+        return BestCheckpoint(result.step, result.label, reward, result.step)
+
+    def _write(self) -> None:
+        path = get_best_checkpoint_path(self._checkpoints)
+        if self._best is None:
+            path.unlink(missing_ok=True)
+        else:
+            self._checkpoints.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, msgspec.json.encode(self._best))
+
+
+def list_protected_steps(run: RunConfig, checkpoints: Path, saved_steps: Iterable[int]) -> set[int]:
+    """The best checkpoint, and checkpoints before the end of their evaluation."""
+    if not run.evaluation.saves_evaluated_steps:
+        return set()
+    best, every = read_best_checkpoint(checkpoints), run.evaluation.every
+    evaluated_step = -1 if best is None else best.evaluated_step
+    unevaluated = {step for step in saved_steps if step % every == 0 and step > evaluated_step}
+    return unevaluated if best is None else {*unevaluated, best.step}

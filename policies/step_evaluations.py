@@ -1,0 +1,105 @@
+"""Evaluations during training: when one is due, and which weights engines may load meanwhile.
+
+An evaluation of version v runs alongside the rollouts of the next steps. Its tokens must be of
+version v, so that newer weights are held back from the engines until it ends. The learner trains
+meanwhile. Version v itself is sent to engines that join: its shared memory remains readable, since the
+learner publishes at most `rl.max_staleness` + 1 further versions before the next one is loaded.
+
+Two faults end the hold early, so that the run never waits for weights that are lost:
+
+    the learner restarts        publishes only its newest weights; evaluations that have not begun are skipped
+    all engines of v are lost   engines load the newest weights; EvaluationFinished counts their tokens
+"""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import msgspec
+
+from bus.messages import EvaluationRequested, GpuMemoryRequested, WeightsPublished
+from configs.schema import RunConfig
+
+START_LABELS = ("start_sampled", "start_greedy")
+END_LABELS = ("end_sampled", "end_greedy")
+
+
+class EvaluationPlan(NamedTuple):
+    """The evaluations of a run of `steps` steps."""
+
+    steps: int
+    questions: int = 0
+    every: int = 0  # steps; 0: only at the start and at the end
+    step_label: str = "step_sampled"
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @classmethod
+    def from_config(cls, run: RunConfig) -> "EvaluationPlan":
+        options, sampling = run.evaluation, run.sampling
+        return cls(
+            steps=run.rl.steps,
+            questions=options.questions,
+            every=options.every,
+            step_label=f"step_{options.during}",
+            temperature=options.temperature or sampling.temperature,
+            top_p=options.top_p if options.top_p < 1 else sampling.top_p,
+            top_k=options.top_k or sampling.top_k,
+        )
+
+    def list_labels(self, step: int) -> list[str]:
+        """Of the evaluations during which no step is collected."""
+        if not self.questions:
+            return []
+        labels = START_LABELS if step == 0 else ()
+        return [*labels, *(END_LABELS if step == self.steps else ())]
+
+    def is_due(self, version: int) -> bool:
+        """Whether the version is evaluated during training."""
+        return self.every > 0 and 0 < version < self.steps and version % self.every == 0
+
+    def build_request(self, label: str, version: int) -> EvaluationRequested:
+        if label.endswith("greedy"):
+            return EvaluationRequested(label, 0.0, self.questions, version)
+        return EvaluationRequested(label, self.temperature, self.questions, version, self.top_p, self.top_k)
+
+
+class StepEvaluations(msgspec.Struct):
+    """State of the evaluations during training."""
+
+    held: list[WeightsPublished] = []  # versions to evaluate, in order; engines get no newer weights than the first
+    version: int = -1  # of the evaluation in flight; -1: none
+    deferred: GpuMemoryRequested | None = None  # of the learner, until the evaluation in flight ends
+
+    @property
+    def is_running(self) -> bool:
+        return self.version >= 0
+
+    def on_published(self, published: WeightsPublished, *, hold: bool) -> None:
+        """A restarted learner publishes a version again, which is held already if its evaluation has not ended."""
+        is_held = any(each.version == published.version for each in self.held)
+        self.held = [published if each.version == published.version else each for each in self.held]
+        if hold and not is_held:
+            self.held.append(published)
+
+    def skip_unstarted(self) -> None:
+        self.held = [each for each in self.held if each.version == self.version]
+
+    def begin(self, synced_version: int) -> bool:
+        """Whether the evaluation of `synced_version` begins now."""
+        self.held = [each for each in self.held if each.version >= synced_version]
+        if self.is_running or not self.held or self.held[0].version != synced_version:
+            return False
+        self.version = synced_version
+        return True
+
+    def end(self) -> None:
+        self.held = [each for each in self.held if each.version != self.version]
+        self.version = -1
+
+    def choose_weights(self, newest: WeightsPublished, loaded_versions: Collection[int]) -> WeightsPublished:
+        """The weights to send. `loaded_versions`: by engine."""
+        if not self.held:
+            return newest
+        is_lost = self.version == self.held[0].version and self.version not in loaded_versions
+        return [*self.held[is_lost:], newest][0]

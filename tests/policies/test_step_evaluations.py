@@ -1,0 +1,203 @@
+"""Evaluations during training: the recipe holds newer weights back until they end."""
+
+import pytest
+from msgspec.structs import replace
+
+from bus.messages import (
+    AnyMessage,
+    BufferCursor,
+    EngineAsleep,
+    EngineJoined,
+    EngineLeft,
+    EngineSleepRequested,
+    EvaluationFinished,
+    EvaluationRequested,
+    GpuMemoryGranted,
+    GpuMemoryRequested,
+    ProtocolError,
+    RunFinished,
+    RunStarted,
+    StepRequested,
+    StepTrained,
+    WeightsLoaded,
+    WeightsPublished,
+)
+from configs.algorithm import EvaluationConfig, RlConfig, SamplingConfig
+from configs.schema import RunConfig
+from policies.recipe import Recipe
+from policies.step_evaluations import EvaluationPlan
+
+ENGINES = ("generator-0", "generator-1")
+PLAN = EvaluationPlan(steps=9, questions=5, every=2)
+BUFFER = "head/buffer"
+
+
+class RecipeDriver:
+    """A recipe after the evaluations at the start."""
+
+    def __init__(self, plan: EvaluationPlan = PLAN, max_staleness: int = 0, first_step: int = 1) -> None:
+        self.recipe = Recipe(plan, ENGINES, max_staleness)
+        self.decide(RunStarted(first_step, BufferCursor()))
+
+    def decide(self, event: AnyMessage) -> list[tuple[str, AnyMessage]]:
+        return [(send.to, send.message) for send in self.recipe.decide(0.0, event)]
+
+    def publish(self, version: int) -> list[str]:
+        """The engines that get the version, as announced."""
+        sent = self.decide(weights(version))
+        assert all(isinstance(message, WeightsPublished) for _, message in sent)
+        return [to for to, message in sent if message == weights(version, 1)]
+
+    def load(self, version: int) -> list[AnyMessage]:
+        """The requests to the buffer once all engines have loaded the version."""
+        sent = [each for engine in ENGINES for each in self.decide(WeightsLoaded(engine, version, 0.1))]
+        return [message for to, message in sent if to == BUFFER]
+
+    def end_evaluation(self, version: int, label: str = "step_sampled") -> list[tuple[str, AnyMessage]]:
+        return self.decide(EvaluationFinished(label, 5, 1, 0, 9, version=version))
+
+
+def weights(version: int, incarnation: int = 0) -> WeightsPublished:
+    return WeightsPublished(version, "/dev/shm/w", 8, "d", incarnation)
+
+
+def evaluation(version: int) -> EvaluationRequested:
+    return EvaluationRequested("step_sampled", 1.0, 5, version)
+
+
+def test_an_evaluation_is_requested_every_n_steps_together_with_the_next_step() -> None:
+    driver = RecipeDriver()
+    assert driver.publish(1) == [*ENGINES]
+    assert driver.load(1) == [StepRequested(2, 1)]
+    driver.publish(2)
+    assert driver.load(2) == [evaluation(2), StepRequested(3, 2)]
+
+
+def test_newer_weights_wait_for_the_end_of_the_evaluation() -> None:
+    driver = RecipeDriver(first_step=2)
+    driver.publish(2)
+    driver.load(2)
+    assert driver.publish(3) == []
+    assert driver.end_evaluation(2) == [(engine, weights(3, 1)) for engine in ENGINES]
+    assert driver.load(3) == [StepRequested(4, 3)]
+
+
+def test_an_evaluation_that_ends_before_the_training_delays_nothing() -> None:
+    driver = RecipeDriver(first_step=2)
+    driver.publish(2)
+    driver.load(2)
+    assert driver.end_evaluation(2) == []
+    assert driver.publish(3) == [*ENGINES]
+
+
+def test_an_engine_that_joins_meanwhile_gets_the_weights_under_evaluation() -> None:
+    driver = RecipeDriver(first_step=2)
+    driver.publish(2)
+    driver.load(2)
+    driver.publish(3)
+    driver.decide(EngineLeft("generator-1", "killed", 1))
+    joined = EngineJoined("generator-1", 1024, 16, version=-1, incarnation=2)
+    assert driver.decide(joined) == [("generator-1", weights(2, 2))]
+    assert driver.end_evaluation(2) == [("generator-0", weights(3, 1)), ("generator-1", weights(3, 2))]
+
+
+def test_the_newest_weights_are_sent_if_no_engine_has_the_weights_under_evaluation() -> None:
+    driver = RecipeDriver(first_step=2)
+    driver.publish(2)
+    driver.load(2)
+    driver.publish(3)
+    for engine in ENGINES:
+        driver.decide(EngineLeft(engine, "killed", 1))
+    joined = EngineJoined("generator-1", 1024, 16, version=-1, incarnation=2)
+    assert driver.decide(joined) == [("generator-1", weights(3, 2))]
+    sent = driver.decide(WeightsLoaded("generator-1", 3, 0.1, incarnation=2))
+    assert (BUFFER, StepRequested(4, 3)) in sent
+    driver.decide(weights(4))
+    assert driver.decide(WeightsLoaded("generator-1", 4, 0.1, incarnation=2))[-1] == (BUFFER, StepRequested(5, 4))
+    assert driver.end_evaluation(2) == [(BUFFER, evaluation(4))]
+
+
+def test_with_staleness_each_due_version_is_loaded_and_evaluated_in_turn() -> None:
+    driver = RecipeDriver(PLAN._replace(every=1), max_staleness=1)
+    driver.publish(1)
+    assert driver.load(1) == [evaluation(1), StepRequested(2, 1), StepRequested(3, 1)]
+    assert driver.publish(2) == driver.publish(3) == []
+    assert driver.end_evaluation(1) == [(engine, weights(2, 1)) for engine in ENGINES]
+    assert driver.load(2) == [evaluation(2), StepRequested(4, 2)]
+    assert driver.end_evaluation(2) == [(engine, weights(3, 1)) for engine in ENGINES]
+
+
+def test_a_restarted_learner_skips_evaluations_that_have_not_begun() -> None:
+    driver = RecipeDriver(PLAN._replace(every=1), max_staleness=1)
+    driver.decide(StepTrained(1, {}))
+    driver.publish(1)
+    driver.load(1)
+    for version in (2, 3):
+        driver.decide(StepTrained(version, {}))
+        driver.publish(version)
+    driver.decide(StepTrained(1, {}))
+    assert driver.publish(3) == []
+    assert driver.end_evaluation(1) == [(engine, weights(3, 1)) for engine in ENGINES]
+    assert driver.load(3)[0] == evaluation(3)
+
+
+def test_weights_under_evaluation_that_are_published_again_are_not_evaluated_again() -> None:
+    driver = RecipeDriver(first_step=2)
+    driver.publish(2)
+    driver.load(2)
+    again = replace(weights(2), path="/dev/shm/elsewhere")
+    assert driver.decide(again) == []
+    driver.end_evaluation(2)
+    assert driver.decide(again) == []
+    assert driver.publish(3) == [*ENGINES]
+
+
+def test_engines_keep_their_memory_until_the_evaluation_ends() -> None:
+    driver = RecipeDriver(first_step=2)
+    driver.publish(2)
+    driver.load(2)
+    assert driver.decide(GpuMemoryRequested(1, 3)) == []
+    request = EngineSleepRequested(1, 3)
+    assert driver.end_evaluation(2) == [(engine, request) for engine in ENGINES]
+    driver.decide(EngineAsleep("generator-0", 1, request))
+    assert driver.decide(EngineAsleep("generator-1", 1, request)) == [("learner", GpuMemoryGranted(1, 3))]
+    assert driver.publish(3) == [*ENGINES]
+
+
+def test_the_evaluations_at_the_end_follow_without_one_alongside() -> None:
+    driver = RecipeDriver(EvaluationPlan(steps=4, questions=5, every=2), first_step=3)
+    driver.publish(3)
+    assert driver.load(3) == [StepRequested(4, 3)]
+    driver.publish(4)
+    assert driver.load(4) == [EvaluationRequested("end_sampled", 1.0, 5, 4)]
+    driver.end_evaluation(4, "end_sampled")
+    assert driver.end_evaluation(4, "end_greedy") == [(BUFFER, RunFinished(4))]
+
+
+def test_an_evaluation_that_was_not_requested_is_refused() -> None:
+    driver = RecipeDriver()
+    driver.publish(1)
+    driver.load(1)
+    with pytest.raises(ProtocolError, match="evaluation step_sampled was not requested"):
+        driver.end_evaluation(1)
+
+
+@pytest.mark.parametrize(
+    ("during", "request_"),
+    [
+        ("sampled", EvaluationRequested("step_sampled", 0.6, 7, 2, 0.9, 20)),
+        ("greedy", EvaluationRequested("step_greedy", 0.0, 7, 2)),
+    ],
+)
+def test_only_sampled_evaluations_have_the_sampling_of_the_configuration(
+    during: str, request_: EvaluationRequested
+) -> None:
+    options = EvaluationConfig(questions=7, every=2, during=during, temperature=0.6, top_p=0.9, top_k=20)  # pyright: ignore[reportArgumentType]
+    plan = EvaluationPlan.from_config(RunConfig(name="a", evaluation=options))
+    assert plan.build_request(plan.step_label, 2) == request_
+
+
+def test_an_evaluation_has_the_sampling_of_a_run_that_does_not_train() -> None:
+    sampling, rl = SamplingConfig(temperature=0.5, top_p=0.8, top_k=3), RlConfig(steps=0)
+    plan = EvaluationPlan.from_config(RunConfig(name="a", sampling=sampling, rl=rl))
+    assert (plan.temperature, plan.top_p, plan.top_k) == (0.5, 0.8, 3)
