@@ -101,5 +101,7 @@ class StepEvaluations(msgspec.Struct):
         """The weights to send. `loaded_versions`: by engine."""
         if not self.held:
             return newest
-        is_lost = self.version == self.held[0].version and self.version not in loaded_versions
-        return [*self.held[is_lost:], newest][0]
+        first = self.held[0]
+        if first.version != self.version or self.version in loaded_versions:
+            return first
+        return self.held[1] if len(self.held) > 1 else newest  # all engines of `first` are lost

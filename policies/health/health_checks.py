@@ -13,7 +13,7 @@ from configs.health_options import HealthConfig
 from policies.health.step_history import FAILURE_PREFIX, StepHistory, is_finite, sum_finite
 
 MIN_STEPS_BEFORE_SPIKE = 5
-# A drop of the reward must exceed this many times the median change between two steps.
+# A drop of the reward must exceed this many times the mean change between two steps.
 REWARD_NOISE_FACTOR = 4.0
 
 Measure = Callable[[StepHistory, HealthConfig], str | None]
@@ -138,7 +138,7 @@ def measure_reward_drop(history: StepHistory, health: HealthConfig) -> str | Non
     limit = health.reward_drop_share * max(abs(best), best - first)
     values = history.list_values("reward")
     changes = [abs(value - before) for before, value in pairwise(values)]
-    noise = statistics.median(changes) if changes else 0.0
+    noise = statistics.fmean(changes) if changes else 0.0
     if best - mean <= max(limit, REWARD_NOISE_FACTOR * noise):
         return None
     return (
