@@ -4,7 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import uvloop
@@ -55,12 +56,18 @@ def from_checkpoint(config: Path, settings: Sequence[str], checkpoint: Path, ste
     )
 
 
-def launch(run: RunConfig) -> RunFolder:
-    """Run the processes to their end. Raises UnusableInput, RunUnfinished, actors.launch.launcher.ProcessDied."""
+@contextmanager
+def _prepared_run_folder(run: RunConfig) -> Generator[RunFolder, None, None]:
     descriptions: dict[str, TaskDescription] = {}
     check_inputs(run, descriptions)
     with claimed_run_folder(run, resume=False, overwrite=True) as folder:
         keep_task_descriptions(folder, descriptions)
+        yield folder
+
+
+def launch(run: RunConfig) -> RunFolder:
+    """Run the processes to their end. Raises UnusableInput, RunUnfinished, actors.launch.launcher.ProcessDied."""
+    with _prepared_run_folder(run) as folder:
         configure_logging(folder, LAUNCHER, run.log.level)
         display = make_display(Console(stderr=True))
         try:
@@ -81,7 +88,7 @@ def run_over_processes(run: RunConfig) -> list[dict[str, float]]:
 
 def run_in_process(run: RunConfig) -> list[dict[str, float]]:
     """Return every step's metrics of the run in one process (benchmarks.support.in_process_run)."""
-    with claimed_run_folder(run, resume=False, overwrite=True) as folder:
+    with _prepared_run_folder(run) as folder:
         _run_in_new_process("benchmarks.support.in_process_run", folder)
         return _read_steps(folder)
 
