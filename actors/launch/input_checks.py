@@ -291,6 +291,8 @@ def _check_main_memory(checkpoint: Path, run: RunConfig) -> CheckedInput:
         "the learner's weights, gradients and optimizer": _TRAINED_COPIES * weights_bytes // run.cluster.learner_nodes,
         "weights in shared memory": run.num_weight_versions * weights_bytes,
     }
+    if run.learner.kl_coef:
+        needs["the reference model (learner.kl_coef)"] = weights_bytes // run.cluster.learner_nodes
     if run.engine.kind == "embedded" and run.engine.device == "cpu":
         value_bytes = 4 if run.engine.dtype == "float32" else 2
         engine_bytes = weights_bytes * value_bytes // _FLOAT32_BYTES

@@ -207,6 +207,8 @@ def test_a_run_that_cannot_fit_into_main_memory_is_refused(inputs: Path, monkeyp
     assert "warning: main memory: only 0.0 GiB are available; stop other programs" in check_inputs(load(inputs))
     with pytest.raises(UnusableInput, match=r"^main memory: .* engine\.kv_tokens.* but the machine .* has 64\.0 GiB"):
         check_inputs(load(inputs, "engine.kv_tokens=1000000000"))
+    with pytest.raises(UnusableInput, match=r"the reference model \(learner\.kl_coef\)"):
+        check_inputs(load(inputs, "engine.kv_tokens=1000000000", "learner.kl_coef=0.01"))
 
 
 def test_test_questions_are_not_needed_without_evaluation(inputs: Path) -> None:
