@@ -25,9 +25,10 @@ class HealthCheck(NamedTuple):
     change: str  # the configuration keys that help
 
 
-def _hold_above(history: StepHistory, name: str, limit: float, health: HealthConfig) -> bool:
+def _find_mean_above(history: StepHistory, name: str, limit: float, health: HealthConfig) -> float | None:
+    """The mean of the window; None if one of its values does not exceed the limit."""
     values = history.list_newest(name, health.window_steps)
-    return bool(values) and min(values) > limit
+    return statistics.fmean(values) if values and min(values) > limit else None
 
 
 def _find_unsolved_share(history: StepHistory, health: HealthConfig) -> float | None:
@@ -38,17 +39,17 @@ def _find_unsolved_share(history: StepHistory, health: HealthConfig) -> float | 
 
 def measure_length_limit(history: StepHistory, health: HealthConfig) -> str | None:
     limit = health.length_limit_share
-    if not _hold_above(history, "overlong_share", limit, health):
+    if (mean := _find_mean_above(history, "overlong_share", limit, health)) is None:
         return None
-    mean = history.compute_mean("overlong_share", health.window_steps)
     return f"{mean:.0%} of the trajectories of the last {health.window_steps} steps reach the length limit (limit {limit:.0%})"
 
 
 def measure_tool_errors(history: StepHistory, health: HealthConfig) -> str | None:
     lowest, limit = history.lowest_tool_errors, health.tool_errors_rise
-    if lowest is None or not _hold_above(history, "errors_in_positives", lowest + limit, health):
+    if lowest is None:
         return None
-    mean = history.compute_mean("errors_in_positives", health.window_steps)
+    if (mean := _find_mean_above(history, "errors_in_positives", lowest + limit, health)) is None:
+        return None
     return (
         f"{mean:.0%} of the calls in positives of the last {health.window_steps} steps fail, and {lowest:.0%} did at "
         f"best (limit {limit:.0%} more)"
@@ -82,9 +83,8 @@ def measure_gradient_norm(history: StepHistory, health: HealthConfig) -> str | N
 
 def measure_clipping(history: StepHistory, health: HealthConfig) -> str | None:
     limit = health.clipping_share
-    if not _hold_above(history, "clip_fraction", limit, health):
+    if (mean := _find_mean_above(history, "clip_fraction", limit, health)) is None:
         return None
-    mean = history.compute_mean("clip_fraction", health.window_steps)
     return f"the loss clips {mean:.0%} of the tokens of the last {health.window_steps} steps (limit {limit:.0%})"
 
 
@@ -94,11 +94,9 @@ def measure_mismatch(history: StepHistory, health: HealthConfig) -> str | None:
     if undefined:
         return f"{' and '.join(undefined)} of the last step is not a finite number"
     found: list[str] = []
-    if _hold_above(history, "mismatch_k3", health.mismatch_k3_nats, health):
-        mean = history.compute_mean("mismatch_k3", health.window_steps)
+    if (mean := _find_mean_above(history, "mismatch_k3", health.mismatch_k3_nats, health)) is not None:
         found.append(f"the KL divergence (k3) is {mean:.2g} nats per token (limit {health.mismatch_k3_nats:g})")
-    if _hold_above(history, "mismatch_above_1", health.mismatch_token_share, health):
-        mean = history.compute_mean("mismatch_above_1", health.window_steps)
+    if (mean := _find_mean_above(history, "mismatch_above_1", health.mismatch_token_share, health)) is not None:
         found.append(f"{mean:.1%} of the tokens differ by more than 1 nat (limit {health.mismatch_token_share:.1%})")
     where = f"between engine and learner, in the last {health.window_steps} steps, "
     return where + " and ".join(found) if found else None
@@ -149,9 +147,8 @@ def measure_reward_drop(history: StepHistory, health: HealthConfig) -> str | Non
 
 def measure_recomputation(history: StepHistory, health: HealthConfig) -> str | None:
     limit = health.recomputation_share
-    if not _hold_above(history, "recomputed_share", limit, health):
+    if (mean := _find_mean_above(history, "recomputed_share", limit, health)) is None:
         return None
-    mean = history.compute_mean("recomputed_share", health.window_steps)
     return (
         f"{mean:.0%} of the tokens that engines prefilled in the last {health.window_steps} steps were in the cache "
         f"before (limit {limit:.0%})"
