@@ -51,14 +51,15 @@ StartSandbox = Callable[..., AbstractAsyncContextManager[Client]]
 
 @pytest.fixture(params=PARAMETERS)
 def start_sandbox(request: pytest.FixtureRequest) -> StartSandbox:
-    """`async with start_sandbox(**limits) as client` starts a fresh sandbox, which must end completely."""
+    """`async with start_sandbox(**limits) as client` starts a fresh sandbox, which must end completely. Raises
+    TimeoutError after `test_limit_s`."""
 
     @asynccontextmanager
-    async def start(**limits: Any) -> AsyncGenerator[Client]:
+    async def start(test_limit_s: float = 120, **limits: Any) -> AsyncGenerator[Client]:
         sandbox = make_sandbox(SandboxConfig(backend=request.param, **limits), seed=7)
         client = Client(sandbox, await sandbox.start())
         try:
-            async with asyncio.timeout(120):
+            async with asyncio.timeout(test_limit_s):
                 yield client
             started = family(*sandbox.server_pids)
         finally:
