@@ -1,0 +1,155 @@
+"""docs/recipe-differences.md against the schema, the preset of the release, and the demo."""
+
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig, RocConfig, SamplingConfig, SftConfig
+from configs.dialogue_options import DialogueConfig
+from configs.load import PRESETS_FOLDER, load_run
+from configs.schema import RunConfig
+from configs.schema_tree import Section, find_annotation
+from configs.task_options import RewardConfig
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "recipe-differences.md"
+HEADER = ["Key", "Report", "Release", "Default here", "Demo", "Reason"]
+NOT_STATED = "not stated"
+SECTIONS: dict[str, type[Section]] = {
+    "dialogue": DialogueConfig,
+    "sampling": SamplingConfig,
+    "sft": SftConfig,
+    "rl": RlConfig,
+    "reward": RewardConfig,
+    "roc": RocConfig,
+    "learner": LearnerConfig,
+    "evaluation": EvaluationConfig,
+}
+# Keys that do not change the mathematics of training, or have no counterpart in report and release.
+OTHER_KEYS = {
+    *("dialogue.renderer", "dialogue.renderer_parameters"),  # a model family's own chat format
+    "sft.data",
+    *("reward.weights", "reward.time_limit_s"),  # of reward functions
+    *("learner.ranks", "learner.threads", "learner.micro_batch_tokens"),  # speed and memory
+    "learner.mismatch_limit",  # ends a run, and changes no update
+    *("learner.checkpoint_every", "learner.keep_checkpoints"),
+    *("evaluation.questions", "evaluation.during", "evaluation.keep_best", "evaluation.sets"),
+    *("evaluation.temperature", "evaluation.top_p", "evaluation.top_k"),
+}
+
+
+class Row(msgspec.Struct, frozen=True):
+    """The cells of a table's row, as text."""
+
+    report: str
+    release: str
+    default: str
+    demo: str
+    reason: str
+
+
+def parse_page(text: str) -> dict[str, Row]:
+    """Row by the key's full path. Raises AssertionError for tables of another form."""
+    rows: dict[str, Row] = {}
+    section = ""
+    for line in text.splitlines():
+        if heading := re.fullmatch(r"## \[(\w+)\]", line):
+            section = heading[1]
+        if not line.startswith("|"):
+            continue
+        cells = [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        assert len(cells) == len(HEADER), line
+        if cells == HEADER or set("".join(cells)) == {"-"}:
+            continue
+        key = f"{section}.{cells[0].strip('`')}"
+        assert key not in rows, f"{key} has two rows"
+        rows[key] = Row(*cells[1:])
+    return rows
+
+
+@cache
+def rows() -> dict[str, Row]:
+    return parse_page(PAGE.read_text())
+
+
+def parse_value(key: str, cell: str) -> object:
+    """The value in code at the start of a cell, as the schema reads it."""
+    code = re.match("`(.+?)`", cell)
+    assert code, f"{key}: no value in code: {cell}"
+    return msgspec.convert(tomllib.loads(f"value = {code[1]}")["value"], find_annotation(RunConfig, key.split(".")))
+
+
+def get_value(run: RunConfig, key: str) -> object:
+    section, name = key.split(".")
+    return getattr(getattr(run, section), name)
+
+
+def list_keys(table: dict[str, Any]) -> set[str]:
+    return {f"{section}.{name}" for section, keys in table.items() for name in keys}
+
+
+DEFAULT = load_run(None, ["name=default"])
+RELEASE = load_run(None, ["name=release", "preset=rstar2_release"])
+DEMO = load_run(ROOT / "configs" / "tiny.toml")
+PRESET_KEYS = list_keys(tomllib.loads((PRESETS_FOLDER / "rstar2_release.toml").read_text()))
+
+
+@pytest.mark.parametrize("key", rows())
+class TestRow:
+    def test_the_key_exists_and_has_a_reason(self, key: str) -> None:
+        assert find_annotation(RunConfig, key.split(".")) is not None
+        assert rows()[key].reason.endswith(".")
+
+    def test_the_default_is_that_of_the_schema(self, key: str) -> None:
+        assert parse_value(key, rows()[key].default) == get_value(DEFAULT, key)
+
+    def test_a_value_of_the_report_is_the_default(self, key: str) -> None:
+        report = rows()[key].report
+        assert report != ""
+        if report.startswith("`"):
+            assert parse_value(key, report) == get_value(DEFAULT, key)
+
+    def test_the_value_of_the_release_is_that_of_the_preset(self, key: str) -> None:
+        release = rows()[key].release
+        if release == NOT_STATED:
+            assert key not in PRESET_KEYS
+            assert get_value(RELEASE, key) == get_value(DEFAULT, key)
+        else:
+            assert parse_value(key, release) == get_value(RELEASE, key)
+
+    def test_the_demo_has_a_value_exactly_where_it_differs_from_the_default(self, key: str) -> None:
+        demo, value = rows()[key].demo, get_value(DEMO, key)
+        assert (demo != "") == (value != get_value(DEFAULT, key))
+        assert demo == "" or parse_value(key, demo) == value
+
+
+def test_every_key_of_the_preset_has_a_row() -> None:
+    assert PRESET_KEYS - set(rows()) == set()
+
+
+def test_every_key_of_the_algorithm_has_a_row_or_is_listed_as_another_key() -> None:
+    keys = {f"{section}.{name}" for section, config in SECTIONS.items() for name in config.__struct_fields__}
+    assert keys - set(rows()) - OTHER_KEYS == set(), "add a row to docs/recipe-differences.md"
+    assert OTHER_KEYS - keys == set()
+    assert OTHER_KEYS & set(rows()) == set()
+
+
+def test_links_of_the_page_name_existing_headings() -> None:
+    links = re.findall(r"\]\(([\w-]+\.md)(?:#([\w-]+))?\)", PAGE.read_text())
+    assert ("release.md", "") in links
+    for page, anchor in links:
+        headings = re.findall("^#+ (.+)$", (PAGE.parent / page).read_text(), re.MULTILINE)
+        assert anchor in ("", *(re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings))
+
+
+def test_a_row_with_a_missing_cell_or_a_repeated_key_is_refused() -> None:
+    row = "| `lr` | `1` | `1` | `1` | | Why. |\n"
+    assert parse_page(f"## [rl]\n{row}") == {"rl.lr": Row("`1`", "`1`", "`1`", "", "Why.")}
+    for text in (f"## [rl]\n{row}{row}", "| `lr` | `1` |\n"):
+        with pytest.raises(AssertionError, match="lr"):
+            parse_page(text)
