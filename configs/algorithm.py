@@ -59,6 +59,12 @@ class RlConfig(Section, frozen=True):
     max_refill_groups: Count = 0  # per step, started to replace groups with equal rewards
     advantage_estimator: ImportPath = "grpo"  # "grpo", "dr_grpo", or a function by import path: docs/losses.md
     group_filter: ImportPath = "unequal_rewards"  # groups to train on; or a function by import path: docs/losses.md
+    # Tokens before dialogue.response_tokens in which the reward of a response falls, for its advantage; 0: none.
+    overlong_buffer_tokens: Count = 0
+    overlong_penalty: PositiveFloat = 1.0  # at the length limit; needs overlong_buffer_tokens
+    overlong: Literal["keep", "drop"] = "keep"  # whether to train on responses that the length limit ends
+    repeated_ngram_tokens: Annotated[int, Meta(ge=0, le=1024)] = 0  # length of the n-grams to count; 0: no filter
+    repeated_ngram_limit: PositiveInt = 20  # a response with more occurrences of one n-gram is not trained on
     max_staleness: Count = 0  # versions by which rollouts may be ahead of the learner: docs/staleness.md
     stale_tokens: Literal["mask", "drop"] = "mask"  # mask stale tokens, or drop their trajectory
     group_oversampling: Annotated[float, Meta(ge=1, le=1000)] = (

@@ -4,6 +4,7 @@ In a path, `$RUN` is replaced by the run's folder. Names end in units: `_s` seco
 mebibytes, `_tokens` tokens.
 """
 
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Literal
 
@@ -99,10 +100,8 @@ class RunConfig(Section, frozen=True):
         check_tasks(self.resolved_tasks)
         if self.roc.enabled:
             _require_resampling(self.rl.rollouts, self.roc)
-        tasks = [task.name for task in self.resolved_tasks]
-        for each in self.evaluation.sets:
-            known = ", ".join(name for name in tasks if name) or "none, as there are no [[tasks]]"
-            require(each.task in ("", *tasks), f'evaluation.sets: "{each.name}": no task "{each.task}"; known: {known}')
+        _require_overlong_buffer(self.rl, min(task.get_dialogue().response_tokens for task in self.resolved_tasks))
+        _require_known_tasks(self.evaluation, [task.name for task in self.resolved_tasks])
         require(
             self.sft.steps == 0 or not any(task.get_dialogue().renderer for task in self.resolved_tasks),
             "sft.steps must be 0 with dialogue.renderer: cold-start dialogues have the texts of ChatML",
@@ -182,6 +181,18 @@ class RunConfig(Section, frozen=True):
     def engine_startup_allowance_s(self) -> float:
         """Additional time for the start of an engine, if it takes more than seconds."""
         return self.sglang.startup_timeout_s if self.engine.kind == "sglang" else 0.0
+
+
+def _require_overlong_buffer(rl: RlConfig, limit: int) -> None:
+    require(
+        rl.overlong_buffer_tokens < limit, f"rl.overlong_buffer_tokens must be below dialogue.response_tokens = {limit}"
+    )
+
+
+def _require_known_tasks(evaluation: EvaluationConfig, tasks: Sequence[str]) -> None:
+    known = ", ".join(name for name in tasks if name) or "none, as there are no [[tasks]]"
+    for each in evaluation.sets:
+        require(each.task in ("", *tasks), f'evaluation.sets: "{each.name}": no task "{each.task}"; known: {known}')
 
 
 def _require_resampling(rollouts: int, roc: RocConfig) -> None:

@@ -215,6 +215,7 @@ def compute_step_metrics(times: StepTimes, weights_synced_at: float) -> dict[str
         "groups": float(counts.groups),
         "groups_rejected": float(counts.groups_rejected),
         "groups_lost": float(counts.groups_lost),
+        **{f"trajectories_dropped: {name}": float(count) for name, count in sorted(counts.dropped.items())},
         "trajectories": float(counts.trajectories),
         "trajectories_failed": float(counts.trajectories_failed),
         "generated_tokens": float(counts.generated_tokens),

@@ -14,8 +14,7 @@ from bus.messages import EvaluationFinished, GroupJudged, RunStarted, StepCollec
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from policies.groups.advantages import load_advantage_estimator, load_group_filter
-from policies.groups.selection import build_training_rows, compute_keep_count, judge_group, select_fresh_trajectories
+from policies.groups.selection import SelectionRules, select_fresh_trajectories, select_rows
 
 _KINDS = (RunStarted, TrajectoryFinished, GroupJudged, StepCollected, EvaluationFinished)
 
@@ -114,11 +113,8 @@ def _check_reproduced(group: JudgedGroup, run: RunConfig, log: Path) -> None:
 
 def rebuild_training_rows(group: JudgedGroup, run: RunConfig) -> list[TrainingSample]:
     """The rows that the step would train on with the settings of `run`."""
-    keep_count = compute_keep_count(run)
-    if judge_group(group.candidates, keep_count, load_group_filter(run.rl)) != "accepted":
-        return []
-    estimate = load_advantage_estimator(run.rl)
-    return build_training_rows(group.candidates, keep_count, run.roc, group.judged.seed, estimate)
+    rules = SelectionRules.from_config(run)
+    return select_rows(rules, group.candidates, group.judged.seed, group.judged.task).rows
 
 
 def list_candidates(group: JudgedGroup, other: RunConfig) -> list[CandidateTrajectory]:

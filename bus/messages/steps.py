@@ -106,6 +106,7 @@ class StepCounts(msgspec.Struct, frozen=True):
     generation_s: float = 0.0
     tools_s: float = 0.0
     grading_s: float = 0.0
+    dropped: dict[str, int] = {}  # trajectories that a filter keeps out of training, by filter
 
 
 class StalenessCounts(msgspec.Struct, frozen=True):

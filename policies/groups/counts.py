@@ -17,6 +17,7 @@ from bus.messages import (
     TrajectoryFinished,
     Verdict,
 )
+from policies.groups.selection import GroupSelection
 
 
 def add_to_step_counts(counts: StepCounts, trajectory: TrajectoryFinished, positive_above: float) -> StepCounts:
@@ -84,6 +85,17 @@ def count_task_verdict(tasks: dict[str, TaskCounts], task: str, verdict: Verdict
         groups_rejected=counts.groups_rejected + (verdict == "rejected"),
     )
     return {**tasks, task: counted}
+
+
+def add_group_selection(counts: StepCounts, task: str, selection: GroupSelection) -> StepCounts:
+    return replace(
+        counts,
+        groups=counts.groups + 1,
+        groups_lost=counts.groups_lost + (selection.verdict == "lost"),
+        groups_rejected=counts.groups_rejected + (selection.verdict == "rejected"),
+        tasks=count_task_verdict(counts.tasks, task, selection.verdict),
+        dropped={each: counts.dropped.get(each, 0) + count for each, count in selection.dropped.items()},
+    )
 
 
 def parse_failed_component(cause: str) -> str:

@@ -36,17 +36,10 @@ from bus.messages import (
 )
 from configs.schema import RunConfig
 from policies.decider import Send
-from policies.groups.advantages import load_advantage_estimator, load_group_filter
 from policies.groups.buffer_state import BufferState, GroupCollection, OpenGroup
-from policies.groups.counts import StepLengths, count_task_verdict
+from policies.groups.counts import StepLengths, add_group_selection
 from policies.groups.group_starter import GroupStarter, ProblemSet
-from policies.groups.selection import (
-    build_training_rows,
-    compute_keep_count,
-    describe_judgement,
-    judge_group,
-    select_fresh_trajectories,
-)
+from policies.groups.selection import SelectionRules, describe_judgement, select_fresh_trajectories, select_rows
 from policies.groups.staleness import add_staleness, count_masked_tokens
 
 
@@ -69,8 +62,7 @@ class GroupBuffer:
         rollout_addresses: tuple[str, ...] = (ROLLOUT,),
     ) -> None:
         self._rl, self._roc = run.rl, run.roc
-        self._keep_count = compute_keep_count(run)
-        self._accepts_rewards, self._estimate_advantages = load_group_filter(run.rl), load_advantage_estimator(run.rl)
+        self._selection_rules = SelectionRules.from_config(run)
         self._starter = GroupStarter(run, train, test, rollout_addresses)
         self._observers = (RECORDER, RECIPE)  # the recorder first: the recipe continues the run
         self.state = BufferState()
@@ -202,34 +194,25 @@ class GroupBuffer:
         fresh = select_fresh_trajectories(group.finished, collection.step, self._rl)
         dropped = collection.staleness.trajectories_dropped + len(group.finished) - len(fresh)
         collection.staleness = replace(collection.staleness, trajectories_dropped=dropped)
-        verdict = judge_group(fresh, self._keep_count, self._accepts_rewards)
-        counts = collection.counts
-        collection.counts = replace(
-            counts,
-            groups=counts.groups + 1,
-            groups_lost=counts.groups_lost + (verdict == "lost"),
-            groups_rejected=counts.groups_rejected + (verdict == "rejected"),
-            tasks=count_task_verdict(counts.tasks, group.start.task, verdict),
-        )
-        rows = self._accept_group(collection, group, fresh) if verdict == "accepted" else []
-        effects = [Send(RECORDER, describe_judgement(collection.step, group.start, verdict, fresh, rows))]
-        if verdict != "accepted" and collection.num_refills < self._rl.max_refill_groups:
+        start = group.start
+        selection = select_rows(self._selection_rules, fresh, start.seed, start.task)
+        collection.counts = add_group_selection(collection.counts, start.task, selection)
+        if selection.verdict == "accepted":
+            self._add_rows(collection, group, selection.rows)
+        effects = [Send(RECORDER, describe_judgement(collection.step, start, fresh, selection))]
+        if selection.verdict != "accepted" and collection.num_refills < self._rl.max_refill_groups:
             collection.num_refills += 1
             effects.append(self._start_training_group(collection))
         return effects
 
-    def _accept_group(
-        self, collection: GroupCollection, group: OpenGroup, fresh: list[TrajectoryFinished]
-    ) -> list[TrainingSample]:
-        rows = build_training_rows(fresh, self._keep_count, self._roc, group.start.seed, self._estimate_advantages)
+    def _add_rows(self, collection: GroupCollection, group: OpenGroup, rows: list[TrainingSample]) -> None:
         collection.rows[group.start.group_id] = rows
         if not self._rl.max_staleness:
-            return rows
+            return
         unmasked = {trajectory.trajectory_id: trajectory for trajectory in group.finished}
         masked = sum(count_masked_tokens(unmasked[row.trajectory_id], row) for row in rows)
         staleness = add_staleness(collection.staleness, rows, collection.step - 1)
         collection.staleness = replace(staleness, tokens_masked=staleness.tokens_masked + masked)
-        return rows
 
     # ---------------------------------------------------------------- ending
 

@@ -1,18 +1,45 @@
-"""Selects the rows of a complete group: staleness bound, verdict, resampling, advantages."""
+"""Selects the rows of a complete group: staleness bound, filters, verdict, resampling, advantages."""
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from bus.messages import GroupJudged, StartGroup, TrainingSample, TrajectoryFinished, Verdict
 from configs.algorithm import RlConfig, RocConfig
 from configs.schema import RunConfig
-from policies.groups.advantages import AdvantageEstimator, GroupFilter
+from policies.groups.advantages import AdvantageEstimator, GroupFilter, load_advantage_estimator, load_group_filter
+from policies.groups.response_filters import compute_overlong_penalty, find_filter, list_filters
 from policies.groups.roc import resample
 from policies.groups.staleness import apply_staleness_bound, compute_oldest_version
 
 
-def compute_keep_count(run: RunConfig) -> int:
-    """Trajectories of a group that RoC keeps; for plain GRPO, the minimum size."""
-    return run.kept_trajectories if run.roc.enabled else 2
+class SelectionRules(NamedTuple):
+    """The settings that decide on the rows of a group."""
+
+    rl: RlConfig
+    roc: RocConfig
+    keep_count: int  # trajectories of a group that RoC keeps; for plain GRPO, the minimum size
+    response_tokens: Mapping[str, int]  # length limit by task
+    accepts_rewards: GroupFilter
+    estimate_advantages: AdvantageEstimator
+
+    @classmethod
+    def from_config(cls, run: RunConfig) -> "SelectionRules":
+        """Raises UnusableInput for a function that cannot be loaded."""
+        return cls(
+            rl=run.rl,
+            roc=run.roc,
+            keep_count=run.kept_trajectories if run.roc.enabled else 2,
+            response_tokens={task.name: task.get_dialogue().response_tokens for task in run.resolved_tasks},
+            accepts_rewards=load_group_filter(run.rl),
+            estimate_advantages=load_advantage_estimator(run.rl),
+        )
+
+
+class GroupSelection(NamedTuple):
+    verdict: Verdict
+    rows: list[TrainingSample]  # of an accepted group
+    dropped: Mapping[str, int]  # trajectories by filter; empty without filters
 
 
 def select_fresh_trajectories(
@@ -27,40 +54,43 @@ def select_fresh_trajectories(
     return [trajectory for trajectory in aged if trajectory is not None]
 
 
-def judge_group(fresh: Sequence[TrajectoryFinished], keep_count: int, accepts: GroupFilter) -> Verdict:
-    if len(fresh) < keep_count or len(fresh) < 2:
-        return "lost"
-    return "accepted" if accepts([trajectory.reward for trajectory in fresh]) else "rejected"
+def select_rows(
+    rules: SelectionRules, fresh: Sequence[TrajectoryFinished], seed: int, task: str = ""
+) -> GroupSelection:
+    """`seed`: of the group. Advantages are relative to the kept trajectories."""
+    found = {trajectory.trajectory_id: find_filter(trajectory, rules.rl) for trajectory in fresh}
+    counted = Counter(found.values())
+    dropped: dict[str, int] = {each: counted[each] for each in list_filters(rules.rl)}
+    trained = [trajectory for trajectory in fresh if found[trajectory.trajectory_id] is None]
+    if len(trained) < rules.keep_count or len(trained) < 2:
+        return GroupSelection("lost", [], dropped)
+    if not rules.accepts_rewards(_shape_rewards(rules, trained, task)):
+        return GroupSelection("rejected", [], dropped)
+    kept = resample(trained, rules.keep_count, rules.roc, seed) if rules.roc.enabled else trained
+    advantages = rules.estimate_advantages(_shape_rewards(rules, kept, task))
+    rows = [
+        TrainingSample(each.trajectory_id, each.group_id, advantage, each.record)
+        for each, advantage in zip(kept, advantages, strict=True)
+    ]
+    return GroupSelection("accepted", rows, dropped)
+
+
+def _shape_rewards(rules: SelectionRules, trajectories: Sequence[TrajectoryFinished], task: str) -> list[float]:
+    limit = rules.response_tokens[task]
+    return [each.reward - compute_overlong_penalty(each, rules.rl, limit) for each in trajectories]
 
 
 def describe_judgement(
-    step: int, group: StartGroup, verdict: Verdict, fresh: Sequence[TrajectoryFinished], rows: Sequence[TrainingSample]
+    step: int, group: StartGroup, fresh: Sequence[TrajectoryFinished], selection: GroupSelection
 ) -> GroupJudged:
     return GroupJudged(
         step=step,
         group_id=group.group_id,
         seed=group.seed,
-        verdict=verdict,
+        verdict=selection.verdict,
         candidates=tuple(trajectory.trajectory_id for trajectory in fresh),
         rewards=tuple(trajectory.reward for trajectory in fresh),
-        kept=tuple(row.trajectory_id for row in rows),
-        advantages=tuple(row.advantage for row in rows),
+        kept=tuple(row.trajectory_id for row in selection.rows),
+        advantages=tuple(row.advantage for row in selection.rows),
         task=group.task,
     )
-
-
-def build_training_rows(
-    fresh: Sequence[TrajectoryFinished], keep_count: int, roc: RocConfig, seed: int, estimate: AdvantageEstimator
-) -> list[TrainingSample]:
-    """The rows of an accepted group; advantages are relative to the kept trajectories."""
-    kept = resample(fresh, keep_count, roc, seed) if roc.enabled else fresh
-    advantages = estimate([trajectory.reward for trajectory in kept])
-    return [
-        TrainingSample(
-            trajectory_id=trajectory.trajectory_id,
-            group_id=trajectory.group_id,
-            advantage=advantage,
-            record=trajectory.record,
-        )
-        for trajectory, advantage in zip(kept, advantages, strict=True)
-    ]

@@ -20,8 +20,7 @@ from configs.errors import UnusableInput
 from configs.load import load_with_overrides, write_resolved
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from policies.groups.advantages import compute_advantages
-from policies.groups.selection import build_training_rows, compute_keep_count
+from policies.groups.selection import SelectionRules, select_rows
 from tests.policies.groups.finished import finished
 from tests.recorded import write_world_logs
 from tests.simulation.test_faults import live
@@ -35,7 +34,7 @@ YOUNG = [
 
 
 def judged(fresh: list[TrajectoryFinished] = YOUNG, *, accepted: bool = True) -> JudgedGroup:
-    rows = build_training_rows(fresh, compute_keep_count(RUN), RUN.roc, 5, compute_advantages) if accepted else []
+    rows = select_rows(SelectionRules.from_config(RUN), fresh, 5).rows if accepted else []
     kept, advantages = tuple(row.trajectory_id for row in rows), tuple(row.advantage for row in rows)
     ids, rewards = tuple(each.trajectory_id for each in fresh), tuple(each.reward for each in fresh)
     verdict = "accepted" if accepted else "lost"

@@ -9,7 +9,7 @@ from configs.algorithm import RlConfig, RocConfig
 from configs.schema import RunConfig
 from policies.groups.advantages import compute_advantages, has_unequal_rewards
 from policies.groups.roc import compute_error_penalty, compute_format_penalty
-from policies.groups.selection import build_training_rows, compute_keep_count, judge_group
+from policies.groups.selection import SelectionRules, select_rows
 from tests.policies.release.golden import Case, Group, build_roc, build_trajectory, list_documented_rows, read_groups
 
 ROWS = read_groups()
@@ -35,10 +35,9 @@ def select(group: list[TrajectoryFinished], case: Case) -> tuple[int, ...] | Non
         roc, keep_count = RocConfig(enabled=False), 2
     else:
         roc, keep_count = build_roc(case), case.count
-    if judge_group(group, keep_count, lambda _: True) == "lost":
-        return None
-    rows = build_training_rows(group, keep_count, roc, 1, compute_advantages)
-    return tuple(row.trajectory_id for row in rows)
+    rules = SelectionRules(RlConfig(), roc, keep_count, {"": 1}, lambda _: True, compute_advantages)
+    selection = select_rows(rules, group, 1)
+    return None if selection.verdict == "lost" else tuple(row.trajectory_id for row in selection.rows)
 
 
 def agrees(row: Group, case: Case) -> bool:
@@ -97,6 +96,5 @@ def agrees_with_batch(row: Group) -> bool:
 
 def test_a_group_keeps_the_configured_number() -> None:
     rl = RlConfig(prompts=1, rollouts=8)
-    assert compute_keep_count(RunConfig(name="a", rl=rl)) == 4
-    assert compute_keep_count(RunConfig(name="a", rl=rl, roc=RocConfig(keep=6))) == 6
-    assert compute_keep_count(RunConfig(name="a", rl=rl, roc=RocConfig(enabled=False, keep=6))) == 2
+    for roc, count in ((RocConfig(), 4), (RocConfig(keep=6), 6), (RocConfig(enabled=False, keep=6), 2)):
+        assert SelectionRules.from_config(RunConfig(name="a", rl=rl, roc=roc)).keep_count == count

@@ -1,0 +1,68 @@
+"""Optional treatment of long and of repetitive responses, off by default.
+
+    rl.overlong_buffer_tokens  the reward falls linearly towards the length limit. Source: "soft overlong punishment",
+                               DAPO, arXiv 2503.14476, section 3.4
+    rl.overlong = "drop"       responses that the length limit ends are not trained on. Source: "overlong filtering",
+                               in the same section
+    rl.repeated_ngram_tokens   responses that repeat an n-gram too often are not trained on
+
+rStar2-Agent (arXiv 2508.20722) keeps overlong responses as negatives, because leaving them out encouraged repetition,
+and uses no n-gram filter.
+"""
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bus.messages import TrajectoryFinished
+from configs.algorithm import RlConfig
+
+ResponseFilter = Literal["overlong", "repeated"]
+_BASE = np.uint64(6_364_136_223_846_793_005)  # odd, so that its powers keep all bits of a token
+
+
+def compute_overlong_penalty(trajectory: TrajectoryFinished, rl: RlConfig, limit: int) -> float:
+    """0 up to `limit` - `rl.overlong_buffer_tokens` tokens, then rising linearly, up to `rl.overlong_penalty` at the
+    `limit` and for a response that it ends. Tool tokens count, as in dialogue.response_tokens."""
+    buffer = rl.overlong_buffer_tokens
+    if not buffer:
+        return 0.0
+    over = trajectory.record.response_tokens - (limit - buffer)
+    share = 1.0 if trajectory.ending == "length" else min(max(over / buffer, 0.0), 1.0)
+    return rl.overlong_penalty * share
+
+
+def list_filters(rl: RlConfig) -> list[ResponseFilter]:
+    """All filters that the run applies."""
+    filters: list[ResponseFilter] = ["overlong"] if rl.overlong == "drop" else []
+    return [*filters, "repeated"] if rl.repeated_ngram_tokens else filters
+
+
+def find_filter(trajectory: TrajectoryFinished, rl: RlConfig) -> ResponseFilter | None:
+    """The first filter that leaves the trajectory out of the training rows."""
+    if rl.overlong == "drop" and trajectory.ending == "length":
+        return "overlong"
+    if rl.repeated_ngram_tokens:
+        ids = np.frombuffer(trajectory.record.token_ids, np.int32)
+        mask = np.frombuffer(trajectory.record.loss_mask, np.uint8) > 0
+        if count_most_frequent_ngram(ids, mask, rl.repeated_ngram_tokens) > rl.repeated_ngram_limit:
+            return "repeated"
+    return None
+
+
+def count_most_frequent_ngram(token_ids: NDArray[np.int32], is_generated: NDArray[np.bool_], size: int) -> int:
+    """How often the most frequent n-gram of `size` generated tokens in a row occurs; occurrences may overlap.
+    Both arrays have one value per token.
+
+    N-grams are compared by a hash of 64 bits, the same in all processes.
+    """
+    ids, num_ngrams = token_ids.astype(np.uint64), len(token_ids) - size + 1
+    if num_ngrams < 1:
+        return 0
+    hashes = np.zeros(num_ngrams, np.uint64)
+    for place in range(size):
+        hashes = hashes * _BASE + ids[place : place + num_ngrams] + np.uint64(1)
+    totals = np.concatenate([[0], np.cumsum(is_generated)])
+    whole = hashes[totals[size:] - totals[:num_ngrams] == size]
+    return int(np.unique(whole, return_counts=True)[1].max()) if len(whole) else 0
