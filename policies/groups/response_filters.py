@@ -46,23 +46,25 @@ def find_filter(trajectory: TrajectoryFinished, rl: RlConfig) -> ResponseFilter 
     if rl.repeated_ngram_tokens:
         ids = np.frombuffer(trajectory.record.token_ids, np.int32)
         mask = np.frombuffer(trajectory.record.loss_mask, np.uint8) > 0
-        if count_most_frequent_ngram(ids, mask, rl.repeated_ngram_tokens) > rl.repeated_ngram_limit:
+        if repeats_ngram(ids, mask, rl.repeated_ngram_tokens, rl.repeated_ngram_limit):
             return "repeated"
     return None
 
 
-def count_most_frequent_ngram(token_ids: NDArray[np.int32], is_generated: NDArray[np.bool_], size: int) -> int:
-    """How often the most frequent n-gram of `size` generated tokens in a row occurs; occurrences may overlap.
+def repeats_ngram(token_ids: NDArray[np.int32], is_generated: NDArray[np.bool_], size: int, limit: int) -> bool:
+    """Whether an n-gram of `size` generated tokens in a row occurs over `limit` times; occurrences may overlap.
     Both arrays have one value per token.
 
     N-grams are compared by a hash of 64 bits, the same in all processes.
     """
     ids, num_ngrams = token_ids.astype(np.uint64), len(token_ids) - size + 1
     if num_ngrams < 1:
-        return 0
+        return False
     hashes = np.zeros(num_ngrams, np.uint64)
     for place in range(size):
         hashes = hashes * _BASE + ids[place : place + num_ngrams] + np.uint64(1)
     totals = np.concatenate([[0], np.cumsum(is_generated)])
     whole = hashes[totals[size:] - totals[:num_ngrams] == size]
-    return int(np.unique(whole, return_counts=True)[1].max()) if len(whole) else 0
+    buckets = (whole >> np.uint64(48)).astype(np.int64)
+    frequent = whole[np.bincount(buckets, minlength=1)[buckets] > limit]  # few remain to be sorted
+    return bool((np.unique(frequent, return_counts=True)[1] > limit).any())

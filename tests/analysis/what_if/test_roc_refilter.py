@@ -14,7 +14,7 @@ from analysis.what_if.roc_refilter import (
     read_judged_groups,
     rebuild_training_rows,
 )
-from bus.messages import GroupJudged, TrajectoryFinished
+from bus.messages import GroupJudged, RunFinished, TrajectoryFinished
 from configs.algorithm import RlConfig, RocConfig
 from configs.errors import UnusableInput
 from configs.load import load_with_overrides, write_resolved
@@ -23,7 +23,9 @@ from configs.schema import RunConfig
 from policies.groups.selection import SelectionRules, select_rows
 from tests.policies.groups.finished import finished
 from tests.recorded import write_world_logs
-from tests.simulation.test_faults import live
+from tests.simulation.clock import run_virtually
+from tests.simulation.test_faults import live, world_of
+from tests.simulation.world import World
 
 RUN = RunConfig(name="test", seed=3, rl=RlConfig(prompts=2, rollouts=8))
 # Positives 0 to 4 call twice: no call of the first two fails, every call of the others does.
@@ -111,6 +113,29 @@ def test_every_step_keeps_the_batch_that_the_learner_received(seed: int, tmp_pat
     for batch in world.batches:
         rows = [row for group in steps[batch.step] for row in rebuild_training_rows(group, world.run)]
         assert tuple(sorted(rows, key=lambda row: row.trajectory_id)) == batch.samples
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"overlong_buffer_tokens": 200, "overlong_penalty": 0.5},
+        {"overlong": "drop"},
+        {"repeated_ngram_tokens": 3, "repeated_ngram_limit": 2},
+    ],
+    ids=lambda keys: next(iter(keys)),
+)
+def test_the_treatment_of_long_responses_is_reproduced(keys: dict[str, object], tmp_path: Path) -> None:
+    plain = world_of(0).run
+    run = replace(plain, rl=replace(plain.rl, **keys))
+    world = World(run, 0, failure_rate=0.0)
+    assert run_virtually(world.simulate()) == RunFinished(run.rl.steps)
+    folder = write_world_logs(world, tmp_path)
+    steps = dict(read_judged_groups(run, folder))
+    for batch in world.batches:
+        rows = [row for group in steps[batch.step] for row in rebuild_training_rows(group, run)]
+        assert tuple(sorted(rows, key=lambda row: row.trajectory_id)) == batch.samples
+    with pytest.raises(UnusableInput, match="differs from the recomputed one"):
+        list(read_judged_groups(plain, folder))
 
 
 def test_changed_settings_of_the_run_are_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from configs.load import ConfigError, load_run
 from configs.schema import DialogueConfig, RunConfig
 from configs.task_options import TaskConfig
 from policies.groups.advantages import compute_advantages
-from policies.groups.response_filters import compute_overlong_penalty, count_most_frequent_ngram
+from policies.groups.response_filters import compute_overlong_penalty, repeats_ngram
 from policies.groups.selection import GroupSelection, SelectionRules, select_rows
 from tests.policies.groups.buffers import BufferDriver, get_collected, list_batches, make_run
 from tests.policies.groups.finished import finished
@@ -120,7 +120,8 @@ class TestFilters:
             np.array([token for token, _ in tokens], np.int32),
             np.array([made for _, made in tokens], bool),
         )
-        assert count_most_frequent_ngram(ids, generated, size) == max(counts.values(), default=0)
+        found = [repeats_ngram(ids, generated, size, limit) for limit in range(1, 12)]
+        assert found == [max(counts.values(), default=0) > limit for limit in range(1, 12)]
 
     def test_the_step_counts_them(self) -> None:
         run = make_run(prompts=1, rollouts=4, max_refill_groups=0, repeated_ngram_tokens=1, repeated_ngram_limit=1)
