@@ -100,7 +100,7 @@ class RunConfig(Section, frozen=True):
         check_tasks(self.resolved_tasks)
         if self.roc.enabled:
             _require_resampling(self.rl.rollouts, self.roc)
-        _require_overlong_buffer(self.rl, min(task.get_dialogue().response_tokens for task in self.resolved_tasks))
+        _require_overlong_buffer(self.rl, self.resolved_tasks)
         _require_known_tasks(self.evaluation, [task.name for task in self.resolved_tasks])
         require(
             self.sft.steps == 0 or not any(task.get_dialogue().renderer for task in self.resolved_tasks),
@@ -183,10 +183,13 @@ class RunConfig(Section, frozen=True):
         return self.sglang.startup_timeout_s if self.engine.kind == "sglang" else 0.0
 
 
-def _require_overlong_buffer(rl: RlConfig, limit: int) -> None:
-    require(
-        rl.overlong_buffer_tokens < limit, f"rl.overlong_buffer_tokens must be below dialogue.response_tokens = {limit}"
-    )
+def _require_overlong_buffer(rl: RlConfig, tasks: Sequence[TaskConfig]) -> None:
+    for task in tasks:
+        limit, table = task.get_dialogue().response_tokens, f"tasks.{task.name}.dialogue" if task.name else "dialogue"
+        require(
+            rl.overlong_buffer_tokens < limit,
+            f"rl.overlong_buffer_tokens = {rl.overlong_buffer_tokens} must be below {table}.response_tokens = {limit}",
+        )
 
 
 def _require_known_tasks(evaluation: EvaluationConfig, tasks: Sequence[str]) -> None:

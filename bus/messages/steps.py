@@ -87,7 +87,7 @@ class StepCounts(msgspec.Struct, frozen=True):
 
     groups: int = 0
     groups_rejected: int = 0  # equal rewards: no gradient
-    groups_lost: int = 0  # too few trajectories left after failures and the staleness limit
+    groups_lost: int = 0  # too few trajectories left after failures, the staleness limit and filters
     trajectories: int = 0  # finished
     trajectories_failed: int = 0  # infrastructure failures
     positives: int = 0  # rewards above roc.positive_above

@@ -6,8 +6,8 @@
                                in the same section
     rl.repeated_ngram_tokens   responses that repeat an n-gram too often are not trained on
 
-rStar2-Agent (arXiv 2508.20722) keeps overlong responses as negatives, because leaving them out encouraged repetition,
-and uses no n-gram filter.
+rStar2-Agent (arXiv 2508.20722) keeps overlong responses as negatives, because leaving them out encouraged repetition.
+Its authors also tried an n-gram filter, without success.
 """
 
 from typing import Literal

@@ -17,6 +17,7 @@ from configs.task_options import TaskConfig
 from policies.groups.advantages import compute_advantages
 from policies.groups.response_filters import compute_overlong_penalty, repeats_ngram
 from policies.groups.selection import GroupSelection, SelectionRules, select_rows
+from policies.step_metrics import StepTimes, compute_step_metrics
 from tests.policies.groups.buffers import BufferDriver, get_collected, list_batches, make_run
 from tests.policies.groups.finished import finished
 
@@ -86,7 +87,7 @@ class TestOverlongPenalty:
 
     def test_a_buffer_as_long_as_the_response_is_refused(self) -> None:
         with pytest.raises(
-            ConfigError, match=r"rl\.overlong_buffer_tokens must be below dialogue\.response_tokens = 64"
+            ConfigError, match=r"rl\.overlong_buffer_tokens = 64 must be below dialogue\.response_tokens = 64"
         ):
             load_run(None, ("name=a", "dialogue.response_tokens=64", "rl.overlong_buffer_tokens=64"))
 
@@ -130,4 +131,10 @@ class TestFilters:
         effects = driver.end(0, 0, 0, rewards=(0.0, 1.0, 0.0, 1.0))
         assert list_batches(effects)[0].samples == ()
         counts = get_collected(effects).counts
-        assert (counts.groups_lost, counts.dropped) == (1, {"repeated": 4})
+        assert (counts.groups_lost, counts.trajectories, counts.dropped) == (1, 4, {"repeated": 4})
+        assert compute_step_metrics(StepTimes(step=1, counts=counts), 1.0)["trajectories_dropped: repeated"] == 4.0
+
+    @pytest.mark.parametrize("setting", ["repeated_ngram_tokens=1025", "repeated_ngram_limit=0", "overlong=mask"])
+    def test_values_out_of_bounds_are_refused(self, setting: str) -> None:
+        with pytest.raises(ConfigError, match=rf"rl\.{setting.partition('=')[0]}"):
+            load_run(None, ("name=a", f"rl.{setting}"))

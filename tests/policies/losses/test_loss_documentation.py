@@ -24,10 +24,12 @@ BATCH = build_loss_input(
 
 
 def test_the_examples_are_loaded_and_compute(tmp_path: Path) -> None:
-    code, toml = re.findall(r"```(?:python|toml)\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    code, toml, lengths = re.findall(r"```(?:python|toml)\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "training.py").write_text(code)
     (tmp_path / "run.toml").write_text(f'name = "some"\n{toml}')
     run = load_run(tmp_path / "run.toml")
+    (tmp_path / "lengths.toml").write_text(f'name = "other"\n{lengths}')
+    assert load_run(tmp_path / "lengths.toml").rl.overlong_penalty == 0.5
     output = load_policy_loss(run.learner.loss)(BATCH)
     assert output.loss.item() == pytest.approx(0.5)  # -(1 - 2) / 2 at ratio 1
     assert output.sequence_means["ratio_of_sequences"].item() == 2.0
