@@ -112,7 +112,11 @@ async def run_generator(
     async with _connected_bus(incarnation, run, folder, open_bus) as bus:
         fetch = _build_fetch_to_node(folder)
         generator = Generator(
-            *(incarnation.process, bus, engine, ARBITER, incarnation.number),
+            incarnation.process,
+            bus,
+            engine,
+            ARBITER,
+            incarnation=incarnation.number,
             recipe=RECIPE,
             recorder=RECORDER,
             fetch=fetch,

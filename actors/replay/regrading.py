@@ -139,7 +139,8 @@ def read_rows_by_problem(run: RunConfig, folder: RunFolder) -> dict[str, bytes]:
     report = QuestionReport()
     rows: Counter[str] = Counter()
     by_problem: dict[str, bytes] = {}
-    tests = [each.data for each in run.resolved_evaluation_sets] if run.evaluation.questions else []
+    evaluated = run.resolved_evaluation_sets if run.evaluation.questions else ()
+    tests = [each.data for each in evaluated if each.data]
     for file, each in ((run.data.train, report), *((test, QuestionReport(report)) for test in tests)):
         for problem in read_problems(folder.expand_path(file), each, layout=RowLayout(all_columns=True)):
             rows[problem.name] += 1

@@ -67,11 +67,13 @@ class BestCheckpointFile:
         best, reward = self._best, result.values.get(self._reward)
         if result.label not in self._labels or reward is None:
             return best
-        if best is not None and (reward <= best.reward or result.values.get("other_version_tokens")):
+        found = BestCheckpoint(result.step, result.label, reward, result.step)
+        is_mixed = bool(result.values.get("other_version_tokens"))
+        if best is None:
+            return None if is_mixed else found
+        if is_mixed or reward <= best.reward:
             return msgspec.structs.replace(best, evaluated_step=max(best.evaluated_step, result.step))
-        if result.values.get("other_version_tokens"):
-            return None
-        return BestCheckpoint(result.step, result.label, reward, result.step)
+        return found
 
     def _write(self) -> None:
         path = get_best_checkpoint_path(self._checkpoints)

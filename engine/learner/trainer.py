@@ -221,7 +221,7 @@ class Trainer:
             batch.targets_N,
             model.compute_logits,
             model.config.vocab_size,
-            (self._run.sampling.temperature if is_rl else 1.0) or 1.0,
+            self._run.sampling.temperature if is_rl else 1.0,
             entropy_gradient=is_rl and self._learner.entropy_coef > 0,
         )
 
