@@ -1,0 +1,83 @@
+"""The resolved configuration of a run as a file, and the differences of two runs."""
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig, RocConfig, SamplingConfig
+from configs.load import list_differences, list_resume_conflicts, load_run, write_resolved
+from configs.machines import ClusterConfig, SandboxConfig
+from configs.schema import DialogueConfig, RunConfig, TinyConfig
+
+POSITIVE = st.integers(1, 2**40)
+BETAS = st.floats(0, 1, exclude_max=True)
+RUNS = st.builds(
+    RunConfig,
+    name=st.text(st.characters(exclude_characters="/.", exclude_categories=["Cs"]), min_size=1),
+    seed=st.integers(0, 2**40),
+    runs_folder=st.text(),
+    tiny=st.none() | st.builds(TinyConfig, num_layers=POSITIVE),
+    dialogue=st.builds(
+        DialogueConfig,
+        tools=st.sampled_from([("jupyter_code",), ("python_code_with_standard_io",)]),
+        max_turns=POSITIVE,
+    ),
+    sampling=st.builds(SamplingConfig, temperature=st.floats(1e-9, 1e9)),
+    evaluation=st.builds(EvaluationConfig, top_k=st.integers(0, 9), top_p=st.floats(1e-9, 1)),
+    rl=st.builds(RlConfig, rollouts=st.integers(2, 8).map(lambda half: 2 * half), prompts=st.integers(1, 1000)),
+    roc=st.builds(RocConfig, enabled=st.booleans(), penalty=st.sampled_from(["report", "release"])),
+    sandbox=st.builds(SandboxConfig, time_limit_s=st.floats(1e-9, 1e9)),
+    learner=st.builds(LearnerConfig, lr=st.floats(1e-12, 10), betas=st.tuples(BETAS, BETAS)),
+    cluster=st.builds(
+        ClusterConfig, nodes=POSITIVE, key=st.just("/keys/cluster.key"), host=st.text(), port=st.integers(1024, 65_435)
+    ),
+)
+
+
+class TestResolved:
+    @given(run=RUNS)
+    def test_a_written_configuration_loads_as_the_same(self, tmp_path_factory: pytest.TempPathFactory, run: RunConfig):
+        path = tmp_path_factory.getbasetemp() / "resolved.toml"
+        write_resolved(run, path)
+        assert load_run(path) == run
+
+    def test_the_resolved_file_contains_every_key_including_defaults(self, tmp_path: Path):
+        path = tmp_path / "resolved.toml"
+        run = RunConfig(name="a", tiny=TinyConfig())
+        write_resolved(run, path)
+        everything = msgspec.json.decode(msgspec.json.encode(run))  # tuples as lists, as TOML has them
+        assert tomllib.loads(path.read_text()) == everything
+
+
+class TestDifferences:
+    def test_each_difference_is_a_line_with_both_values(self):
+        a = RunConfig(name="a", learner=LearnerConfig(lr=3e-3))
+        b = RunConfig(name="b", learner=LearnerConfig(lr=1e-4, betas=(0.5, 0.6)))
+        assert list_differences(a, b) == [
+            'name: "a" -> "b"',
+            "learner.lr: 0.003 -> 0.0001",
+            "learner.betas: [0.9, 0.95] -> [0.5, 0.6]",
+        ]
+
+    def test_a_table_that_only_one_run_has_is_one_line(self):
+        assert list_differences(RunConfig(name="a"), RunConfig(name="a", tiny=TinyConfig())) == [
+            "tiny: nothing -> a table"
+        ]
+
+    @given(a=RUNS, b=RUNS)
+    def test_a_run_can_be_resumed_only_with_the_same_configuration_except_cluster_and_health(
+        self, a: RunConfig, b: RunConfig
+    ):
+        moved = msgspec.structs.replace(a, cluster=b.cluster, health=b.health)
+        assert list_resume_conflicts(a, moved) == []
+        assert list_resume_conflicts(a, b) == [
+            line for line in list_differences(a, b) if not line.startswith(("cluster.", "health."))
+        ]
+
+    @given(a=RUNS, b=RUNS)
+    def test_differences_are_empty_exactly_if_configurations_are_equal(self, a: RunConfig, b: RunConfig):
+        assert (list_differences(a, b) == []) == (a == b)
