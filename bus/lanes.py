@@ -13,6 +13,7 @@ from bus.messages import (
     EnvironmentCalled,
     EnvironmentRestored,
     EnvironmentReturned,
+    GroupAccepted,
     SessionEnded,
     SessionRestored,
     TrajectoryAborted,
@@ -32,7 +33,7 @@ LANES: tuple[Lane, ...] = (CONTROL, BULK)
 # Messages with tokens or texts, and messages that must keep their order relative to these.
 _BULK_KINDS = (
     *(TurnRequested, TurnAborted, TurnGenerated, TurnFailed),
-    *(TrajectoryFinished, TrajectoryFailed, TrajectoryAborted, BatchReady),
+    *(TrajectoryFinished, TrajectoryFailed, TrajectoryAborted, GroupAccepted, BatchReady),
     *(CodeRequested, SessionRestored, CodeFinished, CallFailed, SessionEnded, AnswerSubmitted, AnswerGraded),
     *(EnvironmentCalled, EnvironmentRestored, EnvironmentReturned),
 )

@@ -14,6 +14,7 @@ from bus.messages import (
     CodeOutcome,
     EnvironmentOutcome,
     EnvironmentReturned,
+    GroupAccepted,
     LeaseDeferred,
     LeaseGranted,
     LeasePaused,
@@ -94,7 +95,7 @@ def describe(message: AnyMessage, context: TextContext, *, waited_s: float | Non
         case AnswerGraded():
             times = _describe_times(message.duration_s, waited_s)
             return f"{_describe_reward(message.reward, message.components)}, {times} on {message.executor}"
-        case TurnRequested() | BatchReady():
+        case TurnRequested() | GroupAccepted() | BatchReady():
             return ""
         case TrajectoryFinished():
             reward = _describe_reward(message.reward, message.components)

@@ -1,7 +1,8 @@
 """The protocol: all messages between processes, one file per conversation.
 
     run        launcher and all processes: start, progress and end of a run
-    steps      recipe, buffer, learner: StepRequested, BatchReady, StepTrained, WeightsPublished, WeightsLoaded, WeightsSynced;
+    steps      recipe, buffer, learner: StepRequested, GroupAccepted, BatchReady, StepTrained, WeightsPublished,
+               WeightsLoaded, WeightsSynced;
                if learner and engines share GPUs: GpuMemoryRequested, EngineSleepRequested, EngineAsleep, GpuMemoryGranted
     groups     buffer and rollout: StartGroup ... TrajectoryFinished, GroupJudged
     leases     rollout, arbiter, generators: LeaseRequested, LeaseGranted, LeasePaused, LeaseReleased
@@ -14,8 +15,8 @@
 
 Messages of a trajectory, in order: StartGroup, LeaseRequested, LeaseGranted, TurnRequested,
 TurnGenerated, LeasePaused, CodeRequested, CodeFinished, ... AnswerSubmitted, AnswerGraded,
-LeaseReleased, TrajectoryFinished. Messages of a step: StepRequested, BatchReady, StepTrained,
-WeightsPublished, WeightsLoaded.
+LeaseReleased, TrajectoryFinished. Messages of a step: StepRequested, GroupAccepted, ... BatchReady,
+StepTrained, WeightsPublished, WeightsLoaded.
 
 Token ids travel as raw bytes: little-endian int32; logprobs float32; policy versions int32; masks
 uint8.

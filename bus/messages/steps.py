@@ -119,11 +119,25 @@ class StalenessCounts(msgspec.Struct, frozen=True):
     trajectories_dropped: int = 0  # entirely stale
 
 
-class BatchReady(Message, frozen=True):
-    """buffer -> learner: the selected trajectories of a step."""
+class GroupAccepted(Message, frozen=True):
+    """buffer -> learner: selected trajectories of a group; of several parts if they are long. The learner stores them."""
 
     step: int
+    group_id: int
+    part: int  # from 0
     samples: tuple[TrainingSample, ...]
+
+
+class BatchGroup(msgspec.Struct, frozen=True, array_like=True):
+    group_id: int
+    num_parts: int  # of GroupAccepted
+
+
+class BatchReady(Message, frozen=True):
+    """buffer -> learner: the groups of a step. Their GroupAccepted messages have been sent before."""
+
+    step: int
+    groups: tuple[BatchGroup, ...]  # by group id
 
 
 class StepCollected(Message, frozen=True):
@@ -217,7 +231,7 @@ class GpuMemoryGranted(Message, frozen=True):
 
 
 EvaluationMessage = EvaluationRequested | EvaluationFinished
-TrainingMessage = StepRequested | BatchReady | StepCollected | LengthsMeasured | StepTrained
+TrainingMessage = StepRequested | GroupAccepted | BatchReady | StepCollected | LengthsMeasured | StepTrained
 WeightsMessage = WeightsPublished | WeightsLoaded | WeightsSynced
 GpuMemoryMessage = GpuMemoryRequested | EngineSleepRequested | EngineAsleep | GpuMemoryGranted
 StepMessage = EvaluationMessage | TrainingMessage | WeightsMessage | GpuMemoryMessage

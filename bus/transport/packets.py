@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-MAX_FRAME_BYTES = 1 << 30  # longer frames are refused by the sender
+MAX_FRAME_BYTES = 64 << 20  # longer frames are refused by the sender
 MAX_PACKET_BYTES = MAX_FRAME_BYTES + (4 << 20)  # longer packets are dropped by the receiver
 MAX_PACKET_FRAMES = 256
 TARGET_PACKET_BYTES = 1 << 20  # a packet that has reached this size takes no further frame

@@ -1,6 +1,7 @@
 """The group buffer's state: open groups, and the collections to which they belong."""
 
 from collections import Counter
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -16,7 +17,6 @@ from bus.messages import (
     StartGroup,
     StepCounts,
     StepRequested,
-    TrainingSample,
     TrajectoryAborted,
     TrajectoryEnd,
     TrajectoryFailed,
@@ -59,13 +59,20 @@ class OpenGroup(msgspec.Struct):
         return GroupAborted(start.group_id, start.first_trajectory_id, start.size, STEP_ENDED)
 
 
+class AcceptedGroup(NamedTuple):
+    """A group whose trajectories have been sent to the learner."""
+
+    num_rows: int
+    num_parts: int  # of GroupAccepted
+
+
 class GroupCollection(msgspec.Struct):
     """The groups of a step, or the trajectories of an evaluation."""
 
     step: int  # 0: an evaluation
     request: StepRequested | EvaluationRequested | None = None  # None: only carried groups so far
     open_groups: dict[int, OpenGroup] = {}
-    rows: dict[int, list[TrainingSample]] = {}  # of accepted groups
+    accepted: dict[int, AcceptedGroup] = {}  # by group id
     num_planned_groups: int = 0  # started or carried over; a refill replaces a planned group
     positions: list[int] = []  # of all started or carried groups
     num_refills: int = 0

@@ -1,5 +1,6 @@
-"""The group buffer: starts groups, collects their trajectories, and sends each step's batch to the
-learner.
+"""The group buffer: starts groups, collects their trajectories, and sends those of accepted groups to the learner.
+
+The trajectories of a group leave as soon as the group is accepted; the step's batch then only lists its groups.
 
 A group without a gradient, such as one with equal rewards, is rejected and replaced by a group on another
 problem, up to `rl.max_refill_groups` times in a step. Trajectories lost to infrastructure failures
@@ -19,6 +20,7 @@ from msgspec.structs import replace
 from bus.addresses import LAUNCHER, LEARNER, RECIPE, RECORDER, ROLLOUT
 from bus.messages import (
     AnyMessage,
+    BatchGroup,
     BatchReady,
     BufferCursor,
     EvaluationRequested,
@@ -36,10 +38,16 @@ from bus.messages import (
 )
 from configs.schema import RunConfig
 from policies.decider import Send
-from policies.groups.buffer_state import BufferState, GroupCollection, OpenGroup
+from policies.groups.buffer_state import AcceptedGroup, BufferState, GroupCollection, OpenGroup
 from policies.groups.counts import StepLengths, add_group_selection
 from policies.groups.group_starter import GroupStarter, ProblemSet
-from policies.groups.selection import SelectionRules, describe_judgement, select_fresh_trajectories, select_rows
+from policies.groups.selection import (
+    SelectionRules,
+    describe_judgement,
+    select_fresh_trajectories,
+    select_rows,
+    split_accepted_group,
+)
 from policies.groups.staleness import add_staleness, count_masked_tokens
 
 
@@ -92,7 +100,7 @@ class GroupBuffer:
             cursor=self.state.cursor,
             num_open=sum(len(each.open_groups) for each in collections),
             num_aborting=len(self.state.aborting),
-            num_rows=sum(len(rows) for each in collections for rows in each.rows.values()),
+            num_rows=sum(group.num_rows for each in collections for group in each.accepted.values()),
             counts=collections[0].counts if collections else StepCounts(),
         )
 
@@ -197,28 +205,29 @@ class GroupBuffer:
         start = group.start
         selection = select_rows(self._selection_rules, fresh, start.seed, start.task)
         collection.counts = add_group_selection(collection.counts, start.task, selection)
-        if selection.verdict == "accepted":
-            self._add_rows(collection, group, selection.rows)
         effects = [Send(RECORDER, describe_judgement(collection.step, start, fresh, selection))]
+        if selection.verdict == "accepted":
+            effects += self._send_rows(collection, group, selection.rows)
         if selection.verdict != "accepted" and collection.num_refills < self._rl.max_refill_groups:
             collection.num_refills += 1
             effects.append(self._start_training_group(collection))
         return effects
 
-    def _add_rows(self, collection: GroupCollection, group: OpenGroup, rows: list[TrainingSample]) -> None:
-        collection.rows[group.start.group_id] = rows
-        if not self._rl.max_staleness:
-            return
-        unmasked = {trajectory.trajectory_id: trajectory for trajectory in group.finished}
-        masked = sum(count_masked_tokens(unmasked[row.trajectory_id], row) for row in rows)
-        staleness = add_staleness(collection.staleness, rows, collection.step - 1)
-        collection.staleness = replace(staleness, tokens_masked=staleness.tokens_masked + masked)
+    def _send_rows(self, collection: GroupCollection, group: OpenGroup, rows: list[TrainingSample]) -> list[Send]:
+        parts = split_accepted_group(collection.step, group.start.group_id, rows)
+        collection.accepted[group.start.group_id] = AcceptedGroup(len(rows), len(parts))
+        if self._rl.max_staleness:
+            unmasked = {trajectory.trajectory_id: trajectory for trajectory in group.finished}
+            masked = sum(count_masked_tokens(unmasked[row.trajectory_id], row) for row in rows)
+            staleness = add_staleness(collection.staleness, rows, collection.step - 1)
+            collection.staleness = replace(staleness, tokens_masked=staleness.tokens_masked + masked)
+        return [Send(LEARNER, part) for part in parts]
 
     # ---------------------------------------------------------------- ending
 
     def _end_complete_steps(self, collection: GroupCollection) -> list[Send]:
         """A step ends with enough accepted groups or without open ones; batches keep step order."""
-        enough = len(collection.rows) >= self._rl.prompts
+        enough = len(collection.accepted) >= self._rl.prompts
         if collection.is_complete or (collection.open_groups and not enough):
             return []
         collection.is_complete = True
@@ -256,14 +265,15 @@ class GroupBuffer:
         return [Send(group.rollout_address, group.build_abort_message()) for group in unfinished.values()]
 
     def _end_step(self, collection: GroupCollection) -> list[Send]:
-        """Rows are sorted by group, so that a batch does not depend on completion order."""
-        rows = tuple(row for group_id in sorted(collection.rows) for row in collection.rows[group_id])
+        """Groups are sorted, so that a batch does not depend on completion order."""
+        groups = tuple(BatchGroup(group_id, each.num_parts) for group_id, each in sorted(collection.accepted.items()))
+        num_rows = sum(each.num_rows for each in collection.accepted.values())
         staleness = collection.staleness if self._rl.max_staleness else None
         cursor = self.state.build_resume_cursor()
-        collected = StepCollected(collection.step, len(rows), collection.counts, collection.failures, cursor, staleness)
+        collected = StepCollected(collection.step, num_rows, collection.counts, collection.failures, cursor, staleness)
         if failed := collection.find_total_failure(f"step {collection.step}"):
             return [Send(RECORDER, collected), Send(LAUNCHER, failed)]
-        batch = Send(LEARNER, BatchReady(collection.step, rows))
+        batch = Send(LEARNER, BatchReady(collection.step, groups))
         return [batch, *(Send(observer, collected) for observer in self._observers)]
 
     def _end_evaluation(self, collection: GroupCollection, request: EvaluationRequested) -> list[Send]:

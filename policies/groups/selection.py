@@ -4,13 +4,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from bus.messages import GroupJudged, StartGroup, TrainingSample, TrajectoryFinished, Verdict
+from bus.messages import GroupAccepted, GroupJudged, StartGroup, TrainingSample, TrajectoryFinished, Verdict
 from configs.algorithm import RlConfig, RocConfig
 from configs.schema import RunConfig
 from policies.groups.advantages import AdvantageEstimator, GroupFilter, load_advantage_estimator, load_group_filter
 from policies.groups.response_filters import compute_overlong_penalty, find_filter, list_filters
 from policies.groups.roc import resample
 from policies.groups.staleness import apply_staleness_bound, compute_oldest_version
+
+MAX_PART_BYTES = 8 << 20  # of the tokens in one message to the learner
+_TOKEN_BYTES = 13  # of a token in TokenRecord
 
 
 class SelectionRules(NamedTuple):
@@ -73,6 +76,19 @@ def select_rows(
         for each, advantage in zip(kept, advantages, strict=True)
     ]
     return GroupSelection("accepted", rows, dropped)
+
+
+def split_accepted_group(step: int, group_id: int, rows: Iterable[TrainingSample]) -> list[GroupAccepted]:
+    """Messages of at most MAX_PART_BYTES of tokens; a longer trajectory has its own."""
+    parts, num_bytes = list[list[TrainingSample]](), 0
+    for row in rows:
+        size = _TOKEN_BYTES * row.record.num_tokens
+        if not parts or num_bytes + size > MAX_PART_BYTES:
+            parts.append([])
+            num_bytes = 0
+        parts[-1].append(row)
+        num_bytes += size
+    return [GroupAccepted(step, group_id, number, tuple(part)) for number, part in enumerate(parts)]
 
 
 def _shape_rewards(rules: SelectionRules, trajectories: Sequence[TrajectoryFinished], task: str) -> list[float]:
