@@ -25,11 +25,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bus.messages import TokenRecord, TrainingSample
 from configs.algorithm import LearnerConfig, RlConfig
 from configs.schema import RunConfig
 from engine.learner.distributed import RankGroup
 from engine.learner.trainer import Trainer
+from engine.learner.training_sequence import TrainingSequence, build_training_sequence
 from engine.model.model_config import Qwen3Config
 from engine.model.qwen3 import Qwen3, initialize_weights
 
@@ -107,47 +107,35 @@ def make_noise(row: str, shape: tuple[int, int], draws: np.random.Generator) -> 
     return noise.astype(np.float32)
 
 
-def make_rows(ids: NDArray[np.int32], logprobs: NDArray[np.float32], seed: int) -> list[TrainingSample]:
+def make_sequences(ids: NDArray[np.int32], logprobs: NDArray[np.float32], seed: int) -> list[TrainingSequence]:
     """Advantages of +-1, in equal parts."""
     signs = np.random.default_rng(seed).permutation(np.resize((1.0, -1.0), len(ids)))
-    mask = np.zeros(ids.shape[1], np.uint8)
-    mask[PROMPT_TOKENS:] = 1
-    versions = np.where(mask, 0, -1).astype(np.int32)
+    mask = np.arange(ids.shape[1]) >= PROMPT_TOKENS
+    masked = (logprobs * mask).astype(np.float32)
     return [
-        TrainingSample(
-            trajectory_id=number,
-            group_id=number // GROUP_SIZE,
-            advantage=float(signs[number]),
-            record=TokenRecord(
-                prompt_tokens=PROMPT_TOKENS,
-                token_ids=ids[number].tobytes(),
-                loss_mask=mask.tobytes(),
-                logprobs=(logprobs[number] * mask).astype(np.float32).tobytes(),
-                versions=versions.tobytes(),
-            ),
-        )
+        build_training_sequence(ids[number], mask, masked[number], float(signs[number]), number // GROUP_SIZE, number)
         for number in range(len(ids))
     ]
 
 
-def compute_gradient(model_seed: int, settings: dict[str, Any], rows: list[TrainingSample]) -> torch.Tensor:
+def compute_gradient(model_seed: int, settings: dict[str, Any], sequences: list[TrainingSequence]) -> torch.Tensor:
     learner = LearnerConfig(minibatches=1, mismatch_limit=0.0, **settings)
     trainer = GradientRecorder(
         make_model(model_seed), RunConfig(name="mismatch", rl=RlConfig(steps=1), learner=learner), RankGroup()
     )
-    trainer.run_rl_step(rows)
+    trainer.run_rl_step(sequences)
     return trainer.gradient
 
 
 def measure(seed: int, sequences: int, tokens: int) -> dict[str, float | bool]:
     draws = np.random.default_rng(seed)
     ids, exact = sample_sequences(make_model(seed), sequences, tokens, seed)
-    true = compute_gradient(seed, CORRECTIONS["none"], make_rows(ids, exact, seed))
+    true = compute_gradient(seed, CORRECTIONS["none"], make_sequences(ids, exact, seed))
     figures: dict[str, float | bool] = {}
     for row in ROWS:
-        rows = make_rows(ids, exact + make_noise(row, (sequences, PROMPT_TOKENS + tokens), draws), seed)
+        noisy = make_sequences(ids, exact + make_noise(row, (sequences, PROMPT_TOKENS + tokens), draws), seed)
         for correction, settings in CORRECTIONS.items():
-            gradient = compute_gradient(seed, settings, rows)
+            gradient = compute_gradient(seed, settings, noisy)
             if row == "overflow":
                 figures[f"finite.{correction}"] = bool(torch.isfinite(gradient).all())
                 continue

@@ -213,7 +213,7 @@ def redecide_all(
 
 
 def list_batches(decided: DecidedEvent) -> list[BatchReady]:
-    """The batches that this decision sends to the learner."""
+    """The batches that this decision completes."""
     return [send.message for send in decided.sends if isinstance(send.message, BatchReady)]
 
 

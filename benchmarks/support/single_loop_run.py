@@ -29,6 +29,7 @@ from bus.messages import (
     CodeFinished,
     CodeRequested,
     ExecutorJoined,
+    GroupAccepted,
     GroupJudged,
     LeaseGranted,
     LeasePaused,
@@ -49,6 +50,7 @@ from engine.data.task_inputs import write_task_descriptions
 from engine.inference.engine_core import EngineCore
 from engine.learner.distributed import RankGroup, gather_full_parameters
 from engine.learner.trainer import Trainer
+from engine.learner.training_sequence import TrainingSequence, build_rl_sequence
 from engine.model.hf_checkpoint import load_model
 from engine.model.tokenizer import load_tokenizer
 from policies.decider import Send
@@ -91,25 +93,25 @@ class SingleProcessLoop:
         self._turns: dict[int, TurnRequested] = {}  # turns in generation, by trajectory
         self._answers: asyncio.Queue[Call] = asyncio.Queue()  # at most one per trajectory
         self._calls: set[Call] = set()  # unfinished sandbox calls
-        self._batch: BatchReady | None = None
+        self._sequences: list[TrainingSequence] = []  # of the step's accepted groups
         self._collected: StepCollected | None = None
 
     async def run_step(self, number: int) -> dict[str, float]:
         torch.set_num_threads(self._run.engine.threads)
         times = StepTimes(step=number, requested=time.monotonic())
-        batch, collected = await self._collect(StepRequested(number, number - 1))
+        collected = await self._collect(StepRequested(number, number - 1))
         times.collected, times.counts, times.failures = time.monotonic(), collected.counts, collected.failures
         torch.set_num_threads(self._run.learner.threads)
-        times.training = self._trainer.run_rl_step(batch.samples)
+        times.training = self._trainer.run_rl_step(self._sequences)
         times.trained = time.monotonic()
         self._core.install_weights(number, gather_full_parameters(self._trainer.model))
         return {"step": number, **compute_step_metrics(times, time.monotonic())}
 
-    async def _collect(self, request: StepRequested) -> tuple[BatchReady, StepCollected]:
+    async def _collect(self, request: StepRequested) -> StepCollected:
         """Collect one batch. Raises SandboxFailure, without a retry."""
-        self._batch = self._collected = None
+        self._sequences, self._collected = [], None
         await self._carry_out(self._buffer.decide(time.monotonic(), request))
-        while self._batch is None or self._collected is None:
+        while self._collected is None:
             if self._core.has_work:
                 events = self._generate()
                 await asyncio.sleep(0)  # yields to the sandbox's answers
@@ -119,7 +121,7 @@ class SingleProcessLoop:
                 events.append(self._answers.get_nowait().result())
             for event in events:
                 await self._carry_out(self._rollout.decide(time.monotonic(), event))
-        return self._batch, self._collected
+        return self._collected
 
     def _generate(self) -> list[TrajectoryEvent]:
         """Run one engine step and return the turns that it completes. Raises EngineFailure."""
@@ -147,7 +149,7 @@ class SingleProcessLoop:
                 case TurnRequested() as turn:
                     self._turns[turn.trajectory_id] = turn
                     self._core.submit(GenerationRequest.from_turn(turn))
-                case LeasePaused() | GroupJudged():
+                case LeasePaused() | GroupJudged() | BatchReady():
                     pass
                 case LeaseReleased(trajectory_id=trajectory_id):
                     self._core.release_cache(trajectory_id)
@@ -157,8 +159,8 @@ class SingleProcessLoop:
                     self._start_call(self._grade(answer))
                 case SessionEnded(trajectory_id=trajectory_id):
                     await self._sandbox.end_notebook(trajectory_id)
-                case BatchReady() as batch:
-                    self._batch = batch
+                case GroupAccepted(samples=samples):
+                    self._sequences += map(build_rl_sequence, samples)
                 case StepCollected() as collected:
                     self._collected = collected
                 case other:

@@ -1,45 +1,89 @@
-"""The batches that the learner has received since its last checkpoint, one file each.
+"""The batches that the learner has received since its last checkpoint, and the samples of their groups.
 
-A batch is acknowledged after it is written. A killed learner restarts from its checkpoint and repeats its steps from
+step_000012/
+    group_00000345_0.samples   a part of an accepted group (engine.learner.sample_files)
+    batch.msgpack              the frame of BatchReady: the batch is complete
+
+A message is acknowledged after it is written. A killed learner restarts from its checkpoint and repeats its steps from
 the journal, without a request to another process.
 """
 
 import re
 import shutil
+import threading
 from pathlib import Path
 
 from bus.codec import decode
-from bus.messages import BatchReady
-from configs.atomic_write import write_atomically
+from bus.messages import BatchReady, GroupAccepted
+from configs.atomic_write import raising_disk_errors, write_atomically
+from engine.learner.sample_files import StoredSequence, read_index, write_samples
+from policies.groups.staleness import check_versions
 
-_FILE_NAME = re.compile(r"step_(\d{6,})\.batch")
+_FOLDER_NAME = re.compile(r"step_(\d{6,})")
+_BATCH_NAME = "batch.msgpack"
 
 
 class BatchJournal:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, max_staleness: int = 0) -> None:
         self._folder = folder
+        self._max_staleness = max_staleness
+        self._lock = threading.Lock()  # a group that arrives again may be written while its step is deleted
         folder.mkdir(parents=True, exist_ok=True)
 
     def clear(self) -> None:
         shutil.rmtree(self._folder)
         self._folder.mkdir()
 
+    def write_group(self, group: GroupAccepted) -> None:
+        """Replaces the samples that an earlier incarnation has written for this part of the group.
+
+        Raises DiskError, ProtocolError for tokens of versions that the step may not train on, and ValueError for an
+        invalid sample.
+        """
+        check_versions(group.samples, group.step, self._max_staleness)
+        with self._lock:
+            write_samples(self._make_step_folder(group.step) / _name_part(group.group_id, group.part), group)
+
     def write(self, step: int, frame: bytes) -> None:
-        """The batch of a step, as it arrived. Raises DiskError."""
-        write_atomically(self._folder / f"step_{step:06d}.batch", frame)
+        """The batch of a step, as it arrived, after its groups. Raises DiskError."""
+        with self._lock:
+            write_atomically(self._make_step_folder(step) / _BATCH_NAME, frame)
 
     def list_steps(self) -> list[int]:
-        """In ascending order."""
-        names = (_FILE_NAME.fullmatch(path.name) for path in self._folder.iterdir())
-        return sorted(int(name[1]) for name in names if name)
+        """Those with a complete batch, in ascending order."""
+        return [step for step, folder in self._list_folders() if (folder / _BATCH_NAME).exists()]
 
     def read(self, step: int) -> BatchReady:
-        batch = decode((self._folder / f"step_{step:06d}.batch").read_bytes()).message
+        batch = decode((self._get_step_folder(step) / _BATCH_NAME).read_bytes()).message
         assert isinstance(batch, BatchReady)
         return batch
 
+    def list_sequences(self, batch: BatchReady) -> list[StoredSequence]:
+        """In the order of the batch; reads no tokens. Raises OSError for a missing file."""
+        folder = self._get_step_folder(batch.step)
+        names = [_name_part(group.group_id, part) for group in batch.groups for part in range(group.num_parts)]
+        return [sequence for name in names for sequence in read_index(folder / name)]
+
     def delete_up_to(self, step: int) -> None:
         """Call this after a checkpoint of `step`."""
-        for each in self.list_steps():
-            if each <= step:
-                (self._folder / f"step_{each:06d}.batch").unlink()
+        with self._lock:
+            for each, folder in self._list_folders():
+                if each <= step:
+                    shutil.rmtree(folder)
+
+    def _list_folders(self) -> list[tuple[int, Path]]:
+        names = ((_FOLDER_NAME.fullmatch(path.name), path) for path in self._folder.iterdir())
+        return sorted((int(name[1]), path) for name, path in names if name)
+
+    def _get_step_folder(self, step: int) -> Path:
+        return self._folder / f"step_{step:06d}"
+
+    def _make_step_folder(self, step: int) -> Path:
+        folder = self._get_step_folder(step)
+        with raising_disk_errors(folder):
+            folder.mkdir(exist_ok=True)
+        return folder
+
+
+def _name_part(group_id: int, part: int) -> str:
+    return f"group_{group_id:08d}_{part}.samples"

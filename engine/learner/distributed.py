@@ -22,15 +22,22 @@ class RankGroup(NamedTuple):
 
     rank: int = 0
     world_size: int = 1
+    local_world_size: int = 1  # ranks per node
 
     @property
     def is_leader(self) -> bool:
         return self.rank == 0
 
+    @property
+    def node(self) -> int:
+        """0: the node of the leading rank."""
+        return self.rank // self.local_world_size
+
 
 def join_ranks() -> RankGroup:
     """Read the rank from the environment that torchrun sets; without it, a single rank."""
-    ranks = RankGroup(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    names = ("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_WORLD_SIZE", 1)
+    ranks = RankGroup(*(int(os.environ.get(name, default)) for name, default in names))
     if ranks.world_size > 1:
         dist.init_process_group("gloo", timeout=COLLECTIVE_TIMEOUT)
     return ranks

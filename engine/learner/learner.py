@@ -1,7 +1,8 @@
 """`python -m engine.learner --run-folder FOLDER`: the learner's process.
 
 torchrun starts one process for each of several ranks. Rank 0 joins the bus as "learner" and broadcasts each piece of work to the other
-ranks. It consumes BatchReady and produces StepTrained, then WeightsPublished: once at the start and once per batch. It
+ranks. It stores GroupAccepted; it consumes BatchReady and produces StepTrained, then WeightsPublished: once at the
+start and once per batch. It
 waits only for its worker thread, and for the memory of engines that share its GPUs. Shutdown or SIGTERM ends it
 immediately: an unfinished step is abandoned, the last checkpoint remains.
 
@@ -24,7 +25,7 @@ import uvloop
 from bus.addresses import LAUNCHER, LEARNER, RECIPE, RECORDER
 from bus.bus import Bus, BusFactory
 from bus.codec import decode
-from bus.messages import BatchReady, GpuMemoryGranted, MetricsRecorded, Progress, Shutdown, StepTrained
+from bus.messages import BatchReady, GpuMemoryGranted, GroupAccepted, MetricsRecorded, Progress, Shutdown, StepTrained
 from bus.process.heartbeat import sending_heartbeats
 from bus.process.process_main import make_process_parser, run_process_main
 from bus.process.structured_log import configure_logging
@@ -91,6 +92,8 @@ class Learner:
                     self._bus.acknowledge(delivery)
                     await self._batches.put(batch)
                     continue
+                case GroupAccepted() as group:
+                    await asyncio.to_thread(self._journal.write_group, group)
                 case GpuMemoryGranted() as granted:
                     self._gpu_memory.on_granted(granted)
                 case BatchReady():
@@ -123,8 +126,9 @@ class Learner:
         await self._send_result(await self._run_in_worker(lambda: self._broadcast_and_train(batch, publish)))
 
     def _broadcast_and_train(self, batch: BatchReady, publish: bool) -> TrainStepResult:
-        broadcast_object(self._ranks, (batch, publish))
-        return self._rank.train(batch.step, batch.samples, publish=publish)
+        sequences = self._journal.list_sequences(batch)
+        broadcast_object(self._ranks, (batch.step, sequences, publish))
+        return self._rank.train(batch.step, sequences, publish=publish)
 
     async def _run_in_worker(self, work: Callable[[], TrainStepResult]) -> TrainStepResult:
         self._in_flight = self._worker.submit(work)
@@ -156,7 +160,7 @@ async def run_leader(
     run: RunConfig, folder: RunFolder, ranks: RankGroup, incarnation: LearnerIncarnation, join: BusFactory
 ) -> None:
     loop = asyncio.get_running_loop()
-    journal = BatchJournal(folder.batches)
+    journal = BatchJournal(folder.batches, run.rl.max_staleness)
     bus = join(LEARNER, incarnation.epoch)
     worker = ThreadPoolExecutor(1, "training", torch.set_num_threads, (run.learner.threads,))
     rank = LearnerRank(run, folder, ranks, journal)
@@ -181,8 +185,8 @@ def run_follower(run: RunConfig, folder: RunFolder, ranks: RankGroup, resume_ste
     rank = LearnerRank(run, folder, ranks)
     rank.start(resume_step, lambda _step, _values: None)
     while (work := broadcast_object(ranks)) is not None:
-        batch, publish = work
-        rank.train(batch.step, batch.samples, publish=publish)
+        step, sequences, publish = work
+        rank.train(step, sequences, publish=publish)
 
 
 def main() -> int:

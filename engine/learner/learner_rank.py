@@ -6,12 +6,13 @@ This module does not use the bus. Only the leading rank publishes weights and re
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import structlog
 
-from bus.messages import ProtocolError, TrainingSample, WeightsPublished
+from bus.messages import ProtocolError, WeightsPublished
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
@@ -21,12 +22,14 @@ from engine.learner.batch_journal import BatchJournal
 from engine.learner.best_checkpoint import list_protected_steps
 from engine.learner.checkpoints import is_resumable, list_saved_steps, prune_checkpoints
 from engine.learner.distributed import RankGroup, broadcast_object, gather_full_parameters
-from engine.learner.minibatches import SftSampler, TrainingSequence, build_sft_sequence
+from engine.learner.minibatches import SftSampler
+from engine.learner.sample_exchange import exchange_samples
+from engine.learner.sample_files import StoredSequence
 from engine.learner.trainer import Trainer
+from engine.learner.training_sequence import TrainingSequence, build_sft_sequence
 from engine.model.hf_checkpoint import load_model
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 from engine.weight_transfer.shared_memory import WeightsPublisher
-from policies.groups.staleness import check_versions
 
 SFT_SAVE_EVERY = 100  # a killed learner repeats at most this many steps of the cold start
 
@@ -152,17 +155,15 @@ class LearnerRank:
 
     # ---------------------------------------------------------------- reinforcement learning
 
-    def train(self, step: int, rows: Sequence[TrainingSample], *, publish: bool = True) -> TrainStepResult:
-        """One RL step; without rows the weights do not change, but get a new version.
+    def train(self, step: int, sequences: Sequence[StoredSequence], *, publish: bool = True) -> TrainStepResult:
+        """One RL step; without sequences the weights do not change, but get a new version.
 
-        Raises ProtocolError for any step except the next one and for tokens of versions that the step may not train on,
-        and ValueError for invalid rows.
+        Raises ProtocolError for any step except the next one, and as Trainer.run_rl_step does.
         """
         if step != self._step + 1:
             raise ProtocolError(f"step {step} cannot be trained after step {self._step}")
-        check_versions(rows, step, self._run.rl.max_staleness)
         began = time.monotonic()
-        metrics = self._loaded_trainer.run_rl_step(rows)
+        metrics = self._loaded_trainer.run_rl_step(sequences, partial(exchange_samples, self._ranks))
         trained = time.monotonic()
         self._loaded_trainer.check_weights()  # before a checkpoint of them is written
         if self._is_checkpoint_due(step):

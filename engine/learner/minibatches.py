@@ -1,11 +1,11 @@
-"""Builds training sequences, minibatches and padded micro batches; all ranks together train on the same tokens.
+"""Builds minibatches and padded micro batches; all ranks together train on the same tokens.
 
 A minibatch (one optimizer update) is dealt to the ranks by length, and each rank splits its share into micro batches
 (one forward and backward pass). The result does not depend on the order in which rows arrived; no row is dropped.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -14,72 +14,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bus.messages import TrainingSample
 from configs.algorithm import LossMean
+from engine.learner.training_sequence import SequenceSource, Source, TrainingSequence
 from policies.seeded_random import shuffle_range
 
 
-class TrainingSequence(NamedTuple):
-    """T tokens, prompt included."""
-
-    token_ids: NDArray[np.int32]  # [T]; the last token is in the loss
-    loss_mask: NDArray[np.bool_]  # [T]; false for the first token, which has no prediction
-    logprobs: NDArray[np.float32]  # [T], under the policy that generated the token; zeros in the cold start
-    advantage: float
-    group_id: int = 0
-
-    @property
-    def num_loss_tokens(self) -> int:
-        return int(self.loss_mask.sum())
-
-
-def build_training_sequence(
-    token_ids: NDArray[np.int32],
-    loss_mask: NDArray[np.bool_],
-    logprobs: NDArray[np.float32],
-    advantage: float,
-    group_id: int = 0,
-) -> TrainingSequence:
-    """Drops the tokens after the last token in the loss. Raises ValueError if the arrays differ in length."""
-    if not len(token_ids) == len(loss_mask) == len(logprobs):
-        raise ValueError(f"{len(token_ids)} token ids, {len(loss_mask)} mask entries, {len(logprobs)} logprobs")
-    counted = loss_mask.copy()
-    counted[:1] = False
-    end = int(np.flatnonzero(counted)[-1]) + 1 if counted.any() else 0
-    return TrainingSequence(token_ids[:end], counted[:end], logprobs[:end], advantage, group_id)
-
-
-def build_sft_sequence(token_ids: Iterable[int], loss_mask: Iterable[int | bool]) -> TrainingSequence:
-    ids = np.fromiter(token_ids, np.int32)
-    return build_training_sequence(ids, np.fromiter(loss_mask, np.bool_), np.zeros(len(ids), np.float32), 1.0)
-
-
-def build_rl_sequence(row: TrainingSample) -> TrainingSequence:
-    """Raises ValueError, naming the trajectory, if the row's arrays differ in length."""
-    try:
-        return build_training_sequence(
-            np.frombuffer(row.record.token_ids, "<i4"),
-            np.frombuffer(row.record.loss_mask, np.uint8).astype(np.bool_),
-            np.frombuffer(row.record.logprobs, "<f4"),
-            row.advantage,
-            row.group_id,
-        )
-    except ValueError as error:
-        raise ValueError(f"trajectory {row.trajectory_id}: {error}") from error
-
-
-def build_rl_minibatches(
-    rows: Sequence[TrainingSample], num_minibatches: int, seed: int, step: int
-) -> list[list[TrainingSequence]]:
+def build_rl_minibatches(sequences: Sequence[Source], num_minibatches: int, seed: int, step: int) -> list[list[Source]]:
     """At most `num_minibatches` minibatches of whole groups, of similar sizes, in seeded order."""
-    groups: defaultdict[int, list[TrainingSample]] = defaultdict(list)
-    for row in sorted(rows, key=lambda row: (row.group_id, row.trajectory_id)):
-        groups[row.group_id].append(row)
+    groups: defaultdict[int, list[Source]] = defaultdict(list)
+    for sequence in sorted(sequences, key=lambda each: (each.group_id, each.trajectory_id)):
+        groups[sequence.group_id].append(sequence)
     in_order = list(groups.values())
     shuffled = [in_order[index] for index in shuffle_range(len(in_order), seed, step)]
     parts = min(num_minibatches, len(shuffled))
     cuts = [len(shuffled) * part // parts for part in range(parts + 1)] if parts else []
-    return [[build_rl_sequence(row) for group in shuffled[start:end] for row in group] for start, end in pairwise(cuts)]
+    return [[sequence for group in shuffled[start:end] for sequence in group] for start, end in pairwise(cuts)]
 
 
 class SftSampler:
@@ -107,7 +56,7 @@ class SftSampler:
 
 
 def compute_token_weights(
-    sequences: Sequence[TrainingSequence], loss_mean: LossMean, max_response_tokens: int
+    sequences: Sequence[SequenceSource], loss_mean: LossMean, max_response_tokens: int
 ) -> list[float]:
     """For each sequence of a minibatch the weight of one of its loss tokens; the weights of all tokens add up to 1.
 
@@ -133,7 +82,7 @@ def compute_token_weights(
 
 
 def split_micro_batches(
-    sequences: Sequence[TrainingSequence], num_ranks: int, micro_batch_tokens: int
+    sequences: Sequence[SequenceSource], num_ranks: int, micro_batch_tokens: int
 ) -> list[list[list[int]]]:
     """For each rank its micro batches, as lists of indices; every rank has the same number of them, at least one.
 
@@ -141,8 +90,8 @@ def split_micro_batches(
     Sequences without a token in the loss are left out.
     """
     counted = [index for index, sequence in enumerate(sequences) if sequence.num_loss_tokens]
-    longest_first = sorted(counted, key=lambda index: (-len(sequences[index].token_ids), index))
-    lengths = [len(sequence.token_ids) - 1 for sequence in sequences]
+    longest_first = sorted(counted, key=lambda index: (-sequences[index].num_tokens, index))
+    lengths = [sequence.num_tokens - 1 for sequence in sequences]
     by_rank = [
         _pack_micro_batches(longest_first[rank::num_ranks], lengths, micro_batch_tokens) for rank in range(num_ranks)
     ]

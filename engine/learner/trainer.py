@@ -1,9 +1,10 @@
 """Training on one rank: updates of the cold start, GRPO steps, saving and resuming."""
 
 import warnings
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,6 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from bus.messages import TrainingSample
 from configs.errors import UnusableInput
 from configs.schema import RunConfig
 from engine.learner.checkpoints import (
@@ -46,13 +46,13 @@ from engine.learner.loss_reduction import (
 )
 from engine.learner.minibatches import (
     MicroBatch,
-    TrainingSequence,
     build_micro_batch,
     build_rl_minibatches,
     compute_token_weights,
     split_micro_batches,
 )
 from engine.learner.optimizers import build_rl_optimizers, build_sft_optimizers, cosine_schedule, linear_schedule
+from engine.learner.training_sequence import RankShares, SequenceSource, Source, TrainingSequence
 from engine.model.hf_checkpoint import save_model
 from engine.model.qwen3 import Qwen3
 from policies.losses.grpo import compute_sft_loss
@@ -61,6 +61,7 @@ from policies.losses.policy_objective import PolicyObjective
 from policies.losses.token_scores import TokenScores, compute_token_scores
 
 OldLogprobs = list[Tensor] | None  # by micro batch of a minibatch
+Distribution = Callable[[Sequence[tuple[Sequence[Source], RankShares]]], Sequence[Sequence[Source]]]
 ObjectiveFunction = Callable[[LossInput, Tensor | None], LossOutput]  # with the reference's log probabilities
 
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)  # makes the state readable for another number of ranks
@@ -111,18 +112,25 @@ class Trainer:
             "tokens": float(tokens),
         }
 
-    def run_rl_step(self, rows: Sequence[TrainingSample]) -> dict[str, float]:
-        """`learner.minibatches` updates; no update without rows.
+    def run_rl_step(
+        self, sequences: Sequence[Source], distribute: Distribution[Source] | None = None
+    ) -> dict[str, float]:
+        """`learner.minibatches` updates; no update without sequences. A rank loads only those that it trains on.
+
+        `distribute` receives the minibatches and makes the sequences of each rank loadable there.
 
         Returns loss and grad_norm (means over updates), lr, updates, updates_skipped, tokens (in the loss), rows,
         ratio_mean, ratio_max, entropy (over all tokens), the metrics of the loss, and those of the mismatch between
-        engine and learner. Raises ValueError for invalid rows, and UnusableInput above learner.mismatch_limit.
+        engine and learner. Raises ValueError for token ids outside the vocabulary, OSError for unreadable sequences, and
+        UnusableInput above learner.mismatch_limit.
         """
         learner, steps = self._learner, self._run.rl.steps
         lr_scale = linear_schedule(self.step, steps, learner.warmup_steps, learner.final_lr_fraction)
-        minibatches = build_rl_minibatches(rows, learner.minibatches, self._run.seed, self.step)
+        minibatches = build_rl_minibatches(sequences, learner.minibatches, self._run.seed, self.step)
         self._check_vocabulary(sequence for minibatch in minibatches for sequence in minibatch)
         trained = [minibatch for minibatch in minibatches if any(sequence.num_loss_tokens for sequence in minibatch)]
+        if distribute is not None:
+            trained = distribute([(each, self._split_micro_batches(each)) for each in trained])
         old_logprobs = self._recompute_old_logprobs(trained)
         updates = list[OptimizerUpdate]()
         for minibatch, old in zip(trained, old_logprobs, strict=True):
@@ -132,14 +140,15 @@ class Trainer:
             updates.append(self._run_update(minibatch, lr_scale, self._objective.compute, old, limit))
         tokens = sum(update.totals.tokens for update in updates)
         self.step += 1
-        counts = {"lr": lr_scale * learner.lr, "rows": float(len(rows)), "tokens": float(tokens)}
+        counts = {"lr": lr_scale * learner.lr, "rows": float(len(sequences)), "tokens": float(tokens)}
         return counts | compute_rl_metrics(updates)
 
-    def _check_vocabulary(self, sequences: Iterable[TrainingSequence]) -> None:
+    def _check_vocabulary(self, sequences: Iterable[SequenceSource]) -> None:
         size = self.model.config.vocab_size
         for sequence in sequences:
-            if sequence.token_ids.min(initial=0) < 0 or sequence.token_ids.max(initial=0) >= size:
-                raise ValueError(f"a token id is outside the vocabulary of {size}")
+            lowest, highest = sequence.token_id_range
+            if lowest < 0 or highest >= size:
+                raise ValueError(f"trajectory {sequence.trajectory_id}: a token id is outside the vocabulary of {size}")
 
     def check_weights(self) -> None:
         """Every rank calls it. Raises UnusableInput for weights that are not finite, naming the first parameter."""
@@ -154,29 +163,31 @@ class Trainer:
         shard_model(model.requires_grad_(False), model.model.layers, self._ranks)
         self._reference = model
 
-    def _recompute_old_logprobs(self, minibatches: Sequence[Sequence[TrainingSequence]]) -> list[OldLogprobs]:
+    def _recompute_old_logprobs(self, minibatches: Sequence[Sequence[SequenceSource]]) -> list[OldLogprobs]:
         """With the present weights, by minibatch; None for the first one: its own forward pass computes them."""
         if self._learner.old_logprobs == "engine" or len(minibatches) < 2:
             return [None] * len(minibatches)
         old_logprobs: list[OldLogprobs] = [None]
         for sequences in minibatches[1:]:
-            batches = self._build_micro_batches(sequences)
+            batches = self._iter_micro_batches(sequences)
             old_logprobs.append([self._score_without_gradient(self.model, batch).logprobs_N for batch in batches])
         return old_logprobs
 
-    def _build_micro_batches(self, sequences: Sequence[TrainingSequence]) -> list[MicroBatch]:
-        """Those of this rank."""
+    def _split_micro_batches(self, sequences: Sequence[SequenceSource]) -> RankShares:
+        return split_micro_batches(sequences, self._ranks.world_size, self._learner.micro_batch_tokens)
+
+    def _iter_micro_batches(self, sequences: Sequence[SequenceSource]) -> Iterator[MicroBatch]:
+        """Those of this rank, loaded one at a time."""
         loss_mean = self._learner.loss_mean if self.stage == "rl" else "tokens"
         weights = compute_token_weights(sequences, loss_mean, self._run.response_tokens)
-        shares = split_micro_batches(sequences, self._ranks.world_size, self._learner.micro_batch_tokens)
-        return [
-            build_micro_batch([sequences[index] for index in indices], [weights[index] for index in indices])
-            for indices in shares[self._ranks.rank]
-        ]
+        for indices in self._split_micro_batches(sequences)[self._ranks.rank]:
+            yield build_micro_batch(
+                [sequences[index].load() for index in indices], [weights[index] for index in indices]
+            )
 
     def _run_update(
         self,
-        sequences: Sequence[TrainingSequence],
+        sequences: Sequence[SequenceSource],
         lr_scale: float,
         compute_loss: ObjectiveFunction,
         old_logprobs: OldLogprobs = None,
@@ -188,10 +199,10 @@ class Trainer:
         """
         counts = [sequence.num_loss_tokens for sequence in sequences]
         totals = MinibatchTotals(max(1, sum(counts)), max(1, sum(map(bool, counts))))
-        batches = self._build_micro_batches(sequences)
+        batches = self._iter_micro_batches(sequences)
         outputs = [
             self._forward_backward(batch, totals, compute_loss, old_N)
-            for batch, old_N in zip(batches, old_logprobs or [None] * len(batches), strict=True)
+            for batch, old_N in zip(batches, old_logprobs or repeat(None), strict=False)
         ]
         sums = reduce_outputs(outputs, self._ranks)
         if mismatch_limit:

@@ -1,0 +1,64 @@
+"""Sends samples to the ranks on other nodes: only the leading rank's node has their files.
+
+Each rank of that node reads and sends the samples of the ranks with its place on the other nodes.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engine.learner.distributed import RankGroup
+from engine.learner.sample_files import StoredSequence, count_bytes
+from engine.learner.training_sequence import RankShares
+
+PIECE_BYTES = 64 << 20  # of one transfer
+
+DealtMinibatch = tuple[Sequence[StoredSequence], RankShares]
+
+
+def exchange_samples(ranks: RankGroup, minibatches: Sequence[DealtMinibatch]) -> list[list[StoredSequence]]:
+    """The minibatches, with the samples of this rank in memory if their files are on another node.
+
+    Every rank calls it with equal minibatches.
+    """
+    if ranks.node == 0:
+        for rank in range(ranks.rank + ranks.local_world_size, ranks.world_size, ranks.local_world_size):
+            for piece in _iter_pieces(_list_share(minibatches, rank)):
+                dist.send(piece, rank)
+        return [list(sequences) for sequences, _ in minibatches]
+    received = _receive(_list_share(minibatches, ranks.rank), ranks.rank % ranks.local_world_size)
+    return [[received.get(each.trajectory_id, each) for each in sequences] for sequences, _ in minibatches]
+
+
+def _list_share(minibatches: Sequence[DealtMinibatch], rank: int) -> list[StoredSequence]:
+    return [
+        sequences[index] for sequences, shares in minibatches for micro_batch in shares[rank] for index in micro_batch
+    ]
+
+
+def _iter_pieces(sequences: Sequence[StoredSequence]) -> Iterator[Tensor]:
+    """The tokens of all sequences, in pieces of PIECE_BYTES; the last one is shorter."""
+    pending = bytearray()
+    for sequence in sequences:
+        pending += sequence.read_bytes()
+        while len(pending) >= PIECE_BYTES:
+            yield torch.frombuffer(pending[:PIECE_BYTES], dtype=torch.uint8)
+            pending = pending[PIECE_BYTES:]
+    if pending:
+        yield torch.frombuffer(pending, dtype=torch.uint8)
+
+
+def _receive(sequences: Sequence[StoredSequence], sender: int) -> dict[int, StoredSequence]:
+    """By trajectory id."""
+    content = torch.empty(count_bytes(sequences), dtype=torch.uint8)
+    for piece in content.split(PIECE_BYTES) if len(content) else ():
+        dist.recv(piece, sender)
+    view, start = content.numpy().data, 0
+    received: dict[int, StoredSequence] = {}
+    for sequence in sequences:
+        size = sequence.entry.num_bytes
+        received[sequence.trajectory_id] = sequence._replace(content=view[start : start + size])
+        start += size
+    return received

@@ -1,0 +1,98 @@
+"""A sequence to train on, in memory or not."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bus.messages import TrainingSample
+
+
+class SequenceSource(Protocol):
+    """A training sequence that may not be in memory."""
+
+    @property
+    def trajectory_id(self) -> int: ...
+    @property
+    def group_id(self) -> int: ...
+    @property
+    def num_tokens(self) -> int:
+        """Prompt included, up to the last token in the loss."""
+        ...
+
+    @property
+    def num_loss_tokens(self) -> int: ...
+    @property
+    def token_id_range(self) -> tuple[int, int]:
+        """The lowest and the highest token id; (0, 0) without tokens."""
+        ...
+
+    def load(self) -> "TrainingSequence": ...
+
+
+Source = TypeVar("Source", bound=SequenceSource)
+RankShares = Sequence[Sequence[Sequence[int]]]  # of a minibatch: for each rank its micro batches, as lists of indices
+
+
+class TrainingSequence(NamedTuple):
+    """T tokens, prompt included."""
+
+    token_ids: NDArray[np.int32]  # [T]; the last token is in the loss
+    loss_mask: NDArray[np.bool_]  # [T]; false for the first token, which has no prediction
+    logprobs: NDArray[np.float32]  # [T], under the policy that generated the token; zeros in the cold start
+    advantage: float
+    group_id: int = 0
+    trajectory_id: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_loss_tokens(self) -> int:
+        return int(self.loss_mask.sum())
+
+    @property
+    def token_id_range(self) -> tuple[int, int]:
+        return int(self.token_ids.min(initial=0)), int(self.token_ids.max(initial=0))
+
+    def load(self) -> "TrainingSequence":
+        return self
+
+
+def build_training_sequence(
+    token_ids: NDArray[np.int32],
+    loss_mask: NDArray[np.bool_],
+    logprobs: NDArray[np.float32],
+    advantage: float,
+    group_id: int = 0,
+    trajectory_id: int = 0,
+) -> TrainingSequence:
+    """Drops the tokens after the last token in the loss. Raises ValueError if the arrays differ in length."""
+    if not len(token_ids) == len(loss_mask) == len(logprobs):
+        raise ValueError(f"{len(token_ids)} token ids, {len(loss_mask)} mask entries, {len(logprobs)} logprobs")
+    counted = loss_mask.copy()
+    counted[:1] = False
+    end = int(np.flatnonzero(counted)[-1]) + 1 if counted.any() else 0
+    return TrainingSequence(token_ids[:end], counted[:end], logprobs[:end], advantage, group_id, trajectory_id)
+
+
+def build_sft_sequence(token_ids: Iterable[int], loss_mask: Iterable[int | bool]) -> TrainingSequence:
+    ids = np.fromiter(token_ids, np.int32)
+    return build_training_sequence(ids, np.fromiter(loss_mask, np.bool_), np.zeros(len(ids), np.float32), 1.0)
+
+
+def build_rl_sequence(sample: TrainingSample) -> TrainingSequence:
+    """Raises ValueError, naming the trajectory, if the sample's arrays differ in length."""
+    try:
+        return build_training_sequence(
+            np.frombuffer(sample.record.token_ids, "<i4"),
+            np.frombuffer(sample.record.loss_mask, np.uint8).astype(np.bool_),
+            np.frombuffer(sample.record.logprobs, "<f4"),
+            sample.advantage,
+            sample.group_id,
+            sample.trajectory_id,
+        )
+    except ValueError as error:
+        raise ValueError(f"trajectory {sample.trajectory_id}: {error}") from error
