@@ -38,8 +38,15 @@ def test_the_lane_of_a_frame_is_that_of_its_kind(kind: type[AnyMessage]) -> None
 def test_messages_with_tokens_and_calls_are_bulk_and_others_control() -> None:
     names = {kind.__name__ for kind in KINDS}
     bulk = {name for name in names if select_lane(name) == BULK}
-    assert {"TurnRequested", "TurnGenerated", "TrajectoryFinished", "BatchReady", "CodeRequested"} <= bulk
-    assert len(bulk) == 18
+    assert {
+        "TurnRequested",
+        "TurnGenerated",
+        "TrajectoryFinished",
+        "GroupAccepted",
+        "BatchReady",
+        "CodeRequested",
+    } <= bulk
+    assert len(bulk) == 19
     assert {"Shutdown", "LeaseGranted", "StartGroup", "ExecutorLeft", "WeightsPublished"} <= names - bulk
 
 

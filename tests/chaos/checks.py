@@ -4,16 +4,17 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 
-from actors.replay.replay import list_batches, redecide_all, replay_run
+from actors.replay.replay import redecide_all, replay_run
 from actors.runtime.wiring import build_deciders
 from analysis.event_logs.diff import list_differing_fields, list_divergences
 from bus.addresses import HEAD
-from bus.messages import BatchReady, RunStarted
+from bus.messages import RunStarted
 from configs.load import load_run
 from configs.run_folder import RunFolder
 from engine.learner.checkpoints import list_saved_steps
 from policies.groups.staleness import check_versions
 from tests.actors.runs.running import is_conserved, metrics, read_log_entries
+from tests.batches import BatchAssembler, CompleteBatch
 from tests.chaos.play import STEPS, PlayResult
 
 
@@ -62,13 +63,14 @@ def _find_differences(baseline: RunFolder, folder: RunFolder, missing_lines: set
 
 def _find_batch_violations(folder: RunFolder) -> Iterator[str]:
     """Check each step's batch, of the latest launch that reached the step."""
-    batches: dict[int, BatchReady] = {}
+    batches, assembler = dict[int, CompleteBatch](), BatchAssembler()
     run = load_run(folder.config)
     path, deciders = folder.events / f"{HEAD}.sqlite", build_deciders(HEAD, run, folder)
     for _, _, redecision in redecide_all(path, deciders, since=1):
         if isinstance(redecision.message, RunStarted):
             batches = {step: batch for step, batch in batches.items() if step <= redecision.message.step}
-        batches.update({batch.step: batch for batch in list_batches(redecision)})
+        for send in redecision.sends:
+            batches.update({batch.step: batch for batch in assembler.add(send.message)})
     if sorted(batches) != list(range(1, STEPS + 1)):
         yield f"there were batches for the steps {sorted(batches)}"
     rows = Counter(row.trajectory_id for batch in batches.values() for row in batch.samples)

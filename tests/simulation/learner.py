@@ -9,9 +9,18 @@ import msgspec
 from bus.addresses import RECIPE
 from bus.bus import Bus
 from bus.codec import decode
-from bus.messages import BatchReady, GpuMemoryGranted, Shutdown, StepTrained, TrainingSample, WeightsPublished
+from bus.messages import (
+    BatchReady,
+    GpuMemoryGranted,
+    GroupAccepted,
+    Shutdown,
+    StepTrained,
+    TrainingSample,
+    WeightsPublished,
+)
 from engine.learner.engine_gpu_memory import EngineGpuMemory
 from policies.groups.staleness import check_versions
+from tests.batches import BatchAssembler, CompleteBatch
 
 TRAINING_S = 1.0
 
@@ -21,9 +30,10 @@ class Disk(msgspec.Struct):
 
     checkpoints: set[int] = set()
     journal: dict[int, bytes] = {}  # frames of batches, by step
-    batches: list[BatchReady] = []  # all trained batches, ordered by first training
+    groups: BatchAssembler = msgspec.field(default_factory=BatchAssembler)  # the files of accepted groups
+    batches: list[CompleteBatch] = []  # all trained batches, ordered by first training
 
-    def trained(self, batch: BatchReady) -> None:
+    def trained(self, batch: CompleteBatch) -> None:
         """Record a trained batch; a repeated step must have the same rows."""
         steps = {each.step: each for each in self.batches}
         if batch.step in steps:
@@ -34,6 +44,7 @@ class Disk(msgspec.Struct):
     def go_back_to(self, step: int) -> None:
         """Delete all data after a step, like actors.launch.launcher."""
         self.journal.clear()
+        self.groups = BatchAssembler()
         self.checkpoints = {each for each in self.checkpoints if each <= step}
         self.batches = [batch for batch in self.batches if batch.step <= step]
 
@@ -89,6 +100,11 @@ class SimulatedLearner:
                     self._bus.acknowledge(delivery)
                     await self._batches.put(batch)
                     continue
+                case GroupAccepted() as group:
+                    check_versions(group.samples, group.step, self._staleness)
+                    await self._moment()
+                    self._disk.groups.add(group)
+                    self._bus.acknowledge(delivery)
                 case GpuMemoryGranted() as lent:
                     self._memory.on_granted(lent)
                     self._bus.acknowledge(delivery)
@@ -120,10 +136,10 @@ class SimulatedLearner:
         assert batch.step == self._step + 1, f"step {batch.step} cannot be trained after step {self._step}"
         await self._memory.acquire(batch.step)
         self._computing()
-        check_versions(batch.samples, batch.step, self._staleness)
+        (complete,) = self._disk.groups.add(batch)
         await asyncio.sleep(TRAINING_S)
         self._computing()
-        self._disk.trained(batch)
+        self._disk.trained(complete)
         self._step = batch.step
         if batch.step % self._checkpoint_every == 0 or batch.step == self._steps:
             await self._moment()
@@ -131,6 +147,7 @@ class SimulatedLearner:
             await self._moment()
             for step in [step for step in self._disk.journal if step <= batch.step]:
                 del self._disk.journal[step]
+            self._disk.groups.delete_up_to(batch.step)
         await self._announce(batch.step, {"loss": 0.0}, publish=publish)
 
     async def _announce(self, step: int, metrics: dict[str, float], *, publish: bool) -> None:

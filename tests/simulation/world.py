@@ -25,7 +25,6 @@ from bus.bus import Bus
 from bus.codec import decode
 from bus.messages import (
     AnyMessage,
-    BatchReady,
     BufferCursor,
     CallsRescheduled,
     HealthReported,
@@ -44,6 +43,7 @@ from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Rules
 from policies.tools.task_description import TaskDescriptions
 from tasks.math_python import MATH_PYTHON
+from tests.batches import CompleteBatch
 from tests.fakes import rules
 from tests.simulation.engines import TASK_TEXTS, TURN_TEXTS, Script, ScriptedEngine
 from tests.simulation.launching import Launch
@@ -126,7 +126,7 @@ class World:
         self._launcher_killed: asyncio.Future[None]  # done when the launcher is killed
 
     @property
-    def batches(self) -> list[BatchReady]:
+    def batches(self) -> list[CompleteBatch]:
         return self.disk.batches
 
     @property

@@ -16,21 +16,13 @@ from actors.runtime.wiring import build_deciders
 from bus.addresses import HEAD
 from bus.codec import decode
 from bus.event_log.reader import read_events
-from bus.messages import (
-    AnyMessage,
-    BatchReady,
-    LeaseRequested,
-    RunStarted,
-    StartGroup,
-    StepCollected,
-    StepRequested,
-    TrajectoryEnd,
-)
+from bus.messages import AnyMessage, LeaseRequested, RunStarted, StartGroup, StepCollected, StepRequested, TrajectoryEnd
 from configs.load import load_run
 from configs.run_folder import RunFolder
 from engine.learner.checkpoints import list_saved_steps
 from policies.groups.staleness import check_versions
 from tests.actors.runs.running import Start, finish, from_cold_start_of, is_conserved, metrics, succeed, wait_until
+from tests.batches import BatchAssembler, CompleteBatch
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +40,8 @@ class LaunchRecord(msgspec.Struct):
     started: list[StartGroup] = []  # for training
     ended: list[int] = []  # trajectories, in order
     collected: list[StepCollected] = []
-    batches: list[BatchReady] = []
+    batches: list[CompleteBatch] = []
+    groups: BatchAssembler = msgspec.field(default_factory=BatchAssembler)
     ends_before: dict[int, int] = {}  # by step: number of trajectories that had ended when it was collected
 
     def list_ended_by(self, step: int) -> set[int]:
@@ -67,7 +60,7 @@ class Killed(NamedTuple):
         return self.second.began.step
 
     @property
-    def trained(self) -> list[BatchReady]:
+    def trained(self) -> list[CompleteBatch]:
         """The batches of the last checkpoint: those of the first launch up to the resumed step, and of the second."""
         return [*(batch for batch in self.first.batches if batch.step <= self.step), *self.second.batches]
 
@@ -89,11 +82,10 @@ def read_launches(folder: RunFolder) -> list[LaunchRecord]:
 
 
 def _note(launch_record: LaunchRecord, effect: AnyMessage) -> None:
+    launch_record.batches += launch_record.groups.add(effect)
     match effect:
         case StartGroup(purpose="train"):
             launch_record.started.append(effect)
-        case BatchReady():
-            launch_record.batches.append(effect)
         case StepCollected():
             if effect.step not in launch_record.ends_before:  # sent to two receivers
                 launch_record.collected.append(effect)

@@ -14,6 +14,7 @@ from torch import Tensor
 from bus.messages import TrainingSample
 from engine.learner.distributed import RankGroup, gather_full, join_ranks, leave_ranks, wait_at_barrier
 from engine.learner.trainer import Trainer
+from engine.learner.training_sequence import build_rl_sequence
 from engine.model.qwen3 import Qwen3
 from tests.engine.learner.training_examples import rows, small_run, trainable_model
 
@@ -68,8 +69,8 @@ def compute_gradients(case: LossCase, ranks: RankGroup) -> LossGradients:
     if case.settings.get("kl_coef"):
         trainer.set_reference(make_reference_model().to(dtype))
     trainer.start_stage("rl")
-    samples = make_rows()
-    metrics = trainer.run_rl_step(samples[::-1] if case.reverse else samples)
+    sequences = [build_rl_sequence(each) for each in make_rows()]
+    metrics = trainer.run_rl_step(sequences[::-1] if case.reverse else sequences)
     return LossGradients(metrics["loss"], trainer.gradients, metrics)
 
 

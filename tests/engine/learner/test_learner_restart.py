@@ -15,7 +15,7 @@ from actors.launch.launcher import roll_back_to
 from bus.bus import Bus
 from bus.codec import decode
 from bus.event_log.records import Event
-from bus.messages import BatchReady, GpuMemoryGranted, GpuMemoryRequested, StepTrained, TrainingSample, WeightsPublished
+from bus.messages import BatchReady, GpuMemoryGranted, GpuMemoryRequested, GroupAccepted, StepTrained, WeightsPublished
 from bus.transport.in_process import Hub
 from configs.machines import EngineConfig
 from configs.run_folder import RunFolder
@@ -25,9 +25,15 @@ from engine.learner.batch_journal import BatchJournal
 from engine.learner.distributed import RankGroup
 from engine.learner.learner import Learner
 from engine.learner.learner_rank import TrainStepResult
+from engine.learner.sample_files import StoredSequence
+from engine.learner.training_sequence import build_rl_sequence
+from tests.batches import CompleteBatch, assemble_batches
 from tests.golden.logs import read
 
 pytestmark = [pytest.mark.real_clock, pytest.mark.timeout(30)]
+
+
+Trained = list[tuple[int, list[tuple[int, list[int]]]]]  # steps with trajectories and their token ids
 
 
 class ScriptedRank:
@@ -36,14 +42,14 @@ class ScriptedRank:
     def __init__(self, step: int) -> None:
         self._step = step
         self.started = False
-        self.trained: list[tuple[int, Sequence[TrainingSample]]] = []
+        self.trained: Trained = []
 
     def start(self, *_: object) -> TrainStepResult:
         self.started = True
         return TrainStepResult(self._step, {}, WeightsPublished(self._step, "", 4, ""))
 
-    def train(self, step: int, rows: Sequence[TrainingSample], *, publish: bool) -> TrainStepResult:
-        self.trained.append((step, rows))
+    def train(self, step: int, sequences: Sequence[StoredSequence], *, publish: bool) -> TrainStepResult:
+        self.trained.append((step, [(each.trajectory_id, each.load().token_ids.tolist()) for each in sequences]))
         return TrainStepResult(step, {}, WeightsPublished(step, "", 4, "") if publish else None)
 
 
@@ -62,11 +68,13 @@ async def running_learner(
         await running
 
 
-async def train_on(rank: ScriptedRank, run: RunConfig, folder: RunFolder, given: Sequence[BatchReady]) -> None:
-    """Run the learner until it has trained on the last batch and acknowledged all batches."""
+async def train_on(
+    rank: ScriptedRank, run: RunConfig, folder: RunFolder, given: Sequence[GroupAccepted | BatchReady]
+) -> None:
+    """Run the learner until it has trained on the last batch and acknowledged all messages."""
     async with running_learner(rank, run, folder.batches) as head:
-        for batch in given:
-            await head.send("learner", batch)
+        for message in given:
+            await head.send("learner", message)
         while (await head.receive()).message != StepTrained(given[-1].step, {}):
             pass
         await wait_for_acknowledgements(head)
@@ -77,35 +85,52 @@ async def wait_for_acknowledgements(head: Bus) -> None:
         await asyncio.sleep(0.001)
 
 
-def batches(events: Sequence[Event]) -> list[BatchReady]:
-    messages = (decode(event.frame).message for event in events)
-    return [message for message in messages if isinstance(message, BatchReady)]
+def read_batches(events: Sequence[Event]) -> list[list[GroupAccepted | BatchReady]]:
+    """For each batch the messages with its groups, and then BatchReady."""
+    batches: list[list[GroupAccepted | BatchReady]] = [[]]
+    for message in (decode(event.frame).message for event in events):
+        if isinstance(message, GroupAccepted | BatchReady):
+            batches[-1].append(message)
+        if isinstance(message, BatchReady):
+            batches.append([])
+    return batches[:-1]
+
+
+def list_trained(*batches: Sequence[GroupAccepted | BatchReady]) -> Trained:
+    """What the learner trains on, without the tokens after the last one in the loss."""
+    complete = [batch for messages in batches for batch in assemble_batches(messages)]
+    return [(batch.step, list_tokens(batch)) for batch in complete]
+
+
+def list_tokens(batch: CompleteBatch) -> list[tuple[int, list[int]]]:
+    return [(each.trajectory_id, build_rl_sequence(each).token_ids.tolist()) for each in batch.samples]
 
 
 async def test_a_batch_up_to_the_checkpoint_is_acknowledged_and_not_trained_again(tmp_path: Path) -> None:
     """All processes were killed after the learner had trained on the first batch. The head's next incarnation had no record
     of the acknowledgement, and sent the batch to the learner's next incarnation, which had a checkpoint of that step."""
     found, events = read("batch_in_the_checkpoint")
-    first, again, second = batches(events)
+    first, again, second = read_batches(events)
     assert first == again
-    rank = ScriptedRank(first.step)
-    await train_on(rank, found.run, RunFolder(tmp_path), [again, second, second])
-    assert rank.trained == [(second.step, second.samples)]
+    rank = ScriptedRank(first[-1].step)
+    await train_on(rank, found.run, RunFolder(tmp_path), [*again, *second, *second])
+    assert rank.trained == list_trained(second)
+    assert rank.trained[0][1]
 
 
 async def test_a_batch_of_an_earlier_launch_is_not_trained(tmp_path: Path) -> None:
     """All processes, including the launcher, died after the learner had received a batch and before its checkpoint. The
     resumed run repeated that step with other trajectories."""
     found, events = read("batches_of_two_launches")
-    earlier, *present = batches(events)
+    earlier, *present = read_batches(events)
     folder = RunFolder(tmp_path)
     folder.checkpoints.mkdir()
-    BatchJournal(folder.batches).write(earlier.step, events[0].frame)
+    await train_on(ScriptedRank(0), found.run, folder, earlier)
     roll_back_to(folder, 0)
     rank = ScriptedRank(0)
-    await train_on(rank, found.run, folder, present)
-    assert rank.trained == [(batch.step, batch.samples) for batch in present]
-    assert earlier.step == present[0].step and earlier.samples != present[0].samples
+    await train_on(rank, found.run, folder, [message for batch in present for message in batch])
+    assert rank.trained == list_trained(*present)
+    assert list_trained(earlier)[0][0] == rank.trained[0][0] and list_trained(earlier)[0] != rank.trained[0]
 
 
 async def test_the_learner_borrows_engine_memory_for_each_step(tmp_path: Path) -> None:
@@ -123,4 +148,4 @@ async def test_the_learner_borrows_engine_memory_for_each_step(tmp_path: Path) -
         assert received == [StepTrained(2, {}), WeightsPublished(2, "", 4, ""), GpuMemoryRequested(2, 3)]
         await head.send("learner", GpuMemoryGranted(2, 3))
         assert (await head.receive()).message == StepTrained(3, {})
-    assert rank.trained == [(3, ())]
+    assert rank.trained == [(3, [])]

@@ -27,7 +27,7 @@ from tests.engine.learner.loss_gradients import (
     make_rows,
 )
 from tests.engine.learner.loss_reference import ReferenceSequence, compute_reference_loss
-from tests.engine.learner.training_examples import rows, small_run, trainable_model
+from tests.engine.learner.training_examples import rl_sequences, small_run, trainable_model
 
 pytestmark = pytest.mark.slow
 
@@ -147,4 +147,4 @@ def test_metrics_that_depend_on_the_data_are_refused() -> None:
     trainer = Trainer(trainable_model(), run, RankGroup())
     trainer.start_stage("rl")
     with pytest.raises(UnusableInput, match=r"learner\.loss: a micro batch has the metrics metric_"):
-        trainer.run_rl_step(rows(0))
+        trainer.run_rl_step(rl_sequences(0))

@@ -14,11 +14,19 @@ from bus.messages import TrainingSample
 from configs.errors import UnusableInput
 from engine.learner.checkpoints import get_partial_path, list_saved_steps
 from engine.learner.distributed import RankGroup, gather_full_parameters
-from engine.learner.minibatches import build_sft_sequence
 from engine.learner.trainer import Trainer
+from engine.learner.training_sequence import build_rl_sequence, build_sft_sequence
 from engine.model.hf_checkpoint import load_model
 from tests.engine.learner import train_ranks
-from tests.engine.learner.training_examples import replace_tokens, row, rows, sequences, small_run, trainable_model
+from tests.engine.learner.training_examples import (
+    replace_tokens,
+    rl_sequences,
+    row,
+    rows,
+    sequences,
+    small_run,
+    trainable_model,
+)
 from tests.engine.tiny_models import write_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -53,7 +61,7 @@ def test_the_cold_start_lowers_the_training_loss() -> None:
 @pytest.mark.parametrize(("advantage", "sign"), [(1.0, 1), (-1.0, -1)])
 def test_a_step_raises_the_probability_of_good_answers_and_lowers_that_of_bad_ones(advantage: float, sign: int) -> None:
     made = trainer(minibatches=1, warmup_steps=0)
-    batch = [_on_policy(made, row(index, 0, seed=9, advantage=advantage)) for index in range(4)]
+    batch = [build_rl_sequence(_on_policy(made, row(index, 0, seed=9, advantage=advantage))) for index in range(4)]
     before = made.run_rl_step(batch)
     after = made.run_rl_step(batch)
     assert before["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
@@ -72,14 +80,14 @@ def _on_policy(made: Trainer, before: TrainingSample) -> TrainingSample:
 
 def test_on_policy_rows_show_no_mismatch_and_no_clipping_before_the_first_update() -> None:
     made = trainer(minibatches=1)
-    metrics = made.run_rl_step([_on_policy(made, each) for each in rows(0)])
+    metrics = made.run_rl_step([build_rl_sequence(_on_policy(made, each)) for each in rows(0)])
     assert metrics["mismatch_max"] < 1e-4
     assert metrics["clip_fraction"] == 0.0
 
 
 def test_clipping_acts_from_the_second_minibatch_on() -> None:
     made = trainer(minibatches=4, lr=0.05, warmup_steps=0)
-    metrics = made.run_rl_step([_on_policy(made, each) for each in rows(0)])
+    metrics = made.run_rl_step([build_rl_sequence(_on_policy(made, each)) for each in rows(0)])
     assert metrics["updates"] == 4
     assert metrics["clip_fraction"] > 0.1
     assert metrics["mismatch_max"] < 1e-4  # measured before the first update
@@ -87,7 +95,7 @@ def test_clipping_acts_from_the_second_minibatch_on() -> None:
 
 def test_micro_batches_of_any_size_give_the_same_update() -> None:
     small, large = trainer(micro_batch_tokens=40), trainer(micro_batch_tokens=100_000)
-    metrics = [made.run_rl_step(rows(0)) for made in (small, large)]
+    metrics = [made.run_rl_step(rl_sequences(0)) for made in (small, large)]
     torch.testing.assert_close(parameters(small), parameters(large), rtol=0, atol=2e-5)  # an update is 5e-4
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
 
@@ -110,13 +118,13 @@ def test_a_batch_without_rows_is_a_step_without_update() -> None:
 def test_rows_without_loss_tokens_make_no_update() -> None:
     silent = row(0, 0, seed=0)
     silent = replace_tokens(silent, loss_mask=bytes(len(silent.record.loss_mask)))
-    assert trainer().run_rl_step([silent])["updates"] == 0.0
+    assert trainer().run_rl_step([build_rl_sequence(silent)])["updates"] == 0.0
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted() -> None:
     made = trainer(minibatches=1)
     before = parameters(made)
-    metrics = made.run_rl_step([row(0, 0, seed=0, advantage=math.inf)])
+    metrics = made.run_rl_step([build_rl_sequence(row(0, 0, seed=0, advantage=math.inf))])
     torch.testing.assert_close(parameters(made), before, rtol=0, atol=0)
     assert metrics["updates_skipped"] == 1.0
 
@@ -126,20 +134,20 @@ def test_a_token_id_outside_the_vocabulary_is_refused_before_it_reaches_the_mode
     ids = np.frombuffer(bad.record.token_ids, np.int32).copy()
     ids[2] = 97
     with pytest.raises(ValueError, match="vocabulary of 97"):
-        trainer().run_rl_step([replace_tokens(bad, token_ids=ids.tobytes())])
+        trainer().run_rl_step([build_rl_sequence(replace_tokens(bad, token_ids=ids.tobytes()))])
 
 
 def test_the_learning_rate_follows_its_schedule() -> None:
     made = trainer(warmup_steps=2, final_lr_fraction=0.5)
-    rates = [made.run_rl_step([row(0, 0, seed=step)])["lr"] for step in range(6)]
+    rates = [made.run_rl_step([build_rl_sequence(row(0, 0, seed=step))])["lr"] for step in range(6)]
     assert rates == pytest.approx([0.5e-3, 1e-3, 1e-3, 5 / 6 * 1e-3, 2 / 3 * 1e-3, 0.5e-3])
 
 
 def test_recomputed_log_probabilities_are_those_before_the_step() -> None:
     settings: dict[str, float | str] = {"minibatches": 4, "warmup_steps": 0, "correction": "none"}
-    without_change = trainer(lr=1e-12, old_logprobs="recomputed", **settings).run_rl_step(rows(0))
-    recomputed = trainer(lr=0.05, old_logprobs="recomputed", **settings).run_rl_step(rows(0))
-    present = trainer(lr=0.05, old_logprobs="engine", **settings).run_rl_step(rows(0))
+    without_change = trainer(lr=1e-12, old_logprobs="recomputed", **settings).run_rl_step(rl_sequences(0))
+    recomputed = trainer(lr=0.05, old_logprobs="recomputed", **settings).run_rl_step(rl_sequences(0))
+    present = trainer(lr=0.05, old_logprobs="engine", **settings).run_rl_step(rl_sequences(0))
     for number in (1, 2, 3, 4):
         name = f"minibatch {number}: mismatch_mean"
         assert recomputed[name] == pytest.approx(without_change[name], rel=1e-6)
@@ -152,7 +160,7 @@ def test_a_mismatch_above_the_limit_stops_before_the_update() -> None:
     made = trainer(mismatch_limit=0.1)
     before = parameters(made)
     with pytest.raises(UnusableInput, match=r"learner\.mismatch_limit: .* differ by more than 1 nat for \d+\.\d% of"):
-        made.run_rl_step(rows(0))
+        made.run_rl_step(rl_sequences(0))
     assert all(torch.equal(before[name], tensor) for name, tensor in parameters(made).items())
 
 
@@ -195,7 +203,7 @@ def test_saving_does_not_change_later_training(tmp_path: Path, tokenizer: Path) 
     saved, unsaved = trainer(), trainer()
     saved.save(tmp_path / "step_000000", tokenizer)
     for step in range(2):
-        assert saved.run_rl_step(rows(step)) == unsaved.run_rl_step(rows(step))
+        assert saved.run_rl_step(rl_sequences(step)) == unsaved.run_rl_step(rl_sequences(step))
         saved.save(tmp_path / f"step_{step + 1:06d}", tokenizer)
     torch.testing.assert_close(parameters(saved), parameters(unsaved), rtol=0, atol=0)
 
@@ -204,7 +212,7 @@ def test_only_a_complete_checkpoint_has_its_name(
     tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = trainer()
-    made.run_rl_step(rows(0))
+    made.run_rl_step(rl_sequences(0))
 
     def die(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -224,7 +232,7 @@ def test_equal_trainers_write_equal_bytes_in_any_folder(stage: str, tmp_path: Pa
     written: list[dict[str, bytes]] = []
     for place in ("here", "there/as/well"):
         made = trainer(stage)
-        made.run_sft_step(sequences(0)) if stage == "sft" else made.run_rl_step(rows(0))
+        made.run_sft_step(sequences(0)) if stage == "sft" else made.run_rl_step(rl_sequences(0))
         folder = tmp_path / place / "step_000001"
         folder.parent.mkdir(parents=True)
         made.save(folder, tokenizer)

@@ -14,7 +14,7 @@ from configs.schema import RunConfig
 from engine.learner.distributed import gather_full_parameters, join_ranks, leave_ranks, wait_at_barrier
 from engine.learner.trainer import Trainer
 from engine.model.hf_checkpoint import load_model
-from tests.engine.learner.training_examples import rows, sequences, small_run, trainable_model
+from tests.engine.learner.training_examples import rl_sequences, sequences, small_run, trainable_model
 from tests.engine.tiny_models import write_tokenizer
 
 Step = Callable[[Trainer, int], dict[str, float]]
@@ -23,7 +23,7 @@ Step = Callable[[Trainer, int], dict[str, float]]
 def steps_of(stage: str) -> Step:
     if stage == "sft":
         return lambda trainer, step: trainer.run_sft_step(sequences(step))
-    return lambda trainer, step: trainer.run_rl_step(rows(step))
+    return lambda trainer, step: trainer.run_rl_step(rl_sequences(step))
 
 
 def make_run(stage: str) -> RunConfig:

@@ -1,5 +1,6 @@
 """Random sequences and rows to train on, for the tests of the trainer and the learner."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,12 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from bus.messages import TokenRecord, TrainingSample
+from bus.messages import BatchGroup, BatchReady, GroupAccepted, TokenRecord, TrainingSample
 from configs.algorithm import LearnerConfig, RlConfig, SftConfig
 from configs.schema import RunConfig
-from engine.learner.minibatches import TrainingSequence, build_training_sequence
+from engine.learner.batch_journal import BatchJournal
+from engine.learner.sample_files import StoredSequence
+from engine.learner.training_sequence import TrainingSequence, build_rl_sequence, build_training_sequence
 from engine.model.hf_checkpoint import save_model
 from engine.model.qwen3 import Qwen3
 from tests.engine.tiny_models import VOCABULARY, small_config, small_model, write_tokenizer
@@ -72,6 +75,29 @@ def rows(step: int, groups: int = 5, size: int = 4) -> list[TrainingSample]:
     version = max(step - 1, 0)
     numbers = range(groups * size)
     return [row(number, number // size, step, version=version) for number in numbers]
+
+
+def rl_sequences(step: int, groups: int = 5, size: int = 4) -> list[TrainingSequence]:
+    return [build_rl_sequence(each) for each in rows(step, groups, size)]
+
+
+def batch_messages(step: int, samples: Sequence[TrainingSample]) -> list[GroupAccepted | BatchReady]:
+    """What the group buffer sends: the groups, and then the batch."""
+    groups: dict[int, list[TrainingSample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.group_id, []).append(sample)
+    accepted = [GroupAccepted(step, group_id, 0, tuple(group)) for group_id, group in groups.items()]
+    return [*accepted, BatchReady(step, tuple(BatchGroup(group_id, 1) for group_id in sorted(groups)))]
+
+
+def store_batch(folder: Path, step: int, samples: Sequence[TrainingSample]) -> list[StoredSequence]:
+    journal = BatchJournal(folder)
+    *groups, batch = batch_messages(step, samples)
+    for group in groups:
+        assert isinstance(group, GroupAccepted)
+        journal.write_group(group)
+    assert isinstance(batch, BatchReady)
+    return journal.list_sequences(batch)
 
 
 def sequences(step: int, count: int = 12) -> list[TrainingSequence]:

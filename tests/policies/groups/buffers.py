@@ -4,7 +4,6 @@ from msgspec.structs import replace
 
 from bus.messages import (
     AnyMessage,
-    BatchReady,
     GroupAborted,
     StartGroup,
     StepCollected,
@@ -18,6 +17,7 @@ from configs.schema import RunConfig
 from policies.decider import Send
 from policies.groups.group_buffer import GroupBuffer
 from policies.groups.group_starter import ProblemSet, TokenizedProblem
+from tests.batches import BatchAssembler, CompleteBatch
 from tests.policies.groups.finished import finished
 
 TRAIN = [TokenizedProblem(f"train:{number}", str(number), bytes(8)) for number in range(99)]
@@ -52,20 +52,18 @@ def list_aborts(effects: list[Send]) -> list[GroupAborted]:
     return [send.message for send in effects if isinstance(send.message, GroupAborted)]
 
 
-def list_batches(effects: list[Send]) -> list[BatchReady]:
-    return [send.message for send in effects if isinstance(send.message, BatchReady)]
-
-
 def get_collected(effects: list[Send]) -> StepCollected:
     return next(send.message for send in effects if isinstance(send.message, StepCollected))
 
 
 class BufferDriver:
-    """A group buffer, and its started groups."""
+    """A group buffer, its started groups, and the batches that it has sent."""
 
     def __init__(self, run: RunConfig) -> None:
         self.buffer = GroupBuffer(run, ProblemSet.of_one_task(TRAIN), ProblemSet.of_one_task(TRAIN[:2]))
         self.groups: dict[int, StartGroup] = {}
+        self.batches: list[CompleteBatch] = []
+        self._assembler = BatchAssembler()
 
     def request_step(self, step: int, version: int = 0) -> list[Send]:
         return self.decide(StepRequested(step, version))
@@ -73,6 +71,7 @@ class BufferDriver:
     def decide(self, event: AnyMessage) -> list[Send]:
         effects = list(self.buffer.decide(0.0, event))
         self.groups |= {group.group_id: group for group in list_starts(effects)}
+        self.batches += [batch for effect in effects for batch in self._assembler.add(effect.message)]
         return effects
 
     def end(self, group_id: int, *versions: int, rewards: tuple[float, ...] = MIXED) -> list[Send]:

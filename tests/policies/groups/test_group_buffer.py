@@ -1,6 +1,7 @@
 """The group buffer: complete groups are judged once, and nothing is lost."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
@@ -26,6 +27,7 @@ from configs.schema import RunConfig
 from policies.decider import Send
 from policies.groups.group_buffer import GroupBuffer
 from policies.groups.group_starter import ProblemSet, TokenizedProblem
+from tests.batches import CompleteBatch, assemble_batches
 from tests.policies.groups.buffers import get_collected, list_starts, make_finished
 from tests.policies.groups.finished import finished
 
@@ -58,8 +60,9 @@ def play(group_buffer: GroupBuffer, group: StartGroup, rewards: list[float | Non
     return effects
 
 
-def get_batch(effects: list[Send]) -> BatchReady:
-    (batch,) = [effect.message for effect in effects if isinstance(effect.message, BatchReady)]
+def get_batch(effects: Iterable[Send]) -> CompleteBatch:
+    """`effects` include the batch and its groups."""
+    (batch,) = assemble_batches(effect.message for effect in effects)
     return batch
 
 
@@ -77,8 +80,8 @@ def test_a_step_starts_as_many_groups_as_it_trains_on_each_of_2g_trajectories() 
 
 def test_mixed_groups_go_to_the_learner_resampled_with_their_advantages() -> None:
     group_buffer, first, second = begin_step()
-    play(group_buffer, first, [1.0, 0.0, 0.0, 1.0])
-    effects = play(group_buffer, second, [0.0, 1.0, 0.0, 0.0])
+    effects = play(group_buffer, first, [1.0, 0.0, 0.0, 1.0])
+    effects += play(group_buffer, second, [0.0, 1.0, 0.0, 0.0])
     rows = get_batch(effects).samples
     assert [row.group_id for row in rows] == [0, 0, 1, 1]
     assert [row.advantage for row in rows] == pytest.approx([2**-0.5, -(2**-0.5)] * 2, abs=1e-5) or sorted(
@@ -89,8 +92,9 @@ def test_mixed_groups_go_to_the_learner_resampled_with_their_advantages() -> Non
 
 def test_plain_grpo_trains_on_the_whole_group() -> None:
     group_buffer, first, second = begin_step(replace(RUN, roc=RocConfig(enabled=False)))
-    play(group_buffer, first, [1.0, 0.0, 0.0, 1.0])
-    assert len(get_batch(play(group_buffer, second, [0.0, 1.0, 0.0, 0.0])).samples) == 8
+    effects = play(group_buffer, first, [1.0, 0.0, 0.0, 1.0])
+    effects += play(group_buffer, second, [0.0, 1.0, 0.0, 0.0])
+    assert len(get_batch(effects).samples) == 8
 
 
 def test_equal_rewards_are_rejected_and_refilled_up_to_the_limit() -> None:
@@ -250,6 +254,7 @@ def test_every_step_ends_and_its_counts_add_up(data: st.DataObject) -> None:
         for place in range(group.size)
     ]
     started, effects, judged = len(pending), list[Send](), list[GroupJudged]()
+    all_effects = list[Send]()
     while pending:
         group, place = pending.pop(data.draw(st.integers(0, len(pending) - 1)))
         tid, outcome = group.first_trajectory_id + place, data.draw(st.sampled_from([0.0, 1.0, None]))
@@ -259,11 +264,12 @@ def test_every_step_ends_and_its_counts_add_up(data: st.DataObject) -> None:
             else finished(tid, outcome, group_id=group.group_id)
         )
         effects = list(group_buffer.decide(0.0, event))
+        all_effects += effects
         judged += [effect.message for effect in effects if isinstance(effect.message, GroupJudged)]
         for refill in list_starts(effects):
             started += refill.size
             pending += [(refill, place) for place in range(refill.size)]
-    counts, rows = get_collected(effects).counts, get_batch(effects).samples
+    counts, rows = get_collected(effects).counts, get_batch(all_effects).samples
     assert counts.trajectories + counts.trajectories_failed == started
     assert counts.groups * 4 == started
     accepted = counts.groups - counts.groups_rejected - counts.groups_lost
@@ -294,21 +300,23 @@ def test_a_batch_does_not_depend_on_the_order_of_ends(rewards: list[tuple[float,
 
 def _collected_in_order(
     group_buffer: GroupBuffer, rewards: list[tuple[float, ...]], picks: list[int]
-) -> tuple[list[StartGroup], BatchReady, StepCollected]:
+) -> tuple[list[StartGroup], CompleteBatch, StepCollected]:
     """`picks` select the next live trajectory to end; rewards depend on the group's index."""
     started: list[StartGroup] = []
     living: list[tuple[int, int, float]] = []  # trajectory, group, reward
     effects = list(group_buffer.decide(0.0, StepRequested(1, 0)))
+    all_effects = list[Send]()
     for pick in [None, *picks]:
         if pick is not None and living:
             tid, group_id, reward = living.pop(pick % len(living))
             effects = list(group_buffer.decide(0.0, finished(tid, reward, group_id=group_id)))
+        all_effects += effects
         for group in list_starts(effects):
             started.append(group)
             ids = range(group.first_trajectory_id, group.first_trajectory_id + group.size)
             living += [(tid, group.group_id, reward) for tid, reward in zip(ids, rewards[group.group_id], strict=True)]
         if any(isinstance(effect.message, BatchReady) for effect in effects):
             assert not living
-            return started, get_batch(effects), get_collected(effects)
+            return started, get_batch(all_effects), get_collected(effects)
         effects = []
     raise AssertionError("the step never ended")

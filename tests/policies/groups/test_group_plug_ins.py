@@ -9,7 +9,7 @@ from bus.messages import GroupJudged
 from configs.algorithm import RlConfig, RocConfig
 from configs.errors import UnusableInput
 from policies.groups.advantages import center_rewards, load_advantage_estimator
-from tests.policies.groups.buffers import BufferDriver, get_collected, list_batches, make_run
+from tests.policies.groups.buffers import BufferDriver, get_collected, make_run
 
 CODE = """
 def double(rewards):
@@ -44,7 +44,8 @@ def make_driver(**rl: object) -> BufferDriver:
 def test_advantages_of_a_plug_in_reach_the_learner(plug_in: Path) -> None:
     driver = make_driver(advantage_estimator=f"{plug_in}:double")
     driver.request_step(1)
-    (batch,) = list_batches(driver.end(0, 0, rewards=(0.0, 0.25, 0.5, 1.0)))
+    driver.end(0, 0, rewards=(0.0, 0.25, 0.5, 1.0))
+    (batch,) = driver.batches
     assert [sample.advantage for sample in batch.samples] == [0.0, 0.5, 1.0, 2.0]
 
 
@@ -59,14 +60,15 @@ def test_a_filter_rejects_groups_and_they_are_replaced(plug_in: Path) -> None:
     effects = driver.end(0, 0, rewards=(0.0, 1.0, 1.0, 1.0))
     assert [send.message.verdict for send in effects if isinstance(send.message, GroupJudged)] == ["rejected"]
     effects = driver.end(1, 0, rewards=(0.75, 1.0, 1.0, 1.0))
-    assert len(list_batches(effects)[0].samples) == 4
+    assert len(driver.batches[0].samples) == 4
     assert get_collected(effects).counts.groups_rejected == 1
 
 
 def test_a_filter_may_accept_equal_rewards(plug_in: Path) -> None:
     driver = make_driver(group_filter=f"{plug_in}:accept_all")
     driver.request_step(1)
-    (batch,) = list_batches(driver.end(0, 0, rewards=(1.0, 1.0, 1.0, 1.0)))
+    driver.end(0, 0, rewards=(1.0, 1.0, 1.0, 1.0))
+    (batch,) = driver.batches
     assert [sample.advantage for sample in batch.samples] == [0.0] * 4
 
 

@@ -18,7 +18,7 @@ from policies.groups.advantages import compute_advantages
 from policies.groups.response_filters import compute_overlong_penalty, repeats_ngram
 from policies.groups.selection import GroupSelection, SelectionRules, select_rows
 from policies.step_metrics import StepTimes, compute_step_metrics
-from tests.policies.groups.buffers import BufferDriver, get_collected, list_batches, make_run
+from tests.policies.groups.buffers import BufferDriver, get_collected, make_run
 from tests.policies.groups.finished import finished
 
 PROMPT = 3
@@ -129,7 +129,7 @@ class TestFilters:
         driver = BufferDriver(replace(run, roc=RocConfig(enabled=False)))
         driver.request_step(1)
         effects = driver.end(0, 0, 0, rewards=(0.0, 1.0, 0.0, 1.0))
-        assert list_batches(effects)[0].samples == ()
+        assert driver.batches[0].samples == ()
         counts = get_collected(effects).counts
         assert (counts.groups_lost, counts.trajectories, counts.dropped) == (1, 4, {"repeated": 4})
         assert compute_step_metrics(StepTimes(step=1, counts=counts), 1.0)["trajectories_dropped: repeated"] == 4.0

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bus.messages import (
-    BatchReady,
     BufferCursor,
     LengthsMeasured,
     ProtocolError,
@@ -22,15 +21,7 @@ from bus.messages import (
 from policies.decider import Send
 from policies.groups.buffer_state import STEP_ENDED
 from policies.groups.staleness import apply_staleness_bound, check_versions, compute_oldest_version
-from tests.policies.groups.buffers import (
-    MIXED,
-    BufferDriver,
-    get_collected,
-    list_batches,
-    list_starts,
-    make_finished,
-    make_run,
-)
+from tests.policies.groups.buffers import MIXED, BufferDriver, get_collected, list_starts, make_finished, make_run
 
 
 def test_the_oldest_version_is_max_staleness_before_the_updated_one() -> None:
@@ -93,10 +84,12 @@ def test_batches_are_sent_in_step_order() -> None:
     driver = BufferDriver(make_run())
     driver.request_step(1)
     driver.request_step(2)
-    assert not list_batches([*driver.end(2, 0), *driver.end(3, 0)])
+    driver.end(2, 0)
+    driver.end(3, 0)
+    assert not driver.batches
     driver.end(0, 0)
-    effects = driver.end(1, 0)
-    assert [(batch.step, sorted({row.group_id for row in batch.samples})) for batch in list_batches(effects)] == [
+    driver.end(1, 0)
+    assert [(batch.step, sorted({row.group_id for row in batch.samples})) for batch in driver.batches] == [
         (1, [0, 1]),
         (2, [2, 3]),
     ]
@@ -155,7 +148,6 @@ def test_steps_are_in_order_and_within_the_bound_in_any_case(settings: dict[str,
     """Trajectories end in any order, with tokens of any version since their group started."""
     run = make_run(**settings)
     driver, live, born = BufferDriver(run), dict[int, int](), dict[int, int]()
-    seen: list[BatchReady] = []
     measured: set[int] = set()
     version, asked = 0, 0
 
@@ -164,7 +156,6 @@ def test_steps_are_in_order_and_within_the_bound_in_any_case(settings: dict[str,
             ids = range(group.first_trajectory_id, group.first_trajectory_id + group.size)
             live.update(dict.fromkeys(ids, group.group_id))
             born.update(dict.fromkeys(ids, version))
-        seen.extend(list_batches(effects))
         measured.update(send.message.step for send in effects if isinstance(send.message, LengthsMeasured))
         assert len(live) <= 2 * (run.rl.max_groups_in_flight + stopping())
 
@@ -175,7 +166,7 @@ def test_steps_are_in_order_and_within_the_bound_in_any_case(settings: dict[str,
         while asked < min(version + 1 + run.rl.max_staleness, run.rl.steps):
             asked += 1
             note(driver.request_step(asked, version))
-        if len(seen) > version and (not live or data.draw(st.booleans())):
+        if len(driver.batches) > version and (not live or data.draw(st.booleans())):
             version += 1  # the learner has trained a batch
             continue
         tid = data.draw(st.sampled_from(sorted(live)))
@@ -196,8 +187,8 @@ def test_steps_are_in_order_and_within_the_bound_in_any_case(settings: dict[str,
         note(effects)
     for tid, group_id in list(live.items()):
         note(driver.decide(TrajectoryAborted(tid, group_id, STEP_ENDED, 1)))
-    assert [batch.step for batch in seen] == list(range(1, run.rl.steps + 1))
-    for batch in seen:
+    assert [batch.step for batch in driver.batches] == list(range(1, run.rl.steps + 1))
+    for batch in driver.batches:
         assert len({row.group_id for row in batch.samples}) <= run.rl.prompts
         assert [row.trajectory_id for row in batch.samples] == sorted(row.trajectory_id for row in batch.samples)
         for row in batch.samples:

@@ -11,10 +11,13 @@ from msgspec.structs import replace
 from bus.codec import decode
 from bus.messages import (
     AnyMessage,
+    BatchReady,
     Envelope,
     EvaluationFinished,
+    GroupAccepted,
     GroupJudged,
     RunFinished,
+    TrainingSample,
     WeightsLoaded,
     WeightsSynced,
 )
@@ -26,6 +29,7 @@ from policies.groups.group_starter import ProblemSet, TokenizedProblem
 from policies.recipe import Recipe
 from policies.step_evaluations import EvaluationPlan
 from policies.step_metrics import Recorder
+from tests.batches import BatchAssembler, CompleteBatch
 
 RECORDINGS = Path(__file__).parent / "synchronous"  # of whole runs, by the purely synchronous code
 Recording = list[tuple[str, float, bytes, list[bytes]]]  # actor, time, event, effects
@@ -51,7 +55,7 @@ def test_a_recorded_synchronous_run_is_reproduced(name: str) -> None:
         "recorder": Recorder(4, HealthConfig(masked_trajectories="off")),  # the recordings lose trajectories
     }
     assert len(recording) > 100
-    loaded = Counter[int]()
+    loaded, assembler = Counter[int](), BatchAssembler()
     for actor, now, event, effects in recording:
         message: AnyMessage = decode(event).message
         if actor == "recorder" and isinstance(message, WeightsLoaded):
@@ -60,13 +64,30 @@ def test_a_recorded_synchronous_run_is_reproduced(name: str) -> None:
                 continue
             message = WeightsSynced(message.version)
         did = [Envelope("", send.to, send.message) for send in deciders[actor].decide(now, message)]
-        assert without_loads(did) == without_loads([decode(effect) for effect in effects])
+        batches = [batch for each in did for batch in assembler.add(each.message)]
+        assert batches == [batch for effect in effects for batch in decode_batch(effect)]
+        recorded = [decode(effect) for effect in effects if not decode_batch(effect)]
+        assert without_loads(did) == without_loads(recorded)
+
+
+def decode_batch(effect: bytes) -> list[CompleteBatch]:
+    """The batch, if the effect is one: the recordings have its samples in BatchReady."""
+    _, _, (kind, *fields) = msgspec.msgpack.decode(effect)
+    return [msgspec.convert(fields, RecordedBatch).complete()] if kind == "BatchReady" else []
+
+
+class RecordedBatch(msgspec.Struct, array_like=True):
+    step: int
+    samples: tuple[TrainingSample, ...]
+
+    def complete(self) -> CompleteBatch:
+        return CompleteBatch(self.step, self.samples)
 
 
 def without_loads(effects: Sequence[Envelope]) -> list[Envelope]:
     """Recordings have WeightsLoaded at the recorder, the recipe's RunFinished to the launcher, no GroupJudged, and
-    evaluations without their version."""
-    left_out = WeightsLoaded | WeightsSynced | GroupJudged
+    evaluations without their version. Batches are compared on their own."""
+    left_out = WeightsLoaded | WeightsSynced | GroupJudged | GroupAccepted | BatchReady
     kept = [effect for effect in effects if not isinstance(effect.message, left_out)]
     return [
         replace(effect, to="") if isinstance(effect.message, RunFinished) else _without_version(effect)

@@ -13,19 +13,20 @@ from rich.console import Console
 
 from actors.cli.log.fork_command import ForkOptions, fork_trajectory
 from actors.replay.branch_runner import EndedTrajectory
-from actors.replay.replay import list_batches, redecide_all, replay_trajectory
+from actors.replay.replay import redecide_all, replay_trajectory
 from actors.runtime.wiring import build_deciders, build_rules
 from analysis.what_if.roc_refilter import read_judged_groups
 from bus.addresses import HEAD
 from bus.codec import decode
 from bus.event_log.reader import read_events
-from bus.messages import BatchReady, TrajectoryFinished, bytes_to_ids
+from bus.messages import TrajectoryFinished, bytes_to_ids
 from configs.load import load_run
 from configs.run_folder import RunFolder
 from engine.model.tokenizer import load_tokenizer
 from policies.rollout.rollout import Rollout
 from tasks.math_python import MATH_PYTHON
 from tests.actors.runs.running import asterism
+from tests.batches import CompleteBatch, assemble_batches
 
 pytestmark = pytest.mark.slow
 
@@ -232,11 +233,11 @@ def test_a_replayed_trajectory_has_the_end_that_the_head_logged(folder: RunFolde
 # ---------------------------------------------------------------- roc
 
 
-def read_batches(folder: RunFolder) -> list[BatchReady]:
+def read_batches(folder: RunFolder) -> list[CompleteBatch]:
     """The batches of the run, from a replay of the whole head."""
     deciders = build_deciders(HEAD, load_run(folder.config), folder)
     decided = redecide_all(folder.events / "head.sqlite", deciders, since=1)
-    return [batch for _, _, redecision in decided for batch in list_batches(redecision)]
+    return assemble_batches(send.message for _, _, redecision in decided for send in redecision.sends)
 
 
 def test_every_step_keeps_the_trajectories_of_its_batch(folder: RunFolder) -> None:
