@@ -40,8 +40,6 @@ from engine.learner.distributed import RankGroup, broadcast_object, join_ranks, 
 from engine.learner.engine_gpu_memory import EngineGpuMemory
 from engine.learner.learner_rank import LearnerRank, TrainStepResult
 
-MAX_PENDING_BATCHES = 2  # plus one per step collected ahead; the bus delays further batches
-
 
 class Learner:
     """The leading rank's event loop. One worker thread does all training: torch keeps one pool."""
@@ -64,7 +62,9 @@ class Learner:
         self._rank = rank
         self._ranks = ranks
         self._worker = worker
-        self._batches: asyncio.Queue[BatchReady] = asyncio.Queue(MAX_PENDING_BATCHES + run.rl.max_staleness)
+        # Bounded by the steps of the run: a killed head delivers all its batches again. A full queue would also delay
+        # GpuMemoryGranted, for which a starting learner waits.
+        self._batches: asyncio.Queue[BatchReady] = asyncio.Queue()
         self._progress_send: asyncio.Task[None] | None = None
         self._logger = structlog.get_logger()
         self._in_flight: Future[TrainStepResult] | None = None

@@ -70,7 +70,7 @@ class SimulatedLearner:
         self._bus, self._disk, self._random = bus, disk, random
         self._steps, self._checkpoint_every, self._staleness = steps, checkpoint_every, staleness
         self._newest = max(disk.journal, default=-1)
-        self._batches: asyncio.Queue[BatchReady] = asyncio.Queue(2 + staleness)
+        self._batches: asyncio.Queue[BatchReady] = asyncio.Queue()
         self._step = 0
 
     async def run(self, resume_step: int | None) -> None:

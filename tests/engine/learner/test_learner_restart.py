@@ -149,3 +149,17 @@ async def test_the_learner_borrows_engine_memory_for_each_step(tmp_path: Path) -
         await head.send("learner", GpuMemoryGranted(2, 3))
         assert (await head.receive()).message == StepTrained(3, {})
     assert rank.trained == [(3, [])]
+
+
+async def test_a_grant_behind_all_batches_of_a_run_reaches_a_starting_learner(tmp_path: Path) -> None:
+    """Head and learner were killed, and the head had no record of acknowledgements (seed 95 of a simulated run)."""
+    run = RunConfig(name="shared", engine=EngineConfig(kind="sglang"), sglang=SGLangConfig(colocate=True))
+    rank = ScriptedRank(6)
+    async with running_learner(rank, run, tmp_path, incarnation=2) as head:
+        assert (await head.receive()).message == GpuMemoryRequested(2, -1)
+        for step in range(1, 7):
+            await head.send("learner", BatchReady(step, ()))
+        await wait_for_acknowledgements(head)
+        await head.send("learner", GpuMemoryGranted(2, -1))
+        assert (await head.receive()).message == StepTrained(6, {})
+    assert rank.trained == []
