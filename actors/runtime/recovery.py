@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 
 from actors.runtime.decider_loop import MAX_PENDING_EFFECTS, Observer, decide_event
-from bus.addresses import parse_process
+from bus.addresses import LEARNER, parse_process
 from bus.codec import MalformedFrame, decode
 from bus.event_log.reader import check_complete, find_epoch_start, read_events
 from bus.event_log.records import Decision, Event
-from bus.lanes import Lane, select_frame_lane, select_lane
-from bus.messages import AnyMessage
+from bus.lanes import BULK, Lane, select_frame_lane, select_lane
+from bus.messages import AnyMessage, BatchReady, StepTrained
 from configs.errors import UnusableInput
 from policies.decider import Decider, Send
 
@@ -44,6 +44,11 @@ class SentFrames(msgspec.Struct):
         self.next_number += 1
         while self.possibly_unsent[0][0] < num_events - MAX_PENDING_EFFECTS - 1:
             self.frames.append(self.possibly_unsent.popleft()[1])
+
+    def drop_up_to(self, number: int) -> None:
+        """Drop the frames up to this number, which the peer has acknowledged."""
+        while self.next_number - len(self.frames) - len(self.possibly_unsent) <= number:
+            self.pop_first()
 
     def pop_first(self) -> bytes | None:
         if self.frames:
@@ -80,6 +85,7 @@ class Recovery:
         self.received: dict[PeerLane, tuple[int, int]] = {}  # (epoch, next number)
         self.service_messages: list[tuple[str, AnyMessage]] = []  # (service, message)
         self.undecided: list[Decision] = []  # on events that a kill left undecided
+        self._batch_frames: dict[int, int] = {}  # by step: number of the frame with BatchReady
 
     def replay(self, logged: Iterable[tuple[Event, Decision | None]], start_frames: Sequence[bytes]) -> None:
         """`start_frames`: sent by the process to itself at its start. Raises NotRecoverable."""
@@ -129,6 +135,8 @@ class Recovery:
                 f"event {event.seq} of {self._process} ({event.actor}, {event.kind}) is damaged ({error}); "
                 "--resume restarts from the last checkpoint"
             ) from error
+        if isinstance(envelope.message, StepTrained):
+            self._drop_trained_batch(envelope.message.step)
         decided = decide_event(self._deciders[event.actor], envelope, event.time)
         if not isinstance(decided.effects, str):
             if self._observer is not None:
@@ -137,12 +145,21 @@ class Recovery:
                 self._record_effect(effect, frame)
         return Decision(event.seq, *decided.fingerprints)
 
+    def _drop_trained_batch(self, step: int) -> None:
+        """The learner has stored the batches up to this one, which may have gigabytes of tokens."""
+        number = self._batch_frames.pop(step, None)
+        if number is not None:
+            self._get_sent(LEARNER, BULK).drop_up_to(number)
+
     def _record_effect(self, effect: Send, frame: bytes) -> None:
         process, _, actor = effect.to.partition("/")
         if process == self._process and actor in self._services:
             self.service_messages.append((actor, effect.message))
-        else:
-            self._get_sent(process, select_lane(type(effect.message).__name__)).add(frame, self.num_events)
+            return
+        sent = self._get_sent(process, select_lane(type(effect.message).__name__))
+        if isinstance(effect.message, BatchReady):
+            self._batch_frames[effect.message.step] = sent.next_number
+        sent.add(frame, self.num_events)
 
     def build_link_state(self) -> dict[PeerLane, tuple[int, Sequence[bytes]]]:
         """For bus.bus.Bus.restore."""

@@ -16,18 +16,23 @@ from actors.runtime.recovery import NotRecoverable, Recovery, recover
 from bus.bus import Bus
 from bus.codec import decode, encode
 from bus.event_log.reader import UnusableLog, read_events
+from bus.event_log.records import Event
 from bus.event_log.writer import EventLog
 from bus.lanes import BULK, CONTROL
 from bus.messages import (
     AnyMessage,
+    BatchReady,
     BufferCursor,
     Envelope,
+    GroupAccepted,
     LeasePaused,
     LeaseReleased,
     MetricsRecorded,
     ProtocolError,
     RunStarted,
     Shutdown,
+    StepRequested,
+    StepTrained,
     TurnFailed,
 )
 from bus.transport.in_process import Hub
@@ -279,3 +284,42 @@ async def test_services_receive_no_message_before_its_event_is_in_the_log() -> N
     log = MemoryLog(kept, Random(1))
     await DeciderLoop(head, log, deciders(), {"metrics": note}, lambda: 0.0).run()  # pyright: ignore
     assert steps == list(range(1, 21))
+
+
+class Batching:
+    """A decider that sends a group and a batch for each requested step."""
+
+    def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
+        if isinstance(event, StepRequested):
+            return [Send("learner", GroupAccepted(event.step, 0, 0, ())), Send("learner", BatchReady(event.step, ()))]
+        return []
+
+    def get_state_after(self, event: AnyMessage) -> msgspec.Struct | None:
+        return None
+
+
+def test_recovery_keeps_only_the_batches_that_the_learner_has_not_trained() -> None:
+    senders = {StepRequested: "head/recipe", StepTrained: "learner"}
+    sent = [StepRequested(1, 0), StepRequested(2, 0), StepTrained(1, {}), StepTrained(1, {}), StepRequested(3, 1)]
+    frames = [encode(Envelope(senders[type(message)], "head/one", message)) for message in sent]
+    events = [
+        Event(
+            seq,
+            0.0,
+            "one",
+            "other" if isinstance(message, StepRequested) else "learner",
+            EPOCH,
+            seq,
+            type(message).__name__,
+            None,
+            frame,
+        )
+        for seq, (message, frame) in enumerate(zip(sent, frames, strict=True), start=1)
+    ]
+    recovery = Recovery("head", EPOCH, {"one": Batching()}, (), window=100)
+    recovery.replay([(event, None) for event in events], [])
+    next_number, kept = recovery.build_link_state()["learner", BULK]
+    assert next_number == 6
+    assert [decode(frame).message for frame in kept] == [
+        message for step in (2, 3) for message in (GroupAccepted(step, 0, 0, ()), BatchReady(step, ()))
+    ]
