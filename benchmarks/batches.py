@@ -1,0 +1,123 @@
+"""Measure the path of a batch from the group buffer to two learner ranks over the real bus. JSON last.
+
+    python -m benchmarks.batches [--rows 8192] [--tokens 10500] [--quick]
+
+Groups of 16 random trajectories are encoded and sent as the head does, stored by the learner's process, and read by two
+ranks that torchrun starts, up to the tensors of their micro batches. There is no model. Lags are the longest delays of
+the two event loops; `read_share` is the largest share of the batch's bytes that one rank reads. `--quick`: 256 rows of
+500 tokens.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import uvloop
+
+from actors.runtime.decider_loop import compute_fingerprint, encode_effects
+from benchmarks.support.loop_lag import measuring_lag
+from bus.bus import Bus
+from bus.messages import BatchGroup, BatchReady, Shutdown, StepTrained, TokenRecord, TrainingSample
+from bus.transport.zeromq import open_zmq_bus
+from configs.load import write_resolved
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from policies.decider import Send
+from policies.groups.selection import split_accepted_group
+
+GROUP_SIZE = 16
+_QUICK_ROWS, _QUICK_TOKENS = 256, 500
+_PROMPT_TOKENS = 100
+
+
+def make_group(group_id: int, tokens: int, draws: np.random.Generator) -> list[TrainingSample]:
+    """Trajectories of half to one and a half times `tokens`."""
+    samples: list[TrainingSample] = []
+    for place in range(GROUP_SIZE):
+        count = int(tokens * draws.uniform(0.5, 1.5))
+        mask = np.arange(count) >= _PROMPT_TOKENS
+        record = TokenRecord(
+            prompt_tokens=_PROMPT_TOKENS,
+            token_ids=draws.integers(0, 150_000, count, dtype=np.int32).tobytes(),
+            loss_mask=mask.astype(np.uint8).tobytes(),
+            logprobs=np.where(mask, -1.0, 0.0).astype(np.float32).tobytes(),
+            versions=np.where(mask, 0, -1).astype(np.int32).tobytes(),
+        )
+        samples.append(TrainingSample(group_id * GROUP_SIZE + place, group_id, draws.normal(), record))
+    return samples
+
+
+async def send_batch(head: Bus, rows: int, tokens: int) -> tuple[int, int]:
+    """Returns the bytes of all frames and of the longest one."""
+    draws, num_bytes, longest, groups = np.random.default_rng(0), 0, 0, list[BatchGroup]()
+    for group_id in range(rows // GROUP_SIZE):
+        samples = await asyncio.to_thread(make_group, group_id, tokens, draws)
+        parts = split_accepted_group(1, group_id, samples)
+        frames = encode_effects("head/buffer", [Send("learner", part) for part in parts])
+        compute_fingerprint(frames)
+        for frame in frames:
+            await head.send_frame("learner", frame)
+        groups.append(BatchGroup(group_id, len(parts)))
+        num_bytes, longest = num_bytes + sum(map(len, frames)), max(longest, *map(len, frames))
+    await head.send("learner", BatchReady(1, tuple(groups)))
+    return num_bytes, longest
+
+
+async def measure(folder: RunFolder, rows: int, tokens: int) -> dict[str, float]:
+    head = open_zmq_bus("head", folder.sockets, 131_072)
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    command = [sys.executable, "-m", *torchrun, "benchmarks.support.reading_learner", str(folder.path)]
+    process = await asyncio.create_subprocess_exec(*command, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    try:
+        assert (await head.receive()).message == StepTrained(0, {})
+        with measuring_lag() as lag:
+            began = time.monotonic()
+            num_bytes, longest = await send_batch(head, rows, tokens)
+            trained = (await head.receive()).message
+            total_s = time.monotonic() - began
+        assert isinstance(trained, StepTrained)
+        await head.send("learner", Shutdown())
+        await process.wait()
+    finally:
+        await head.close()
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
+    return {
+        "rows": float(rows),
+        "gib": num_bytes / 2**30,
+        "longest_frame_mib": longest / 2**20,
+        "head_lag_s": lag.longest_s,
+        "total_s": total_s,
+        **trained.metrics,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.batches", description=__doc__)
+    parser.add_argument("--rows", type=int, default=8192, help="trajectories of the batch")
+    parser.add_argument("--tokens", type=int, default=10_500, help="mean length of a trajectory")
+    parser.add_argument("--quick", action="store_true", help="a small batch")
+    arguments = parser.parse_args()
+    rows, tokens = (_QUICK_ROWS, _QUICK_TOKENS) if arguments.quick else (arguments.rows, arguments.tokens)
+    with tempfile.TemporaryDirectory() as path:
+        folder = RunFolder(Path(path) / "run")
+        folder.path.mkdir()
+        folder.sockets.mkdir()
+        write_resolved(RunConfig(name="batches"), folder.config)
+        try:
+            figures = uvloop.run(measure(folder, rows, tokens))
+        finally:
+            shutil.rmtree(folder.sockets, ignore_errors=True)
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
