@@ -20,7 +20,7 @@ from engine.learner.learner import Learner
 from engine.learner.learner_rank import TrainStepResult
 from engine.learner.minibatches import build_micro_batch, build_rl_minibatches, split_micro_batches
 from engine.learner.sample_exchange import exchange_samples
-from engine.learner.sample_files import StoredSequence, count_bytes
+from engine.learner.sample_files import StoredSequence, count_bytes, list_sequences
 
 MICRO_BATCH_TOKENS = 16_384
 NUM_MINIBATCHES = 4
@@ -83,8 +83,8 @@ def main() -> None:
     else:
         rank = ReadingRank(ranks, lambda: 0.0)
         while (work := broadcast_object(ranks)) is not None:
-            step, sequences, publish = work
-            rank.train(step, sequences, publish=publish)
+            step, indexes, publish = work
+            rank.train(step, list_sequences(indexes), publish=publish)
     leave_ranks(ranks)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from bus.codec import decode
 from bus.messages import BatchReady, GroupAccepted
 from configs.atomic_write import raising_disk_errors, write_atomically
-from engine.learner.sample_files import StoredSequence, read_index, write_samples
+from engine.learner.sample_files import SampleIndex, read_index, write_samples
 from policies.groups.staleness import check_versions
 
 _FOLDER_NAME = re.compile(r"step_(\d{6,})")
@@ -58,11 +58,11 @@ class BatchJournal:
         assert isinstance(batch, BatchReady)
         return batch
 
-    def list_sequences(self, batch: BatchReady) -> list[StoredSequence]:
-        """In the order of the batch; reads no tokens. Raises OSError for a missing file."""
+    def read_indexes(self, batch: BatchReady) -> list[SampleIndex]:
+        """In the order of the batch. Raises OSError for a missing file."""
         folder = self._get_step_folder(batch.step)
         names = [_name_part(group.group_id, part) for group in batch.groups for part in range(group.num_parts)]
-        return [sequence for name in names for sequence in read_index(folder / name)]
+        return [read_index(folder / name) for name in names]
 
     def delete_up_to(self, step: int) -> None:
         """Call this after a checkpoint of `step`."""

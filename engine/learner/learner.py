@@ -39,6 +39,7 @@ from engine.learner.batch_journal import BatchJournal
 from engine.learner.distributed import RankGroup, broadcast_object, join_ranks, leave_ranks
 from engine.learner.engine_gpu_memory import EngineGpuMemory
 from engine.learner.learner_rank import LearnerRank, TrainStepResult
+from engine.learner.sample_files import list_sequences
 
 
 class Learner:
@@ -126,9 +127,9 @@ class Learner:
         await self._send_result(await self._run_in_worker(lambda: self._broadcast_and_train(batch, publish)))
 
     def _broadcast_and_train(self, batch: BatchReady, publish: bool) -> TrainStepResult:
-        sequences = self._journal.list_sequences(batch)
-        broadcast_object(self._ranks, (batch.step, sequences, publish))
-        return self._rank.train(batch.step, sequences, publish=publish)
+        indexes = self._journal.read_indexes(batch)
+        broadcast_object(self._ranks, (batch.step, indexes, publish))
+        return self._rank.train(batch.step, list_sequences(indexes), publish=publish)
 
     async def _run_in_worker(self, work: Callable[[], TrainStepResult]) -> TrainStepResult:
         self._in_flight = self._worker.submit(work)
@@ -185,8 +186,8 @@ def run_follower(run: RunConfig, folder: RunFolder, ranks: RankGroup, resume_ste
     rank = LearnerRank(run, folder, ranks)
     rank.start(resume_step, lambda _step, _values: None)
     while (work := broadcast_object(ranks)) is not None:
-        step, sequences, publish = work
-        rank.train(step, sequences, publish=publish)
+        step, indexes, publish = work
+        rank.train(step, list_sequences(indexes), publish=publish)
 
 
 def main() -> int:

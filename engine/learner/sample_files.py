@@ -6,7 +6,7 @@ probabilities (float32) and loss mask (uint8), all little-endian. Tokens after t
 
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -111,13 +111,27 @@ class StoredSequence(NamedTuple):
         )
 
 
-def read_index(path: Path) -> list[StoredSequence]:
-    """Reads only the file's index. Raises OSError."""
+class SampleIndex(NamedTuple):
+    """The index of a file, encoded: the ranks get it in this form, because pickling many objects blocks an event loop."""
+
+    path: str
+    content: bytes
+
+
+def read_index(path: Path) -> SampleIndex:
+    """Reads no tokens. Raises OSError."""
     with path.open("rb", buffering=0) as file:
         (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-        entries = _decode_index(file.read(length))
-    start = _LENGTH.size + length
-    return [StoredSequence(entry, path, start + entry.start) for entry in entries]
+        return SampleIndex(str(path), file.read(length))
+
+
+def list_sequences(indexes: Iterable[SampleIndex]) -> list[StoredSequence]:
+    """In the order of the files."""
+    return [
+        StoredSequence(entry, path, _LENGTH.size + len(index.content) + entry.start)
+        for index, path in ((index, Path(index.path)) for index in indexes)
+        for entry in _decode_index(index.content)
+    ]
 
 
 def count_bytes(sequences: Sequence[StoredSequence]) -> int:

@@ -75,7 +75,7 @@ def test_tokens_of_a_version_that_the_step_may_not_train_on_are_refused(tmp_path
         BatchJournal(tmp_path).write_group(GroupAccepted(1, 0, 0, tuple(rows(2))))
     BatchJournal(tmp_path, max_staleness=1).write_group(GroupAccepted(2, 0, 0, tuple(rows(1))))
     with pytest.raises(FileNotFoundError):
-        BatchJournal(tmp_path).list_sequences(BatchReady(1, (BatchGroup(0, 1),)))
+        BatchJournal(tmp_path).read_indexes(BatchReady(1, (BatchGroup(0, 1),)))
 
 
 @given(st.lists(st.integers(0, 3 * MAX_PART_BYTES // 13), min_size=1, max_size=8))

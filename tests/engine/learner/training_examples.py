@@ -12,7 +12,7 @@ from bus.messages import BatchGroup, BatchReady, GroupAccepted, TokenRecord, Tra
 from configs.algorithm import LearnerConfig, RlConfig, SftConfig
 from configs.schema import RunConfig
 from engine.learner.batch_journal import BatchJournal
-from engine.learner.sample_files import StoredSequence
+from engine.learner.sample_files import StoredSequence, list_sequences
 from engine.learner.training_sequence import TrainingSequence, build_rl_sequence, build_training_sequence
 from engine.model.hf_checkpoint import save_model
 from engine.model.qwen3 import Qwen3
@@ -97,7 +97,7 @@ def store_batch(folder: Path, step: int, samples: Sequence[TrainingSample]) -> l
         assert isinstance(group, GroupAccepted)
         journal.write_group(group)
     assert isinstance(batch, BatchReady)
-    return journal.list_sequences(batch)
+    return list_sequences(journal.read_indexes(batch))
 
 
 def sequences(step: int, count: int = 12) -> list[TrainingSequence]:
