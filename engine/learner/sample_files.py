@@ -1,4 +1,4 @@
-"""Files of accepted groups: each trajectory is stored once, and a rank reads only those that it trains on.
+"""Files of accepted groups: each trajectory is stored once, and a rank reads only its own ones.
 
 A file is the length of its index (uint64), the index, and the tokens of each trajectory: token ids (int32), log
 probabilities (float32) and loss mask (uint8), all little-endian. Tokens after the last one in the loss are left out.

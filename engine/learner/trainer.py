@@ -115,7 +115,7 @@ class Trainer:
     def run_rl_step(
         self, sequences: Sequence[Source], distribute: Distribution[Source] | None = None
     ) -> dict[str, float]:
-        """`learner.minibatches` updates; no update without sequences. A rank loads only those that it trains on.
+        """`learner.minibatches` updates; no update without sequences. A rank loads only its own ones.
 
         `distribute` receives the minibatches and makes the sequences of each rank loadable there.
 

@@ -60,7 +60,7 @@ class OpenGroup(msgspec.Struct):
 
 
 class AcceptedGroup(NamedTuple):
-    """A group whose trajectories have been sent to the learner."""
+    """A group that has been sent to the learner."""
 
     num_rows: int
     num_parts: int  # of GroupAccepted

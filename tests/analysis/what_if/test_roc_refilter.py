@@ -127,7 +127,7 @@ def test_every_step_keeps_the_batch_that_the_learner_received(seed: int, tmp_pat
 def test_the_treatment_of_long_responses_is_reproduced(keys: dict[str, object], tmp_path: Path) -> None:
     plain = world_of(0).run
     run = replace(plain, rl=replace(plain.rl, **keys))
-    world = World(run, 0, failure_rate=0.0)
+    world = World(run, 1, failure_rate=0.0)
     assert run_virtually(world.simulate()) == RunFinished(run.rl.steps)
     folder = write_world_logs(world, tmp_path)
     steps = dict(read_judged_groups(run, folder))
