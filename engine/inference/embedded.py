@@ -20,7 +20,7 @@ from engine.inference.kernels.attention_kernels import select_kernels
 from engine.inference.kernels.batch_invariance import NotBatchInvariant, check_attention, find_batch_invariant_matmul
 from engine.inference.kernels.matmul import PLAIN, Matmul
 from engine.model.hf_checkpoint import load_model
-from engine.model.model_config import Qwen3Config
+from engine.model.model_config import ModelConfig
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 from engine.weight_transfer.shared_memory import load_published
 
@@ -203,7 +203,7 @@ class EmbeddedEngine:
             device=self._device,
         )
 
-    def _find_matmul(self, config: Qwen3Config) -> Matmul:
+    def _find_matmul(self, config: ModelConfig) -> Matmul:
         if self._device.type != "cpu" or self._dtype != torch.float32:
             raise NotBatchInvariant(f"an engine on {self._device} in {self._dtype} cannot be strict")
         check_attention(select_kernels(self._device), config, self._requested_capacity.sequence_tokens)

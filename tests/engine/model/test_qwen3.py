@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.model.model_config import Qwen3Config, UnsupportedModel
+from engine.model.model_config import ModelConfig, UnsupportedModel
 from engine.model.qwen3 import Qwen3, initialize_weights
 from tests.engine.closeness import assert_close
 from tests.engine.tiny_models import VOCABULARY, small_config, small_model
@@ -13,7 +13,7 @@ from tests.engine.tiny_models import VOCABULARY, small_config, small_model
 
 def test_a_config_survives_conversion_to_transformers_and_back() -> None:
     config = small_config(tie_word_embeddings=False)
-    assert Qwen3Config.from_hf(config.to_hf()) == config
+    assert ModelConfig.from_hf(config.to_hf()) == config
 
 
 def test_the_rope_base_is_read_in_the_layouts_of_transformers_4_and_5() -> None:
@@ -21,8 +21,8 @@ def test_the_rope_base_is_read_in_the_layouts_of_transformers_4_and_5() -> None:
     del fields["rope_parameters"], fields["rope_theta"]
     version_4 = {**fields, "rope_theta": 1_000_000, "rope_scaling": None}
     version_5 = {**fields, "rope_parameters": {"rope_theta": 1_000_000.0, "rope_type": "default"}}
-    assert Qwen3Config.from_hf(version_4).rope_theta == 1e6
-    assert Qwen3Config.from_hf(version_5).rope_theta == 1e6
+    assert ModelConfig.from_hf(version_4).rope_theta == 1e6
+    assert ModelConfig.from_hf(version_5).rope_theta == 1e6
 
 
 @pytest.mark.parametrize(
@@ -40,14 +40,14 @@ def test_the_rope_base_is_read_in_the_layouts_of_transformers_4_and_5() -> None:
 )
 def test_an_unsupported_value_is_refused_with_file_and_field(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModel, match=f"here/config.json: {message}"):
-        Qwen3Config.from_hf(small_config().to_hf() | changes, "here/config.json")
+        ModelConfig.from_hf(small_config().to_hf() | changes, "here/config.json")
 
 
 def test_a_missing_size_is_reported() -> None:
     fields = small_config().to_hf()
     del fields["head_dim"]
     with pytest.raises(UnsupportedModel, match="missing required field `head_dim`"):
-        Qwen3Config.from_hf(fields)
+        ModelConfig.from_hf(fields)
 
 
 def test_right_padding_does_not_change_earlier_positions() -> None:
