@@ -5,7 +5,8 @@ embedded engine stores them stacked (engine/inference/fused_weights.py). N token
 expert, which are sorted by expert.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +33,7 @@ class Routing(NamedTuple):
     def combine(self, out_SE: Tensor) -> Tensor:
         """The weighted sum of each token's outputs, [N, E]. The order of summation does not depend on the device."""
         unsorted_SE = torch.empty_like(out_SE).index_copy(0, self.order_S, out_SE)
-        outputs_NKE = unsorted_SE.view(*self.weights_NK.shape, -1)
+        outputs_NKE = unsorted_SE.unflatten(0, self.weights_NK.shape)
         return (outputs_NKE * self.weights_NK.to(out_SE.dtype)[..., None]).sum(1)
 
     def count_tokens(self) -> Tensor:
@@ -54,10 +55,15 @@ def route(logits_NX: Tensor, config: ExpertsConfig) -> Routing:
 # ---------------------------------------------------------------- grouped products
 
 
-def supports_grouped_mm(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch has a kernel for grouped products, rather than a loop with a synchronization per product."""
-    is_supported = device.type == "cuda" and dtype == torch.bfloat16 and hasattr(functional, "grouped_mm")
-    return is_supported and torch.cuda.get_device_capability(device) >= _MIN_CAPABILITY
+def supports_grouped_mm(device: torch.device, dtype: torch.dtype, sizes: Collection[int]) -> bool:
+    """Whether torch has a kernel for grouped products, rather than a loop with a synchronization per product.
+
+    `sizes`: the lengths of the operands' rows.
+    """
+    if device.type != "cuda" or dtype != torch.bfloat16 or not hasattr(functional, "grouped_mm"):
+        return False
+    is_aligned = all(size * dtype.itemsize % _ALIGNMENT_BYTES == 0 for size in sizes)
+    return is_aligned and torch.cuda.get_device_capability(device) >= _MIN_CAPABILITY
 
 
 def multiply_grouped(x_SI: Tensor, weights_XIO: Tensor, ends_X: Tensor) -> Tensor:
@@ -82,14 +88,13 @@ def _multiply_transposed(x_SI: Tensor, y_SO: Tensor, ends_X: Tensor) -> Tensor:
 
 def _uses_kernel(*operands: Tensor) -> bool:
     sizes = [size for operand in operands for size in operand.shape[1:]]
-    aligned = all(size * operands[0].element_size() % _ALIGNMENT_BYTES == 0 for size in sizes)
-    return aligned and supports_grouped_mm(operands[0].device, operands[0].dtype)
+    return len(operands[0]) > 0 and supports_grouped_mm(operands[0].device, operands[0].dtype, sizes)
 
 
 def _list_rows(ends_X: Tensor) -> list[tuple[int, slice]]:
     """The experts that have rows."""
-    ends: list[int] = ends_X.tolist()
-    return [(expert, slice(first, end)) for expert, (first, end) in enumerate(zip([0, *ends], ends)) if end > first]
+    ends: list[int] = [0, *ends_X.tolist()]
+    return [(expert, slice(*bounds)) for expert, bounds in enumerate(pairwise(ends)) if bounds[0] < bounds[1]]
 
 
 class _GroupedLinear(Function):

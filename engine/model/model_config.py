@@ -177,10 +177,13 @@ def check_weight_shapes(folder: Path) -> int:
 
     Raises CheckpointError or UnsupportedModel.
     """
-    missing = load_model_config(folder).compute_weight_shapes()
+    expected = load_model_config(folder).compute_weight_shapes()
+    missing = dict(expected)
     num_parameters = 0
     for file in list_weight_files(folder):
-        for name, shape in read_weight_shapes(file).items():
+        shapes = read_weight_shapes(file)
+        check_names(file, shapes, expected)
+        for name, shape in shapes.items():
             num_parameters += prod(shape)
             if name in missing:
                 check_shape(file, name, shape, missing.pop(name))
@@ -191,6 +194,19 @@ def check_weight_shapes(folder: Path) -> int:
 def check_shape(file: Path, name: str, found: Sequence[int], expected: Sequence[int]) -> None:
     if list(found) != list(expected):
         raise CheckpointError(f"{file}: {name} has shape {list(found)}; config.json requires {list(expected)}")
+
+
+def check_names(file: Path, names: Collection[str], expected: Collection[str]) -> None:
+    """Raises CheckpointError for a tensor that the model would not use: it is then another model.
+
+    Except for the output matrix of a tied model, and for tables that old versions of transformers saved.
+    """
+    other = sorted(set(names) - set(expected) - {"lm_head.weight"})
+    other = [name for name in other if not name.endswith(".rotary_emb.inv_freq")]
+    if other:
+        raise CheckpointError(
+            f"{file}: {len(other)} tensors do not belong to the model of config.json, the first is {other[0]}"
+        )
 
 
 def check_complete(folder: Path, missing: Collection[str]) -> None:

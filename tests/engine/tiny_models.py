@@ -45,10 +45,12 @@ def small_architecture(model_type: str, **options: Any) -> ModelConfig:
     return small_config(**{"experts": experts if has_experts else None, **options}, model_type=model_type)
 
 
-def small_model(seed: int = 0, config: ModelConfig | None = None, *, vocab_size: int = VOCABULARY) -> Qwen3:
-    """Random weights large enough that neighbouring logits differ clearly, norm weights unlike 1."""
+def small_model(
+    seed: int = 0, config: ModelConfig | None = None, *, vocab_size: int = VOCABULARY, std: float = 0.3
+) -> Qwen3:
+    """Random weights large enough that neighbouring logits differ clearly, norm weights and biases unlike 1."""
     model = Qwen3(config or small_config(vocab_size=vocab_size))
-    initialize_weights(model, seed, std=0.3)
+    initialize_weights(model, seed, std)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

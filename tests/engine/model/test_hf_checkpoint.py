@@ -135,8 +135,8 @@ def test_a_missing_tensor_and_a_wrong_shape_are_reported(folder: Path) -> None:
 
 
 def test_a_model_of_another_architecture_is_refused_with_file_and_field(folder: Path) -> None:
-    edit_config(folder, model_type="llama")
-    with pytest.raises(UnsupportedModel, match=r"model/config\.json: model_type is 'llama'; only 'qwen3' is supported"):
+    edit_config(folder, model_type="mistral")
+    with pytest.raises(UnsupportedModel, match=r"model/config\.json: model_type is 'mistral'; missing: sliding"):
         load_model(folder)
 
 
