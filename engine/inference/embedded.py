@@ -21,7 +21,7 @@ from engine.inference.kernels.batch_invariance import NotBatchInvariant, check_a
 from engine.inference.kernels.matmul import PLAIN, Matmul
 from engine.model.experts import supports_grouped_mm
 from engine.model.hf_checkpoint import load_model
-from engine.model.model_config import ModelConfig
+from engine.model.model_config import DecoderConfig
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 from engine.weight_transfer.shared_memory import load_published
 
@@ -204,14 +204,14 @@ class EmbeddedEngine:
             device=self._device,
         )
 
-    def _can_capture(self, config: ModelConfig) -> bool:
+    def _can_capture(self, config: DecoderConfig) -> bool:
         """Without a kernel for grouped products, experts are computed in a loop, which no graph can repeat."""
         experts = config.experts
         if experts is None:
             return True
         return supports_grouped_mm(self._device, self._dtype, (config.hidden_size, experts.expert_size))
 
-    def _find_matmul(self, config: ModelConfig) -> Matmul:
+    def _find_matmul(self, config: DecoderConfig) -> Matmul:
         if config.experts is not None:
             raise NotBatchInvariant(
                 f'determinism is "strict", but {self._checkpoint_folder / "config.json"} has model_type '

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.model.model_config import ModelConfig
+from engine.model.model_config import DecoderConfig
 from engine.model.qwen3 import Qwen3
 
 
@@ -109,7 +109,7 @@ class FusedWeights:
         )
 
 
-def _split_layer(config: ModelConfig, layer: LayerWeights) -> dict[str, Tensor]:
+def _split_layer(config: DecoderConfig, layer: LayerWeights) -> dict[str, Tensor]:
     """Views of a layer's weights by their checkpoint names."""
     keys = config.num_kv_heads * config.head_dim
     sizes, names = [config.num_heads * config.head_dim, keys, keys], ("q_proj", "k_proj", "v_proj")

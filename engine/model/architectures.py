@@ -1,7 +1,7 @@
 """The supported architectures: one table of what differs between them, and the checks of a config.json. No torch.
 
 All are decoder-only transformers with RMSNorm, rotary embedding, grouped-query attention and SwiGLU
-(engine/model/layers.py); some have experts (engine/model/experts.py). docs/models.md says how to add one.
+(engine/model/layers.py); some have experts (engine/model/experts.py). docs/models.md describes how to add one.
 """
 
 from collections.abc import Mapping
@@ -57,7 +57,7 @@ _MISSING = {
 
 
 def find_problem(fields: Mapping[str, Any]) -> str | None:
-    """The first field of a config.json with an unsupported value, and what is missing; None if there is none."""
+    """The first field of a config.json with an unsupported value, and the missing feature. None: all are supported."""
     model_type = fields.get("model_type")
     architecture = ARCHITECTURES.get(str(model_type))
     if architecture is None:

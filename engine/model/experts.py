@@ -17,7 +17,7 @@ from torch.nn import functional
 from engine.model.layers import Mlp, UninitializedLinear
 from engine.model.model_config import ExpertsConfig
 
-_MIN_CAPABILITY = (9, 0)  # of a GPU whose grouped products need no synchronization with the CPU
+_MIN_CAPABILITY = (9, 0)  # of a GPU: its grouped products need no synchronization with the CPU
 _ALIGNMENT_BYTES = 16  # of the rows of grouped products
 
 
@@ -42,7 +42,7 @@ class Routing(NamedTuple):
 
 
 def route(logits_NX: Tensor, config: ExpertsConfig) -> Routing:
-    """Softmax over all experts, in float32; the weights of the selected experts sum to 1 if the model says so."""
+    """Softmax over all experts, in float32; the weights of the selected experts may be normalized."""
     weights_NK, experts_NK = logits_NX.softmax(-1, dtype=torch.float32).topk(config.experts_per_token)
     if config.normalizes_weights:
         weights_NK = weights_NK / weights_NK.sum(-1, keepdim=True)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.model.model_config import ModelConfig, check_complete, check_names, check_shape, load_model_config
+from engine.model.model_config import DecoderConfig, check_complete, check_names, check_shape, load_model_config
 from engine.model.qwen3 import Qwen3
 from engine.model.tokenizer import load_tokenizer
 from engine.model.weight_files import CheckpointError, list_weight_files, read_json_object
@@ -68,7 +68,7 @@ def _read_weights(file: Path, expected_shapes: Mapping[str, torch.Size], dtype: 
 
 
 def save_model(
-    folder: Path | str, model_config: ModelConfig, state_dict: Mapping[str, Tensor], tokenizer_folder: Path | str
+    folder: Path | str, model_config: DecoderConfig, state_dict: Mapping[str, Tensor], tokenizer_folder: Path | str
 ) -> None:
     """Writes a folder for AutoModelForCausalLM and AutoTokenizer. Raises OSError on disk errors.
 
@@ -93,7 +93,7 @@ def save_model(
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _write_files(folder: Path, config: ModelConfig, state_dict: Mapping[str, Tensor], source: Path) -> None:
+def _write_files(folder: Path, config: DecoderConfig, state_dict: Mapping[str, Tensor], source: Path) -> None:
     dropped = {"lm_head.weight"} if config.tie_word_embeddings else set[str]()
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state_dict.items() if name not in dropped}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.model.model_config import ModelConfig
+from engine.model.model_config import DecoderConfig
 from engine.model.rope import apply_rope
 
 
@@ -30,7 +30,7 @@ class UninitializedEmbedding(nn.Embedding):
 
 
 class Attention(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         width, head_dim, bias = config.hidden_size, config.head_dim, config.architecture.has_qkv_bias
         self.head_dim = head_dim

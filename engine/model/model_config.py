@@ -39,7 +39,7 @@ class ExpertsConfig(msgspec.Struct, frozen=True, kw_only=True):
         return layer not in self.dense_layers and (layer + 1) % self.sparse_step == 0
 
 
-class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The model's sizes and options. `from_hf` and `to_hf` convert from and to transformers' names."""
 
     model_type: str = "qwen3"  # a key of ARCHITECTURES
@@ -62,7 +62,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return ARCHITECTURES[self.model_type]
 
     @classmethod
-    def from_hf(cls, fields: dict[str, Any], source: Path | str = "config.json") -> ModelConfig:
+    def from_hf(cls, fields: dict[str, Any], source: Path | str = "config.json") -> DecoderConfig:
         """From a config.json of transformers 4 or 5. Raises UnsupportedModel with the field."""
         if problem := find_problem(fields):
             raise UnsupportedModel(f"{source}: {problem}")
@@ -139,7 +139,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return shapes | {f"{name}.weight": (width,) for name in ("input_layernorm", "post_attention_layernorm")}
 
 
-Qwen3Config = ModelConfig  # the name until the other architectures came
+Qwen3Config = DecoderConfig  # the name until the other architectures came
 
 
 def _compute_mlp_shapes(prefix: str, width: int, inner: int) -> dict[str, tuple[int, ...]]:
@@ -166,10 +166,10 @@ def _read_experts(fields: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def load_model_config(folder: Path | str) -> ModelConfig:
+def load_model_config(folder: Path | str) -> DecoderConfig:
     """Raises CheckpointError or UnsupportedModel."""
     path = Path(folder) / "config.json"
-    return ModelConfig.from_hf(read_json_object(path), path)
+    return DecoderConfig.from_hf(read_json_object(path), path)
 
 
 def check_weight_shapes(folder: Path) -> int:

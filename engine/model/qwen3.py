@@ -12,12 +12,12 @@ from torch.nn import functional
 
 from engine.model.experts import SparseMlp
 from engine.model.layers import Attention, Mlp, RmsNorm, UninitializedEmbedding, UninitializedLinear
-from engine.model.model_config import ModelConfig
+from engine.model.model_config import DecoderConfig
 from engine.model.rope import compute_rope_tables
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
         width = config.hidden_size
         self.self_attn = Attention(config)
@@ -36,7 +36,7 @@ class DecoderLayer(nn.Module):
 class Backbone(nn.Module):
     """All layers except the output matrix, as a module for the name prefix `model.`."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
         self.embed_tokens = UninitializedEmbedding(config.vocab_size, config.hidden_size)
@@ -55,7 +55,7 @@ class Backbone(nn.Module):
 class Qwen3(nn.Module):
     """The weights are uninitialized until `initialize_weights` or `load_state_dict`."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
         self.model = Backbone(config)

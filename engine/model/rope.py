@@ -9,11 +9,11 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from engine.model.model_config import ModelConfig
+from engine.model.model_config import DecoderConfig
 from engine.model.rope_scaling import DefaultRope, LinearRope, Llama3Rope, YarnRope
 
 
-def compute_rope_tables(positions: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
+def compute_rope_tables(positions: Tensor, config: DecoderConfig) -> tuple[Tensor, Tensor]:
     """Cosine and signed sine, float32 [*positions.shape, head_dim], as `apply_rope` expects them."""
     frequencies, factor = _compute_frequencies(config, positions.device)
     angles = positions[..., None].float() * frequencies
@@ -29,7 +29,7 @@ def apply_rope(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)
 
 
-def _compute_frequencies(config: ModelConfig, device: torch.device) -> tuple[Tensor, float]:
+def _compute_frequencies(config: DecoderConfig, device: torch.device) -> tuple[Tensor, float]:
     """float32 [head_dim / 2], and the factor of cosine and sine."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
     periods = config.rope_theta**exponents
@@ -44,8 +44,8 @@ def _compute_frequencies(config: ModelConfig, device: torch.device) -> tuple[Ten
             ramp = _compute_yarn_ramp(config, scaling).to(device)
             kept, divided = 1.0 / periods, 1.0 / (scaling.factor * periods)
             return divided * (1 - ramp) + kept * ramp, _compute_yarn_factor(scaling)
-        case unreachable:
-            assert_never(unreachable)
+        case _:
+            assert_never(config.rope_scaling)
 
 
 def _scale_llama3(frequencies: Tensor, scaling: Llama3Rope) -> Tensor:
@@ -60,7 +60,7 @@ def _scale_llama3(frequencies: Tensor, scaling: Llama3Rope) -> Tensor:
     return torch.where(is_between, between, scaled)
 
 
-def _compute_yarn_ramp(config: ModelConfig, scaling: YarnRope) -> Tensor:
+def _compute_yarn_ramp(config: DecoderConfig, scaling: YarnRope) -> Tensor:
     """1 where a frequency is kept, 0 where it is divided by the factor; [head_dim / 2]."""
     size, base = config.head_dim, config.rope_theta
 

@@ -13,7 +13,7 @@ from engine.inference.kernels.batch_invariance import find_batch_invariant_matmu
 from engine.inference.kernels.matmul import Matmul
 from engine.model.architectures import ARCHITECTURES
 from engine.model.hf_checkpoint import save_model
-from engine.model.model_config import ExpertsConfig, ModelConfig
+from engine.model.model_config import DecoderConfig, ExpertsConfig
 from engine.model.qwen3 import Qwen3, initialize_weights
 
 VOCABULARY = 97
@@ -21,9 +21,9 @@ VOCABULARY = 97
 
 def small_config(
     *, num_kv_heads: int = 2, tie_word_embeddings: bool = True, vocab_size: int = VOCABULARY, **options: Any
-) -> ModelConfig:
-    """`options`: further fields of ModelConfig."""
-    return ModelConfig(
+) -> DecoderConfig:
+    """`options`: further fields of DecoderConfig."""
+    return DecoderConfig(
         vocab_size=vocab_size,
         hidden_size=32,
         intermediate_size=48,
@@ -36,7 +36,7 @@ def small_config(
     )
 
 
-def small_architecture(model_type: str, **options: Any) -> ModelConfig:
+def small_architecture(model_type: str, **options: Any) -> DecoderConfig:
     """The small model of an architecture; with experts, the first of two layers has one MLP."""
     experts = ExpertsConfig(
         num_experts=8, experts_per_token=3, expert_size=24, normalizes_weights=True, dense_layers=(0,)
@@ -46,7 +46,7 @@ def small_architecture(model_type: str, **options: Any) -> ModelConfig:
 
 
 def small_model(
-    seed: int = 0, config: ModelConfig | None = None, *, vocab_size: int = VOCABULARY, std: float = 0.3
+    seed: int = 0, config: DecoderConfig | None = None, *, vocab_size: int = VOCABULARY, std: float = 0.3
 ) -> Qwen3:
     """Random weights large enough that neighbouring logits differ clearly, norm weights and biases unlike 1."""
     model = Qwen3(config or small_config(vocab_size=vocab_size))
@@ -60,7 +60,7 @@ def small_model(
 
 
 @cache
-def get_batch_invariant_matmul(config: ModelConfig) -> Matmul:
+def get_batch_invariant_matmul(config: DecoderConfig) -> Matmul:
     """Matrix products for tests that compare bits; plain products are not batch-invariant on every processor."""
     return find_batch_invariant_matmul(config, 768, 256)
 

@@ -9,7 +9,7 @@ import torch
 
 from engine.model.architectures import ARCHITECTURES
 from engine.model.hf_checkpoint import CheckpointError, load_model
-from engine.model.model_config import ExpertsConfig, ModelConfig, UnsupportedModel, check_weight_shapes
+from engine.model.model_config import DecoderConfig, ExpertsConfig, UnsupportedModel, check_weight_shapes
 from engine.model.qwen3 import Qwen3, initialize_weights
 from engine.model.rope import compute_rope_tables
 from engine.model.rope_scaling import Llama3Rope, YarnRope
@@ -103,12 +103,12 @@ QWEN3_MOE: dict[str, Any] = {
     ("fields", "parameters"), [(QWEN2_5, 7_615_616_512), (LLAMA_3_1, 8_030_261_248), (QWEN3_MOE, 30_532_122_624)]
 )
 def test_published_configs_give_the_published_numbers_of_parameters(fields: dict[str, Any], parameters: int) -> None:
-    shapes = ModelConfig.from_hf(fields).compute_weight_shapes()
+    shapes = DecoderConfig.from_hf(fields).compute_weight_shapes()
     assert sum(torch.Size(shape).numel() for shape in shapes.values()) == parameters
 
 
 def test_options_are_read_from_published_configs() -> None:
-    qwen2_5, llama, moe = (ModelConfig.from_hf(fields) for fields in (QWEN2_5, LLAMA_3_1, QWEN3_MOE))
+    qwen2_5, llama, moe = (DecoderConfig.from_hf(fields) for fields in (QWEN2_5, LLAMA_3_1, QWEN3_MOE))
     assert (qwen2_5.head_dim, qwen2_5.rope_theta, qwen2_5.architecture.has_qkv_bias) == (128, 1e6, True)
     assert llama.rope_scaling == Llama3Rope(
         factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
@@ -126,12 +126,12 @@ def test_a_config_survives_conversion_to_transformers_and_back(model_type: str, 
     version_5 = config.to_hf()
     version_4 = {name: value for name, value in version_5.items() if name != "rope_parameters"}
     only_version_5 = {name: value for name, value in version_5.items() if name not in ("rope_scaling", "rope_theta")}
-    assert [ModelConfig.from_hf(fields) for fields in (version_5, version_4, only_version_5)] == [config] * 3
+    assert [DecoderConfig.from_hf(fields) for fields in (version_5, version_4, only_version_5)] == [config] * 3
 
 
 def test_the_original_context_of_yarn_defaults_to_the_longest_context() -> None:
     fields = small_config(max_position_embeddings=96).to_hf() | {"rope_scaling": {"type": "yarn", "factor": 4}}
-    assert ModelConfig.from_hf(fields).rope_scaling == YarnRope(factor=4.0, original_max_position_embeddings=96)
+    assert DecoderConfig.from_hf(fields).rope_scaling == YarnRope(factor=4.0, original_max_position_embeddings=96)
 
 
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
@@ -161,11 +161,11 @@ def test_weight_shapes_equal_those_of_the_model(model_type: str) -> None:
         (QWEN3_MOE, {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters differ by layer"),
     ],
 )
-def test_a_model_that_the_code_cannot_compute_is_refused_with_what_is_missing(
+def test_a_model_that_the_code_cannot_compute_is_refused_with_the_missing_feature(
     fields: dict[str, Any], changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UnsupportedModel, match=f"here/config.json: .*{message}"):
-        ModelConfig.from_hf(fields | changes, "here/config.json")
+        DecoderConfig.from_hf(fields | changes, "here/config.json")
 
 
 # ---------------------------------------------------------------- weights

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.model.model_config import ModelConfig, UnsupportedModel
+from engine.model.model_config import DecoderConfig, UnsupportedModel
 from engine.model.qwen3 import Qwen3, initialize_weights
 from tests.engine.closeness import assert_close
 from tests.engine.tiny_models import VOCABULARY, small_config, small_model
@@ -16,8 +16,8 @@ def test_the_rope_base_is_read_in_the_layouts_of_transformers_4_and_5() -> None:
     del fields["rope_parameters"], fields["rope_theta"], fields["rope_scaling"]
     version_4 = {**fields, "rope_theta": 1_000_000, "rope_scaling": None}
     version_5 = {**fields, "rope_parameters": {"rope_theta": 1_000_000.0, "rope_type": "default"}}
-    assert ModelConfig.from_hf(version_4).rope_theta == 1e6
-    assert ModelConfig.from_hf(version_5).rope_theta == 1e6
+    assert DecoderConfig.from_hf(version_4).rope_theta == 1e6
+    assert DecoderConfig.from_hf(version_5).rope_theta == 1e6
 
 
 @pytest.mark.parametrize(
@@ -34,14 +34,14 @@ def test_the_rope_base_is_read_in_the_layouts_of_transformers_4_and_5() -> None:
 )
 def test_an_unsupported_value_is_refused_with_file_and_field(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModel, match=f"here/config.json: {message}"):
-        ModelConfig.from_hf(small_config().to_hf() | changes, "here/config.json")
+        DecoderConfig.from_hf(small_config().to_hf() | changes, "here/config.json")
 
 
 def test_a_missing_size_is_reported() -> None:
     fields = small_config().to_hf()
     del fields["head_dim"]
     with pytest.raises(UnsupportedModel, match="missing required field `head_dim`"):
-        ModelConfig.from_hf(fields)
+        DecoderConfig.from_hf(fields)
 
 
 def test_right_padding_does_not_change_earlier_positions() -> None:

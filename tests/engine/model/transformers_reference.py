@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.model.model_config import ModelConfig
+from engine.model.model_config import DecoderConfig
 from engine.model.qwen3 import Qwen3
 from engine.model.rope_scaling import DefaultRope, LinearRope, Llama3Rope, RopeScaling, YarnRope
 from tests.engine.tiny_models import save_small_model, small_architecture
@@ -31,7 +31,7 @@ SCALINGS: dict[str, RopeScaling] = {
 }
 
 
-def scaled_architecture(model_type: str, scaling: str, **options: Any) -> ModelConfig:
+def scaled_architecture(model_type: str, scaling: str, **options: Any) -> DecoderConfig:
     """A small config of an architecture with one of SCALINGS."""
     longest = {} if scaling == "default" else {"max_position_embeddings": 4 * CONTEXT}
     return small_architecture(model_type, rope_scaling=SCALINGS[scaling], vocab_size=280, **longest, **options)
