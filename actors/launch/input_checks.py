@@ -252,7 +252,7 @@ def _run_program(command: Sequence[str], environment: Mapping[str, str] | None, 
 def _check_checkpoint(folder: Path, sequence_tokens: int, tokens: Sequence[str]) -> CheckedInput:
     """`tokens`: of the roles."""
     if not folder.is_dir():
-        raise UnusableInput(f"{folder}: no such folder; set it to the folder of a model with the Qwen3 architecture")
+        raise UnusableInput(f"{folder}: no such folder; set it to the folder of a supported model (docs/models.md)")
     config = load_model_config(folder)
     if config.max_position_embeddings < sequence_tokens:
         raise UnusableInput(
