@@ -28,7 +28,7 @@ from engine.inference.engine_core import EngineCore
 from engine.inference.kernels.attention_kernels import select_kernels
 from engine.inference.kernels.batch_invariance import TILE_ROWS, check_attention, find_batch_invariant_matmul
 from engine.inference.kernels.matmul import PLAIN, Matmul, build_tiled
-from engine.model.model_config import Qwen3Config
+from engine.model.model_config import DecoderConfig
 from engine.model.qwen3 import Qwen3, initialize_weights
 from tasks.tiny.prepare import build_model_config
 
@@ -51,7 +51,7 @@ def measure_tokens_per_s(core: EngineCore, prompts_BT: NDArray[np.int32], new_to
     return len(prompts_BT) * new_tokens / elapsed_s
 
 
-def select_strict_matmul(config: Qwen3Config) -> tuple[Matmul, float]:
+def select_strict_matmul(config: DecoderConfig) -> tuple[Matmul, float]:
     """The kernels that a strict engine selects, and the seconds of the selection."""
     started = time.perf_counter()
     check_attention(select_kernels(torch.device("cpu")), config, LONGEST)

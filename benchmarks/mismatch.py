@@ -30,7 +30,7 @@ from configs.schema import RunConfig
 from engine.learner.distributed import RankGroup
 from engine.learner.trainer import Trainer
 from engine.learner.training_sequence import TrainingSequence, build_training_sequence
-from engine.model.model_config import Qwen3Config
+from engine.model.model_config import DecoderConfig
 from engine.model.qwen3 import Qwen3, initialize_weights
 
 CORRECTIONS: dict[str, dict[str, Any]] = {
@@ -67,7 +67,7 @@ class GradientRecorder(Trainer):
 
 def make_model(seed: int) -> Qwen3:
     model = Qwen3(
-        Qwen3Config(
+        DecoderConfig(
             vocab_size=VOCABULARY,
             hidden_size=64,
             intermediate_size=128,

@@ -50,7 +50,7 @@ class TinyConfig(Section, frozen=True):
 
 
 class ModelConfig(Section, frozen=True):
-    checkpoint: FilePath = "$RUN/checkpoints/init"  # a transformers checkpoint of the Qwen3 architecture
+    checkpoint: FilePath = "$RUN/checkpoints/init"  # a transformers folder; docs/models.md lists the architectures
 
 
 class DataConfig(Section, frozen=True):

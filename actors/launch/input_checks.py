@@ -88,6 +88,8 @@ def list_input_checks(
         has_chatml = not all(task.get_dialogue().renderer for task in run.resolved_tasks)
         tokens = (TURN_START, TURN_END) if has_chatml else ()
         checks["model.checkpoint"] = partial(_check_checkpoint, checkpoint, run.sequence_tokens, tokens)
+        if run.determinism == "strict":
+            checks["determinism"] = partial(_check_strict_model, checkpoint)
         for task in run.resolved_tasks:
             key, check = f"{task.key_prefix}dialogue.stop_tokens", partial(_check_stop_tokens, checkpoint, task)
             if task.get_dialogue().renderer:
@@ -252,7 +254,7 @@ def _run_program(command: Sequence[str], environment: Mapping[str, str] | None, 
 def _check_checkpoint(folder: Path, sequence_tokens: int, tokens: Sequence[str]) -> CheckedInput:
     """`tokens`: of the roles."""
     if not folder.is_dir():
-        raise UnusableInput(f"{folder}: no such folder; set it to the folder of a model with the Qwen3 architecture")
+        raise UnusableInput(f"{folder}: no such folder; set it to the folder of a supported model (docs/models.md)")
     config = load_model_config(folder)
     if config.max_position_embeddings < sequence_tokens:
         raise UnusableInput(
@@ -267,6 +269,16 @@ def _check_checkpoint(folder: Path, sequence_tokens: int, tokens: Sequence[str])
     return CheckedInput(
         f"{folder}: {config.num_layers} layers of width {config.hidden_size}, {num_parameters:,} parameters"
     )
+
+
+def _check_strict_model(folder: Path) -> CheckedInput:
+    config = load_model_config(folder)
+    if config.experts is not None:
+        raise UnusableInput(
+            f'{folder / "config.json"}: model_type is {config.model_type}; its experts depend on the batch, and "strict" '
+            'needs a model without experts; set determinism to "fast"'
+        )
+    return CheckedInput(f"strict; {config.model_type} has no experts")
 
 
 def _check_renderer(folder: Path, task: TaskConfig, descriptions: Mapping[str, TaskDescription]) -> CheckedInput:

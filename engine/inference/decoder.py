@@ -1,4 +1,4 @@
-"""Qwen3 for generation: the same mathematics as engine/model/qwen3.py, on fused weights and a paged KV cache.
+"""The model for generation: the same mathematics as engine/model/qwen3.py, on fused weights and a paged KV cache.
 
 One pass reads tokens of any sequences: one token of each running sequence, and chunks of prompts.
 """
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.inference.fused_weights import FusedWeights
+from engine.inference.fused_weights import FusedWeights, LayerWeights, MlpWeights
 from engine.inference.kernels.attention import AttentionPlan, PagedAttention, RowBlock
 from engine.inference.kernels.matmul import MIN_ROWS, PLAIN, Matmul
 from engine.inference.kv.kv_cache import KvCache
-from engine.model.qwen3 import compute_rope_tables
+from engine.model.experts import multiply_grouped, route
+from engine.model.rope import apply_rope, compute_rope_tables
 
 
 class ForwardBatch(NamedTuple):
@@ -46,14 +47,11 @@ class Decoder:
         self._num_queries = config.num_heads
         self._num_rotated = config.num_heads + config.num_kv_heads
         positions = torch.arange(max_sequence_tokens, device=embedding.device)
-        cos, sin = compute_rope_tables(positions, config.head_dim, config.rope_theta)
-        sin[:, : config.head_dim // 2] *= -1  # the sign of apply_rope; a roll then swaps the halves
-        self._cos, self._sin = (table.to(embedding.dtype).unsqueeze(1) for table in (cos, sin))
+        tables = compute_rope_tables(positions, config)
+        self._cos, self._sin = (table.to(embedding.dtype).unsqueeze(1) for table in tables)
 
     def forward(self, batch: ForwardBatch) -> Tensor | None:
         """Logits float32 [B, V] of the first B rows, None if B is 0. Writes keys and values of all rows to the cache."""
-        config, eps, width = self.config, self.config.rms_norm_eps, (self.config.hidden_size,)
-        queries, rotated, size = self._num_queries, self._num_rotated, self.config.head_dim
         num_decode_rows, blocks = (
             len(batch.decode_blocks) and batch.decode_blocks[-1].end,
             [*batch.decode_blocks, *batch.prefill_blocks],
@@ -63,26 +61,45 @@ class Decoder:
         addresses, plans = self._cache.compute_addresses(slots), self._attention.plan(positions, blocks)
         x = functional.embedding(token_ids, self._weights.embedding)
         for number, layer in enumerate(self._weights.layers):
-            qkv = self._mm(functional.rms_norm(x, width, layer.input_norm, eps), layer.qkv)
-            heads = qkv.view(-1, rotated + config.num_kv_heads, size)
-            qk = functional.rms_norm(heads[:, :rotated], (size,), None, eps) * layer.qk_norm
-            qk = torch.addcmul(qk * cos, qk.roll(size // 2, -1), sin)
-            new = torch.cat((qk[:, queries:], heads[:, rotated:]), 1)
+            queries, new = self._compute_heads(layer, x, cos, sin)
             self._cache.write(number, addresses, new)
             if number == len(self._weights.layers) - 1:  # of the other rows only keys and values are needed
                 if not num_decode_rows:
                     return None
-                blocks, x, qk = (
-                    batch.decode_blocks,
-                    x[: max(num_decode_rows, MIN_ROWS)],
-                    qk[: max(num_decode_rows, MIN_ROWS)],
-                )
-            x = self._add_mm(x, self._attend(number, qk[:, :queries], new, plans, blocks), layer.out)
-            gate, up = self._mm(functional.rms_norm(x, width, layer.mlp_norm, eps), layer.gate_up).chunk(2, -1)
-            x = self._add_mm(x, functional.silu(gate).mul_(up), layer.down)
-        return self._mm(functional.rms_norm(x, width, self._weights.norm, eps), self._weights.lm_head)[
-            :num_decode_rows
-        ].float()
+                blocks, num_rows = batch.decode_blocks, max(num_decode_rows, MIN_ROWS)
+                x, queries = x[:num_rows], queries[:num_rows]
+            x = self._add_mm(x, self._attend(number, queries, new, plans, blocks), layer.out)
+            x = self._add_mlp(layer, x)
+        return self._mm(self._norm(x, self._weights.norm), self._weights.lm_head)[:num_decode_rows].float()
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return functional.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+
+    def _compute_heads(self, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Scaled queries [N, H, D], and the keys and values [N, 2 K, D]."""
+        config, queries, rotated = self.config, self._num_queries, self._num_rotated
+        qkv = self._mm(self._norm(x, layer.input_norm), layer.qkv)
+        if layer.qkv_bias is not None:
+            qkv += layer.qkv_bias
+        heads = qkv.view(-1, rotated + config.num_kv_heads, config.head_dim)
+        qk = heads[:, :rotated]
+        if layer.q_norm is not None:
+            qk = functional.rms_norm(qk, (config.head_dim,), None, config.rms_norm_eps)
+        qk = apply_rope(qk * layer.qk_scale, cos, sin)
+        return qk[:, :queries], torch.cat((qk[:, queries:], heads[:, rotated:]), 1)
+
+    def _add_mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
+        """x plus the outputs of the MLP or of the experts."""
+        normed, mlp = self._norm(x, layer.mlp_norm), layer.mlp
+        if isinstance(mlp, MlpWeights):
+            gate, up = self._mm(normed, mlp.gate_up).chunk(2, -1)
+            return self._add_mm(x, functional.silu(gate).mul_(up), mlp.down)
+        assert self.config.experts is not None
+        routing = route(self._mm(normed, mlp.router), self.config.experts)
+        gate_up = multiply_grouped(routing.gather(normed), mlp.gate_up.transpose(1, 2), routing.ends_X)
+        gate, up = gate_up.chunk(2, -1)
+        inner = functional.silu(gate).mul_(up)
+        return x + routing.combine(multiply_grouped(inner, mlp.down.transpose(1, 2), routing.ends_X))
 
     def _pad_inputs(self, batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Token ids, positions and slots, padded to at least MIN_ROWS rows."""

@@ -19,8 +19,9 @@ from engine.inference.engine_thread import EngineThread, FutureResolution
 from engine.inference.kernels.attention_kernels import select_kernels
 from engine.inference.kernels.batch_invariance import NotBatchInvariant, check_attention, find_batch_invariant_matmul
 from engine.inference.kernels.matmul import PLAIN, Matmul
+from engine.model.experts import supports_grouped_mm
 from engine.model.hf_checkpoint import load_model
-from engine.model.model_config import Qwen3Config
+from engine.model.model_config import DecoderConfig
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 from engine.weight_transfer.shared_memory import load_published
 
@@ -198,12 +199,25 @@ class EmbeddedEngine:
             self._version,
             prefill_tokens=self._prefill_tokens,
             max_running=self._max_running,
-            capture=CudaGraphCapture() if self._cuda_graphs else None,
+            capture=CudaGraphCapture() if self._cuda_graphs and self._can_capture(model.config) else None,
             matmul=self._find_matmul(model.config) if self._strict else PLAIN,
             device=self._device,
         )
 
-    def _find_matmul(self, config: Qwen3Config) -> Matmul:
+    def _can_capture(self, config: DecoderConfig) -> bool:
+        """Without a kernel for grouped products, experts are computed in a loop, which no graph can repeat."""
+        experts = config.experts
+        if experts is None:
+            return True
+        return supports_grouped_mm(self._device, self._dtype, (config.hidden_size, experts.expert_size))
+
+    def _find_matmul(self, config: DecoderConfig) -> Matmul:
+        if config.experts is not None:
+            raise NotBatchInvariant(
+                f'determinism is "strict", but {self._checkpoint_folder / "config.json"} has model_type '
+                f"{config.model_type}: the number of rows of each expert's product depends on the batch; "
+                'set determinism to "fast"'
+            )
         if self._device.type != "cpu" or self._dtype != torch.float32:
             raise NotBatchInvariant(f"an engine on {self._device} in {self._dtype} cannot be strict")
         check_attention(select_kernels(self._device), config, self._requested_capacity.sequence_tokens)

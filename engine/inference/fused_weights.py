@@ -5,8 +5,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.model.model_config import Qwen3Config
+from engine.model.model_config import DecoderConfig
 from engine.model.qwen3 import Qwen3
+
+
+class MlpWeights(NamedTuple):
+    """Matrices are transposed: [in, out]."""
+
+    gate_up: Tensor  # [E, 2 I]
+    down: Tensor  # [I, E]
+
+
+class ExpertWeights(NamedTuple):
+    """Of X experts; their matrices are not transposed, because grouped products read both layouts."""
+
+    router: Tensor  # [E, X]
+    gate_up: Tensor  # [X, 2 I, E]
+    down: Tensor  # [X, E, I]
 
 
 class LayerWeights(NamedTuple):
@@ -14,13 +29,13 @@ class LayerWeights(NamedTuple):
 
     input_norm: Tensor
     qkv: Tensor  # [E, (H + 2 K) * D]
-    qk_norm: Tensor  # [H + K, D], with attention's scale; derived from q_norm and k_norm
-    q_norm: Tensor  # [D]
-    k_norm: Tensor  # [D]
+    qkv_bias: Tensor | None  # [(H + 2 K) * D]
+    qk_scale: Tensor  # [H + K, D], the norms of queries and keys, with attention's scale; derived
+    q_norm: Tensor | None  # [D]
+    k_norm: Tensor | None  # [D]
     out: Tensor  # [H * D, E]
     mlp_norm: Tensor
-    gate_up: Tensor  # [E, 2 I]
-    down: Tensor  # [I, E]
+    mlp: MlpWeights | ExpertWeights
 
 
 class FusedWeights:
@@ -38,13 +53,13 @@ class FusedWeights:
         self.embedding = self._allocate(vocabulary, width)
         self.lm_head = self._allocate(width, vocabulary)
         self.norm = self._allocate(width)
-        self.layers = [self._allocate_layer() for _ in range(self.config.num_layers)]
+        self.layers = [self._allocate_layer(number) for number in range(self.config.num_layers)]
         self.parameters = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
         if not self.config.tie_word_embeddings:
             self.parameters["lm_head.weight"] = self.lm_head.t()
         for number, layer in enumerate(self.layers):
             for name, view in _split_layer(self.config, layer).items():
-                self.parameters[f"model.layers.{number}.{name}.weight"] = view
+                self.parameters[f"model.layers.{number}.{name}"] = view
         for name, parameter in model.named_parameters():
             self.parameters[name].copy_(parameter.detach())
         self.update_derived()
@@ -55,44 +70,71 @@ class FusedWeights:
         if config.tie_word_embeddings:
             self.lm_head.copy_(self.embedding.t())
         for layer in self.layers:
-            layer.qk_norm[: config.num_heads] = layer.q_norm * config.head_dim**-0.5
-            layer.qk_norm[config.num_heads :] = layer.k_norm
+            layer.qk_scale[: config.num_heads] = config.head_dim**-0.5
+            layer.qk_scale[config.num_heads :] = 1.0
+            if layer.q_norm is not None and layer.k_norm is not None:
+                layer.qk_scale[: config.num_heads] *= layer.q_norm
+                layer.qk_scale[config.num_heads :] *= layer.k_norm
 
     def _allocate(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
 
-    def _allocate_layer(self) -> LayerWeights:
-        config = self.config
-        width, inner, size = config.hidden_size, config.intermediate_size, config.head_dim
+    def _allocate_layer(self, number: int) -> LayerWeights:
+        config, architecture = self.config, self.config.architecture
+        width, size = config.hidden_size, config.head_dim
         heads, kv_heads = config.num_heads, config.num_kv_heads
+        has_norms, outputs = architecture.has_qk_norm, (heads + 2 * kv_heads) * size
         return LayerWeights(
             input_norm=self._allocate(width),
-            qkv=self._allocate(width, (heads + 2 * kv_heads) * size),
-            qk_norm=self._allocate(heads + kv_heads, size),
-            q_norm=self._allocate(size),
-            k_norm=self._allocate(size),
+            qkv=self._allocate(width, outputs),
+            qkv_bias=self._allocate(outputs) if architecture.has_qkv_bias else None,
+            qk_scale=self._allocate(heads + kv_heads, size),
+            q_norm=self._allocate(size) if has_norms else None,
+            k_norm=self._allocate(size) if has_norms else None,
             out=self._allocate(heads * size, width),
             mlp_norm=self._allocate(width),
-            gate_up=self._allocate(width, 2 * inner),
-            down=self._allocate(inner, width),
+            mlp=self._allocate_mlp(number),
+        )
+
+    def _allocate_mlp(self, number: int) -> MlpWeights | ExpertWeights:
+        config, experts, width = self.config, self.config.experts, self.config.hidden_size
+        if experts is None or not config.has_experts(number):
+            inner = config.intermediate_size
+            return MlpWeights(self._allocate(width, 2 * inner), self._allocate(inner, width))
+        count, inner = experts.num_experts, experts.expert_size
+        return ExpertWeights(
+            router=self._allocate(width, count),
+            gate_up=self._allocate(count, 2 * inner, width),
+            down=self._allocate(count, width, inner),
         )
 
 
-def _split_layer(config: Qwen3Config, layer: LayerWeights) -> dict[str, Tensor]:
-    """Views of a layer's weights by their checkpoint names, without `.weight`."""
+def _split_layer(config: DecoderConfig, layer: LayerWeights) -> dict[str, Tensor]:
+    """Views of a layer's weights by their checkpoint names."""
     keys = config.num_kv_heads * config.head_dim
-    q, k, v = layer.qkv.t().split([config.num_heads * config.head_dim, keys, keys])
-    gate, up = layer.gate_up.t().chunk(2)
-    return {
-        "input_layernorm": layer.input_norm,
-        "self_attn.q_proj": q,
-        "self_attn.k_proj": k,
-        "self_attn.v_proj": v,
-        "self_attn.q_norm": layer.q_norm,
-        "self_attn.k_norm": layer.k_norm,
-        "self_attn.o_proj": layer.out.t(),
-        "post_attention_layernorm": layer.mlp_norm,
-        "mlp.gate_proj": gate,
-        "mlp.up_proj": up,
-        "mlp.down_proj": layer.down.t(),
+    sizes, names = [config.num_heads * config.head_dim, keys, keys], ("q_proj", "k_proj", "v_proj")
+    views = {
+        "input_layernorm.weight": layer.input_norm,
+        "self_attn.o_proj.weight": layer.out.t(),
+        "post_attention_layernorm.weight": layer.mlp_norm,
     }
+    for name, weight in zip(names, layer.qkv.t().split(sizes), strict=True):
+        views[f"self_attn.{name}.weight"] = weight
+    if layer.qkv_bias is not None:
+        for name, bias in zip(names, layer.qkv_bias.split(sizes), strict=True):
+            views[f"self_attn.{name}.bias"] = bias
+    if layer.q_norm is not None and layer.k_norm is not None:
+        views |= {"self_attn.q_norm.weight": layer.q_norm, "self_attn.k_norm.weight": layer.k_norm}
+    if isinstance(layer.mlp, MlpWeights):
+        return views | _name_mlp("mlp", layer.mlp.gate_up.t(), layer.mlp.down.t())
+    views["mlp.gate.weight"] = layer.mlp.router.t()
+    for number, (gate_up, down) in enumerate(zip(layer.mlp.gate_up, layer.mlp.down, strict=True)):
+        views |= _name_mlp(f"mlp.experts.{number}", gate_up, down)
+    return views
+
+
+def _name_mlp(prefix: str, gate_up: Tensor, down: Tensor) -> dict[str, Tensor]:
+    """`gate_up`: [2 I, E]; `down`: [E, I]."""
+    gate, up = gate_up.chunk(2)
+    named = {"gate_proj": gate, "up_proj": up, "down_proj": down}
+    return {f"{prefix}.{name}.weight": view for name, view in named.items()}

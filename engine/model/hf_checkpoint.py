@@ -13,10 +13,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.model.model_config import Qwen3Config, check_complete, check_shape, load_model_config
+from engine.model.model_config import DecoderConfig, check_complete, check_names, check_shape, load_model_config
 from engine.model.qwen3 import Qwen3
 from engine.model.tokenizer import load_tokenizer
-from engine.model.weight_files import CheckpointError, list_weight_files
+from engine.model.weight_files import CheckpointError, list_weight_files, read_json_object
 from policies.dialogue.chat_format import TURN_END
 
 TOKENIZER_FILES = (
@@ -52,13 +52,14 @@ def _opening_weights(file: Path) -> Generator[Any]:
 
 
 def _read_weights(file: Path, expected_shapes: Mapping[str, torch.Size], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The expected tensors of one file, cast. Ignores others, such as lm_head in a tied model.
+    """The expected tensors of one file, cast. Ignores lm_head in a tied model.
 
     Copies the tensors: their alignment in the file depends on its header's length, and alignment
     may change the summation order of a matrix product.
     """
     tensors: dict[str, Tensor] = {}
     with _opening_weights(file) as weights:
+        check_names(file, weights.keys(), expected_shapes)
         for name in weights.keys() & expected_shapes.keys():
             tensor = weights.get_tensor(name)
             check_shape(file, name, tensor.shape, expected_shapes[name])
@@ -67,7 +68,7 @@ def _read_weights(file: Path, expected_shapes: Mapping[str, torch.Size], dtype: 
 
 
 def save_model(
-    folder: Path | str, model_config: Qwen3Config, state_dict: Mapping[str, Tensor], tokenizer_folder: Path | str
+    folder: Path | str, model_config: DecoderConfig, state_dict: Mapping[str, Tensor], tokenizer_folder: Path | str
 ) -> None:
     """Writes a folder for AutoModelForCausalLM and AutoTokenizer. Raises OSError on disk errors.
 
@@ -92,13 +93,13 @@ def save_model(
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _write_files(folder: Path, config: Qwen3Config, state_dict: Mapping[str, Tensor], source: Path) -> None:
+def _write_files(folder: Path, config: DecoderConfig, state_dict: Mapping[str, Tensor], source: Path) -> None:
     dropped = {"lm_head.weight"} if config.tie_word_embeddings else set[str]()
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state_dict.items() if name not in dropped}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
-    end_of_turn = load_tokenizer(source).end_of_turn_id
-    _write_json(folder / "config.json", {**config.to_hf(), "eos_token_id": end_of_turn, "dtype": dtype})
+    end_of_turn, kept = _find_end_of_turn(source), _read_kept_fields(source)
+    _write_json(folder / "config.json", {**config.to_hf(), **kept, "eos_token_id": end_of_turn, "dtype": dtype})
     for name in (*TOKENIZER_FILES, "generation_config.json"):
         if (source / name).exists():
             shutil.copyfile(source / name, folder / name)
@@ -106,6 +107,23 @@ def _write_files(folder: Path, config: Qwen3Config, state_dict: Mapping[str, Ten
         _write_json(folder / "tokenizer_config.json", {**_DEFAULT_TOKENIZER_CONFIG, "eos_token": TURN_END})
     if not (source / "generation_config.json").exists():
         _write_json(folder / "generation_config.json", {"do_sample": True, "eos_token_id": end_of_turn})
+
+
+def _find_end_of_turn(source: Path) -> int | list[int]:
+    """ChatML's token, or the tokens that the folder's configuration names, such as those of Llama 3."""
+    tokenizer = load_tokenizer(source)
+    if (token := tokenizer.find_token_id(TURN_END)) is not None:
+        return token
+    for path in (source / "generation_config.json", source / "config.json"):
+        if path.exists() and (found := read_json_object(path).get("eos_token_id")) is not None:
+            return found
+    return tokenizer.end_of_turn_id  # raises UnusableTokenizer
+
+
+def _read_kept_fields(source: Path) -> dict[str, Any]:
+    """Fields of the folder's config.json that do not describe the model's layers."""
+    fields = read_json_object(source / "config.json") if (source / "config.json").exists() else {}
+    return {name: fields[name] for name in ("bos_token_id", "pad_token_id") if name in fields}
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

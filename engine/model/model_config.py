@@ -1,4 +1,4 @@
-"""The sizes of a Qwen3 model and its checkpoint's weights, by config.json; without torch."""
+"""The sizes and options of a model and its checkpoint's weights, by config.json; without torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from configs.errors import UnusableInput
+from engine.model.architectures import ARCHITECTURES, Architecture, find_problem
+from engine.model.rope_scaling import DefaultRope, RopeScaling, read_rope
 from engine.model.weight_files import CheckpointError, list_weight_files, read_json_object, read_weight_shapes
 
 
@@ -17,9 +19,30 @@ class UnsupportedModel(UnusableInput):
     """A config.json with an unsupported value. The message names the file and the field."""
 
 
-class Qwen3Config(msgspec.Struct, frozen=True, kw_only=True):
-    """The model's sizes. `from_hf` and `to_hf` convert from and to transformers' names."""
+class ExpertsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The layers with experts: a router selects some experts for each token."""
 
+    num_experts: int
+    experts_per_token: int = msgspec.field(name="num_experts_per_tok")
+    expert_size: int = msgspec.field(name="moe_intermediate_size")
+    normalizes_weights: bool = msgspec.field(name="norm_topk_prob", default=False)  # a token's weights sum to 1
+    sparse_step: int = msgspec.field(name="decoder_sparse_step", default=1)  # every n-th layer has experts
+    dense_layers: tuple[int, ...] = msgspec.field(name="mlp_only_layers", default=())
+
+    def __post_init__(self) -> None:
+        if not 0 < self.experts_per_token <= self.num_experts:
+            raise ValueError(f"num_experts_per_tok is {self.experts_per_token} of num_experts {self.num_experts}")
+        if self.sparse_step < 1:
+            raise ValueError(f"decoder_sparse_step is {self.sparse_step}; at least 1 is needed")
+
+    def covers(self, layer: int) -> bool:
+        return layer not in self.dense_layers and (layer + 1) % self.sparse_step == 0
+
+
+class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The model's sizes and options. `from_hf` and `to_hf` convert from and to transformers' names."""
+
+    model_type: str = "qwen3"  # a key of ARCHITECTURES
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -28,78 +51,125 @@ class Qwen3Config(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_heads: int = msgspec.field(name="num_key_value_heads")
     head_dim: int
     rope_theta: float = 1e4
+    rope_scaling: RopeScaling = DefaultRope()
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
     max_position_embeddings: int = 32_768
+    experts: ExpertsConfig | None = None
+
+    @property
+    def architecture(self) -> Architecture:
+        return ARCHITECTURES[self.model_type]
 
     @classmethod
-    def from_hf(cls, fields: dict[str, Any], source: Path | str = "config.json") -> Qwen3Config:
+    def from_hf(cls, fields: dict[str, Any], source: Path | str = "config.json") -> DecoderConfig:
         """From a config.json of transformers 4 or 5. Raises UnsupportedModel with the field."""
-        rope: dict[str, Any] = {"rope_theta": 1e4, **fields, **(fields.get("rope_parameters") or {})}
-        scaling: dict[str, Any] = fields.get("rope_scaling") or {}
-        rope_type = rope.get("rope_type") or scaling.get("rope_type") or scaling.get("type") or "default"
-        layer_types = set(fields.get("layer_types") or ()) - {"full_attention"}
-        expected = {
-            "model_type": (fields.get("model_type"), "qwen3"),
-            "rope_parameters": (rope_type, "default"),
-            "use_sliding_window": (bool(fields.get("use_sliding_window")), False),
-            "layer_types": (sorted(layer_types), []),
-            "attention_bias": (bool(fields.get("attention_bias")), False),
-            "hidden_act": (fields.get("hidden_act", "silu"), "silu"),
+        if problem := find_problem(fields):
+            raise UnsupportedModel(f"{source}: {problem}")
+        architecture = ARCHITECTURES[fields["model_type"]]
+        theta, rope_scaling = read_rope(fields)
+        converted = {
+            "max_position_embeddings": architecture.max_positions,
+            **_derive_sizes(fields, architecture),
+            "rope_theta": theta,
+            "rope_scaling": rope_scaling,
+            "experts": _read_experts(fields) if architecture.has_experts else None,
         }
-        for field, (found, supported) in expected.items():
-            if found != supported:
-                raise UnsupportedModel(f"{source}: {field} is {found!r}; only {supported!r} is supported")
         try:
-            return msgspec.convert({**fields, "rope_theta": float(rope["rope_theta"])}, cls)
+            return msgspec.convert(converted, cls)
         except msgspec.ValidationError as error:
             raise UnsupportedModel(f"{source}: {error}") from None
 
     def to_hf(self) -> dict[str, Any]:
-        """A config.json for transformers 4 and 5."""
+        """A config.json for transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters)."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        experts = fields.pop("experts") or {}
+        scaling: dict[str, Any] = fields["rope_scaling"]
         return {
-            "architectures": ["Qwen3ForCausalLM"],
-            "model_type": "qwen3",
-            **msgspec.to_builtins(self),
-            "rope_parameters": {"rope_theta": self.rope_theta, "rope_type": "default"},
+            "architectures": [self.architecture.class_name],
+            **fields,
+            **experts,
+            "rope_scaling": None if isinstance(self.rope_scaling, DefaultRope) else scaling,
+            "rope_parameters": {"rope_theta": self.rope_theta, **scaling},
             "hidden_act": "silu",
-            "attention_bias": False,
             "attention_dropout": 0.0,
-            "use_sliding_window": False,
-            "sliding_window": None,
+            **self.architecture.only_values,
+            **({"sliding_window": None} if "use_sliding_window" in self.architecture.only_values else {}),
         }
 
     def count_cache_values(self) -> int:
         """Numbers in the KV cache per token."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
+    def has_experts(self, layer: int) -> bool:
+        """Whether this layer has experts instead of one MLP."""
+        return self.experts is not None and self.experts.covers(layer)
+
     def compute_weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """By the parameter names of engine.model.qwen3.Qwen3."""
-        width, inner = self.hidden_size, self.intermediate_size
-        heads, kv_heads = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        layer = {
-            "self_attn.q_proj": (heads, width),
-            "self_attn.k_proj": (kv_heads, width),
-            "self_attn.v_proj": (kv_heads, width),
-            "self_attn.o_proj": (width, heads),
-            "self_attn.q_norm": (self.head_dim,),
-            "self_attn.k_norm": (self.head_dim,),
-            "mlp.gate_proj": (inner, width),
-            "mlp.up_proj": (inner, width),
-            "mlp.down_proj": (width, inner),
-            "input_layernorm": (width,),
-            "post_attention_layernorm": (width,),
+        width = self.hidden_size
+        head = {} if self.tie_word_embeddings else {"lm_head.weight": (self.vocab_size, width)}
+        return {
+            "model.embed_tokens.weight": (self.vocab_size, width),
+            **{
+                f"model.layers.{layer}.{name}": shape
+                for layer in range(self.num_layers)
+                for name, shape in self._compute_layer_shapes(layer).items()
+            },
+            "model.norm.weight": (width,),
+            **head,
         }
-        names = {f"model.layers.{index}.{name}": layer[name] for index in range(self.num_layers) for name in layer}
-        head = {} if self.tie_word_embeddings else {"lm_head": (self.vocab_size, width)}
-        shapes = {"model.embed_tokens": (self.vocab_size, width), **names, "model.norm": (width,), **head}
-        return {f"{name}.weight": shape for name, shape in shapes.items()}
+
+    def _compute_layer_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
+        width, architecture = self.hidden_size, self.architecture
+        heads, kv_heads = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        outputs = {"self_attn.q_proj": heads, "self_attn.k_proj": kv_heads, "self_attn.v_proj": kv_heads}
+        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (size, width) for name, size in outputs.items()}
+        if architecture.has_qkv_bias:
+            shapes |= {f"{name}.bias": (size,) for name, size in outputs.items()}
+        if architecture.has_qk_norm:
+            shapes |= {f"self_attn.{name}_norm.weight": (self.head_dim,) for name in ("q", "k")}
+        shapes["self_attn.o_proj.weight"] = (width, heads)
+        if self.experts is None or not self.has_experts(layer):
+            shapes |= _compute_mlp_shapes("mlp", width, self.intermediate_size)
+        else:
+            shapes["mlp.gate.weight"] = (self.experts.num_experts, width)
+            for index in range(self.experts.num_experts):
+                shapes |= _compute_mlp_shapes(f"mlp.experts.{index}", width, self.experts.expert_size)
+        return shapes | {f"{name}.weight": (width,) for name in ("input_layernorm", "post_attention_layernorm")}
 
 
-def load_model_config(folder: Path | str) -> Qwen3Config:
+Qwen3Config = DecoderConfig  # the name until the other architectures came
+
+
+def _compute_mlp_shapes(prefix: str, width: int, inner: int) -> dict[str, tuple[int, ...]]:
+    names = {"gate_proj": (inner, width), "up_proj": (inner, width), "down_proj": (width, inner)}
+    return {f"{prefix}.{name}.weight": shape for name, shape in names.items()}
+
+
+def _derive_sizes(fields: dict[str, Any], architecture: Architecture) -> dict[str, Any]:
+    """The fields that are not null, with the sizes that transformers derives from others."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    heads, width = given.get("num_attention_heads"), given.get("hidden_size")
+    if "num_key_value_heads" in fields or architecture.class_name == "LlamaForCausalLM":
+        given.setdefault("num_key_value_heads", heads)
+    if architecture.derives_head_dim and isinstance(heads, int) and isinstance(width, int) and heads:
+        given.setdefault("head_dim", width // heads)
+    return given
+
+
+def _read_experts(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of ExpertsConfig. transformers 5 may write num_experts as num_local_experts."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    if "num_local_experts" in given:
+        given.setdefault("num_experts", given["num_local_experts"])
+    return given
+
+
+def load_model_config(folder: Path | str) -> DecoderConfig:
     """Raises CheckpointError or UnsupportedModel."""
     path = Path(folder) / "config.json"
-    return Qwen3Config.from_hf(read_json_object(path), path)
+    return DecoderConfig.from_hf(read_json_object(path), path)
 
 
 def check_weight_shapes(folder: Path) -> int:
@@ -107,10 +177,13 @@ def check_weight_shapes(folder: Path) -> int:
 
     Raises CheckpointError or UnsupportedModel.
     """
-    missing = load_model_config(folder).compute_weight_shapes()
+    expected = load_model_config(folder).compute_weight_shapes()
+    missing = dict(expected)
     num_parameters = 0
     for file in list_weight_files(folder):
-        for name, shape in read_weight_shapes(file).items():
+        shapes = read_weight_shapes(file)
+        check_names(file, shapes, expected)
+        for name, shape in shapes.items():
             num_parameters += prod(shape)
             if name in missing:
                 check_shape(file, name, shape, missing.pop(name))
@@ -121,6 +194,19 @@ def check_weight_shapes(folder: Path) -> int:
 def check_shape(file: Path, name: str, found: Sequence[int], expected: Sequence[int]) -> None:
     if list(found) != list(expected):
         raise CheckpointError(f"{file}: {name} has shape {list(found)}; config.json requires {list(expected)}")
+
+
+def check_names(file: Path, names: Collection[str], expected: Collection[str]) -> None:
+    """Raises CheckpointError for a tensor that the model would not use: it is then another model.
+
+    Except for the output matrix of a tied model, and for tables that old versions of transformers saved.
+    """
+    other = sorted(set(names) - set(expected) - {"lm_head.weight"})
+    other = [name for name in other if not name.endswith(".rotary_emb.inv_freq")]
+    if other:
+        raise CheckpointError(
+            f"{file}: {len(other)} tensors do not belong to the model of config.json, the first is {other[0]}"
+        )
 
 
 def check_complete(folder: Path, missing: Collection[str]) -> None:

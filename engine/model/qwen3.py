@@ -1,4 +1,4 @@
-"""The Qwen3 architecture for training, with the parameter names of transformers' Qwen3ForCausalLM.
+"""The decoder-only architectures of engine/model/architectures.py for training, with transformers' parameter names.
 
 The embedded engine decodes with the same weights (engine/inference/decoder.py). Tests compare both
 with transformers.
@@ -10,85 +10,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.model.model_config import Qwen3Config
+from engine.model.experts import SparseMlp
+from engine.model.layers import Attention, Mlp, RmsNorm, UninitializedEmbedding, UninitializedLinear
+from engine.model.model_config import DecoderConfig
+from engine.model.rope import compute_rope_tables
 
 
-class RmsNorm(nn.Module):
-    def __init__(self, size: int, eps: float) -> None:
+class DecoderLayer(nn.Module):
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalizes the last dimension, in float32 or wider."""
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * scaled.to(x.dtype)
-
-
-class UninitializedLinear(nn.Linear):
-    def reset_parameters(self) -> None:
-        """Does nothing: weights are set later, and the default takes seconds on meta tensors."""
-
-
-class UninitializedEmbedding(nn.Embedding):
-    def reset_parameters(self) -> None:
-        """Does nothing, as in UninitializedLinear."""
-
-
-def compute_rope_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine, float32 [*positions.shape, head_dim], equal halves (arXiv 2104.09864)."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
-    angles = positions[..., None].float() * (1.0 / theta**exponents)
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos(), angles.sin()
-
-
-def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates x [..., head_dim]; dimension i of the first half pairs with i of the second."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
-
-
-class Qwen3Attention(nn.Module):
-    def __init__(self, config: Qwen3Config) -> None:
-        super().__init__()
-        width, head_dim = config.hidden_size, config.head_dim
-        self.head_dim = head_dim
-        self.q_proj = UninitializedLinear(width, config.num_heads * head_dim, bias=False)
-        self.k_proj = UninitializedLinear(width, config.num_kv_heads * head_dim, bias=False)
-        self.v_proj = UninitializedLinear(width, config.num_kv_heads * head_dim, bias=False)
-        self.o_proj = UninitializedLinear(config.num_heads * head_dim, width, bias=False)
-        self.q_norm = RmsNorm(head_dim, config.rms_norm_eps)
-        self.k_norm = RmsNorm(head_dim, config.rms_norm_eps)
-
-    def forward(self, x_BTE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Causal over T. cos and sin are [B or 1, 1, T, head_dim]."""
-        heads = (*x_BTE.shape[:-1], -1, self.head_dim)
-        q_BHTD = self.q_norm(self.q_proj(x_BTE).view(heads)).transpose(1, 2)
-        k_BKTD = self.k_norm(self.k_proj(x_BTE).view(heads)).transpose(1, 2)
-        v_BKTD = self.v_proj(x_BTE).view(heads).transpose(1, 2)
-        q_BHTD, k_BKTD = apply_rope(q_BHTD, cos, sin), apply_rope(k_BKTD, cos, sin)
-        out_BHTD = functional.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, is_causal=True, enable_gqa=True)
-        return self.o_proj(out_BHTD.transpose(1, 2).flatten(2))
-
-
-class Qwen3Mlp(nn.Module):
-    def __init__(self, config: Qwen3Config) -> None:
-        super().__init__()
-        self.gate_proj = UninitializedLinear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = UninitializedLinear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = UninitializedLinear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class Qwen3DecoderLayer(nn.Module):
-    def __init__(self, config: Qwen3Config) -> None:
-        super().__init__()
-        self.self_attn = Qwen3Attention(config)
-        self.mlp = Qwen3Mlp(config)
+        width = config.hidden_size
+        self.self_attn = Attention(config)
+        if config.experts is not None and config.has_experts(layer):
+            self.mlp = SparseMlp(width, config.experts)
+        else:
+            self.mlp = Mlp(width, config.intermediate_size)
         self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -97,19 +33,19 @@ class Qwen3DecoderLayer(nn.Module):
         return x_BTE + self.mlp(self.post_attention_layernorm(x_BTE))
 
 
-class Qwen3Backbone(nn.Module):
+class Backbone(nn.Module):
     """All layers except the output matrix, as a module for the name prefix `model.`."""
 
-    def __init__(self, config: Qwen3Config) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
         self.embed_tokens = UninitializedEmbedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList([Qwen3DecoderLayer(config) for _ in range(config.num_layers)])
+        self.layers = nn.ModuleList([DecoderLayer(config, layer) for layer in range(config.num_layers)])
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, token_ids_BT: Tensor, positions_BT: Tensor) -> Tensor:
         x_BTE = self.embed_tokens(token_ids_BT)
-        tables = compute_rope_tables(positions_BT, self.config.head_dim, self.config.rope_theta)
+        tables = compute_rope_tables(positions_BT, self.config)
         cos, sin = (table.to(x_BTE.dtype).unsqueeze(1) for table in tables)
         for layer in self.layers:
             x_BTE = layer(x_BTE, cos, sin)
@@ -119,10 +55,10 @@ class Qwen3Backbone(nn.Module):
 class Qwen3(nn.Module):
     """The weights are uninitialized until `initialize_weights` or `load_state_dict`."""
 
-    def __init__(self, config: Qwen3Config) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.model = Qwen3Backbone(config)
+        self.model = Backbone(config)
         head_sizes = config.hidden_size, config.vocab_size
         self.lm_head = None if config.tie_word_embeddings else UninitializedLinear(*head_sizes, bias=False)
 
@@ -140,11 +76,11 @@ class Qwen3(nn.Module):
 
 
 def initialize_weights(model: Qwen3, seed: int, std: float = 0.02) -> None:
-    """Initial weights as in transformers: matrices from N(0, std), norms 1."""
+    """Initial weights as in transformers: matrices from N(0, std), norms 1, biases 0."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
-                parameter.fill_(1.0)
+                parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
             else:
                 parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))

@@ -13,7 +13,7 @@ from configs.errors import UnusableInput
 from policies.dialogue.chat_format import TURN_END
 
 if TYPE_CHECKING:  # importing torch takes seconds, and the head and the rollouts do not need it
-    from engine.model.model_config import Qwen3Config
+    from engine.model.model_config import DecoderConfig
 
 
 class UnusableTokenizer(UnusableInput):
@@ -83,7 +83,7 @@ def load_tokenizer(folder: Path | str) -> FastTokenizer:
     return FastTokenizer(Path(folder) / "tokenizer.json")
 
 
-def check_vocabulary(model_config: Qwen3Config, tokenizer: FastTokenizer) -> None:
+def check_vocabulary(model_config: DecoderConfig, tokenizer: FastTokenizer) -> None:
     """Raises UnusableTokenizer if the model has no embedding for some token ids."""
     if tokenizer.vocab_size > model_config.vocab_size:
         raise UnusableTokenizer(

@@ -27,7 +27,7 @@ from configs.run_folder import RunFolder
 from configs.schema import RunConfig, TinyConfig
 from engine.data.task_inputs import load_task_formats
 from engine.model.hf_checkpoint import save_model
-from engine.model.model_config import Qwen3Config
+from engine.model.model_config import DecoderConfig
 from engine.model.qwen3 import Qwen3, initialize_weights
 from tasks.tiny.cold_start_dialogues import TOOL, Messages, generate_dialogues
 from tasks.tiny.questions import generate_questions
@@ -87,9 +87,9 @@ def iter_tokenizer_texts(dialogues: Iterable[Messages]) -> Iterator[str]:
             yield json.dumps(json.loads(call["function"]["arguments"])["code"])[1:-1]
 
 
-def build_model_config(tiny: TinyConfig, vocab_size: int) -> Qwen3Config:
+def build_model_config(tiny: TinyConfig, vocab_size: int) -> DecoderConfig:
     """The sizes of the tiny model."""
-    return Qwen3Config(
+    return DecoderConfig(
         vocab_size=vocab_size,
         hidden_size=tiny.hidden_size,
         intermediate_size=tiny.intermediate_size,

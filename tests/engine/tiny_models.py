@@ -2,6 +2,7 @@
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,17 +11,19 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from engine.inference.kernels.batch_invariance import find_batch_invariant_matmul
 from engine.inference.kernels.matmul import Matmul
+from engine.model.architectures import ARCHITECTURES
 from engine.model.hf_checkpoint import save_model
-from engine.model.model_config import Qwen3Config
+from engine.model.model_config import DecoderConfig, ExpertsConfig
 from engine.model.qwen3 import Qwen3, initialize_weights
 
 VOCABULARY = 97
 
 
 def small_config(
-    *, num_kv_heads: int = 2, tie_word_embeddings: bool = True, vocab_size: int = VOCABULARY
-) -> Qwen3Config:
-    return Qwen3Config(
+    *, num_kv_heads: int = 2, tie_word_embeddings: bool = True, vocab_size: int = VOCABULARY, **options: Any
+) -> DecoderConfig:
+    """`options`: further fields of DecoderConfig."""
+    return DecoderConfig(
         vocab_size=vocab_size,
         hidden_size=32,
         intermediate_size=48,
@@ -29,13 +32,25 @@ def small_config(
         num_kv_heads=num_kv_heads,
         head_dim=16,
         tie_word_embeddings=tie_word_embeddings,
+        **options,
     )
 
 
-def small_model(seed: int = 0, config: Qwen3Config | None = None, *, vocab_size: int = VOCABULARY) -> Qwen3:
-    """Random weights large enough that neighbouring logits differ clearly, norm weights unlike 1."""
+def small_architecture(model_type: str, **options: Any) -> DecoderConfig:
+    """The small model of an architecture; with experts, the first of two layers has one MLP."""
+    experts = ExpertsConfig(
+        num_experts=8, experts_per_token=3, expert_size=24, normalizes_weights=True, dense_layers=(0,)
+    )
+    has_experts = ARCHITECTURES[model_type].has_experts
+    return small_config(**{"experts": experts if has_experts else None, **options}, model_type=model_type)
+
+
+def small_model(
+    seed: int = 0, config: DecoderConfig | None = None, *, vocab_size: int = VOCABULARY, std: float = 0.3
+) -> Qwen3:
+    """Random weights large enough that neighbouring logits differ clearly, norm weights and biases unlike 1."""
     model = Qwen3(config or small_config(vocab_size=vocab_size))
-    initialize_weights(model, seed, std=0.3)
+    initialize_weights(model, seed, std)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -45,7 +60,7 @@ def small_model(seed: int = 0, config: Qwen3Config | None = None, *, vocab_size:
 
 
 @cache
-def get_batch_invariant_matmul(config: Qwen3Config) -> Matmul:
+def get_batch_invariant_matmul(config: DecoderConfig) -> Matmul:
     """Matrix products for tests that compare bits; plain products are not batch-invariant on every processor."""
     return find_batch_invariant_matmul(config, 768, 256)
 

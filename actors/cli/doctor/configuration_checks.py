@@ -35,7 +35,7 @@ LOCAL_SGLANG_PYTHON = Path(".venv-sglang/bin/python")  # created by `make sglang
 def check_run(run: RunConfig) -> dict[str, DoctorFinding]:
     """By configuration key. Never raises."""
     remedies = {
-        "model.checkpoint": "Set model.checkpoint to the folder of a model with the Qwen3 architecture.",
+        "model.checkpoint": "Set model.checkpoint to the folder of a supported model (docs/models.md).",
         "main memory": "Stop other programs, or use a smaller model.checkpoint or a machine with more memory.",
         "space": "Free some space, or use a smaller model.checkpoint.",
     }

@@ -13,7 +13,7 @@ from configs.errors import UnusableInput
 from engine.inference.kernels.attention_kernels import AttentionKernels
 from engine.inference.kernels.matmul import MIN_ROWS, PLAIN, Matmul, build_tiled
 from engine.inference.kv.kv_cache import WIDTH_STEP
-from engine.model.model_config import Qwen3Config
+from engine.model.model_config import DecoderConfig
 
 TILE_ROWS = (64, 16, MIN_ROWS)  # the first size that is batch-invariant is used
 EXHAUSTIVE_MAX_ROWS = 40  # beyond it, only numbers of rows around the powers of two are tested
@@ -26,7 +26,7 @@ class NotBatchInvariant(UnusableInput):
 
 
 def find_batch_invariant_matmul(
-    config: Qwen3Config, max_rows: int, max_logit_rows: int, candidates: Sequence[Matmul] = ()
+    config: DecoderConfig, max_rows: int, max_logit_rows: int, candidates: Sequence[Matmul] = ()
 ) -> Matmul:
     """The first candidate that computes a row with the same bits in all passes of up to `max_rows` rows.
 
@@ -41,7 +41,7 @@ def find_batch_invariant_matmul(
     raise NotBatchInvariant(_format_error("matrix products"))
 
 
-def check_attention(kernels: AttentionKernels, config: Qwen3Config, max_sequence_tokens: int) -> None:
+def check_attention(kernels: AttentionKernels, config: DecoderConfig, max_sequence_tokens: int) -> None:
     """Raises NotBatchInvariant."""
     if not is_attention_batch_invariant(kernels, config, max_sequence_tokens):
         raise NotBatchInvariant(_format_error("attention"))
@@ -58,7 +58,7 @@ def _format_error(operation: str) -> str:
 # ---------------------------------------------------------------- products
 
 
-def _list_matrix_shapes(config: Qwen3Config) -> list[tuple[int, int]]:
+def _list_matrix_shapes(config: DecoderConfig) -> list[tuple[int, int]]:
     """[in, out] of the decoder's fused matrices."""
     width, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -102,7 +102,7 @@ def _list_row_counts(max_rows: int) -> list[int]:
 # ---------------------------------------------------------------- attention
 
 
-def is_attention_batch_invariant(kernels: AttentionKernels, config: Qwen3Config, max_sequence_tokens: int) -> bool:
+def is_attention_batch_invariant(kernels: AttentionKernels, config: DecoderConfig, max_sequence_tokens: int) -> bool:
     """Whether one token's attention has the same bits in a batch of 1 and of several rows, with separate and with
     shared keys, and with any padding of the width."""
     widest = -(-min(max_sequence_tokens, MAX_TESTED_TOKENS) // WIDTH_STEP) * WIDTH_STEP

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from engine.model.model_config import Qwen3Config
+from engine.model.model_config import DecoderConfig
 
 # The number of gathered tokens is a multiple of it: the kernels then sum in the same order at every width.
 WIDTH_STEP = 32
@@ -22,7 +22,7 @@ class KvCache:
     """
 
     def __init__(
-        self, config: Qwen3Config, num_pages: int, page_tokens: int, dtype: torch.dtype, device: torch.device | str
+        self, config: DecoderConfig, num_pages: int, page_tokens: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         self.page_tokens, self.num_kv_heads, self.head_dim = page_tokens, config.num_kv_heads, config.head_dim
         self.padding_page = num_pages

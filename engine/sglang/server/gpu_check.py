@@ -12,7 +12,7 @@ import torch
 from configs.machines import EngineConfig
 from configs.sglang_options import SPARE_TOKENS, SGLangConfig
 from engine.model.hf_checkpoint import load_model_config
-from engine.model.model_config import Qwen3Config
+from engine.model.model_config import DecoderConfig
 from engine.model.qwen3 import Qwen3
 from engine.sglang.server.compatibility import ServerRequirements, ServerUnusable
 from engine.sglang.server.interpreter_check import extract_last_line, run_python
@@ -85,7 +85,7 @@ def check_memory_budget(gpus: Sequence[VisibleGpu], requirements: ServerRequirem
 
 
 def _compute_memory_budget(
-    gpus: Sequence[VisibleGpu], requirements: ServerRequirements, config: Qwen3Config
+    gpus: Sequence[VisibleGpu], requirements: ServerRequirements, config: DecoderConfig
 ) -> GpuMemoryBudget:
     engine, sglang = requirements.engine, requirements.sglang
     dtype: torch.dtype = getattr(torch, engine.dtype)

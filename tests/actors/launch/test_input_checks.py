@@ -17,7 +17,7 @@ from configs.schema import RunConfig
 from engine.model.hf_checkpoint import save_model
 from tasks.tiny.tiny_tokenizer import AddedTexts, save_tokenizer, train_tokenizer
 from tests.engine.learner.training_examples import write_initial_checkpoint
-from tests.engine.tiny_models import small_config, small_model
+from tests.engine.tiny_models import small_architecture, small_config, small_model
 
 pytestmark = pytest.mark.slow
 
@@ -243,3 +243,13 @@ def test_a_wrong_plug_in_is_named_by_its_key(inputs: Path, setting: str, problem
         check_inputs(load(inputs, setting.format(inputs=inputs)))
     assert str(raised.value).startswith(f"{setting.partition('=')[0]}: ")
     assert problem in str(raised.value)
+
+
+def test_strict_determinism_refuses_a_model_with_experts(inputs: Path) -> None:
+    model = small_model(config=small_architecture("qwen3_moe", vocab_size=280))
+    save_model(inputs / "model", model.config, model.state_dict(), inputs / "model")
+    with pytest.raises(
+        UnusableInput, match=r"determinism: .*config\.json: model_type is qwen3_moe; its experts depend"
+    ):
+        check_inputs(load(inputs, "determinism=strict"))
+    check_inputs(load(inputs, "determinism=fast"))

@@ -7,7 +7,7 @@ import pytest
 
 from engine.contract import Capacity, EngineFailure, Generation, GenerationRequest, RequestRefused
 from engine.inference.engine_core import EngineCore
-from engine.model.model_config import Qwen3Config
+from engine.model.model_config import DecoderConfig
 from engine.model.qwen3 import Qwen3
 from tests.engine.inference.cores import PAGE, alone, assert_greedy, generate, step, submit
 from tests.engine.tiny_models import get_batch_invariant_matmul, random_ids, small_config, small_model
@@ -152,7 +152,7 @@ def test_logits_that_are_not_finite_fail_only_their_request(matrix: str, count: 
 
 
 @pytest.mark.parametrize("config", [small_config(tie_word_embeddings=False), small_config(num_kv_heads=4)])
-def test_other_model_shapes_decode_as_the_training_forward(config: Qwen3Config) -> None:
+def test_other_model_shapes_decode_as_the_training_forward(config: DecoderConfig) -> None:
     other = small_model(config=config)
     found = alone(other, GenerationRequest(1, random_ids(8, 0), 12, temperature=0))
     assert_greedy(other, random_ids(8, 0), found)

@@ -1,6 +1,7 @@
 """Differences between the engine's and transformers' logprobs, in float32 and bfloat16 (docs/engine.md)."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,12 +10,25 @@ from numpy.typing import NDArray
 
 from engine.contract import Capacity, Generation, GenerationRequest
 from engine.inference.engine_core import EngineCore
+from engine.model.architectures import ARCHITECTURES
 from engine.model.qwen3 import Qwen3
+from tests.engine.model.transformers_reference import SCALINGS, load_reference, scaled_architecture
 from tests.engine.tiny_models import random_ids, small_config, small_model
 
 pytestmark = pytest.mark.slow  # imports transformers
 REQUESTS = [GenerationRequest(number, random_ids(8 + 5 * number, number), 60, seed=number) for number in range(8)]
-CONFIGS = [small_config(), small_config(num_kv_heads=1), small_config(num_kv_heads=4, tie_word_embeddings=False)]
+CONFIGS = [
+    small_config(vocab_size=280),
+    small_config(vocab_size=280, num_kv_heads=1),
+    small_config(vocab_size=280, num_kv_heads=4, tie_word_embeddings=False),
+]
+ARCHITECTURE_CONFIGS = [
+    *(scaled_architecture(model_type, "default") for model_type in ARCHITECTURES),
+    *(scaled_architecture(model_type, "default", tie_word_embeddings=False) for model_type in ARCHITECTURES),
+    *(scaled_architecture("llama", scaling) for scaling in SCALINGS if scaling != "default"),
+    scaled_architecture("qwen2", "yarn"),
+    scaled_architecture("qwen3_moe", "yarn"),
+]
 
 
 def generated(model: Qwen3) -> list[Generation]:
@@ -28,14 +42,11 @@ def generated(model: Qwen3) -> list[Generation]:
     return [found[request.sequence_id] for request in REQUESTS]
 
 
-def build_reference(model: Qwen3, dtype: torch.dtype) -> Callable[[list[Generation]], NDArray[np.float32]]:
+def build_reference(
+    model: Qwen3, folder: Path, dtype: torch.dtype
+) -> Callable[[list[Generation]], NDArray[np.float32]]:
     """Transformers' logprobs of the same tokens, from one forward over each whole sequence."""
-    from transformers import Qwen3Config as TheirConfig
-    from transformers import Qwen3ForCausalLM
-
-    reference = Qwen3ForCausalLM(TheirConfig(**model.config.to_hf()))
-    reference.load_state_dict(model.state_dict(), strict=False)
-    reference = reference.to(dtype).eval()
+    reference = load_reference(folder, model).to(dtype)
 
     def logprobs(generations: list[Generation]) -> NDArray[np.float32]:
         parts: list[NDArray[np.float32]] = []
@@ -54,19 +65,19 @@ def join_logprobs(generations: list[Generation]) -> NDArray[np.float32]:
     return np.concatenate([generation.logprobs for generation in generations])
 
 
-@pytest.mark.parametrize("number", range(len(CONFIGS)))
-def test_float32_logprobs_equal_transformers(number: int) -> None:
-    model = small_model(number, CONFIGS[number])
+@pytest.mark.parametrize("number", range(len(CONFIGS) + len(ARCHITECTURE_CONFIGS)))
+def test_float32_logprobs_equal_transformers(tmp_path: Path, number: int) -> None:
+    model = small_model(number, (CONFIGS + ARCHITECTURE_CONFIGS)[number])
     found = generated(model)
-    differences = np.abs(join_logprobs(found) - build_reference(model, torch.float32)(found))
-    assert differences.max() < 1e-4  # measured: 5e-6
+    differences = np.abs(join_logprobs(found) - build_reference(model, tmp_path, torch.float32)(found))
+    assert differences.max() < 1e-4  # measured: 2e-5
 
 
 @pytest.mark.parametrize("number", range(len(CONFIGS)))
-def test_bfloat16_logprobs_differ_within_the_documented_bounds(number: int) -> None:
+def test_bfloat16_logprobs_differ_within_the_documented_bounds(tmp_path: Path, number: int) -> None:
     model = small_model(number, CONFIGS[number])
-    exact = build_reference(model, torch.float32)
-    low = build_reference(model, torch.bfloat16)
+    exact = build_reference(model, tmp_path / "exact", torch.float32)
+    low = build_reference(model, tmp_path / "low", torch.bfloat16)
     found = generated(model.to(torch.bfloat16))
     for reference in (low(found), exact(found)):
         differences = np.abs(join_logprobs(found) - reference)

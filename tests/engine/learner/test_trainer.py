@@ -258,7 +258,7 @@ def largest_relative_difference(one: dict[str, Tensor], other: dict[str, Tensor]
     return max(float((one[name] - other[name]).abs().max() / one[name].abs().max()) for name in one)
 
 
-@pytest.mark.parametrize("stage", ["sft", "rl", "recomputed"])
+@pytest.mark.parametrize("stage", ["sft", "rl", "recomputed", "experts"])
 def test_two_ranks_give_the_same_update_as_one(stage: str, tmp_path: Path) -> None:
     outcomes = []
     for ranks in (1, 2):
@@ -270,7 +270,7 @@ def test_two_ranks_give_the_same_update_as_one(stage: str, tmp_path: Path) -> No
             )
         )
     (one, metrics_of_one), (two, metrics_of_two) = outcomes
-    start = gather_full_parameters(trainable_model())
+    start = gather_full_parameters(train_ranks.make_model(stage))
     assert largest_relative_difference(one, start) > 1e-3
     assert largest_relative_difference(one, two) <= 1e-5
     for mine, other in zip(metrics_of_one, metrics_of_two, strict=True):

@@ -16,7 +16,7 @@ from engine.learner.sample_files import StoredSequence, list_sequences
 from engine.learner.training_sequence import TrainingSequence, build_rl_sequence, build_training_sequence
 from engine.model.hf_checkpoint import save_model
 from engine.model.qwen3 import Qwen3
-from tests.engine.tiny_models import VOCABULARY, small_config, small_model, write_tokenizer
+from tests.engine.tiny_models import VOCABULARY, small_architecture, small_config, small_model, write_tokenizer
 
 torch.set_num_threads(1)  # for small products more threads are slower
 
@@ -40,8 +40,8 @@ def small_run(**learner: Any) -> RunConfig:
     )
 
 
-def trainable_model() -> Qwen3:
-    return small_model().requires_grad_(True)
+def trainable_model(model_type: str = "qwen3") -> Qwen3:
+    return small_model(config=small_architecture(model_type)).requires_grad_(True)
 
 
 def row(

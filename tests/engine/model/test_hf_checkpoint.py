@@ -135,8 +135,8 @@ def test_a_missing_tensor_and_a_wrong_shape_are_reported(folder: Path) -> None:
 
 
 def test_a_model_of_another_architecture_is_refused_with_file_and_field(folder: Path) -> None:
-    edit_config(folder, model_type="llama")
-    with pytest.raises(UnsupportedModel, match=r"model/config\.json: model_type is 'llama'; only 'qwen3' is supported"):
+    edit_config(folder, model_type="mistral")
+    with pytest.raises(UnsupportedModel, match=r"model/config\.json: model_type is 'mistral'; missing: sliding"):
         load_model(folder)
 
 
@@ -161,3 +161,18 @@ def test_transformers_loads_the_folder_with_the_same_logits(tmp_path: Path, toke
         == their_tokenizer.eos_token_id
         == load_tokenizer(tokenizer).end_of_turn_id
     )
+
+
+def test_the_end_of_a_turn_of_another_chat_format_is_kept(tmp_path: Path) -> None:
+    """Llama 3's tokenizer has no ChatML tokens; its configuration names the tokens that end a turn."""
+    source = tmp_path / "tokenizer"
+    write_tokenizer(source)
+    text = (source / "tokenizer.json").read_text().replace("<|im_end|>", "<|eot_id|>")
+    (source / "tokenizer.json").write_text(text)
+    weights = small_model(config=CONFIG).state_dict()
+    with pytest.raises(ValueError, match=r"the vocabulary has no token '<\|im_end\|>'"):
+        save_model(tmp_path / "model", CONFIG, weights, source)
+    (source / "config.json").write_text(json.dumps({"eos_token_id": [1, 5], "bos_token_id": 3, "hidden_size": 7}))
+    save_model(tmp_path / "model", CONFIG, weights, source)
+    fields = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert (fields["eos_token_id"], fields["bos_token_id"], fields["hidden_size"]) == ([1, 5], 3, CONFIG.hidden_size)

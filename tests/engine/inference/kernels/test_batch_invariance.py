@@ -15,7 +15,7 @@ from engine.inference.embedded import EmbeddedEngine
 from engine.inference.engine_core import EngineCore
 from engine.inference.kernels.batch_invariance import NotBatchInvariant, check_attention, find_batch_invariant_matmul
 from engine.inference.kernels.matmul import Matmul, build_tiled
-from engine.model.model_config import Qwen3Config
+from engine.model.model_config import DecoderConfig
 from engine.model.qwen3 import Qwen3, initialize_weights
 from tests.engine.closeness import assert_close
 from tests.engine.tiny_models import get_batch_invariant_matmul, small_config
@@ -93,7 +93,7 @@ def test_tiled_products_equal_plain_products(count: int) -> None:
 
 def odd_model(seed: int) -> Qwen3:
     """Sizes that are not multiples of a register, three queries per key."""
-    config = Qwen3Config(
+    config = DecoderConfig(
         vocab_size=301,
         hidden_size=100,
         intermediate_size=201,

@@ -1,0 +1,123 @@
+"""The embedded engine decodes every architecture: batches, chunks of prompts, new weights, graphs, strict mode."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.contract import Capacity, Generation, GenerationRequest
+from engine.inference.embedded import EmbeddedEngine
+from engine.inference.engine_core import EngineCore
+from engine.inference.fused_weights import FusedWeights
+from engine.inference.kernels.batch_invariance import NotBatchInvariant
+from engine.model import experts
+from engine.model.architectures import ARCHITECTURES
+from engine.model.model_config import DecoderConfig
+from engine.model.qwen3 import Qwen3
+from tests.engine.inference.cores import alone, assert_greedy, assert_same, generate, new_core, training_logprobs
+from tests.engine.inference.recorded_graph import Recorded
+from tests.engine.model.transformers_reference import SCALINGS, scaled_architecture
+from tests.engine.tiny_models import random_ids, save_small_model, small_architecture, small_model
+
+REQUESTS = [GenerationRequest(number, random_ids(3 + 9 * number, number), 12, seed=number) for number in range(5)]
+DENSE = [model_type for model_type, architecture in ARCHITECTURES.items() if not architecture.has_experts]
+
+
+def generate_all(model: Qwen3, *, prefill_tokens: int, rows: int) -> dict[int, Generation]:
+    core = EngineCore(model, Capacity(512, 8, 96), prefill_tokens=prefill_tokens, max_running=rows)
+    return generate(core, *REQUESTS)
+
+
+def assert_logprobs(model: Qwen3, found: dict[int, Generation]) -> None:
+    """The generated tokens have the logprobs of the training forward."""
+    for request in REQUESTS:
+        generation = found[request.sequence_id]
+        wanted = training_logprobs(model, request.token_ids, generation.token_ids, 1.0)
+        assert np.abs(generation.logprobs - wanted).max() < 1e-4
+
+
+@pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_batches_and_chunks_give_the_logprobs_of_the_training_forward(model_type: str, rows: int) -> None:
+    model = small_model(config=small_architecture(model_type))
+    assert_logprobs(model, generate_all(model, prefill_tokens=7, rows=rows))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_greedy_tokens_equal_the_training_forward(model_type: str, tied: bool) -> None:
+    model = small_model(config=small_architecture(model_type, tie_word_embeddings=tied))
+    found = generate(new_core(model), GenerationRequest(1, random_ids(8, 0), 20, temperature=0))
+    assert_greedy(model, random_ids(8, 0), found[1])
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_every_rope_scaling_is_decoded(scaling: str) -> None:
+    config = scaled_architecture("llama", scaling)
+    model = small_model(config=config)
+    assert_logprobs(model, generate_all(model, prefill_tokens=512, rows=4))
+
+
+@pytest.mark.parametrize("model_type", DENSE)
+def test_a_dense_model_gives_a_token_the_same_bits_alone_and_in_a_batch(model_type: str) -> None:
+    model = small_model(config=small_architecture(model_type))
+    found = generate(new_core(model, prefill_tokens=11), *REQUESTS)
+    for request in REQUESTS:
+        assert_same(found[request.sequence_id], alone(model, request))
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_installed_weights_replace_all_weights(model_type: str) -> None:
+    config = small_architecture(model_type, tie_word_embeddings=False)
+    core, other = new_core(small_model(config=config)), small_model(seed=5, config=config)
+    core.install_weights(1, other.state_dict())
+    assert_same(generate(core, REQUESTS[2])[2], alone(other, REQUESTS[2]))
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_fused_weights_are_views_by_checkpoint_name(model_type: str) -> None:
+    model = small_model(config=small_architecture(model_type))
+    weights = FusedWeights(model, torch.device("cpu"))
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.parameters.items()}
+    assert shapes == model.config.compute_weight_shapes()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(weights.parameters[name], parameter)
+
+
+@pytest.mark.slow
+def test_graphs_decode_experts_with_grouped_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    def always(device: torch.device, dtype: torch.dtype, sizes: Collection[int]) -> bool:
+        return True
+
+    monkeypatch.setattr(experts, "supports_grouped_mm", always)
+    model, capture = small_model(config=small_architecture("qwen3_moe")), Recorded()
+    core = EngineCore(model, Capacity(512, 8, 96), capture=capture)
+    assert_logprobs(model, generate(core, *REQUESTS))
+    assert capture.replays > capture.graphs
+
+
+def save_architecture(folder: Path, model_type: str) -> tuple[Path, DecoderConfig]:
+    config = small_architecture(model_type, vocab_size=280)
+    return save_small_model(folder, small_model(config=config)), config
+
+
+@pytest.mark.real_clock
+async def test_a_strict_engine_refuses_experts_with_file_and_remedy(tmp_path: Path) -> None:
+    folder, _ = save_architecture(tmp_path, "qwen3_moe")
+    engine = EmbeddedEngine(folder, Capacity(96, 8, 96), strict=True)
+    with pytest.raises(NotBatchInvariant, match=r'config\.json has model_type qwen3_moe: .*set determinism to "fast"'):
+        await engine.start()
+    await engine.close()
+
+
+@pytest.mark.real_clock
+@pytest.mark.parametrize("model_type", DENSE)
+async def test_a_strict_engine_starts_with_every_dense_architecture(tmp_path: Path, model_type: str) -> None:
+    folder, config = save_architecture(tmp_path, model_type)
+    engine = EmbeddedEngine(folder, Capacity(96, 8, 96), strict=True, prefill_tokens=16, max_running=4)
+    await engine.start()
+    found = await engine.generate(GenerationRequest(1, random_ids(8, 0), 6, temperature=0))
+    await engine.close()
+    assert_greedy(small_model(config=config), random_ids(8, 0), found)
