@@ -14,6 +14,15 @@ from torch.utils.checkpoint import checkpoint
 MAX_LOGITS_PER_CHUNK = 1 << 25
 
 
+class ScoredTokens(NamedTuple):
+    """Which tokens of a micro batch to score, and under which distribution."""
+
+    positions_N: Tensor  # int64, indices into the flattened [B * T] of the hidden states that predict the tokens
+    targets_N: Tensor  # int64
+    temperature: float = 1.0  # of sampling
+    entropy_gradient: bool = False
+
+
 class TokenScores(NamedTuple):
     logprobs_N: Tensor  # log p of each target, with gradient
     entropies_N: Tensor  # nats; with gradient only on request

@@ -1,23 +1,58 @@
-"""`python -m tests.engine.learner.train_ranks STAGE FIRST END CHECKPOINT OUT`: steps of one stage on all ranks that torchrun starts.
-
-Resumes from CHECKPOINT unless it is empty, and leaves parameters.pt, metrics.json and a checkpoint in OUT.
-"""
+"""`python -m tests.engine.learner.train_ranks SCRIPT`: steps of one stage on all ranks that torchrun starts."""
 
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from configs.schema import RunConfig
-from engine.learner.distributed import gather_full_parameters, join_ranks, leave_ranks, wait_at_barrier
+from engine.learner.distributed import (
+    RankGroup,
+    gather_full,
+    gather_full_parameters,
+    join_ranks,
+    leave_ranks,
+    wait_at_barrier,
+)
+from engine.learner.sharding import load_sharded_model, shard_model
 from engine.learner.trainer import Trainer
-from engine.model.hf_checkpoint import load_model
 from tests.engine.learner.training_examples import rows, sequences, small_run, trainable_model
 from tests.engine.tiny_models import write_tokenizer
 
 Step = Callable[[Trainer, int], dict[str, float]]
+
+
+class RankScript(msgspec.Struct, frozen=True):
+    stage: str  # sft, rl, or recomputed: rl with recomputed log probabilities
+    out: str  # folder for parameters.pt, gradients.pt, metrics.json and a checkpoint
+    first: int = 0
+    end: int = 5
+    checkpoint: str = ""  # to resume from; empty: a new model
+    is_tied: bool = True  # the new model
+    learner: dict[str, Any] = {}  # settings
+
+
+class ParameterForm(msgspec.Struct, frozen=True):
+    """What a parameter is between steps."""
+
+    is_sharded: bool
+    dtype: str
+    local_share: float  # of its elements on this rank
+
+
+class RecordingTrainer(Trainer):
+    """Keeps the gradients of its last update."""
+
+    def _apply_gradients(self, lr_scale: float) -> float:
+        pairs = [(name, each.grad) for name, each in self.model.named_parameters() if each.grad is not None]
+        self.gradients = {name: gather_full(gradient).clone() for name, gradient in pairs}
+        self.gradient_dtypes = {str(gradient.dtype) for _, gradient in pairs}
+        return super()._apply_gradients(lr_scale)
 
 
 def steps_of(stage: str) -> Step:
@@ -26,26 +61,53 @@ def steps_of(stage: str) -> Step:
     return lambda trainer, step: trainer.run_rl_step(rows(step))
 
 
-def make_run(stage: str) -> RunConfig:
-    """`stage`: sft, rl, or recomputed: rl with recomputed log probabilities."""
-    return small_run(old_logprobs="recomputed", correction="tis") if stage == "recomputed" else small_run()
-
-
-def main(stage: str, first: str, end: str, checkpoint: str, out: str) -> None:
-    torch.set_num_threads(1)
-    ranks = join_ranks()
-    trainer = Trainer(load_model(checkpoint) if checkpoint else trainable_model(), make_run(stage), ranks)
-    if checkpoint:
-        trainer.load(Path(checkpoint))
+def make_trainer(script: RankScript, ranks: RankGroup) -> RecordingTrainer:
+    recomputed = {"old_logprobs": "recomputed", "correction": "tis"} if script.stage == "recomputed" else {}
+    run = small_run(**recomputed, **script.learner)
+    if script.checkpoint:
+        model = load_sharded_model(Path(script.checkpoint), ranks, run.learner.dtype)
     else:
-        trainer.start_stage("sft" if stage == "sft" else "rl")
-    metrics = [steps_of(stage)(trainer, step) for step in range(int(first), int(end))]
+        model = trainable_model(is_tied=script.is_tied)
+        shard_model(model, ranks, run.learner.dtype)
+    trainer = RecordingTrainer(model, run, ranks)
+    if script.checkpoint:
+        trainer.load(Path(script.checkpoint))
+    else:
+        trainer.start_stage("sft" if script.stage == "sft" else "rl")
+    return trainer
+
+
+def describe_parameter(parameter: Tensor) -> ParameterForm:
+    if isinstance(parameter, DTensor):
+        return ParameterForm(True, str(parameter.dtype), parameter.to_local().numel() / parameter.numel())
+    return ParameterForm(False, str(parameter.dtype), 1.0)
+
+
+def describe_state(trainer: RecordingTrainer) -> dict[str, Any]:
+    """Forms of the parameters, and the dtypes of the last update's gradients and of the optimizer's tensors."""
+    states = [state for optimizer in trainer._optimizers for state in optimizer.state.values()]  # pyright: ignore[reportPrivateUsage]
+    moments = [value for state in states for name, value in state.items() if name != "step"]
+    return {
+        "parameters": {name: describe_parameter(each) for name, each in trainer.model.named_parameters()},
+        "gradients": sorted(trainer.gradient_dtypes),
+        "optimizer": sorted({str(each.dtype) for each in moments}),
+    }
+
+
+def main(encoded: str) -> None:
+    torch.set_num_threads(1)
+    script = msgspec.json.decode(encoded, type=RankScript)
+    ranks = join_ranks(small_run(**script.learner).learner)
+    trainer = make_trainer(script, ranks)
+    metrics = [steps_of(script.stage)(trainer, step) for step in range(script.first, script.end)]
     parameters = gather_full_parameters(trainer.model)
-    folder = Path(out)
+    folder = Path(script.out)
     if ranks.is_leader:
         write_tokenizer(folder / "tokenizer")
         torch.save(parameters, folder / "parameters.pt")
+        torch.save(trainer.gradients, folder / "gradients.pt")
         (folder / "metrics.json").write_text(json.dumps(metrics))
+        (folder / "state.json").write_bytes(msgspec.json.encode(describe_state(trainer)))
     wait_at_barrier(ranks)
     trainer.save(folder / "checkpoint", folder / "tokenizer")
     leave_ranks(ranks)

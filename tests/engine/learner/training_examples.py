@@ -37,8 +37,8 @@ def small_run(**learner: Any) -> RunConfig:
     )
 
 
-def trainable_model() -> Qwen3:
-    return small_model().requires_grad_(True)
+def trainable_model(*, is_tied: bool = True) -> Qwen3:
+    return small_model(config=small_config(tie_word_embeddings=is_tied)).requires_grad_(True)
 
 
 def row(
