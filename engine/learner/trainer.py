@@ -315,12 +315,8 @@ def _copy_to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
     """From page-locked memory, so that the copy overlaps with the GPU's work."""
     if device.type == "cpu":
         return batch
-    return MicroBatch(
-        *(
-            each.pin_memory().to(device, non_blocking=True) if isinstance(each, Tensor) and each.is_cpu else each
-            for each in batch
-        )
-    )
+    tensors = {name: each for name, each in batch._asdict().items() if isinstance(each, Tensor) and each.is_cpu}
+    return batch._replace(**{name: each.pin_memory().to(device, non_blocking=True) for name, each in tensors.items()})
 
 
 def _compute_cold_start_loss(batch: LossInput, _reference_logprobs_N: Tensor | None) -> LossOutput:

@@ -1,4 +1,4 @@
-"""`python -m tests.engine.learner.train_ranks SCRIPT`: steps of one stage on all ranks that torchrun starts."""
+"""`python -m tests.engine.learner.train_ranks SCRIPTS`: steps of one stage per script, on all ranks that torchrun starts."""
 
 import json
 import sys
@@ -29,9 +29,10 @@ Step = Callable[[Trainer, int], dict[str, float]]
 
 class RankScript(msgspec.Struct, frozen=True):
     stage: str  # sft, rl, or recomputed: rl with recomputed log probabilities
-    out: str  # folder for parameters.pt, gradients.pt, metrics.json and a checkpoint
+    out: str  # folder for parameters.pt, gradients.pt, metrics.json, state.json and `checkpoint`
     first: int = 0
     end: int = 5
+    saves: bool = False  # a checkpoint at the end
     checkpoint: str = ""  # to resume from; empty: a new model
     is_tied: bool = True  # the new model
     learner: dict[str, Any] = {}  # settings
@@ -46,11 +47,14 @@ class ParameterForm(msgspec.Struct, frozen=True):
 
 
 class RecordingTrainer(Trainer):
-    """Keeps the gradients of its last update."""
+    """Keeps the gradients of its first update."""
+
+    gradients: dict[str, Tensor] | None = None
 
     def _apply_gradients(self, lr_scale: float) -> float:
         pairs = [(name, each.grad) for name, each in self.model.named_parameters() if each.grad is not None]
-        self.gradients = {name: gather_full(gradient).clone() for name, gradient in pairs}
+        if self.gradients is None:
+            self.gradients = {name: gather_full(gradient).clone() for name, gradient in pairs}
         self.gradient_dtypes = {str(gradient.dtype) for _, gradient in pairs}
         return super()._apply_gradients(lr_scale)
 
@@ -94,10 +98,7 @@ def describe_state(trainer: RecordingTrainer) -> dict[str, Any]:
     }
 
 
-def main(encoded: str) -> None:
-    torch.set_num_threads(1)
-    script = msgspec.json.decode(encoded, type=RankScript)
-    ranks = join_ranks(small_run(**script.learner).learner)
+def run_script(script: RankScript, ranks: RankGroup) -> None:
     trainer = make_trainer(script, ranks)
     metrics = [steps_of(script.stage)(trainer, step) for step in range(script.first, script.end)]
     parameters = gather_full_parameters(trainer.model)
@@ -109,7 +110,16 @@ def main(encoded: str) -> None:
         (folder / "metrics.json").write_text(json.dumps(metrics))
         (folder / "state.json").write_bytes(msgspec.json.encode(describe_state(trainer)))
     wait_at_barrier(ranks)
-    trainer.save(folder / "checkpoint", folder / "tokenizer")
+    if script.saves:
+        trainer.save(folder / "checkpoint", folder / "tokenizer")
+
+
+def main(encoded: str) -> None:
+    torch.set_num_threads(1)
+    scripts = msgspec.json.decode(encoded, type=list[RankScript])
+    ranks = join_ranks(small_run(**scripts[0].learner).learner)
+    for script in scripts:
+        run_script(script, ranks)
     leave_ranks(ranks)
 
 
