@@ -37,8 +37,8 @@ def read_outcome(script: RankScript) -> Outcome:
 
 
 def train(ranks: int, *scripts: RankScript) -> list[Outcome]:
-    """In one set of rank processes; a single rank runs in this process."""
-    if ranks == 1:
+    """In one set of rank processes; a single rank without a mesh runs in this process."""
+    if ranks == 1 and scripts[0].learner.get("dtype", "float32") == "float32":
         for script in scripts:
             run_script(script, RankGroup())
     else:
@@ -59,17 +59,20 @@ def are_equal(one: Outcome, other: Outcome) -> bool:
     return norm <= 1e-6 and largest <= 1e-6
 
 
-def make_scripts(folder: Path, **learner: Any) -> list[RankScript]:
+def make_scripts(folder: Path, chunk_tokens: int = 0, **learner: Any) -> list[RankScript]:
     return [
-        RankScript(stage, str(folder / f"{stage}_{is_tied}"), is_tied=is_tied, learner=learner)
+        RankScript(
+            stage, str(folder / f"{stage}_{is_tied}"), is_tied=is_tied, learner=learner, chunk_tokens=chunk_tokens
+        )
         for stage, is_tied in CASES
     ]
 
 
 @pytest.mark.parametrize("ranks", [2, FOUR])
 def test_gradients_and_parameters_do_not_depend_on_ranks_and_micro_batches(ranks: int, tmp_path: Path) -> None:
+    """The ranks compute logits of different numbers of chunks."""
     alone = train(1, *make_scripts(tmp_path / "alone"))
-    together = train(ranks, *make_scripts(tmp_path / "together", micro_batch_tokens=40))
+    together = train(ranks, *make_scripts(tmp_path / "together", chunk_tokens=5, micro_batch_tokens=40))
     for (_, is_tied), one, several in zip(CASES, alone, together, strict=True):
         start = gather_full_parameters(trainable_model(is_tied=is_tied))
         assert differences(one.parameters, start)[0] > 1e-3
@@ -87,6 +90,22 @@ def test_two_copies_of_two_shards_give_the_same_update(tmp_path: Path) -> None:
         assert are_equal(one, four)
         shares = [form["local_share"] for form in four.state["parameters"].values()]
         assert shares == pytest.approx([0.5] * len(shares), abs=0.01)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_bfloat16_computes_with_float32_weights_gradients_and_moments(ranks: int, tmp_path: Path) -> None:
+    cases = (0, 1, 4, 5)  # with the same old log probabilities in both types
+    exact, rounded = (
+        [make_scripts(tmp_path / dtype, dtype=dtype)[case] for case in cases] for dtype in ("float32", "bfloat16")
+    )
+    for one, other in zip(train(1, *exact), train(ranks, *rounded), strict=True):
+        forms = other.state["parameters"].values()
+        assert {(form["is_sharded"], form["dtype"]) for form in forms} == {(True, "torch.float32")}
+        assert other.state["gradients"] == other.state["optimizer"] == ["torch.float32"]
+        assert 1e-5 < differences(one.parameters, other.parameters)[0] < 0.01
+        assert 1e-3 < differences(one.gradients, other.gradients)[0] < 0.1
+        for mine, theirs in zip(one.metrics, other.metrics, strict=True):
+            assert mine["loss"] == pytest.approx(theirs["loss"], abs=0.03)
 
 
 def test_a_checkpoint_is_resumable_with_another_number_of_ranks(tmp_path: Path) -> None:

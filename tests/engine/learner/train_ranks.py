@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from engine.learner.distributed import (
     RankGroup,
@@ -21,8 +20,10 @@ from engine.learner.distributed import (
 )
 from engine.learner.sharding import load_sharded_model, shard_model
 from engine.learner.trainer import Trainer
+from policies.losses import token_scores
+from tests.engine.learner.rank_probes import describe_parameters
 from tests.engine.learner.training_examples import rows, sequences, small_run, trainable_model
-from tests.engine.tiny_models import write_tokenizer
+from tests.engine.tiny_models import VOCABULARY, write_tokenizer
 
 Step = Callable[[Trainer, int], dict[str, float]]
 
@@ -36,14 +37,7 @@ class RankScript(msgspec.Struct, frozen=True):
     checkpoint: str = ""  # to resume from; empty: a new model
     is_tied: bool = True  # the new model
     learner: dict[str, Any] = {}  # settings
-
-
-class ParameterForm(msgspec.Struct, frozen=True):
-    """What a parameter is between steps."""
-
-    is_sharded: bool
-    dtype: str
-    local_share: float  # of its elements on this rank
+    chunk_tokens: int = 0  # whose logits are computed at once; 0: all of these small models
 
 
 class RecordingTrainer(Trainer):
@@ -81,24 +75,20 @@ def make_trainer(script: RankScript, ranks: RankGroup) -> RecordingTrainer:
     return trainer
 
 
-def describe_parameter(parameter: Tensor) -> ParameterForm:
-    if isinstance(parameter, DTensor):
-        return ParameterForm(True, str(parameter.dtype), parameter.to_local().numel() / parameter.numel())
-    return ParameterForm(False, str(parameter.dtype), 1.0)
-
-
 def describe_state(trainer: RecordingTrainer) -> dict[str, Any]:
     """Forms of the parameters, and the dtypes of the last update's gradients and of the optimizer's tensors."""
     states = [state for optimizer in trainer._optimizers for state in optimizer.state.values()]  # pyright: ignore[reportPrivateUsage]
     moments = [value for state in states for name, value in state.items() if name != "step"]
     return {
-        "parameters": {name: describe_parameter(each) for name, each in trainer.model.named_parameters()},
+        "parameters": describe_parameters(trainer.model),
         "gradients": sorted(trainer.gradient_dtypes),
         "optimizer": sorted({str(each.dtype) for each in moments}),
     }
 
 
 def run_script(script: RankScript, ranks: RankGroup) -> None:
+    if script.chunk_tokens:
+        token_scores.MAX_LOGITS_PER_CHUNK = script.chunk_tokens * VOCABULARY
     trainer = make_trainer(script, ranks)
     metrics = [steps_of(script.stage)(trainer, step) for step in range(script.first, script.end)]
     parameters = gather_full_parameters(trainer.model)
