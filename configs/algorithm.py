@@ -138,7 +138,7 @@ class LearnerConfig(Section, frozen=True):
     clip_dual: NonNegativeFloat = 0.0  # bound of the ratio for negative advantages, above 1; 0: none (release: 3)
     loss_mean: LossMean = "group"  # of token losses: docs/losses.md
     # Denominator of the ratio. recomputed: by the learner, with the weights from the start of the step.
-    # auto: the engine's if engine and learner compute in float32; they differ otherwise (docs/mismatch.md): recomputed.
+    # auto: the engine's if engine and learner compute in float32, recomputed otherwise: docs/mismatch.md
     old_logprobs: Literal["auto", "engine", "recomputed"] = "auto"
     correction: Literal["auto", "none", "tis", "icepop", "decoupled"] = "auto"  # auto: tis for bfloat16
     correction_low: NonNegativeFloat = 0.5  # importance weights below it are masked by icepop

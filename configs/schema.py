@@ -109,12 +109,7 @@ class RunConfig(Section, frozen=True):
         _require_kv_capacity(self.sequence_tokens, self.engine, self.sglang)
         if self.engine.kind == "sglang":
             check_servers(self.sglang, self.engine.num_engines, self.engine.device, self.cluster.key)
-        ranks = self.learner.ranks * self.cluster.learner_nodes
-        require(
-            ranks % self.learner.dp_replicate == 0,
-            f"learner.dp_replicate must divide the {ranks} ranks (learner.ranks times cluster.learner_nodes): "
-            f"{self.learner.dp_replicate}",
-        )
+        _require_equal_copies(self.learner, self.cluster.learner_nodes)
         check_colocation(self.sglang, self.engine.kind, self.rl.max_staleness)
         require(
             self.log.keep_steps == 0 or self.log.keep_steps > self.rl.max_staleness,
@@ -220,6 +215,15 @@ def _require_resampling(rollouts: int, roc: RocConfig) -> None:
         roc.min_positives + roc.min_negatives <= kept,
         f"roc.min_positives + roc.min_negatives must be at most the {kept} trajectories that a group keeps "
         "(roc.keep, or half of rl.rollouts)",
+    )
+
+
+def _require_equal_copies(learner: LearnerConfig, num_nodes: int) -> None:
+    ranks = learner.ranks * num_nodes
+    require(
+        ranks % learner.dp_replicate == 0,
+        f"learner.dp_replicate must divide the {ranks} ranks (learner.ranks times cluster.learner_nodes): "
+        f"{learner.dp_replicate}",
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import HashStore, ProcessGroup
+from torch.distributed import HashStore, ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
@@ -119,7 +119,7 @@ def _with_mesh(ranks: RankGroup, timeout: timedelta) -> RankGroup:
         key = tuple(tuple(members) for members in partition)
         if key not in groups:
             group, _ = dist.new_subgroups_by_enumeration(partition, timeout, backend)
-            assert group is not None
+            assert isinstance(group, ProcessGroup)
             groups[key] = group
         return groups[key]
 

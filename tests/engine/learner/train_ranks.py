@@ -37,7 +37,7 @@ class RankScript(msgspec.Struct, frozen=True):
     checkpoint: str = ""  # to resume from; empty: a new model
     is_tied: bool = True  # the new model
     learner: dict[str, Any] = {}  # settings
-    chunk_tokens: int = 0  # whose logits are computed at once; 0: all of these small models
+    chunk_tokens: int = 0  # their logits are computed at once; 0: those of all tokens
 
 
 class RecordingTrainer(Trainer):
