@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,7 @@ def run_script(script: RankScript, ranks: RankGroup) -> None:
 
 def main(encoded: str) -> None:
     torch.set_num_threads(1)
+    warnings.filterwarnings("error", "FSDP2-wrapped module")  # of outputs that are views
     scripts = msgspec.json.decode(encoded, type=list[RankScript])
     ranks = join_ranks(small_run(**scripts[0].learner).learner)
     for script in scripts:
