@@ -122,6 +122,10 @@ LossMean = Literal["tokens", "group", "sequence", "constant"]
 class LearnerConfig(Section, frozen=True):
     ranks: PositiveInt = 1  # processes per node that train
     threads: PositiveInt = 2  # per rank
+    device: Literal["cpu", "cuda"] = "cpu"  # cuda: rank n of a node uses GPU n
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of products; weights, gradients and optimizer are float32
+    dp_replicate: PositiveInt = 1  # copies of the model, each sharded over an equal part of all ranks
+    collective_timeout_s: PositiveFloat = 600.0  # of reductions and gathers of tensors; then the ranks exit
     loss: ImportPath = "grpo"  # "grpo", or a function by import path: docs/losses.md
     lr: LearningRate = 1e-6  # of AdamW
     final_lr_fraction: Annotated[float, Meta(ge=0, le=1)] = 1.0  # of `lr`, reached linearly at the end of the run
@@ -134,7 +138,7 @@ class LearnerConfig(Section, frozen=True):
     clip_dual: NonNegativeFloat = 0.0  # bound of the ratio for negative advantages, above 1; 0: none (release: 3)
     loss_mean: LossMean = "group"  # of token losses: docs/losses.md
     # Denominator of the ratio. recomputed: by the learner, with the weights from the start of the step.
-    # auto: the engine's in float32, recomputed otherwise, because the engine's are then inexact (docs/mismatch.md).
+    # auto: the engine's if engine and learner compute in float32, recomputed otherwise: docs/mismatch.md
     old_logprobs: Literal["auto", "engine", "recomputed"] = "auto"
     correction: Literal["auto", "none", "tis", "icepop", "decoupled"] = "auto"  # auto: tis for bfloat16
     correction_low: NonNegativeFloat = 0.5  # importance weights below it are masked by icepop
@@ -172,9 +176,10 @@ class LearnerConfig(Section, frozen=True):
 
     def resolve_auto(self, engine_dtype: str) -> LearnerConfig:
         """With "auto" replaced in old_logprobs and correction."""
-        exact = engine_dtype == "float32" and self.correction in ("auto", "none")
+        is_float32 = engine_dtype == self.dtype == "float32"
+        exact = is_float32 and self.correction in ("auto", "none")
         old_logprobs = ("engine" if exact else "recomputed") if self.old_logprobs == "auto" else self.old_logprobs
-        default = "tis" if old_logprobs == "recomputed" and engine_dtype != "float32" else "none"
+        default = "tis" if old_logprobs == "recomputed" and not is_float32 else "none"
         return replace(
             self, old_logprobs=old_logprobs, correction=default if self.correction == "auto" else self.correction
         )

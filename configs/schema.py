@@ -109,6 +109,7 @@ class RunConfig(Section, frozen=True):
         _require_kv_capacity(self.sequence_tokens, self.engine, self.sglang)
         if self.engine.kind == "sglang":
             check_servers(self.sglang, self.engine.num_engines, self.engine.device, self.cluster.key)
+        _require_equal_copies(self.learner, self.cluster.learner_nodes)
         check_colocation(self.sglang, self.engine.kind, self.rl.max_staleness)
         require(
             self.log.keep_steps == 0 or self.log.keep_steps > self.rl.max_staleness,
@@ -123,7 +124,7 @@ class RunConfig(Section, frozen=True):
             f"bus.queue_messages must be at least {frames}, four for each unfinished trajectory",
         )
         if self.determinism == "strict":
-            _require_strict_determinism(self.rl, self.engine)
+            _require_strict_determinism(self.rl, self.engine, self.learner)
 
     @property
     def resolved_tasks(self) -> tuple[TaskConfig, ...]:
@@ -217,6 +218,15 @@ def _require_resampling(rollouts: int, roc: RocConfig) -> None:
     )
 
 
+def _require_equal_copies(learner: LearnerConfig, num_nodes: int) -> None:
+    ranks = learner.ranks * num_nodes
+    require(
+        ranks % learner.dp_replicate == 0,
+        f"learner.dp_replicate must divide the {ranks} ranks (learner.ranks times cluster.learner_nodes): "
+        f"{learner.dp_replicate}",
+    )
+
+
 def _require_kv_capacity(sequence_tokens: int, engine: EngineConfig, sglang: SGLangConfig) -> None:
     """Raise ValueError if a trajectory of maximum length does not fit into the engine's cache."""
     if engine.kv_tokens == 0:
@@ -231,12 +241,13 @@ def _require_kv_capacity(sequence_tokens: int, engine: EngineConfig, sglang: SGL
     )
 
 
-def _require_strict_determinism(rl: RlConfig, engine: EngineConfig) -> None:
+def _require_strict_determinism(rl: RlConfig, engine: EngineConfig, learner: LearnerConfig) -> None:
     """Raise ValueError with all required values of settings that make a run depend on timing."""
     reasons = {
         "rl.max_staleness = 0": (rl.max_staleness == 0, "the weights that a token is from depend on timing"),
         "rl.group_oversampling = 1.0": (rl.group_oversampling == 1, "a step uses the groups that are complete first"),
         'engine.device = "cpu"': (engine.device == "cpu", "the summation order of CUDA kernels depends on the batch"),
+        'learner.device = "cpu"': (learner.device == "cpu", "CUDA kernels of the backward pass add in any order"),
         'engine.dtype = "float32"': (engine.dtype == "float32", "products in bfloat16 depend on the batch"),
         'engine.kind = "embedded"': (engine.kind == "embedded", "results of an SGLang server depend on the batch"),
         "engine.threads = 1": (

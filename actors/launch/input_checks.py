@@ -299,12 +299,12 @@ def _check_stop_tokens(folder: Path, task: TaskConfig) -> CheckedInput:
 def _check_main_memory(checkpoint: Path, run: RunConfig) -> CheckedInput:
     """Without activations, and without the memory of sandboxes and SGLang servers."""
     weights_bytes = count_parameters(checkpoint) * _FLOAT32_BYTES
-    needs = {
-        "the learner's weights, gradients and optimizer": _TRAINED_COPIES * weights_bytes // run.cluster.learner_nodes,
-        "weights in shared memory": run.num_weight_versions * weights_bytes,
-    }
-    if run.learner.kl_coef:
-        needs["the reference model (learner.kl_coef)"] = weights_bytes // run.cluster.learner_nodes
+    in_main_memory = run.learner.device == "cpu"
+    model_bytes = run.learner.dp_replicate * weights_bytes // run.cluster.learner_nodes
+    needs = {"the learner's weights, gradients and optimizer": _TRAINED_COPIES * model_bytes} if in_main_memory else {}
+    needs["weights in shared memory"] = run.num_weight_versions * weights_bytes
+    if run.learner.kl_coef and in_main_memory:
+        needs["the reference model (learner.kl_coef)"] = model_bytes
     if run.engine.kind == "embedded" and run.engine.device == "cpu":
         value_bytes = 4 if run.engine.dtype == "float32" else 2
         engine_bytes = weights_bytes * value_bytes // _FLOAT32_BYTES

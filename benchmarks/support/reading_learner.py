@@ -76,7 +76,8 @@ async def lead(folder: RunFolder, ranks: RankGroup) -> None:
 
 
 def main() -> None:
-    folder, ranks = RunFolder(Path(sys.argv[1])), join_ranks()
+    folder = RunFolder(Path(sys.argv[1]))
+    ranks = join_ranks(load_run(folder.config).learner)
     if ranks.is_leader:
         uvloop.run(lead(folder, ranks))
         broadcast_object(ranks, None)

@@ -1,28 +1,67 @@
-"""The ranks of the learner: joining, sharding a model, reductions and broadcasts."""
+"""The ranks of the learner: device, device mesh, process groups, reductions and broadcasts.
+
+Two groups have all ranks. The control group (gloo) sends objects and waits at barriers, for as long as rollouts are
+collected. The tensor group (NCCL on GPUs) and the dimensions of the mesh reduce and gather tensors; their collectives
+fail after `learner.collective_timeout_s`, because all ranks start them at about the same time.
+
+One rank that trains in float32 has neither groups nor a mesh. One rank that trains in bfloat16 has them: FSDP then keeps
+the float32 master weights, casts each unit to bfloat16 and gives float32 gradients, exactly as with several ranks.
+torch.autocast would keep the residual stream in float32, so that one rank and two ranks would compute different losses.
+"""
 
 import os
 import sys
-from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed import HashStore, ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-# Ranks wait in a collective while rollouts are collected. A dead rank is detected by its closed connection.
-COLLECTIVE_TIMEOUT = timedelta(days=7)
+from configs.algorithm import LearnerConfig
+from configs.errors import UnusableInput
+
+# Ranks wait in a broadcast while rollouts are collected. A dead rank is detected by its closed connection.
+CONTROL_TIMEOUT = timedelta(days=7)
+
+
+class ParallelDims(NamedTuple):
+    """Sizes of the device mesh, outermost dimension first. Ranks that differ in cp or tp only train on the same rows."""
+
+    dp_replicate: int = 1  # copies of the model
+    dp_shard: int = 1  # ranks that share the parameters of one copy
+    cp: int = 1  # ranks that share each sequence; always 1
+    tp: int = 1  # ranks that share each matrix product; always 1
+
+    @property
+    def num_data_ranks(self) -> int:
+        """Shares of a minibatch."""
+        return self.dp_replicate * self.dp_shard
+
+
+def compute_parallel_dims(num_ranks: int, dp_replicate: int) -> ParallelDims:
+    """Raises UnusableInput if the copies cannot be equal parts of the ranks."""
+    if num_ranks % dp_replicate:
+        raise UnusableInput(
+            f"learner.dp_replicate = {dp_replicate} must divide the number of ranks, learner.ranks on each of "
+            f"cluster.learner_nodes nodes: {num_ranks}"
+        )
+    return ParallelDims(dp_replicate, num_ranks // dp_replicate)
 
 
 class RankGroup(NamedTuple):
-    """This process's rank. With a world size of 1 there is no process group and no collective."""
+    """This process's rank. Without a mesh there is no process group and no collective."""
 
     rank: int = 0
     world_size: int = 1
     local_world_size: int = 1  # ranks per node
+    dims: ParallelDims = ParallelDims()
+    device: torch.device = torch.device("cpu")
+    mesh: DeviceMesh | None = None  # 4-D, with the names of ParallelDims
+    tensor_group: ProcessGroup | None = None  # all ranks
 
     @property
     def is_leader(self) -> bool:
@@ -33,47 +72,80 @@ class RankGroup(NamedTuple):
         """0: the node of the leading rank."""
         return self.rank // self.local_world_size
 
+    @property
+    def data_rank(self) -> int:
+        """Which share of a minibatch this rank trains on, of `dims.num_data_ranks`."""
+        return self.rank // (self.dims.cp * self.dims.tp)
 
-def join_ranks() -> RankGroup:
-    """Read the rank from the environment that torchrun sets; without it, a single rank."""
+    @property
+    def parameter_mesh(self) -> DeviceMesh:
+        """The dimensions over which parameters are replicated and sharded."""
+        assert self.mesh is not None, "a single rank without a mesh has whole parameters"
+        return self.mesh["dp_replicate", "dp_shard"] if self.dims.dp_replicate > 1 else self.mesh["dp_shard"]
+
+    def select_device(self) -> None:
+        """Make this rank's GPU the current one of the calling thread. Every thread that trains calls it first."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
+
+def join_ranks(learner: LearnerConfig) -> RankGroup:
+    """Read the rank from the environment that torchrun sets; without it, a single rank. Raises UnusableInput."""
     names = ("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_WORLD_SIZE", 1)
-    ranks = RankGroup(*(int(os.environ.get(name, default)) for name, default in names))
-    if ranks.world_size > 1:
-        dist.init_process_group("gloo", timeout=COLLECTIVE_TIMEOUT)
-    return ranks
+    rank, world_size, local_world_size = (int(os.environ.get(name, default)) for name, default in names)
+    dims = compute_parallel_dims(world_size, learner.dp_replicate)
+    ranks = RankGroup(rank, world_size, local_world_size, dims, _find_device(learner.device))
+    ranks.select_device()
+    if world_size == 1 and learner.dtype == "float32":
+        return ranks
+    alone: dict[str, Any] = {"store": HashStore(), "rank": 0, "world_size": 1} if world_size == 1 else {}
+    dist.init_process_group("gloo", timeout=CONTROL_TIMEOUT, **alone)
+    return _with_mesh(ranks, timedelta(seconds=learner.collective_timeout_s))
+
+
+def _find_device(kind: str) -> torch.device:
+    if kind == "cpu":
+        return torch.device("cpu")
+    index, num_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if index >= num_gpus:
+        raise UnusableInput(
+            f'learner.device = "cuda" needs a GPU for each of learner.ranks: rank {index} of this node finds {num_gpus}; '
+            'lower learner.ranks, or set learner.device = "cpu"'
+        )
+    return torch.device("cuda", index)
+
+
+def _with_mesh(ranks: RankGroup, timeout: timedelta) -> RankGroup:
+    """Every rank creates the same groups in the same order. Dimensions with the same ranks share a group."""
+    backend = "nccl" if ranks.device.type == "cuda" else "gloo"
+    ids = torch.arange(ranks.world_size).reshape(ranks.dims)
+    groups: dict[tuple[tuple[int, ...], ...], ProcessGroup] = {}
+
+    def join_group(partition: list[list[int]]) -> ProcessGroup:
+        """Of the groups of `partition`, the one with this rank."""
+        key = tuple(tuple(members) for members in partition)
+        if key not in groups:
+            group, _ = dist.new_subgroups_by_enumeration(partition, timeout, backend)
+            assert isinstance(group, ProcessGroup)
+            groups[key] = group
+        return groups[key]
+
+    tensor_group = join_group([list(range(ranks.world_size))])
+    by_dim = [join_group(ids.movedim(dim, -1).reshape(-1, size).tolist()) for dim, size in enumerate(ranks.dims)]
+    mesh = DeviceMesh.from_group(by_dim, ranks.device.type, ids, mesh_dim_names=ParallelDims._fields)
+    return ranks._replace(mesh=mesh, tensor_group=tensor_group)
 
 
 def leave_ranks(ranks: RankGroup) -> None:
-    """The last call of a rank. One of several ranks ends here, with exit code 0.
+    """The last call of a rank. A rank with a process group ends here, with exit code 0.
 
     gloo keeps threads, which abort about 1 of 100 processes if the interpreter ends in the usual way.
     """
-    if ranks.world_size > 1:
+    if ranks.mesh is not None:
         dist.destroy_process_group()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
-
-
-def shard_model(model: nn.Module, layers: Iterable[nn.Module], ranks: RankGroup) -> None:
-    """Shard the parameters over the ranks, layer by layer (FSDP2). Every rank must hold the same values.
-
-    Gradients are summed over ranks, not averaged: the loss is already divided by the tokens of the whole minibatch.
-    """
-    if ranks.world_size == 1:
-        return
-    mesh = init_device_mesh("cpu", (ranks.world_size,))
-    for module in (*layers, model):
-        sharded = fully_shard(module, mesh=mesh)
-        sharded.set_gradient_divide_factor(1.0)
-        sharded.set_force_sum_reduction_for_comms(True)
-        assert isinstance(sharded, FSDPModule)
-
-
-def reshard_root(model: nn.Module) -> None:
-    """Free the root's gathered parameters after a forward pass that no backward pass follows."""
-    if isinstance(model, FSDPModule):
-        model.reshard()
 
 
 def gather_full(tensor: Tensor) -> Tensor:
@@ -82,8 +154,8 @@ def gather_full(tensor: Tensor) -> Tensor:
 
 
 def gather_full_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters by name, gathered and detached. Every rank must call it."""
-    return {name: gather_full(parameter.detach()) for name, parameter in model.named_parameters()}
+    """All parameters by name, gathered, detached and in main memory. Every rank must call it."""
+    return {name: gather_full(parameter.detach()).cpu() for name, parameter in model.named_parameters()}
 
 
 def find_non_finite_parameter(model: nn.Module, ranks: RankGroup) -> str | None:
@@ -96,8 +168,9 @@ def find_non_finite_parameter(model: nn.Module, ranks: RankGroup) -> str | None:
 
 
 def all_reduce(ranks: RankGroup, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
-    if ranks.world_size > 1:
-        dist.all_reduce(values, operation)
+    """In place, over all ranks; `values` are on the device of the ranks."""
+    if ranks.tensor_group is not None:
+        dist.all_reduce(values, operation, ranks.tensor_group)
     return values
 
 

@@ -210,7 +210,7 @@ def main() -> int:
 def run_process(folder: RunFolder, incarnation: LearnerIncarnation) -> None:
     """Raises UnusableInput for problems that a user can fix."""
     run = load_run(folder.config)
-    ranks = join_ranks()
+    ranks = join_ranks(run.learner)
     configure_logging(folder, LEARNER if ranks.is_leader else f"{LEARNER}-{ranks.rank}", run.log.level)
     torch.set_num_threads(run.learner.threads)
     if run.determinism == "strict":

@@ -25,9 +25,10 @@ from engine.learner.distributed import RankGroup, broadcast_object, gather_full_
 from engine.learner.minibatches import SftSampler
 from engine.learner.sample_exchange import exchange_samples
 from engine.learner.sample_files import StoredSequence
+from engine.learner.sharding import load_sharded_model
 from engine.learner.trainer import Trainer
 from engine.learner.training_sequence import TrainingSequence, build_sft_sequence
-from engine.model.hf_checkpoint import load_model
+from engine.model.qwen3 import Qwen3
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 from engine.weight_transfer.shared_memory import WeightsPublisher
 
@@ -73,10 +74,11 @@ class LearnerRank:
         If the leader's journal has batches of later steps, nothing is published before the last of them is trained.
         Raises UnusableInput for an unusable checkpoint, tokenizer or data file, and OSError for disk errors.
         """
+        self._ranks.select_device()  # the leader trains in a thread of its own
         step = broadcast_object(self._ranks, self._choose_resume_step(resume_step))
         metrics = self._start_training(report) if step is None else self._resume_training(step)
         if self._run.learner.kl_coef:
-            self._loaded_trainer.set_reference(load_model(self._folder.get_checkpoint_path(0)))
+            self._loaded_trainer.set_reference(self._load_model(self._folder.get_checkpoint_path(0)))
         has_later_batches = broadcast_object(self._ranks, any(each > self._step for each in journaled_steps))
         return TrainStepResult(self._step, metrics, None if has_later_batches else self._publish_weights())
 
@@ -109,12 +111,15 @@ class LearnerRank:
         return metrics
 
     def _load_trainer(self, checkpoint: Path, *, resume: bool = False) -> Trainer:
-        model = load_model(checkpoint)
+        model = self._load_model(checkpoint)
         check_vocabulary(model.config, load_tokenizer(checkpoint))
         trainer = Trainer(model, self._run, self._ranks)
         if resume:
             trainer.load(checkpoint)
         return trainer
+
+    def _load_model(self, checkpoint: Path) -> Qwen3:
+        return load_sharded_model(checkpoint, self._ranks, self._run.learner.dtype)
 
     # ---------------------------------------------------------------- the cold start
 

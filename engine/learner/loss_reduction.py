@@ -51,8 +51,9 @@ def reduce_outputs(outputs: Sequence[LossOutput], ranks: RankGroup) -> LossSums:
 
 
 def _stack_sums(output: LossOutput, first: LossOutput) -> Tensor:
-    parts = [_stack(output.token_means, first.token_means), _stack(output.sequence_means, first.sequence_means)]
-    return torch.cat([output.loss.detach().reshape(1).to(torch.float64), *parts])
+    loss = output.loss.detach().reshape(1).to(torch.float64)
+    names = ((output.token_means, first.token_means), (output.sequence_means, first.sequence_means))
+    return torch.cat([loss, *(_stack(values, expected).to(loss.device) for values, expected in names)])
 
 
 def _stack(values: Mapping[str, Tensor], names: Mapping[str, Tensor]) -> Tensor:

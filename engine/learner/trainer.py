@@ -33,8 +33,6 @@ from engine.learner.distributed import (
     find_non_finite_parameter,
     gather_full,
     gather_full_parameters,
-    reshard_root,
-    shard_model,
     wait_at_barrier,
 )
 from engine.learner.loss_reduction import (
@@ -52,13 +50,14 @@ from engine.learner.minibatches import (
     split_micro_batches,
 )
 from engine.learner.optimizers import build_rl_optimizers, build_sft_optimizers, cosine_schedule, linear_schedule
+from engine.learner.sharding import reshard_parameters
 from engine.learner.training_sequence import RankShares, SequenceSource, Source, TrainingSequence
 from engine.model.hf_checkpoint import save_model
 from engine.model.qwen3 import Qwen3
 from policies.losses.grpo import compute_sft_loss
 from policies.losses.policy_loss import LossInput, LossOutput
 from policies.losses.policy_objective import PolicyObjective
-from policies.losses.token_scores import TokenScores, compute_token_scores
+from policies.losses.token_scores import ScoredTokens, TokenScores
 
 OldLogprobs = list[Tensor] | None  # by micro batch of a minibatch
 Distribution = Callable[[Sequence[tuple[Sequence[Source], RankShares]]], Sequence[Sequence[Source]]]
@@ -71,7 +70,7 @@ class Trainer:
     """Every rank makes the same calls on equal weights. `step`: finished steps of `stage`."""
 
     def __init__(self, model: Qwen3, run: RunConfig, ranks: RankGroup) -> None:
-        shard_model(model, model.model.layers, ranks)
+        """`model`: sharded over the ranks (engine.learner.sharding)."""
         self.model = model
         self.stage: Literal["sft", "rl"] = "sft"
         self.step = 0
@@ -159,9 +158,8 @@ class Trainer:
             )
 
     def set_reference(self, model: Qwen3) -> None:
-        """The frozen policy of the KL term. Every rank calls it with the same weights."""
-        shard_model(model.requires_grad_(False), model.model.layers, self._ranks)
-        self._reference = model
+        """The frozen policy of the KL term, sharded. Every rank calls it."""
+        self._reference = model.requires_grad_(False)
 
     def _recompute_old_logprobs(self, minibatches: Sequence[Sequence[SequenceSource]]) -> list[OldLogprobs]:
         """With the present weights, by minibatch; None for the first one: its own forward pass computes them."""
@@ -174,13 +172,13 @@ class Trainer:
         return old_logprobs
 
     def _split_micro_batches(self, sequences: Sequence[SequenceSource]) -> RankShares:
-        return split_micro_batches(sequences, self._ranks.world_size, self._learner.micro_batch_tokens)
+        return split_micro_batches(sequences, self._ranks.dims.num_data_ranks, self._learner.micro_batch_tokens)
 
     def _iter_micro_batches(self, sequences: Sequence[SequenceSource]) -> Iterator[MicroBatch]:
         """Those of this rank, loaded one at a time."""
         loss_mean = self._learner.loss_mean if self.stage == "rl" else "tokens"
         weights = compute_token_weights(sequences, loss_mean, self._run.response_tokens)
-        for indices in self._split_micro_batches(sequences)[self._ranks.rank]:
+        for indices in self._split_micro_batches(sequences)[self._ranks.data_rank]:
             yield build_micro_batch(
                 [sequences[index].load() for index in indices], [weights[index] for index in indices]
             )
@@ -212,6 +210,7 @@ class Trainer:
     def _forward_backward(
         self, batch: MicroBatch, totals: MinibatchTotals, compute_loss: ObjectiveFunction, old_N: Tensor | None
     ) -> LossOutput:
+        batch = _copy_to_device(batch, self._ranks.device)
         reference = self._reference if self.stage == "rl" else None
         reference_N = None if reference is None else self._score_without_gradient(reference, batch).logprobs_N
         scores = self._score(self.model, batch)
@@ -224,22 +223,16 @@ class Trainer:
         return output._replace(loss=output.loss.detach())
 
     def _score(self, model: Qwen3, batch: MicroBatch) -> TokenScores:
-        hidden_BTE = model(batch.token_ids_BT)
-        hidden_NE = hidden_BTE.flatten(0, 1).index_select(0, batch.positions_N)
         is_rl = self.stage == "rl"
-        return compute_token_scores(
-            hidden_NE,
-            batch.targets_N,
-            model.compute_logits,
-            model.config.vocab_size,
-            self._run.sampling.temperature if is_rl else 1.0,
-            entropy_gradient=is_rl and self._learner.entropy_coef > 0,
-        )
+        temperature = self._run.sampling.temperature if is_rl else 1.0
+        has_entropy_gradient = is_rl and self._learner.entropy_coef > 0
+        tokens = ScoredTokens(batch.positions_N, batch.targets_N, temperature, has_entropy_gradient)
+        return model(batch.token_ids_BT, tokens=tokens)
 
     def _score_without_gradient(self, model: Qwen3, batch: MicroBatch) -> TokenScores:
         with torch.no_grad():
-            scores = self._score(model, batch)
-        reshard_root(model)  # its parameters stay gathered until a backward pass
+            scores = self._score(model, _copy_to_device(batch, self._ranks.device))
+        reshard_parameters(model)
         return scores
 
     def _build_loss_input(
@@ -326,6 +319,14 @@ class Trainer:
 
     def _get_optimizer_state(self) -> dict[str, Any]:
         return get_optimizer_state_dict(self.model, self._optimizers, options=BY_NAME)
+
+
+def _copy_to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
+    """From page-locked memory, so that the copy overlaps with the GPU's work."""
+    if device.type == "cpu":
+        return batch
+    tensors = {name: each for name, each in batch._asdict().items() if isinstance(each, Tensor) and each.is_cpu}
+    return batch._replace(**{name: each.pin_memory().to(device, non_blocking=True) for name, each in tensors.items()})
 
 
 def _compute_cold_start_loss(batch: LossInput, _reference_logprobs_N: Tensor | None) -> LossOutput:

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from engine.model.model_config import DecoderConfig, check_complete, check_names, check_shape, load_model_config
 from engine.model.qwen3 import Qwen3
@@ -23,21 +24,67 @@ TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "chat_template.jinja"),
 )
+BLOCK_BYTES = 64 * 2**20  # of a tensor in float32 that are read at once
 _DEFAULT_TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 
 
 def load_model(folder: Path | str, dtype: torch.dtype = torch.float32) -> Qwen3:
-    """Raises CheckpointError or UnsupportedModel with the missing or invalid file."""
-    folder = Path(folder)
-    with torch.device("meta"):
-        model = Qwen3(load_model_config(folder))
-    expected_shapes = {name: parameter.shape for name, parameter in model.state_dict().items()}
-    tensors: dict[str, Tensor] = {}
-    for file in list_weight_files(folder):
-        tensors |= _read_weights(file, expected_shapes, dtype)
-    check_complete(folder, expected_shapes.keys() - tensors.keys())
-    model.load_state_dict(tensors, assign=True)
+    """The whole model in main memory. Raises CheckpointError or UnsupportedModel with the missing or invalid file."""
+    model = build_empty_model(folder).to(dtype).to_empty(device="cpu")
+    fill_parameters(model, folder)
     return model
+
+
+def build_empty_model(folder: Path | str) -> Qwen3:
+    """On the meta device: parameters have shapes and no memory. Raises CheckpointError or UnsupportedModel."""
+    with torch.device("meta"):
+        return Qwen3(load_model_config(folder))
+
+
+def fill_parameters(model: Qwen3, folder: Path | str) -> None:
+    """Read the weights into the parameters, cast to their dtype; of a sharded one, only the rows of this rank.
+
+    Ignores lm_head in a tied model. Needs BLOCK_BYTES besides the parameters. Raises
+    CheckpointError with the missing or invalid file.
+    """
+    folder = Path(folder)
+    parameters = dict(model.named_parameters())
+    missing = set(parameters)
+    for file in list_weight_files(folder):
+        with _opening_weights(file) as weights:
+            check_names(file, weights.keys(), parameters)
+            for name in sorted(weights.keys() & parameters.keys()):
+                source = weights.get_slice(name)
+                check_shape(file, name, source.get_shape(), parameters[name].shape)
+                _fill_parameter(parameters[name], source)
+                missing.discard(name)
+    check_complete(folder, missing)
+
+
+@torch.no_grad()
+def _fill_parameter(parameter: Tensor, source: Any) -> None:
+    """`source`: a slice of safetensors. Copies block by block into memory that torch has aligned: alignment may change the
+    summation order of a matrix product."""
+    first_row = _find_first_row(parameter)
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    if not local.numel():
+        return
+    block_rows = max(1, BLOCK_BYTES // (4 * local[0].numel()))
+    for start in range(0, len(local), block_rows):
+        block = local[start : start + block_rows]
+        block.copy_(source[first_row + start : first_row + start + len(block)])
+
+
+def _find_first_row(parameter: Tensor) -> int:
+    """The row of the whole tensor with which this rank's part starts: FSDP cuts rows into equal parts, rounded up."""
+    if not isinstance(parameter, DTensor):
+        return 0
+    num_parts, part = 1, 0
+    for dim, placement in enumerate(parameter.placements):
+        if placement.is_shard():
+            assert placement.is_shard(0) and num_parts == 1, f"unknown placements {parameter.placements}"
+            num_parts, part = parameter.device_mesh.size(dim), parameter.device_mesh.get_local_rank(dim)
+    return min(part * -(-parameter.shape[0] // num_parts), parameter.shape[0])
 
 
 @contextmanager
@@ -49,22 +96,6 @@ def _opening_weights(file: Path) -> Generator[Any]:
         raise CheckpointError(f"{file}: no such file") from None
     except SafetensorError as error:
         raise CheckpointError(f"{file}: {error}") from error
-
-
-def _read_weights(file: Path, expected_shapes: Mapping[str, torch.Size], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The expected tensors of one file, cast. Ignores lm_head in a tied model.
-
-    Copies the tensors: their alignment in the file depends on its header's length, and alignment
-    may change the summation order of a matrix product.
-    """
-    tensors: dict[str, Tensor] = {}
-    with _opening_weights(file) as weights:
-        check_names(file, weights.keys(), expected_shapes)
-        for name in weights.keys() & expected_shapes.keys():
-            tensor = weights.get_tensor(name)
-            check_shape(file, name, tensor.shape, expected_shapes[name])
-            tensors[name] = tensor.to(dtype, copy=True)
-    return tensors
 
 
 def save_model(

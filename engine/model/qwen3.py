@@ -6,6 +6,8 @@ with transformers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -14,6 +16,7 @@ from engine.model.experts import SparseMlp
 from engine.model.layers import Attention, Mlp, RmsNorm, UninitializedEmbedding, UninitializedLinear
 from engine.model.model_config import DecoderConfig
 from engine.model.rope import compute_rope_tables
+from policies.losses.token_scores import ScoredTokens, TokenScores, compute_token_scores
 
 
 class DecoderLayer(nn.Module):
@@ -52,27 +55,61 @@ class Backbone(nn.Module):
         return self.norm(x_BTE)
 
 
+class OutputHead(UninitializedLinear):
+    """The output matrix of an untied model. A call computes scores: FSDP gathers the matrix once for all their chunks."""
+
+    def forward(self, hidden_NE: Tensor, tokens: ScoredTokens) -> TokenScores:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return score_tokens(hidden_NE, tokens, self.compute_logits, self.out_features)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return functional.linear(hidden, self.weight)
+
+
 class Qwen3(nn.Module):
-    """The weights are uninitialized until `initialize_weights` or `load_state_dict`."""
+    """The weights are uninitialized until `initialize_weights`, `load_state_dict` or `fill_parameters`."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
         self.model = Backbone(config)
         head_sizes = config.hidden_size, config.vocab_size
-        self.lm_head = None if config.tie_word_embeddings else UninitializedLinear(*head_sizes, bias=False)
+        self.lm_head = None if config.tie_word_embeddings else OutputHead(*head_sizes, bias=False)
 
-    def forward(self, token_ids_BT: Tensor, positions_BT: Tensor | None = None) -> Tensor:
-        """Hidden states after the last norm, [B, T, E]. Rows may be right-padded."""
+    def forward(
+        self, token_ids_BT: Tensor, positions_BT: Tensor | None = None, tokens: ScoredTokens | None = None
+    ) -> Tensor | TokenScores:
+        """Hidden states after the last norm, [B, T, E], or the scores of `tokens`. Rows may be right-padded.
+
+        A sharded model (engine.learner.sharding) has its output matrix only during this call.
+        """
         if positions_BT is None:
             positions_BT = torch.arange(token_ids_BT.shape[1], device=token_ids_BT.device)[None]
-        return self.model(token_ids_BT, positions_BT)
+        hidden_BTE = self.model(token_ids_BT, positions_BT)
+        if tokens is None:
+            return hidden_BTE
+        hidden_NE = hidden_BTE.flatten(0, 1).index_select(0, tokens.positions_N)
+        if self.lm_head is not None:
+            return self.lm_head(hidden_NE, tokens)
+        return score_tokens(hidden_NE, tokens, self.compute_logits, self.config.vocab_size)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[..., E] -> [..., V]. Not in `forward`, so that a loss can select positions first."""
+        """[..., E] -> [..., V], for whole models."""
         if self.lm_head is not None:
-            return self.lm_head(hidden)
+            return self.lm_head.compute_logits(hidden)
         return functional.linear(hidden, self.model.embed_tokens.weight)
+
+
+def score_tokens(
+    hidden_NE: Tensor, tokens: ScoredTokens, compute_logits: Callable[[Tensor], Tensor], vocab_size: int
+) -> TokenScores:
+    return compute_token_scores(
+        hidden_NE,
+        tokens.targets_N,
+        compute_logits,
+        vocab_size,
+        tokens.temperature,
+        entropy_gradient=tokens.entropy_gradient,
+    )
 
 
 def initialize_weights(model: Qwen3, seed: int, std: float = 0.02) -> None:

@@ -14,6 +14,15 @@ from torch.utils.checkpoint import checkpoint
 MAX_LOGITS_PER_CHUNK = 1 << 25
 
 
+class ScoredTokens(NamedTuple):
+    """Which tokens of a micro batch to score, and under which distribution."""
+
+    positions_N: Tensor  # int64, indices into the flattened [B * T] of the hidden states that predict the tokens
+    targets_N: Tensor  # int64
+    temperature: float = 1.0  # of sampling
+    entropy_gradient: bool = False
+
+
 class TokenScores(NamedTuple):
     logprobs_N: Tensor  # log p of each target, with gradient
     entropies_N: Tensor  # nats; with gradient only on request
@@ -41,7 +50,9 @@ def compute_token_scores(
 
     chunk = max(1, MAX_LOGITS_PER_CHUNK // vocab_size)
     if len(targets_N) <= chunk:
-        return TokenScores(*score(hidden_NE, targets_N))
-    pairs = zip(hidden_NE.split(chunk), targets_N.split(chunk), strict=True)
-    parts = [checkpoint(score, hidden_CE, targets_C, use_reentrant=False) for hidden_CE, targets_C in pairs]
+        parts = [score(hidden_NE, targets_N)]
+    else:
+        pairs = zip(hidden_NE.split(chunk), targets_N.split(chunk), strict=True)
+        parts = [checkpoint(score, hidden_CE, targets_C, use_reentrant=False) for hidden_CE, targets_C in pairs]
+    # Copies one part, too: FSDP does not gather for the backward pass of a view that is changed in place.
     return TokenScores(torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]))

@@ -343,6 +343,13 @@ class TestChecksAcrossTables:
         assert message in load_error(config, 'name = "a"', *settings)
         assert not load(config, 'name = "a"', *settings, "roc.enabled=false").roc.enabled
 
+    def test_the_copies_of_the_model_divide_the_ranks(self, config: Path):
+        settings = ("learner.ranks=3", "learner.dp_replicate=2")
+        message = load_error(config, 'name = "a"', *settings)
+        assert "learner.dp_replicate must divide the 3 ranks (learner.ranks times cluster.learner_nodes): 2" in message
+        nodes = ("cluster.nodes=2", "cluster.learner_nodes=2", 'cluster.key="key"')
+        assert load(config, 'name = "a"', *settings, *nodes).learner.dp_replicate == 2
+
     def test_strict_determinism_refuses_all_settings_that_depend_on_timing(self, config: Path):
         strict = ("determinism=strict", "rl.prompts=8")
         assert load(config, 'name = "a"', *strict).determinism == "strict"
@@ -350,6 +357,7 @@ class TestChecksAcrossTables:
             "rl.max_staleness=1": "rl.max_staleness = 0",
             "rl.group_oversampling=1.5": "rl.group_oversampling = 1.0",
             "engine.device=cuda": 'engine.device = "cpu"',
+            "learner.device=cuda": 'learner.device = "cpu"',
             "engine.dtype=bfloat16": 'engine.dtype = "float32"',
             "engine.threads=2": "engine.threads = 1",
         }

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from configs.algorithm import LearnerConfig
 from engine.learner import sample_exchange
 from engine.learner.distributed import broadcast_object, join_ranks, leave_ranks
 from engine.learner.minibatches import build_rl_minibatches, split_micro_batches
@@ -14,7 +15,7 @@ from tests.engine.learner.training_examples import rows, store_batch
 
 
 def main(ranks_per_node: str, folder: str) -> None:
-    ranks = join_ranks()._replace(local_world_size=int(ranks_per_node))
+    ranks = join_ranks(LearnerConfig())._replace(local_world_size=int(ranks_per_node))
     sample_exchange.PIECE_BYTES = 100  # several pieces per rank
     stored = broadcast_object(
         ranks, store_batch(Path(folder) / "batches", 1, rows(1, groups=6)) if ranks.is_leader else None

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bus.messages import TrainingSample
 from engine.learner.distributed import RankGroup, gather_full, join_ranks, leave_ranks, wait_at_barrier
+from engine.learner.sharding import shard_model
 from engine.learner.trainer import Trainer
 from engine.learner.training_sequence import build_rl_sequence
 from engine.model.qwen3 import Qwen3
@@ -65,9 +66,13 @@ def compute_gradients(case: LossCase, ranks: RankGroup) -> LossGradients:
     torch.set_num_threads(1)
     settings = {"minibatches": 1, "micro_batch_tokens": case.micro_batch_tokens} | case.settings
     dtype = getattr(torch, case.dtype)
-    trainer = GradientTrainer(trainable_model().to(dtype), small_run(**settings), ranks)
+    model = trainable_model().to(dtype)
+    shard_model(model, ranks)
+    trainer = GradientTrainer(model, small_run(**settings), ranks)
     if case.settings.get("kl_coef"):
-        trainer.set_reference(make_reference_model().to(dtype))
+        reference = make_reference_model().to(dtype)
+        shard_model(reference, ranks)
+        trainer.set_reference(reference)
     trainer.start_stage("rl")
     sequences = [build_rl_sequence(each) for each in make_rows()]
     metrics = trainer.run_rl_step(sequences[::-1] if case.reverse else sequences)
@@ -75,7 +80,7 @@ def compute_gradients(case: LossCase, ranks: RankGroup) -> LossGradients:
 
 
 def main(cases: str, out: str) -> None:
-    ranks = join_ranks()
+    ranks = join_ranks(small_run().learner)
     results = [tuple(compute_gradients(case, ranks)) for case in msgspec.json.decode(cases, type=list[LossCase])]
     if ranks.is_leader:
         torch.save(results, Path(out))

@@ -1,8 +1,4 @@
-import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -240,50 +236,3 @@ def test_equal_trainers_write_equal_bytes_in_any_folder(stage: str, tmp_path: Pa
         written.append({str(path.relative_to(folder)): path.read_bytes() for path in files})
     assert written[0].keys() == written[1].keys()
     assert [name for name in written[0] if written[0][name] != written[1][name]] == []
-
-
-# ---------------------------------------------------------------- several ranks
-
-
-def run_ranks(ranks: int, stage: str, *arguments: str) -> None:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    command = [sys.executable, *launcher, "-m", "tests.engine.learner.train_ranks", stage, *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def largest_relative_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """Over the parameters: the largest difference of two elements, relative to the largest element."""
-    return max(float((one[name] - other[name]).abs().max() / one[name].abs().max()) for name in one)
-
-
-@pytest.mark.parametrize("stage", ["sft", "rl", "recomputed", "experts"])
-def test_two_ranks_give_the_same_update_as_one(stage: str, tmp_path: Path) -> None:
-    outcomes = []
-    for ranks in (1, 2):
-        run_ranks(ranks, stage, "0", "5", "", str(tmp_path / f"{ranks}"))
-        outcomes.append(
-            (
-                torch.load(tmp_path / f"{ranks}" / "parameters.pt", weights_only=True),
-                json.loads((tmp_path / f"{ranks}" / "metrics.json").read_text()),
-            )
-        )
-    (one, metrics_of_one), (two, metrics_of_two) = outcomes
-    start = gather_full_parameters(train_ranks.make_model(stage))
-    assert largest_relative_difference(one, start) > 1e-3
-    assert largest_relative_difference(one, two) <= 1e-5
-    for mine, other in zip(metrics_of_one, metrics_of_two, strict=True):
-        assert mine == pytest.approx(other, rel=1e-3)
-
-
-def test_a_checkpoint_is_resumable_with_another_number_of_ranks(tmp_path: Path) -> None:
-    run_ranks(1, "rl", "0", "4", "", str(tmp_path / "straight"))
-    for first, second in ((1, 2), (2, 1)):
-        middle, end = tmp_path / f"middle_{first}", tmp_path / f"end_{second}"
-        run_ranks(first, "rl", "0", "2", "", str(middle))
-        run_ranks(second, "rl", "2", "4", str(middle / "checkpoint"), str(end))
-        straight, resumed = (
-            torch.load(folder / "parameters.pt", weights_only=True) for folder in (tmp_path / "straight", end)
-        )
-        assert largest_relative_difference(straight, resumed) <= 1e-5

@@ -1,25 +1,59 @@
-"""`python -m tests.engine.learner.train_ranks STAGE FIRST END CHECKPOINT OUT`: steps of one stage on all ranks that torchrun starts.
-
-Resumes from CHECKPOINT unless it is empty, and leaves parameters.pt, metrics.json and a checkpoint in OUT.
-"""
+"""`python -m tests.engine.learner.train_ranks SCRIPTS`: steps of one stage per script, on all ranks that torchrun starts."""
 
 import json
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import torch
+from torch import Tensor
 
-from configs.schema import RunConfig
-from engine.learner.distributed import gather_full_parameters, join_ranks, leave_ranks, wait_at_barrier
+from engine.learner.distributed import (
+    RankGroup,
+    gather_full,
+    gather_full_parameters,
+    join_ranks,
+    leave_ranks,
+    wait_at_barrier,
+)
+from engine.learner.sharding import load_sharded_model, shard_model
 from engine.learner.trainer import Trainer
-from engine.model.hf_checkpoint import load_model
 from engine.model.qwen3 import Qwen3
+from policies.losses import token_scores
+from tests.engine.learner.rank_probes import describe_parameters
 from tests.engine.learner.training_examples import rl_sequences, sequences, small_run, trainable_model
-from tests.engine.tiny_models import write_tokenizer
+from tests.engine.tiny_models import VOCABULARY, write_tokenizer
 
 SFT_STAGES = ("sft", "experts")
 Step = Callable[[Trainer, int], dict[str, float]]
+
+
+class RankScript(msgspec.Struct, frozen=True):
+    stage: str  # sft, rl, recomputed: rl with recomputed log probabilities, or experts: sft of a model with experts
+    out: str  # folder for parameters.pt, gradients.pt, metrics.json, state.json and `checkpoint`
+    first: int = 0
+    end: int = 5
+    saves: bool = False  # a checkpoint at the end
+    checkpoint: str = ""  # to resume from; empty: a new model
+    is_tied: bool = True  # the new model
+    learner: dict[str, Any] = {}  # settings
+    chunk_tokens: int = 0  # their logits are computed at once; 0: those of all tokens
+
+
+class RecordingTrainer(Trainer):
+    """Keeps the gradients of its first update."""
+
+    gradients: dict[str, Tensor] | None = None
+
+    def _apply_gradients(self, lr_scale: float) -> float:
+        pairs = [(name, each.grad) for name, each in self.model.named_parameters() if each.grad is not None]
+        if self.gradients is None:
+            self.gradients = {name: gather_full(gradient).clone() for name, gradient in pairs}
+        self.gradient_dtypes = {str(gradient.dtype) for _, gradient in pairs}
+        return super()._apply_gradients(lr_scale)
 
 
 def steps_of(stage: str) -> Step:
@@ -28,33 +62,62 @@ def steps_of(stage: str) -> Step:
     return lambda trainer, step: trainer.run_rl_step(rl_sequences(step))
 
 
-def make_run(stage: str) -> RunConfig:
-    """`stage`: sft, rl, recomputed: rl with recomputed log probabilities, or experts: sft of a model with experts."""
-    return small_run(old_logprobs="recomputed", correction="tis") if stage == "recomputed" else small_run()
+def make_model(stage: str, *, is_tied: bool) -> Qwen3:
+    return trainable_model("qwen3_moe" if stage == "experts" else "qwen3", is_tied=is_tied)
 
 
-def make_model(stage: str) -> Qwen3:
-    return trainable_model("qwen3_moe" if stage == "experts" else "qwen3")
-
-
-def main(stage: str, first: str, end: str, checkpoint: str, out: str) -> None:
-    torch.set_num_threads(1)
-    ranks = join_ranks()
-    model = load_model(checkpoint) if checkpoint else make_model(stage)
-    trainer = Trainer(model, make_run(stage), ranks)
-    if checkpoint:
-        trainer.load(Path(checkpoint))
+def make_trainer(script: RankScript, ranks: RankGroup) -> RecordingTrainer:
+    recomputed = {"old_logprobs": "recomputed", "correction": "tis"} if script.stage == "recomputed" else {}
+    run = small_run(**recomputed, **script.learner)
+    if script.checkpoint:
+        model = load_sharded_model(Path(script.checkpoint), ranks, run.learner.dtype)
     else:
-        trainer.start_stage("sft" if stage in SFT_STAGES else "rl")
-    metrics = [steps_of(stage)(trainer, step) for step in range(int(first), int(end))]
+        model = make_model(script.stage, is_tied=script.is_tied)
+        shard_model(model, ranks, run.learner.dtype)
+    trainer = RecordingTrainer(model, run, ranks)
+    if script.checkpoint:
+        trainer.load(Path(script.checkpoint))
+    else:
+        trainer.start_stage("sft" if script.stage in SFT_STAGES else "rl")
+    return trainer
+
+
+def describe_state(trainer: RecordingTrainer) -> dict[str, Any]:
+    """Forms of the parameters, and the dtypes of the last update's gradients and of the optimizer's tensors."""
+    states = [state for optimizer in trainer._optimizers for state in optimizer.state.values()]  # pyright: ignore[reportPrivateUsage]
+    moments = [value for state in states for name, value in state.items() if name != "step"]
+    return {
+        "parameters": describe_parameters(trainer.model),
+        "gradients": sorted(trainer.gradient_dtypes),
+        "optimizer": sorted({str(each.dtype) for each in moments}),
+    }
+
+
+def run_script(script: RankScript, ranks: RankGroup) -> None:
+    if script.chunk_tokens:
+        token_scores.MAX_LOGITS_PER_CHUNK = script.chunk_tokens * VOCABULARY
+    trainer = make_trainer(script, ranks)
+    metrics = [steps_of(script.stage)(trainer, step) for step in range(script.first, script.end)]
     parameters = gather_full_parameters(trainer.model)
-    folder = Path(out)
+    folder = Path(script.out)
     if ranks.is_leader:
         write_tokenizer(folder / "tokenizer")
         torch.save(parameters, folder / "parameters.pt")
+        torch.save(trainer.gradients, folder / "gradients.pt")
         (folder / "metrics.json").write_text(json.dumps(metrics))
+        (folder / "state.json").write_bytes(msgspec.json.encode(describe_state(trainer)))
     wait_at_barrier(ranks)
-    trainer.save(folder / "checkpoint", folder / "tokenizer")
+    if script.saves:
+        trainer.save(folder / "checkpoint", folder / "tokenizer")
+
+
+def main(encoded: str) -> None:
+    torch.set_num_threads(1)
+    warnings.filterwarnings("error", "FSDP2-wrapped module")  # of outputs that are views
+    scripts = msgspec.json.decode(encoded, type=list[RankScript])
+    ranks = join_ranks(small_run(**scripts[0].learner).learner)
+    for script in scripts:
+        run_script(script, ranks)
     leave_ranks(ranks)
 
 

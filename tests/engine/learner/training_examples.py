@@ -40,8 +40,8 @@ def small_run(**learner: Any) -> RunConfig:
     )
 
 
-def trainable_model(model_type: str = "qwen3") -> Qwen3:
-    return small_model(config=small_architecture(model_type)).requires_grad_(True)
+def trainable_model(model_type: str = "qwen3", *, is_tied: bool = True) -> Qwen3:
+    return small_model(config=small_architecture(model_type, tie_word_embeddings=is_tied)).requires_grad_(True)
 
 
 def row(

@@ -7,6 +7,7 @@ import torch
 
 from engine.model.model_config import DecoderConfig, UnsupportedModel
 from engine.model.qwen3 import Qwen3, initialize_weights
+from policies.losses.token_scores import ScoredTokens
 from tests.engine.closeness import assert_close
 from tests.engine.tiny_models import VOCABULARY, small_config, small_model
 
@@ -66,3 +67,16 @@ def test_a_seed_gives_the_same_weights() -> None:
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
     assert abs(weights[0].std() - 0.02) < 0.002
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_scores_of_a_forward_pass_are_those_of_its_logits(tied: bool) -> None:
+    model = small_model(config=small_config(tie_word_embeddings=tied))
+    generator = torch.Generator().manual_seed(0)
+    token_ids_BT = torch.randint(0, VOCABULARY, (2, 9), generator=generator)
+    positions_N, targets_N = torch.tensor([0, 8, 11]), torch.tensor([5, 96, 0])
+    scores = model(token_ids_BT, tokens=ScoredTokens(positions_N, targets_N, temperature=0.7))
+    logits_NV = model.compute_logits(model(token_ids_BT)).flatten(0, 1)[positions_N] / 0.7
+    log_p_NV = logits_NV.log_softmax(-1)
+    assert_close(scores.logprobs_N, log_p_NV.gather(1, targets_N[:, None])[:, 0])
+    assert_close(scores.entropies_N, -(log_p_NV.exp() * log_p_NV).sum(-1))

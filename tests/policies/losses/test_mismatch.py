@@ -116,9 +116,10 @@ def test_an_excessive_mismatch_is_described_with_its_figures_and_causes(share: f
         ("bfloat16", {"correction": "none"}, ("recomputed", "none")),
         ("float32", {"correction": "icepop"}, ("recomputed", "icepop")),
         ("float32", {"old_logprobs": "recomputed"}, ("recomputed", "none")),
+        ("float32", {"dtype": "bfloat16"}, ("recomputed", "tis")),
     ],
 )
-def test_auto_depends_on_the_dtype_of_the_engine(
+def test_auto_depends_on_the_dtypes_of_engine_and_learner(
     dtype: str, settings: dict[str, str], resolved: tuple[str, str]
 ) -> None:
     learner = LearnerConfig(**settings).resolve_auto(dtype)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,69 @@
+"""Sharded models of the learner: FSDP units, and loading without a whole model on any rank.
+
+A unit gathers its parameters before its forward pass and again before its backward pass. Units:
+
+    each decoder layer
+    the embedding             untied models; freed during the layers, and not gathered for the backward pass
+    the output matrix         untied models; gathered once per micro batch, from its forward to its backward pass
+    the last norm, and the embedding of tied models, which is the output matrix too: one unit, used twice; gathered from
+                              the start of the forward to the end of the backward pass
+
+Parameters, gradients and the optimizer's state are float32 shards. With learner.dtype = "bfloat16" the gathered copies are
+bfloat16, and gradients are reduced in float32.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from engine.learner.distributed import RankGroup
+from engine.model.hf_checkpoint import build_empty_model, fill_parameters
+from engine.model.qwen3 import Qwen3
+
+
+def load_sharded_model(folder: Path, ranks: RankGroup, dtype: str = "float32") -> Qwen3:
+    """In float32, on the device of the rank, which reads only its own rows of the files. Every rank must call it.
+
+    `dtype`: of computation. Raises CheckpointError or UnsupportedModel with the missing or invalid file.
+    """
+    model = build_empty_model(folder)
+    shard_model(model, ranks, dtype)
+    model.to_empty(device=ranks.device)
+    fill_parameters(model, folder)
+    return model
+
+
+def shard_model(model: Qwen3, ranks: RankGroup, dtype: str = "float32") -> None:
+    """Shard the parameters, which are on the meta device or equal on every rank. A rank without a mesh keeps them whole."""
+    if ranks.mesh is None:
+        if dtype != "float32":
+            raise ValueError(f"learner.dtype = {dtype} needs the device mesh of join_ranks")
+        return
+    policy = MixedPrecisionPolicy()
+    if dtype != "float32":
+        policy = MixedPrecisionPolicy(param_dtype=getattr(torch, dtype), reduce_dtype=torch.float32)
+    for layer in model.model.layers:
+        _shard_unit(layer, ranks, policy)
+    if model.lm_head is not None:
+        _shard_unit(model.model.embed_tokens, ranks, policy).set_unshard_in_backward(False)
+        # Its backward pass follows immediately.
+        _shard_unit(model.lm_head, ranks, policy).set_reshard_after_forward(False)
+    _shard_unit(model, ranks, policy)
+
+
+def _shard_unit(module: nn.Module, ranks: RankGroup, policy: MixedPrecisionPolicy) -> FSDPModule:
+    """Gradients are summed over ranks, not averaged: the loss is already divided by the tokens of the whole minibatch."""
+    unit = fully_shard(module, mesh=ranks.parameter_mesh, mp_policy=policy)
+    assert isinstance(unit, FSDPModule)
+    unit.set_gradient_divide_factor(1.0)
+    unit.set_force_sum_reduction_for_comms(True)
+    return unit
+
+
+def reshard_parameters(model: nn.Module) -> None:
+    """Free the gathered parameters of all units after a forward pass that no backward pass follows."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

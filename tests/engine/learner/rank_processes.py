@@ -1,0 +1,14 @@
+"""Starts the ranks of a test program."""
+
+import os
+import subprocess
+import sys
+
+
+def run_ranks(ranks: int, module: str, *arguments: str) -> None:
+    """`python -m tests.engine.learner.MODULE ARGUMENTS` on each rank, through torchrun if there are several."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    command = [sys.executable, *launcher, "-m", f"tests.engine.learner.{module}", *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+    assert done.returncode == 0, done.stderr

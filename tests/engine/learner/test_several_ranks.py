@@ -1,0 +1,118 @@
+"""Training on 1, 2 and 4 ranks gives the same gradients and weights, however the parameters are sharded."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from engine.learner.distributed import RankGroup, gather_full_parameters
+from tests.engine.learner.rank_processes import run_ranks
+from tests.engine.learner.train_ranks import RankScript, make_model, run_script
+
+pytestmark = pytest.mark.slow
+FOUR = pytest.param(4, marks=pytest.mark.nightly)
+CASES = [*((stage, is_tied) for stage in ("sft", "rl", "recomputed") for is_tied in (True, False)), ("experts", True)]
+
+
+class Outcome(msgspec.Struct):
+    parameters: dict[str, Tensor]
+    gradients: dict[str, Tensor]  # of the first update: the ranks have equal weights
+    metrics: list[dict[str, float]]
+    state: dict[str, Any]
+
+
+def read_outcome(script: RankScript) -> Outcome:
+    folder = Path(script.out)
+    return Outcome(
+        torch.load(folder / "parameters.pt", weights_only=True),
+        torch.load(folder / "gradients.pt", weights_only=True),
+        json.loads((folder / "metrics.json").read_text()),
+        json.loads((folder / "state.json").read_text()),
+    )
+
+
+def train(ranks: int, *scripts: RankScript) -> list[Outcome]:
+    """In one set of rank processes; a single rank without a mesh runs in this process."""
+    if ranks == 1 and scripts[0].learner.get("dtype", "float32") == "float32":
+        for script in scripts:
+            run_script(script, RankGroup())
+    else:
+        run_ranks(ranks, "train_ranks", msgspec.json.encode(scripts).decode())
+    return [read_outcome(script) for script in scripts]
+
+
+def differences(one: dict[str, Tensor], other: dict[str, Tensor]) -> tuple[float, float]:
+    """The norm and the largest element of the difference of all elements, relative to the norm of `one`."""
+    x, y = (torch.cat([each[name].double().flatten() for name in one]) for each in (one, other))
+    return float((x - y).norm() / x.norm()), float((x - y).abs().max() / x.norm())
+
+
+def are_equal(one: Outcome, other: Outcome) -> bool:
+    """In float32. Adam divides by the root of the squared gradient: it magnifies the rounding of tiny gradients."""
+    norm, _ = differences(one.parameters, other.parameters)
+    _, largest = differences(one.gradients, other.gradients)
+    return norm <= 1e-6 and largest <= 1e-6
+
+
+def make_scripts(folder: Path, chunk_tokens: int = 0, **learner: Any) -> list[RankScript]:
+    return [
+        RankScript(
+            stage, str(folder / f"{stage}_{is_tied}"), is_tied=is_tied, learner=learner, chunk_tokens=chunk_tokens
+        )
+        for stage, is_tied in CASES
+    ]
+
+
+@pytest.mark.parametrize("ranks", [2, FOUR])
+def test_gradients_and_parameters_do_not_depend_on_ranks_and_micro_batches(ranks: int, tmp_path: Path) -> None:
+    """The ranks compute logits of different numbers of chunks."""
+    alone = train(1, *make_scripts(tmp_path / "alone"))
+    together = train(ranks, *make_scripts(tmp_path / "together", chunk_tokens=5, micro_batch_tokens=40))
+    for (stage, is_tied), one, several in zip(CASES, alone, together, strict=True):
+        start = gather_full_parameters(make_model(stage, is_tied=is_tied))
+        assert differences(one.parameters, start)[0] > 1e-3
+        assert are_equal(one, several)
+        for mine, other in zip(one.metrics, several.metrics, strict=True):
+            assert mine == pytest.approx(other, rel=1e-3)
+        assert {form["is_sharded"] for form in several.state["parameters"].values()} == {True}
+
+
+@pytest.mark.nightly
+def test_two_copies_of_two_shards_give_the_same_update(tmp_path: Path) -> None:
+    alone = train(1, *make_scripts(tmp_path / "alone")[:4])
+    together = train(4, *make_scripts(tmp_path / "together", ranks=4, dp_replicate=2)[:4])
+    for one, four in zip(alone, together, strict=True):
+        assert are_equal(one, four)
+        shares = [form["local_share"] for form in four.state["parameters"].values()]
+        assert shares == pytest.approx([0.5] * len(shares), abs=0.01)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_bfloat16_computes_with_float32_weights_gradients_and_moments(ranks: int, tmp_path: Path) -> None:
+    cases = (0, 1, 4, 5)  # with the same old log probabilities in both types
+    exact, rounded = (
+        [make_scripts(tmp_path / dtype, dtype=dtype)[case] for case in cases] for dtype in ("float32", "bfloat16")
+    )
+    for one, other in zip(train(1, *exact), train(ranks, *rounded), strict=True):
+        forms = other.state["parameters"].values()
+        assert {(form["is_sharded"], form["dtype"]) for form in forms} == {(True, "torch.float32")}
+        assert other.state["gradients"] == other.state["optimizer"] == ["torch.float32"]
+        assert 1e-5 < differences(one.parameters, other.parameters)[0] < 0.01
+        assert 1e-3 < differences(one.gradients, other.gradients)[0] < 0.1
+        for mine, theirs in zip(one.metrics, other.metrics, strict=True):
+            assert mine["loss"] == pytest.approx(theirs["loss"], abs=0.03)
+
+
+def test_a_checkpoint_is_resumable_with_another_number_of_ranks(tmp_path: Path) -> None:
+    script = RankScript("rl", str(tmp_path / "straight"), end=4)
+    (straight,) = train(1, script)
+    for first, second in ((1, 2), (2, 1)):
+        middle = RankScript("rl", str(tmp_path / f"middle_{first}"), end=2, saves=True)
+        train(first, middle)
+        resumed = RankScript("rl", str(tmp_path / f"end_{second}"), 2, 4, checkpoint=f"{middle.out}/checkpoint")
+        (end,) = train(second, resumed)
+        assert differences(straight.parameters, end.parameters)[0] <= 1e-6

@@ -1,0 +1,144 @@
+"""A rank loads only its own part of a model, and has only its shards after a forward pass."""
+
+import json
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from configs.algorithm import LearnerConfig
+from configs.errors import UnusableInput
+from engine.learner.distributed import ParallelDims, RankGroup, compute_parallel_dims, join_ranks
+from engine.learner.sharding import load_sharded_model, shard_model
+from engine.model.hf_checkpoint import BLOCK_BYTES, CheckpointError, load_model
+from engine.model.model_config import Qwen3Config
+from tests.engine.learner.rank_probes import RankReport
+from tests.engine.learner.rank_processes import run_ranks
+from tests.engine.learner.training_examples import trainable_model, write_initial_checkpoint
+from tests.engine.tiny_models import small_config
+
+slow = pytest.mark.slow
+MB = 10**6
+
+
+class WrittenModel(NamedTuple):
+    folder: Path
+    sums: dict[str, float]  # over the elements of each tensor
+    num_bytes: int  # in float32
+
+
+def write_model(folder: Path, config: Qwen3Config) -> WrittenModel:
+    """Random weights in bfloat16, in two files with an index."""
+    generator = torch.Generator().manual_seed(0)
+    names = list(config.compute_weight_shapes().items())
+    weight_map: dict[str, str] = {}
+    sums: dict[str, float] = {}
+    folder.mkdir()
+    for number, part in enumerate((names[::2], names[1::2])):
+        tensors = {name: torch.rand(shape, generator=generator).bfloat16() for name, shape in part}
+        weight_map |= dict.fromkeys(tensors, f"{number}.safetensors")
+        sums |= {name: float(tensor.double().sum()) for name, tensor in tensors.items()}
+        save_file(tensors, folder / f"{number}.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (folder / "config.json").write_text(json.dumps(config.to_hf()))
+    return WrittenModel(folder, sums, 4 * sum(math.prod(shape) for _, shape in names))
+
+
+def make_config(num_layers: int, vocab_size: int) -> Qwen3Config:
+    """The vocabulary is odd, so that shards differ in size."""
+    return Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_layers=num_layers,
+        num_heads=8,
+        num_kv_heads=4,
+        head_dim=64,
+        tie_word_embeddings=False,
+    )
+
+
+def probe(ranks: int, folder: Path, out: Path, **learner: str | int) -> list[RankReport]:
+    out.mkdir()
+    run_ranks(ranks, "rank_probes", str(folder), str(out), json.dumps(learner))
+    return [msgspec.json.decode((out / f"{rank}.json").read_bytes(), type=RankReport) for rank in range(ranks)]
+
+
+def check_report(report: RankReport, model: WrittenModel, ranks: int, most_bytes: float) -> None:
+    assert report.sums == pytest.approx(model.sums, rel=1e-12)
+    assert model.num_bytes / ranks < report.loading_bytes < most_bytes
+    for forms in (report.loaded, report.after_forward):
+        assert {(form.is_sharded, form.dtype) for form in forms.values()} == {(True, "torch.float32")}
+        shares = [forms[name].local_share for name in model.sums]
+        assert shares == pytest.approx([1 / ranks] * len(shares), abs=0.01)
+
+
+@slow
+def test_a_rank_loads_its_shards_and_has_only_these_after_a_forward_pass(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", make_config(num_layers=4, vocab_size=20_001))  # 135 MB
+    first, second = probe(2, model.folder, tmp_path / "out", dtype="bfloat16", collective_timeout_s=77)
+    for report in (first, second):
+        check_report(report, model, 2, most_bytes=model.num_bytes / 2 + 50 * MB)
+        assert report.mesh == {"dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 1}
+        assert report.backends == ["gloo", "gloo"]
+        assert report.timeouts_s == [7 * 24 * 3600, 77]
+    assert first.logprobs == second.logprobs
+    assert max(first.logprobs) < 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_loading_300_mb_takes_a_rank_its_share_and_two_blocks(ranks: int, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", make_config(num_layers=11, vocab_size=40_001))
+    assert model.num_bytes > 300 * MB
+    for report in probe(ranks, model.folder, tmp_path / "out"):
+        check_report(report, model, ranks, most_bytes=model.num_bytes / ranks + 2 * BLOCK_BYTES + 150 * MB)
+
+
+@slow
+def test_a_forward_pass_alone_leaves_shards_of_a_tied_model(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", small_config(tie_word_embeddings=True))
+    for report in probe(2, model.folder, tmp_path / "out", dtype="bfloat16"):
+        assert {(form.is_sharded, form.dtype) for form in report.after_forward.values()} == {(True, "torch.float32")}
+        assert report.after_forward == report.loaded
+
+
+def test_a_single_rank_in_float32_has_whole_parameters(tmp_path: Path) -> None:
+    write_initial_checkpoint(tmp_path / "model")
+    model = load_sharded_model(tmp_path / "model", RankGroup())
+    expected = load_model(tmp_path / "model").state_dict()
+    assert all(torch.equal(expected[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(type(parameter) is torch.nn.Parameter for parameter in model.parameters())
+
+
+def test_errors_of_the_files_name_file_and_tensor(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", small_config())
+    save_file({"model.norm.weight": torch.ones(31)}, model.folder / "1.safetensors")
+    with pytest.raises(CheckpointError, match=r"1\.safetensors: model\.norm\.weight has shape \[31\]"):
+        load_sharded_model(model.folder, RankGroup())
+    (model.folder / "1.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model/1\.safetensors: no such file"):
+        load_sharded_model(model.folder, RankGroup())
+
+
+def test_bfloat16_without_a_mesh_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"learner\.dtype = bfloat16 needs the device mesh"):
+        shard_model(trainable_model(), RankGroup(), "bfloat16")
+
+
+def test_the_copies_of_the_model_are_equal_parts_of_the_ranks() -> None:
+    assert compute_parallel_dims(8, 2) == ParallelDims(dp_replicate=2, dp_shard=4)
+    assert compute_parallel_dims(8, 2).num_data_ranks == 8
+    with pytest.raises(UnusableInput, match=r"learner\.dp_replicate = 3 must divide the number of ranks, .*: 8"):
+        compute_parallel_dims(8, 3)
+
+
+def test_a_rank_without_a_gpu_is_refused_with_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(UnusableInput, match=r'learner\.device = "cuda" needs a GPU .*: rank 1 of this node finds 1;'):
+        join_ranks(LearnerConfig(device="cuda"))
