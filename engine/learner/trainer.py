@@ -1,7 +1,7 @@
 """Training on one rank: updates of the cold start, GRPO steps, saving and resuming."""
 
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from itertools import repeat
@@ -51,7 +51,7 @@ from engine.learner.minibatches import (
 )
 from engine.learner.optimizers import build_rl_optimizers, build_sft_optimizers, cosine_schedule, linear_schedule
 from engine.learner.sharding import reshard_parameters
-from engine.learner.training_sequence import RankShares, SequenceSource, Source, TrainingSequence
+from engine.learner.training_sequence import RankShares, SequenceSource, Source, TrainingSequence, check_token_ids
 from engine.model.hf_checkpoint import save_model
 from engine.model.qwen3 import Qwen3
 from policies.losses.grpo import compute_sft_loss
@@ -126,7 +126,7 @@ class Trainer:
         learner, steps = self._learner, self._run.rl.steps
         lr_scale = linear_schedule(self.step, steps, learner.warmup_steps, learner.final_lr_fraction)
         minibatches = build_rl_minibatches(sequences, learner.minibatches, self._run.seed, self.step)
-        self._check_vocabulary(sequence for minibatch in minibatches for sequence in minibatch)
+        check_token_ids(sequences, self.model.config.vocab_size)
         trained = [minibatch for minibatch in minibatches if any(sequence.num_loss_tokens for sequence in minibatch)]
         if distribute is not None:
             trained = distribute([(each, self._split_micro_batches(each)) for each in trained])
@@ -141,13 +141,6 @@ class Trainer:
         self.step += 1
         counts = {"lr": lr_scale * learner.lr, "rows": float(len(sequences)), "tokens": float(tokens)}
         return counts | compute_rl_metrics(updates)
-
-    def _check_vocabulary(self, sequences: Iterable[SequenceSource]) -> None:
-        size = self.model.config.vocab_size
-        for sequence in sequences:
-            lowest, highest = sequence.token_id_range
-            if lowest < 0 or highest >= size:
-                raise ValueError(f"trajectory {sequence.trajectory_id}: a token id is outside the vocabulary of {size}")
 
     def check_weights(self) -> None:
         """Every rank calls it. Raises UnusableInput for weights that are not finite, naming the first parameter."""

@@ -61,6 +61,16 @@ class TrainingSequence(NamedTuple):
         return self
 
 
+def check_token_ids(sequences: Iterable[SequenceSource], vocab_size: int) -> None:
+    """Raises ValueError, naming the trajectory."""
+    for sequence in sequences:
+        lowest, highest = sequence.token_id_range
+        if lowest < 0 or highest >= vocab_size:
+            raise ValueError(
+                f"trajectory {sequence.trajectory_id}: a token id is outside the vocabulary of {vocab_size}"
+            )
+
+
 def build_training_sequence(
     token_ids: NDArray[np.int32],
     loss_mask: NDArray[np.bool_],
